@@ -1,0 +1,69 @@
+"""The exceptions that hidet_dist raises. Each message says what was wrong, with which value, and what to do."""
+
+
+class HidetDistError(Exception):
+    """Base of every error that hidet_dist raises on purpose."""
+
+
+class ConfigError(HidetDistError, ValueError):
+    """A configuration has an unknown key, a value of the wrong type, or values that contradict each other."""
+
+
+class SpecError(HidetDistError, ValueError):
+    """A sharding spec is malformed, or does not fit the tensor or the mesh it is used with."""
+
+
+class PlanError(HidetDistError, ValueError):
+    """A plan does not fit the graph, or was not written by hidet_dist."""
+
+
+class InfeasibleError(HidetDistError):
+    """No plan fits the memory budget.
+
+    Attributes
+    ----------
+    least_budget: int
+        The least per-device budget, in bytes, for which a plan exists.
+    """
+
+    def __init__(self, message: str, least_budget: int):
+        super().__init__(message)
+        self.least_budget = least_budget
+
+
+class SolverError(HidetDistError, RuntimeError):
+    """The ILP solver failed, or stopped without a usable solution."""
+
+
+class PartitionError(HidetDistError, RuntimeError):
+    """A plan could not be turned into a sharded program."""
+
+
+class CompileError(HidetDistError, RuntimeError):
+    """A program could not be compiled."""
+
+
+class ArtifactError(HidetDistError):
+    """An artifact folder is missing, incomplete, altered, or of another format version."""
+
+
+class InputError(HidetDistError, ValueError):
+    """An input of a loaded partition has the wrong count, dtype, shape or device."""
+
+
+class RendezvousError(HidetDistError, RuntimeError):
+    """The ranks did not find one another: one never came, or the launch settings contradict each other."""
+
+
+class CommunicationError(HidetDistError, RuntimeError):
+    """A collective failed: a rank died, timed out, or was told to do something else than its peers.
+
+    Attributes
+    ----------
+    ranks: tuple[int, ...]
+        The ranks held responsible, as far as they could be found out.
+    """
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()):
+        super().__init__(message)
+        self.ranks = ranks
