@@ -1,0 +1,53 @@
+# Targets: setup, demo, test, slow-test, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
+PYTHON ?= python3
+RANKS ?= 2
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+TORCH := torch==2.13.0
+NATIVE := CMakeLists.txt $(shell find hidet_dist -type f 2>/dev/null)
+# What there is of the folders that hold Python: a clone may lack some.
+SOURCES := $(wildcard python tests examples benchmarks)
+
+.PHONY: setup demo test lint slow-test format clean
+.DELETE_ON_ERROR:
+
+setup: $(STAMPS)/installed
+
+# A stamp is written only once its step is through, so that a run that was interrupted is taken up at that step.
+$(STAMPS)/created:
+	$(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+# torch first and alone: resolved together with the others, pip may choose the build that brings CUDA along.
+$(STAMPS)/torch: $(STAMPS)/created Makefile
+	$(BIN)/python -m pip install --disable-pip-version-check "$(TORCH)"
+	@touch $@
+
+$(STAMPS)/installed: $(STAMPS)/torch pyproject.toml $(NATIVE)
+	$(BIN)/python -m pip install --disable-pip-version-check --editable ".[demo,dev]"
+	@touch $@
+
+demo: setup
+	$(BIN)/python examples/minilm_demo.py --ranks $(RANKS)
+
+lint: setup
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+slow-test: setup
+	$(BIN)/python -m pytest -m slow
+
+format: setup
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+# Leaves the environment: `rm -r .venv` takes that away too.
+clean:
+	rm -rf build out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,140 @@
+/*
+ * The collectives that compiled kernels call, and the communicators that carry them out.
+ *
+ * A kernel calls hidet_dist_all_reduce, hidet_dist_all_gather or hidet_dist_reduce_scatter. They act on the calling
+ * thread's current communicator, which the process sets with hidet_dist_bind before it launches the kernel. How the
+ * data travels is up to the communicator's transport, a table of functions: this library has only the transport of a
+ * mesh of one device, and does not depend on any communication library.
+ *
+ * The ranks of a job form a mesh, and a rank is the row-major index of its coordinate in it. A collective names its
+ * group by a bit mask of mesh axes, bit i for axis i: the group of a rank is all the ranks whose coordinates differ
+ * from its own in these axes only, ordered row-major. Mask 0 is the group of the rank alone.
+ *
+ * Errors. A collective that fails returns a code other than HIDET_DIST_OK and leaves its message on the communicator,
+ * which has failed from then on: each later collective returns HIDET_DIST_FAILED at once and does not reach the
+ * transport, so that a whole graph launched natively runs to its end instead of hanging. The first message stays.
+ */
+#ifndef HIDET_DIST_COLLECTIVES_H
+#define HIDET_DIST_COLLECTIVES_H
+
+#include <stdint.h>
+
+#if defined(HIDET_DIST_BUILD)
+#define HIDET_DIST_API __attribute__((visibility("default")))
+#else
+#define HIDET_DIST_API
+#endif
+
+/* Raised whenever the declarations below change in a way that breaks kernels compiled before. */
+#define HIDET_DIST_ABI_VERSION 1
+
+/* The most axes that a mesh may have. */
+#define HIDET_DIST_MAX_MESH_AXES 16
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum hidet_dist_status {
+  HIDET_DIST_OK = 0,
+  HIDET_DIST_NO_COMMUNICATOR = 1,   /* the calling thread has no current communicator */
+  HIDET_DIST_INVALID_ARGUMENT = 2,  /* a negative count, an unknown dtype, a null buffer, ... */
+  HIDET_DIST_FAILED = 3             /* the transport failed, now or before */
+};
+
+/* Half types are IEEE binary16 and bfloat16; a bool is one byte, 0 or 1. */
+enum hidet_dist_dtype {
+  HIDET_DIST_F32 = 0,
+  HIDET_DIST_F64 = 1,
+  HIDET_DIST_F16 = 2,
+  HIDET_DIST_BF16 = 3,
+  HIDET_DIST_I8 = 4,
+  HIDET_DIST_I32 = 5,
+  HIDET_DIST_I64 = 6,
+  HIDET_DIST_U8 = 7,
+  HIDET_DIST_BOOL = 8
+};
+
+/* On bools, sum and max are "or", and min and product are "and". */
+enum hidet_dist_reduce_op {
+  HIDET_DIST_SUM = 0,
+  HIDET_DIST_MAX = 1,
+  HIDET_DIST_MIN = 2,
+  HIDET_DIST_PRODUCT = 3
+};
+
+typedef struct hidet_dist_communicator hidet_dist_communicator;
+
+/*
+ * What moves the data. Each function gets checked arguments, a group of two ranks or more and a positive count, and
+ * returns 0, or another number after it has said why with hidet_dist_fail. The context is passed on as it is.
+ */
+typedef struct hidet_dist_transport {
+  void *context;
+  int32_t (*all_reduce)(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t reduce_op,
+                        int32_t group);
+  int32_t (*all_gather)(void *context, const void *send, void *recv, int64_t send_count, int32_t dtype, int32_t group);
+  int32_t (*reduce_scatter)(void *context, const void *send, void *recv, int64_t recv_count, int32_t dtype,
+                            int32_t reduce_op, int32_t group);
+  /* Copies within the rank, for groups of one rank. May be null where the buffers are in host memory. */
+  int32_t (*copy)(void *context, const void *send, void *recv, int64_t bytes);
+} hidet_dist_transport;
+
+/* ---- Called by compiled kernels. Counts are in elements. ---- */
+
+/* Reduces `count` elements over the group; every rank gets the result. `send` and `recv` may be the same buffer. */
+HIDET_DIST_API int32_t hidet_dist_all_reduce(const void *send, void *recv, int64_t count, int32_t dtype,
+                                             int32_t reduce_op, int32_t group);
+
+/* Concatenates each rank's `send_count` elements in group order: `recv` holds group size * send_count elements and
+ * does not overlap `send`. */
+HIDET_DIST_API int32_t hidet_dist_all_gather(const void *send, void *recv, int64_t send_count, int32_t dtype,
+                                             int32_t group);
+
+/* Reduces group size * recv_count elements over the group; the i-th rank of it gets the i-th run of `recv_count`
+ * elements of the result. The buffers do not overlap. */
+HIDET_DIST_API int32_t hidet_dist_reduce_scatter(const void *send, void *recv, int64_t recv_count, int32_t dtype,
+                                                 int32_t reduce_op, int32_t group);
+
+/* ---- Called by the process that launches them. ---- */
+
+HIDET_DIST_API int32_t hidet_dist_abi_version(void);
+
+/* The bytes of one element, or 0 for an unknown dtype. */
+HIDET_DIST_API int64_t hidet_dist_dtype_size(int32_t dtype);
+
+/*
+ * A communicator for one rank of a mesh, or null (see hidet_dist_last_error). The transport's table is copied; its
+ * functions and context must outlive the communicator. A null transport is the built-in one for a mesh of one device,
+ * which copies host memory.
+ */
+HIDET_DIST_API hidet_dist_communicator *hidet_dist_communicator_create(const hidet_dist_transport *transport,
+                                                                       const int64_t *mesh_shape, int32_t mesh_axes,
+                                                                       int64_t rank);
+
+/* Frees it. No thread may be inside one of its collectives; a thread that is bound to it must be bound anew. */
+HIDET_DIST_API void hidet_dist_communicator_destroy(hidet_dist_communicator *communicator);
+
+/* Makes it the calling thread's current communicator; null leaves the thread without one. */
+HIDET_DIST_API void hidet_dist_bind(hidet_dist_communicator *communicator);
+
+/* The message of its first failure, valid for as long as the communicator is, or null. */
+HIDET_DIST_API const char *hidet_dist_communicator_error(const hidet_dist_communicator *communicator);
+
+/* Makes it fail with this message, unless it failed before. From any thread. */
+HIDET_DIST_API void hidet_dist_fail(hidet_dist_communicator *communicator, const char *message);
+
+/* How many collectives were started on it: the same on every rank once they have all done the same. From any thread. */
+HIDET_DIST_API int64_t hidet_dist_communicator_sequence(const hidet_dist_communicator *communicator);
+
+/* How many ranks the rank's group along these mesh axes has, or -1 where the mask names an axis that is not there. */
+HIDET_DIST_API int64_t hidet_dist_communicator_group_size(const hidet_dist_communicator *communicator, int32_t group);
+
+/* The message of the calling thread's last call here that failed, or an empty string. */
+HIDET_DIST_API const char *hidet_dist_last_error(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
