@@ -1,0 +1,58 @@
+"""Machines that can be named. Figures from the vendors' data sheets, peak and dense (without sparsity).
+
+A100: NVIDIA A100 Tensor Core GPU data sheet (SXM4 80 GB; NVLink 600 GB/s is both directions together).
+H100: NVIDIA H100 Tensor Core GPU data sheet (SXM5; NVLink 900 GB/s is both directions together; dense is half of the
+sparse figures printed there).
+H200: NVIDIA H200 Tensor Core GPU data sheet.
+PCIe: 16 GT/s x 16 lanes with 128b/130b coding (PCI Express Base Specification 4.0).
+Latency of one ring step over NVLink, PCIe: NCCL 2.x, src/graph/tuning, the hardware latencies of the Simple protocol.
+Launch of one kernel: NVIDIA's "CUDA Graphs" posts measure 2 to 3 microseconds.
+"""
+
+from __future__ import annotations
+
+from hidet_dist.errors import ConfigError
+from hidet_dist.machine.cluster import Cluster, Device, Link
+from hidet_dist.spec import DeviceMesh
+
+_GB = 1e9
+
+_A100 = Device(
+    "A100-SXM4-80GB",
+    {"default": 19.5e12, "float32": 19.5e12, "float64": 9.7e12, "float16": 312e12, "bfloat16": 312e12, "int8": 624e12},
+    2039 * _GB,
+    80 * 10**9,
+    2.5e-6,
+)
+_H100 = Device(
+    "H100-SXM5-80GB",
+    {"default": 67e12, "float32": 67e12, "float64": 34e12, "float16": 989e12, "bfloat16": 989e12, "int8": 1979e12},
+    3350 * _GB,
+    80 * 10**9,
+    2.5e-6,
+)
+_H200 = Device("H200-SXM5-141GB", _H100.flops_per_second, 4800 * _GB, 141 * 10**9, 2.5e-6)
+# Ranks on one host, one or two cores each. Rates of hidet's generic CPU kernels and of Gloo over loopback as measured on
+# a 2-core x86-64 virtual machine; calibrate where it matters.
+_CPU = Device("cpu", {"default": 2e9}, 5 * _GB, 8 * 2**30, 2e-6)
+
+_NVLINK3 = Link(3.4e-6, 300 * _GB)
+_NVLINK4 = Link(3.4e-6, 450 * _GB)
+_PCIE4 = Link(5.7e-6, 31.5 * _GB)
+_LOOPBACK = Link(1e-4, 1 * _GB)
+
+MACHINES: dict[str, tuple[Device, Link]] = {
+    "cpu": (_CPU, _LOOPBACK),
+    "dgx-a100": (_A100, _NVLINK3),
+    "dgx-h100": (_H100, _NVLINK4),
+    "hgx-h200": (_H200, _NVLINK4),
+    "pcie-a100": (_A100, _PCIE4),
+}
+
+
+def builtin(name: str, mesh: DeviceMesh) -> Cluster:
+    """The named machine with ``mesh`` on it, every axis over the same link. Raises ConfigError for an unknown name."""
+    if name not in MACHINES:
+        raise ConfigError(f"Unknown machine {name!r}; the built-in ones are {', '.join(sorted(MACHINES))}.")
+    device, link = MACHINES[name]
+    return Cluster(mesh, (link,) * mesh.ndim, device)

@@ -1,0 +1,96 @@
+"""Devices and links, and what an operator or a collective costs on them, in seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hidet_dist.errors import ConfigError
+from hidet_dist.spec import DeviceMesh
+
+
+@dataclass(frozen=True)
+class Link:
+    """What connects the devices along one mesh axis.
+
+    ``latency_seconds`` is paid for each step of a collective's ring; ``bandwidth_bytes_per_second`` is what one device
+    sends in one direction.
+    """
+
+    latency_seconds: float
+    bandwidth_bytes_per_second: float
+
+    def __post_init__(self) -> None:
+        if not self.latency_seconds >= 0 or not self.bandwidth_bytes_per_second > 0:
+            raise ConfigError(f"A link needs a latency of 0 or more and a bandwidth above 0; got {self}.")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device.
+
+    ``flops_per_second`` by dtype name (the ``default`` entry serves the others), ``memory_bandwidth_bytes_per_second``
+    between the device and its memory, ``memory_bytes``, and ``launch_seconds``, the least time of one kernel.
+    """
+
+    name: str
+    flops_per_second: Mapping[str, float] = field(hash=False)
+    memory_bandwidth_bytes_per_second: float
+    memory_bytes: int
+    launch_seconds: float
+
+    def __post_init__(self) -> None:
+        rates = [*self.flops_per_second.values(), self.memory_bandwidth_bytes_per_second, self.memory_bytes]
+        if "default" not in self.flops_per_second or not all(rate > 0 for rate in rates) or self.launch_seconds < 0:
+            raise ConfigError(f"A device needs rates above 0 and a 'default' entry in flops_per_second; got {self}.")
+
+    def operator_seconds(self, operations: int, moved_bytes: int, dtype: str) -> float:
+        """Time of one operator: the roofline (Williams et al., CACM 52(4), 2009), never below a launch.
+
+        ``operations`` are scalar operations, ``moved_bytes`` what it reads and writes. No work takes no time.
+        """
+        if not operations and not moved_bytes:
+            return 0.0
+        rate = self.flops_per_second.get(dtype, self.flops_per_second["default"])
+        return self.launch_seconds + max(operations / rate, moved_bytes / self.memory_bandwidth_bytes_per_second)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A device mesh with the link of each axis and the device at each place.
+
+    The collective costs are those of the ring algorithms (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005), for n
+    devices, b bytes of the tensor that is whole within the group, latency a and bandwidth w: all-gather and
+    reduce-scatter take (n-1)(a + b/(n w)), an all-reduce is one of each. A group that spans several mesh axes is one
+    ring over its slowest link.
+    """
+
+    mesh: DeviceMesh
+    links: tuple[Link, ...]
+    device: Device
+
+    def __post_init__(self) -> None:
+        if len(self.links) != self.mesh.ndim:
+            raise ConfigError(f"The mesh {self.mesh} has {self.mesh.ndim} axes; got {len(self.links)} links.")
+
+    def _ring_seconds(self, nbytes: int, axes: Sequence[int]) -> float:
+        n = self.mesh.group_size(axes)
+        latency = max(self.links[axis].latency_seconds for axis in axes)
+        bandwidth = min(self.links[axis].bandwidth_bytes_per_second for axis in axes)
+        return (n - 1) * (latency + nbytes / (n * bandwidth))
+
+    def all_gather_seconds(self, nbytes: int, axes: Sequence[int]) -> float:
+        """Time to gather a tensor of ``nbytes`` (after the gathering) over the group of ``axes``."""
+        return self._ring_seconds(nbytes, axes)
+
+    def reduce_scatter_seconds(self, nbytes: int, axes: Sequence[int]) -> float:
+        """Time to reduce and scatter a tensor of ``nbytes`` (before the scattering) over the group of ``axes``."""
+        return self._ring_seconds(nbytes, axes)
+
+    def all_reduce_seconds(self, nbytes: int, axes: Sequence[int]) -> float:
+        """Time to reduce a tensor of ``nbytes`` to every device of the group of ``axes``."""
+        return 2 * self._ring_seconds(nbytes, axes)
+
+    def copy_seconds(self, nbytes: int) -> float:
+        """Time to copy ``nbytes`` within a device: each byte is read and written."""
+        return self.device.operator_seconds(0, 2 * nbytes, "default")

@@ -1,0 +1,1 @@
+"""Sharding rules: which shardings each operator admits, derived from its own compute definition."""

@@ -1,0 +1,450 @@
+"""Access analysis: which factor of an operator's iteration space indexes which dim of which tensor.
+
+An operator's compute definition is walked once. Every index expression is brought into the normal form
+``const + sum(coefficient * digit)``, where a *digit* is one position of the mixed radix form of an iteration variable:
+reshapes index with ``/`` and ``%``, which cut a variable into digits. A digit is a factor of the operator (Shardy calls
+it so); sharding an operator means giving mesh axes to digits.
+
+The walk also writes the definition down in a canonical form in which two definitions that compute the same from the
+same indices are equal, whatever their extents. That is what makes a choice provable: the operator rebuilt on shards
+must have the canonical form of the whole operator with the extents of the sharded digits divided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hidet.ir import expr as ir
+from hidet.ir.compute import ArgReduceCompute, GridCompute, ReduceCompute, ScalarInput, TensorInput
+from hidet.ir.task import Task
+from hidet.ir.type import DataType
+
+
+class UnsupportedDefinition(Exception):
+    """The compute definition has something that the analysis does not model; the operator gets no rule."""
+
+
+class _NeedSplit(Exception):
+    """A ``/`` or ``%`` cuts a digit in two: the analysis starts over with the cut known."""
+
+    def __init__(self, variable: int, stride: int):
+        super().__init__(variable, stride)
+        self.cut = (variable, stride)
+
+
+@dataclass(frozen=True, order=True)
+class Digit:
+    """Digit ``stride`` of an iteration variable, ``0 <= digit < extent``; a variable is sum(stride * digit).
+
+    Variables are numbered: output dims first, then reductions in the order of the walk.
+    """
+
+    variable: int
+    stride: int
+    extent: int
+
+
+@dataclass(frozen=True)
+class Form:
+    """An index in normal form: ``const + sum(coefficient * digit)``, with only digits of extent above 1."""
+
+    terms: tuple[tuple[Digit, int], ...] = ()
+    const: int = 0
+
+    @classmethod
+    def of(cls, terms: Mapping[Digit, int], const: int = 0) -> Form:
+        """From a mapping; zero terms vanish."""
+        return cls(tuple(sorted((d, c) for d, c in terms.items() if c and d.extent > 1)), const)
+
+    def __add__(self, other: Form) -> Form:
+        terms = dict(self.terms)
+        for digit, coefficient in other.terms:
+            terms[digit] = terms.get(digit, 0) + coefficient
+        return Form.of(terms, self.const + other.const)
+
+    def scaled(self, factor: int) -> Form:
+        """The form times a constant."""
+        return Form.of({d: c * factor for d, c in self.terms}, self.const * factor)
+
+    @property
+    def digits(self) -> frozenset[Digit]:
+        """The digits that the form depends on."""
+        return frozenset(d for d, _ in self.terms)
+
+    @property
+    def minimum(self) -> int:
+        """Least value over all digits."""
+        return self.const + sum(c * (d.extent - 1) for d, c in self.terms if c < 0)
+
+    @property
+    def maximum(self) -> int:
+        """Greatest value over all digits."""
+        return self.const + sum(c * (d.extent - 1) for d, c in self.terms if c > 0)
+
+    def layout(self, extent: int) -> tuple[Digit, ...] | None:
+        """The digits, major to minor, if the form runs through ``range(extent)`` in their mixed radix order."""
+        if self.const:
+            return None
+        digits = []
+        weight = 1
+        for digit, coefficient in sorted(self.terms, key=lambda term: abs(term[1])):
+            if coefficient != weight:
+                return None
+            digits.append(digit)
+            weight *= digit.extent
+        return tuple(reversed(digits)) if weight == extent else None
+
+
+@dataclass
+class Access:
+    """One access of an input: the index of each dim (None where it depends on data), and the digits of its nest."""
+
+    tensor: int
+    indices: tuple[Form | None, ...]
+    nest: frozenset[Digit]
+
+
+@dataclass
+class Reduction:
+    """A reduction at the root of an output: sharding its digits leaves partial results of ``op``."""
+
+    output: int
+    op: str
+    digits: frozenset[Digit]
+
+
+@dataclass
+class Definition:
+    """What the walk found.
+
+    Attributes
+    ----------
+    accesses: every access of an input tensor.
+    out_digits: for each output, the digits of each dim, major to minor.
+    reductions: the root reductions.
+    pinned: digits that must not be sharded, since their value, not only their range, matters.
+    canonical: the definition in canonical form.
+    work: (digits of the loop nest, scalar operations an iteration) for each part of the definition.
+    """
+
+    accesses: list[Access] = field(default_factory=list)
+    out_digits: list[tuple[tuple[Digit, ...], ...]] = field(default_factory=list)
+    reductions: list[Reduction] = field(default_factory=list)
+    pinned: set[Digit] = field(default_factory=set)
+    canonical: Any = ()
+    work: list[tuple[frozenset[Digit], int]] = field(default_factory=list)
+
+    def operations(self, shards: Mapping[Digit, int]) -> int:
+        """Scalar operations of the operator whose digits are split into ``shards`` pieces."""
+        return sum(n * math.prod(d.extent // shards.get(d, 1) for d in nest) for nest, n in self.work)
+
+
+_REDUCE_OPS = {"sum": "sum", "max": "max", "min": "min", "average": "average", "product": "product"}
+_MAX_SPLITS = 64  # far above any real reshape; bounds the restarts on a pathological definition
+
+
+def analyze(task: Task) -> Definition:
+    """Analyze an operator's task. Raises UnsupportedDefinition when the definition cannot be modelled."""
+    cuts: set[tuple[int, int]] = set()
+    for _ in range(_MAX_SPLITS):
+        try:
+            return _Walker(task, cuts).run()
+        except _NeedSplit as need:
+            if need.cut in cuts:
+                break
+            cuts.add(need.cut)
+    raise UnsupportedDefinition("its index arithmetic has no mixed radix form")
+
+
+_Env = dict[ir.Var, "Form | None"]
+
+
+class _Walker:
+    def __init__(self, task: Task, cuts: set[tuple[int, int]]):
+        self.task = task
+        self.cuts = cuts
+        self.definition = Definition()
+        self.variables = 0
+        self.inputs = {tensor: i for i, tensor in enumerate(task.inputs)}
+        self.out_variables: dict[tuple[int, int], int] = {}
+        self.grids_counted: set[tuple[GridCompute, tuple[Form | None, ...]]] = set()
+
+    def run(self) -> Definition:
+        canonical = []
+        for number, output in enumerate(self.task.outputs):
+            if not isinstance(output, GridCompute):
+                raise UnsupportedDefinition("it has no compute definition")
+            env: _Env = {}
+            dims = []
+            for dim, (axis, size) in enumerate(zip(output.axes, output.shape, strict=True)):
+                # Outputs of the same shape share their variables, so that sharding splits them alike.
+                key = (dim, self.extent(size))
+                if key not in self.out_variables:
+                    self.out_variables[key] = self.new_variable()
+                digits = self.digits_of(self.out_variables[key], key[1])
+                env[axis] = Form.of({d: d.stride for d in digits})
+                dims.append(tuple(reversed([d for d in digits if d.extent > 1])))
+            self.definition.out_digits.append(tuple(dims))
+            nest = frozenset(d for digits in dims for d in digits)
+            canonical.append((output.type.dtype.name, self.value(output.value, env, nest, root=number)))
+        self.definition.canonical = tuple(canonical)
+        return self.definition
+
+    # Variables and digits
+
+    def extent(self, size: Any) -> int:
+        if isinstance(size, int):
+            return size
+        if isinstance(size, ir.Constant):
+            return int(size)
+        raise UnsupportedDefinition("a dim of it is symbolic")
+
+    def new_variable(self) -> int:
+        self.variables += 1
+        return self.variables - 1
+
+    def digits_of(self, variable: int, extent: int) -> list[Digit]:
+        strides = sorted({1, *(stride for v, stride in self.cuts if v == variable)})
+        bounds = [*strides[1:], extent]
+        if any(bound % stride for stride, bound in zip(strides, bounds, strict=True)):
+            raise UnsupportedDefinition("its index arithmetic has no mixed radix form")
+        return [Digit(variable, s, bound // s) for s, bound in zip(strides, bounds, strict=True)]
+
+    # Indices
+
+    def index(self, e: Any, env: _Env) -> Form | None:
+        """The normal form of an index expression, or None when it has none (data-dependent or not affine)."""
+        if isinstance(e, int):
+            return Form(const=e)
+        if isinstance(e, ir.Constant):
+            return Form(const=int(e)) if e.type.is_data_type() and e.type.is_integer() else None
+        if isinstance(e, ir.Var):
+            return env.get(e)
+        if isinstance(e, ir.Cast):
+            target = e.target_type
+            return self.index(e.expr, env) if isinstance(target, DataType) and target.is_integer() else None
+        if isinstance(e, ir.Neg):
+            inner = self.index(e.a, env)
+            return None if inner is None else inner.scaled(-1)
+        if isinstance(e, ir.Add | ir.Sub | ir.Multiply | ir.Div | ir.FloorDiv | ir.Mod):
+            a, b = self.index(e.a, env), self.index(e.b, env)
+            return None if a is None or b is None else self.arithmetic(e, a, b)
+        if isinstance(e, ir.IfThenElse):
+            condition = self.predicate(e.cond, env)
+            if condition is None:
+                return None
+            return self.index(e.then_expr if condition else e.else_expr, env)
+        return None
+
+    def arithmetic(self, e: ir.Expr, a: Form, b: Form) -> Form | None:
+        if isinstance(e, ir.Add):
+            return a + b
+        if isinstance(e, ir.Sub):
+            return a + b.scaled(-1)
+        if isinstance(e, ir.Multiply):
+            if not a.terms:
+                return b.scaled(a.const)
+            return a.scaled(b.const) if not b.terms else None
+        if b.terms or b.const <= 0:
+            return None
+        return self.divide(a, b.const, quotient=not isinstance(e, ir.Mod))
+
+    def divide(self, a: Form, divisor: int, quotient: bool) -> Form | None:
+        """``a / divisor`` or ``a % divisor`` where each digit falls wholly to one side; cuts digits that do not."""
+        if a.minimum < 0:
+            return None  # C and mathematics disagree on negative operands
+        high = {d: c // divisor for d, c in a.terms if c % divisor == 0}
+        low = Form.of({d: c for d, c in a.terms if c % divisor}, a.const % divisor)
+        if low.maximum < divisor:
+            return Form.of(high, a.const // divisor) if quotient else low
+        for digit, coefficient in low.terms:
+            cut = divisor // math.gcd(divisor, coefficient)
+            if coefficient > 0 and divisor % coefficient == 0 and cut < digit.extent and digit.extent % cut == 0:
+                raise _NeedSplit(digit.variable, digit.stride * cut)
+        return None
+
+    def predicate(self, e: Any, env: _Env) -> bool | None:
+        """The value of a condition if it is the same for all indices, else None."""
+        if isinstance(e, bool):
+            return e
+        if isinstance(e, ir.Constant):
+            return bool(e.value)
+        if isinstance(e, ir.LogicalAnd | ir.LogicalOr):
+            a, b = self.predicate(e.a, env), self.predicate(e.b, env)
+            decisive = isinstance(e, ir.LogicalOr)
+            if a is decisive or b is decisive:
+                return decisive
+            return None if a is None or b is None else not decisive
+        if isinstance(e, ir.LogicalNot):
+            inner = self.predicate(e.a, env)
+            return None if inner is None else not inner
+        if isinstance(e, ir.LessThan | ir.LessEqual | ir.Equal | ir.NotEqual):
+            a_form, b_form = self.index(e.a, env), self.index(e.b, env)
+            if a_form is None or b_form is None:
+                return None
+            return _compare(e, a_form + b_form.scaled(-1))
+        return None
+
+    # Values
+
+    def value(self, e: Any, env: _Env, nest: frozenset[Digit], root: int | None = None) -> Any:
+        """The canonical form of a value; records accesses, reductions, pinned digits and work on the way.
+
+        ``root`` is the output's number as long as the value is the output itself, where a reduction may be partial.
+        """
+        if isinstance(e, bool | int | float):
+            return ("const", repr(e))
+        if isinstance(e, ir.Constant):
+            return ("const", str(e.type), repr(e.value))
+        if isinstance(e, ir.TensorElement):
+            return self.element(e, env, nest, root)
+        if isinstance(e, ReduceCompute):
+            return self.reduce(e, env, nest, root)
+        if isinstance(e, ArgReduceCompute):
+            digits = self.bind([e.axis], [e.extent], env)
+            self.definition.pinned |= digits
+            inner = self.value(e.value, env, nest | digits)
+            self.count(nest | digits, 1)
+            return ("arg", str(e.reduce_operation), e.index_dtype.name, _named(digits), inner)
+        if isinstance(e, ir.Var):
+            form = env.get(e)
+            if form is None:
+                raise UnsupportedDefinition(f"it uses the variable {e.hint or e.name}")
+            self.definition.pinned |= form.digits  # the index itself is the value
+            return ("index", form)
+        if isinstance(e, ir.Cast):
+            inner = self.value(e.expr, env, nest, root if _keeps_reduction(e.target_type) else None)
+            return ("cast", str(e.target_type), inner)
+        if isinstance(e, ir.IfThenElse):
+            condition = self.predicate(e.cond, env)
+            if condition is not None:
+                return self.value(e.then_expr if condition else e.else_expr, env, nest, root)
+            self.count(nest, 1)
+            return ("if", *(self.value(part, env, nest) for part in (e.cond, e.then_expr, e.else_expr)))
+        if isinstance(e, ir.BinaryExpr):
+            known = self.predicate(e, env) if isinstance(e, ir.Condition) else None
+            if known is not None:
+                return ("const", repr(known))
+            self.count(nest, 1)
+            return (type(e).__name__, self.value(e.a, env, nest), self.value(e.b, env, nest))
+        if isinstance(e, ir.UnaryExpr):
+            self.count(nest, 1)
+            return (type(e).__name__, self.value(e.a, env, nest))
+        if isinstance(e, ir.Call):
+            self.count(nest, 1)
+            return ("call", e.func_var.name or e.func_var.hint, *(self.value(arg, env, nest) for arg in e.args))
+        if isinstance(e, ScalarInput):
+            raise UnsupportedDefinition("it has a scalar input")
+        raise UnsupportedDefinition(f"its definition has a {type(e).__name__}")
+
+    def count(self, nest: frozenset[Digit], operations: int) -> None:
+        self.definition.work.append((nest, operations))
+
+    def bind(self, axes: Iterable[ir.Var], shape: Iterable[Any], env: _Env) -> frozenset[Digit]:
+        digits: set[Digit] = set()
+        for axis, size in zip(axes, shape, strict=True):
+            own = self.digits_of(self.new_variable(), self.extent(size))
+            env[axis] = Form.of({d: d.stride for d in own})
+            digits.update(d for d in own if d.extent > 1)
+        return frozenset(digits)
+
+    def element(self, e: ir.TensorElement, env: _Env, nest: frozenset[Digit], root: int | None) -> Any:
+        forms = tuple(self.index(index, env) for index in e.indices)
+        # A data-dependent index is walked as a value, so that what it reads and which indices it uses is known.
+        data = tuple(
+            None if form is not None else self.value(index, env, nest)
+            for form, index in zip(forms, e.indices, strict=True)
+        )
+        if isinstance(e.base, TensorInput):
+            number = self.inputs[e.base]
+            self.definition.accesses.append(Access(number, forms, nest))
+            return ("access", number, tuple(form if form is not None else d for form, d in zip(forms, data, strict=True)))
+        if isinstance(e.base, GridCompute):
+            if any(form is None for form in forms):
+                raise UnsupportedDefinition("it indexes an intermediate result by data")
+            inner = dict(env)
+            inner.update(zip(e.base.axes, forms, strict=True))
+            own = frozenset(d for form in forms if form is not None for d in form.digits)
+            key = (e.base, forms)
+            counted = key in self.grids_counted
+            self.grids_counted.add(key)
+            before = len(self.definition.work)
+            result = self.value(e.base.value, inner, own, root)
+            if counted:
+                del self.definition.work[before:]  # computed once, however often it is read
+            return result
+        raise UnsupportedDefinition(f"it reads from a {type(e.base).__name__}")
+
+    def reduce(self, e: ReduceCompute, env: _Env, nest: frozenset[Digit], root: int | None) -> Any:
+        inner_env = dict(env)
+        digits = self.bind(e.axes, e.shape, inner_env)
+        op = str(e.reduce_operation)
+        if root is not None and op in _REDUCE_OPS:
+            self.definition.reductions.append(Reduction(root, _REDUCE_OPS[op], digits))
+        else:
+            self.definition.pinned |= digits
+        self.count(nest | digits, 1)
+        body = self.value(e.value, inner_env, nest | digits)
+        return ("reduce", op, e.accumulate_dtype.name, _named(digits), body)
+
+
+def _named(digits: Iterable[Digit]) -> tuple[Digit, ...]:
+    return tuple(sorted(digits))
+
+
+def _keeps_reduction(target: Any) -> bool:
+    """Whether partial results may be cast before they are reduced: floats only, since integers would wrap or round."""
+    return isinstance(target, DataType) and target.is_float()
+
+
+def _compare(e: ir.Expr, difference: Form) -> bool | None:
+    low, high = difference.minimum, difference.maximum
+    if isinstance(e, ir.LessThan):
+        return True if high < 0 else False if low >= 0 else None
+    if isinstance(e, ir.LessEqual):
+        return True if high <= 0 else False if low > 0 else None
+    equal = True if low == high == 0 else False if low > 0 or high < 0 else None
+    if isinstance(e, ir.NotEqual):
+        return None if equal is None else not equal
+    return equal
+
+
+def rename(canonical: Any, shards: Mapping[Digit, int]) -> Any:
+    """The canonical form with each digit named by its place and its extent divided by ``shards``.
+
+    Digits that are left with extent 1 vanish, as they do in the analysis of the local operator; the others are counted
+    from the minor end of their variable, since their strides change when a digit below them is sharded.
+    """
+    local: dict[int, list[Digit]] = {}
+
+    def collect(node: Any) -> None:
+        if isinstance(node, Digit):
+            found = local.setdefault(node.variable, [])
+            if node not in found:
+                found.append(node)
+        elif isinstance(node, Form):
+            for digit, _ in node.terms:
+                collect(digit)
+        elif isinstance(node, tuple):
+            for part in node:
+                collect(part)
+
+    collect(canonical)
+    names: dict[Digit, tuple[int, int, int]] = {}
+    for variable, digits in local.items():
+        kept = [d for d in sorted(digits) if d.extent // shards.get(d, 1) > 1]
+        names.update({d: (variable, place, d.extent // shards.get(d, 1)) for place, d in enumerate(kept)})
+
+    def rewrite(node: Any) -> Any:
+        if isinstance(node, Digit):
+            return names.get(node)
+        if isinstance(node, Form):
+            return ("form", node.const, tuple(sorted((names[d], c) for d, c in node.terms if d in names)))
+        if isinstance(node, tuple):
+            return tuple(part for part in map(rewrite, node) if part is not None)
+        return node
+
+    return rewrite(canonical)

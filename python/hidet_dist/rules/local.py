@@ -1,0 +1,84 @@
+"""The local operator: the same operator rebuilt on shards, with the attributes that name shapes changed too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from hidet.graph import Operator, Tensor
+from hidet.graph.ops.attention.attention import AttnOp
+from hidet.graph.ops.attention.attention_mask import AttnMaskAddOp
+from hidet.graph.ops.conv1d import Conv1dOp
+from hidet.graph.ops.conv2d.conv2d import Conv2dOp
+from hidet.graph.ops.conv3d import Conv3dOp
+from hidet.graph.ops.create import FullOp
+from hidet.graph.ops.distributed import AllGatherOp, AllReduceOp, ReduceScatterOp, WaitTensorOp
+from hidet.graph.ops.transfer import TransferOp
+from hidet.graph.ops.transform import BroadcastOp, ReshapeOp, StridedSliceOp
+
+Shape = tuple[int, ...]
+_Update = Callable[[Operator, Sequence[Shape], Sequence[Shape]], dict[str, Any]]
+
+
+def _output_shape(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
+    return {"shape": list(outs[0])}
+
+
+def _slice_ends(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
+    """A dim that is taken whole is taken whole of the shard; any other is not sharded and keeps its bounds."""
+    whole = {
+        i: ins[0][axis]
+        for i, axis in enumerate(op.attrs["axes"])
+        if op.attrs["starts"][i] == 0 and op.attrs["strides"][i] == 1 and op.attrs["ends"][i] == op.inputs[0].shape[axis]
+    }
+    return {"ends": [whole.get(i, end) for i, end in enumerate(op.attrs["ends"])]}
+
+
+def _groups(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
+    """A grouped convolution keeps the channels a group: as many groups as the local data has room for."""
+    if op.attrs["groups"] == 1:
+        return {}
+    return {"groups": ins[0][1] // ins[1][1]}
+
+
+_UPDATES: dict[type[Operator], _Update] = {
+    ReshapeOp: _output_shape,
+    BroadcastOp: _output_shape,
+    FullOp: _output_shape,
+    StridedSliceOp: _slice_ends,
+    Conv1dOp: _groups,
+    Conv2dOp: _groups,
+    Conv3dOp: _groups,
+}
+
+
+def rebuild(op: Operator, inputs: Sequence[Tensor], out_shapes: Sequence[Shape]) -> list[Tensor]:
+    """Rebuild ``op`` on local ``inputs`` so that its outputs have ``out_shapes`` (elements).
+
+    Raises
+    ------
+    ValueError
+        When the operator cannot be built on these inputs, or its outputs come out in other shapes.
+    """
+    update = _UPDATES.get(type(op))
+    in_shapes = [tuple(int(size) for size in tensor.shape) for tensor in inputs]
+    try:
+        outputs: list[Tensor] = op.reforward(list(inputs), update(op, in_shapes, out_shapes) if update else None)
+    except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"{op.name} cannot be built on {in_shapes}: {error}") from error
+    got = [tuple(tensor.shape) for tensor in outputs]
+    if got != [tuple(shape) for shape in out_shapes]:
+        raise ValueError(f"{op.name} built on {in_shapes} gives {got}, not {list(out_shapes)}")
+    return outputs
+
+
+# Operators whose compute definition is not the whole truth, each with the reason. They are replicated.
+UNTRUSTED: dict[type[Operator], str] = {
+    AttnOp: "its definition leaves the causal mask out",
+    AttnMaskAddOp: "its definition leaves masked blocks out",
+    TransferOp: "it moves data between devices",
+    AllReduceOp: "it communicates",
+    AllGatherOp: "it communicates",
+    ReduceScatterOp: "it communicates",
+    WaitTensorOp: "it communicates",
+}

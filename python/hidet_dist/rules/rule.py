@@ -1,0 +1,286 @@
+"""From an operator to its sharding rule, and from the rule to its choices on a mesh, each proven on the local operator."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import hidet
+from hidet.graph import Operator
+from hidet.ir.expr import Constant
+from hidet.ir.type import DataType
+
+from hidet_dist.errors import SpecError
+from hidet_dist.rules.access import Definition, Digit, UnsupportedDefinition, analyze, rename
+from hidet_dist.rules.local import UNTRUSTED, rebuild
+from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
+
+Layout = tuple[tuple[Digit, ...] | None, ...]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to shard an operator: its spec, and the work that is left to each device.
+
+    ``operations`` counts the scalar operations of the compute definition; ``read_bytes`` and ``written_bytes`` are what
+    the local operator must move at least.
+    """
+
+    spec: OpShardSpec
+    operations: int
+    read_bytes: int
+    written_bytes: int
+
+
+@dataclass
+class Rule:
+    """The sharding rule of one operator instance.
+
+    Attributes
+    ----------
+    op: the operator.
+    definition: its analysed definition, or None when it has no rule.
+    in_layouts, out_layouts: for each tensor and dim the digits that index it, major to minor; None where the dim is
+        indexed in a way that sharding it would break.
+    factors: the digits that may be sharded, those of reductions last.
+    reduce_ops: for each reduction digit the outputs that become partial and the op that reduces them.
+    note: why the operator has no rule, empty when it has one.
+    """
+
+    op: Operator
+    definition: Definition | None
+    in_layouts: tuple[Layout, ...] = ()
+    out_layouts: tuple[Layout, ...] = ()
+    factors: tuple[Digit, ...] = ()
+    reduce_ops: Mapping[Digit, tuple[tuple[int, str], ...]] = None  # type: ignore[assignment]
+    note: str = ""
+
+    def notation(self) -> str:
+        """The rule as Shardy writes it: ``([i,k],[k,j])->([i,j]) {i=8,j=16,k=32} reduction={k}``.
+
+        A dim of several factors lists them major to minor (``hd``); a dim that must stay whole is ``*``.
+        """
+        if self.definition is None:
+            return f"replicated: {self.note}"
+        digits = sorted({d for tensor in self.out_layouts + self.in_layouts for dim in tensor for d in dim or ()})
+        names = dict(zip(digits, _letters(), strict=False))
+
+        def tensor(layout: Layout) -> str:
+            return "[" + ",".join("*" if dim is None else "".join(names[d] for d in dim) or "1" for dim in layout) + "]"
+
+        ins, outs = (f"({','.join(map(tensor, side))})" for side in (self.in_layouts, self.out_layouts))
+        text = f"{ins}->{outs} {{{','.join(f'{names[d]}={d.extent}' for d in digits)}}}"
+        reduction = [names[d] for d in digits if d in self.reduce_ops]
+        whole = [names[d] for d in digits if d not in self.factors]
+        text += f" reduction={{{','.join(reduction)}}}" if reduction else ""
+        return text + (f" whole={{{','.join(whole)}}}" if whole else "")
+
+    def choices(self, mesh: DeviceMesh) -> tuple[Choice, ...]:
+        """All choices on a mesh, the replicated one first; each is proven to compute the same on shards."""
+        found: dict[OpShardSpec, Choice] = {}
+        # A mesh axis of one device splits nothing.
+        options = [(None, *self.factors) if size > 1 else (None,) for size in mesh.shape]
+        for assignment in itertools.product(*options):
+            shards: dict[Digit, tuple[int, ...]] = {}
+            for axis, digit in enumerate(assignment):
+                if digit is not None:
+                    shards[digit] = (*shards.get(digit, ()), axis)
+            for choice in self._assigned(mesh, shards):
+                found.setdefault(choice.spec, choice)
+        return tuple(found.values())
+
+    def _assigned(self, mesh: DeviceMesh, axes: Mapping[Digit, tuple[int, ...]]) -> Iterator[Choice]:
+        counts = {digit: mesh.group_size(own) for digit, own in axes.items()}
+        if any(digit.extent % count for digit, count in counts.items()):
+            return
+        ins = [_spec(layout, axes, counts) for layout in self.in_layouts]
+        outs = [_spec(layout, axes, counts) for layout in self.out_layouts]
+        if any(spec is None for spec in (*ins, *outs)):
+            return
+        in_specs = tuple(spec for spec in ins if spec is not None)
+        partial = tuple(spec for spec in outs if spec is not None)
+        if counts and not self._proven(mesh, in_specs, partial, counts):
+            return
+        reductions = [(axis, op) for digit, own in axes.items() for op in self.reduce_ops.get(digit, ()) for axis in own]
+        per_output = [
+            _reduced(spec, self._shape(self.op.outputs[i]), mesh, [(axis, op) for axis, (o, op) in reductions if o == i])
+            for i, spec in enumerate(partial)
+        ]
+        for combination in itertools.product(*per_output):
+            spec = OpShardSpec(in_specs, tuple(s for s, _ in combination), tuple(fns for _, fns in combination))
+            yield self._choice(mesh, spec, partial, counts)
+
+    def _shape(self, tensor: hidet.Tensor) -> tuple[int, ...]:
+        return tuple(int(size) for size in tensor.shape)
+
+    def _proven(
+        self,
+        mesh: DeviceMesh,
+        in_specs: tuple[TensorShardSpec, ...],
+        partial: tuple[TensorShardSpec, ...],
+        counts: Mapping[Digit, int],
+    ) -> bool:
+        """Whether the operator rebuilt on shards has the definition of the whole with the extents divided."""
+        assert self.definition is not None
+        try:
+            locals_ = [
+                hidet.symbol(list(spec.local_shape(self._shape(x), mesh)), x.dtype, x.device)
+                for x, spec in zip(self.op.inputs, in_specs, strict=True)
+            ]
+            out_shapes = [
+                spec.local_shape(self._shape(y), mesh) for y, spec in zip(self.op.outputs, partial, strict=True)
+            ]
+            local = rebuild(self.op, locals_, out_shapes)[0].op
+            definition = analyze(local.task)
+        except (SpecError, UnsupportedDefinition, ValueError):
+            return False
+        return bool(rename(definition.canonical, {}) == rename(self.definition.canonical, counts))
+
+    def _choice(
+        self, mesh: DeviceMesh, spec: OpShardSpec, partial: tuple[TensorShardSpec, ...], counts: Mapping[Digit, int]
+    ) -> Choice:
+        read = sum(
+            min(_nbytes(x) // s.num_shards(mesh), self._most_read(i, counts) * x.dtype.nbytes)
+            for i, (x, s) in enumerate(zip(self.op.inputs, spec.in_specs, strict=True))
+        )
+        written = sum(_nbytes(y) // s.num_shards(mesh) for y, s in zip(self.op.outputs, partial, strict=True))
+        if self.op.share_map:
+            read = written = 0  # the output is the input's memory
+        return Choice(spec, self.definition.operations(counts) if self.definition else 0, read, written)
+
+    def _most_read(self, tensor: int, counts: Mapping[Digit, int]) -> int:
+        """No more elements of an input can be read than its accesses are executed: a lookup reads few rows."""
+        if self.definition is None:
+            return _elements(self.op.inputs[tensor])
+        return sum(
+            math.prod(d.extent // counts.get(d, 1) for d in access.nest)
+            for access in self.definition.accesses
+            if access.tensor == tensor
+        )
+
+
+def derive(op: Operator) -> Rule:
+    """The sharding rule of an operator, from its compute definition; without one the rule says why in ``note``."""
+    reason = UNTRUSTED.get(type(op))
+    if reason is None:
+        try:
+            return _derive(op)
+        except UnsupportedDefinition as error:
+            reason = str(error)
+    whole = tuple(tuple(None for _ in x.shape) for x in op.inputs)
+    return Rule(op, None, whole, tuple(tuple(None for _ in y.shape) for y in op.outputs), (), {}, reason)
+
+
+def _derive(op: Operator) -> Rule:
+    definition = analyze(op.task)
+    read = {access.tensor for access in definition.accesses}
+    if len(read) < len(op.inputs):
+        raise UnsupportedDefinition("its definition does not say how it uses all of its inputs")
+    blocked = set(definition.pinned)
+    in_layouts = []
+    for number, x in enumerate(op.inputs):
+        layout = []
+        for dim, size in enumerate(x.shape):
+            forms = {access.indices[dim] for access in definition.accesses if access.tensor == number}
+            (form, *others) = forms
+            digits = None if others or form is None else form.layout(int(size))
+            if digits is None:
+                # Indexed in two ways, out of order, or by windows: each device needs the whole dim, and what indexes
+                # it must count from the same origin on every device.
+                blocked.update(d for f in forms if f is not None for d in f.digits)
+            layout.append(digits)
+        in_layouts.append(tuple(layout))
+    reduce_ops: dict[Digit, tuple[tuple[int, str], ...]] = {}
+    for reduction in definition.reductions:
+        for digit in sorted(reduction.digits):
+            reduce_ops[digit] = (*reduce_ops.get(digit, ()), (reduction.output, reduction.op))
+    spatial = {d for output in definition.out_digits for dim in output for d in dim}
+    factors = (*sorted(spatial - blocked), *sorted(set(reduce_ops) - blocked))
+    return Rule(op, definition, tuple(in_layouts), tuple(definition.out_digits), factors, reduce_ops)
+
+
+def _spec(
+    layout: Layout, axes: Mapping[Digit, tuple[int, ...]], counts: Mapping[Digit, int]
+) -> TensorShardSpec | None:
+    """The spec that an assignment of mesh axes to digits gives a tensor; None when shards would not be contiguous."""
+    per_dim = []
+    for digits in layout:
+        split: list[int] = []
+        whole_above = True
+        for digit in digits or ():
+            if digit in axes:
+                if not whole_above:
+                    return None
+                split.extend(axes[digit])
+            whole_above = whole_above and counts.get(digit, 1) == digit.extent
+        per_dim.append(tuple(split))
+    return TensorShardSpec(tuple(per_dim))
+
+
+def _reduced(
+    partial: TensorShardSpec, shape: tuple[int, ...], mesh: DeviceMesh, reductions: list[tuple[int, str]]
+) -> list[tuple[TensorShardSpec, tuple[ReduceFn, ...]]]:
+    """Every way to make a partial output whole: all-reduce, or per mesh axis a reduce-scatter onto a dim that divides."""
+    results = []
+    for dims in itertools.product((None, *range(len(shape))), repeat=len(reductions)):
+        spec = partial
+        fns: list[ReduceFn] = []
+        rest: dict[str, list[int]] = {}
+        for (axis, op), dim in zip(reductions, dims, strict=True):
+            if dim is None:
+                rest.setdefault(op, []).append(axis)
+            else:
+                spec = spec.with_dim(dim, (*spec.mesh_axes_per_dim[dim], axis))
+                fns.append(ReduceFn("reduce_scatter", op, (axis,), dim))
+        # Scatters first: they leave less for the all-reduce.
+        fns.extend(ReduceFn("all_reduce", op, tuple(sorted(own))) for op, own in rest.items())
+        if spec.fits(shape, mesh) and len(rest) <= 1:
+            results.append((spec, tuple(fns)))
+    return results
+
+
+def _elements(tensor: hidet.Tensor) -> int:
+    return math.prod(int(size) for size in tensor.shape)
+
+
+def _nbytes(tensor: hidet.Tensor) -> int:
+    return _elements(tensor) * int(tensor.dtype.nbytes)
+
+
+def _letters() -> Iterable[str]:
+    for n in itertools.count():
+        for letter in "ijklmnopqrstuvwxyzabcdefgh":
+            yield letter + (str(n) if n else "")
+
+
+class RuleTable:
+    """Rules and choices of a graph's operators, derived once for operators that differ only in their data."""
+
+    def __init__(self, mesh: DeviceMesh):
+        self.mesh = mesh
+        self._found: dict[Any, tuple[Rule, tuple[Choice, ...]]] = {}
+
+    def __call__(self, op: Operator) -> tuple[Rule, tuple[Choice, ...]]:
+        """The rule of an operator (perhaps of its twin) and its choices on the mesh."""
+        key = _signature(op)
+        if key not in self._found:
+            rule = derive(op)
+            self._found[key] = (rule, rule.choices(self.mesh))
+        return self._found[key]
+
+
+def _signature(op: Operator) -> Any:
+    """Equal for operators that have the same definition; an attribute that cannot be compared makes it unique."""
+
+    def plain(value: Any) -> bool:
+        if isinstance(value, list | tuple):
+            return all(map(plain, value))
+        return value is None or isinstance(value, bool | int | float | str | DataType | Constant)
+
+    if not all(plain(value) for value in op.attrs.values()):
+        return id(op)
+    tensors = tuple((x.dtype.name, tuple(map(str, x.shape))) for x in op.inputs)
+    return (type(op), tensors, tuple(sorted((name, repr(value)) for name, value in op.attrs.items())))

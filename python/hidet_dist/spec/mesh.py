@@ -1,0 +1,106 @@
+"""The device mesh: ranks laid out on named axes, row-major."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hidet_dist.errors import SpecError
+
+MAX_AXES = 10  # so that a mesh axis is one digit in the written form of a spec
+_AXIS = re.compile(r"^\s*([A-Za-z_]\w*)\s*=\s*(\d+)\s*$")
+
+
+@dataclass(frozen=True)
+class DeviceMesh:
+    """Ranks on a grid of any number of axes; rank = row-major index of the coordinate.
+
+    Parameters
+    ----------
+    shape: tuple[int, ...]
+        Devices along each axis, at least one axis, each at least 1.
+    axis_names: tuple[str, ...]
+        One name an axis; ``axis0, axis1, ...`` when not given.
+
+    Raises
+    ------
+    SpecError
+        For an empty shape, a size below 1, a name twice, or names that do not match the shape.
+    """
+
+    shape: tuple[int, ...]
+    axis_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(self.shape))
+        names = tuple(self.axis_names) or tuple(f"axis{i}" for i in range(len(self.shape)))
+        object.__setattr__(self, "axis_names", names)
+        if not self.shape:
+            raise SpecError("A device mesh needs at least one axis; got the shape ().")
+        if len(self.shape) > MAX_AXES:
+            raise SpecError(f"A device mesh has at most {MAX_AXES} axes; got the shape {self.shape}.")
+        for size in self.shape:
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise SpecError(f"A mesh axis needs a whole number of devices, 1 or more; got {size!r} in {self.shape}.")
+        if len(names) != len(self.shape):
+            raise SpecError(f"The mesh {self.shape} has {len(self.shape)} axes but {len(names)} names: {names}.")
+        if len(set(names)) != len(names) or not all(name.isidentifier() for name in names):
+            raise SpecError(f"Mesh axis names must be distinct identifiers; got {names}.")
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return math.prod(self.shape)
+
+    def group_size(self, axes: Iterable[int]) -> int:
+        """Number of devices that differ only in the coordinates of ``axes``."""
+        return math.prod(self.shape[axis] for axis in axes)
+
+    def coordinate(self, rank: int) -> tuple[int, ...]:
+        """The coordinate of a rank. Raises SpecError when the mesh has no such rank."""
+        if not 0 <= rank < self.size:
+            raise SpecError(f"The mesh {self} has the ranks 0 to {self.size - 1}; there is no rank {rank}.")
+        coordinate = []
+        for size in reversed(self.shape):
+            coordinate.append(rank % size)
+            rank //= size
+        return tuple(reversed(coordinate))
+
+    def rank(self, coordinate: Sequence[int]) -> int:
+        """The rank at a coordinate. Raises SpecError when it is outside the mesh."""
+        if len(coordinate) != self.ndim or not all(0 <= c < n for c, n in zip(coordinate, self.shape, strict=True)):
+            raise SpecError(f"The coordinate {tuple(coordinate)} is outside the mesh {self}.")
+        rank = 0
+        for c, n in zip(coordinate, self.shape, strict=True):
+            rank = rank * n + c
+        return rank
+
+    def peers(self, rank: int, axes: Iterable[int]) -> tuple[int, ...]:
+        """The ranks that differ from ``rank`` only along ``axes`` (itself included), row-major over the axes."""
+        axes = set(axes)
+        own = self.coordinate(rank)
+        return tuple(
+            other
+            for other in range(self.size)
+            if all(a in axes or c == o for a, (c, o) in enumerate(zip(self.coordinate(other), own, strict=True)))
+        )
+
+    def __str__(self) -> str:
+        return "[" + ", ".join(f"{name}={size}" for name, size in zip(self.axis_names, self.shape, strict=True)) + "]"
+
+    @classmethod
+    def parse(cls, text: str) -> DeviceMesh:
+        """The mesh that ``str()`` printed, e.g. ``[node=2, gpu=4]``. Raises SpecError for anything else."""
+        stripped = text.strip()
+        matches = [_AXIS.match(part) for part in stripped[1:-1].split(",")]
+        if not (stripped.startswith("[") and stripped.endswith("]")) or not all(matches):
+            raise SpecError(f"Not a device mesh: {text!r}. Write it as [node=2, gpu=4].")
+        pairs = [match.groups() for match in matches if match]
+        return cls(tuple(int(size) for _, size in pairs), tuple(name for name, _ in pairs))

@@ -1,0 +1,113 @@
+"""The operator sharding spec: the specs that an operator's inputs and outputs have together."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hidet_dist.errors import SpecError
+from hidet_dist.spec.tensor import TensorShardSpec
+
+REDUCE_OPS = ("sum", "max", "min", "product", "average")
+_REDUCE = re.compile(r"^(all_reduce|reduce_scatter)\((\w+), axes=(\d+)(?:, dim=(\d+))?\)$")
+_TENSOR = re.compile(r"\([^()]*\)")
+
+
+@dataclass(frozen=True)
+class ReduceFn:
+    """What makes a partial output whole: ``kind`` over ``mesh_axes`` with ``op``; a reduce-scatter splits ``dim``.
+
+    Raises
+    ------
+    SpecError
+        For an unknown kind or op, no mesh axis, or a dim where there must be none (and the other way round).
+    """
+
+    kind: str
+    op: str
+    mesh_axes: tuple[int, ...]
+    dim: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mesh_axes", tuple(self.mesh_axes))
+        if self.kind not in ("all_reduce", "reduce_scatter"):
+            raise SpecError(f"A reduce function is an all_reduce or a reduce_scatter; got {self.kind!r}.")
+        if self.op not in REDUCE_OPS:
+            raise SpecError(f"A reduce function reduces by one of {', '.join(REDUCE_OPS)}; got {self.op!r}.")
+        if not self.mesh_axes or len(set(self.mesh_axes)) != len(self.mesh_axes):
+            raise SpecError(f"A reduce function needs distinct mesh axes; got {self.mesh_axes}.")
+        if (self.dim is None) != (self.kind == "all_reduce"):
+            raise SpecError(f"A reduce_scatter names the dim it splits, an all_reduce none; got {self.kind}, {self.dim}.")
+
+    def __str__(self) -> str:
+        dim = "" if self.dim is None else f", dim={self.dim}"
+        return f"{self.kind}({self.op}, axes={''.join(map(str, self.mesh_axes))}{dim})"
+
+    @classmethod
+    def parse(cls, text: str) -> ReduceFn:
+        """The reduce function that ``str()`` printed. Raises SpecError for anything else."""
+        match = _REDUCE.match(text.strip())
+        if match is None:
+            raise SpecError(f"Not a reduce function: {text!r}. Write it as all_reduce(sum, axes=0).")
+        kind, op, axes, dim = match.groups()
+        return cls(kind, op, tuple(map(int, axes)), None if dim is None else int(dim))
+
+
+@dataclass(frozen=True)
+class OpShardSpec:
+    """The same operator, run on shards of its inputs, gives shards of its outputs.
+
+    ``reduce_fns[i]`` are applied to output i, in order, where the local result is partial; ``out_specs[i]`` is the
+    spec after them. Written ``(S0, R), (R, R) -> (S0, R)``, reduce functions behind ``|``, one list an output.
+
+    Raises
+    ------
+    SpecError
+        When the number of reduce function lists is not the number of outputs.
+    """
+
+    in_specs: tuple[TensorShardSpec, ...]
+    out_specs: tuple[TensorShardSpec, ...]
+    reduce_fns: tuple[tuple[ReduceFn, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "in_specs", tuple(self.in_specs))
+        object.__setattr__(self, "out_specs", tuple(self.out_specs))
+        fns = tuple(tuple(fns) for fns in self.reduce_fns) or ((),) * len(self.out_specs)
+        object.__setattr__(self, "reduce_fns", fns)
+        if len(fns) != len(self.out_specs):
+            raise SpecError(f"{len(self.out_specs)} outputs but reduce functions for {len(fns)}.")
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether every device computes the whole operator."""
+        return all(s.is_replicated for s in self.in_specs + self.out_specs) and not any(self.reduce_fns)
+
+    def partial_spec(self, output: int) -> TensorShardSpec:
+        """The spec of an output's partial result, before its reduce functions."""
+        spec = self.out_specs[output]
+        for fn in reversed(self.reduce_fns[output]):
+            if fn.dim is not None:
+                spec = spec.with_dim(fn.dim, spec.mesh_axes_per_dim[fn.dim][: -len(fn.mesh_axes)])
+        return spec
+
+    def __str__(self) -> str:
+        text = f"{', '.join(map(str, self.in_specs))} -> {', '.join(map(str, self.out_specs))}".strip()
+        if any(self.reduce_fns):
+            text += " | " + " ; ".join(" ".join(str(fn).replace(" ", "") for fn in fns) for fns in self.reduce_fns)
+        return text
+
+    @classmethod
+    def parse(cls, text: str) -> OpShardSpec:
+        """The spec that ``str()`` printed. Raises SpecError for anything else."""
+        head, bar, tail = text.partition("|")
+        ins, arrow, outs = head.partition("->")
+        if not arrow or _TENSOR.sub("", ins + outs).replace(",", "").strip():
+            raise SpecError(f"Not an operator sharding spec: {text!r}. Write it as (S0, R), (R, R) -> (S0, R).")
+        out_specs = tuple(TensorShardSpec.parse(part) for part in _TENSOR.findall(outs))
+        fns: tuple[tuple[ReduceFn, ...], ...] = ()
+        if bar:
+            fns = tuple(
+                tuple(ReduceFn.parse(fn.replace(",", ", ")) for fn in part.split()) for part in tail.split(";")
+            )
+        return cls(tuple(TensorShardSpec.parse(part) for part in _TENSOR.findall(ins)), out_specs, fns)

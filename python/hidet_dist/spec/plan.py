@@ -1,0 +1,268 @@
+"""The plan: one operator sharding spec per operator, one tensor sharding spec per weight, input and output."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hidet_dist.errors import PlanError, SpecError
+from hidet_dist.files import write_text
+from hidet_dist.spec.mesh import DeviceMesh
+from hidet_dist.spec.operator import OpShardSpec
+from hidet_dist.spec.tensor import TensorShardSpec
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """A weight, input or output of the graph: its shape (elements), dtype name, bytes in all, and spec."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    spec: TensorShardSpec
+
+    def local_nbytes(self, mesh: DeviceMesh) -> int:
+        """Bytes of one shard."""
+        return self.nbytes // self.spec.num_shards(mesh)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "name": self.name,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "nbytes": self.nbytes,
+            "spec": str(self.spec),
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> TensorPlan:
+        """The inverse of :meth:`to_json`."""
+        spec = TensorShardSpec.parse(data["spec"])
+        return cls(data["name"], tuple(data["shape"]), data["dtype"], data["nbytes"], spec)
+
+
+@dataclass(frozen=True)
+class ConnectionPlan:
+    """A tensor converted from the spec it is produced in to the one it is consumed in.
+
+    ``steps`` are written as :class:`hidet_dist.connect.Step` prints them; ``seconds`` is their predicted time.
+    """
+
+    tensor: str
+    source: TensorShardSpec
+    target: TensorShardSpec
+    steps: tuple[str, ...]
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "tensor": self.tensor,
+            "source": str(self.source),
+            "target": str(self.target),
+            "steps": list(self.steps),
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> ConnectionPlan:
+        """The inverse of :meth:`to_json`."""
+        source, target = TensorShardSpec.parse(data["source"]), TensorShardSpec.parse(data["target"])
+        return cls(data["tensor"], source, target, tuple(data["steps"]), data["seconds"])
+
+
+@dataclass(frozen=True)
+class OperatorPlan:
+    """How one operator of the graph is sharded.
+
+    ``connections`` are those that are paid for at this operator: a conversion that an earlier operator already
+    needed is not listed again. ``note`` says why an operator without a rule is replicated. Times in seconds.
+    """
+
+    index: int
+    operator: str
+    spec: OpShardSpec
+    compute_seconds: float
+    reduce_seconds: float
+    connections: tuple[ConnectionPlan, ...] = ()
+    note: str = ""
+
+    @property
+    def communication(self) -> tuple[str, ...]:
+        """The conversion steps before the operator and the reduce functions after it, as text."""
+        steps = [step for connection in self.connections for step in connection.steps]
+        return (*steps, *(str(fn) for fns in self.spec.reduce_fns for fn in fns))
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time of the operator with its communication."""
+        return self.compute_seconds + self.reduce_seconds + sum(c.seconds for c in self.connections)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "index": self.index,
+            "operator": self.operator,
+            "spec": str(self.spec),
+            "compute_seconds": self.compute_seconds,
+            "reduce_seconds": self.reduce_seconds,
+            "connections": [connection.to_json() for connection in self.connections],
+            "note": self.note,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> OperatorPlan:
+        """The inverse of :meth:`to_json`."""
+        return cls(
+            data["index"],
+            data["operator"],
+            OpShardSpec.parse(data["spec"]),
+            data["compute_seconds"],
+            data["reduce_seconds"],
+            tuple(ConnectionPlan.from_json(c) for c in data["connections"]),
+            data["note"],
+        )
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """The plan of one stage of the graph on its mesh. ``fingerprint`` names the graph that it was made for."""
+
+    mesh: DeviceMesh
+    fingerprint: str
+    operators: tuple[OperatorPlan, ...]
+    weights: tuple[TensorPlan, ...]
+    inputs: tuple[TensorPlan, ...]
+    outputs: tuple[TensorPlan, ...]
+    output_connections: tuple[ConnectionPlan, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time of one run of the stage."""
+        return math.fsum([*(o.seconds for o in self.operators), *(c.seconds for c in self.output_connections)])
+
+    @property
+    def weight_bytes_per_device(self) -> int:
+        """Bytes of weights that each device holds."""
+        return sum(weight.local_nbytes(self.mesh) for weight in self.weights)
+
+    def communications(self) -> tuple[str, ...]:
+        """All conversion steps and reduce functions of the stage, in execution order, as text."""
+        steps = [text for operator in self.operators for text in operator.communication]
+        return (*steps, *(step for connection in self.output_connections for step in connection.steps))
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "mesh": str(self.mesh),
+            "fingerprint": self.fingerprint,
+            "operators": [operator.to_json() for operator in self.operators],
+            "weights": [tensor.to_json() for tensor in self.weights],
+            "inputs": [tensor.to_json() for tensor in self.inputs],
+            "outputs": [tensor.to_json() for tensor in self.outputs],
+            "output_connections": [connection.to_json() for connection in self.output_connections],
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> StagePlan:
+        """The inverse of :meth:`to_json`."""
+        return cls(
+            DeviceMesh.parse(data["mesh"]),
+            data["fingerprint"],
+            tuple(OperatorPlan.from_json(o) for o in data["operators"]),
+            tuple(TensorPlan.from_json(t) for t in data["weights"]),
+            tuple(TensorPlan.from_json(t) for t in data["inputs"]),
+            tuple(TensorPlan.from_json(t) for t in data["outputs"]),
+            tuple(ConnectionPlan.from_json(c) for c in data["output_connections"]),
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A list of stages (one, as long as there is no inter-operator parallelism)."""
+
+    stages: tuple[StagePlan, ...]
+
+    @property
+    def stage(self) -> StagePlan:
+        """The only stage."""
+        (stage,) = self.stages
+        return stage
+
+    @property
+    def seconds(self) -> float:
+        """Predicted time of one run."""
+        return math.fsum(stage.seconds for stage in self.stages)
+
+    def collectives(self) -> dict[str, int]:
+        """How many communication operators of each kind one run executes (slices, which are local, left out)."""
+        kinds = Counter(text.partition("(")[0] for stage in self.stages for text in stage.communications())
+        kinds.pop("slice", None)
+        return dict(sorted(kinds.items()))
+
+    def table(self) -> Table:
+        """The plan as a table for a person: operator, specs, communication, predicted time, why not sharded."""
+        from rich.table import Table
+
+        table = Table(title=f"Plan on {', '.join(str(stage.mesh) for stage in self.stages)}", show_lines=False)
+        for column in ("#", "operator", "inputs", "outputs", "communication"):
+            table.add_column(column)
+        table.add_column("cost [µs]", justify="right")
+        for stage in self.stages:
+            for op in stage.operators:
+                note = f" ({op.note})" if op.note else ""
+                table.add_row(
+                    str(op.index),
+                    op.operator + note,
+                    ", ".join(map(str, op.spec.in_specs)),
+                    ", ".join(map(str, op.spec.out_specs)),
+                    "; ".join(op.communication),
+                    f"{op.seconds * 1e6:.1f}",
+                )
+            for connection in stage.output_connections:
+                specs = str(connection.source), str(connection.target)
+                cost = f"{connection.seconds * 1e6:.1f}"
+                table.add_row("", "graph output", *specs, "; ".join(connection.steps), cost)
+        return table
+
+    def to_json(self) -> str:
+        """The plan as JSON text, the same for the same plan."""
+        return json.dumps({"format": FORMAT, "stages": [stage.to_json() for stage in self.stages]}, indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that :meth:`to_json` wrote. Raises PlanError for anything else."""
+        try:
+            data = json.loads(text)
+            if not isinstance(data, dict) or data.get("format") != FORMAT:
+                raise PlanError(f"Not a plan of format {FORMAT}; make it again with this version of hidet_dist.")
+            return cls(tuple(StagePlan.from_json(stage) for stage in data["stages"]))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, PlanError):
+                raise
+            what = error if isinstance(error, SpecError) else f"{type(error).__name__}: {error}"
+            raise PlanError(f"Not a plan: {what}") from error
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan to a JSON file, whole or not at all."""
+        write_text(Path(path), self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read a plan that :meth:`save` wrote. Raises PlanError when the file is missing or is no plan."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PlanError(f"Cannot read the plan {path}: {error}") from error
+        return cls.from_json(text)
