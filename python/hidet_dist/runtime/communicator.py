@@ -1,0 +1,203 @@
+"""One rank's end of a mesh of processes: made, bound to a thread before kernels are launched, and checked after."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import weakref
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from hidet_dist.errors import CommunicationError, ConfigError
+from hidet_dist.runtime import liveness, native
+from hidet_dist.runtime.liveness import Verdict
+
+if TYPE_CHECKING:
+    from hidet_dist.runtime.gloo import GlooTransport
+    from hidet_dist.runtime.rendezvous import Rendezvous
+
+_open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+class Communicator:
+    """What compiled kernels communicate through, on the thread that it is bound to.
+
+    Use it from one thread at a time. All ranks must make their communicators in the same order.
+
+    Parameters
+    ----------
+    rank, world_size: int
+        This rank, and the number of ranks.
+    mesh_shape: tuple[int, ...]
+        The devices along each mesh axis; their product is the world size. A rank is the row-major index of its
+        coordinate.
+    timeout_seconds: float
+        How long a collective waits for the other ranks before it fails.
+    rendezvous: Rendezvous | None
+        Where the ranks met. Not needed with one rank, which opens no socket.
+
+    Raises
+    ------
+    ConfigError
+        Where the arguments contradict each other, or the mesh is not that of the other ranks.
+    CommunicationError
+        Where the rendezvous store has gone.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        mesh_shape: tuple[int, ...],
+        timeout_seconds: float = 60.0,
+        rendezvous: Rendezvous | None = None,
+    ):
+        if math.prod(mesh_shape) != world_size:
+            raise ConfigError(
+                f"mesh {mesh_shape} has {math.prod(mesh_shape)} devices, but the world size is {world_size}"
+            )
+        if not timeout_seconds > 0:
+            raise ConfigError(f"timeout_seconds must be positive, not {timeout_seconds}")
+        self.rank = rank
+        self.world_size = world_size
+        self.mesh_shape = tuple(mesh_shape)
+        self.timeout_seconds = timeout_seconds
+        self._rendezvous = rendezvous
+        self._name = ""
+        self._transport: GlooTransport | None = None
+        self._verdict: Verdict | None = None
+        self._reported = False
+        self._handle: int | None = None
+        if world_size > 1:
+            if rendezvous is None:
+                raise ConfigError(f"a world size of {world_size} needs a rendezvous")
+            self._join(rendezvous)
+        try:
+            table = None if self._transport is None else self._transport.table
+            self._handle = native.create_communicator(table, self.mesh_shape, rank)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+        if rendezvous is not None and world_size > 1:
+            handle = self._handle
+            rendezvous.heartbeat.watch(self._name, lambda: native.sequence(handle), self._on_verdict)
+        _open_communicators.add(self)
+
+    def bind(self) -> None:
+        """Make it the calling thread's current communicator, which the thread's collectives act on."""
+        native.bind(self._open_handle())
+
+    @property
+    def sequence(self) -> int:
+        """The number of collectives started on it."""
+        return native.sequence(self._open_handle())
+
+    def check(self) -> None:
+        """Return if all collectives so far went well.
+
+        Raises ``CommunicationError``, with the ranks to blame and the underlying message, once one has failed. The
+        search for the blame takes up to ``liveness.SILENCE_SECONDS`` + 1 s the first time.
+        """
+        handle = self._open_handle()
+        message = native.error(handle)
+        if message is None:
+            return
+        if self._verdict is None:
+            self._verdict = self._find_verdict(handle)
+            if self._transport is not None:
+                # After the verdict is out: the ranks that wait for this one see their connections close, and then it.
+                self._transport.close()
+        if self._transport is not None and self._transport.interrupt is not None:
+            interrupt, self._transport.interrupt = self._transport.interrupt, None
+            raise interrupt
+        verdict = self._verdict
+        who = "" if verdict.reporter == self.rank else f" (found by rank {verdict.reporter})"
+        raise CommunicationError(
+            f"rank {self.rank}: collective {native.sequence(handle)} failed: {verdict.reason}{who}. {message}",
+            verdict.ranks,
+        )
+
+    def close(self) -> None:
+        """Free it, once; it must not be in use. A thread that it is still bound to must be bound anew."""
+        handle, self._handle = self._handle, None
+        if handle is None:
+            return
+        _open_communicators.discard(self)
+        if self._rendezvous is not None and self.world_size > 1:
+            self._rendezvous.heartbeat.unwatch(self._name)
+        native.destroy_communicator(handle)
+        if self._transport is not None:
+            self._transport.close()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open_handle(self) -> int:
+        if self._handle is None:
+            raise CommunicationError(f"rank {self.rank}: the communicator is closed")
+        return self._handle
+
+    def _join(self, rendezvous: Rendezvous) -> None:
+        settings = rendezvous.settings
+        if (self.rank, self.world_size) != (settings.rank, settings.world_size):
+            raise ConfigError(
+                f"rank {self.rank} of {self.world_size} is not what the ranks met as: {settings.rank} of "
+                f"{settings.world_size}"
+            )
+        from hidet_dist.runtime.gloo import GlooTransport
+
+        self._name = rendezvous.next_name()
+        try:
+            shape = ",".join(map(str, self.mesh_shape))
+            agreed = rendezvous.open_store().compare_set(f"{self._name}/mesh", "", shape).decode()
+            if agreed != shape:
+                raise ConfigError(f"rank {self.rank} has the mesh ({shape}), but another rank ({agreed})")
+            self._transport = GlooTransport(
+                rendezvous, self._name, self.mesh_shape, self.timeout_seconds, self._fail, self._failed
+            )
+        except RuntimeError as error:
+            host = settings.host_rank
+            raise CommunicationError(
+                f"rank {self.rank} lost the rendezvous store: {error}", () if host is None else (host,)
+            ) from error
+
+    def _fail(self, message: str) -> None:
+        if self._handle is not None:
+            native.fail(self._handle, message)
+
+    def _failed(self) -> bool:
+        return self._handle is not None and native.error(self._handle) is not None
+
+    def _on_verdict(self, verdict: Verdict) -> None:
+        # Only tells the native side to go no further; check() reads the verdict itself, in its own thread.
+        self._reported = True
+        self._fail(f"rank {verdict.reporter} reported that {verdict.reason}")
+
+    def _find_verdict(self, handle: int) -> Verdict:
+        if self._rendezvous is None or self._transport is None:
+            return Verdict((self.rank,), "it was called wrongly", self.rank)
+        rendezvous = self._rendezvous
+        if self._transport.failed_by_peer or self._reported:
+            verdict = liveness.blame(
+                rendezvous.open_store,
+                self._name,
+                self.rank,
+                self.world_size,
+                native.sequence(handle),
+                rendezvous.settings.host_rank,
+            )
+        else:
+            own = Verdict((self.rank,), f"rank {self.rank} called it wrongly", self.rank)
+            verdict = liveness.publish(rendezvous.open_store, self._name, own)
+        rendezvous.mark_gone(tuple(rank for rank in verdict.ranks if rank != self.rank))
+        return verdict
+
+
+@atexit.register
+def _close_all() -> None:
+    for communicator in tuple(_open_communicators):
+        communicator.close()

@@ -1,0 +1,251 @@
+"""The CPU transport: the native library's collectives, carried out by torch.distributed's Gloo."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hidet_dist.runtime import native
+from hidet_dist.runtime.liveness import SilenceWatch
+from hidet_dist.runtime.rendezvous import Rendezvous
+
+_POLL_SECONDS = 0.002
+
+# Up to this many bytes from all ranks together, an all-reduce is an all-gather and a local reduction. Gloo's own takes
+# twice as many steps, and measured on one host, 2 and 4 processes, a step costs more than these bytes.
+SMALL_BYTES = 512 * 1024
+
+_DTYPES = {code: getattr(torch, name) for name, code in native.DTYPE_CODES.items()}
+_BOOL = native.dtype_code("bool")
+_SUM, _MAX, _MIN, _PRODUCT = (native.reduce_op_code(name) for name in ("sum", "max", "min", "product"))
+_REDUCE_OPS: dict[int, Any] = {
+    _SUM: dist.ReduceOp.SUM,
+    _MAX: dist.ReduceOp.MAX,
+    _MIN: dist.ReduceOp.MIN,
+    _PRODUCT: dist.ReduceOp.PRODUCT,
+}
+
+
+def group_ranks(mesh_shape: tuple[int, ...], rank: int, group: int) -> tuple[int, ...]:
+    """The ranks of a rank's group along the mesh axes whose bits are set in ``group``, in group order."""
+    strides = [math.prod(mesh_shape[axis + 1 :]) for axis in range(len(mesh_shape))]
+    coordinate = [rank // stride % extent for stride, extent in zip(strides, mesh_shape, strict=True)]
+    choices = [range(extent) if group >> axis & 1 else (coordinate[axis],) for axis, extent in enumerate(mesh_shape)]
+    return tuple(
+        sum(index * stride for index, stride in zip(indices, strides, strict=True))
+        for indices in itertools.product(*choices)
+    )
+
+
+class PeerError(RuntimeError):
+    """Another rank is missing or gone, as far as this rank can tell."""
+
+
+@dataclass(frozen=True)
+class _Group:
+    backend: Any  # a ProcessGroupGloo, most of whose methods torch's stubs lack
+    size: int
+
+
+class GlooTransport:
+    """Carries out a communicator's collectives between processes on CPUs.
+
+    A process group is made per group of ranks, when it is first used. One thread at a time may use it.
+
+    Parameters
+    ----------
+    rendezvous: Rendezvous
+        The ranks, met.
+    name: str
+        The communicator's, the same on all ranks and on no other communicator.
+    mesh_shape: tuple[int, ...]
+        The mesh of all ranks.
+    timeout_seconds: float
+        How long a collective waits for the other ranks.
+    fail: Callable[[str], None]
+        Records why a collective failed.
+    failed: Callable[[], bool]
+        Whether the communicator has failed meanwhile, for another reason.
+    """
+
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        name: str,
+        mesh_shape: tuple[int, ...],
+        timeout_seconds: float,
+        fail: Callable[[str], None],
+        failed: Callable[[], bool],
+    ):
+        self.table = native.make_transport(self._all_reduce, self._all_gather, self._reduce_scatter)
+        self.failed_by_peer = False
+        self.interrupt: BaseException | None = None
+        self._rank = rendezvous.settings.rank
+        self._name = name
+        self._mesh_shape = mesh_shape
+        self._timeout_seconds = timeout_seconds
+        self._fail = fail
+        self._failed = failed
+        self._liveness_store = rendezvous.open_store()
+        self._store = dist.PrefixStore(name, rendezvous.open_store())
+        self._device = _open_device(rendezvous.settings.master_addr, rendezvous.settings.master_port or 0)
+        self._groups: dict[tuple[int, ...], _Group] = {}
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    def close(self) -> None:
+        """Close all connections, at which collectives that wait for this rank fail on the other ranks."""
+        self._groups.clear()
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    # What the native library calls. Arguments are checked, counts positive and groups of two ranks or more.
+
+    def _all_reduce(self, send: int, recv: int, count: int, dtype: int, reduce_op: int, group: int) -> int:
+        def run() -> None:
+            peers = self._group(group)
+            dtype_, op = _as_gloo(dtype, reduce_op)
+            source, result = _tensor(send, count, dtype_), _tensor(recv, count, dtype_)
+            if source.nbytes * peers.size <= SMALL_BYTES:
+                gathered = self._scratch_tensor(count * peers.size, dtype_)
+                peers.backend._allgather_base(gathered.view(torch.uint8), source.view(torch.uint8)).wait()
+                _reduce(gathered.view(peers.size, count), result, op)
+                return
+            if send != recv:
+                result.copy_(source)
+            options = dist.AllreduceOptions()
+            options.reduceOp = _REDUCE_OPS[op]
+            peers.backend.allreduce([result], options).wait()
+
+        return self._guard(run)
+
+    def _all_gather(self, send: int, recv: int, send_count: int, dtype: int, group: int) -> int:
+        def run() -> None:
+            peers = self._group(group)
+            size = send_count * native.dtype_size(dtype)
+            source, result = _tensor(send, size, torch.uint8), _tensor(recv, size * peers.size, torch.uint8)
+            peers.backend._allgather_base(result, source).wait()
+
+        return self._guard(run)
+
+    def _reduce_scatter(self, send: int, recv: int, recv_count: int, dtype: int, reduce_op: int, group: int) -> int:
+        def run() -> None:
+            # Gloo's own reduce-scatter reduces everything everywhere. An exchange moves no more than is needed, and
+            # the reduction, in rank order, gives the same bits each time.
+            peers = self._group(group)
+            dtype_, op = _as_gloo(dtype, reduce_op)
+            source = _tensor(send, recv_count * peers.size, dtype_)
+            exchanged = self._scratch_tensor(recv_count * peers.size, dtype_)
+            peers.backend.alltoall_base(exchanged.view(torch.uint8), source.view(torch.uint8), [], []).wait()
+            _reduce(exchanged.view(peers.size, recv_count), _tensor(recv, recv_count, dtype_), op)
+
+        return self._guard(run)
+
+    def _guard(self, run: Callable[[], None]) -> int:
+        """Runs it; whatever it raises is recorded, as native code is waiting for the answer."""
+        try:
+            run()
+        except RuntimeError as error:
+            self.failed_by_peer = True
+            self._fail(str(error))
+            return native.FAILED
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self.interrupt = error
+            self._fail(f"{type(error).__name__}: {error}")
+            return native.FAILED
+        return native.OK
+
+    def _scratch_tensor(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialized tensor, in memory that is kept from call to call: fresh pages cost as much as copying."""
+        size = count * dtype.itemsize
+        if self._scratch.numel() < size:
+            self._scratch = torch.empty(size, dtype=torch.uint8)
+        return self._scratch[:size].view(dtype)
+
+    def _group(self, group: int) -> _Group:
+        ranks = group_ranks(self._mesh_shape, self._rank, group)
+        if ranks not in self._groups:
+            self._groups[ranks] = self._make_group(ranks)
+        return self._groups[ranks]
+
+    def _make_group(self, ranks: tuple[int, ...]) -> _Group:
+        prefix = "group/" + ",".join(map(str, ranks))
+        store = dist.PrefixStore(prefix, self._store)
+        deadline = time.monotonic() + self._timeout_seconds
+        self._await_members(store, ranks, deadline)
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._devices = [self._device]
+        options._timeout = timedelta(seconds=self._timeout_seconds)
+        return _Group(gloo(store, ranks.index(self._rank), len(ranks), options), len(ranks))
+
+    def _await_members(self, store: dist.Store, ranks: tuple[int, ...], deadline: float) -> None:
+        """Gloo would wait the whole time-out for a member that is dead, as there is no connection yet to break."""
+        store.set(f"ready/{self._rank}", "")
+        keys = {rank: f"ready/{rank}" for rank in ranks}
+        watch: SilenceWatch | None = None
+        next_look = time.monotonic() + 1.0
+        while not store.check(list(keys.values())):
+            time.sleep(_POLL_SECONDS)
+            now = time.monotonic()
+            if self._failed():
+                raise PeerError("the communicator failed meanwhile")
+            if now < next_look and now < deadline:
+                continue
+            next_look = now + 0.5
+            missing = tuple(rank for rank in ranks if not store.check([keys[rank]]))
+            if watch is None:
+                watch = SilenceWatch(self._liveness_store, ranks)
+            gone = watch.gone(missing)
+            if gone:
+                raise PeerError(f"rank {', '.join(map(str, gone))} is gone")
+            if missing and now >= deadline:
+                raise PeerError(
+                    f"timed out after {self._timeout_seconds:g} s, waiting for rank {', '.join(map(str, missing))}"
+                )
+
+
+def _open_device(master_addr: str, master_port: int) -> dist.ProcessGroupGloo.Device:
+    """Gloo's listening socket: on loopback unless the ranks met at another address, then on the way there."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    if interface:
+        return dist.ProcessGroupGloo.create_device(interface=interface)
+    family, kind, protocol, _, address = socket.getaddrinfo(master_addr, master_port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)  # sends nothing: it only has the system choose a route
+        return dist.ProcessGroupGloo.create_device(hostname=probe.getsockname()[0])
+
+
+def _tensor(address: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor on memory that the caller keeps."""
+    buffer = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(buffer, dtype=dtype, count=count)
+
+
+def _as_gloo(dtype: int, reduce_op: int) -> tuple[torch.dtype, int]:
+    """Gloo does not reduce bools; as bytes of 0 and 1, "or" is their max, and "and" their min."""
+    if dtype == _BOOL:
+        return torch.uint8, _MAX if reduce_op in (_SUM, _MAX) else _MIN
+    return _DTYPES[dtype], reduce_op
+
+
+def _reduce(rows: torch.Tensor, result: torch.Tensor, reduce_op: int) -> None:
+    """Reduces over the first dim. torch keeps half types in float32 meanwhile."""
+    if reduce_op == _SUM:
+        torch.sum(rows, 0, dtype=rows.dtype, out=result)
+    elif reduce_op == _MAX:
+        torch.amax(rows, 0, out=result)
+    elif reduce_op == _MIN:
+        torch.amin(rows, 0, out=result)
+    else:
+        torch.prod(rows, 0, dtype=rows.dtype, out=result)

@@ -1,0 +1,294 @@
+"""Who is to blame for a collective that failed: ranks publish heartbeats, and a failed rank reads the others'."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+BEAT_SECONDS = 0.5
+"""How often each rank publishes a heartbeat."""
+
+SILENCE_SECONDS = 3.0
+"""A rank whose heartbeat does not change for this long counts as dead; several beats, as busy machines are late."""
+
+ABSENT = -1
+"""Stands for the sequence number of a rank that has not made the communicator yet."""
+
+T = TypeVar("T")
+
+
+def run_bounded(function: Callable[[], T], seconds: float) -> T:
+    """What ``function()`` returns or raises, or ``TimeoutError`` after ``seconds``.
+
+    For calls into the store, some of which wait without a limit for a host that is stopped. Its thread is left behind
+    then: nothing can interrupt it.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="hidet_dist-bounded", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return results[0]
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a rank last said of itself.
+
+    ``sequences`` has the number of collectives started on each of its communicators, ``None`` for a closed one.
+    """
+
+    count: int
+    sequences: dict[str, int | None]
+    left: bool = False
+
+    def dumps(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def loads(text: bytes) -> Beat:
+        """The reverse of ``dumps``."""
+        return Beat(**json.loads(text))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Which ranks made a communicator fail, why, and the rank that found out. ``ranks`` may be empty: unknown."""
+
+    ranks: tuple[int, ...]
+    reason: str
+    reporter: int
+
+    def dumps(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def loads(text: bytes) -> Verdict:
+        """The reverse of ``dumps``."""
+        value: dict[str, Any] = json.loads(text)
+        return Verdict(tuple(value["ranks"]), value["reason"], value["reporter"])
+
+
+def beat_key(rank: int) -> str:
+    """Where a rank publishes its beat."""
+    return f"beat/{rank}"
+
+
+def verdict_key(communicator: str) -> str:
+    """Where the first rank to find out says why a communicator failed."""
+    return f"{communicator}/verdict"
+
+
+@dataclass(frozen=True)
+class _Watched:
+    sequence: Callable[[], int]
+    on_verdict: Callable[[Verdict], None]
+
+
+class Heartbeat:
+    """Publishes this rank's beat from a daemon thread, and passes on the verdicts that other ranks publish.
+
+    Parameters
+    ----------
+    store: Store
+        A store client of its own: a client serves one call at a time, and another's may wait for long.
+    rank: int
+        This rank.
+    """
+
+    def __init__(self, store: Store, rank: int):
+        self._store = store
+        self._rank = rank
+        self._count = 0
+        self._watched: dict[str, _Watched] = {}
+        self._closed: set[str] = set()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hidet_dist-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Publish the first beat, then go on in the thread."""
+        self._publish()
+        self._thread.start()
+
+    def watch(self, communicator: str, sequence: Callable[[], int], on_verdict: Callable[[Verdict], None]) -> None:
+        """Publish a communicator's sequence number too, and call ``on_verdict``, once, when it has a verdict.
+
+        Both functions are called from the heartbeat's thread, and not after ``unwatch`` has returned.
+        """
+        with self._lock:
+            self._watched[communicator] = _Watched(sequence, on_verdict)
+
+    def unwatch(self, communicator: str) -> None:
+        """Say from now on that this rank has closed the communicator."""
+        with self._lock:
+            if self._watched.pop(communicator, None) is not None:
+                self._closed.add(communicator)
+
+    def stop(self) -> None:
+        """Say that this rank has left, and end the thread. Waits two seconds for it at most."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(2.0)
+
+    def _publish(self) -> None:
+        with self._lock:
+            sequences: dict[str, int | None] = dict.fromkeys(self._closed)
+            sequences.update({name: watched.sequence() for name, watched in self._watched.items()})
+        self._count += 1
+        self._store.set(beat_key(self._rank), Beat(self._count, sequences, left=self._stop.is_set()).dumps())
+
+    def _run(self) -> None:
+        told: set[str] = set()
+        try:
+            while True:
+                stopping = self._stop.wait(BEAT_SECONDS)
+                self._publish()
+                if stopping:
+                    return
+                with self._lock:
+                    names = [name for name in self._watched if name not in told]
+                for name in names:
+                    if not self._store.check([verdict_key(name)]):
+                        continue
+                    told.add(name)
+                    verdict = Verdict.loads(self._store.get(verdict_key(name)))
+                    with self._lock:
+                        if name in self._watched:
+                            self._watched[name].on_verdict(verdict)
+        except RuntimeError:
+            # The store has gone. That alone is no failure, as the host may simply have finished first; a collective
+            # that does fail then finds the store unreachable, and blames its host.
+            return
+
+
+class SilenceWatch:
+    """Tells which of some ranks have been silent for ``SILENCE_SECONDS`` since it was made, or have left."""
+
+    def __init__(self, store: Store, ranks: tuple[int, ...]):
+        self._store = store
+        self._seen = {rank: (beat.count, time.monotonic()) for rank, beat in read_beats(store, ranks).items()}
+
+    def gone(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of ``ranks`` that are dead or have left. ``ranks`` must be among those that it was made for."""
+        now = time.monotonic()
+        gone = []
+        for rank, beat in read_beats(self._store, ranks).items():
+            count, since = self._seen[rank]
+            if beat.count != count:
+                self._seen[rank] = (beat.count, now)
+            elif now - since > SILENCE_SECONDS:
+                gone.append(rank)
+            if beat.left:
+                gone.append(rank)
+        return tuple(dict.fromkeys(gone))
+
+
+def read_beats(store: Store, ranks: tuple[int, ...]) -> dict[int, Beat]:
+    """The last beat of each of these ranks. They must have joined: each publishes one before it announces itself."""
+    if not ranks:
+        return {}
+    return dict(zip(ranks, map(Beat.loads, store.multi_get([beat_key(rank) for rank in ranks])), strict=True))
+
+
+def blame(
+    open_store: Callable[[], Store], communicator: str, rank: int, world_size: int, sequence: int, host: int | None
+) -> Verdict:
+    """Find the ranks that made a communicator's collective fail, and publish the verdict, or adopt an earlier one.
+
+    Those are the ranks whose heartbeat stopped or that have left; else those that have started the fewest collectives,
+    if fewer than this one; else, where the store cannot be reached, its host. Takes ``SILENCE_SECONDS`` and one second
+    more at most.
+
+    Parameters
+    ----------
+    open_store: Callable[[], Store]
+        Opens a new store client, or raises.
+    communicator: str
+        Its name.
+    rank, world_size: int
+        This rank, and the number of ranks.
+    sequence: int
+        The number of collectives that this rank has started.
+    host: int | None
+        The rank that hosts the store, ``None`` where that is no rank.
+    """
+
+    def search() -> Verdict:
+        store = open_store()
+        key = verdict_key(communicator)
+        verdict = _earlier_verdict(store, key) or _search(store, communicator, rank, world_size, sequence)
+        return Verdict.loads(store.compare_set(key, "", verdict.dumps()))
+
+    try:
+        return run_bounded(search, SILENCE_SECONDS + 1.0)
+    except (RuntimeError, TimeoutError) as error:
+        if host is None or host == rank:
+            return Verdict((), f"the rendezvous store cannot be reached ({error})", rank)
+        return Verdict((host,), f"rank {host}, which hosts the rendezvous store, cannot be reached", rank)
+
+
+def publish(open_store: Callable[[], Store], communicator: str, verdict: Verdict) -> Verdict:
+    """Publish a verdict, and return it or an earlier one; itself too where the store cannot be reached."""
+    try:
+        return run_bounded(
+            lambda: Verdict.loads(open_store().compare_set(verdict_key(communicator), "", verdict.dumps())), 1.0
+        )
+    except (RuntimeError, TimeoutError):
+        return verdict
+
+
+def _earlier_verdict(store: Store, key: str) -> Verdict | None:
+    return Verdict.loads(store.get(key)) if store.check([key]) else None
+
+
+def _search(store: Store, communicator: str, rank: int, world_size: int, sequence: int) -> Verdict:
+    others = tuple(other for other in range(world_size) if other != rank)
+    deadline = time.monotonic() + SILENCE_SECONDS
+    first = read_beats(store, others)
+    while True:
+        earlier = _earlier_verdict(store, verdict_key(communicator))
+        if earlier is not None:
+            return earlier
+        beats = read_beats(store, others)
+        left = [other for other in others if beats[other].left or beats[other].sequences.get(communicator, 0) is None]
+        silent = [other for other in others if other not in left and beats[other].count == first[other].count]
+        if not silent or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    if silent:
+        return Verdict(tuple(silent), f"{_ranks(silent)} stopped responding", rank)
+    if left:
+        return Verdict(tuple(left), f"{_ranks(left)} left before the collective", rank)
+    # A rank that waits for a late one is behind this rank too, so only the last ones are to blame.
+    started = {other: beats[other].sequences.get(communicator, ABSENT) for other in others}
+    counts = {other: ABSENT if count is None else count for other, count in started.items()}
+    least = min(counts.values())
+    if least < sequence:
+        late = [other for other in others if counts[other] == least]
+        return Verdict(tuple(late), f"{_ranks(late)} did not reach collective {max(least, 0) + 1}", rank)
+    return Verdict((), "all ranks are alive and have reached the same collective", rank)
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,0 +1,217 @@
+"""The native library, typed. Nothing here imports hidet or torch; see collectives.h for what each function does."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib.metadata
+from collections.abc import Callable
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
+from pathlib import Path
+from typing import Any
+
+from hidet_dist.errors import HidetDistError
+
+LIBRARY_NAME = "hidet_dist"
+ABI_VERSION = 1
+
+DTYPE_CODES: dict[str, int] = {
+    "float32": 0,
+    "float64": 1,
+    "float16": 2,
+    "bfloat16": 3,
+    "int8": 4,
+    "int32": 5,
+    "int64": 6,
+    "uint8": 7,
+    "bool": 8,
+}
+"""The code of each dtype that collectives take, by its name in hidet and NumPy."""
+
+REDUCE_OP_CODES: dict[str, int] = {"sum": 0, "max": 1, "min": 2, "product": 3}
+
+OK = 0
+NO_COMMUNICATOR = 1
+INVALID_ARGUMENT = 2
+FAILED = 3
+
+AllReduceFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int32)
+AllGatherFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_int32)
+ReduceScatterFunction = AllReduceFunction
+CopyFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int64)
+
+
+class Transport(ctypes.Structure):
+    """``hidet_dist_transport``. Whoever fills it in keeps it, and its functions, for as long as the communicator."""
+
+    _fields_ = (
+        ("context", c_void_p),
+        ("all_reduce", AllReduceFunction),
+        ("all_gather", AllGatherFunction),
+        ("reduce_scatter", ReduceScatterFunction),
+        ("copy", CopyFunction),
+    )
+
+
+def dtype_code(name: str) -> int:
+    """The native code of a dtype, given its name in hidet or NumPy. Raises ``ValueError`` where there is none."""
+    try:
+        return DTYPE_CODES[name]
+    except KeyError:
+        raise ValueError(f"collectives do not take dtype {name!r}, only {', '.join(DTYPE_CODES)}") from None
+
+
+def reduce_op_code(name: str) -> int:
+    """The native code of ``'sum'``, ``'max'``, ``'min'`` or ``'product'``; ``ValueError`` for any other name."""
+    try:
+        return REDUCE_OP_CODES[name]
+    except KeyError:
+        raise ValueError(f"no reduce operation {name!r}, only {', '.join(REDUCE_OP_CODES)}") from None
+
+
+@functools.cache
+def _package_dir() -> Path:
+    """The installed package's folder that holds ``lib`` and ``include``.
+
+    An editable install keeps the Python sources in the checkout and these two in site-packages.
+    """
+    candidates = [Path(__file__).resolve().parent.parent]
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        candidates.append(Path(str(importlib.metadata.distribution("hidet_dist").locate_file("hidet_dist"))))
+    for candidate in candidates:
+        if (candidate / "lib" / f"lib{LIBRARY_NAME}.so").is_file():
+            return candidate
+    tried = ", ".join(str(candidate / "lib") for candidate in candidates)
+    raise HidetDistError(f"lib{LIBRARY_NAME}.so is not in {tried}: install hidet_dist (`make setup` in a checkout)")
+
+
+def library_path() -> Path:
+    """The native library. Raises ``HidetDistError`` where hidet_dist is not installed."""
+    return library_dir() / f"lib{LIBRARY_NAME}.so"
+
+
+def library_dir() -> Path:
+    """The folder to link kernels against, with ``-lhidet_dist``."""
+    return _package_dir() / "lib"
+
+
+def include_dir() -> Path:
+    """The folder for ``#include <hidet_dist/collectives.h>``."""
+    return _package_dir() / "include"
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The loaded native library, its symbols visible to kernels that are loaded later.
+
+    Raises ``HidetDistError`` where it is missing or of another version than this package.
+    """
+    path = library_path()
+    lib = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    lib.hidet_dist_abi_version.restype = c_int32
+    version = lib.hidet_dist_abi_version()
+    if version != ABI_VERSION:
+        raise HidetDistError(f"{path} has ABI version {version}, this package needs {ABI_VERSION}: install it again")
+
+    def declare(name: str, result: Any, *arguments: Any) -> None:
+        function = getattr(lib, f"hidet_dist_{name}")
+        function.restype = result
+        function.argtypes = arguments
+
+    declare("all_reduce", c_int32, c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int32)
+    declare("all_gather", c_int32, c_void_p, c_void_p, c_int64, c_int32, c_int32)
+    declare("reduce_scatter", c_int32, c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int32)
+    declare("dtype_size", c_int64, c_int32)
+    declare("communicator_create", c_void_p, POINTER(Transport), POINTER(c_int64), c_int32, c_int64)
+    declare("communicator_destroy", None, c_void_p)
+    declare("bind", None, c_void_p)
+    declare("communicator_error", c_char_p, c_void_p)
+    declare("fail", None, c_void_p, c_char_p)
+    declare("communicator_sequence", c_int64, c_void_p)
+    declare("communicator_group_size", c_int64, c_void_p, c_int32)
+    declare("last_error", c_char_p)
+    return lib
+
+
+def all_reduce(send: int, recv: int, count: int, dtype: int, reduce_op: int, group: int) -> int:
+    """All-reduce ``count`` elements at address ``send`` into ``recv``; the status code is returned."""
+    return int(library().hidet_dist_all_reduce(send, recv, count, dtype, reduce_op, group))
+
+
+def all_gather(send: int, recv: int, send_count: int, dtype: int, group: int) -> int:
+    """Gather every rank's ``send_count`` elements at ``send`` into ``recv``; the status code is returned."""
+    return int(library().hidet_dist_all_gather(send, recv, send_count, dtype, group))
+
+
+def reduce_scatter(send: int, recv: int, recv_count: int, dtype: int, reduce_op: int, group: int) -> int:
+    """Reduce the elements at ``send``, leaving this rank's ``recv_count`` in ``recv``; the status code is returned."""
+    return int(library().hidet_dist_reduce_scatter(send, recv, recv_count, dtype, reduce_op, group))
+
+
+def dtype_size(dtype: int) -> int:
+    """The bytes of one element of the dtype with this code, or 0."""
+    return int(library().hidet_dist_dtype_size(dtype))
+
+
+def create_communicator(transport: Transport | None, mesh_shape: tuple[int, ...], rank: int) -> int:
+    """The handle of a new communicator. Raises ``ValueError`` with the native message where it is refused."""
+    shape = (c_int64 * len(mesh_shape))(*mesh_shape)
+    table = None if transport is None else ctypes.byref(transport)
+    handle = library().hidet_dist_communicator_create(table, shape, len(mesh_shape), rank)
+    if not handle:
+        raise ValueError(last_error())
+    return int(handle)
+
+
+def destroy_communicator(handle: int) -> None:
+    """Free a communicator that no thread is using."""
+    library().hidet_dist_communicator_destroy(handle)
+
+
+def bind(handle: int | None) -> None:
+    """Make a communicator the calling thread's current one; ``None`` leaves it without one."""
+    library().hidet_dist_bind(handle)
+
+
+def error(handle: int) -> str | None:
+    """The message of the communicator's first failure, or ``None``."""
+    message = library().hidet_dist_communicator_error(handle)
+    return None if message is None else message.decode(errors="replace")
+
+
+def fail(handle: int, message: str) -> None:
+    """Make a communicator fail, unless it has failed before."""
+    library().hidet_dist_fail(handle, message.encode())
+
+
+def sequence(handle: int) -> int:
+    """How many collectives were started on a communicator."""
+    return int(library().hidet_dist_communicator_sequence(handle))
+
+
+def group_size(handle: int, group: int) -> int:
+    """How many ranks the group along a mask of mesh axes has, or -1 for a mask with an unknown axis."""
+    return int(library().hidet_dist_communicator_group_size(handle, group))
+
+
+def last_error() -> str:
+    """The message of the calling thread's last native call that failed, or an empty string."""
+    return str(library().hidet_dist_last_error().decode(errors="replace"))
+
+
+TransportFunction = Callable[..., int]
+"""A transport's function in Python: the native arguments without the context; it returns 0 or another number."""
+
+
+def make_transport(
+    all_reduce: TransportFunction, all_gather: TransportFunction, reduce_scatter: TransportFunction
+) -> Transport:
+    """A transport for host memory made of Python functions, which must not raise."""
+    return Transport(
+        None,
+        AllReduceFunction(lambda _context, *arguments: all_reduce(*arguments)),
+        AllGatherFunction(lambda _context, *arguments: all_gather(*arguments)),
+        ReduceScatterFunction(lambda _context, *arguments: reduce_scatter(*arguments)),
+        CopyFunction(),
+    )

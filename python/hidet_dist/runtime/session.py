@@ -1,0 +1,125 @@
+"""The process's place among the ranks: set once, or taken from the environment, and used by every communicator."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import weakref
+
+from hidet_dist.errors import ConfigError
+from hidet_dist.runtime.communicator import Communicator
+from hidet_dist.runtime.rendezvous import Rendezvous, Settings, resolve_settings
+
+
+class _Session:
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.rendezvous: Rendezvous | None = None
+        self.communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+    def meet(self) -> Rendezvous:
+        if self.rendezvous is None:
+            self.rendezvous = Rendezvous(self.settings)
+        return self.rendezvous
+
+    def close(self) -> None:
+        for communicator in tuple(self.communicators):
+            communicator.close()
+        if self.rendezvous is not None:
+            self.rendezvous.close()
+
+
+_session: _Session | None = None
+
+
+def init(
+    rank: int | None = None,
+    world_size: int | None = None,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    timeout_seconds: float = 60.0,
+) -> None:
+    """Set the process's rank, the number of ranks, and where they meet.
+
+    What is not given comes from torchrun's variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Nothing is opened
+    yet: the ranks meet when the first communicator of several ranks is made.
+
+    Parameters
+    ----------
+    rank, world_size: int | None
+        This rank, and the number of ranks.
+    master_addr: str | None
+        The address that rank 0's store listens on, 127.0.0.1 by default.
+    master_port: int | None
+        Its TCP port.
+    timeout_seconds: float
+        How long the ranks wait to meet, and by default how long a collective waits.
+
+    Raises
+    ------
+    ConfigError
+        Where the settings are incomplete or contradict each other, or ``init`` was called before.
+    """
+    global _session  # noqa: PLW0603 - one process is one rank: this is process-wide by nature
+    if _session is not None:
+        raise ConfigError("init was called before: call shutdown first")
+    _session = _Session(resolve_settings(rank, world_size, master_addr, master_port, timeout_seconds))
+
+
+@atexit.register
+def shutdown() -> None:
+    """Close the session's communicators and leave the other ranks. Does nothing without a session."""
+    global _session
+    session, _session = _session, None
+    if session is not None:
+        session.close()
+
+
+def current() -> Settings | None:
+    """The settings of the session, or ``None`` before ``init`` and the first communicator."""
+    return None if _session is None else _session.settings
+
+
+def communicator_for(
+    mesh_shape: tuple[int, ...], rank: int | None = None, timeout_seconds: float | None = None
+) -> Communicator:
+    """A communicator for a mesh of all the ranks, initialized from the environment unless ``init`` was called.
+
+    All ranks must ask for theirs in the same order. The first one of several ranks waits for all of them to come.
+
+    Parameters
+    ----------
+    mesh_shape: tuple[int, ...]
+        The devices along each mesh axis.
+    rank: int | None
+        If given, the rank that this process must be.
+    timeout_seconds: float | None
+        How long a collective waits for the other ranks; the session's time-out by default.
+
+    Raises
+    ------
+    ConfigError
+        Where the number of ranks is not that of the mesh's devices, or the rank is another. No socket is opened then.
+    RendezvousError
+        Where the ranks do not all come.
+    CommunicationError
+        Where the rendezvous store has gone.
+    """
+    global _session  # noqa: PLW0603
+    session = _Session(resolve_settings()) if _session is None else _session
+    settings = session.settings
+    devices = math.prod(mesh_shape)
+    if devices != settings.world_size:
+        raise ConfigError(
+            f"mesh {tuple(mesh_shape)} needs {devices} processes, but the world size is {settings.world_size}: "
+            f"launch it with `python -m hidet_dist.launch -n {devices}` or torchrun"
+        )
+    if rank is not None and rank != settings.rank:
+        raise ConfigError(f"rank {rank} was asked for, but this process is rank {settings.rank}")
+    timeout = settings.timeout_seconds if timeout_seconds is None else timeout_seconds
+    # Kept before the ranks meet, so that shutdown finds whatever was opened.
+    _session = session
+    rendezvous = session.meet() if devices > 1 else None
+    communicator = Communicator(settings.rank, settings.world_size, tuple(mesh_shape), timeout, rendezvous)
+    session.communicators.add(communicator)
+    return communicator
