@@ -1,0 +1,184 @@
+"""The operators that a partition adds to a graph: collectives, and the cutting and joining of shards around them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import hidet
+from hidet.graph import Operator, Tensor
+from hidet.graph.ops.opaque import OpaqueOperator
+from hidet.graph.ops.utils import Task, compute, input_like
+from hidet.ir.builders import FunctionBuilder
+from hidet.ir.expr import Var
+from hidet.ir.module import IRModule
+from hidet.ir.stmt import BlackBoxStmt
+from hidet.ir.type import void_p
+
+from hidet_dist.runtime import native
+
+
+class CommunicationOp(OpaqueOperator):
+    """A collective over the ranks that differ only along ``mesh_axes``.
+
+    Opaque operators are barriers to fusion: hidet fuses what it has a compute definition for, and a collective's is
+    not the truth. The kernel is one call of the native C interface.
+
+    Parameters
+    ----------
+    x: Tensor
+        The local tensor. For a reduce-scatter its first dim has one entry a rank of the group.
+    kind: str
+        ``all_reduce``, ``all_gather`` (adds a first dim, one entry a rank), or ``reduce_scatter`` (takes it away).
+    mesh_axes: sequence of int
+        The mesh axes that the group spans.
+    group_size: int
+        Ranks in the group.
+    reduce_op: str
+        ``sum``, ``max``, ``min`` or ``product``; empty for an all-gather.
+    """
+
+    def __init__(self, x: Tensor, kind: str, mesh_axes: Sequence[int], group_size: int, reduce_op: str = ""):
+        self.kind = kind
+        self.mesh_axes = tuple(mesh_axes)
+        self.group_size = group_size
+        self.reduce_op = reduce_op
+        axes = "".join(map(str, mesh_axes))
+        # hidet compiles one kernel for each distinct task name and shape, so the name says all that the call depends on.
+        parts = ["hidet_dist", kind, reduce_op, f"axes{axes}", f"of{group_size}", f"abi{native.ABI_VERSION}"]
+        super().__init__(
+            name="_".join(part for part in parts if part),
+            inputs={"x": x},
+            attributes={
+                "kind": kind,
+                "mesh_axes": list(self.mesh_axes),
+                "group_size": group_size,
+                "reduce_op": reduce_op,
+            },
+        )
+        self.name = "".join(word.capitalize() for word in kind.split("_"))
+
+    def symbolic_forward(self, x: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        """The output's shape and dtype."""
+        shape = list(x.shape)
+        if self.kind == "all_gather":
+            shape = [self.group_size, *shape]
+        elif self.kind == "reduce_scatter":
+            if not shape or shape[0] != self.group_size:
+                raise ValueError(f"reduce_scatter over {self.group_size} ranks got the shape {shape}")
+            shape = shape[1:]
+        return {"y": self.symbol(shape, dtype=x.dtype.name, device=x.device.kind)}
+
+    def implement_cpu(self, inputs: list[Tensor], outputs: list[Tensor]) -> IRModule:
+        """One call of the native C interface."""
+        x, y = inputs[0], outputs[0]
+        per_rank = y if self.kind == "reduce_scatter" else x
+        count = math.prod(int(size) for size in per_rank.shape)
+        mask = sum(1 << axis for axis in self.mesh_axes)
+        codes = [str(native.dtype_code(x.dtype.name))]
+        if self.reduce_op:
+            codes.append(str(native.reduce_op_code(self.reduce_op)))
+        call = f"hidet_dist_{self.kind}({{}}, {{}}, INT64_C({count}), {', '.join(codes)}, {mask});"
+        send, receive = Var("send", void_p), Var("receive", void_p)
+        with FunctionBuilder("launch", kind="public") as builder:
+            builder.extend_params([send, receive])
+            builder.append(BlackBoxStmt(call, send, receive))
+        module = IRModule(functions={"launch": builder.func})
+        module.include_headers.append("hidet_dist/collectives.h")
+        module.include_dirs.append(str(native.include_dir()))
+        module.linking_dirs.append(str(native.library_dir()))
+        module.linking_libs.append("hidet_dist")
+        return module
+
+
+class ShardSliceTask(Task):  # type: ignore[misc]
+    """Cut the own shard out of dim ``dim``; which one is data, the device's coordinate."""
+
+    def __init__(self, x, coordinate, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int]):  # type: ignore[no-untyped-def]
+        shape = list(x.shape)
+        shape[dim] = shape[dim] // math.prod(sizes)
+
+        def element(*indices):  # type: ignore[no-untyped-def]
+            shard = coordinate[mesh_axes[0]]
+            for axis, size in zip(mesh_axes[1:], sizes[1:], strict=True):
+                shard = shard * size + coordinate[axis]
+            index = list(indices)
+            index[dim] = shard * shape[dim] + index[dim]
+            return x[index]
+
+        y = compute("y", shape, element)
+        super().__init__(
+            "shard_slice", [x, coordinate], [y], attributes={"dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes)}
+        )
+
+
+class ShardSliceOp(Operator):
+    """The own shard of ``x`` along ``dim``, split by ``mesh_axes`` (major to minor) of ``sizes`` devices."""
+
+    def __init__(self, x: Tensor, coordinate: Tensor, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int]):
+        task = ShardSliceTask(input_like(x, "x"), input_like(coordinate, "coordinate"), dim, mesh_axes, sizes)
+        attributes = {"dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes)}
+        super().__init__(inputs=[x, coordinate], attributes=attributes, task=task)
+
+
+class StackShardsTask(Task):  # type: ignore[misc]
+    """``y[r, ...]`` is the r-th of ``count`` equal parts of ``x`` along ``dim``."""
+
+    def __init__(self, x, dim: int, count: int):  # type: ignore[no-untyped-def]
+        part = x.shape[dim] // count
+        shape = [count, *x.shape]
+        shape[dim + 1] = part
+
+        def element(r, *indices):  # type: ignore[no-untyped-def]
+            index = list(indices)
+            index[dim] = r * part + index[dim]
+            return x[index]
+
+        y = compute("y", shape, element)
+        super().__init__("stack_shards", [x], [y], attributes={"dim": dim, "count": count})
+
+
+class StackShardsOp(Operator):
+    """Lay the parts of ``x`` along ``dim`` one behind the other, as a reduce-scatter wants them."""
+
+    def __init__(self, x: Tensor, dim: int, count: int):
+        task = StackShardsTask(input_like(x, "x"), dim, count)
+        super().__init__(inputs=[x], attributes={"dim": dim, "count": count}, task=task)
+
+
+class JoinShardsTask(Task):  # type: ignore[misc]
+    """``y`` joins ``x[0], x[1], ...`` along their dim ``dim``."""
+
+    def __init__(self, x, dim: int):  # type: ignore[no-untyped-def]
+        count, part = x.shape[0], x.shape[dim + 1]
+        shape = list(x.shape[1:])
+        shape[dim] = count * part
+
+        def element(*indices):  # type: ignore[no-untyped-def]
+            index = list(indices)
+            index[dim] = indices[dim] % part
+            return x[[indices[dim] // part, *index]]
+
+        y = compute("y", shape, element)
+        super().__init__("join_shards", [x], [y], attributes={"dim": dim})
+
+
+class JoinShardsOp(Operator):
+    """Join gathered shards along ``dim``, as an all-gather leaves them one behind the other."""
+
+    def __init__(self, x: Tensor, dim: int):
+        super().__init__(inputs=[x], attributes={"dim": dim}, task=JoinShardsTask(input_like(x, "x"), dim))
+
+
+class CopyTask(Task):  # type: ignore[misc]
+    """``y`` is a copy of ``x`` in memory of its own."""
+
+    def __init__(self, x):  # type: ignore[no-untyped-def]
+        super().__init__("copy", [x], [compute("y", x.shape, lambda *indices: x[indices])])
+
+
+class CopyOp(Operator):
+    """A copy, for a graph output that would otherwise be the memory of a graph input, a weight or another output."""
+
+    def __init__(self, x: Tensor):
+        super().__init__(inputs=[x], attributes={}, task=CopyTask(input_like(x, "x")))

@@ -1,0 +1,5 @@
+"""The simulator: all ranks of any mesh stepped in one process, collectives in NumPy. For tests and for checking plans."""
+
+from hidet_dist.simulate.simulator import simulate
+
+__all__ = ["simulate"]

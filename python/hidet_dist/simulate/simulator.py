@@ -1,0 +1,103 @@
+"""Running a program operator by operator for all ranks at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce as fold
+
+import hidet
+import numpy as np
+from hidet.graph import FlowGraph, Tensor
+
+from hidet_dist.errors import InputError, PartitionError
+from hidet_dist.partition import CommunicationOp, Program
+from hidet_dist.partition.program import COORDINATE
+from hidet_dist.spec import DeviceMesh, TensorPlan
+
+_REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}
+
+
+def simulate(program: Program, inputs: Sequence[np.ndarray], graph: FlowGraph | None = None) -> list[np.ndarray]:
+    """Run a program on the CPU for all ranks and put its outputs together again.
+
+    Parameters
+    ----------
+    program: Program
+        The program; each operator's compiled CPU kernel runs once a rank.
+    inputs: sequence of np.ndarray
+        The whole graph inputs; each rank gets its shard of them.
+    graph: FlowGraph, optional
+        An optimized form of ``program.graph``, with the same inputs and outputs, to run instead.
+
+    Returns
+    -------
+    The whole graph outputs.
+
+    Raises
+    ------
+    InputError
+        When the inputs do not fit the program.
+    PartitionError
+        When ranks that should hold the same piece of an output do not.
+    """
+    mesh = program.mesh
+    graph = program.graph if graph is None else graph
+    if len(inputs) != len(program.inputs):
+        raise InputError(f"The program has {len(program.inputs)} inputs; {len(inputs)} were given.")
+    for number, (x, plan) in enumerate(zip(inputs, program.inputs, strict=True)):
+        if tuple(x.shape) != plan.shape or str(x.dtype) != plan.dtype:
+            raise InputError(f"Input {number} is {x.dtype}{list(x.shape)}, not {plan.dtype}{list(plan.shape)}.")
+    ranks = range(mesh.size)
+    values: list[dict[Tensor, Tensor]] = []
+    for rank in ranks:
+        data = program.data_of(rank)
+        own: dict[Tensor, Tensor] = {}
+        for number, (x, plan) in enumerate(zip(inputs, program.inputs, strict=True)):
+            shard = x[plan.spec.slices(plan.shape, mesh, mesh.coordinate(rank))]
+            own[program.graph.inputs[number]] = hidet.asarray(np.ascontiguousarray(shard))
+        for name, placeholder in program.weight_placeholders.items():
+            own[placeholder] = hidet.from_torch(data[name])
+        if program.coordinate is not None:
+            own[program.coordinate] = hidet.from_torch(data[COORDINATE])
+        values.append(own)
+    graph._build_nodes()
+    for node in graph.nodes:
+        arguments = [[x if x.storage is not None else values[r][x] for x in node.inputs] for r in ranks]
+        if isinstance(node, CommunicationOp):
+            results = [[y] for y in _communicate(mesh, node, [a[0].numpy() for a in arguments])]
+        else:
+            results = [node.compiled_task.run_async(a) for a in arguments]
+        for r in ranks:
+            values[r].update(zip(node.outputs, results[r], strict=True))
+    return [
+        _assemble(plan, mesh, [values[r][y].numpy() for r in ranks])
+        for y, plan in zip(graph.outputs, program.outputs, strict=True)
+    ]
+
+
+def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[np.ndarray]) -> list[Tensor]:
+    received = []
+    for rank in range(mesh.size):
+        peers = mesh.peers(rank, op.mesh_axes)
+        parts = [sent[peer] for peer in peers]
+        if op.kind == "all_gather":
+            y = np.stack(parts)
+        else:
+            y = fold(_REDUCE[op.reduce_op], parts)
+            if op.kind == "reduce_scatter":
+                y = y[peers.index(rank)]
+        received.append(hidet.asarray(np.array(y, order="C")))
+    return received
+
+
+def _assemble(plan: TensorPlan, mesh: DeviceMesh, shards: list[np.ndarray]) -> np.ndarray:
+    whole = np.empty(plan.shape, shards[0].dtype)
+    written: dict[tuple[int, ...], np.ndarray] = {}
+    for rank, shard in enumerate(shards):
+        coordinate = mesh.coordinate(rank)
+        offset = plan.spec.shard_offset(plan.shape, mesh, coordinate)
+        first = written.setdefault(offset, shard)
+        if not np.allclose(first, shard, rtol=1e-4, atol=1e-5, equal_nan=True):
+            raise PartitionError(f"Rank {rank} holds another {plan.name} than the other ranks with the same piece of it.")
+        whole[plan.spec.slices(plan.shape, mesh, coordinate)] = shard
+    return whole
