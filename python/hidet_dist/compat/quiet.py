@@ -1,0 +1,42 @@
+"""hidet 0.6.1 reports its builds on stderr, with bars of its own and a line a kernel, in a log just as on a terminal.
+
+While :func:`quiet_builds` is active its bars are silent and advance a callback instead.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import hidet.ir.library.tune as tune
+
+# Not by attribute: hidet.drivers re-exports functions of the same names as these modules.
+_MODULES = tuple(importlib.import_module(f"hidet.drivers.{name}") for name in ("build_task", "build_module"))
+
+
+@contextmanager
+def quiet_builds(advance: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Silence hidet's build reports; ``advance`` is called for each finished kernel of a batch."""
+
+    def silent(iterable: Iterable[Any], **_: Any) -> Iterator[Any]:
+        for item in iterable:
+            yield item
+            advance()
+
+    levels = [module.logger.level for module in _MODULES]
+    bars = [module.tqdm for module in _MODULES]
+    tune_bar = tune.tqdm
+    try:
+        for module in _MODULES:
+            module.logger.setLevel(logging.WARNING)
+            module.tqdm = silent
+        tune.tqdm = lambda iterable, **_: iterable
+        yield
+    finally:
+        for module, level, bar in zip(_MODULES, levels, bars, strict=True):
+            module.logger.setLevel(level)
+            module.tqdm = bar
+        tune.tqdm = tune_bar

@@ -1,0 +1,132 @@
+"""What ``auto_parallel`` is told: the distributed and the optimization configuration, checked before work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from hidet_dist.errors import ConfigError, SpecError
+from hidet_dist.machine import Cluster, builtin
+from hidet_dist.spec import DeviceMesh, TensorShardSpec
+
+
+def _refuse_unknown(what: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{what} must be a dict; got {type(given).__name__}.")
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"Unknown key {key!r} in {what}; the keys are {', '.join(known)}.")
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True)
+class DistributedConfig:
+    """Where the program will run.
+
+    Attributes
+    ----------
+    mesh: DeviceMesh
+        From ``mesh_shape`` (devices along each axis) and ``mesh_axis_names``.
+    cluster: Cluster
+        The machine that costs are predicted for, from ``machine``: a built-in machine's name or a Cluster.
+    """
+
+    mesh: DeviceMesh
+    cluster: Cluster
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any], target: str) -> DistributedConfig:
+        """From the user's dict. Raises ConfigError for unknown keys and unfit values."""
+        _refuse_unknown("distributed_config", given, ("mesh_shape", "mesh_axis_names", "machine"))
+        shape = given.get("mesh_shape")
+        if not isinstance(shape, Sequence) or isinstance(shape, str):
+            raise ConfigError(f"distributed_config['mesh_shape'] must be a list of ints such as [2]; got {shape!r}.")
+        try:
+            mesh = DeviceMesh(tuple(shape), tuple(given.get("mesh_axis_names") or ()))
+        except (SpecError, TypeError, AttributeError) as error:
+            raise ConfigError(f"distributed_config describes no mesh: {error}") from error
+        machine = given.get("machine", "cpu" if target == "cpu" else "dgx-a100")
+        if isinstance(machine, str):
+            return cls(mesh, builtin(machine, mesh))
+        if not isinstance(machine, Cluster):
+            raise ConfigError(f"distributed_config['machine'] must be a name or a Cluster; got {machine!r}.")
+        if machine.mesh != mesh:
+            raise ConfigError(f"The machine has the mesh {machine.mesh} but distributed_config asks for {mesh}.")
+        return cls(mesh, machine)
+
+
+@dataclass(frozen=True)
+class OptimizationConfig:
+    """How to plan and compile.
+
+    Attributes
+    ----------
+    target: str
+        hidet's build target; ``cpu``.
+    mem_budget: int, optional
+        Bytes of weights that each device may hold; the device's memory by default.
+    input_specs, output_specs: tuple of TensorShardSpec or None, optional
+        How graph inputs arrive and outputs are wanted, as specs or their text; replicated by default.
+    solver: str
+        ``highs`` or ``cbc``.
+    solver_time_limit_seconds: float, optional
+        When to stop with the best plan found.
+    solver_gap: float
+        The relative gap to the optimum at which the solver may stop.
+    recompile: bool
+        Whether to replace an out_dir that is not empty and does not hold artifacts.
+    """
+
+    target: str = "cpu"
+    mem_budget: int | None = None
+    input_specs: tuple[TensorShardSpec | None, ...] | None = None
+    output_specs: tuple[TensorShardSpec | None, ...] | None = None
+    solver: str = "highs"
+    solver_time_limit_seconds: float | None = None
+    solver_gap: float = 1e-6
+    recompile: bool = False
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> OptimizationConfig:
+        """From the user's dict. Raises ConfigError for unknown keys and unfit values."""
+        _refuse_unknown("optimization_config", given, [field.name for field in fields(cls)])
+        values = dict(given)
+        for key in ("input_specs", "output_specs"):
+            if values.get(key) is not None:
+                values[key] = _specs(key, values[key])
+        config = cls(**values)
+        if config.target != "cpu":
+            raise ConfigError(f"optimization_config['target'] must be 'cpu'; {config.target!r} cannot be compiled for.")
+        if config.mem_budget is not None and not (_is_int(config.mem_budget) and config.mem_budget >= 0):
+            raise ConfigError(f"optimization_config['mem_budget'] must be whole bytes; got {config.mem_budget!r}.")
+        if config.solver not in ("highs", "cbc"):
+            raise ConfigError(f"optimization_config['solver'] must be 'highs' or 'cbc'; got {config.solver!r}.")
+        limit = config.solver_time_limit_seconds
+        if limit is not None and not (isinstance(limit, int | float) and limit > 0):
+            raise ConfigError(f"optimization_config['solver_time_limit_seconds'] must be above 0; got {limit!r}.")
+        if not isinstance(config.solver_gap, int | float) or not 0 <= config.solver_gap < 1:
+            raise ConfigError(f"optimization_config['solver_gap'] must be in [0, 1); got {config.solver_gap!r}.")
+        if not isinstance(config.recompile, bool):
+            raise ConfigError(f"optimization_config['recompile'] must be True or False; got {config.recompile!r}.")
+        return config
+
+
+def _specs(key: str, given: Any) -> tuple[TensorShardSpec | None, ...]:
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        raise ConfigError(f"optimization_config[{key!r}] must be a list with one spec (or None) a tensor; got {given!r}.")
+    specs: list[TensorShardSpec | None] = []
+    for spec in given:
+        if spec is None or isinstance(spec, TensorShardSpec):
+            specs.append(spec)
+        elif isinstance(spec, str):
+            try:
+                specs.append(TensorShardSpec.parse(spec))
+            except SpecError as error:
+                raise ConfigError(f"optimization_config[{key!r}]: {error}") from error
+        else:
+            raise ConfigError(f"optimization_config[{key!r}] has {spec!r}; write a spec as '(S0, R)'.")
+    return tuple(specs)
