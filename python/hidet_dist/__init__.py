@@ -1,0 +1,30 @@
+"""hidet_dist: automatic parallelization for hidet. Importing it adds the calls below to ``hidet.distributed``."""
+
+from importlib.metadata import version
+
+import hidet.distributed
+
+from hidet_dist.api import AutoParallelResult, auto_parallel, partition
+from hidet_dist.runtime.partition import LoadedPartition, load_partition
+from hidet_dist.runtime.session import init, shutdown
+from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, ReduceFn, TensorShardSpec
+
+__version__ = version("hidet_dist")
+
+__all__ = [
+    "AutoParallelResult",
+    "DeviceMesh",
+    "LoadedPartition",
+    "OpShardSpec",
+    "Plan",
+    "ReduceFn",
+    "TensorShardSpec",
+    "auto_parallel",
+    "init",
+    "load_partition",
+    "partition",
+    "shutdown",
+]
+
+for _name in __all__:
+    setattr(hidet.distributed, _name, globals()[_name])

@@ -1,0 +1,129 @@
+"""The calls that make artifacts: ``auto_parallel``, and ``partition`` for those who bring a plan."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hidet.graph import FlowGraph
+
+from hidet_dist.artifacts.write import check_destination, replacing, write_artifacts
+from hidet_dist.compile import compile_program
+from hidet_dist.config import DistributedConfig, OptimizationConfig
+from hidet_dist.errors import ConfigError, PlanError
+from hidet_dist.partition import Program, partition_graph
+from hidet_dist.progress import Progress
+from hidet_dist.search import search
+from hidet_dist.spec import Plan
+
+
+@dataclass(frozen=True)
+class AutoParallelResult:
+    """What ``auto_parallel`` did.
+
+    Attributes
+    ----------
+    plan: the plan; ``plan.table()`` shows it.
+    out_dir: where the artifacts are.
+    communications: one line for each communication operator of the program, in execution order.
+    weight_bytes_per_rank: bytes of weights that each rank holds.
+    total_weight_bytes: bytes of the whole graph's weights.
+    predicted_seconds: predicted time of one run.
+    plan_seconds, compile_seconds: time spent planning, and partitioning, compiling and writing.
+    """
+
+    plan: Plan
+    out_dir: Path
+    communications: list[str]
+    weight_bytes_per_rank: list[int]
+    total_weight_bytes: int
+    predicted_seconds: float
+    plan_seconds: float
+    compile_seconds: float
+
+
+def auto_parallel(
+    graph: FlowGraph,
+    distributed_config: Mapping[str, Any],
+    optimization_config: Mapping[str, Any] | None,
+    out_dir: str | Path,
+) -> AutoParallelResult:
+    """Plan, partition and compile a graph for a device mesh, and write artifacts for ``load_partition``.
+
+    Parameters
+    ----------
+    graph: FlowGraph
+        The graph as traced (not yet optimized), its weights as constants, on the CPU, with fixed shapes.
+    distributed_config: mapping
+        See :class:`hidet_dist.config.DistributedConfig` for the keys; ``{"mesh_shape": [2]}`` is enough.
+    optimization_config: mapping, optional
+        See :class:`hidet_dist.config.OptimizationConfig`.
+    out_dir: str or Path
+        Where the artifacts go. It is replaced whole when the build is done, or left as it was.
+
+    Raises
+    ------
+    ConfigError
+        For unknown keys and unfit values, before work starts.
+    ArtifactError
+        When ``out_dir`` holds something else.
+    InfeasibleError
+        When no plan fits the memory budget; it states the least that would do.
+    SolverError, PartitionError, CompileError
+        When a stage fails.
+    """
+    optimization = OptimizationConfig.parse(optimization_config or {})
+    distributed = DistributedConfig.parse(distributed_config, optimization.target)
+    if not isinstance(graph, FlowGraph):
+        raise ConfigError(f"auto_parallel takes a hidet FlowGraph; got a {type(graph).__name__}.")
+    out_dir = Path(out_dir)
+    check_destination(out_dir, optimization.recompile)
+    with Progress() as progress:
+        begin = time.perf_counter()
+        with progress.task("Planning"):
+            plan = search(
+                graph,
+                distributed.cluster,
+                optimization.mem_budget,
+                optimization.input_specs,
+                optimization.output_specs,
+                optimization.solver,
+                optimization.solver_time_limit_seconds,
+                optimization.solver_gap,
+            )
+        planned = time.perf_counter()
+        program = partition_graph(graph, plan)
+        with progress.task("Compiling") as task:
+            compiled = compile_program(program, optimization.target, task.total, task.advance)
+        with progress.task("Writing"), replacing(out_dir) as folder:
+            write_artifacts(folder, plan, program, compiled, optimization.target)
+    done = time.perf_counter()
+    stage = plan.stage
+    return AutoParallelResult(
+        plan,
+        out_dir,
+        program.communications(),
+        [stage.weight_bytes_per_device] * stage.mesh.size,
+        sum(weight.nbytes for weight in stage.weights),
+        plan.seconds,
+        planned - begin,
+        done - planned,
+    )
+
+
+def partition(graph: FlowGraph, plan: Plan) -> Program:
+    """Turn a graph into the SPMD program that a plan describes, without compiling it.
+
+    Raises
+    ------
+    PlanError
+        When the plan is none, was made for another graph, or does not fit it.
+    PartitionError
+        When an operator cannot run on the shards that the plan gives it.
+    """
+    if not isinstance(plan, Plan):
+        raise PlanError(f"partition takes a Plan (see Plan.load); got a {type(plan).__name__}.")
+    return partition_graph(graph, plan)

@@ -1,0 +1,157 @@
+"""The manifest: what an artifact folder holds, and the check that it still does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hidet_dist.errors import ArtifactError
+from hidet_dist.files import sha256, write_text
+
+FORMAT = 1
+NAME = "manifest.json"
+
+
+@dataclass(frozen=True)
+class TensorSignature:
+    """An input or output of the local program: dtype name, local shape (elements), whole shape, spec as text."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    whole_shape: tuple[int, ...]
+    spec: str
+
+
+@dataclass(frozen=True)
+class StageManifest:
+    """One stage: its folder, mesh, signatures, the kernels' names, and the order in which the launcher takes its data."""
+
+    folder: str
+    mesh_shape: tuple[int, ...]
+    mesh_axis_names: tuple[str, ...]
+    inputs: tuple[TensorSignature, ...]
+    outputs: tuple[TensorSignature, ...]
+    kernels: tuple[str, ...]
+    data: tuple[str, ...]
+    constants: tuple[str, ...]
+    communications: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of ranks of the stage."""
+        size = 1
+        for extent in self.mesh_shape:
+            size *= extent
+        return size
+
+    def weights_file(self, rank: int) -> str:
+        """The path of a rank's data, relative to the artifact folder."""
+        return f"{self.folder}/rank{rank}.safetensors"
+
+    @property
+    def constants_file(self) -> str:
+        """The path of the shared constants."""
+        return f"{self.folder}/constants.safetensors"
+
+    @property
+    def launcher_file(self) -> str:
+        """The path of the launcher library."""
+        return f"{self.folder}/launcher.so"
+
+    def kernel_file(self, number: int) -> str:
+        """The path of a kernel library."""
+        return f"{self.folder}/kernels/{number}.so"
+
+    def files_of(self, rank: int) -> list[str]:
+        """All files that a rank needs."""
+        kernels = [self.kernel_file(number) for number in range(len(self.kernels))]
+        constants = [self.constants_file] if self.constants else []
+        return [self.launcher_file, *kernels, *constants, self.weights_file(rank)]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """An artifact folder. ``files`` maps each file's path to its size in bytes and SHA-256."""
+
+    hidet_dist_version: str
+    hidet_version: str
+    abi_version: int
+    target: str
+    cpu_arch: str
+    world_size: int
+    stages: tuple[StageManifest, ...]
+    files: Mapping[str, tuple[int, str]]
+
+    def save(self, folder: Path) -> None:
+        """Write ``manifest.json`` into a folder, whole or not at all."""
+        body = asdict(self)
+        body["format"] = FORMAT
+        body["checksum"] = _checksum(body)
+        write_text(folder / NAME, json.dumps(body, indent=1, sort_keys=True) + "\n")
+
+    @classmethod
+    def load(cls, folder: Path) -> Manifest:
+        """Read the manifest of an artifact folder.
+
+        Raises
+        ------
+        ArtifactError
+            When there is none, it was altered, or it is of another format.
+        """
+        path = folder / NAME
+        try:
+            body = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ArtifactError(
+                f"{folder} holds no artifacts: there is no {NAME}. Build them with hidet.distributed.auto_parallel."
+            ) from error
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            raise ArtifactError(f"{path} cannot be read: {error}. Build the artifacts again.") from error
+        if not isinstance(body, dict) or body.get("format") != FORMAT:
+            found = body.get("format") if isinstance(body, dict) else None
+            raise ArtifactError(f"{path} has format {found!r}, not {FORMAT}; build the artifacts with this version.")
+        checksum = body.pop("checksum", None)
+        if checksum != _checksum(body):
+            raise ArtifactError(f"{path} was altered: its checksum does not fit. Build the artifacts again.")
+        body.pop("format")
+        try:
+            body["stages"] = tuple(_stage(stage) for stage in body["stages"])
+            body["files"] = {name: (int(size), str(digest)) for name, (size, digest) in body["files"].items()}
+            return cls(**body)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArtifactError(f"{path} is not a manifest of format {FORMAT}: {error}.") from error
+
+    def verify(self, folder: Path, names: Sequence[str]) -> None:
+        """Check files against their sizes and SHA-256.
+
+        Raises
+        ------
+        ArtifactError
+            For the first file that is missing, unlisted or altered, by name.
+        """
+        for name in names:
+            if name not in self.files:
+                raise ArtifactError(f"{folder / NAME} does not list {name}. Build the artifacts again.")
+            size, digest = self.files[name]
+            path = folder / name
+            if not path.is_file():
+                raise ArtifactError(f"{path} is missing. Build the artifacts again, or copy the folder whole.")
+            if path.stat().st_size != size or sha256(path) != digest:
+                raise ArtifactError(f"{path} was altered: its SHA-256 is not the manifest's. Build the artifacts again.")
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _stage(body: dict[str, Any]) -> StageManifest:
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in body.items()}
+    for key in ("inputs", "outputs"):
+        values[key] = tuple(
+            TensorSignature(t["dtype"], tuple(t["shape"]), tuple(t["whole_shape"]), t["spec"]) for t in body[key]
+        )
+    return StageManifest(**values)

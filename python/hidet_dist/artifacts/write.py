@@ -1,0 +1,122 @@
+"""Writing an artifact folder: beside its place, then renamed, so that an interrupted build leaves nothing that loads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import hidet
+import torch
+from safetensors.torch import save_file
+
+import hidet_dist
+from hidet_dist.artifacts.manifest import NAME, Manifest, StageManifest, TensorSignature
+from hidet_dist.compile import CompiledProgram
+from hidet_dist.errors import ArtifactError
+from hidet_dist.files import sha256
+from hidet_dist.partition import Program
+from hidet_dist.runtime import native
+from hidet_dist.spec import Plan, TensorPlan
+
+
+def check_destination(out_dir: Path, recompile: bool) -> None:
+    """Refuse a place that artifacts must not be written to.
+
+    Raises
+    ------
+    ArtifactError
+        When ``out_dir`` is a file, or a folder that is neither empty nor artifacts, unless ``recompile``.
+    """
+    if out_dir.exists() and not out_dir.is_dir():
+        raise ArtifactError(f"{out_dir} is not a folder; name another out_dir.")
+    if not recompile and out_dir.is_dir() and any(out_dir.iterdir()) and not _is_own(out_dir):
+        raise ArtifactError(
+            f"{out_dir} is not empty and holds no artifacts of hidet_dist; name another out_dir, or set "
+            "optimization_config['recompile'] to move its content aside."
+        )
+
+
+def _is_own(folder: Path) -> bool:
+    try:
+        Manifest.load(folder)
+    except ArtifactError:
+        return False
+    return True
+
+
+@contextmanager
+def replacing(out_dir: Path) -> Iterator[Path]:
+    """A fresh folder beside ``out_dir`` that takes its place when the block ends well, and is removed when it does not.
+
+    Old artifacts are removed; any other content is kept, as ``<out_dir>.before-<n>``.
+    """
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(dir=out_dir.parent, prefix=f".{out_dir.name}.partial-"))
+    try:
+        yield staging
+        staging.chmod(0o755)
+        old: Path | None = None
+        if out_dir.exists():
+            own = _is_own(out_dir) or not any(out_dir.iterdir())
+            number = 0
+            while (old := out_dir.with_name(f"{out_dir.name}.before-{number}")).exists():
+                number += 1
+            os.rename(out_dir, old)
+            old = old if own else None
+        os.rename(staging, out_dir)
+        if old is not None:
+            shutil.rmtree(old)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def write_artifacts(folder: Path, plan: Plan, program: Program, compiled: CompiledProgram, target: str) -> Manifest:
+    """Write everything into an empty folder, the manifest last."""
+    stage_dir = folder / "stage0"
+    (stage_dir / "kernels").mkdir(parents=True)
+    plan.save(folder / "plan.json")
+
+    def signature(tensor: TensorPlan) -> TensorSignature:
+        shape = tensor.spec.local_shape(tensor.shape, program.mesh)
+        return TensorSignature(tensor.dtype, shape, tensor.shape, str(tensor.spec))
+
+    stage = StageManifest(
+        "stage0",
+        program.mesh.shape,
+        program.mesh.axis_names,
+        tuple(map(signature, program.inputs)),
+        tuple(map(signature, program.outputs)),
+        tuple(compiled.kernel_names),
+        tuple(compiled.data),
+        tuple(compiled.constants),
+        tuple(program.communications()),
+    )
+    shutil.copyfile(compiled.launcher, folder / stage.launcher_file)
+    for number, kernel in enumerate(compiled.kernels):
+        shutil.copyfile(kernel, folder / stage.kernel_file(number))
+    if compiled.constants:
+        constants: dict[str, torch.Tensor] = {name: c.torch().contiguous() for name, c in compiled.constants.items()}
+        save_file(constants, folder / stage.constants_file)
+    for rank in range(program.mesh.size):
+        data = program.data_of(rank)
+        # Contiguous shards may still be views of one storage (a replicated weight), which the format does not allow.
+        save_file({name: data[name].clone() for name in compiled.data if name in data}, folder / stage.weights_file(rank))
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = {path.relative_to(folder).as_posix(): (path.stat().st_size, sha256(path)) for path in paths}
+    assert NAME not in files
+    manifest = Manifest(
+        hidet_dist.__version__,
+        hidet.__version__,
+        native.ABI_VERSION,
+        target,
+        hidet.option.cpu.get_arch(),
+        program.mesh.size,
+        (stage,),
+        files,
+    )
+    manifest.save(folder)
+    return manifest

@@ -1,0 +1,263 @@
+"""What a serving process holds: its part of the program, loaded from artifacts, ready to be called."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import safetensors
+
+from hidet_dist.artifacts.manifest import Manifest, StageManifest, TensorSignature
+from hidet_dist.errors import ArtifactError, ConfigError, HidetDistError, InputError
+from hidet_dist.runtime import native, session
+
+_ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
+_KERNEL = "hidet_launch_0"
+
+
+class LoadedPartition:
+    """One rank's part of a program. Call it with the rank's shards of the graph inputs.
+
+    All ranks must call theirs in the same order. Calls from several threads run one after the other.
+
+    Parameters
+    ----------
+    folder: Path
+        The artifact folder.
+    rank: int, optional
+        The rank that this process must be; the session's or the environment's by default.
+    timeout_seconds: float, optional
+        How long a collective waits for the other ranks; the session's by default.
+    """
+
+    def __init__(self, folder: Path, rank: int | None, timeout_seconds: float | None):
+        manifest = Manifest.load(folder)
+        if manifest.abi_version != native.ABI_VERSION:
+            raise ArtifactError(
+                f"{folder} was built for the native interface {manifest.abi_version}; this is {native.ABI_VERSION}. "
+                "Build the artifacts again."
+            )
+        (stage,) = manifest.stages
+        if rank is not None and not 0 <= rank < stage.size:
+            raise ConfigError(f"{folder} has the ranks 0 to {stage.size - 1}; there is no rank {rank}.")
+        _enter_session(rank, stage.size, timeout_seconds, folder)
+        settings = session.current()
+        self.rank = settings.rank if settings is not None else (rank or 0)
+        self.world_size = stage.size
+        self.manifest = manifest
+        self.stage = stage
+        manifest.verify(folder, stage.files_of(self.rank))
+        self._lock = threading.Lock()
+        self._data = _load_data(folder, stage, self.rank)
+        self._load_libraries(folder)
+        self._communicator = session.communicator_for(stage.mesh_shape, rank, timeout_seconds)
+        self._closed = False
+
+    def _load_libraries(self, folder: Path) -> None:
+        native.library()
+        self._runtime = _hidet_runtime()
+        self._kernels = [ctypes.CDLL(str(folder / self.stage.kernel_file(i))) for i in range(len(self.stage.kernels))]
+        table = [ctypes.cast(getattr(kernel, _KERNEL), ctypes.c_void_p).value for kernel in self._kernels]
+        self._table = (ctypes.c_void_p * max(1, len(table)))(*table)
+        # The launcher keeps its weights and workspace in globals, so each partition has a copy of its own.
+        self._launcher_file = os.memfd_create("hidet_dist_launcher")
+        with (folder / self.stage.launcher_file).open("rb") as source, os.fdopen(self._launcher_file, "wb") as copy:
+            copy.write(source.read())
+            copy.flush()
+            launcher = ctypes.CDLL(f"/proc/self/fd/{copy.fileno()}")
+        pointers = [self._data[name].ctypes.data for name in self.stage.data]
+        launcher.hidet_init(ctypes.c_int32(len(pointers)), (ctypes.c_void_p * max(1, len(pointers)))(*pointers))
+        sizes = (ctypes.c_int64 * 3)()  # host, CUDA and HIP memory
+        launcher.hidet_get_workspace_size(sizes)
+        self._workspace = _aligned(max(1, sizes[0]))
+        launcher.hidet_set_workspace(ctypes.c_int32(0), ctypes.c_void_p(self._workspace.ctypes.data))
+        self._launch = launcher.hidet_launch
+        self._launch.restype = None
+        self._check_runtime()
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Run once. Takes and returns the rank's shards; a single output is returned bare, several as a list.
+
+        Inputs are NumPy arrays, torch tensors or hidet tensors on the CPU; outputs are of the first input's kind.
+
+        Raises
+        ------
+        InputError
+            When the inputs' number, dtypes or shapes are not the program's. Nothing has been sent then.
+        CommunicationError
+            When a collective fails; the partition cannot be used any more.
+        """
+        outputs = self.run(inputs)
+        kind = _kind(inputs[0]) if inputs else "numpy"
+        converted = [_convert(y, kind) for y in outputs]
+        return converted[0] if len(converted) == 1 else converted
+
+    def run(self, inputs: Sequence[Any]) -> list[np.ndarray]:
+        """As calling, but always with a list of NumPy arrays as the result."""
+        arguments = self._arguments(inputs)
+        outputs = [np.empty(signature.shape, _numpy_dtype(signature)) for signature in self.stage.outputs]
+        with self._lock:
+            if self._closed:
+                raise HidetDistError("The partition is closed; load it again.")
+            self._communicator.check()
+            self._communicator.bind()
+            pointers = [ctypes.c_void_p(array.ctypes.data) for array in (*arguments, *outputs)]
+            self._launch(*pointers, self._table)
+            self._communicator.check()
+            self._check_runtime()
+        return outputs
+
+    def _arguments(self, inputs: Sequence[Any]) -> list[np.ndarray]:
+        if len(inputs) != len(self.stage.inputs):
+            raise InputError(f"The program takes {len(self.stage.inputs)} inputs; {len(inputs)} were given.")
+        arguments = []
+        for number, (x, signature) in enumerate(zip(inputs, self.stage.inputs, strict=True)):
+            array = _as_numpy(x, number)
+            if array.dtype != _numpy_dtype(signature):
+                raise InputError(f"Input {number} must be {signature.dtype}; got {array.dtype}.")
+            if array.shape != signature.shape:
+                whole = "" if signature.shape == signature.whole_shape else f", a shard of {list(signature.whole_shape)}"
+                raise InputError(
+                    f"Input {number} must have the shape {list(signature.shape)}{whole}; got {list(array.shape)}."
+                )
+            arguments.append(np.ascontiguousarray(array))
+        return arguments
+
+    def _check_runtime(self) -> None:
+        message = self._runtime.hidet_get_last_error()
+        if message is not None:
+            raise HidetDistError(f"hidet's runtime reports: {message.decode(errors='replace')}")
+
+    def close(self) -> None:
+        """Leave the other ranks and free the weights. Closing twice does nothing."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                native.bind(None)
+                self._communicator.close()
+                self._data.clear()
+
+    def __enter__(self) -> LoadedPartition:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def load_partition(
+    out_dir: str | Path, rank: int | None = None, timeout_seconds: float | None = None
+) -> LoadedPartition:
+    """Load one rank's part of a program from artifacts, and meet the other ranks.
+
+    Parameters
+    ----------
+    out_dir: str or Path
+        The folder that ``auto_parallel`` wrote.
+    rank: int, optional
+        The rank to load; RANK of the environment (as torchrun sets it) by default.
+    timeout_seconds: float, optional
+        How long to wait for the other ranks, now and in each collective; 60 s unless ``init`` said otherwise.
+
+    Raises
+    ------
+    ArtifactError
+        When the artifacts are missing, incomplete, altered, or of another version.
+    ConfigError
+        When the rank or the world size is not the artifacts'.
+    RendezvousError
+        When the other ranks do not come; it names them.
+    """
+    return LoadedPartition(Path(out_dir), rank, timeout_seconds)
+
+
+def _enter_session(rank: int | None, size: int, timeout_seconds: float | None, folder: Path) -> None:
+    """Take the place among the ranks that the arguments, or else the environment, give; refuse one that does not fit."""
+    if session.current() is None:
+        given = {} if timeout_seconds is None else {"timeout_seconds": timeout_seconds}
+        if rank is not None and "RANK" not in os.environ:
+            session.init(rank=rank, world_size=size, **given)
+        else:
+            session.init(**given)
+    settings = session.current()
+    assert settings is not None
+    if settings.world_size != size:
+        raise ConfigError(
+            f"{folder} was built for {size} ranks, but the world size is {settings.world_size}: launch it with "
+            f"`python -m hidet_dist.launch -n {size}` or torchrun."
+        )
+
+
+def _hidet_runtime() -> ctypes.CDLL:
+    """hidet's runtime library, which kernels need; found without importing hidet, whose compiler is not needed here."""
+    found = importlib.util.find_spec("hidet")
+    if found is None or not found.submodule_search_locations:
+        raise HidetDistError("hidet is not installed; install hidet==0.6.1.")
+    path = Path(found.submodule_search_locations[0]) / "lib" / "libhidet_runtime.so"
+    runtime = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    runtime.hidet_get_last_error.restype = ctypes.c_char_p
+    return runtime
+
+
+def _aligned(nbytes: int) -> np.ndarray:
+    buffer = np.empty(nbytes + _ALIGNMENT, np.uint8)
+    offset = -buffer.ctypes.data % _ALIGNMENT
+    return buffer[offset : offset + nbytes]
+
+
+def _load_data(folder: Path, stage: StageManifest, rank: int) -> dict[str, np.ndarray]:
+    """The rank's weight shards and coordinate and the shared constants, as bytes in aligned memory."""
+    data = {}
+    for name in (stage.weights_file(rank), *([stage.constants_file] if stage.constants else [])):
+        for key, tensor in safetensors.deserialize((folder / name).read_bytes()):
+            raw = np.frombuffer(tensor["data"], np.uint8)
+            data[key] = _aligned(raw.size)
+            data[key][:] = raw
+    missing = [name for name in stage.data if name not in data]
+    if missing:
+        raise ArtifactError(f"{folder / stage.weights_file(rank)} lacks {', '.join(missing)}. Build the artifacts again.")
+    return data
+
+
+def _numpy_dtype(signature: TensorSignature) -> np.dtype:
+    try:
+        return np.dtype("bool" if signature.dtype in ("bool", "boolean") else signature.dtype)
+    except TypeError as error:
+        raise InputError(f"The program's dtype {signature.dtype} has no NumPy form; cast it in the graph.") from error
+
+
+def _kind(x: Any) -> str:
+    return "numpy" if isinstance(x, np.ndarray) else type(x).__module__.partition(".")[0]
+
+
+def _as_numpy(x: Any, number: int) -> np.ndarray:
+    if isinstance(x, np.ndarray):
+        return x
+    if _kind(x) == "torch":
+        x = x.detach()
+    try:
+        return np.from_dlpack(x)
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"Input {number} is a {type(x).__name__}; give a NumPy array, or a torch or hidet tensor on the CPU ({error})."
+        ) from error
+
+
+def _convert(y: np.ndarray, kind: str) -> Any:
+    if kind == "torch":
+        import torch
+
+        return torch.from_numpy(y)
+    if kind == "hidet":
+        import hidet
+
+        return hidet.graph.from_numpy(y)
+    return y
