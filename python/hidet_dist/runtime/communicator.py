@@ -66,7 +66,7 @@ class Communicator:
         self._name = ""
         self._transport: GlooTransport | None = None
         self._verdict: Verdict | None = None
-        self._reported = False
+        self._reported: Verdict | None = None
         self._handle: int | None = None
         if world_size > 1:
             if rendezvous is None:
@@ -173,15 +173,17 @@ class Communicator:
         return self._handle is not None and native.error(self._handle) is not None
 
     def _on_verdict(self, verdict: Verdict) -> None:
-        # Only tells the native side to go no further; check() reads the verdict itself, in its own thread.
-        self._reported = True
+        # Called in the heartbeat's thread. Kept for check(), as the store may be gone by then.
+        self._reported = verdict
         self._fail(f"rank {verdict.reporter} reported that {verdict.reason}")
 
     def _find_verdict(self, handle: int) -> Verdict:
         if self._rendezvous is None or self._transport is None:
             return Verdict((self.rank,), "it was called wrongly", self.rank)
         rendezvous = self._rendezvous
-        if self._transport.failed_by_peer or self._reported:
+        if self._reported is not None:
+            verdict = self._reported
+        elif self._transport.failed_by_peer:
             verdict = liveness.blame(
                 rendezvous.open_store,
                 self._name,

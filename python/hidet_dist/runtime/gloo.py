@@ -24,7 +24,7 @@ _POLL_SECONDS = 0.002
 
 # Up to this many bytes from all ranks together, an all-reduce is an all-gather and a local reduction. Gloo's own takes
 # twice as many steps, and measured on one host, 2 and 4 processes, a step costs more than these bytes.
-SMALL_BYTES = 512 * 1024
+SMALL_BYTES = 256 * 1024
 
 _DTYPES = {code: getattr(torch, name) for name, code in native.DTYPE_CODES.items()}
 _BOOL = native.dtype_code("bool")
@@ -101,12 +101,12 @@ class GlooTransport:
         self._store = dist.PrefixStore(name, rendezvous.open_store())
         self._device = _open_device(rendezvous.settings.master_addr, rendezvous.settings.master_port or 0)
         self._groups: dict[tuple[int, ...], _Group] = {}
-        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._scratch: dict[str, torch.Tensor] = {}
 
     def close(self) -> None:
         """Close all connections, at which collectives that wait for this rank fail on the other ranks."""
         self._groups.clear()
-        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._scratch.clear()
 
     # What the native library calls. Arguments are checked, counts positive and groups of two ranks or more.
 
@@ -116,8 +116,8 @@ class GlooTransport:
             dtype_, op = _as_gloo(dtype, reduce_op)
             source, result = _tensor(send, count, dtype_), _tensor(recv, count, dtype_)
             if source.nbytes * peers.size <= SMALL_BYTES:
-                gathered = self._scratch_tensor(count * peers.size, dtype_)
-                peers.backend._allgather_base(gathered.view(torch.uint8), source.view(torch.uint8)).wait()
+                gathered = self._scratch_tensor("received", count * peers.size, dtype_)
+                self._gather(peers, source.view(torch.uint8), gathered.view(torch.uint8))
                 _reduce(gathered.view(peers.size, count), result, op)
                 return
             if send != recv:
@@ -133,7 +133,7 @@ class GlooTransport:
             peers = self._group(group)
             size = send_count * native.dtype_size(dtype)
             source, result = _tensor(send, size, torch.uint8), _tensor(recv, size * peers.size, torch.uint8)
-            peers.backend._allgather_base(result, source).wait()
+            self._gather(peers, source, result)
 
         return self._guard(run)
 
@@ -144,7 +144,7 @@ class GlooTransport:
             peers = self._group(group)
             dtype_, op = _as_gloo(dtype, reduce_op)
             source = _tensor(send, recv_count * peers.size, dtype_)
-            exchanged = self._scratch_tensor(recv_count * peers.size, dtype_)
+            exchanged = self._scratch_tensor("received", recv_count * peers.size, dtype_)
             peers.backend.alltoall_base(exchanged.view(torch.uint8), source.view(torch.uint8), [], []).wait()
             _reduce(exchanged.view(peers.size, recv_count), _tensor(recv, recv_count, dtype_), op)
 
@@ -165,12 +165,18 @@ class GlooTransport:
             return native.FAILED
         return native.OK
 
-    def _scratch_tensor(self, count: int, dtype: torch.dtype) -> torch.Tensor:
+    def _gather(self, peers: _Group, source: torch.Tensor, result: torch.Tensor) -> None:
+        """Gathers bytes by an exchange of copies: one step, 1.3 to 3 times as fast on one host as Gloo's ring."""
+        copies = self._scratch_tensor("sent", result.numel(), torch.uint8)
+        copies.view(peers.size, source.numel()).copy_(source)
+        peers.backend.alltoall_base(result, copies, [], []).wait()
+
+    def _scratch_tensor(self, use: str, count: int, dtype: torch.dtype) -> torch.Tensor:
         """An uninitialized tensor, in memory that is kept from call to call: fresh pages cost as much as copying."""
         size = count * dtype.itemsize
-        if self._scratch.numel() < size:
-            self._scratch = torch.empty(size, dtype=torch.uint8)
-        return self._scratch[:size].view(dtype)
+        if use not in self._scratch or self._scratch[use].numel() < size:
+            self._scratch[use] = torch.empty(size, dtype=torch.uint8)
+        return self._scratch[use][:size].view(dtype)
 
     def _group(self, group: int) -> _Group:
         ranks = group_ranks(self._mesh_shape, self._rank, group)

@@ -149,7 +149,9 @@ class Rendezvous:
         deadline = time.monotonic() + settings.timeout_seconds
         generation = next(_generations) if settings.agent_store else 0
         self._prefix = f"hidet_dist/{settings.attempt}/{generation}"
-        self._base: Any = self._open(deadline)  # a TCPStore, whose clone() torch's stubs lack
+        self._base: Any = None  # a TCPStore, whose clone() torch's stubs lack
+        while not self._claim(deadline):
+            time.sleep(_POLL_SECONDS)
         try:
             self.heartbeat = Heartbeat(self.open_store(), settings.rank)
             self._meet(deadline)
@@ -163,6 +165,13 @@ class Rendezvous:
 
         if self._base is None:
             raise RuntimeError("the rendezvous is closed")
+        settings = self.settings
+        # TCPStore goes on trying for its whole time-out, but a store that has been there and is not any more is gone.
+        try:
+            with socket.create_connection((settings.master_addr, settings.master_port or 0), timeout=1.0):
+                pass
+        except OSError as error:
+            raise RuntimeError(f"the store does not answer: {error}") from error
         return PrefixStore(self._prefix, self._base.clone())
 
     def next_name(self) -> str:
@@ -170,7 +179,7 @@ class Rendezvous:
         return f"communicator{next(self._names)}"
 
     def mark_gone(self, ranks: tuple[int, ...]) -> None:
-        """Do not wait for these ranks at the end."""
+        """Do not wait long for these ranks at the end: they died, or do not keep up."""
         self._gone.update(ranks)
 
     def close(self) -> None:
@@ -190,9 +199,31 @@ class Rendezvous:
         if self.settings.host_rank != self.settings.rank:
             return
         waited = [f"left/{rank}" for rank in range(self.settings.world_size) if rank not in self._gone]
+        if self._gone:
+            # Those that still live are to learn from the store, at their next beat, why the others have stopped.
+            time.sleep(3 * BEAT_SECONDS)
         deadline = time.monotonic() + LINGER_SECONDS
         while not store.check(waited) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
+
+    def _claim(self, deadline: float) -> bool:
+        """Open the store and say there that this process is its rank. False where it is the store of last time.
+
+        That one lives on until its host has seen all ranks leave, and a rank may be early with its next rendezvous.
+        """
+        rank = self.settings.rank
+        self._base = self._open(deadline)
+        try:
+            store = self.open_store()
+            if store.add(f"claim/{rank}", 1) == 1:
+                return True
+            left = store.check([f"left/{rank}"])
+        except RuntimeError:
+            left = True
+        self._base = None
+        if left and time.monotonic() < deadline:
+            return False
+        raise RendezvousError(f"two processes are rank {rank}: each rank must be launched once")
 
     def _open(self, deadline: float) -> TCPStore:
         settings = self.settings
@@ -282,8 +313,6 @@ class Rendezvous:
         """Strikes ranks off ``missing`` as they come, so that the caller can tell who had not when the store went."""
         settings = self.settings
         store = self.open_store()
-        if store.add(f"claim/{settings.rank}", 1) != 1:
-            raise RendezvousError(f"two processes are rank {settings.rank}: each rank must be launched once")
         self.heartbeat.start()
         store.set(f"arrived/{settings.rank}", str(settings.world_size))
         while True:

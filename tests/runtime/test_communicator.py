@@ -1,0 +1,103 @@
+"""Collectives between real processes, and what the others say when one of them goes wrong."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hidet_dist.runtime.gloo import group_ranks
+from hidet_dist.runtime.liveness import SILENCE_SECONDS
+
+RunRanks = Callable[..., list[dict[str, Any]]]
+
+
+def results(answers: list[dict[str, Any]]) -> list[Any]:
+    for answer in answers:
+        assert "error" not in answer, answer
+        assert answer["closed"] - answer["seconds"] < 2.0, "closing took long"
+    return [answer["result"] for answer in answers]
+
+
+def assert_blamed(answer: dict[str, Any], ranks: list[int], within: float) -> None:
+    assert answer.get("error") == "CommunicationError", answer
+    assert answer["ranks"] == ranks, answer
+    for rank in ranks:
+        assert f"rank {rank}" in answer["message"], answer
+    assert answer["seconds"] < within, answer
+
+
+@pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
+def test_every_collective_agrees_with_numpy(run_ranks: RunRanks, mesh: tuple[int, ...]) -> None:
+    world_size = {(2,): 2, (3,): 3, (2, 2): 4}[mesh]
+    sequences = results(run_ranks("collectives", world_size, mesh=mesh))
+    assert sequences == [(1 << len(mesh)) * 9 * 4 * 4] * world_size
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_large_all_reduce_agrees_with_numpy(run_ranks: RunRanks, world_size: int) -> None:
+    assert all(results(run_ranks("large", world_size, mesh=[world_size], count=300_001)))
+
+
+def test_communicators_over_one_store_do_not_clash(run_ranks: RunRanks) -> None:
+    for rank, sums in enumerate(results(run_ranks("several", 4))):
+        along_first = (rank + 1) + ((rank + 2) % 4 + 1)
+        along_second = (rank + 1) + ((rank ^ 1) + 1)
+        assert sums == [10, 10, along_first, 10, along_second, 10] * 2
+
+
+@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_rank_that_dies_is_named(run_ranks: RunRanks, who: int, warm: bool) -> None:
+    answers = run_ranks("dies", 2, mesh=[2], who=who, group=1, warm=warm)
+    assert answers[who]["exit"] == -signal.SIGKILL
+    assert_blamed(answers[1 - who], [who], within=2 * SILENCE_SECONDS + 4)
+
+
+def test_a_rank_that_dies_is_named_by_those_that_wait_for_its_peers(run_ranks: RunRanks) -> None:
+    answers = run_ranks("dies", 4, mesh=[2, 2], who=3, group=2, warm=True)
+    for answer in answers[:3]:
+        assert_blamed(answer, [3], within=2 * SILENCE_SECONDS + 4)
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_rank_that_is_late_is_named_by_all(run_ranks: RunRanks, warm: bool) -> None:
+    answers = run_ranks("late", 3, mesh=[3], who=1, seconds=5, warm=warm, group=1)
+    for answer in answers:
+        assert_blamed(answer, [1], within=9)
+    assert "did not reach collective" in answers[0]["message"]
+
+
+def test_a_rank_that_is_late_is_named_by_other_groups(run_ranks: RunRanks) -> None:
+    answers = run_ranks("late", 4, mesh=[2, 2], who=2, seconds=5, warm=True, group=2)
+    for answer in answers:
+        assert_blamed(answer, [2], within=10)
+
+
+def test_a_rank_that_leaves_is_named(run_ranks: RunRanks) -> None:
+    answers = run_ranks("leaves", 2, who=1)
+    assert_blamed(answers[0], [1], within=SILENCE_SECONDS + 2)
+    assert "left" in answers[0]["message"]
+
+
+def test_a_rank_that_calls_wrongly_is_named(run_ranks: RunRanks) -> None:
+    answers = run_ranks("wrong_call", 2, who=1)
+    for answer in answers:
+        assert_blamed(answer, [1], within=SILENCE_SECONDS + 2)
+    assert "unknown dtype 99" in answers[1]["message"]
+
+
+def test_after_a_failure_collectives_return_at_once(run_ranks: RunRanks) -> None:
+    collectives, first_check, second_check = run_ranks("after_failure", 2, who=1)[0]["result"]
+    assert collectives < 0.1
+    assert first_check < SILENCE_SECONDS + 2
+    assert second_check < 0.1
+
+
+def test_a_group_is_ordered_row_major() -> None:
+    assert group_ranks((2, 3, 2), 7, 0b101) == (0, 1, 6, 7)
+    assert group_ranks((2, 3, 2), 7, 0b010) == (7, 9, 11)
+    assert group_ranks((2, 3, 2), 7, 0) == (7,)
+    assert group_ranks((), 0, 0) == (0,)

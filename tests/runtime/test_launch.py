@@ -1,0 +1,135 @@
+"""The launcher: what the ranks get, and what comes of them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hidet_dist import launch
+
+ALL_REDUCE = """
+import sys
+import numpy as np
+from hidet_dist.runtime import native, session
+comm = session.communicator_for((2,))
+comm.bind()
+data = np.full(3, comm.rank + 1, dtype=np.float32)
+native.all_reduce(data.ctypes.data, data.ctypes.data, 3, 0, 0, 1)
+comm.check()
+open(f"{sys.argv[1]}.{comm.rank}", "w").write(str(data.tolist()))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return tmp_path / "script.py"
+
+
+def test_each_rank_gets_its_variables(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_launch_variables: None
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 6)
+    script.write_text(
+        "import os, sys\n"
+        "names = ['RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT',"
+        " 'OMP_NUM_THREADS']\n"
+        "open(sys.argv[1] + os.environ['RANK'], 'w').write(' '.join([os.environ[n] for n in names] + sys.argv[2:]))\n"
+    )
+    arguments = ["-n", "3", "--master-port", "12345", str(script), str(tmp_path / "out"), "-n", "--flag"]
+    assert launch.main(arguments) == 0
+    for rank in range(3):
+        text = (tmp_path / f"out{rank}").read_text()
+        assert text == f"{rank} {rank} 3 3 127.0.0.1 12345 2 -n --flag"
+
+
+def test_a_program_may_be_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some_module.py").write_text("import sys; sys.exit(int(sys.argv[1]))\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert launch.main(["-n", "1", "-m", "some_module", "5"]) == 5
+
+
+def test_the_status_is_that_of_the_first_to_fail(script: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script.write_text(
+        "import os, sys, time\n"
+        "rank = int(os.environ['RANK'])\n"
+        "time.sleep([0, 0, 1][rank])\n"
+        "print('rank', rank, 'ends', flush=True)\n"
+        "sys.exit([0, 3, 4][rank])\n"
+    )
+    assert launch.main(["-n", "3", str(script)]) == 3
+    output = capfd.readouterr()
+    assert "rank 1 exited with status 3" in output.err
+    assert "rank 2 exited with status 4" in output.err
+    assert "rank 2 ends" in output.out
+
+
+def test_those_that_go_on_after_a_failure_are_ended(script: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script.write_text(
+        "import os, signal, time\nif os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(100)\n"
+    )
+    start = time.monotonic()
+    assert launch.main(["-n", "2", "--grace", "0.5", str(script)]) == 128 + signal.SIGKILL
+    assert time.monotonic() - start < 5
+    error = capfd.readouterr().err
+    assert "rank 1 was ended by SIGKILL" in error
+    assert "ending rank 0" in error
+
+
+def test_those_that_ignore_being_ended_are_killed(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "TERMINATE_SECONDS", 0.5)
+    script.write_text("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(100)\n")
+    start = time.monotonic()
+    assert launch.main(["-n", "2", "--timeout", "0.5", str(script)]) == launch.TIMED_OUT
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("arguments", [["x.py"], ["-n", "0", "x.py"], ["-n", "2"], ["-n", "1", "--timeout", "-1", "x"]])
+def test_wrong_arguments_are_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        launch.main(arguments)
+    assert caught.value.code == 2
+
+
+def test_signals_are_forwarded(script: Path) -> None:
+    script.write_text(
+        "import os, signal, sys, time\n"
+        "def stop(number, frame):\n"
+        "    os.write(1, b'stopping\\n')\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "os.write(1, b'ready\\n')\n"
+        "time.sleep(100)\n"
+    )
+    command = [sys.executable, "-m", "hidet_dist.launch", "-n", "2", str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert "".join(process.stdout.readline() for _ in range(2)).count("ready") == 2
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.read().count("stopping") == 2
+        assert process.wait(timeout=20) in (0, 128 + signal.SIGTERM)
+
+
+@pytest.mark.parametrize("launcher", ["hidet_dist.launch", "torch.distributed.run"])
+def test_ranks_communicate_and_end_cleanly(script: Path, tmp_path: Path, launcher: str) -> None:
+    """Under torchrun too, whose agent hosts the store."""
+    script.write_text(ALL_REDUCE)
+    count = ["-n", "2"] if launcher == "hidet_dist.launch" else ["--nproc-per-node", "2", "--master-port"]
+    if launcher != "hidet_dist.launch":
+        count.append(str(launch.free_port()))
+    done = subprocess.run(
+        [sys.executable, "-m", launcher, *count, str(script), str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Exception" not in done.stderr
+    for rank in range(2):
+        assert (tmp_path / f"out.{rank}").read_text() == "[3.0, 3.0, 3.0]"

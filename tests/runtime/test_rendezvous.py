@@ -1,0 +1,163 @@
+"""How ranks meet, and what is said where they do not."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hidet_dist.errors import CommunicationError, ConfigError
+from hidet_dist.runtime import native, session
+from hidet_dist.runtime.communicator import Communicator
+from hidet_dist.runtime.rendezvous import resolve_settings
+
+RunRanks = Callable[..., list[dict[str, Any]]]
+
+ENVIRONMENT = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+
+
+def test_settings_come_from_the_environment() -> None:
+    settings = resolve_settings(environment=ENVIRONMENT)
+    assert (settings.rank, settings.world_size) == (1, 2)
+    assert (settings.master_addr, settings.master_port) == ("10.0.0.1", 29500)
+    assert settings.host_rank == 0
+
+
+def test_an_address_that_is_given_takes_the_place_of_the_environments() -> None:
+    environment = {**ENVIRONMENT, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    assert resolve_settings(environment=environment).host_rank is None
+    settings = resolve_settings(master_port=1234, environment=environment)
+    assert (settings.master_addr, settings.master_port, settings.host_rank) == ("10.0.0.1", 1234, 0)
+
+
+def test_there_is_one_rank_by_default() -> None:
+    settings = resolve_settings(environment={})
+    assert (settings.rank, settings.world_size, settings.master_addr) == (0, 1, "127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        ({"rank": 0}, ENVIRONMENT, "rank=0 contradicts RANK=1"),
+        ({"world_size": 4}, ENVIRONMENT, "world_size=4 contradicts WORLD_SIZE=2"),
+        ({"rank": 0}, {}, "rank is given but world_size is not"),
+        ({}, {"WORLD_SIZE": "2"}, "world_size is given but rank is not"),
+        ({"rank": 2, "world_size": 2}, {}, "from 0 to 1"),
+        ({"rank": 0, "world_size": 0}, {}, "must be positive"),
+        ({"rank": 0, "world_size": 2}, {}, "no master_port"),
+        ({"rank": 0, "world_size": 2, "master_port": 70000}, {}, "not 70000"),
+        ({"timeout_seconds": 0.0}, {}, "timeout_seconds must be positive"),
+        ({}, {**ENVIRONMENT, "RANK": "one"}, "RANK must be an integer, not 'one'"),
+    ],
+)
+def test_settings_that_contradict_are_refused(
+    arguments: dict[str, Any], environment: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve_settings(**arguments, environment=environment)
+
+
+def test_a_rank_that_never_comes_is_named(run_ranks: RunRanks) -> None:
+    for answer in run_ranks("meet", 3, ranks=[0, 1], timeout=1.5):
+        assert answer["error"] == "RendezvousError", answer
+        assert "ranks 2 of 3 did not come" in answer["message"] or "waited for ranks 2" in answer["message"]
+        assert answer["seconds"] < 4
+
+
+def test_a_host_that_never_comes_is_named(run_ranks: RunRanks) -> None:
+    (answer,) = run_ranks("meet", 2, ranks=[1], timeout=1.0)
+    assert answer["error"] == "RendezvousError", answer
+    assert "rank 0, which hosts the rendezvous store" in answer["message"]
+    assert answer["seconds"] < 3
+
+
+def test_a_port_in_use_is_said(run_ranks: RunRanks) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        host, client = run_ranks("meet", 2, port=port, timeout=1.5)
+    for answer in (host, client):
+        assert answer["error"] == "RendezvousError", answer
+        assert f"127.0.0.1:{port}" in answer["message"]
+        assert answer["seconds"] < 5
+    assert "using the port" in host["message"]
+
+
+def test_a_rank_that_comes_twice_is_said(run_ranks: RunRanks) -> None:
+    answers = run_ranks("meet", 3, ranks=[0, 1, 1], timeout=1.5)
+    assert any("two processes are rank 1" in answer["message"] for answer in answers)
+    assert all(answer["error"] == "RendezvousError" for answer in answers)
+
+
+def test_world_sizes_that_differ_are_said(run_ranks: RunRanks) -> None:
+    answers = run_ranks("meet", 2, timeout=3.0, environment=[{}, {"WORLD_SIZE": "3"}])
+    assert answers[0]["error"] == "RendezvousError"
+    assert "rank 1 was launched with a world size of 3, rank 0 with 2" in answers[0]["message"]
+
+
+def test_meshes_that_differ_are_said(run_ranks: RunRanks) -> None:
+    answers = run_ranks("other_mesh", 4, meshes=[[4], [4], [2, 2], [4]])
+    errors = [answer for answer in answers if "error" in answer]
+    assert errors
+    assert all(answer["error"] == "ConfigError" for answer in errors)
+    assert any("(2,2)" in answer["message"] and "(4)" in answer["message"] for answer in errors)
+
+
+@pytest.fixture
+def no_sockets(no_launch_variables: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: Any, **_keywords: Any) -> None:
+        raise AssertionError("opened a socket")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+
+
+def test_another_world_size_than_the_meshs_is_refused_before_any_socket(no_sockets: None) -> None:
+    session.init(rank=0, world_size=4, master_port=29500)
+    try:
+        with pytest.raises(ConfigError, match=r"mesh \(2,\) needs 2 processes, but the world size is 4"):
+            session.communicator_for((2,))
+        with pytest.raises(ConfigError, match="rank 1 was asked for, but this process is rank 0"):
+            session.communicator_for((2, 2), rank=1)
+    finally:
+        session.shutdown()
+    with pytest.raises(ConfigError, match=r"mesh \(2,\) needs 2 processes, but the world size is 1"):
+        session.communicator_for((2,))
+    assert session.current() is None
+
+
+def test_one_rank_needs_no_socket(no_sockets: None) -> None:
+    data = np.ones(3, dtype=np.float32)
+    with session.communicator_for((1, 1), rank=0) as comm:
+        comm.bind()
+        assert native.all_reduce(data.ctypes.data, data.ctypes.data, 3, 0, 0, 3) == native.OK
+        comm.check()
+        assert comm.sequence == 1
+        native.all_reduce(data.ctypes.data, data.ctypes.data, -3, 0, 0, 3)
+        with pytest.raises(CommunicationError, match="negative count -3") as caught:
+            comm.check()
+        assert caught.value.ranks == (0,)
+    with pytest.raises(CommunicationError, match="closed"):
+        comm.check()
+    session.shutdown()
+
+
+def test_init_is_called_once(no_sockets: None) -> None:
+    session.init()
+    with pytest.raises(ConfigError, match="shutdown"):
+        session.init()
+    session.shutdown()
+    session.shutdown()
+
+
+def test_a_communicator_checks_its_arguments() -> None:
+    with pytest.raises(ConfigError, match=r"mesh \(2, 2\) has 4 devices, but the world size is 2"):
+        Communicator(0, 2, (2, 2))
+    with pytest.raises(ConfigError, match="needs a rendezvous"):
+        Communicator(0, 2, (2,))
+    with pytest.raises(ConfigError, match="timeout_seconds"):
+        Communicator(0, 1, (1,), timeout_seconds=0)
