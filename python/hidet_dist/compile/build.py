@@ -13,6 +13,7 @@ from hidet.graph import FlowGraph, Tensor
 
 from hidet_dist.compat.graph_module import build_launcher
 from hidet_dist.compat.quiet import quiet_builds
+from hidet_dist.compat.rewrites import sound_rewrites
 from hidet_dist.errors import CompileError
 from hidet_dist.partition import Program
 from hidet_dist.partition.program import COORDINATE, communication_operators
@@ -51,7 +52,7 @@ def optimize_program(program: Program) -> FlowGraph:
     CompileError
         When hidet's passes lose or change a communication operator: a program without it would compute something else.
     """
-    with quiet_builds():
+    with quiet_builds(), sound_rewrites():
         graph = hidet.graph.optimize(program.graph)
     graph.update_nodes()
     before, after = (

@@ -123,7 +123,9 @@ class LoadedPartition:
             if array.dtype != _numpy_dtype(signature):
                 raise InputError(f"Input {number} must be {signature.dtype}; got {array.dtype}.")
             if array.shape != signature.shape:
-                whole = "" if signature.shape == signature.whole_shape else f", a shard of {list(signature.whole_shape)}"
+                whole = (
+                    "" if signature.shape == signature.whole_shape else f", a shard of {list(signature.whole_shape)}"
+                )
                 raise InputError(
                     f"Input {number} must have the shape {list(signature.shape)}{whole}; got {list(array.shape)}."
                 )
@@ -223,7 +225,9 @@ def _load_data(folder: Path, stage: StageManifest, rank: int) -> dict[str, np.nd
             data[key][:] = raw
     missing = [name for name in stage.data if name not in data]
     if missing:
-        raise ArtifactError(f"{folder / stage.weights_file(rank)} lacks {', '.join(missing)}. Build the artifacts again.")
+        raise ArtifactError(
+            f"{folder / stage.weights_file(rank)} lacks {', '.join(missing)}. Build the artifacts again."
+        )
     return data
 
 
