@@ -117,7 +117,9 @@ class OptimizationConfig:
 
 def _specs(key: str, given: Any) -> tuple[TensorShardSpec | None, ...]:
     if not isinstance(given, Sequence) or isinstance(given, str):
-        raise ConfigError(f"optimization_config[{key!r}] must be a list with one spec (or None) a tensor; got {given!r}.")
+        raise ConfigError(
+            f"optimization_config[{key!r}] must be a list with one spec (or None) a tensor; got {given!r}."
+        )
     specs: list[TensorShardSpec | None] = []
     for spec in given:
         if spec is None or isinstance(spec, TensorShardSpec):

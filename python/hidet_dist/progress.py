@@ -32,7 +32,13 @@ class Progress:
 
     def __init__(self) -> None:
         console = Console(stderr=True)
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+        )
         self._progress = RichProgress(*columns, console=console, disable=not console.is_terminal)
 
     def __enter__(self) -> Progress:

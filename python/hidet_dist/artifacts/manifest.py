@@ -28,7 +28,7 @@ class TensorSignature:
 
 @dataclass(frozen=True)
 class StageManifest:
-    """One stage: its folder, mesh, signatures, the kernels' names, and the order in which the launcher takes its data."""
+    """One stage: folder, mesh, signatures, the kernels' names, and the order in which the launcher takes its data."""
 
     folder: str
     mesh_shape: tuple[int, ...]
@@ -141,7 +141,9 @@ class Manifest:
             if not path.is_file():
                 raise ArtifactError(f"{path} is missing. Build the artifacts again, or copy the folder whole.")
             if path.stat().st_size != size or sha256(path) != digest:
-                raise ArtifactError(f"{path} was altered: its SHA-256 is not the manifest's. Build the artifacts again.")
+                raise ArtifactError(
+                    f"{path} was altered: its SHA-256 is not the manifest's. Build the artifacts again."
+                )
 
 
 def _checksum(body: Mapping[str, Any]) -> str:
@@ -149,7 +151,7 @@ def _checksum(body: Mapping[str, Any]) -> str:
 
 
 def _stage(body: dict[str, Any]) -> StageManifest:
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in body.items()}
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in body.items()}
     for key in ("inputs", "outputs"):
         values[key] = tuple(
             TensorSignature(t["dtype"], tuple(t["shape"]), tuple(t["whole_shape"]), t["spec"]) for t in body[key]

@@ -1,4 +1,4 @@
-"""Writing an artifact folder: beside its place, then renamed, so that an interrupted build leaves nothing that loads."""
+"""Writing an artifact folder: beside its place, then renamed, so that an interrupted build leaves nothing to load."""
 
 from __future__ import annotations
 
@@ -59,19 +59,23 @@ def replacing(out_dir: Path) -> Iterator[Path]:
     try:
         yield staging
         staging.chmod(0o755)
-        old: Path | None = None
+        removable = False
+        aside = _free_name(out_dir)
         if out_dir.exists():
-            own = _is_own(out_dir) or not any(out_dir.iterdir())
-            number = 0
-            while (old := out_dir.with_name(f"{out_dir.name}.before-{number}")).exists():
-                number += 1
-            os.rename(out_dir, old)
-            old = old if own else None
+            removable = _is_own(out_dir) or not any(out_dir.iterdir())
+            os.rename(out_dir, aside)
         os.rename(staging, out_dir)
-        if old is not None:
-            shutil.rmtree(old)
+        if removable:
+            shutil.rmtree(aside)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _free_name(out_dir: Path) -> Path:
+    number = 0
+    while (name := out_dir.with_name(f"{out_dir.name}.before-{number}")).exists():
+        number += 1
+    return name
 
 
 def write_artifacts(folder: Path, plan: Plan, program: Program, compiled: CompiledProgram, target: str) -> Manifest:
@@ -104,7 +108,9 @@ def write_artifacts(folder: Path, plan: Plan, program: Program, compiled: Compil
     for rank in range(program.mesh.size):
         data = program.data_of(rank)
         # Contiguous shards may still be views of one storage (a replicated weight), which the format does not allow.
-        save_file({name: data[name].clone() for name in compiled.data if name in data}, folder / stage.weights_file(rank))
+        save_file(
+            {name: data[name].clone() for name in compiled.data if name in data}, folder / stage.weights_file(rank)
+        )
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {path.relative_to(folder).as_posix(): (path.stat().st_size, sha256(path)) for path in paths}
     assert NAME not in files

@@ -1,1 +1,1 @@
-"""What is bent of hidet 0.6.1, in one place; each with its reason, and a test that fails when it is no longer needed."""
+"""What is bent of hidet 0.6.1, in one place: each with its reason, and a test that fails when it is needless."""

@@ -11,10 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import hidet.ir.library.tune as tune
+from hidet.ir.library import tune
 
 # Not by attribute: hidet.drivers re-exports functions of the same names as these modules.
-_MODULES = tuple(importlib.import_module(f"hidet.drivers.{name}") for name in ("build_task", "build_module"))
+_MODULES: tuple[Any, ...] = (
+    importlib.import_module("hidet.drivers.build_task"),
+    importlib.import_module("hidet.drivers.build_module"),
+)
 
 
 @contextmanager

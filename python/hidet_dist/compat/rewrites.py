@@ -1,7 +1,7 @@
 """hidet 0.6.1 has graph rewrites that change results; they are left out while a program is optimized.
 
-* ``MultiInputCompositeElementwiseLeftRightRewriteRule``: op(f(x), f(y)) becomes one operator that indexes x and y alike,
-  also where one is broadcast, and so reads past its end (an additive attention mask, for one).
+* ``MultiInputCompositeElementwiseLeftRightRewriteRule``: op(f(x), f(y)) becomes one operator that indexes x and y
+  alike, also where one is broadcast, and so reads past its end (an additive attention mask, for one).
 * ``DoubleCast``: cast(cast(x)) to x's own dtype is dropped, also where the dtype between holds less than x's.
 """
 

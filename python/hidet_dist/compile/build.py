@@ -9,7 +9,7 @@ from pathlib import Path
 
 import hidet
 from hidet.drivers import build_task_batch
-from hidet.graph import FlowGraph, Tensor
+from hidet.graph import FlowGraph, Operator, Tensor
 
 from hidet_dist.compat.graph_module import build_launcher
 from hidet_dist.compat.quiet import quiet_builds
@@ -61,13 +61,17 @@ def optimize_program(program: Program) -> FlowGraph:
     )
     if before != after:
         raise CompileError(
-            f"Optimizing the program changed its communication: lost {dict(before - after)}, added {dict(after - before)}."
+            f"Optimizing the program changed its communication: lost {dict(before - after)}, "
+            f"added {dict(after - before)}."
         )
     return graph
 
 
 def compile_program(
-    program: Program, target: str, total: Callable[[int], None] = lambda _: None, advance: Callable[[], None] = lambda: None
+    program: Program,
+    target: str,
+    total: Callable[[int], None] = lambda _: None,
+    advance: Callable[[], None] = lambda: None,
 ) -> CompiledProgram:
     """Compile a program for ``target`` (``cpu``).
 
@@ -87,7 +91,7 @@ def compile_program(
     """
     graph = optimize_program(program)
     native.library()  # kernels that communicate link against it
-    tasks = {}
+    tasks: dict[str, tuple[int, Operator]] = {}
     kernel_of_node = []
     for node in graph.nodes:
         if node.build_target != target:
@@ -102,7 +106,9 @@ def compile_program(
         raise CompileError(f"A kernel does not compile: {error}") from error
     for task in compiled:
         if len(task.candidates) != 1:
-            raise CompileError(f"The kernel {task.meta_data.name} has {len(task.candidates)} candidates; one is expected.")
+            raise CompileError(
+                f"The kernel {task.meta_data.name} has {len(task.candidates)} candidates; one is expected."
+            )
 
     inputs = graph.inputs[: len(program.inputs)]
     named = dict(program.weight_placeholders)

@@ -12,7 +12,7 @@ from hidet_dist.spec import ReduceFn, TensorShardSpec
 
 @dataclass(frozen=True)
 class Step:
-    """``all_gather`` or ``slice`` of dim ``dim`` over ``mesh_axes`` (major to minor); ``result`` is the spec after it."""
+    """``all_gather`` or ``slice`` of ``dim`` over ``mesh_axes`` (major to minor); ``result`` is the spec after it."""
 
     kind: str
     mesh_axes: tuple[int, ...]

@@ -32,8 +32,8 @@ _H100 = Device(
     2.5e-6,
 )
 _H200 = Device("H200-SXM5-141GB", _H100.flops_per_second, 4800 * _GB, 141 * 10**9, 2.5e-6)
-# Ranks on one host, one or two cores each. Rates of hidet's generic CPU kernels and of Gloo over loopback as measured on
-# a 2-core x86-64 virtual machine; calibrate where it matters.
+# Ranks on one host, one or two cores each: rates of hidet's generic CPU kernels and of Gloo over loopback, as measured
+# on a 2-core x86-64 virtual machine.
 _CPU = Device("cpu", {"default": 2e9}, 5 * _GB, 8 * 2**30, 2e-6)
 
 _NVLINK3 = Link(3.4e-6, 300 * _GB)

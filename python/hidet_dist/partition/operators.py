@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import hidet
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.opaque import OpaqueOperator
 from hidet.graph.ops.utils import Task, compute, input_like
@@ -44,7 +43,7 @@ class CommunicationOp(OpaqueOperator):
         self.group_size = group_size
         self.reduce_op = reduce_op
         axes = "".join(map(str, mesh_axes))
-        # hidet compiles one kernel for each distinct task name and shape, so the name says all that the call depends on.
+        # hidet compiles one kernel for each distinct task name and shape: the name says all that the call depends on.
         parts = ["hidet_dist", kind, reduce_op, f"axes{axes}", f"of{group_size}", f"abi{native.ABI_VERSION}"]
         super().__init__(
             name="_".join(part for part in parts if part),
@@ -58,7 +57,7 @@ class CommunicationOp(OpaqueOperator):
         )
         self.name = "".join(word.capitalize() for word in kind.split("_"))
 
-    def symbolic_forward(self, x: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+    def symbolic_forward(self, x: Tensor) -> dict[str, Tensor]:
         """The output's shape and dtype."""
         shape = list(x.shape)
         if self.kind == "all_gather":
@@ -91,7 +90,7 @@ class CommunicationOp(OpaqueOperator):
         return module
 
 
-class ShardSliceTask(Task):  # type: ignore[misc]
+class ShardSliceTask(Task):
     """Cut the own shard out of dim ``dim``; which one is data, the device's coordinate."""
 
     def __init__(self, x, coordinate, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int]):  # type: ignore[no-untyped-def]
@@ -108,7 +107,10 @@ class ShardSliceTask(Task):  # type: ignore[misc]
 
         y = compute("y", shape, element)
         super().__init__(
-            "shard_slice", [x, coordinate], [y], attributes={"dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes)}
+            "shard_slice",
+            [x, coordinate],
+            [y],
+            attributes={"dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes)},
         )
 
 
@@ -121,7 +123,7 @@ class ShardSliceOp(Operator):
         super().__init__(inputs=[x, coordinate], attributes=attributes, task=task)
 
 
-class StackShardsTask(Task):  # type: ignore[misc]
+class StackShardsTask(Task):
     """``y[r, ...]`` is the r-th of ``count`` equal parts of ``x`` along ``dim``."""
 
     def __init__(self, x, dim: int, count: int):  # type: ignore[no-untyped-def]
@@ -146,7 +148,7 @@ class StackShardsOp(Operator):
         super().__init__(inputs=[x], attributes={"dim": dim, "count": count}, task=task)
 
 
-class JoinShardsTask(Task):  # type: ignore[misc]
+class JoinShardsTask(Task):
     """``y`` joins ``x[0], x[1], ...`` along their dim ``dim``."""
 
     def __init__(self, x, dim: int):  # type: ignore[no-untyped-def]
@@ -170,7 +172,7 @@ class JoinShardsOp(Operator):
         super().__init__(inputs=[x], attributes={"dim": dim}, task=JoinShardsTask(input_like(x, "x"), dim))
 
 
-class CopyTask(Task):  # type: ignore[misc]
+class CopyTask(Task):
     """``y`` is a copy of ``x`` in memory of its own."""
 
     def __init__(self, x):  # type: ignore[no-untyped-def]

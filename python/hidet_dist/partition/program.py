@@ -1,7 +1,8 @@
-"""The partition pass: slices weights, rebuilds operators on shards, and injects the communication that the plan names."""
+"""The partition pass: slices weights, rebuilds operators on shards, injects the communication that the plan names."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -87,7 +88,7 @@ def partition_graph(graph: FlowGraph, plan: Plan) -> Program:
     stage = plan.stage
     if stage.fingerprint != view.fingerprint():
         raise PlanError(
-            f"The plan was made for the graph {stage.fingerprint}, not for this one ({view.fingerprint()}); plan it anew."
+            f"The plan was made for the graph {stage.fingerprint}, not this one ({view.fingerprint()}). Plan it anew."
         )
     return _Partitioner(view, stage).run()
 
@@ -149,12 +150,12 @@ class _Partitioner:
             ]
             partial = rebuild(op, inputs, shapes)
         except (SpecError, ValueError) as error:
-            raise PartitionError(f"Operator {plan.index}, {op.name}, cannot run on shards as {spec}: {error}") from error
-        for name, y, own, fns in zip(names, partial, spec.out_specs, spec.reduce_fns, strict=True):
-            for fn in fns:
-                y = self.reduce(y, fn)
+            raise PartitionError(
+                f"Operator {plan.index}, {op.name}, cannot run on shards as {spec}: {error}"
+            ) from error
+        for name, result, own, fns in zip(names, partial, spec.out_specs, spec.reduce_fns, strict=True):
             self.lies[name] = own
-            self.local[name, own] = y
+            self.local[name, own] = functools.reduce(self.reduce, fns, result)
 
     def wanted(self, name: str, spec: TensorShardSpec) -> Tensor:
         """The tensor in ``spec``, converted once however often it is wanted so."""
@@ -201,9 +202,7 @@ def _own_memory(outputs: Sequence[Tensor]) -> list[Tensor]:
         root = y
         while root.op is not None and root.op.share_map:
             root = root.op.inputs[root.op.share_map[root.trace[1]]]
-        if root.op is None or root in seen:
-            y = CopyOp(y).outputs[0]
-        else:
-            seen.add(root)
-        result.append(y)
+        shared = root.op is None or root in seen
+        seen.add(root)
+        result.append(CopyOp(y).outputs[0] if shared else y)
     return result

@@ -361,7 +361,11 @@ class _Walker:
         if isinstance(e.base, TensorInput):
             number = self.inputs[e.base]
             self.definition.accesses.append(Access(number, forms, nest))
-            return ("access", number, tuple(form if form is not None else d for form, d in zip(forms, data, strict=True)))
+            return (
+                "access",
+                number,
+                tuple(form if form is not None else d for form, d in zip(forms, data, strict=True)),
+            )
         if isinstance(e.base, GridCompute):
             if any(form is None for form in forms):
                 raise UnsupportedDefinition("it indexes an intermediate result by data")

@@ -29,7 +29,9 @@ def _slice_ends(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> di
     whole = {
         i: ins[0][axis]
         for i, axis in enumerate(op.attrs["axes"])
-        if op.attrs["starts"][i] == 0 and op.attrs["strides"][i] == 1 and op.attrs["ends"][i] == op.inputs[0].shape[axis]
+        if op.attrs["starts"][i] == 0
+        and op.attrs["strides"][i] == 1
+        and op.attrs["ends"][i] == op.inputs[0].shape[axis]
     }
     return {"ends": [whole.get(i, end) for i, end in enumerate(op.attrs["ends"])]}
 

@@ -1,4 +1,4 @@
-"""From an operator to its sharding rule, and from the rule to its choices on a mesh, each proven on the local operator."""
+"""From an operator to its sharding rule, and from the rule to its choices, each proven on the local operator."""
 
 from __future__ import annotations
 
@@ -104,9 +104,13 @@ class Rule:
         partial = tuple(spec for spec in outs if spec is not None)
         if counts and not self._proven(mesh, in_specs, partial, counts):
             return
-        reductions = [(axis, op) for digit, own in axes.items() for op in self.reduce_ops.get(digit, ()) for axis in own]
+        reductions = [
+            (axis, op) for digit, own in axes.items() for op in self.reduce_ops.get(digit, ()) for axis in own
+        ]
         per_output = [
-            _reduced(spec, self._shape(self.op.outputs[i]), mesh, [(axis, op) for axis, (o, op) in reductions if o == i])
+            _reduced(
+                spec, self._shape(self.op.outputs[i]), mesh, [(axis, op) for axis, (o, op) in reductions if o == i]
+            )
             for i, spec in enumerate(partial)
         ]
         for combination in itertools.product(*per_output):
@@ -202,9 +206,7 @@ def _derive(op: Operator) -> Rule:
     return Rule(op, definition, tuple(in_layouts), tuple(definition.out_digits), factors, reduce_ops)
 
 
-def _spec(
-    layout: Layout, axes: Mapping[Digit, tuple[int, ...]], counts: Mapping[Digit, int]
-) -> TensorShardSpec | None:
+def _spec(layout: Layout, axes: Mapping[Digit, tuple[int, ...]], counts: Mapping[Digit, int]) -> TensorShardSpec | None:
     """The spec that an assignment of mesh axes to digits gives a tensor; None when shards would not be contiguous."""
     per_dim = []
     for digits in layout:
@@ -223,7 +225,7 @@ def _spec(
 def _reduced(
     partial: TensorShardSpec, shape: tuple[int, ...], mesh: DeviceMesh, reductions: list[tuple[int, str]]
 ) -> list[tuple[TensorShardSpec, tuple[ReduceFn, ...]]]:
-    """Every way to make a partial output whole: all-reduce, or per mesh axis a reduce-scatter onto a dim that divides."""
+    """Every way to make a partial output whole: all-reduce, or a reduce-scatter a mesh axis onto a dim it divides."""
     results = []
     for dims in itertools.product((None, *range(len(shape))), repeat=len(reductions)):
         spec = partial

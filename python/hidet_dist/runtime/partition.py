@@ -182,13 +182,13 @@ def load_partition(
 
 
 def _enter_session(rank: int | None, size: int, timeout_seconds: float | None, folder: Path) -> None:
-    """Take the place among the ranks that the arguments, or else the environment, give; refuse one that does not fit."""
+    """Take the place among the ranks that the arguments or the environment give; refuse one that does not fit."""
     if session.current() is None:
-        given = {} if timeout_seconds is None else {"timeout_seconds": timeout_seconds}
+        timeout = session.DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
         if rank is not None and "RANK" not in os.environ:
-            session.init(rank=rank, world_size=size, **given)
+            session.init(rank=rank, world_size=size, timeout_seconds=timeout)
         else:
-            session.init(**given)
+            session.init(timeout_seconds=timeout)
     settings = session.current()
     assert settings is not None
     if settings.world_size != size:
@@ -251,7 +251,8 @@ def _as_numpy(x: Any, number: int) -> np.ndarray:
         return np.from_dlpack(x)
     except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(
-            f"Input {number} is a {type(x).__name__}; give a NumPy array, or a torch or hidet tensor on the CPU ({error})."
+            f"Input {number} is a {type(x).__name__} that NumPy cannot read ({error}). Give a NumPy array, a torch or "
+            "a hidet tensor on the CPU."
         ) from error
 
 

@@ -10,6 +10,8 @@ from hidet_dist.errors import ConfigError
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.rendezvous import Rendezvous, Settings, resolve_settings
 
+DEFAULT_TIMEOUT_SECONDS = 60.0
+
 
 class _Session:
     def __init__(self, settings: Settings):
@@ -37,7 +39,7 @@ def init(
     world_size: int | None = None,
     master_addr: str | None = None,
     master_port: int | None = None,
-    timeout_seconds: float = 60.0,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
 ) -> None:
     """Set the process's rank, the number of ranks, and where they meet.
 

@@ -5,8 +5,8 @@ tensor from its producer to a consumer; where the produced and the consumed spec
 once for each (tensor, produced spec, consumed spec), however many consumers ask for it.
 
 With x[e,k] in {0,1} the choices, the product x[p,k] x[c,l] of an edge is linearised in flow form: f[s,d] >= 0 with row
-sums equal to the producer's spec indicator and column sums equal to the consumer's, which keeps the relaxation tight,
-as in Alpa (Zheng et al., OSDI 2022, section 4.2), where the product is a matrix variable of the edge. z[t,s,d] >= f[s,d]
+sums equal to the producer's spec indicator and column sums equal to the consumer's, which keeps the relaxation tight;
+Alpa (Zheng et al., OSDI 2022, section 4.2) linearises it with a one-hot edge vector. z[t,s,d] >= f[s,d]
 for all edges of tensor t is what is paid.
 
     minimise    sum_e,k cost[e][k] x[e,k] + sum_t,s,d convert[t][s][d] z[t,s,d]
@@ -157,7 +157,8 @@ def solve(
         limit = "" if time_limit_seconds is None else f" within {time_limit_seconds} s"
         raise SolverError(f"The solver {solver_name} found no plan{limit}: {pulp.LpStatus[status]}.")
     choices = tuple(
-        0 if len(row) == 1 else max(range(len(row)), key=lambda k: row[k].value() or 0.0) for row in x
+        0 if len(row) == 1 else max(range(len(row)), key=[v.value() if v is not None else 0.0 for v in row].__getitem__)
+        for row in x
     )
     seconds = evaluate(problem, choices)
     solved = constant + (pulp.value(model.objective) or 0.0) * unit

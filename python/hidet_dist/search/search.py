@@ -219,7 +219,11 @@ def _plan(view: GraphView, cluster: Cluster, statement: _Statement, picks: Seque
     paid: set[tuple[str, TensorShardSpec]] = set()
     at: dict[int | None, list[ConnectionPlan]] = {}
     for name, use in view.uses():
-        target = statement.outputs[use.position] if use.operator is None else chosen[use.operator].spec.in_specs[use.position]
+        target = (
+            statement.outputs[use.position]
+            if use.operator is None
+            else chosen[use.operator].spec.in_specs[use.position]
+        )
         if target != lies[name] and (name, target) not in paid:
             paid.add((name, target))
             found = connect(view.shape(name), view.itemsize(name), lies[name], target, cluster)

@@ -1,4 +1,4 @@
-"""The simulator: all ranks of any mesh stepped in one process, collectives in NumPy. For tests and for checking plans."""
+"""The simulator: all ranks of any mesh stepped in one process, collectives in NumPy. For tests and checking plans."""
 
 from hidet_dist.simulate.simulator import simulate
 

@@ -98,6 +98,8 @@ def _assemble(plan: TensorPlan, mesh: DeviceMesh, shards: list[np.ndarray]) -> n
         offset = plan.spec.shard_offset(plan.shape, mesh, coordinate)
         first = written.setdefault(offset, shard)
         if not np.allclose(first, shard, rtol=1e-4, atol=1e-5, equal_nan=True):
-            raise PartitionError(f"Rank {rank} holds another {plan.name} than the other ranks with the same piece of it.")
+            raise PartitionError(
+                f"Rank {rank} holds another {plan.name} than the other ranks with the same piece of it."
+            )
         whole[plan.spec.slices(plan.shape, mesh, coordinate)] = shard
     return whole

@@ -43,7 +43,9 @@ class DeviceMesh:
             raise SpecError(f"A device mesh has at most {MAX_AXES} axes; got the shape {self.shape}.")
         for size in self.shape:
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise SpecError(f"A mesh axis needs a whole number of devices, 1 or more; got {size!r} in {self.shape}.")
+                raise SpecError(
+                    f"A mesh axis needs a whole number of devices, 1 or more; got {size!r} in {self.shape}."
+                )
         if len(names) != len(self.shape):
             raise SpecError(f"The mesh {self.shape} has {len(self.shape)} axes but {len(names)} names: {names}.")
         if len(set(names)) != len(names) or not all(name.isidentifier() for name in names):

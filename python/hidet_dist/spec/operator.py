@@ -37,7 +37,9 @@ class ReduceFn:
         if not self.mesh_axes or len(set(self.mesh_axes)) != len(self.mesh_axes):
             raise SpecError(f"A reduce function needs distinct mesh axes; got {self.mesh_axes}.")
         if (self.dim is None) != (self.kind == "all_reduce"):
-            raise SpecError(f"A reduce_scatter names the dim it splits, an all_reduce none; got {self.kind}, {self.dim}.")
+            raise SpecError(
+                f"A reduce_scatter names the dim it splits, an all_reduce none; got {self.kind}, {self.dim}."
+            )
 
     def __str__(self) -> str:
         dim = "" if self.dim is None else f", dim={self.dim}"
@@ -107,7 +109,5 @@ class OpShardSpec:
         out_specs = tuple(TensorShardSpec.parse(part) for part in _TENSOR.findall(outs))
         fns: tuple[tuple[ReduceFn, ...], ...] = ()
         if bar:
-            fns = tuple(
-                tuple(ReduceFn.parse(fn.replace(",", ", ")) for fn in part.split()) for part in tail.split(";")
-            )
+            fns = tuple(tuple(ReduceFn.parse(fn.replace(",", ", ")) for fn in part.split()) for part in tail.split(";"))
         return cls(tuple(TensorShardSpec.parse(part) for part in _TENSOR.findall(ins)), out_specs, fns)

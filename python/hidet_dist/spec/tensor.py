@@ -15,7 +15,9 @@ _DIM = re.compile(r"^(?:R|S(\d+))$")
 def _parse_dim(token: str, text: str) -> tuple[int, ...]:
     match = _DIM.match(token)
     if match is None:
-        raise SpecError(f"Not a tensor sharding spec: {text!r} has the dim {token!r}. Write it as (S0, S1, R) or (S01, R).")
+        raise SpecError(
+            f"Not a tensor sharding spec: {text!r} has the dim {token!r}. Write it as (S0, S1, R) or (S01, R)."
+        )
     return tuple(int(digit) for digit in match.group(1) or "")
 
 
@@ -78,7 +80,7 @@ class TensorShardSpec:
             shards = mesh.group_size(axes)
             if shape[dim] % shards:
                 raise SpecError(
-                    f"The spec {self} splits dim {dim} of {tuple(shape)} into {shards}, which does not divide {shape[dim]}."
+                    f"The spec {self} splits dim {dim} of {tuple(shape)} into {shards}, which does not divide it."
                 )
 
     def fits(self, shape: Sequence[int], mesh: DeviceMesh) -> bool:
