@@ -10,7 +10,7 @@ NATIVE := CMakeLists.txt $(shell find hidet_dist -type f 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks)
 
-.PHONY: setup demo test lint slow-test format clean
+.PHONY: setup demo test lint slow-test format clean FORCE
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/installed
@@ -25,7 +25,12 @@ $(STAMPS)/torch: $(STAMPS)/created Makefile
 	$(BIN)/python -m pip install --disable-pip-version-check "$(TORCH)"
 	@touch $@
 
-$(STAMPS)/installed: $(STAMPS)/torch pyproject.toml $(NATIVE)
+# An editable install knows the modules by name, so it is made anew when one comes or goes.
+$(STAMPS)/modules: FORCE | $(STAMPS)/created
+	@find python -name '*.py' | LC_ALL=C sort > $@.new
+	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+$(STAMPS)/installed: $(STAMPS)/torch $(STAMPS)/modules pyproject.toml $(NATIVE)
 	$(BIN)/python -m pip install --disable-pip-version-check --editable ".[demo,dev]"
 	@touch $@
 

@@ -23,6 +23,8 @@ LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHEL
 @pytest.fixture(scope="session")
 def rank_server() -> Iterator[subprocess.Popen[str]]:
     env = {name: value for name, value in os.environ.items() if name not in LAUNCH_VARIABLES}
+    # TCPStore looks its peer's name up for its log. Where no name server answers, that would take five seconds.
+    env["RES_OPTIONS"] = "timeout:1 attempts:1"
     with subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("ranks.py"))],
         stdin=subprocess.PIPE,

@@ -120,6 +120,7 @@ def dies(mesh: list[int], who: int, group: int, warm: bool) -> float:
         for mask in range(1, 1 << len(mesh)):
             _sum(comm, mask)
     if comm.rank == who:
+        time.sleep(0.5)  # by then all have met: a host that dies earlier is a failure to meet
         os.kill(os.getpid(), signal.SIGKILL)
     # Each axis in turn: a rank that has no group with the dead one waits for one that has.
     _sum(comm, group)

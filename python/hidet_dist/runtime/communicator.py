@@ -153,7 +153,7 @@ class Communicator:
         self._name = rendezvous.next_name()
         try:
             shape = ",".join(map(str, self.mesh_shape))
-            agreed = rendezvous.open_store().compare_set(f"{self._name}/mesh", "", shape).decode()
+            agreed = rendezvous.store.compare_set(f"{self._name}/mesh", "", shape).decode()
             if agreed != shape:
                 raise ConfigError(f"rank {self.rank} has the mesh ({shape}), but another rank ({agreed})")
             self._transport = GlooTransport(
@@ -185,7 +185,7 @@ class Communicator:
             verdict = self._reported
         elif self._transport.failed_by_peer:
             verdict = liveness.blame(
-                rendezvous.open_store,
+                rendezvous.failure_store,
                 self._name,
                 self.rank,
                 self.world_size,
@@ -194,7 +194,7 @@ class Communicator:
             )
         else:
             own = Verdict((self.rank,), f"rank {self.rank} called it wrongly", self.rank)
-            verdict = liveness.publish(rendezvous.open_store, self._name, own)
+            verdict = liveness.publish(rendezvous.failure_store, self._name, own)
         rendezvous.mark_gone(tuple(rank for rank in verdict.ranks if rank != self.rank))
         return verdict
 

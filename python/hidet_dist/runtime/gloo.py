@@ -97,8 +97,8 @@ class GlooTransport:
         self._timeout_seconds = timeout_seconds
         self._fail = fail
         self._failed = failed
-        self._liveness_store = rendezvous.open_store()
-        self._store = dist.PrefixStore(name, rendezvous.open_store())
+        # Not its store: that one is to go when the rendezvous is closed, whoever still has this.
+        self._rendezvous = rendezvous
         self._device = _open_device(rendezvous.settings.master_addr, rendezvous.settings.master_port or 0)
         self._groups: dict[tuple[int, ...], _Group] = {}
         self._scratch: dict[str, torch.Tensor] = {}
@@ -185,8 +185,8 @@ class GlooTransport:
         return self._groups[ranks]
 
     def _make_group(self, ranks: tuple[int, ...]) -> _Group:
-        prefix = "group/" + ",".join(map(str, ranks))
-        store = dist.PrefixStore(prefix, self._store)
+        prefix = f"{self._name}/group/" + ",".join(map(str, ranks))
+        store = dist.PrefixStore(prefix, self._rendezvous.store)
         deadline = time.monotonic() + self._timeout_seconds
         self._await_members(store, ranks, deadline)
         gloo: Any = dist.ProcessGroupGloo
@@ -211,7 +211,7 @@ class GlooTransport:
             next_look = now + 0.5
             missing = tuple(rank for rank in ranks if not store.check([keys[rank]]))
             if watch is None:
-                watch = SilenceWatch(self._liveness_store, ranks)
+                watch = SilenceWatch(self._rendezvous.store, ranks)
             gone = watch.gone(missing)
             if gone:
                 raise PeerError(f"rank {', '.join(map(str, gone))} is gone")

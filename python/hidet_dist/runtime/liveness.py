@@ -211,9 +211,7 @@ def read_beats(store: Store, ranks: tuple[int, ...]) -> dict[int, Beat]:
     return dict(zip(ranks, map(Beat.loads, store.multi_get([beat_key(rank) for rank in ranks])), strict=True))
 
 
-def blame(
-    open_store: Callable[[], Store], communicator: str, rank: int, world_size: int, sequence: int, host: int | None
-) -> Verdict:
+def blame(store: Store, communicator: str, rank: int, world_size: int, sequence: int, host: int | None) -> Verdict:
     """Find the ranks that made a communicator's collective fail, and publish the verdict, or adopt an earlier one.
 
     Those are the ranks whose heartbeat stopped or that have left; else those that have started the fewest collectives,
@@ -222,8 +220,8 @@ def blame(
 
     Parameters
     ----------
-    open_store: Callable[[], Store]
-        Opens a new store client, or raises.
+    store: Store
+        A store client that is used for this only.
     communicator: str
         Its name.
     rank, world_size: int
@@ -235,7 +233,6 @@ def blame(
     """
 
     def search() -> Verdict:
-        store = open_store()
         key = verdict_key(communicator)
         verdict = _earlier_verdict(store, key) or _search(store, communicator, rank, world_size, sequence)
         return Verdict.loads(store.compare_set(key, "", verdict.dumps()))
@@ -248,11 +245,11 @@ def blame(
         return Verdict((host,), f"rank {host}, which hosts the rendezvous store, cannot be reached", rank)
 
 
-def publish(open_store: Callable[[], Store], communicator: str, verdict: Verdict) -> Verdict:
+def publish(store: Store, communicator: str, verdict: Verdict) -> Verdict:
     """Publish a verdict, and return it or an earlier one; itself too where the store cannot be reached."""
     try:
         return run_bounded(
-            lambda: Verdict.loads(open_store().compare_set(verdict_key(communicator), "", verdict.dumps())), 1.0
+            lambda: Verdict.loads(store.compare_set(verdict_key(communicator), "", verdict.dumps())), 1.0
         )
     except (RuntimeError, TimeoutError):
         return verdict

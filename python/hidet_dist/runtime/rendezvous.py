@@ -132,6 +132,11 @@ class Rendezvous:
     ----------
     settings: Settings
         What they met by.
+    store: Store
+        A client of their store, for threads that communicate.
+    failure_store: Store
+        Another, for finding out about failures: a client serves one call at a time, and another's may wait for long.
+        It is opened in advance, as opening one looks up host names, which can take longer than there is time then.
     heartbeat: Heartbeat
         This rank's.
     """
@@ -149,30 +154,9 @@ class Rendezvous:
         deadline = time.monotonic() + settings.timeout_seconds
         generation = next(_generations) if settings.agent_store else 0
         self._prefix = f"hidet_dist/{settings.attempt}/{generation}"
-        self._base: Any = None  # a TCPStore, whose clone() torch's stubs lack
         while not self._claim(deadline):
             time.sleep(_POLL_SECONDS)
-        try:
-            self.heartbeat = Heartbeat(self.open_store(), settings.rank)
-            self._meet(deadline)
-        except BaseException:
-            self._base = None
-            raise
-
-    def open_store(self) -> Store:
-        """A new client of the store, with the keys of this rendezvous. Raises ``RuntimeError`` if it has gone."""
-        from torch.distributed import PrefixStore
-
-        if self._base is None:
-            raise RuntimeError("the rendezvous is closed")
-        settings = self.settings
-        # TCPStore goes on trying for its whole time-out, but a store that has been there and is not any more is gone.
-        try:
-            with socket.create_connection((settings.master_addr, settings.master_port or 0), timeout=1.0):
-                pass
-        except OSError as error:
-            raise RuntimeError(f"the store does not answer: {error}") from error
-        return PrefixStore(self._prefix, self._base.clone())
+        self._meet(deadline)
 
     def next_name(self) -> str:
         """A name for the next communicator, the same on all ranks that make theirs in the same order."""
@@ -191,10 +175,11 @@ class Rendezvous:
         # The store may have gone first, with its host.
         with contextlib.suppress(RuntimeError, TimeoutError):
             run_bounded(self._leave, LINGER_SECONDS + 1.0)
-        self._base = None
+        # With the last reference to it, the host's store stops listening.
+        del self.store, self.failure_store, self.heartbeat
 
     def _leave(self) -> None:
-        store = self.open_store()
+        store = self.failure_store
         store.set(f"left/{self.settings.rank}", "")
         if self.settings.host_rank != self.settings.rank:
             return
@@ -211,16 +196,19 @@ class Rendezvous:
 
         That one lives on until its host has seen all ranks leave, and a rank may be early with its next rendezvous.
         """
+        from torch.distributed import PrefixStore
+
         rank = self.settings.rank
-        self._base = self._open(deadline)
+        base: Any = self._open(deadline)  # a TCPStore, whose clone() torch's stubs lack
         try:
-            store = self.open_store()
-            if store.add(f"claim/{rank}", 1) == 1:
+            self.store: Store = PrefixStore(self._prefix, base)
+            if self.store.add(f"claim/{rank}", 1) == 1:
+                self.failure_store: Store = PrefixStore(self._prefix, base.clone())
+                self.heartbeat = Heartbeat(PrefixStore(self._prefix, base.clone()), rank)
                 return True
-            left = store.check([f"left/{rank}"])
+            left = self.store.check([f"left/{rank}"])
         except RuntimeError:
             left = True
-        self._base = None
         if left and time.monotonic() < deadline:
             return False
         raise RendezvousError(f"two processes are rank {rank}: each rank must be launched once")
@@ -312,7 +300,7 @@ class Rendezvous:
     def _announce_and_wait(self, deadline: float, missing: list[int]) -> None:
         """Strikes ranks off ``missing`` as they come, so that the caller can tell who had not when the store went."""
         settings = self.settings
-        store = self.open_store()
+        store = self.store
         self.heartbeat.start()
         store.set(f"arrived/{settings.rank}", str(settings.world_size))
         while True:
