@@ -82,7 +82,7 @@ def solver(name: str, time_limit_seconds: float | None, gap: float) -> pulp.LpSo
 
 
 def solve(
-    problem: Problem, solver_name: str = "highs", time_limit_seconds: float | None = None, gap: float = 1e-6
+    problem: Problem, solver_name: str = "highs", time_limit_seconds: float | None = None, gap: float = 1e-3
 ) -> Solution:
     """Solve the problem to a relative gap.
 

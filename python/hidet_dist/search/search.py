@@ -27,7 +27,7 @@ def search(
     output_specs: Sequence[TensorShardSpec | None] | None = None,
     solver: str = "highs",
     time_limit_seconds: float | None = None,
-    gap: float = 1e-6,
+    gap: float = 1e-3,
 ) -> Plan:
     """Find the plan of least predicted time.
 

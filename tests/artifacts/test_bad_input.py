@@ -1,0 +1,284 @@
+"""What is refused, before any collective starts: each with a message that says what and where."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import hidet
+import hidet_dist  # noqa: F401
+import numpy as np
+import pytest
+import torch
+from hidet_dist.errors import (
+    ArtifactError,
+    ConfigError,
+    HidetDistError,
+    InfeasibleError,
+    InputError,
+    PlanError,
+)
+from hidet_dist.runtime import session
+
+
+def linear(batch=4):
+    """x @ w + b, small."""
+    rng = np.random.default_rng(0)
+    x = hidet.symbol([batch, 8], "float32", "cpu")
+    w, b = (hidet.asarray(rng.standard_normal(shape).astype(np.float32)) for shape in ((8, 6), (6,)))
+    return hidet.trace_from(hidet.ops.matmul(x, w) + b, [x])
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory):
+    out = tmp_path_factory.mktemp("artifacts") / "linear"
+    hidet.distributed.auto_parallel(linear(), {"mesh_shape": [1]}, {}, out)
+    return out
+
+
+@pytest.fixture
+def copy(artifacts, tmp_path):
+    """Artifacts that a test may damage."""
+    import shutil
+
+    return Path(shutil.copytree(artifacts, tmp_path / "copy"))
+
+
+@pytest.fixture(autouse=True)
+def fresh_session(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    session.shutdown()
+    yield
+    session.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("distributed", "optimization", "says"),
+    [
+        ({"mesh_shape": [2], "mesh": 1}, {}, "'mesh'"),
+        ({}, {}, "mesh_shape"),
+        ({"mesh_shape": [0]}, {}, "0"),
+        ({"mesh_shape": "2"}, {}, "'2'"),
+        ({"mesh_shape": [2], "machine": "abacus"}, {}, "abacus"),
+        ({"mesh_shape": [2]}, {"memory": 1}, "'memory'"),
+        ({"mesh_shape": [2]}, {"mem_budget": 0.6}, "0.6"),
+        ({"mesh_shape": [2]}, {"mem_budget": -1}, "-1"),
+        ({"mesh_shape": [2]}, {"target": "abacus"}, "abacus"),
+        ({"mesh_shape": [2]}, {"solver": "abacus"}, "abacus"),
+        ({"mesh_shape": [2]}, {"solver_gap": 2}, "2"),
+        ({"mesh_shape": [2]}, {"solver_time_limit_seconds": 0}, "0"),
+        ({"mesh_shape": [2]}, {"recompile": "yes"}, "yes"),
+        ({"mesh_shape": [2]}, {"input_specs": ["(S0, X)"]}, "X"),
+        ({"mesh_shape": [2]}, {"input_specs": ["(S0, R)", None]}, "2 input specs"),
+        ({"mesh_shape": [3]}, {"output_specs": ["(S0, R)"]}, "output 0"),
+    ],
+)
+def test_unfit_configs_are_refused_and_nothing_is_written(distributed, optimization, says, tmp_path):
+    with pytest.raises(ConfigError, match=says):
+        hidet.distributed.auto_parallel(linear(), distributed, optimization, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_graph_is_expected(tmp_path):
+    with pytest.raises(ConfigError, match="Module"):
+        hidet.distributed.auto_parallel(hidet.nn.Module(), {"mesh_shape": [1]}, {}, tmp_path / "out")
+
+
+def test_symbolic_shapes_are_refused_by_name(tmp_path):
+    with pytest.raises(ConfigError, match="x0 has the symbolic shape"):
+        hidet.distributed.auto_parallel(linear(batch="batch"), {"mesh_shape": [1]}, {}, tmp_path / "out")
+
+
+def test_an_infeasible_budget_states_the_least_that_would_do(tmp_path):
+    # w splits in two and so does b: (8 * 6 + 6) * 4 / 2 bytes.
+    with pytest.raises(InfeasibleError, match="at least 108 bytes") as caught:
+        hidet.distributed.auto_parallel(linear(), {"mesh_shape": [2]}, {"mem_budget": 107}, tmp_path / "out")
+    assert caught.value.least_budget == 108
+    result = hidet.distributed.auto_parallel(linear(), {"mesh_shape": [2]}, {"mem_budget": 108}, tmp_path / "out")
+    assert result.weight_bytes_per_rank == [108, 108]
+
+
+def test_a_plan_fits_its_own_graph_only(artifacts):
+    plan = hidet.distributed.Plan.load(artifacts / "plan.json")
+    with pytest.raises(PlanError, match="made for the graph"):
+        hidet.distributed.partition(linear(batch=2), plan)
+    with pytest.raises(PlanError, match="takes a Plan"):
+        hidet.distributed.partition(linear(), "plan.json")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": 1}', '{"format": 99, "stages": []}', '{"format": 1, "stages": [3]}'])
+def test_a_file_that_is_no_plan_is_refused(text, tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(PlanError):
+        hidet.distributed.Plan.load(path)
+    with pytest.raises(PlanError, match="Cannot read"):
+        hidet.distributed.Plan.load(tmp_path / "other.json")
+
+
+def test_a_foreign_folder_is_left_alone(tmp_path):
+    out = tmp_path / "thesis"
+    out.mkdir()
+    (out / "chapter1.tex").write_text("...")
+    with pytest.raises(ArtifactError, match="is not empty"):
+        hidet.distributed.auto_parallel(linear(), {"mesh_shape": [1]}, {}, out)
+    assert [path.name for path in out.iterdir()] == ["chapter1.tex"]
+    hidet.distributed.auto_parallel(linear(), {"mesh_shape": [1]}, {"recompile": True}, out)
+    assert (out / "manifest.json").exists()
+    assert (tmp_path / "thesis.before-0" / "chapter1.tex").read_text() == "..."
+
+
+def test_own_artifacts_are_replaced_whole(copy):
+    (copy / "stray").write_text("")
+    hidet.distributed.auto_parallel(linear(), {"mesh_shape": [2]}, {}, copy)
+    assert not (copy / "stray").exists()
+    assert [path.name for path in copy.parent.iterdir()] == ["copy"]
+
+
+def test_a_file_is_no_folder(tmp_path):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(ArtifactError, match="not a folder"):
+        hidet.distributed.auto_parallel(linear(), {"mesh_shape": [1]}, {}, tmp_path / "out")
+
+
+def test_an_interrupted_build_leaves_nothing_that_loads(tmp_path):
+    """Killed while the artifacts are written: the destination does not exist, and what lies beside it does not load."""
+    program = f"""
+import os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import hidet, hidet_dist
+import hidet_dist.artifacts.write as write
+from hidet_dist.artifacts.manifest import Manifest
+Manifest.save = lambda self, folder: os.kill(os.getpid(), signal.SIGKILL)
+from test_bad_input import linear
+hidet.distributed.auto_parallel(linear(), {{"mesh_shape": [1]}}, {{}}, {str(tmp_path / "out")!r})
+"""
+    done = subprocess.run([sys.executable, "-c", program], timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+    (partial,) = tmp_path.iterdir()
+    with pytest.raises(ArtifactError, match="holds no artifacts"):
+        hidet.distributed.load_partition(partial, 0)
+
+
+def files():
+    return ["stage0/launcher.so", "stage0/kernels/0.so", "stage0/rank0.safetensors"]
+
+
+@pytest.mark.parametrize("name", files())
+def test_missing_and_altered_files_are_named(copy, name):
+    path = copy / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ArtifactError, match=f"{name} was altered"):
+        hidet.distributed.load_partition(copy, 0)
+    path.unlink()
+    with pytest.raises(ArtifactError, match=f"{name} is missing"):
+        hidet.distributed.load_partition(copy, 0)
+
+
+def test_an_altered_manifest_is_refused(copy):
+    path = copy / "manifest.json"
+    body = json.loads(path.read_text())
+    body["world_size"] = 7
+    path.write_text(json.dumps(body))
+    with pytest.raises(ArtifactError, match="altered"):
+        hidet.distributed.load_partition(copy, 0)
+    body["format"] = 99
+    path.write_text(json.dumps(body))
+    with pytest.raises(ArtifactError, match="format 99"):
+        hidet.distributed.load_partition(copy, 0)
+    path.write_text("{")
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        hidet.distributed.load_partition(copy, 0)
+
+
+def test_rank_and_world_size_must_be_the_artifacts(artifacts, monkeypatch):
+    with pytest.raises(ConfigError, match="no rank 1"):
+        hidet.distributed.load_partition(artifacts, 1)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(ConfigError, match="built for 1 ranks, but the world size is 2"):
+        hidet.distributed.load_partition(artifacts)
+
+
+X = np.ones((4, 8), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        ((), "takes 1 inputs; 0"),
+        ((X, X), "2 were given"),
+        ((X.astype(np.float64),), "must be float32; got float64"),
+        ((X[:3],), r"must have the shape \[4, 8\]; got \[3, 8\]"),
+        (("text",), "is a str"),
+    ],
+)
+def test_unfit_inputs_are_refused(artifacts, inputs, says):
+    with hidet.distributed.load_partition(artifacts, 0) as model, pytest.raises(InputError, match=says):
+        model(*inputs)
+
+
+def test_outputs_are_of_the_inputs_kind_and_strides_do_not_matter(artifacts):
+    whole = linear().forward([hidet.asarray(X)])[0].numpy()
+    with hidet.distributed.load_partition(artifacts, 0) as model:
+        for x, kind in (
+            (X, np.ndarray),
+            (np.ones((8, 4), np.float32).T, np.ndarray),
+            (torch.ones(4, 8), torch.Tensor),
+            (hidet.asarray(X), hidet.Tensor),
+        ):
+            y = model(x)
+            assert isinstance(y, kind)
+            np.testing.assert_allclose(np.asarray(y if kind is not hidet.Tensor else y.numpy()), whole, atol=1e-5)
+
+
+def test_two_partitions_in_one_process_do_not_share_weights(artifacts, tmp_path):
+    other = tmp_path / "other"
+    x = hidet.symbol([4, 8], "float32", "cpu")
+    w, b = hidet.asarray(np.ones((8, 6), np.float32)), hidet.asarray(np.zeros(6, np.float32))
+    hidet.distributed.auto_parallel(hidet.trace_from(hidet.ops.matmul(x, w) + b, [x]), {"mesh_shape": [1]}, {}, other)
+    first, second = (hidet.distributed.load_partition(path, 0) for path in (artifacts, other))
+    before = first(X)
+    np.testing.assert_allclose(second(X), 8.0)
+    np.testing.assert_array_equal(first(X), before)
+    first.close()
+    first.close()
+    with pytest.raises(HidetDistError, match="closed"):
+        first(X)
+    np.testing.assert_allclose(second(X), 8.0)
+    second.close()
+
+
+def test_a_rank_that_dies_is_named_by_the_others(tmp_path):
+    out = tmp_path / "linear"
+    hidet.distributed.auto_parallel(linear(), {"mesh_shape": [2]}, {"mem_budget": 108}, out)
+    script = tmp_path / "serve.py"
+    script.write_text(
+        "import os, signal, sys\n"
+        "import numpy as np, hidet, hidet_dist\n"
+        "from hidet_dist.errors import CommunicationError\n"
+        "model = hidet.distributed.load_partition(sys.argv[1], timeout_seconds=30)\n"
+        "x = np.ones((4, 8), np.float32)\n"
+        "model(x)\n"
+        "if model.rank == 1:\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "try:\n"
+        "    model(x)\n"
+        "except CommunicationError as error:\n"
+        "    print('blames', error.ranks, error, flush=True)\n"
+    )
+    begin = time.monotonic()
+    command = [sys.executable, "-m", "hidet_dist.launch", "-n", "2", str(script), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, env=dict(os.environ))
+    assert "blames (1,)" in done.stdout, done.stdout + done.stderr
+    assert "rank 1" in done.stdout
+    assert done.returncode != 0
+    assert time.monotonic() - begin < 30  # found out, not timed out

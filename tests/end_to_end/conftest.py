@@ -1,0 +1,66 @@
+"""Models small enough to plan, compile and run in seconds, and the means to serve them with real processes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hidet_dist.testing import bert, models
+
+SERVE = Path(__file__).with_name("serve.py")
+SENTENCES = ["Two ranks share one model.", "The weather is fine today.", "Sharding splits a tensor.", "It rains."]
+
+
+def minilm():
+    graph = bert.trace(bert.load_minilm()[0], len(SENTENCES), 16)
+    ids, mask = bert.Tokenizer().tokenize(SENTENCES, 16)
+    return graph, [ids, mask], [bert.torch_reference(ids, mask)]
+
+
+def gpt2():
+    graph, inputs = models.gpt2()
+    return graph, inputs, models.run_whole(graph, inputs)
+
+
+def resnet18():
+    graph, inputs = models.resnet18()
+    return graph, inputs, models.run_whole(graph, inputs)
+
+
+MODELS = {"minilm": minilm, "gpt2": gpt2, "resnet18": resnet18}
+
+
+@pytest.fixture(scope="package", params=MODELS)
+def model(request):
+    """(name, graph, inputs, outputs of the unsharded model)"""
+    return request.param, *MODELS[request.param]()
+
+
+def weight_bytes(graph):
+    return bert.weight_bytes(graph)
+
+
+def budget(graph, ranks):
+    return int(weight_bytes(graph) * 1.2 / ranks)
+
+
+def launch(ranks, script, *arguments, timeout=120, **environment):
+    """Run ``script`` on ``ranks`` real processes through the launcher; never hangs."""
+    command = [sys.executable, "-m", "hidet_dist.launch", "-n", str(ranks), str(script), *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, check=False, env={**os.environ, **environment}
+    )
+
+
+def serve(ranks, artifacts, inputs, folder, timeout=60):
+    """The outputs of each rank."""
+    np.savez(folder / "inputs.npz", *inputs)
+    done = launch(ranks, SERVE, artifacts, folder / "inputs.npz", folder, timeout)
+    assert done.returncode == 0, done.stderr
+    outputs = []
+    for rank in range(ranks):
+        with np.load(folder / f"rank{rank}.npz") as data:
+            outputs.append([data[name] for name in data.files])
+    return outputs

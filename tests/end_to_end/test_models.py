@@ -1,0 +1,77 @@
+"""The whole way on whole models: sharded over real processes, and in the simulator, against the unsharded model."""
+
+import hashlib
+
+import hidet
+import hidet_dist  # noqa: F401
+import numpy as np
+import pytest
+from hidet_dist.artifacts import Manifest
+from hidet_dist.compile import optimize_program
+from hidet_dist.machine import builtin
+from hidet_dist.search import search
+from hidet_dist.simulate import simulate
+from hidet_dist.spec import DeviceMesh, Plan
+
+from .conftest import budget, serve, weight_bytes
+
+TOLERANCE = 1e-4
+GAP = 1e-2  # any plan must be right; the best one takes longer to prove
+
+
+def close(results, expected):
+    assert len(results) == len(expected)
+    for result, whole in zip(results, expected, strict=True):
+        assert result.dtype == whole.dtype
+        np.testing.assert_allclose(result, whole, rtol=0, atol=TOLERANCE)
+
+
+def test_two_processes_answer_as_one_would(model, tmp_path):
+    _, graph, inputs, expected = model
+    out = tmp_path / "artifacts"
+    result = hidet.distributed.auto_parallel(graph, {"mesh_shape": [2]}, {"mem_budget": budget(graph, 2), "solver_gap": GAP}, out)
+
+    assert result.total_weight_bytes == weight_bytes(graph)
+    assert all(share <= budget(graph, 2) for share in result.weight_bytes_per_rank)
+    assert sum(result.plan.collectives().values()) == len(result.communications) > 0
+    assert Plan.load(out / "plan.json") == result.plan
+    # One program: the ranks' folder entries differ in their weights only.
+    manifest = Manifest.load(out)
+    own = [set(manifest.stages[0].files_of(rank)) for rank in range(2)]
+    assert own[0] ^ own[1] == {"stage0/rank0.safetensors", "stage0/rank1.safetensors"}
+
+    for outputs in serve(2, out, inputs, tmp_path):
+        close(outputs, expected)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_the_simulator_answers_as_one_rank_would(model, ranks):
+    _, graph, inputs, expected = model
+    plan = search(graph, builtin("cpu", DeviceMesh((ranks,))), budget(graph, ranks), gap=GAP)
+    assert plan.collectives()
+    program = hidet.distributed.partition(graph, plan)
+    close(simulate(program, inputs), expected)
+    close(simulate(program, inputs, optimize_program(program)), expected)
+
+
+def test_one_rank_needs_no_communication(model, tmp_path):
+    _, graph, inputs, expected = model
+    out = tmp_path / "artifacts"
+    result = hidet.distributed.auto_parallel(graph, {"mesh_shape": [1]}, {}, out)
+    assert result.communications == []
+    assert result.weight_bytes_per_rank == [weight_bytes(graph)]
+    with hidet.distributed.load_partition(out, 0) as loaded:
+        close(loaded.run(inputs), expected)
+
+
+def test_the_same_input_gives_the_same_plan_and_data(tmp_path):
+    from hidet_dist.testing.models import gpt2
+
+    digests = []
+    for attempt in range(2):
+        graph, _ = gpt2()
+        out = tmp_path / str(attempt)
+        hidet.distributed.auto_parallel(graph, {"mesh_shape": [2]}, {"mem_budget": budget(graph, 2)}, out)
+        files = sorted(path for path in out.rglob("*") if path.is_file())
+        digests.append({path.relative_to(out).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files})
+    assert digests[0] == digests[1]

@@ -1,0 +1,150 @@
+import itertools
+
+import numpy as np
+import pytest
+from hidet_dist.errors import SpecError
+from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
+from hypothesis import given
+from hypothesis import strategies as st
+
+meshes = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(lambda sizes: DeviceMesh(tuple(sizes)))
+
+
+@st.composite
+def placed(draw):
+    """A mesh, a spec on it, and a shape that the spec divides."""
+    mesh = draw(meshes)
+    axes = draw(st.permutations(range(mesh.ndim)))
+    ndim = draw(st.integers(0, 4))
+    per_dim = [[] for _ in range(ndim)]
+    if ndim:
+        for axis in axes:
+            dim = draw(st.none() | st.integers(0, ndim - 1))
+            if dim is not None:
+                per_dim[dim].append(axis)
+    spec = TensorShardSpec(tuple(map(tuple, per_dim)))
+    shape = tuple(mesh.group_size(own) * draw(st.integers(1, 3)) for own in per_dim)
+    return mesh, spec, shape
+
+
+@given(meshes)
+def test_mesh_numbers_its_ranks_row_major_and_prints_what_it_parses(mesh):
+    assert DeviceMesh.parse(str(mesh)) == mesh
+    assert [mesh.coordinate(rank) for rank in range(mesh.size)] == list(itertools.product(*map(range, mesh.shape)))
+    assert [mesh.rank(mesh.coordinate(rank)) for rank in range(mesh.size)] == list(range(mesh.size))
+
+
+def test_peers_differ_along_the_named_axes_only():
+    mesh = DeviceMesh((2, 3, 2))
+    assert mesh.peers(7, [1]) == tuple(mesh.rank((1, i, 1)) for i in range(3)) == (7, 9, 11)
+    assert mesh.peers(0, [0, 2]) == (0, 1, 6, 7)
+    assert mesh.peers(5, []) == (5,)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [(((),), "at least one axis"), (((0,),), "0"), (((2,), ("a", "b")), "2 names"), (((2, 2), ("a", "a")), "distinct")],
+)
+def test_a_mesh_refuses_what_is_none(arguments, says):
+    with pytest.raises(SpecError, match=says):
+        DeviceMesh(*arguments)
+
+
+@given(placed())
+def test_spec_round_trips_and_is_a_value(case):
+    _, spec, _ = case
+    again = TensorShardSpec.parse(str(spec))
+    assert again == spec
+    assert hash(again) == hash(spec)
+
+
+def test_spec_is_written_as_in_the_rfc():
+    assert str(TensorShardSpec(((0,), (1,), ()))) == "(S0, S1, R)"
+    assert str(TensorShardSpec(((0, 1), ()))) == "(S01, R)"
+    assert TensorShardSpec.parse("(S10,R)").mesh_axes_per_dim == ((1, 0), ())
+    assert TensorShardSpec.parse("()").ndim == 0
+
+
+@pytest.mark.parametrize("text", ["S0, R", "(S, R)", "(X)", "(S0, S0)", "(S00)", "(R", "(Sa)", "(R,)"])
+def test_malformed_specs_are_refused(text):
+    with pytest.raises(SpecError):
+        TensorShardSpec.parse(text)
+
+
+@given(placed())
+def test_shards_tile_the_tensor(case):
+    """Shards of the local shape, at their offsets, cover each element; as often as the tensor is replicated."""
+    mesh, spec, shape = case
+    covered = np.zeros(shape, int)
+    for rank in range(mesh.size):
+        coordinate = mesh.coordinate(rank)
+        slices = spec.slices(shape, mesh, coordinate)
+        assert covered[slices].shape == spec.local_shape(shape, mesh)
+        assert tuple(s.start for s in slices) == spec.shard_offset(shape, mesh, coordinate)
+        covered[slices] += 1
+    assert (covered == mesh.size // spec.num_shards(mesh)).all()
+
+
+def test_major_axis_splits_first():
+    spec, mesh = TensorShardSpec.parse("(S10)"), DeviceMesh((2, 3))
+    assert spec.shard_offset((12,), mesh, (1, 2)) == (10,)  # axis 1 is major: (2 * 2 + 1) * 2
+    assert TensorShardSpec.parse("(S01)").shard_offset((12,), mesh, (1, 2)) == (10,)
+    assert TensorShardSpec.parse("(S01)").shard_offset((12,), mesh, (1, 0)) == (6,)
+    assert spec.shard_offset((12,), mesh, (1, 0)) == (2,)
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape", "says"),
+    [("(S0)", (4, 4), "1 dims"), ("(S2, R)", (4, 4), "mesh axis 2"), ("(S0, R)", (3, 4), "does not divide")],
+)
+def test_a_spec_that_does_not_fit_says_why(spec, shape, says):
+    spec = TensorShardSpec.parse(spec)
+    with pytest.raises(SpecError, match=says):
+        spec.validate(shape, DeviceMesh((2, 2)))
+    assert not spec.fits(shape, DeviceMesh((2, 2)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(R, S0), (S0, R) -> (R, R) | all_reduce(sum,axes=0)",
+        "(S0, R), (R, R) -> (S0, R)",
+        "() -> ()",
+        "-> (S0)",
+        "(S01) -> (R), (S1) | all_reduce(max,axes=01) ; ",
+        "(R, S01) -> (S0, R) | reduce_scatter(average,axes=0,dim=0)all_reduce(average,axes=1)",
+    ],
+)
+def test_operator_spec_round_trips(text):
+    if "dim=0)all" in text:
+        text = text.replace("dim=0)all", "dim=0) all")
+    spec = OpShardSpec.parse(text)
+    assert OpShardSpec.parse(str(spec)) == spec
+    assert len({spec, OpShardSpec.parse(str(spec))}) == 1
+
+
+def test_partial_spec_undoes_the_scatter_of_the_reduce_functions():
+    spec = OpShardSpec.parse("(R, S01) -> (S0, R) | reduce_scatter(sum,axes=0,dim=0) all_reduce(sum,axes=1)")
+    assert str(spec.partial_spec(0)) == "(R, R)"
+    assert [str(fn) for fn in spec.reduce_fns[0]] == ["reduce_scatter(sum, axes=0, dim=0)", "all_reduce(sum, axes=1)"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("gather", "sum", (0,)),
+        ("all_reduce", "median", (0,)),
+        ("all_reduce", "sum", ()),
+        ("all_reduce", "sum", (0,), 1),
+        ("reduce_scatter", "sum", (0,)),
+    ],
+)
+def test_reduce_functions_that_are_none_are_refused(arguments):
+    with pytest.raises(SpecError):
+        ReduceFn(*arguments)
+
+
+@pytest.mark.parametrize("text", ["(R) (R)", "(R) -> (R) | sum", "R -> R", "(R) -> (R) | all_reduce(sum, axes=0, dim=1)"])
+def test_malformed_operator_specs_are_refused(text):
+    with pytest.raises(SpecError):
+        OpShardSpec.parse(text)
