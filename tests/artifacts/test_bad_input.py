@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 
 import hidet
-import hidet_dist  # noqa: F401
 import numpy as np
 import pytest
 import torch
+
+import hidet_dist  # noqa: F401
 from hidet_dist.errors import (
     ArtifactError,
     ConfigError,
@@ -110,7 +111,9 @@ def test_a_plan_fits_its_own_graph_only(artifacts):
         hidet.distributed.partition(linear(), "plan.json")
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"format": 1}', '{"format": 99, "stages": []}', '{"format": 1, "stages": [3]}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"format": 1}', '{"format": 99, "stages": []}', '{"format": 1, "stages": [3]}']
+)
 def test_a_file_that_is_no_plan_is_refused(text, tmp_path):
     path = tmp_path / "plan.json"
     path.write_text(text)
@@ -255,6 +258,18 @@ def test_two_partitions_in_one_process_do_not_share_weights(artifacts, tmp_path)
         first(X)
     np.testing.assert_allclose(second(X), 8.0)
     second.close()
+
+
+def test_artifacts_that_were_rebuilt_are_loaded_anew(tmp_path):
+    """The dynamic loader knows libraries by path; a partition must not get the kernels that lay there before."""
+    x = hidet.symbol([4, 8], "float32", "cpu")
+    for function, close in ((hidet.ops.exp, False), (hidet.ops.tanh, True), (hidet.ops.sqrt, True)):
+        graph = hidet.trace_from(function(x), [x])
+        hidet.distributed.auto_parallel(graph, {"mesh_shape": [1]}, {}, tmp_path / "out")
+        model = hidet.distributed.load_partition(tmp_path / "out", 0)
+        np.testing.assert_allclose(model(X), graph.forward([hidet.asarray(X)])[0].numpy(), atol=1e-6)
+        if close:
+            model.close()
 
 
 def test_a_rank_that_dies_is_named_by_the_others(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from hidet_dist.testing import bert, models
 
 SERVE = Path(__file__).with_name("serve.py")

@@ -4,8 +4,9 @@ import sys
 from pathlib import Path
 
 import hidet
-import hidet_dist  # noqa: F401  (adds load_partition to hidet.distributed)
 import numpy as np
+
+import hidet_dist  # noqa: F401  (adds load_partition to hidet.distributed)
 
 
 def main() -> None:

@@ -3,9 +3,10 @@
 import hashlib
 
 import hidet
-import hidet_dist  # noqa: F401
 import numpy as np
 import pytest
+
+import hidet_dist  # noqa: F401
 from hidet_dist.artifacts import Manifest
 from hidet_dist.compile import optimize_program
 from hidet_dist.machine import builtin
@@ -29,7 +30,9 @@ def close(results, expected):
 def test_two_processes_answer_as_one_would(model, tmp_path):
     _, graph, inputs, expected = model
     out = tmp_path / "artifacts"
-    result = hidet.distributed.auto_parallel(graph, {"mesh_shape": [2]}, {"mem_budget": budget(graph, 2), "solver_gap": GAP}, out)
+    result = hidet.distributed.auto_parallel(
+        graph, {"mesh_shape": [2]}, {"mem_budget": budget(graph, 2), "solver_gap": GAP}, out
+    )
 
     assert result.total_weight_bytes == weight_bytes(graph)
     assert all(share <= budget(graph, 2) for share in result.weight_bytes_per_rank)
@@ -73,5 +76,7 @@ def test_the_same_input_gives_the_same_plan_and_data(tmp_path):
         out = tmp_path / str(attempt)
         hidet.distributed.auto_parallel(graph, {"mesh_shape": [2]}, {"mem_budget": budget(graph, 2)}, out)
         files = sorted(path for path in out.rglob("*") if path.is_file())
-        digests.append({path.relative_to(out).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files})
+        digests.append(
+            {path.relative_to(out).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+        )
     assert digests[0] == digests[1]

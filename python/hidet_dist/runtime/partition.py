@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _ctypes
 import ctypes
 import importlib.util
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -63,15 +65,19 @@ class LoadedPartition:
     def _load_libraries(self, folder: Path) -> None:
         native.library()
         self._runtime = _hidet_runtime()
-        self._kernels = [ctypes.CDLL(str(folder / self.stage.kernel_file(i))) for i in range(len(self.stage.kernels))]
-        table = [ctypes.cast(getattr(kernel, _KERNEL), ctypes.c_void_p).value for kernel in self._kernels]
+        opened: list[tuple[int, ctypes.CDLL]] = []
+        self._unload = weakref.finalize(self, _unload, opened)
+        self._unload.atexit = False
+        table = []
+        for number in range(len(self.stage.kernels)):
+            file = os.open(folder / self.stage.kernel_file(number), os.O_RDONLY | os.O_CLOEXEC)
+            table.append(ctypes.cast(getattr(_load(file, opened), _KERNEL), ctypes.c_void_p).value)
         self._table = (ctypes.c_void_p * max(1, len(table)))(*table)
         # The launcher keeps its weights and workspace in globals, so each partition has a copy of its own.
-        self._launcher_file = os.memfd_create("hidet_dist_launcher")
-        with (folder / self.stage.launcher_file).open("rb") as source, os.fdopen(self._launcher_file, "wb") as copy:
-            copy.write(source.read())
-            copy.flush()
-            launcher = ctypes.CDLL(f"/proc/self/fd/{copy.fileno()}")
+        file = os.memfd_create("hidet_dist_launcher")
+        with os.fdopen(file, "wb", closefd=False) as copy:
+            copy.write((folder / self.stage.launcher_file).read_bytes())
+        launcher = _load(file, opened)
         pointers = [self._data[name].ctypes.data for name in self.stage.data]
         launcher.hidet_init(ctypes.c_int32(len(pointers)), (ctypes.c_void_p * max(1, len(pointers)))(*pointers))
         sizes = (ctypes.c_int64 * 3)()  # host, CUDA and HIP memory
@@ -144,6 +150,7 @@ class LoadedPartition:
                 self._closed = True
                 native.bind(None)
                 self._communicator.close()
+                self._unload()
                 self._data.clear()
 
     def __enter__(self) -> LoadedPartition:
@@ -207,6 +214,28 @@ def _hidet_runtime() -> ctypes.CDLL:
     runtime = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     runtime.hidet_get_last_error.restype = ctypes.c_char_p
     return runtime
+
+
+def _load(file: int, opened: list[tuple[int, ctypes.CDLL]]) -> ctypes.CDLL:
+    """Load a library by its open file, which stays open as long as the library is loaded.
+
+    The loader takes two libraries of the same path for one, even when the file has been replaced in between: a process
+    that loads artifacts, builds them anew and loads them again would run the old kernels.
+    """
+    try:
+        library = ctypes.CDLL(f"/proc/self/fd/{file}")
+    except OSError:
+        os.close(file)
+        raise
+    opened.append((file, library))
+    return library
+
+
+def _unload(opened: list[tuple[int, ctypes.CDLL]]) -> None:
+    while opened:
+        file, library = opened.pop()
+        _ctypes.dlclose(library._handle)
+        os.close(file)
 
 
 def _aligned(nbytes: int) -> np.ndarray:

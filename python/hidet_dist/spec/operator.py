@@ -9,7 +9,8 @@ from hidet_dist.errors import SpecError
 from hidet_dist.spec.tensor import TensorShardSpec
 
 REDUCE_OPS = ("sum", "max", "min", "product", "average")
-_REDUCE = re.compile(r"^(all_reduce|reduce_scatter)\((\w+), axes=(\d+)(?:, dim=(\d+))?\)$")
+_REDUCE = re.compile(r"^(all_reduce|reduce_scatter)\((\w+),\s*axes=(\d+)(?:,\s*dim=(\d+))?\)$")
+_CALL = re.compile(r"\w+\([^()]*\)")
 _TENSOR = re.compile(r"\([^()]*\)")
 
 
@@ -96,7 +97,7 @@ class OpShardSpec:
     def __str__(self) -> str:
         text = f"{', '.join(map(str, self.in_specs))} -> {', '.join(map(str, self.out_specs))}".strip()
         if any(self.reduce_fns):
-            text += " | " + " ; ".join(" ".join(str(fn).replace(" ", "") for fn in fns) for fns in self.reduce_fns)
+            text += " | " + " ; ".join(" ".join(map(str, fns)) for fns in self.reduce_fns)
         return text
 
     @classmethod
@@ -109,5 +110,8 @@ class OpShardSpec:
         out_specs = tuple(TensorShardSpec.parse(part) for part in _TENSOR.findall(outs))
         fns: tuple[tuple[ReduceFn, ...], ...] = ()
         if bar:
-            fns = tuple(tuple(ReduceFn.parse(fn.replace(",", ", ")) for fn in part.split()) for part in tail.split(";"))
+            parts = tail.split(";")
+            if any(_CALL.sub("", part).strip() for part in parts):
+                raise SpecError(f"Not an operator sharding spec: {text!r}. Behind | stand reduce functions only.")
+            fns = tuple(tuple(map(ReduceFn.parse, _CALL.findall(part))) for part in parts)
         return cls(tuple(TensorShardSpec.parse(part) for part in _TENSOR.findall(ins)), out_specs, fns)

@@ -214,8 +214,10 @@ class Plan:
     def table(self) -> Table:
         """The plan as a table for a person: operator, specs, communication, predicted time, why not sharded."""
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(title=f"Plan on {', '.join(str(stage.mesh) for stage in self.stages)}", show_lines=False)
+        # As text, not markup: rich would take "[gpu=2]" for a style.
+        table = Table(title=Text(f"Plan on {', '.join(str(stage.mesh) for stage in self.stages)}"))
         for column in ("#", "operator", "inputs", "outputs", "communication"):
             table.add_column(column)
         table.add_column("cost [µs]", justify="right")

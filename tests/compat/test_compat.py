@@ -1,0 +1,86 @@
+"""Each test fails when hidet no longer needs what is bent for it."""
+
+import hidet
+import numpy as np
+import pytest
+
+from hidet_dist.compat.quiet import quiet_builds
+from hidet_dist.compat.rewrites import sound_rewrites
+
+
+def masked():
+    """scores * 2 + mask * 3, the mask broadcast over the last but one dim."""
+    scores = hidet.symbol([2, 4], "float32", "cpu")
+    mask = hidet.symbol([1, 4], "float32", "cpu")
+    return hidet.trace_from(scores * 2.0 + mask * 3.0, [scores, mask])
+
+
+def reads_beyond_the_mask(graph):
+    """Whether the definition of the last operator indexes the one-row mask with its own row index."""
+    from hidet_dist.rules.access import analyze
+
+    (node,) = graph.nodes
+    position = next(i for i, x in enumerate(node.inputs) if tuple(x.shape) == (1, 4))
+    return any(a.indices[0].maximum > 0 for a in analyze(node.task).accesses if a.tensor == position)
+
+
+def test_hidet_still_rewrites_broadcast_operands_wrongly():
+    assert reads_beyond_the_mask(hidet.graph.optimize(masked())), "the rewrite is sound now: drop it from rewrites.py"
+    with sound_rewrites():
+        assert not reads_beyond_the_mask(hidet.graph.optimize(masked()))
+
+
+def test_hidet_still_drops_casts_that_round():
+    def graph():
+        x = hidet.symbol([4], "float32", "cpu")
+        return hidet.trace_from(x.to("int32").to("float32") + 0.0, [x])
+
+    x = hidet.asarray(np.array([0.5, 1.5, 2.5, 3.5], np.float32))
+    wrong = hidet.graph.optimize(graph())
+    assert (wrong(x).numpy() == x.numpy()).all(), "casts are kept now: drop the rewrite from rewrites.py"
+    with sound_rewrites():
+        right = hidet.graph.optimize(graph())
+    np.testing.assert_array_equal(right(x).numpy(), [0, 1, 2, 3])
+
+
+def test_rewrites_are_back_in_place_afterwards():
+    from hidet.graph.transforms import registered_rewrite_rules
+
+    before = registered_rewrite_rules()
+    with pytest.raises(RuntimeError), sound_rewrites():
+        assert len(registered_rewrite_rules()) == len(before) - 2
+        raise RuntimeError
+    assert registered_rewrite_rules() == before
+
+
+def test_hidet_is_loud_and_is_silenced(capfd):
+    x = hidet.symbol([3, 5], "float32", "cpu")
+    size = np.random.default_rng().integers(1 << 30)  # a kernel that no cache holds
+
+    def build(offset):
+        op = (x + float(size + offset)).op
+        hidet.drivers.build_task_batch([(op.task, "cpu"), ((x * float(size + offset)).op.task, "cpu")])
+
+    build(0)
+    assert capfd.readouterr().err, "hidet is quiet now: drop quiet.py"
+    count = []
+    with quiet_builds(lambda: count.append(1)):
+        build(1)
+    assert capfd.readouterr().err == ""
+    assert len(count) == 2
+
+
+def test_hidets_launcher_still_takes_every_graph_input_for_an_argument():
+    """build_launcher hides weight placeholders from it; without that, they would be parameters of ``launch``."""
+    import ctypes
+
+    from hidet.drivers.build_graph import build_graph_module
+
+    from hidet_dist.compat.graph_module import build_launcher
+
+    x, w = (hidet.symbol([3], "float32", "cpu") for _ in range(2))
+    graph = hidet.trace_from(x + w, [x, w])
+    assert len(build_graph_module(graph, [w], [0])["launch"].param_types) == 4
+    path = build_launcher(graph, [x], [w], [0])
+    assert graph.inputs == [x, w]
+    assert ctypes.CDLL(str(path)).hidet_launch

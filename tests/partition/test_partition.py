@@ -1,0 +1,169 @@
+"""The program that a plan becomes: what is injected, that it is injected once, and that it computes the same."""
+
+import hidet
+import numpy as np
+import pytest
+
+from hidet_dist.compile import optimize_program
+from hidet_dist.machine import builtin
+from hidet_dist.partition import CommunicationOp, partition_graph
+from hidet_dist.search import search
+from hidet_dist.simulate import simulate
+from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, TensorShardSpec
+from hidet_dist.spec.plan import OperatorPlan, StagePlan, TensorPlan
+from hidet_dist.view import GraphView
+
+
+def constant(*shape, seed=0):
+    return hidet.asarray(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
+
+
+def plan_for(graph, mesh, operators, weights=None, inputs=None, outputs=None):
+    """A plan written by hand: operator specs as text, and specs of tensors where they are not replicated."""
+    view = GraphView(graph)
+
+    def tensors(names, written):
+        specs = {name: TensorShardSpec.replicated(len(view.shape(name))) for name in names}
+        specs.update({name: TensorShardSpec.parse(text) for name, text in (written or {}).items()})
+        return tuple(
+            TensorPlan(
+                name,
+                view.shape(name),
+                view.tensors[name].dtype.name,
+                view.nbytes(name),
+                specs[name],
+            )
+            for name in names
+        )
+
+    own = tuple(
+        OperatorPlan(i, view.operators[i].name, OpShardSpec.parse(s), 0.0, 0.0) for i, s in enumerate(operators)
+    )
+    stage = StagePlan(
+        mesh,
+        view.fingerprint(),
+        own,
+        tensors(view.weights, weights),
+        tensors(view.inputs, inputs),
+        tensors(view.outputs, outputs),
+    )
+    return Plan((stage,))
+
+
+def kinds(graph):
+    return [op.kind for op in graph.nodes if isinstance(op, CommunicationOp)]
+
+
+def whole(graph, *inputs):
+    return [y.numpy() for y in graph.forward([hidet.asarray(x) for x in inputs])]
+
+
+X = np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)
+
+
+def two_layers():
+    x = hidet.symbol([4, 8], "float32", "cpu")
+    hidden = hidet.ops.relu(hidet.ops.matmul(x, constant(8, 12)))
+    return hidet.trace_from(hidet.ops.matmul(hidden, constant(12, 6, seed=2)), [x])
+
+
+MEGATRON = ["(R, R), (R, S0) -> (R, S0)", "(R, S0) -> (R, S0)", "(R, S0), (S0, R) -> (R, R) | all_reduce(sum, axes=0)"]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_column_then_row_parallel_needs_one_all_reduce(ranks):
+    graph = two_layers()
+    plan = plan_for(graph, DeviceMesh((ranks,)), MEGATRON, {"w0": "(R, S0)", "w1": "(S0, R)"})
+    program = partition_graph(graph, plan)
+    assert kinds(program.graph) == ["all_reduce"]
+    assert program.coordinate is None
+    assert program.communications() == ["all_reduce(sum, axes=0) float32[4, 6] -> [4, 6]"]
+    assert [tuple(x.shape) for x in program.graph.inputs] == [(4, 8), (8, 12 // ranks), (12 // ranks, 6)]
+    np.testing.assert_allclose(simulate(program, [X])[0], whole(graph, X)[0], atol=1e-5)
+
+
+def test_the_same_conversion_is_made_once():
+    """Three consumers want x split by rows and one wants it whole again: one slice, one gather."""
+    x = hidet.symbol([4, 8], "float32", "cpu")
+    y = hidet.ops.relu(x)
+    outputs = [hidet.ops.exp(y), hidet.ops.tanh(y), hidet.ops.sqrt(y)]
+    graph = hidet.trace_from(outputs, [x])
+    split = "(S0, R) -> (S0, R)"
+    plan = plan_for(graph, DeviceMesh((2,)), ["(R, R) -> (R, R)", split, split, split])
+    program = partition_graph(graph, plan)
+    names = [node.name for node in program.graph.nodes]
+    assert names.count("ShardSlice") == 1
+    assert kinds(program.graph) == ["all_gather"] * 3
+    for result, expected in zip(simulate(program, [X]), whole(graph, X), strict=True):
+        np.testing.assert_allclose(result, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "source", "target"),
+    [
+        ((2,), "(S0, R)", "(R, S0)"),
+        ((4,), "(R, S0)", "(S0, R)"),
+        ((2, 2), "(S01, R)", "(R, S01)"),
+        ((2, 2), "(S10, R)", "(S01, R)"),
+        ((2, 2), "(S0, S1)", "(S1, S0)"),
+        ((2, 2), "(R, S10)", "(S1, R)"),
+        ((2, 2), "(S01, R)", "(R, R)"),
+    ],
+)
+def test_any_conversion_keeps_the_tensor(shape, source, target):
+    x = hidet.symbol([4, 8], "float32", "cpu")
+    graph = hidet.trace_from(hidet.ops.relu(hidet.ops.exp(x)), [x])
+    operators = [f"{source} -> {source}", f"{target} -> {target}"]
+    plan = plan_for(graph, DeviceMesh(shape), operators, inputs={"x0": source}, outputs={"t1.0": target})
+    program = partition_graph(graph, plan)
+    np.testing.assert_allclose(simulate(program, [X])[0], whole(graph, X)[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "max", "min", "prod"])
+@pytest.mark.parametrize("scatter", [None, 0, 1])
+def test_partial_results_become_whole(op, scatter):
+    x = hidet.symbol([4, 4, 6], "float32", "cpu")
+    graph = hidet.trace_from(getattr(hidet.ops, op)(x, [1]), [x])
+    name = {"mean": "average", "prod": "product"}.get(op, op)
+    out, fn = "(R, R)", f"all_reduce({name}, axes=0)"
+    if scatter is not None:
+        out = "(S0, R)" if scatter == 0 else "(R, S0)"
+        fn = f"reduce_scatter({name}, axes=0, dim={scatter})"
+    plan = plan_for(graph, DeviceMesh((2,)), [f"(R, S0, R) -> {out} | {fn}"], outputs={"t0.0": out})
+    program = partition_graph(graph, plan)
+    assert kinds(program.graph) == ["all_reduce" if scatter is None else "reduce_scatter"]
+    data = np.random.default_rng(3).standard_normal((4, 4, 6)).astype(np.float32)
+    np.testing.assert_allclose(simulate(program, [data])[0], whole(graph, data)[0], rtol=1e-5, atol=1e-6)
+
+
+def test_communication_is_never_fused_away():
+    """exp -> all_gather -> relu: hidet's own collectives vanish here; these stay, and stay apart."""
+    x = hidet.symbol([4, 8], "float32", "cpu")
+    graph = hidet.trace_from(hidet.ops.relu(hidet.ops.exp(x)), [x])
+    plan = plan_for(graph, DeviceMesh((2,)), ["(S0, R) -> (S0, R)", "(R, R) -> (R, R)"])
+    program = partition_graph(graph, plan)
+    optimized = optimize_program(program)
+    assert kinds(optimized) == kinds(program.graph) == ["all_gather"]
+    np.testing.assert_allclose(simulate(program, [X], optimized)[0], whole(graph, X)[0], atol=1e-5)
+
+
+def test_outputs_that_are_inputs_weights_or_each_other_have_memory_of_their_own():
+    x = hidet.symbol([4, 8], "float32", "cpu")
+    y = hidet.ops.relu(x)
+    graph = hidet.trace_from([x, y, hidet.ops.reshape(y, [8, 4]), constant(2, 2), hidet.ops.reshape(x, [32])], [x])
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))))
+    produced = [tensor.op.name for tensor in program.graph.outputs]
+    assert produced == ["Copy", "Relu", "Copy", "Copy", "Copy"]
+    for result, expected in zip(simulate(program, [X]), whole(graph, X), strict=True):
+        np.testing.assert_array_equal(result, expected)
+
+
+def test_a_spec_that_the_operator_cannot_run_in_is_refused():
+    from hidet_dist.errors import PartitionError, PlanError
+
+    graph = two_layers()
+    mesh = DeviceMesh((2,))
+    with pytest.raises(PartitionError, match="Operator 0, Matmul"):
+        partition_graph(graph, plan_for(graph, mesh, ["(R, S0), (R, R) -> (R, R)", *MEGATRON[1:]]))
+    with pytest.raises(PlanError, match="does not fit operator 1"):
+        partition_graph(graph, plan_for(graph, mesh, [MEGATRON[0], "(R, R), (R, R) -> (R, R)", MEGATRON[2]]))

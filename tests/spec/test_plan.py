@@ -1,0 +1,40 @@
+import io
+
+import hidet
+from rich.console import Console
+
+from hidet_dist.machine import builtin
+from hidet_dist.search import search
+from hidet_dist.spec import DeviceMesh, Plan
+from hidet_dist.testing import models
+
+
+def test_a_plan_round_trips_and_tells_what_it_costs(tmp_path):
+    graph, _ = models.gpt2()
+    plan = search(graph, builtin("cpu", DeviceMesh((2,), ("gpu",))), mem_budget=300_000)
+    plan.save(tmp_path / "plan.json")
+    again = Plan.load(tmp_path / "plan.json")
+    assert again == plan
+    assert hash(again) == hash(plan)
+    assert again.to_json() == plan.to_json() == (tmp_path / "plan.json").read_text()
+    assert plan.seconds == plan.stage.seconds > 0
+    assert plan.stage.weight_bytes_per_device <= 300_000
+    assert sum(plan.collectives().values()) == sum(not t.startswith("slice") for t in plan.stage.communications())
+
+    shown = io.StringIO()
+    Console(width=200, file=shown).print(plan.table())
+    text = shown.getvalue()
+    for operator in plan.stage.operators:
+        assert operator.operator in text
+    assert "[gpu=2]" in text
+    for step in plan.stage.communications():
+        assert step in text
+
+
+def test_operators_without_a_rule_say_so():
+    x = hidet.symbol([4, 6], "float32", "cpu")
+    graph = hidet.trace_from(hidet.ops.transform.ViewOp(hidet.ops.exp(x), hidet.int32, [4, 6]).outputs[0], [x])
+    exp, view = search(graph, builtin("cpu", DeviceMesh((2,)))).stage.operators
+    assert exp.note == ""
+    assert view.spec.is_replicated
+    assert view.note == "replicated: its definition does not say how it uses all of its inputs"
