@@ -1,6 +1,7 @@
 """What importing the package gives."""
 
 import hidet
+
 import hidet_dist
 
 
