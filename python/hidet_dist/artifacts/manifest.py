@@ -28,7 +28,11 @@ class TensorSignature:
 
 @dataclass(frozen=True)
 class StageManifest:
-    """One stage: folder, mesh, signatures, the kernels' names, and the order in which the launcher takes its data."""
+    """One stage: folder, mesh, signatures, the kernels' names, and the order in which the launcher takes its data.
+
+    ``communications`` says what is communicated, a line a collective; ``libraries`` what the kernels need besides the
+    runtimes of hidet and hidet_dist.
+    """
 
     folder: str
     mesh_shape: tuple[int, ...]
@@ -39,6 +43,7 @@ class StageManifest:
     data: tuple[str, ...]
     constants: tuple[str, ...]
     communications: tuple[str, ...]
+    libraries: tuple[str, ...]
 
     @property
     def size(self) -> int:

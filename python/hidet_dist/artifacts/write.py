@@ -98,6 +98,7 @@ def write_artifacts(folder: Path, plan: Plan, program: Program, compiled: Compil
         tuple(compiled.data),
         tuple(compiled.constants),
         tuple(program.communications()),
+        compiled.libraries,
     )
     shutil.copyfile(compiled.launcher, folder / stage.launcher_file)
     for number, kernel in enumerate(compiled.kernels):

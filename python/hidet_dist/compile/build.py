@@ -14,10 +14,11 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet_dist.compat.graph_module import build_launcher
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
+from hidet_dist.compile.cpu.blas import BlasMatmulOp, blas_matmuls
 from hidet_dist.errors import CompileError
 from hidet_dist.partition import Program
 from hidet_dist.partition.program import COORDINATE, communication_operators
-from hidet_dist.runtime import native
+from hidet_dist.runtime import native, openblas
 
 # The name under which a kernel library exports its only candidate.
 KERNEL_SYMBOL = "hidet_launch_0"
@@ -34,6 +35,7 @@ class CompiledProgram:
     kernels: the kernel libraries, in the order of the table that the launcher gets; ``kernel_names`` say what they do.
     data: the names of the weights (and the coordinate) in the order that the launcher's ``init`` takes them.
     constants: constants that optimizing the program made, by name; the same for every rank.
+    libraries: what the kernels need besides the runtimes: ``openblas`` or nothing.
     """
 
     graph: FlowGraph
@@ -42,6 +44,7 @@ class CompiledProgram:
     kernel_names: list[str]
     data: list[str]
     constants: dict[str, Tensor]
+    libraries: tuple[str, ...]
 
 
 def optimize_program(program: Program) -> FlowGraph:
@@ -52,9 +55,11 @@ def optimize_program(program: Program) -> FlowGraph:
     CompileError
         When hidet's passes lose or change a communication operator: a program without it would compute something else.
     """
-    with quiet_builds(), sound_rewrites():
+    with quiet_builds(), sound_rewrites(), blas_matmuls():
         graph = hidet.graph.optimize(program.graph)
     graph.update_nodes()
+    if _needs_openblas(graph):
+        openblas.load_openblas()  # or the kernels cannot be loaded
     before, after = (
         Counter((op.task.name, tuple(op.inputs[0].shape)) for op in communication_operators(g))
         for g in (program.graph, graph)
@@ -65,6 +70,10 @@ def optimize_program(program: Program) -> FlowGraph:
             f"added {dict(after - before)}."
         )
     return graph
+
+
+def _needs_openblas(graph: FlowGraph) -> bool:
+    return any(isinstance(node, BlasMatmulOp) for node in graph.nodes)
 
 
 def compile_program(
@@ -128,5 +137,11 @@ def compile_program(
         raise CompileError(f"The launch function does not compile: {error}") from error
     kernels = [Path(task.task_dir) / "lib.so" for task in compiled]
     return CompiledProgram(
-        graph, launcher, kernels, [node.name for _, node in tasks.values()], [*data, *constants], constants
+        graph,
+        launcher,
+        kernels,
+        [node.name for _, node in tasks.values()],
+        [*data, *constants],
+        constants,
+        (openblas.NAME,) if _needs_openblas(graph) else (),
     )

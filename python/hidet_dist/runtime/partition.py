@@ -18,7 +18,7 @@ import safetensors
 
 from hidet_dist.artifacts.manifest import Manifest, StageManifest, TensorSignature
 from hidet_dist.errors import ArtifactError, ConfigError, HidetDistError, InputError
-from hidet_dist.runtime import native, session
+from hidet_dist.runtime import native, openblas, session
 
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 _KERNEL = "hidet_launch_0"
@@ -65,6 +65,10 @@ class LoadedPartition:
     def _load_libraries(self, folder: Path) -> None:
         native.library()
         self._runtime = _hidet_runtime()
+        for name in self.stage.libraries:
+            if name != openblas.NAME:
+                raise ArtifactError(f"{folder} needs the unknown library {name!r}. Build the artifacts again.")
+            openblas.load_openblas()
         opened: list[tuple[int, ctypes.CDLL]] = []
         self._unload = weakref.finalize(self, _unload, opened)
         self._unload.atexit = False

@@ -1,0 +1,1 @@
+"""What the CPU target compiles in its own way. Nothing here is active for another target."""

@@ -1,0 +1,26 @@
+"""OpenBLAS from the scipy-openblas32 package, which the CPU target's matrix products call."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+from pathlib import Path
+
+from hidet_dist.errors import HidetDistError
+
+NAME = "openblas"
+
+
+def openblas_dir() -> Path:
+    """Where its headers (``include``) and library (``lib``) are. Raises HidetDistError when the package is missing."""
+    found = importlib.util.find_spec("scipy_openblas32")
+    if found is None or not found.submodule_search_locations:
+        raise HidetDistError("OpenBLAS is missing; install scipy-openblas32.")
+    return Path(found.submodule_search_locations[0])
+
+
+@functools.cache
+def load_openblas() -> ctypes.CDLL:
+    """Load it, so that kernels which need it find it. Its threads are OMP_NUM_THREADS, or all cores."""
+    return ctypes.CDLL(str(openblas_dir() / "lib" / "libscipy_openblas.so"), mode=ctypes.RTLD_GLOBAL)
