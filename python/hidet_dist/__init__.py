@@ -5,11 +5,14 @@ from importlib.metadata import version
 import hidet.distributed
 
 from hidet_dist.api import AutoParallelResult, auto_parallel, partition
+from hidet_dist.compat import matmul_definition
 from hidet_dist.runtime.partition import LoadedPartition, load_partition
 from hidet_dist.runtime.session import init, shutdown
 from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, ReduceFn, TensorShardSpec
 
 __version__ = version("hidet_dist")
+
+matmul_definition.install()
 
 __all__ = [
     "AutoParallelResult",

@@ -4,6 +4,7 @@ import hidet
 import numpy as np
 import pytest
 
+import hidet_dist  # noqa: F401  (sets hidet's definitions right)
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
 
@@ -84,3 +85,32 @@ def test_hidets_launcher_still_takes_every_graph_input_for_an_argument():
     path = build_launcher(graph, [x], [w], [0])
     assert graph.inputs == [x, w]
     assert ctypes.CDLL(str(path)).hidet_launch
+
+
+def test_hidet_still_defines_products_with_a_transposed_operand_wrongly():
+    from hidet.ir.compute import tensor_input
+
+    from hidet_dist.compat import matmul_definition
+    from hidet_dist.rules.access import analyze
+
+    def indexes_of_b(matmul):
+        from hidet.ir.task import Task
+
+        a, b = tensor_input("a", "float32", [5, 7]), tensor_input("b", "float32", [3, 7])
+        definition = analyze(Task("nt", [a, b], [matmul(a, b, tb=True)]))
+        (access,) = [access for access in definition.accesses if access.tensor == 1]
+        return access.indices, definition.out_digits[0]
+
+    indices, (rows, columns) = indexes_of_b(matmul_definition.hidet_matmul)
+    assert indices[0].digits == set(rows), "hidet's definition is right now: drop matmul_definition.py"
+    indices, (rows, columns) = indexes_of_b(matmul_definition.matmul)
+    assert indices[0].digits == set(columns)
+
+
+@pytest.mark.parametrize("shapes", [((5, 7), (3, 7)), ((2, 5, 7), (2, 3, 7)), ((5, 7), (4, 3, 7)), ((5, 7), (5, 7))])
+def test_products_with_a_transposed_operand_are_right_on_the_cpu(shapes):
+    a, b = (hidet.symbol(list(shape), "float32", "cpu") for shape in shapes)
+    graph = hidet.trace_from(hidet.ops.matmul_nt(a, b), [a, b])
+    left, right = (np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in shapes)
+    result = graph(hidet.asarray(left), hidet.asarray(right)).numpy()
+    np.testing.assert_allclose(result, left @ np.swapaxes(right, -1, -2), atol=1e-5)

@@ -19,6 +19,7 @@ import safetensors
 from hidet_dist.artifacts.manifest import Manifest, StageManifest, TensorSignature
 from hidet_dist.errors import ArtifactError, ConfigError, HidetDistError, InputError
 from hidet_dist.runtime import native, openblas, session
+from hidet_dist.runtime.threads import wait_without_spinning
 
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 _KERNEL = "hidet_launch_0"
@@ -63,6 +64,7 @@ class LoadedPartition:
         self._closed = False
 
     def _load_libraries(self, folder: Path) -> None:
+        wait_without_spinning()
         native.library()
         self._runtime = _hidet_runtime()
         for name in self.stage.libraries:

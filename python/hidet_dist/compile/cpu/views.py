@@ -80,10 +80,10 @@ def _apply(op: Operator, x: torch.Tensor) -> torch.Tensor | None:
             return x.permute([dim for dims in op.attrs["plan"] for dim in dims]).view(shape)
     except RuntimeError:
         return None
-    if isinstance(op, StridedSliceOp) and all(stride > 0 for stride in op.attrs["strides"]):
+    if isinstance(op, StridedSliceOp) and all(int(stride) > 0 for stride in op.attrs["strides"]):
         for axis, start, end, stride in zip(
             op.attrs["axes"], op.attrs["starts"], op.attrs["ends"], op.attrs["strides"], strict=True
         ):
-            x = x[(slice(None),) * axis + (slice(start, end, stride),)]
+            x = x[(slice(None),) * axis + (slice(int(start), int(end), int(stride)),)]
         return x
     return None

@@ -1,0 +1,110 @@
+"""Matrix products by OpenBLAS, against hidet's own kernels; and what is read in place instead of being copied."""
+
+import hidet
+import numpy as np
+import pytest
+from hidet import ops
+
+from hidet_dist.compile import optimize_program
+from hidet_dist.compile.cpu.views import view_of
+from hidet_dist.machine import builtin
+from hidet_dist.partition import partition_graph
+from hidet_dist.search import search
+from hidet_dist.simulate import simulate
+from hidet_dist.spec import DeviceMesh
+
+RNG = np.random.default_rng(0)
+
+
+def symbol(*shape):
+    return hidet.symbol(list(shape), "float32", "cpu")
+
+
+def optimized(outputs, inputs):
+    """The names of the optimized graph's operators, and its largest difference from the graph as it was."""
+    graph = hidet.trace_from(outputs, inputs)
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))))
+    data = [RNG.standard_normal([int(size) for size in x.shape]).astype(np.float32) for x in inputs]
+    compiled = optimize_program(program)
+    results = simulate(program, data, compiled)
+    expected = [y.numpy() for y in graph.forward([hidet.asarray(x) for x in data])]
+    error = max(float(np.abs(a - b).max()) for a, b in zip(results, expected, strict=True))
+    return [node.name for node in compiled.nodes], error
+
+
+CASES = {
+    "plain": lambda: (ops.matmul(a := symbol(5, 7), b := symbol(7, 3)), [a, b]),
+    "tall": lambda: (ops.matmul(a := symbol(2, 5, 7), b := symbol(7, 3)), [a, b]),
+    "stacked": lambda: (ops.matmul(a := symbol(2, 3, 5, 7), b := symbol(2, 3, 7, 4)), [a, b]),
+    "broadcast left": lambda: (ops.matmul(a := symbol(5, 7), b := symbol(3, 7, 4)), [a, b]),
+    "broadcast both": lambda: (ops.matmul(a := symbol(2, 1, 5, 7), b := symbol(1, 3, 7, 4)), [a, b]),
+    "one row": lambda: (ops.matmul(a := symbol(1, 7), b := symbol(7, 3)), [a, b]),
+    "one column": lambda: (ops.matmul(a := symbol(5, 7), b := symbol(7, 1)), [a, b]),
+    "inner of one": lambda: (ops.matmul(a := symbol(5, 1), b := symbol(1, 3)), [a, b]),
+    "all ones": lambda: (ops.matmul(a := symbol(1, 1), b := symbol(1, 1)), [a, b]),
+    "transposed b": lambda: (ops.matmul_nt(a := symbol(5, 7), b := symbol(3, 7)), [a, b]),
+    "transposed stack": lambda: (ops.matmul_nt(a := symbol(2, 5, 7), b := symbol(2, 3, 7)), [a, b]),
+    "permuted key": lambda: (ops.matmul(a := symbol(2, 5, 7), ops.transpose(b := symbol(2, 3, 7), [0, 2, 1])), [a, b]),
+    "heads": lambda: (
+        ops.matmul(
+            ops.transpose(ops.reshape(q := symbol(2, 5, 12), [2, 5, 3, 4]), [0, 2, 1, 3]),
+            ops.transpose(ops.reshape(k := symbol(2, 6, 12), [2, 6, 3, 4]), [0, 2, 3, 1]),
+        ),
+        [q, k],
+    ),
+    "slice of fused qkv": lambda: (ops.matmul(a := symbol(5, 4), (b := symbol(4, 12))[:, 4:8]), [a, b]),
+    "rows apart": lambda: (ops.matmul((a := symbol(10, 7))[0:10:2, :], b := symbol(7, 3)), [a, b]),
+    "columns apart": lambda: (ops.matmul((a := symbol(5, 14))[:, 0:14:2], b := symbol(7, 3)), [a, b]),
+    "both permuted": lambda: (ops.matmul(ops.transpose(a := symbol(7, 5)), ops.transpose(b := symbol(3, 7))), [a, b]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_products_are_right_however_their_operands_lie(case):
+    output, inputs = CASES[case]()
+    names, error = optimized([output], inputs)
+    assert "BlasMatmul" in names
+    assert error < 1e-5
+
+
+@pytest.mark.parametrize("case", ["permuted key", "heads", "slice of fused qkv", "rows apart", "both permuted", "tall"])
+def test_what_blas_can_read_is_not_copied(case):
+    output, inputs = CASES[case]()
+    names, _ = optimized([output], inputs)
+    assert [name for name in names if name != "Reshape"] == ["BlasMatmul"]
+
+
+def test_what_blas_cannot_read_is_copied_first():
+    output, inputs = CASES["columns apart"]()
+    names, _ = optimized([output], inputs)
+    assert names == ["StridedSlice", "BlasMatmul"]
+
+
+def test_a_bias_and_an_activation_are_one_kernel_behind_the_product():
+    a, b, bias = symbol(5, 7), symbol(7, 3), symbol(3)
+    names, error = optimized([ops.gelu(ops.matmul(a, b) + bias)], [a, b, bias])
+    assert len(names) == 2
+    assert error < 1e-5
+
+
+def test_other_dtypes_keep_hidets_kernels():
+    a, b = (hidet.symbol([4, 4], "float64", "cpu") for _ in range(2))
+    graph = hidet.trace_from(ops.matmul(a, b), [a, b])
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))))
+    assert [node.name for node in optimize_program(program).nodes] == ["Matmul"]
+
+
+def test_hidets_own_optimize_is_untouched():
+    a, b = symbol(4, 4), symbol(4, 4)
+    assert [node.name for node in hidet.graph.optimize(hidet.trace_from(ops.matmul(a, b), [a, b])).nodes] == ["Matmul"]
+
+
+def test_a_view_reaches_as_far_as_memory_is_only_renamed():
+    x = symbol(2, 6, 12)
+    heads = ops.transpose(ops.reshape(x, [2, 6, 3, 4]), [0, 2, 1, 3])
+    assert (view_of(heads).source, view_of(heads).strides) == (x, (72, 4, 12, 1))
+    merged = ops.reshape(heads, [2, 18, 4])  # heads and positions are not next to one another in x
+    assert (view_of(merged).source, view_of(merged).strides) == (heads, (72, 4, 1))
+    part = x[:, 2:4, 4:8]
+    assert (view_of(part).source, view_of(part).strides, view_of(part).offset) == (x, (72, 12, 1), 28)
+    assert view_of(ops.relu(x)).source is not x
