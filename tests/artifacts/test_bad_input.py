@@ -22,7 +22,6 @@ from hidet_dist.errors import (
     InputError,
     PlanError,
 )
-from hidet_dist.runtime import session
 
 
 def linear(batch=4):
@@ -49,12 +48,9 @@ def copy(artifacts, tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def fresh_session(monkeypatch):
+def no_launcher(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    session.shutdown()
-    yield
-    session.shutdown()
 
 
 @pytest.mark.parametrize(
