@@ -32,14 +32,16 @@ _H100 = Device(
     2.5e-6,
 )
 _H200 = Device("H200-SXM5-141GB", _H100.flops_per_second, 4800 * _GB, 141 * 10**9, 2.5e-6)
-# Ranks on one host, one or two cores each: rates of hidet's generic CPU kernels and of Gloo over loopback, as measured
-# on a 2-core x86-64 virtual machine.
-_CPU = Device("cpu", {"default": 2e9}, 5 * _GB, 8 * 2**30, 2e-6)
+# A rank of one core, as measured on a 2-core x86-64 (AVX2) virtual machine: OpenBLAS's sgemm of 768 x 768 matrices,
+# hidet's generic CPU kernel of a float64 product, and the rate at which its element-wise kernels go through memory (the
+# memory itself copies at 34 GB/s).
+_CPU = Device("cpu", {"default": 1.7e9, "float32": 1.1e11}, 10 * _GB, 8 * 2**30, 2e-6)
 
 _NVLINK3 = Link(3.4e-6, 300 * _GB)
 _NVLINK4 = Link(3.4e-6, 450 * _GB)
 _PCIE4 = Link(5.7e-6, 31.5 * _GB)
-_LOOPBACK = Link(1e-4, 1 * _GB)
+# Gloo between two processes of that machine, all-gathers of 256 bytes and of 4 MiB.
+_LOOPBACK = Link(1.5e-4, 1.5 * _GB)
 
 MACHINES: dict[str, tuple[Device, Link]] = {
     "cpu": (_CPU, _LOOPBACK),
