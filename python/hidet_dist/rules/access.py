@@ -327,6 +327,13 @@ class _Walker:
                 return self.value(e.then_expr if condition else e.else_expr, env, nest, root)
             self.count(nest, 1)
             return ("if", *(self.value(part, env, nest) for part in (e.cond, e.then_expr, e.else_expr)))
+        if isinstance(e, ir.Add | ir.Sub | ir.Multiply | ir.Div | ir.FloorDiv | ir.Mod):
+            form = self.index(e, env)
+            if form is not None:
+                # Index arithmetic as a value: only the digits that are left in it matter.
+                self.count(nest, 1)
+                self.definition.pinned |= form.digits
+                return ("index", form)
         if isinstance(e, ir.BinaryExpr):
             known = self.predicate(e, env) if isinstance(e, ir.Condition) else None
             if known is not None:

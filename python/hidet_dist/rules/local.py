@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import hidet
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.arithmetic import UnaryElementwiseOp, UnaryElementwiseTask, WhereScalarScalarOp
-from hidet.graph.ops.attention.attention import AttnOp
-from hidet.graph.ops.attention.attention_mask import AttnMaskAddOp
 from hidet.graph.ops.conv1d import Conv1dOp
+from hidet.graph.ops.conv1d_transpose.conv1d_transpose import Conv1dTransposeOp
 from hidet.graph.ops.conv2d.conv2d import Conv2dOp
+from hidet.graph.ops.conv2d_transpose.conv2d_transpose import Conv2dTransposeOp
 from hidet.graph.ops.conv3d import Conv3dOp
+from hidet.graph.ops.conv3d_transpose.conv3d_transpose import Conv3dTransposeOp
 from hidet.graph.ops.create import FullOp
-from hidet.graph.ops.distributed import AllGatherOp, AllReduceOp, ReduceScatterOp, WaitTensorOp
-from hidet.graph.ops.transfer import TransferOp
-from hidet.graph.ops.transform import BroadcastOp, ReshapeOp, StridedSliceOp
+from hidet.graph.ops.transform import (
+    AsStridedOp,
+    BroadcastOp,
+    RepeatInterleaveOp,
+    ReshapeOp,
+    StridedSliceOp,
+    TileOp,
+)
 from hidet.graph.ops.utils import input_like
 
 Shape = tuple[int, ...]
@@ -52,6 +59,21 @@ def _scalars(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[
     return {name: op.attrs[name].value for name in ("x", "y")}
 
 
+def _transposed_groups(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
+    """A transposed convolution's weight has the output channels a group; its groups make the others."""
+    return {"groups": outs[0][1] // ins[1][1]} if op.attrs["groups"] > 1 else {}
+
+
+def _repeats(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
+    if isinstance(op.attrs["repeats"], int):
+        return {"repeats": math.prod(outs[0]) // math.prod(ins[0])}
+    return {"repeats": [after // before for before, after in zip(ins[0], outs[0], strict=True)]}
+
+
+def _output_size(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
+    return {"size": list(outs[0])}
+
+
 _UPDATES: dict[type[Operator], _Update] = {
     ReshapeOp: _output_shape,
     BroadcastOp: _output_shape,
@@ -60,6 +82,12 @@ _UPDATES: dict[type[Operator], _Update] = {
     Conv1dOp: _groups,
     Conv2dOp: _groups,
     Conv3dOp: _groups,
+    Conv1dTransposeOp: _transposed_groups,
+    Conv2dTransposeOp: _transposed_groups,
+    Conv3dTransposeOp: _transposed_groups,
+    TileOp: _repeats,
+    RepeatInterleaveOp: _repeats,
+    AsStridedOp: _output_size,
     WhereScalarScalarOp: _scalars,
 }
 
@@ -112,15 +140,3 @@ def rebuild(op: Operator, inputs: Sequence[Tensor], out_shapes: Sequence[Shape])
     if got != [tuple(shape) for shape in out_shapes]:
         raise ValueError(f"{op.name} built on {in_shapes} gives {got}, not {list(out_shapes)}")
     return outputs
-
-
-# Operators whose compute definition is not the whole truth, each with the reason. They are replicated.
-UNTRUSTED: dict[type[Operator], str] = {
-    AttnOp: "its definition leaves the causal mask out",
-    AttnMaskAddOp: "its definition leaves masked blocks out",
-    TransferOp: "it moves data between devices",
-    AllReduceOp: "it communicates",
-    AllGatherOp: "it communicates",
-    ReduceScatterOp: "it communicates",
-    WaitTensorOp: "it communicates",
-}

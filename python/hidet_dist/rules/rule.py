@@ -15,7 +15,8 @@ from hidet.ir.type import DataType
 
 from hidet_dist.errors import SpecError
 from hidet_dist.rules.access import Definition, Digit, UnsupportedDefinition, analyze, rename
-from hidet_dist.rules.local import UNTRUSTED, rebuild
+from hidet_dist.rules.declared import REPLICATED, definition_of
+from hidet_dist.rules.local import rebuild
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
 
 Layout = tuple[tuple[Digit, ...] | None, ...]
@@ -148,7 +149,7 @@ class Rule:
                 spec.local_shape(self._shape(y), mesh) for y, spec in zip(self.op.outputs, partial, strict=True)
             ]
             local = rebuild(self.op, locals_, out_shapes)[0].op
-            definition = analyze(local.task)
+            definition = analyze(definition_of(local))
         except (SpecError, UnsupportedDefinition, ValueError):
             return False
         return bool(rename(definition.canonical, {}) == rename(self.definition.canonical, counts))
@@ -177,8 +178,8 @@ class Rule:
 
 
 def derive(op: Operator) -> Rule:
-    """The sharding rule of an operator, from its compute definition; without one the rule says why in ``note``."""
-    reason = UNTRUSTED.get(type(op))
+    """The sharding rule of an operator, from what it computes; without one the rule says why in ``note``."""
+    reason = REPLICATED.get(type(op))
     if reason is None:
         try:
             return _derive(op)
@@ -189,7 +190,7 @@ def derive(op: Operator) -> Rule:
 
 
 def _derive(op: Operator) -> Rule:
-    definition = analyze(op.task)
+    definition = analyze(definition_of(op))
     read = {access.tensor for access in definition.accesses}
     if len(read) < len(op.inputs):
         raise UnsupportedDefinition("its definition does not say how it uses all of its inputs")

@@ -13,6 +13,7 @@ import numpy as np
 from hidet.graph import Operator, Tensor
 from hidet.ir.type import DataType
 
+from hidet_dist.rules.declared import definition_of
 from hidet_dist.rules.local import rebuild
 from hidet_dist.rules.rule import Rule, derive
 from hidet_dist.rules.soundness.oracle import NotEvaluable, OutOfRange, evaluate, index_bounds, numpy_dtype
@@ -62,7 +63,7 @@ def random_inputs(
 
     ``ranges`` gives the half-open range of an input's values by its number, where the operator is not defined for all.
     """
-    bounds = index_bounds(op.task)
+    bounds = index_bounds(definition_of(op))
     inputs = []
     for number, x in enumerate(op.inputs):
         dtype, shape = x.dtype, shape_of(x)
@@ -109,7 +110,7 @@ def check_operator(
 
 def check_specs(op: Operator, mesh: DeviceMesh, specs: Sequence[OpShardSpec], inputs: Sequence[Array]) -> Checked:
     """Run ``op`` as each of ``specs`` says on ``inputs`` against the whole operator."""
-    whole = evaluate(op.task, inputs)
+    whole = evaluate(definition_of(op), inputs)
     failures = []
     partials: dict[Any, list[list[Array]]] = {}
     for spec in specs:
@@ -148,7 +149,7 @@ def _run_ranks(
         )
         key = tuple((s.start, s.stop) for cut in cuts for s in cut)
         if key not in done:  # ranks with the same shards compute the same
-            done[key] = evaluate(local.task, [x[cut] for x, cut in zip(inputs, cuts, strict=True)])
+            done[key] = evaluate(definition_of(local), [x[cut] for x, cut in zip(inputs, cuts, strict=True)])
         results.append(done[key])
     return results
 

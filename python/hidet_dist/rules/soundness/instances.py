@@ -15,6 +15,8 @@ import numpy as np
 from hidet import ops
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops import activation, arithmetic, compare, create, pool, transform
+from hidet.graph.ops.attention.attention import AttnOp
+from hidet.graph.ops.attention.attention_mask import AttnMaskAddOp
 from hidet.graph.ops.conv1d.conv1d_gemm import Conv1dGemmImageTransformOp
 from hidet.graph.ops.conv2d.conv2d import Conv2dChannelLastOp
 from hidet.graph.ops.conv2d.conv2d_gemm import (
@@ -29,6 +31,7 @@ from hidet.graph.ops.conv2d.conv2d_winograd import (
 )
 from hidet.graph.ops.conv2d_transpose.conv2d_transpose_gemm import Conv2dTransposeGemmImageOp
 from hidet.graph.ops.conv3d.conv3d_gemm import Conv3dGemmImageTransformOp
+from hidet.graph.ops.embedding_bag import EmbeddingBagOp
 from hidet.graph.ops.matmul import matmul_f16_cute, matmul_f16_cute_experimental
 from hidet.graph.ops.matmul.cuda_batch_matmul import CudaBatchMatmulOp
 from hidet.graph.ops.matmul.hip_batch_matmul import BatchMatmulHipOp
@@ -43,6 +46,7 @@ from hidet.graph.ops.quant.matmul_f16_i8 import SymmetricQuantizedMatmulF16I8Op
 from hidet.graph.ops.quant.matmul_f16_i8_atomic import SymmetricQuantizedMatmulF16I8AtomicOp
 from hidet.graph.ops.quant.symmetric import SymmetricDeQuantizationOp, SymmetricQuantizationOp
 from hidet.graph.ops.reduce import reduce as reductions
+from hidet.graph.ops.scatter import ScatterBaseOp
 from hidet.graph.ops.special import BarrierOp
 from hidet.graph.ops.transpose2d import TransposeOp2D
 
@@ -784,14 +788,48 @@ def _full(rng: Rng, cls: Any) -> Operator:
     return cls(_shape(rng), 1.5)
 
 
-@_makes(create.ArangeOp)
-def _arange(rng: Rng, cls: Any) -> Operator:
-    return cls(0, _size(rng), 1, "int64", "cpu")
+# Defined by hand
 
 
-@_makes(create.TriOp)
-def _tri(rng: Rng, cls: Any) -> Operator:
-    return cls(_size(rng), _size(rng), int(rng.integers(-1, 2)))
+@_makes(AttnOp)
+def _attention(rng: Rng, cls: Any) -> Operator:
+    batch, heads, rows, columns, inner = (int(_pick(rng, (2, 3, 4))) for _ in range(5))
+    kv_heads = int(_pick(rng, (1, heads)))
+    q = _symbol([batch, heads, rows, inner], "float16")
+    k = _symbol([batch, kv_heads, inner, columns], "float16")
+    return cls(q, k, _symbol([batch, kv_heads, columns, inner], "float16"), bool(rng.integers(2)))
+
+
+@_makes(AttnMaskAddOp)
+def _masked_attention(rng: Rng, cls: Any) -> Operator:
+    batch, heads, rows, columns, inner = (int(_pick(rng, (2, 3, 4))) for _ in range(5))
+    q = _symbol([batch, heads, rows, inner], "float16")
+    k, v = _symbol([batch, heads, inner, columns], "float16"), _symbol([batch, heads, columns, inner], "float16")
+    return cls(q, k, v, _symbol([int(_pick(rng, (1, batch))), 1, rows, columns], "float16"))
+
+
+@_makes(ScatterBaseOp)
+def _scatter(rng: Rng, cls: Any) -> Operator:
+    shape = _shape(rng, 2, 3)
+    dim = int(rng.integers(len(shape)))
+    index = list(shape)
+    index[dim] = _size(rng)
+    fname = str(_pick(rng, ("add", "replace")))
+    return cls(_symbol(shape), _symbol(index, "int64"), _symbol(index), dim, fname)
+
+
+def _embedding_bag(rng: Rng) -> Instance:
+    rows, features, count = _size(rng), _size(rng), int(_pick(rng, (6, 8)))
+    op = EmbeddingBagOp(
+        _symbol([count], "int64"),
+        _symbol([rows, features]),
+        _symbol([int(_pick(rng, (2, 3)))], "int64"),
+        str(_pick(rng, ("sum", "mean"))),
+    )
+    return Instance(op, {2: (1, 3)})
+
+
+MAKERS[EmbeddingBagOp] = _embedding_bag
 
 
 def instance(cls: type[Operator], rng: Rng) -> Instance:
