@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import hidet
 import numpy as np
 import pytest
@@ -16,23 +18,35 @@ from hidet_dist.rules.soundness.check import apply_reduce
 from hidet_dist.rules.soundness.instances import MAKERS, instance
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn
 
-MESHES = tuple(map(DeviceMesh, ((2,), (4,), (2, 2), (2, 3), (2, 2, 2))))
-
 
 def symbol(shape: list[int], dtype: str = "float32") -> hidet.Tensor:
     return hidet.symbol(shape, dtype, "cpu")
 
 
-@pytest.mark.parametrize("cls", MAKERS, ids=lambda cls: f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}")
-@settings(max_examples=2, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
-@given(seed=st.integers(0, 2**32 - 1))
-def test_every_choice_computes_what_the_whole_operator_does(cls, seed):
+every_class = pytest.mark.parametrize(
+    "cls", MAKERS, ids=lambda cls: f"{cls.__module__.rpartition('.')[2]}.{cls.__name__}"
+)
+
+
+def check(cls: type[hidet.Operator], seed: int, meshes: Iterable[tuple[int, ...]]) -> None:
     rng = np.random.default_rng(seed)
     made = instance(cls, rng)
-    for mesh in MESHES:
+    for mesh in map(DeviceMesh, meshes):
         checked = check_operator(made.op, mesh, rng, made.ranges)
         assert checked.choices >= 1
         assert not checked.failures, "\n".join(map(str, checked.failures))
+
+
+@every_class
+def test_every_choice_computes_what_the_whole_operator_does_on_meshes_of_any_rank(cls):
+    check(cls, 1, ((2,), (4,), (2, 3), (2, 2, 2)))
+
+
+@every_class
+@settings(max_examples=2, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seed=st.integers(0, 2**32 - 1))
+def test_every_choice_of_random_instances_computes_what_the_whole_operator_does(cls, seed):
+    check(cls, seed, ((2, 2),))
 
 
 # The oracle, against PyTorch and against hidet's own kernels

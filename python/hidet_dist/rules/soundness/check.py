@@ -11,6 +11,7 @@ from typing import Any
 import hidet
 import numpy as np
 from hidet.graph import Operator, Tensor
+from hidet.ir.task import Task
 from hidet.ir.type import DataType
 
 from hidet_dist.rules.declared import definition_of
@@ -113,12 +114,13 @@ def check_specs(op: Operator, mesh: DeviceMesh, specs: Sequence[OpShardSpec], in
     whole = evaluate(definition_of(op), inputs)
     failures = []
     partials: dict[Any, list[list[Array]]] = {}
+    tasks: dict[Any, Task] = {}
     for spec in specs:
         try:
             # Choices that differ only in how they reduce share their partial results.
             key = (spec.in_specs, tuple(spec.partial_spec(o) for o in range(len(op.outputs))))
             if key not in partials:
-                partials[key] = _run_ranks(op, mesh, *key, inputs)
+                partials[key] = _run_ranks(op, mesh, *key, inputs, tasks)
             what = _compare(op, mesh, spec, partials[key], whole)
         except (ValueError, OutOfRange) as error:
             what = str(error)
@@ -133,14 +135,17 @@ def _run_ranks(
     in_specs: Sequence[TensorShardSpec],
     out_specs: Sequence[TensorShardSpec],
     inputs: Sequence[Array],
+    tasks: dict[Any, Task],
 ) -> list[list[Array]]:
-    """The local outputs of every rank."""
-    symbols = [
-        hidet.symbol(list(spec.local_shape(shape_of(x), mesh)), x.dtype, x.device)
-        for x, spec in zip(op.inputs, in_specs, strict=True)
-    ]
-    shapes = [spec.local_shape(shape_of(y), mesh) for y, spec in zip(op.outputs, out_specs, strict=True)]
-    local = rebuild(op, symbols, shapes)[0].op
+    """The local outputs of every rank; ``tasks`` keeps the local definitions by the shapes that they are for."""
+    local_shapes = [spec.local_shape(shape_of(x), mesh) for x, spec in zip(op.inputs, in_specs, strict=True)]
+    out_shapes = [spec.local_shape(shape_of(y), mesh) for y, spec in zip(op.outputs, out_specs, strict=True)]
+    shapes = (tuple(local_shapes), tuple(out_shapes))
+    if shapes not in tasks:
+        symbols = [
+            hidet.symbol(list(shape), x.dtype, x.device) for x, shape in zip(op.inputs, local_shapes, strict=True)
+        ]
+        tasks[shapes] = definition_of(rebuild(op, symbols, out_shapes)[0].op)
     done: dict[Any, list[Array]] = {}
     results = []
     for rank in range(mesh.size):
@@ -149,7 +154,7 @@ def _run_ranks(
         )
         key = tuple((s.start, s.stop) for cut in cuts for s in cut)
         if key not in done:  # ranks with the same shards compute the same
-            done[key] = evaluate(definition_of(local), [x[cut] for x, cut in zip(inputs, cuts, strict=True)])
+            done[key] = evaluate(tasks[shapes], [x[cut] for x, cut in zip(inputs, cuts, strict=True)])
         results.append(done[key])
     return results
 

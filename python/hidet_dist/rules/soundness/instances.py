@@ -418,7 +418,8 @@ def _matmul_x86(rng: Rng, cls: Any) -> Operator:
 @_makes(CublasMatmulOp)
 def _matmul_cublas(rng: Rng, cls: Any) -> Operator:
     m, n, k = (_size(rng) for _ in range(3))
-    return cls(_symbol([m, k], "float16"), _symbol([k, n], "float16"), False)
+    transposed = bool(rng.integers(2))
+    return cls(_symbol([m, k], "float16"), _symbol([n, k] if transposed else [k, n], "float16"), transposed)
 
 
 @_makes(MatmulF16Op)

@@ -297,7 +297,8 @@ class _Evaluator:
         for index, size in zip(indices, data.shape, strict=True):
             wrong = (index < 0) | (index >= size)
             if np.any(wrong & live):
-                raise OutOfRange(f"{e} reads index {index[wrong & live].flat[0] if index.ndim else index} of {size}")
+                at = np.broadcast_to(index, np.shape(wrong & live))[wrong & live].flat[0]
+                raise OutOfRange(f"{e} reads index {at} of {size}")
             clipped.append(np.clip(index, 0, size - 1).astype(np.int64))
         return data[tuple(clipped)] if clipped else data[()]
 
