@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from hidet.ir import expr as ir
 from hidet.ir.compute import ArgReduceCompute, GridCompute, ReduceCompute, ScalarInput, TensorInput
 from hidet.ir.task import Task
@@ -258,6 +259,8 @@ class _Walker:
             return None  # C and mathematics disagree on negative operands
         high = {d: c // divisor for d, c in a.terms if c % divisor == 0}
         low = Form.of({d: c for d, c in a.terms if c % divisor}, a.const % divisor)
+        if low.minimum < 0:
+            return None  # it borrows from the digits above
         if low.maximum < divisor:
             return Form.of(high, a.const // divisor) if quotient else low
         for digit, coefficient in low.terms:
@@ -324,6 +327,13 @@ class _Walker:
                 return self.value(e.then_expr if condition else e.else_expr, env, nest, root)
             self.count(nest, 1)
             return ("if", *(self.value(part, env, nest) for part in (e.cond, e.then_expr, e.else_expr)))
+        if isinstance(e, ir.Add | ir.Sub | ir.Multiply | ir.Div | ir.FloorDiv | ir.Mod):
+            form = self.index(e, env)
+            if form is not None:
+                # Index arithmetic as a value: only the digits that are left in it matter.
+                self.count(nest, 1)
+                self.definition.pinned |= form.digits
+                return ("index", form)
         if isinstance(e, ir.BinaryExpr):
             known = self.predicate(e, env) if isinstance(e, ir.Condition) else None
             if known is not None:
@@ -380,19 +390,52 @@ class _Walker:
             if counted:
                 del self.definition.work[before:]  # computed once, however often it is read
             return result
+        if isinstance(e.base, ir.Constant) and e.base.is_tensor():
+            # A table in the definition itself is whole on every device.
+            self.definition.pinned.update(d for form in forms if form is not None for d in form.digits)
+            table = ("table", str(e.base.type), np.asarray(e.base.value).tobytes())
+            return (*table, tuple(form if form is not None else d for form, d in zip(forms, data, strict=True)))
         raise UnsupportedDefinition(f"it reads from a {type(e.base).__name__}")
 
     def reduce(self, e: ReduceCompute, env: _Env, nest: frozenset[Digit], root: int | None) -> Any:
         inner_env = dict(env)
-        digits = self.bind(e.axes, e.shape, inner_env)
+        # The extent may depend on where the reduction stands: cumulative sums, adaptive pooling.
+        varying = [size for size in e.shape if not isinstance(size, int | ir.Constant)]
+        bounds = tuple(self.value(size, env, nest) for size in varying)  # pins what the extent depends on
+        digits = self.bind(e.axes, [self.interval(size, env)[1] for size in e.shape], inner_env)
         op = str(e.reduce_operation)
-        if root is not None and op in _REDUCE_OPS:
+        if root is not None and not varying and self.may_be_partial(op, root):
             self.definition.reductions.append(Reduction(root, _REDUCE_OPS[op], digits))
         else:
             self.definition.pinned |= digits
         self.count(nest | digits, 1)
         body = self.value(e.value, inner_env, nest | digits)
-        return ("reduce", op, e.accumulate_dtype.name, _named(digits), body)
+        return ("reduce", op, e.accumulate_dtype.name, _named(digits), bounds, body)
+
+    def interval(self, e: Any, env: _Env) -> tuple[int, int]:
+        """Least and greatest value that an extent can have; wider than the truth where its parts go together."""
+        form = self.index(e, env)
+        if form is not None:
+            return form.minimum, form.maximum
+        if isinstance(e, ir.Add | ir.Sub | ir.Multiply | ir.Div | ir.FloorDiv):
+            (a, b), (c, d) = self.interval(e.a, env), self.interval(e.b, env)
+            if isinstance(e, ir.Add):
+                return a + c, b + d
+            if isinstance(e, ir.Sub):
+                return a - d, b - c
+            if isinstance(e, ir.Multiply):
+                return min(a * c, a * d, b * c, b * d), max(a * c, a * d, b * c, b * d)
+            if a >= 0 and c > 0:
+                return a // d, b // c
+        raise UnsupportedDefinition("the extent of a reduction of it is symbolic")
+
+    def may_be_partial(self, op: str, root: int) -> bool:
+        """Whether partial results of output ``root``, in its dtype, can be reduced as the operator itself does it."""
+        dtype = self.task.outputs[root].type.dtype
+        if op not in _REDUCE_OPS or dtype.is_boolean():
+            return False
+        # An average of integers is rounded, so an average of averages is another number.
+        return op != "average" or not dtype.is_integer()
 
 
 def _named(digits: Iterable[Digit]) -> tuple[Digit, ...]:

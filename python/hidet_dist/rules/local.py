@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import hidet
 from hidet.graph import Operator, Tensor
-from hidet.graph.ops.attention.attention import AttnOp
-from hidet.graph.ops.attention.attention_mask import AttnMaskAddOp
+from hidet.graph.ops.arithmetic import UnaryElementwiseOp, UnaryElementwiseTask, WhereScalarScalarOp
 from hidet.graph.ops.conv1d import Conv1dOp
+from hidet.graph.ops.conv1d_transpose.conv1d_transpose import Conv1dTransposeOp
 from hidet.graph.ops.conv2d.conv2d import Conv2dOp
+from hidet.graph.ops.conv2d_transpose.conv2d_transpose import Conv2dTransposeOp
 from hidet.graph.ops.conv3d import Conv3dOp
+from hidet.graph.ops.conv3d_transpose.conv3d_transpose import Conv3dTransposeOp
 from hidet.graph.ops.create import FullOp
-from hidet.graph.ops.distributed import AllGatherOp, AllReduceOp, ReduceScatterOp, WaitTensorOp
-from hidet.graph.ops.transfer import TransferOp
-from hidet.graph.ops.transform import BroadcastOp, ReshapeOp, StridedSliceOp
+from hidet.graph.ops.transform import (
+    AsStridedOp,
+    BroadcastOp,
+    RepeatInterleaveOp,
+    ReshapeOp,
+    StridedSliceOp,
+    TileOp,
+)
+from hidet.graph.ops.utils import input_like
 
 Shape = tuple[int, ...]
 _Update = Callable[[Operator, Sequence[Shape], Sequence[Shape]], dict[str, Any]]
@@ -43,6 +54,26 @@ def _groups(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[s
     return {"groups": ins[0][1] // ins[1][1]}
 
 
+def _scalars(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
+    """The operator keeps constants of hidet as its attributes but wants Python's."""
+    return {name: op.attrs[name].value for name in ("x", "y")}
+
+
+def _transposed_groups(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
+    """A transposed convolution's weight has the output channels a group; its groups make the others."""
+    return {"groups": outs[0][1] // ins[1][1]} if op.attrs["groups"] > 1 else {}
+
+
+def _repeats(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
+    if isinstance(op.attrs["repeats"], int):
+        return {"repeats": math.prod(outs[0]) // math.prod(ins[0])}
+    return {"repeats": [after // before for before, after in zip(ins[0], outs[0], strict=True)]}
+
+
+def _output_size(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
+    return {"size": list(outs[0])}
+
+
 _UPDATES: dict[type[Operator], _Update] = {
     ReshapeOp: _output_shape,
     BroadcastOp: _output_shape,
@@ -51,7 +82,35 @@ _UPDATES: dict[type[Operator], _Update] = {
     Conv1dOp: _groups,
     Conv2dOp: _groups,
     Conv3dOp: _groups,
+    Conv1dTransposeOp: _transposed_groups,
+    Conv2dTransposeOp: _transposed_groups,
+    Conv3dTransposeOp: _transposed_groups,
+    TileOp: _repeats,
+    RepeatInterleaveOp: _repeats,
+    AsStridedOp: _output_size,
+    WhereScalarScalarOp: _scalars,
 }
+
+
+def _shape(tensor: Tensor) -> Shape:
+    return tuple(int(size) for size in tensor.shape)
+
+
+def _clone(op: Operator, inputs: Sequence[Tensor], task: Any) -> list[Tensor]:
+    """The operator on other inputs with a task of its own: what is not in its attributes is kept."""
+    clone = copy.copy(op)
+    clone.inputs = list(inputs)
+    if task is not op.task:
+        clone.task = task
+        clone._compiled_task = None
+    clone.outputs = clone.symbolic_run()
+    return list(clone.outputs)
+
+
+def _elementwise(op: UnaryElementwiseOp, x: Tensor) -> Any:
+    """The task of an elementwise operator on ``x``; several keep bounds and slopes nowhere but in their function."""
+    task = op.task
+    return UnaryElementwiseTask(task.name, input_like(x, "x"), op.op, attrs=task.attrs, share_map=task.share_map)
 
 
 def rebuild(op: Operator, inputs: Sequence[Tensor], out_shapes: Sequence[Shape]) -> list[Tensor]:
@@ -63,24 +122,21 @@ def rebuild(op: Operator, inputs: Sequence[Tensor], out_shapes: Sequence[Shape])
         When the operator cannot be built on these inputs, or its outputs come out in other shapes.
     """
     update = _UPDATES.get(type(op))
-    in_shapes = [tuple(int(size) for size in tensor.shape) for tensor in inputs]
+    in_shapes = [_shape(tensor) for tensor in inputs]
     try:
-        outputs: list[Tensor] = op.reforward(list(inputs), update(op, in_shapes, out_shapes) if update else None)
+        if in_shapes == [_shape(x) for x in op.inputs] and list(map(tuple, out_shapes)) == [
+            _shape(y) for y in op.outputs
+        ]:
+            outputs = _clone(op, inputs, op.task)
+        elif isinstance(op, UnaryElementwiseOp):
+            outputs = _clone(op, inputs, _elementwise(op, inputs[0]))
+        else:
+            with hidet.option.context():
+                hidet.option.execution_mode("symbolic")  # an operator without inputs would run right away
+                outputs = op.reforward(list(inputs), update(op, in_shapes, out_shapes) if update else None)
     except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{op.name} cannot be built on {in_shapes}: {error}") from error
-    got = [tuple(tensor.shape) for tensor in outputs]
+    got = [_shape(tensor) for tensor in outputs]
     if got != [tuple(shape) for shape in out_shapes]:
         raise ValueError(f"{op.name} built on {in_shapes} gives {got}, not {list(out_shapes)}")
     return outputs
-
-
-# Operators whose compute definition is not the whole truth, each with the reason. They are replicated.
-UNTRUSTED: dict[type[Operator], str] = {
-    AttnOp: "its definition leaves the causal mask out",
-    AttnMaskAddOp: "its definition leaves masked blocks out",
-    TransferOp: "it moves data between devices",
-    AllReduceOp: "it communicates",
-    AllGatherOp: "it communicates",
-    ReduceScatterOp: "it communicates",
-    WaitTensorOp: "it communicates",
-}

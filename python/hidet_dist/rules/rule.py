@@ -15,7 +15,8 @@ from hidet.ir.type import DataType
 
 from hidet_dist.errors import SpecError
 from hidet_dist.rules.access import Definition, Digit, UnsupportedDefinition, analyze, rename
-from hidet_dist.rules.local import UNTRUSTED, rebuild
+from hidet_dist.rules.declared import REPLICATED, definition_of
+from hidet_dist.rules.local import rebuild
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
 
 Layout = tuple[tuple[Digit, ...] | None, ...]
@@ -81,6 +82,7 @@ class Rule:
     def choices(self, mesh: DeviceMesh) -> tuple[Choice, ...]:
         """All choices on a mesh, the replicated one first; each is proven to compute the same on shards."""
         found: dict[OpShardSpec, Choice] = {}
+        proofs: dict[frozenset[tuple[Digit, int]], bool] = {}  # a proof depends on how many shards, not on which axes
         # A mesh axis of one device splits nothing.
         options = [(None, *self.factors) if size > 1 else (None,) for size in mesh.shape]
         for assignment in itertools.product(*options):
@@ -88,11 +90,16 @@ class Rule:
             for axis, digit in enumerate(assignment):
                 if digit is not None:
                     shards[digit] = (*shards.get(digit, ()), axis)
-            for choice in self._assigned(mesh, shards):
+            for choice in self._assigned(mesh, shards, proofs):
                 found.setdefault(choice.spec, choice)
         return tuple(found.values())
 
-    def _assigned(self, mesh: DeviceMesh, axes: Mapping[Digit, tuple[int, ...]]) -> Iterator[Choice]:
+    def _assigned(
+        self,
+        mesh: DeviceMesh,
+        axes: Mapping[Digit, tuple[int, ...]],
+        proofs: dict[frozenset[tuple[Digit, int]], bool],
+    ) -> Iterator[Choice]:
         counts = {digit: mesh.group_size(own) for digit, own in axes.items()}
         if any(digit.extent % count for digit, count in counts.items()):
             return
@@ -102,8 +109,12 @@ class Rule:
             return
         in_specs = tuple(spec for spec in ins if spec is not None)
         partial = tuple(spec for spec in outs if spec is not None)
-        if counts and not self._proven(mesh, in_specs, partial, counts):
-            return
+        if counts:
+            key = frozenset(counts.items())
+            if key not in proofs:
+                proofs[key] = self._proven(mesh, in_specs, partial, counts)
+            if not proofs[key]:
+                return
         reductions = [
             (axis, op) for digit, own in axes.items() for op in self.reduce_ops.get(digit, ()) for axis in own
         ]
@@ -138,7 +149,7 @@ class Rule:
                 spec.local_shape(self._shape(y), mesh) for y, spec in zip(self.op.outputs, partial, strict=True)
             ]
             local = rebuild(self.op, locals_, out_shapes)[0].op
-            definition = analyze(local.task)
+            definition = analyze(definition_of(local))
         except (SpecError, UnsupportedDefinition, ValueError):
             return False
         return bool(rename(definition.canonical, {}) == rename(self.definition.canonical, counts))
@@ -167,8 +178,8 @@ class Rule:
 
 
 def derive(op: Operator) -> Rule:
-    """The sharding rule of an operator, from its compute definition; without one the rule says why in ``note``."""
-    reason = UNTRUSTED.get(type(op))
+    """The sharding rule of an operator, from what it computes; without one the rule says why in ``note``."""
+    reason = REPLICATED.get(type(op))
     if reason is None:
         try:
             return _derive(op)
@@ -179,7 +190,7 @@ def derive(op: Operator) -> Rule:
 
 
 def _derive(op: Operator) -> Rule:
-    definition = analyze(op.task)
+    definition = analyze(definition_of(op))
     read = {access.tensor for access in definition.accesses}
     if len(read) < len(op.inputs):
         raise UnsupportedDefinition("its definition does not say how it uses all of its inputs")
@@ -209,6 +220,7 @@ def _derive(op: Operator) -> Rule:
 def _spec(layout: Layout, axes: Mapping[Digit, tuple[int, ...]], counts: Mapping[Digit, int]) -> TensorShardSpec | None:
     """The spec that an assignment of mesh axes to digits gives a tensor; None when shards would not be contiguous."""
     per_dim = []
+    used: list[int] = []
     for digits in layout:
         split: list[int] = []
         whole_above = True
@@ -217,9 +229,11 @@ def _spec(layout: Layout, axes: Mapping[Digit, tuple[int, ...]], counts: Mapping
                 if not whole_above:
                     return None
                 split.extend(axes[digit])
+                used.extend(axes[digit])
             whole_above = whole_above and counts.get(digit, 1) == digit.extent
         per_dim.append(tuple(split))
-    return TensorShardSpec(tuple(per_dim))
+    # A digit that runs along two dims (a diagonal) has no shards of a tensor sharding spec.
+    return TensorShardSpec(tuple(per_dim)) if len(set(used)) == len(used) else None
 
 
 def _reduced(

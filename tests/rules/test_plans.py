@@ -1,0 +1,73 @@
+"""Random plans of whole graphs, and the program that runs the harness."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from hidet_dist.partition import partition_graph
+from hidet_dist.rules.rule import RuleTable
+from hidet_dist.rules.soundness.__main__ import main
+from hidet_dist.rules.soundness.graphs import GRAPHS
+from hidet_dist.rules.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_plan
+from hidet_dist.simulate import simulate
+from hidet_dist.spec import DeviceMesh, Plan
+from hidet_dist.view import GraphView
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)])
+def test_random_plans_compute_what_the_whole_graph_does(name, mesh):
+    rng = np.random.default_rng(1)
+    graph = GRAPHS[name](rng)
+    view, inputs = GraphView(graph), graph_inputs(graph, rng)
+    whole = evaluate_graph(graph, inputs)
+    table = RuleTable(DeviceMesh(mesh))
+    for _ in range(4):
+        assert check_plan(graph, random_plan(view, DeviceMesh(mesh), table, rng), inputs, whole) == ""
+
+
+def test_a_plan_whose_reduce_function_is_missing_is_caught():
+    rng = np.random.default_rng(2)
+    graph, mesh = GRAPHS["mlp"](rng), DeviceMesh((2,))
+    view, inputs = GraphView(graph), graph_inputs(graph, rng)
+    table = RuleTable(mesh)
+    plan = random_plan(view, mesh, table, rng)
+    operators = list(plan.stage.operators)
+    last = next(i for i, op in reversed(list(enumerate(view.operators))) if op.name == "Matmul")
+    partial = next(c.spec for c in table(view.operators[last])[1] if any(c.spec.reduce_fns))
+    whole = evaluate_graph(graph, inputs)
+    for spec, wrong in ((partial, False), (replace(partial, reduce_fns=((),)), True)):
+        operators[last] = replace(operators[last], spec=spec)
+        found = check_plan(graph, Plan((replace(plan.stage, operators=tuple(operators)),)), inputs, whole)
+        assert bool(found) is wrong
+
+
+def test_a_fused_projection_in_compiled_kernels_equals_the_oracle():
+    """Linear, split, linear from end to end, with hidet's own kernels: every way to shard the two projections."""
+    rng = np.random.default_rng(3)
+    graph, mesh = GRAPHS["fused_projection"](rng), DeviceMesh((2,))
+    view, inputs = GraphView(graph), graph_inputs(graph, rng)
+    plan = random_plan(view, mesh, RuleTable(mesh), rng)
+    (got,) = simulate(partition_graph(graph, plan), [x.astype(np.float32) for x in inputs])
+    np.testing.assert_allclose(got, evaluate_graph(graph, inputs)[0], rtol=1e-4, atol=1e-5)
+
+
+def test_the_program_ends_with_one_line_of_json(capsys):
+    assert main(["--instances", "1", "--plans", "4", "--only", "ma"]) == 0
+    counts = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert list(counts) == ["operators", "replicate_only", "instances", "choices", "plans", "failures"]
+    assert counts["operators"] == counts["instances"] > 0
+    assert counts["choices"] > counts["instances"]
+    assert counts["failures"] == 0
+
+
+def test_the_program_counts_failures(capsys, monkeypatch):
+    import hidet_dist.rules.soundness.__main__ as program
+
+    monkeypatch.setattr(program, "check_plan", lambda *_: "it differs")
+    assert main(["--plans", "2", "--only", "mlp"]) == 1
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["failures"] == 2
