@@ -100,7 +100,8 @@ def solve(
     ]
     objective = []
     constant = 0.0
-    room = float(problem.budget)
+    room = problem.budget
+    scale = float(max(room, 1))
     used = []
     for e, costs in enumerate(problem.cost):
         if len(costs) == 1:
@@ -109,9 +110,9 @@ def solve(
             continue
         model += pulp.lpSum(x[e]) == 1
         objective += [(x[e][k], cost / unit) for k, cost in enumerate(costs) if cost]
-        used += [(x[e][k], m / problem.budget) for k, m in enumerate(problem.memory[e]) if m and problem.budget]
+        used += [(x[e][k], m / scale) for k, m in enumerate(problem.memory[e]) if m]
     if used:
-        model += pulp.LpAffineExpression(used) <= room / problem.budget
+        model += pulp.LpAffineExpression(used) <= room / scale
     elif room < 0:
         raise SolverError(f"No plan fits the memory budget of {problem.budget} bytes.")
 
