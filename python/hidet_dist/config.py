@@ -87,7 +87,7 @@ class OptimizationConfig:
     output_specs: tuple[TensorShardSpec | None, ...] | None = None
     solver: str = "highs"
     solver_time_limit_seconds: float | None = None
-    solver_gap: float = 1e-6
+    solver_gap: float = 1e-3
     recompile: bool = False
 
     @classmethod

@@ -13,7 +13,8 @@ from hidet_dist.connect import connect, reduce_seconds
 from hidet_dist.errors import ConfigError, InfeasibleError, SpecError
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice, RuleTable
-from hidet_dist.search.ilp import Edge, Problem, evaluate, solve
+from hidet_dist.search.ilp import Edge, Problem, evaluate
+from hidet_dist.search.optimum import optimize
 from hidet_dist.spec import OperatorPlan, Plan, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.plan import ConnectionPlan
 from hidet_dist.view import GraphView
@@ -27,7 +28,7 @@ def search(
     output_specs: Sequence[TensorShardSpec | None] | None = None,
     solver: str = "highs",
     time_limit_seconds: float | None = None,
-    gap: float = 1e-6,
+    gap: float = 1e-3,
 ) -> Plan:
     """Find the plan of least predicted time.
 
@@ -63,7 +64,7 @@ def search(
             f"{cluster.mesh}, a device holds {least} bytes. Give at least {least} bytes, or more devices.",
             least,
         )
-    solution = solve(statement.problem, solver, time_limit_seconds, gap)
+    solution = optimize(statement.problem, solver, time_limit_seconds, gap)
     return _plan(view, cluster, statement, solution.choices)
 
 
