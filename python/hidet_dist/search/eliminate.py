@@ -227,7 +227,7 @@ def eliminate(
     best: Eliminated | None = None
     for limit in _READERS_LIMITS:
         try:
-            found = _eliminate(problem, kept, tables, second_per_byte, limit)
+            found = _eliminate(problem, kept, tables, second_per_byte, limit, gap)
         except TooWide:
             continue
         if best is not None:
@@ -260,7 +260,9 @@ def marginals(
     return None
 
 
-def _eliminate(problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, price: float, limit: int) -> Eliminated:
+def _eliminate(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, price: float, limit: int, gap: float
+) -> Eliminated:
     bound, choices, relaxed = _solve(problem, kept, tables, price, (), limit)
 
     def cost(choices: Sequence[int]) -> float:
@@ -270,6 +272,8 @@ def _eliminate(problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, 
     best, seconds = choices, cost(choices)
     groups = readers(problem)
     for same in (True, False) if relaxed else ():
+        if seconds - bound <= gap * abs(seconds):
+            break
         narrowed = [list(own) for own in kept]
         for tensor in relaxed:
             _fix_wishes(groups[tensor], choices, narrowed, same)

@@ -20,6 +20,16 @@ from hidet_dist.search.presolve import undominated
 
 _PRICES = 40  # prices tried at most; a handful is usual
 _RAISES = 12
+_WINDOW = 80  # operators around a cut that are planned anew
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """A plan, its seconds without the price of memory, and the bytes that a device holds."""
+
+    choices: tuple[int, ...]
+    seconds: float
+    nbytes: int
 
 
 @dataclass
@@ -36,14 +46,18 @@ class _Search:
     def memory(self, choices: Sequence[int]) -> int:
         return sum(m[k] for m, k in zip(self.problem.memory, choices, strict=True))
 
-    def probe(self, tables: Tables, price: float) -> tuple[float, int]:
-        """Seconds and bytes of the best plan at a price a byte; records what follows from it."""
+    def probe(self, tables: Tables, price: float) -> _Probe:
+        """The best plan at a price a byte; records what follows from it."""
         found = eliminate(self.problem, self.kept, tables, price, self.gap / 4)
-        seconds, nbytes = evaluate(self.problem, found.choices), self.memory(found.choices)
         self.bound = max(self.bound, found.bound - price * self.problem.budget)
+        return self.record(found.choices)
+
+    def record(self, choices: tuple[int, ...]) -> _Probe:
+        """What a plan costs; it is the best from now on if it fits and no better one is known."""
+        seconds, nbytes = evaluate(self.problem, choices), self.memory(choices)
         if nbytes <= self.problem.budget and seconds < self.seconds:
-            self.best, self.seconds = found.choices, seconds
-        return seconds, nbytes
+            self.best, self.seconds = choices, seconds
+        return _Probe(choices, seconds, nbytes)
 
     def done(self) -> bool:
         return math.isfinite(self.seconds) and self.seconds - self.bound <= self.gap * self.seconds + 1e-15
@@ -82,31 +96,82 @@ def optimize(
 
 
 def _best_price(state: _Search, tables: Tables) -> float:
-    """The price of a byte with the greatest lower bound."""
-    budget = state.problem.budget
-    low = state.probe(tables, 0.0)
-    if low[1] <= budget:
+    """The price of a byte with the greatest lower bound; mixes the plans found on the way."""
+    problem = state.problem
+    # Among plans of the same time the one that holds less: a price so low that it decides nothing else.
+    trifle = state.gap / 1000 * sum(map(min, problem.cost)) / max(1, sum(map(max, problem.memory)))
+    low = state.probe(tables, trifle)
+    if low.nbytes <= problem.budget:
+        if not state.done():
+            state.probe(tables, 0.0)
         return 0.0
-    price = low[0] / (low[1] - budget) or 1.0
+    price = low.seconds / (low.nbytes - problem.budget) or 1.0
     for _ in range(_RAISES):
         high = state.probe(tables, price)
-        if high[1] <= budget:
+        if high.nbytes <= problem.budget:
             break
         price *= 8
     else:
         return price
     for _ in range(_PRICES):
-        if state.done() or low[1] == high[1]:
-            break
-        price = (high[0] - low[0]) / (low[1] - high[1])
-        seconds, nbytes = state.probe(tables, price)
-        if seconds + price * nbytes >= (low[0] + price * low[1]) * (1 - 1e-12):
+        if state.done() or low.nbytes == high.nbytes:
+            return price
+        price = (high.seconds - low.seconds) / (low.nbytes - high.nbytes)
+        found = state.probe(tables, price)
+        if found.seconds + price * found.nbytes >= (low.seconds + price * low.nbytes) * (1 - 1e-12):
             break  # no plan lies below the line through the two
-        if nbytes <= budget:
-            high = seconds, nbytes
+        if found.nbytes <= problem.budget:
+            high = found
         else:
-            low = seconds, nbytes
+            low = found
+    if not state.done():
+        _mix(state, tables, price, low, high)
     return price
+
+
+def _mix(state: _Search, tables: Tables, price: float, low: _Probe, high: _Probe) -> None:
+    """Plans that are as ``low``, which does not fit, on one side of a cut in execution order, and ``high`` beyond it.
+
+    Equal layers all change their plan at the same price, though the budget may ask only some of them to.
+    """
+    problem = state.problem
+    count = len(problem.cost)
+    # A weight changes sides together with the first operator that reads it.
+    place = list(range(count))
+    consumers = {edge.consumer for edge in problem.edges}
+    for edge in reversed(problem.edges):
+        if edge.producer not in consumers:
+            place[edge.producer] = edge.consumer
+
+    for first, second in ((low, high), (high, low)):
+
+        def cut(at: int, first: _Probe = first, second: _Probe = second) -> tuple[int, ...]:
+            pairs = zip(place, first.choices, second.choices, strict=True)
+            return tuple(a if where < at else b for where, a, b in pairs)
+
+        # The cut with as much of ``low`` as fits.
+        fits, over = (0, count) if first is low else (count, 0)
+        while abs(over - fits) > 1:
+            middle = (fits + over) // 2
+            if state.memory(cut(middle)) <= problem.budget:
+                fits = middle
+            else:
+                over = middle
+        state.record(cut(fits))
+        if state.done():
+            return
+        for shift in (0, _WINDOW // 4, _WINDOW):
+            at = fits - shift if first is low else fits + shift
+            fixed = cut(at)
+            kept = [
+                own if abs(where - at) <= _WINDOW else [k]
+                for own, where, k in zip(state.kept, place, fixed, strict=True)
+            ]
+            found = state.record(eliminate(problem, kept, tables, price, state.gap / 4).choices)
+            if found.nbytes <= problem.budget:
+                break
+        if state.done():
+            return
 
 
 def _integer_program(state: _Search, solver_name: str, time_limit: float | None, begin: float) -> None:
