@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hidet_dist.errors import ConfigError
-from hidet_dist.machine import MACHINES, Cluster, Device, Link, builtin
+from hidet_dist.machine import MACHINES, PODS, Cluster, Device, Link, builtin
 from hidet_dist.spec import DeviceMesh
 
 DEVICE = Device("toy", {"default": 1e9, "float16": 4e9}, 1e8, 10**6, 1e-6)
@@ -38,6 +38,15 @@ def test_built_in_machines_have_one_link_an_axis(name: str) -> None:
     cluster = builtin(name, DeviceMesh((2, 4)))
     assert len(cluster.links) == 2
     assert cluster.all_gather_seconds(2**20, (0, 1)) > cluster.all_gather_seconds(2**20, (0,)) > 0
+
+
+@pytest.mark.parametrize("name", sorted(PODS))
+def test_only_the_last_axis_of_a_pod_stays_within_a_node(name: str) -> None:
+    cluster = builtin(name, DeviceMesh((4, 4)))
+    assert cluster.all_gather_seconds(2**30, (0,)) > 4 * cluster.all_gather_seconds(2**30, (1,))
+    # A ring over both axes is as slow as its slowest link.
+    assert cluster.all_gather_seconds(2**30, (0, 1)) > cluster.all_gather_seconds(2**30, (0,))
+    assert builtin(name, DeviceMesh((8,))).links == builtin(PODS[name][0], DeviceMesh((8,))).links
 
 
 def test_nonsense_is_refused() -> None:

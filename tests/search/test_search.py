@@ -6,9 +6,9 @@ import pytest
 from hidet_dist.connect import connect
 from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import Cluster, Device, Link, builtin
-from hidet_dist.search import search
+from hidet_dist.search import find, search
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
-from hidet_dist.testing import bert
+from hidet_dist.testing import bert, shapes
 from hidet_dist.view import GraphView
 
 # A launch costs nothing here, so that closed forms have few terms.
@@ -139,3 +139,35 @@ def test_an_encoder_is_planned_within_its_budget() -> None:
     )
     # More memory never makes it slower.
     assert search(graph, cluster).seconds <= plan.seconds
+
+
+def test_weights_and_operators_can_be_narrowed_down() -> None:
+    graph, cluster = mlp(), toy()
+    rows = TensorShardSpec.parse("(S0, R)")
+    found = find(graph, cluster, weight_specs={"w0": rows})
+    assert found.plan.stage.weights[0].spec == rows
+    free = find(graph, cluster)
+    assert free.plan.seconds <= found.plan.seconds
+    assert free.bound_seconds <= free.plan.seconds
+    whole = find(graph, cluster, allow=lambda op, spec: spec.is_replicated)
+    assert all(op.spec.is_replicated for op in whole.plan.stage.operators)
+    assert whole.plan.seconds >= free.plan.seconds
+    with pytest.raises(ConfigError, match="no weight 'w7'"):
+        find(graph, cluster, weight_specs={"w7": rows})
+    with pytest.raises(ConfigError, match="spec of the weight w0 does not fit"):
+        find(graph, cluster, weight_specs={"w0": TensorShardSpec.parse("(S3, R)")})
+
+
+def test_the_plan_of_a_deep_model_is_within_the_gap_of_its_bound() -> None:
+    config = shapes.LlamaConfig(
+        layers=6, hidden=64, heads=4, kv_heads=2, inner=128, vocabulary=64, batch=4, sequence=16, dtype="float32"
+    )
+    graph, cluster = shapes.llama(config), builtin("cpu", DeviceMesh((2, 2)))
+    weights = sum(t.nbytes for t in find(graph, cluster).plan.stage.weights)
+    for share in (0.3, 0.6):
+        found = find(graph, cluster, int(share * weights), gap=0.03)
+        assert found.plan.stage.weight_bytes_per_device <= share * weights
+        assert found.gap <= 0.03
+        assert found.bound_seconds == pytest.approx(found.plan.seconds * (1 - found.gap))
+        compute = sum(op.compute_seconds for op in found.plan.stage.operators)
+        assert found.plan.seconds - compute == pytest.approx(recomputed(graph, found.plan, cluster), rel=1e-9)
