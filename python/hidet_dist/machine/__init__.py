@@ -1,6 +1,6 @@
 """The described machine: what the cost model knows, and the closed forms of its costs."""
 
-from hidet_dist.machine.builtin import MACHINES, builtin
+from hidet_dist.machine.builtin import MACHINES, PODS, builtin
 from hidet_dist.machine.cluster import Cluster, Device, Link
 
-__all__ = ["MACHINES", "Cluster", "Device", "Link", "builtin"]
+__all__ = ["MACHINES", "PODS", "Cluster", "Device", "Link", "builtin"]

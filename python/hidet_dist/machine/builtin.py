@@ -5,7 +5,10 @@ H100: NVIDIA H100 Tensor Core GPU data sheet (SXM5; NVLink 900 GB/s is both dire
 sparse figures printed there).
 H200: NVIDIA H200 Tensor Core GPU data sheet.
 PCIe: 16 GT/s x 16 lanes with 128b/130b coding (PCI Express Base Specification 4.0).
-Latency of one ring step over NVLink, PCIe: NCCL 2.x, src/graph/tuning, the hardware latencies of the Simple protocol.
+DGX A100 and DGX H100 pods: eight NICs a node, one a GPU, of 200 Gb/s (HDR) and 400 Gb/s (NDR) InfiniBand (NVIDIA DGX
+A100 and DGX H100 user guides).
+Latency of one ring step over NVLink, PCIe, InfiniBand: NCCL 2.x, src/graph/tuning, the hardware latencies of
+the Simple protocol.
 Launch of one kernel: NVIDIA's "CUDA Graphs" posts measure 2 to 3 microseconds.
 """
 
@@ -43,6 +46,9 @@ _PCIE4 = Link(5.7e-6, 31.5 * _GB)
 # Gloo between two processes of that machine, all-gathers of 256 bytes and of 4 MiB.
 _LOOPBACK = Link(1.5e-4, 1.5 * _GB)
 
+_HDR = Link(14e-6, 25 * _GB)
+_NDR = Link(14e-6, 50 * _GB)
+
 MACHINES: dict[str, tuple[Device, Link]] = {
     "cpu": (_CPU, _LOOPBACK),
     "dgx-a100": (_A100, _NVLINK3),
@@ -50,11 +56,25 @@ MACHINES: dict[str, tuple[Device, Link]] = {
     "hgx-h200": (_H200, _NVLINK4),
     "pcie-a100": (_A100, _PCIE4),
 }
+# Several nodes: the last mesh axis is within a node, the others go over this link.
+PODS: dict[str, tuple[str, Link]] = {
+    "dgx-a100-pod": ("dgx-a100", _HDR),
+    "dgx-h100-pod": ("dgx-h100", _NDR),
+}
 
 
 def builtin(name: str, mesh: DeviceMesh) -> Cluster:
-    """The named machine with ``mesh`` on it, every axis over the same link. Raises ConfigError for an unknown name."""
-    if name not in MACHINES:
-        raise ConfigError(f"Unknown machine {name!r}; the built-in ones are {', '.join(sorted(MACHINES))}.")
-    device, link = MACHINES[name]
-    return Cluster(mesh, (link,) * mesh.ndim, device)
+    """The named machine with ``mesh`` on it.
+
+    Every axis goes over the same link, but in a pod all axes other than the last go over the network between nodes.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown name.
+    """
+    node, across = PODS.get(name, (name, None))
+    if node not in MACHINES:
+        raise ConfigError(f"Unknown machine {name!r}; the built-in ones are {', '.join(sorted({*MACHINES, *PODS}))}.")
+    device, link = MACHINES[node]
+    return Cluster(mesh, (across or link,) * (mesh.ndim - 1) + (link,), device)

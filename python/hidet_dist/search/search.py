@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hidet.graph import FlowGraph
+from hidet.graph import FlowGraph, Operator
 
 from hidet_dist.connect import connect, reduce_seconds
 from hidet_dist.errors import ConfigError, InfeasibleError, SpecError
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice, RuleTable
-from hidet_dist.search.ilp import Edge, Problem, evaluate, solve
-from hidet_dist.spec import OperatorPlan, Plan, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.search.ilp import Edge, Problem, evaluate
+from hidet_dist.search.optimum import optimize
+from hidet_dist.spec import OperatorPlan, OpShardSpec, Plan, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.plan import ConnectionPlan
 from hidet_dist.view import GraphView
 
@@ -53,9 +54,49 @@ def search(
     SolverError
         When the solver fails or finds nothing in time.
     """
+    return find(graph, cluster, mem_budget, input_specs, output_specs, solver, time_limit_seconds, gap).plan
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan, how far it can be from the best one, and the seconds below which there is none.
+
+    ``gap`` is relative: ``(plan.seconds - bound_seconds) / plan.seconds``.
+    """
+
+    plan: Plan
+    gap: float
+    bound_seconds: float
+
+
+Allow = Callable[[Operator, OpShardSpec], bool]
+
+
+def find(
+    graph: FlowGraph,
+    cluster: Cluster,
+    mem_budget: int | None = None,
+    input_specs: Sequence[TensorShardSpec | None] | None = None,
+    output_specs: Sequence[TensorShardSpec | None] | None = None,
+    solver: str = "highs",
+    time_limit_seconds: float | None = None,
+    gap: float = 1e-3,
+    weight_specs: Mapping[str, TensorShardSpec] | None = None,
+    allow: Allow | None = None,
+) -> Found:
+    """As :func:`search`, with the bound that proves the plan, and with less to choose from.
+
+    Parameters
+    ----------
+    weight_specs: mapping, optional
+        How weights lie, by name (``w0``, ...); the others are free.
+    allow: callable, optional
+        Says of an operator and a spec whether the spec may be chosen for it. An operator of which nothing is allowed
+        keeps all its choices.
+    """
     view = GraphView(graph)
     budget = cluster.device.memory_bytes if mem_budget is None else mem_budget
-    statement = _state(view, cluster, budget, input_specs, output_specs)
+    statement = _state(view, cluster, budget, input_specs, output_specs, weight_specs or {}, allow)
     least = sum(min(statement.problem.memory[entity]) for entity in statement.weights)
     if least > budget:
         raise InfeasibleError(
@@ -63,8 +104,9 @@ def search(
             f"{cluster.mesh}, a device holds {least} bytes. Give at least {least} bytes, or more devices.",
             least,
         )
-    solution = solve(statement.problem, solver, time_limit_seconds, gap)
-    return _plan(view, cluster, statement, solution.choices)
+    solution = optimize(statement.problem, solver, time_limit_seconds, gap)
+    plan = _plan(view, cluster, statement, solution.choices)
+    return Found(plan, solution.gap, solution.seconds * (1 - solution.gap))
 
 
 @dataclass
@@ -86,19 +128,32 @@ def _state(
     budget: int,
     input_specs: Sequence[TensorShardSpec | None] | None,
     output_specs: Sequence[TensorShardSpec | None] | None,
+    pinned: Mapping[str, TensorShardSpec],
+    allow: Allow | None,
 ) -> _Statement:
     mesh = cluster.mesh
     table = RuleTable(mesh)
     choices, notes, cost, memory = [], [], [], []
     for op in view.operators:
         rule, own = table(op)
+        if allow is not None:
+            own = tuple(choice for choice in own if allow(op, choice.spec)) or own
         choices.append(own)
         notes.append("" if rule.definition is not None else f"replicated: {rule.note}")
         dtype = op.outputs[0].dtype.name
         cost.append([sum(_seconds(view, cluster, op.outputs, choice, dtype)) for choice in own])
         memory.append([0] * len(own))
     weights = range(len(cost), len(cost) + len(view.weights))
-    weight_specs = [_weight_specs(view.shape(name), cluster) for name in view.weights]
+    for name, spec in pinned.items():
+        if name not in view.weights:
+            raise ConfigError(f"The graph has no weight {name!r} whose spec could be fixed.")
+        try:
+            spec.validate(view.shape(name), mesh)
+        except SpecError as error:
+            raise ConfigError(f"The spec of the weight {name} does not fit: {error}") from error
+    weight_specs = [
+        [pinned[name]] if name in pinned else _weight_specs(view.shape(name), cluster) for name in view.weights
+    ]
     for name, specs in zip(view.weights, weight_specs, strict=True):
         cost.append([0.0] * len(specs))
         memory.append([view.nbytes(name) // spec.num_shards(mesh) for spec in specs])

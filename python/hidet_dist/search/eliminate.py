@@ -1,0 +1,395 @@
+"""Exact minimisation by eliminating one entity after another, for the problem without its memory budget.
+
+The cost of a plan is a sum of small tables: one an entity, one a tensor over its producer and consumers. Eliminating
+a variable adds up the tables that it occurs in and takes the minimum over it, which leaves a table over its neighbours
+(Bertele and Brioschi, Nonserial Dynamic Programming, 1972; Dechter's bucket elimination, AI 113, 1999). Graphs of
+neural networks are narrow, so the tables stay small.
+
+Repeated blocks are solved once: tables are numbered by content, and an elimination of tables that were eliminated the
+same way before is looked up. No two layers need be declared equal for that, nor need they get the same plan.
+
+A tensor that very many operators read (an attention mask, a table of cosines) would tie all of them together. It is
+relaxed: each reader pays its share of the least that the conversion can cost, which no plan undercuts, and a second
+elimination with the wishes of these readers fixed gives a plan. Both numbers are reported, bound and cost.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hidet_dist.search.ilp import Edge, Problem, evaluate
+from hidet_dist.search.presolve import readers
+
+Table = npt.NDArray[np.float64]
+
+_TENSOR_LIMIT = 2**22  # entries of the table of one tensor; above it, the tensor is relaxed
+_READERS_LIMITS = (3, 8, 2, 1)  # tensors of more readers are relaxed; tried in this order until the gap is small
+_WORK_LIMIT = 2**29  # additions of one elimination; above it, the graph is too wide to be eliminated
+_CHUNK = 2**22  # entries added up at a time
+_MARGINAL_LIMIT = 2**25  # additions of one step of the backward pass
+
+
+class TooWide(Exception):
+    """The graph has a part so densely connected that elimination would not end in time."""
+
+
+@dataclass(frozen=True)
+class Eliminated:
+    """``choices`` cost ``seconds``, and no plan costs less than ``bound`` (both with memory priced, if it was)."""
+
+    choices: tuple[int, ...]
+    seconds: float
+    bound: float
+
+
+class Tables:
+    """Tables by number; the same key is the same table, and is computed once."""
+
+    def __init__(self) -> None:
+        self.tables: list[Table] = []
+        self._numbers: dict[Hashable, int] = {}
+
+    def find(self, key: Hashable) -> int | None:
+        """The number of the table with this key."""
+        return self._numbers.get(key)
+
+    def add(self, key: Hashable, table: Table) -> int:
+        """Number a table."""
+        self._numbers[key] = len(self.tables)
+        self.tables.append(table)
+        return len(self.tables) - 1
+
+
+Factor = tuple[int, tuple[int, ...]]  # the number of a table, and the variable of each of its dims
+
+
+@dataclass(frozen=True)
+class _Bucket:
+    """An eliminated variable, the tables it occurred in, and the number of the table that is left of them."""
+
+    variable: int
+    factors: list[Factor]
+    neighbours: tuple[int, ...]
+    message: int
+
+
+class _Network:
+    """Variables, the tables over them, and their elimination."""
+
+    def __init__(self, tables: Tables):
+        self.tables = tables
+        self.sizes: list[int] = []
+        self.factors: list[list[Factor]] = []  # those that a variable occurs in
+        self.constant = 0.0
+        self.buckets: list[_Bucket] = []
+
+    def variable(self, size: int) -> int:
+        self.sizes.append(size)
+        self.factors.append([])
+        return len(self.sizes) - 1
+
+    def add(self, table: int, variables: tuple[int, ...]) -> None:
+        if not variables:
+            self.constant += float(self.tables.tables[table])
+            return
+        for variable in variables:
+            self.factors[variable].append((table, variables))
+
+    def minimum(self) -> tuple[float, list[int]]:
+        """The least sum, and a value of every variable that gives it. Raises TooWide."""
+        alive = [True] * len(self.sizes)
+        heap = [(self._work(v), v) for v in range(len(self.sizes))]
+        heapq.heapify(heap)
+        while heap:
+            work, v = heapq.heappop(heap)
+            if not alive[v]:
+                continue
+            now = self._work(v)
+            if now != work:
+                heapq.heappush(heap, (now, v))
+                continue
+            if work > _WORK_LIMIT:
+                raise TooWide
+            alive[v] = False
+            own = self.factors[v]
+            neighbours = tuple(dict.fromkeys(u for _, variables in own for u in variables if u != v))
+            for u in neighbours:
+                self.factors[u] = [factor for factor in self.factors[u] if v not in factor[1]]
+            message = self._eliminate(v, own, neighbours)
+            self.buckets.append(_Bucket(v, own, neighbours, message))
+            self.add(message, neighbours)
+            for u in neighbours:
+                heapq.heappush(heap, (self._work(u), u))
+        values = [0] * len(self.sizes)
+        for bucket in reversed(self.buckets):
+            line = np.zeros(self.sizes[bucket.variable])
+            for table, variables in bucket.factors:
+                index = tuple(slice(None) if u == bucket.variable else values[u] for u in variables)
+                line = line + self.tables.tables[table][index]
+            values[bucket.variable] = int(line.argmin())
+        return self.constant, values
+
+    def marginals(self) -> list[Table] | None:
+        """For each variable and value the least sum with that value, after :meth:`minimum`; None if it takes long."""
+        place = {bucket.variable: i for i, bucket in enumerate(self.buckets)}
+        outside: dict[int, Table] = {}
+        found: list[Table] = [np.zeros(0)] * len(self.sizes)
+        for bucket in reversed(self.buckets):
+            scope = (*bucket.neighbours, bucket.variable)
+            if math.prod(self.sizes[u] for u in scope) > _MARGINAL_LIMIT:
+                return None
+            if bucket.neighbours:
+                # The message went to the neighbour that is eliminated first; what that one knows without it comes back.
+                parent = self.buckets[min(place[u] for u in bucket.neighbours)]
+                wide = (*parent.neighbours, parent.variable)
+                others = list(parent.factors)
+                others.remove((bucket.message, bucket.neighbours))
+                total = self._sum(others, wide) + outside[parent.variable][..., None]
+                drop = tuple(i for i, u in enumerate(wide) if u not in bucket.neighbours)
+                left = [u for u in wide if u in bucket.neighbours]
+                least = total.min(axis=drop) if drop else total
+                outside[bucket.variable] = least.transpose([left.index(u) for u in bucket.neighbours])
+            else:
+                rest = self.constant - float(self.tables.tables[bucket.message])
+                outside[bucket.variable] = np.array(rest)
+            total = self._sum(bucket.factors, scope) + outside[bucket.variable][..., None]
+            found[bucket.variable] = total.min(axis=tuple(range(len(scope) - 1)))
+        return found
+
+    def _sum(self, factors: list[Factor], scope: tuple[int, ...]) -> Table:
+        return sum(self._parts(factors, scope), np.zeros([self.sizes[u] for u in scope]))
+
+    def _parts(self, factors: list[Factor], scope: tuple[int, ...]) -> list[Table]:
+        """The tables with their dims laid out as ``scope`` says."""
+        place = {u: i for i, u in enumerate(scope)}
+        parts = []
+        for table, variables in factors:
+            order = sorted(range(len(variables)), key=lambda i: place[variables[i]])
+            full = [1] * len(scope)
+            for i in order:
+                full[place[variables[i]]] = self.sizes[variables[i]]
+            parts.append(self.tables.tables[table].transpose(order).reshape(full))
+        return parts
+
+    def _work(self, v: int) -> int:
+        seen = {v}
+        for _, variables in self.factors[v]:
+            seen.update(variables)
+        return math.prod(self.sizes[u] for u in seen)
+
+    def _eliminate(self, v: int, own: list[Factor], neighbours: tuple[int, ...]) -> int:
+        place = {u: i for i, u in enumerate((*neighbours, v))}
+        key = ("eliminated", tuple((t, tuple(place[u] for u in variables)) for t, variables in own), self.sizes[v])
+        found = self.tables.find(key)
+        if found is not None:
+            return found
+        shape = [self.sizes[u] for u in place]
+        parts = self._parts(own, (*neighbours, v))
+        parts.sort(key=lambda part: part.size)
+        return self.tables.add(key, _least(parts, shape))
+
+
+def _least(parts: list[Table], shape: list[int]) -> Table:
+    """The minimum over the last dim of the sum of ``parts``, which broadcast to ``shape``; a piece at a time."""
+    if math.prod(shape) <= _CHUNK or len(shape) == 1:
+        total = parts[0] if parts else np.zeros(1)
+        for part in parts[1:]:
+            total = total + part
+        least: Table = np.broadcast_to(total, shape).min(axis=-1)
+        return least
+    dim = max(range(len(shape) - 1), key=shape.__getitem__)
+    result = np.empty(shape[:-1])
+    rest = [size if d != dim else 1 for d, size in enumerate(shape)]
+    for i in range(shape[dim]):
+        at = (slice(None),) * dim + (slice(i, i + 1),)
+        result[at] = _least([part[at] if part.shape[dim] > 1 else part for part in parts], rest)
+    return result
+
+
+def eliminate(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, second_per_byte: float = 0.0, gap: float = 0.0
+) -> Eliminated:
+    """The least cost over the choices ``kept`` of each entity, with each byte of memory at a price, no budget.
+
+    Tensors of many readers are relaxed as long as bound and cost come within the relative ``gap`` of each other.
+
+    Raises
+    ------
+    TooWide
+        When the graph is too densely connected.
+    """
+    best: Eliminated | None = None
+    for limit in _READERS_LIMITS:
+        try:
+            found = _eliminate(problem, kept, tables, second_per_byte, limit, gap)
+        except TooWide:
+            continue
+        if best is not None:
+            choices, seconds = min((best.choices, best.seconds), (found.choices, found.seconds), key=lambda p: p[1])
+            found = Eliminated(choices, seconds, max(best.bound, found.bound))
+        best = found
+        if best.seconds - best.bound <= gap * abs(best.seconds):
+            break
+    if best is None:
+        raise TooWide
+    return best
+
+
+def marginals(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, second_per_byte: float
+) -> list[Table] | None:
+    """For each entity and each of its choices ``kept``, what a plan with that choice costs at least.
+
+    None when the graph is too densely connected for an answer.
+    """
+    for limit in _READERS_LIMITS:
+        network, _ = _network(problem, kept, tables, second_per_byte, (), limit)
+        try:
+            network.minimum()
+        except TooWide:
+            continue
+        found = network.marginals()
+        if found is not None:
+            return found[: len(kept)]
+    return None
+
+
+def _eliminate(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, price: float, limit: int, gap: float
+) -> Eliminated:
+    bound, choices, relaxed = _solve(problem, kept, tables, price, (), limit)
+
+    def cost(choices: Sequence[int]) -> float:
+        memory = sum(m[k] for m, k in zip(problem.memory, choices, strict=True))
+        return evaluate(problem, choices) + price * memory
+
+    best, seconds = choices, cost(choices)
+    groups = readers(problem)
+    for same in (True, False) if relaxed else ():
+        if seconds - bound <= gap * abs(seconds):
+            break
+        narrowed = [list(own) for own in kept]
+        for tensor in relaxed:
+            _fix_wishes(groups[tensor], choices, narrowed, same)
+        _, found, _ = _solve(problem, narrowed, tables, price, relaxed, limit)
+        if cost(found) < seconds:
+            best, seconds = found, cost(found)
+    return Eliminated(tuple(best), seconds, min(bound, seconds))
+
+
+def _fix_wishes(group: list[Edge], choices: Sequence[int], kept: list[list[int]], same: bool) -> None:
+    """Keep only choices with one wish of a tensor for each reader: the chosen one, or where ``same``, the commonest."""
+    wishes = [edge.consumed[choices[edge.consumer]] for edge in group]
+    commonest = max(wishes, key=wishes.count)
+    for edge, own in zip(group, wishes, strict=True):
+        for wish in (commonest, own) if same else (own,):
+            left = [k for k in kept[edge.consumer] if edge.consumed[k] == wish]
+            if left:
+                kept[edge.consumer] = left
+                break
+
+
+def _solve(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, price: float, exact: Sequence[int], limit: int
+) -> tuple[float, list[int], list[int]]:
+    """The bound, the choices, and the tensors that were relaxed (those in ``exact`` never are)."""
+    network, relaxed = _network(problem, kept, tables, price, exact, limit)
+    bound, values = network.minimum()
+    return bound, [own[values[entity]] for entity, own in enumerate(kept)], relaxed
+
+
+def _network(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, price: float, exact: Sequence[int], limit: int
+) -> tuple[_Network, list[int]]:
+    network = _Network(tables)
+    for entity, own in enumerate(kept):
+        network.variable(len(own))
+        costs = tuple(problem.cost[entity][k] + price * problem.memory[entity][k] for k in own)
+        key: Hashable = ("costs", costs)
+        number = tables.find(key)
+        network.add(tables.add(key, np.array(costs)) if number is None else number, (entity,))
+    relaxed = []
+    for tensor, group in readers(problem).items():
+        producer = group[0].producer
+        produced = tuple(group[0].produced[k] for k in kept[producer])
+        consumed = [tuple(edge.consumed[k] for k in kept[edge.consumer]) for edge in group]
+        convert = group[0].convert
+        if len(group) == 1:
+            key = ("pair", id(convert), produced, consumed[0])
+            number = tables.find(key)
+            if number is None:
+                number = tables.add(key, np.array(convert)[np.ix_(produced, consumed[0])])
+            network.add(number, (producer, group[0].consumer))
+            continue
+        sources = tuple(dict.fromkeys(produced))
+        wishes = [tuple(dict.fromkeys(own)) for own in consumed]
+        size = len(sources) * math.prod(map(len, wishes))
+        if tensor not in exact and (len(group) > limit or size > _TENSOR_LIMIT):
+            relaxed.append(tensor)
+            least = np.array(convert)[list(sources)].min(axis=0) / len(group)
+            for edge, own in zip(group, consumed, strict=True):
+                key = ("share", id(convert), sources, len(group), own)
+                number = tables.find(key)
+                if number is None:
+                    number = tables.add(key, least[list(own)])
+                network.add(number, (edge.consumer,))
+            continue
+        _tensor(network, convert, producer, produced, [edge.consumer for edge in group], consumed)
+    return network, relaxed
+
+
+def _tensor(
+    network: _Network,
+    convert: tuple[tuple[float, ...], ...],
+    producer: int,
+    produced: tuple[int, ...],
+    consumers: list[int],
+    consumed: list[tuple[int, ...]],
+) -> None:
+    """The table of a tensor with several consumers: each distinct wish is paid once. Over specs, not choices."""
+    tables = network.tables
+    sources = tuple(dict.fromkeys(produced))
+    wishes = [tuple(dict.fromkeys(own)) for own in consumed]
+    # A consumer with only one wish needs no dim of its own.
+    certain = {own[0] for own in wishes if len(own) == 1}
+    open_ = [i for i, own in enumerate(wishes) if len(own) > 1]
+    key: Hashable = ("tensor", id(convert), sources, tuple(sorted(certain)), tuple(wishes[i] for i in open_))
+    number = tables.find(key)
+    if number is None:
+        prices = np.array(convert)[list(sources)]
+        shape = [len(sources), *(len(wishes[i]) for i in open_)]
+        table = np.zeros(shape)
+        for wish in sorted(certain.union(*(wishes[i] for i in open_))):
+            wanted = np.full([1] * len(shape), wish in certain)
+            for dim, i in enumerate(open_, 1):
+                line = [1] * len(shape)
+                line[dim] = len(wishes[i])
+                wanted = wanted | (np.array(wishes[i]) == wish).reshape(line)
+            table += wanted * prices[:, wish].reshape([-1] + [1] * len(open_))
+        number = tables.add(key, table)
+    variables: list[int] = []
+    for entity, specs in ((producer, produced), *((consumers[i], consumed[i]) for i in open_)):
+        variables.append(_spec(network, entity, specs, variables))
+    network.add(number, tuple(variables))
+
+
+def _spec(network: _Network, entity: int, specs: tuple[int, ...], taken: Sequence[int]) -> int:
+    """A variable for the spec that an entity's choice gives; the entity's own where each choice gives another."""
+    distinct = tuple(dict.fromkeys(specs))
+    if len(distinct) == len(specs) and entity not in taken:
+        return entity
+    spec = network.variable(len(distinct))
+    key: Hashable = ("spec", specs)
+    number = network.tables.find(key)
+    if number is None:
+        number = network.tables.add(
+            key, np.where(np.array(specs)[:, None] == np.array(distinct)[None, :], 0.0, math.inf)
+        )
+    network.add(number, (entity, spec))
+    return spec

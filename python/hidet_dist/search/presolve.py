@@ -1,0 +1,99 @@
+"""Choices that no best plan needs, found before anything is solved.
+
+Choice a of an entity is dominated by choice b of the same entity when changing from a to b can only pay, whatever all
+others choose: its own cost, plus the most that the conversions around it can become dearer by, is not above a's, and it
+takes no more memory. This is the dead-end elimination of protein design (Goldstein, Biophysical Journal 66, 1994).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import numpy as np
+import numpy.typing as npt
+
+from hidet_dist.search.ilp import Edge, Problem
+
+Matrix = npt.NDArray[np.float64]
+
+
+def readers(problem: Problem) -> dict[int, list[Edge]]:
+    """The edges of each tensor, those of the same consumer and the same wish (x * x, say) taken once."""
+    unique = {(edge.tensor, edge.consumer, edge.consumed): edge for edge in problem.edges}
+    groups: dict[int, list[Edge]] = {}
+    for edge in unique.values():
+        groups.setdefault(edge.tensor, []).append(edge)
+    return groups
+
+
+def undominated(problem: Problem, rounds: int = 3) -> list[list[int]]:
+    """For each entity the choices that are left, at least one; one of the best plans is made of them."""
+    kept = [list(range(len(costs))) for costs in problem.cost]
+    groups = readers(problem)
+    made: list[list[list[Edge]]] = [[] for _ in kept]
+    wanted: list[list[tuple[Edge, int]]] = [[] for _ in kept]
+    for group in groups.values():
+        made[group[0].producer].append(group)
+        for edge in group:
+            wanted[edge.consumer].append((edge, len(group)))
+    arrays: dict[int, Matrix] = {}
+    for edge in problem.edges:
+        if id(edge.convert) not in arrays:
+            arrays[id(edge.convert)] = np.array(edge.convert)
+    known: dict[Hashable, list[int]] = {}
+    for _ in range(rounds):
+        before = sum(map(len, kept))
+        for entity, own in enumerate(kept):
+            if len(own) == 1:
+                continue
+            outs = tuple(
+                (
+                    id(group[0].convert),
+                    tuple(group[0].produced[k] for k in own),
+                    tuple(sorted({edge.consumed[k] for edge in group for k in kept[edge.consumer]})),
+                    len(group),
+                )
+                for group in made[entity]
+            )
+            ins = tuple(
+                (
+                    id(edge.convert),
+                    tuple(sorted({edge.produced[k] for k in kept[edge.producer]})),
+                    tuple(edge.consumed[k] for k in own),
+                    count,
+                )
+                for edge, count in wanted[entity]
+            )
+            costs = tuple((problem.cost[entity][k], problem.memory[entity][k]) for k in own)
+            key = (costs, outs, ins)
+            if key not in known:
+                known[key] = _left(costs, outs, ins, arrays)
+            kept[entity] = [own[i] for i in known[key]]
+        if sum(map(len, kept)) == before:
+            break
+    return kept
+
+
+_Side = tuple[tuple[int, tuple[int, ...], tuple[int, ...], int], ...]
+
+
+def _left(costs: tuple[tuple[float, int], ...], outs: _Side, ins: _Side, arrays: dict[int, Matrix]) -> list[int]:
+    """The positions that no other dominates; worse[a, b] is the most that changing from a to b can cost."""
+    cost, memory = (np.array(column) for column in zip(*costs, strict=True))
+    worse = cost[None, :] - cost[:, None]
+    for convert, produced, wishes, count in outs:
+        lines = arrays[convert][np.ix_(produced, wishes)]
+        most = (lines[None, :, :] - lines[:, None, :]).max(axis=-1)
+        # Each distinct wish is paid once: there are at least one and at most as many as there are readers.
+        worse = worse + np.where(most > 0, most * min(count, len(wishes)), most)
+    for convert, sources, consumed, count in ins:
+        lines = arrays[convert][np.ix_(sources, consumed)].T
+        if count == 1:
+            worse = worse + (lines[None, :, :] - lines[:, None, :]).max(axis=-1)
+        else:  # another reader may pay for a's wish anyway, and nobody for b's
+            wish = np.array(consumed)
+            worse = worse + np.where(wish[None, :] == wish[:, None], 0.0, lines.max(axis=-1)[None, :])
+    first = np.arange(len(cost))
+    dominates = (worse < 0) | ((worse == 0) & (first[None, :] < first[:, None]))
+    dominates &= memory[None, :] <= memory[:, None]
+    return [int(i) for i in np.flatnonzero(~dominates.any(axis=1))]

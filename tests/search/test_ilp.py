@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hidet_dist.errors import ConfigError, SolverError
+from hidet_dist.search.ilp import Edge, Problem, evaluate, solve
+
+prices = st.integers(0, 20).map(float)
+
+
+@st.composite
+def problems(draw: st.DrawFn, exact_budget: bool = False) -> Problem:
+    """Up to 5 entities of up to 3 choices, tensors of up to 3 consumers, and a budget that some choices break."""
+    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=5))
+    cost = [draw(st.lists(prices, min_size=n, max_size=n)) for n in sizes]
+    memory = [draw(st.lists(st.integers(0, 9), min_size=n, max_size=n)) for n in sizes]
+    edges = []
+    for tensor in range(draw(st.integers(0, 4))):
+        if len(sizes) < 2:
+            break
+        producer = draw(st.integers(0, len(sizes) - 2))
+        specs = draw(st.integers(1, 3))
+        spec = st.integers(0, specs - 1)
+        row = st.tuples(*[prices] * specs)
+        convert = tuple(tuple(0.0 if s == d else p for d, p in enumerate(draw(row))) for s in range(specs))
+        produced = tuple(draw(spec) for _ in range(sizes[producer]))
+        for _ in range(draw(st.integers(1, 3))):
+            consumer = draw(st.integers(producer + 1, len(sizes) - 1))
+            consumed = tuple(draw(spec) for _ in range(sizes[consumer]))
+            edges.append(Edge(tensor, producer, consumer, produced, consumed, convert))
+    least, most = sum(map(min, memory)), sum(map(max, memory))
+    budget = draw(st.integers(least, most)) if not exact_budget else least
+    return Problem(cost, memory, budget, edges)
+
+
+def plans(problem: Problem) -> list[tuple[float, int]]:
+    """(seconds, bytes) of every plan there is."""
+    return [
+        (evaluate(problem, picks), sum(m[k] for m, k in zip(problem.memory, picks, strict=True)))
+        for picks in itertools.product(*(range(len(costs)) for costs in problem.cost))
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(problems())
+def test_the_solution_is_the_best_of_all_plans(problem: Problem) -> None:
+    best = min(seconds for seconds, nbytes in plans(problem) if nbytes <= problem.budget)
+    solution = solve(problem)
+    assert solution.seconds == pytest.approx(best, abs=1e-6)
+    assert evaluate(problem, solution.choices) == solution.seconds
+    assert sum(m[k] for m, k in zip(problem.memory, solution.choices, strict=True)) <= problem.budget
+
+
+@settings(max_examples=15, deadline=None)
+@given(problems())
+def test_both_solvers_find_the_same_optimum(problem: Problem) -> None:
+    assert solve(problem, "cbc").seconds == pytest.approx(solve(problem, "highs").seconds, abs=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(problems(exact_budget=True))
+def test_the_least_budget_is_feasible_and_less_is_not(problem: Problem) -> None:
+    best = min(seconds for seconds, nbytes in plans(problem) if nbytes <= problem.budget)
+    assert solve(problem).seconds == pytest.approx(best, abs=1e-6)
+    if sum(map(min, problem.memory)):
+        short = Problem(problem.cost, problem.memory, problem.budget - 1, problem.edges)
+        with pytest.raises(SolverError, match="No plan fits"):
+            solve(short)
+
+
+def test_a_conversion_is_paid_once_for_all_consumers() -> None:
+    # Spec 0 is made for free, spec 1 wanted by both consumers at 4 s: 4 s in all, less than the 5 s of making spec 1.
+    convert = ((0.0, 4.0), (4.0, 0.0))
+    edges = [Edge(0, 0, consumer, (0, 1), (1,), convert) for consumer in (1, 2)]
+    solution = solve(Problem([[0.0, 5.0], [0.0], [0.0]], [[0, 0], [0], [0]], 0, edges))
+    assert (solution.choices, solution.seconds) == ((0, 0, 0), 4.0)
+    # Two tensors of the same producer are paid one by one, so that the 5 s are the better way.
+    apart = [edges[0], Edge(1, 0, 2, (0, 1), (1,), convert)]
+    solution = solve(Problem([[0.0, 5.0], [0.0], [0.0]], [[0, 0], [0], [0]], 0, apart))
+    assert (solution.choices, solution.seconds) == ((1, 0, 0), 5.0)
+
+
+def test_an_unknown_solver_is_refused() -> None:
+    with pytest.raises(ConfigError, match="choose 'highs' or 'cbc'"):
+        solve(Problem([[1.0, 2.0]], [[0, 0]], 0, []), "gurobi")

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import hidet
+import pytest
+
+from hidet_dist.connect import connect
+from hidet_dist.errors import ConfigError, InfeasibleError
+from hidet_dist.machine import Cluster, Device, Link, builtin
+from hidet_dist.search import find, search
+from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
+from hidet_dist.testing import bert, shapes
+from hidet_dist.view import GraphView
+
+# A launch costs nothing here, so that closed forms have few terms.
+DEVICE = Device("toy", {"default": 1e12}, 1e11, 2**40, 0.0)
+BATCH, HIDDEN, INNER = 8, 64, 256
+
+
+def mlp(batch: int = BATCH) -> hidet.FlowGraph:
+    """Linear -> GELU -> Linear, without biases."""
+    x = hidet.symbol([batch, HIDDEN], "float32", "cpu")
+    up = hidet.randn([HIDDEN, INNER], device="cpu")
+    down = hidet.randn([INNER, HIDDEN], device="cpu")
+    return hidet.trace_from(hidet.ops.matmul(hidet.ops.gelu(hidet.ops.matmul(x, up)), down), [x])
+
+
+def toy(mesh: tuple[int, ...] = (2,), latency: float = 1e-6) -> Cluster:
+    return Cluster(DeviceMesh(mesh), (Link(latency, 1e9),) * len(mesh), DEVICE)
+
+
+def recomputed(graph: hidet.FlowGraph, plan: Plan, cluster: Cluster) -> float:
+    """The communication time of a plan from its specs alone: every tensor, every distinct wish, every reduction."""
+    from hidet_dist.connect import reduce_seconds
+
+    view = GraphView(graph)
+    lies = {t.name: t.spec for t in (*plan.stage.inputs, *plan.stage.weights)}
+    seconds = 0.0
+    for op, own in zip(view.operators, plan.stage.operators, strict=True):
+        for number, y in enumerate(op.outputs):
+            name = view.names[y]
+            lies[name] = own.spec.out_specs[number]
+            partial, fns = own.spec.partial_spec(number), own.spec.reduce_fns[number]
+            seconds += reduce_seconds(view.shape(name), view.itemsize(name), partial, fns, cluster)
+    wishes = {
+        (name, plan.stage.operators[use.operator].spec.in_specs[use.position])
+        if use.operator is not None
+        else (name, plan.stage.outputs[use.position].spec)
+        for name, use in view.uses()
+    }
+    for name, target in wishes:
+        seconds += connect(view.shape(name), view.itemsize(name), lies[name], target, cluster).seconds
+    return seconds
+
+
+@pytest.mark.parametrize("ways", [2, 4])
+def test_an_mlp_whose_weights_must_be_split_is_planned_as_megatron_does(ways: int) -> None:
+    """The first weight by columns, the second by rows, one all-reduce of the output and nothing else."""
+    graph, cluster = mlp(), toy((ways,))
+    plan = search(graph, cluster, mem_budget=2 * HIDDEN * INNER * 4 // ways)
+    assert [str(weight.spec) for weight in plan.stage.weights] == ["(R, S0)", "(S0, R)"]
+    assert plan.stage.communications() == ("all_reduce(sum, axes=0)",)
+    assert plan.collectives() == {"all_reduce": 1}
+    # Ring all-reduce of the output, and each matmul and the GELU on 1/n of the inner dim (bound by memory here).
+    output = BATCH * HIDDEN * 4
+    reduce = 2 * (ways - 1) * (1e-6 + output / (ways * 1e9))
+    matmul = (BATCH * HIDDEN + HIDDEN * INNER // ways + BATCH * INNER // ways) * 4 / 1e11
+    gelu = 2 * BATCH * INNER // ways * 4 / 1e11
+    assert plan.seconds == pytest.approx(reduce + 2 * matmul + gelu, rel=1e-9)
+    assert plan.stage.weight_bytes_per_device == 2 * HIDDEN * INNER * 4 // ways
+
+
+def test_with_room_and_a_slow_network_nothing_is_split() -> None:
+    plan = search(mlp(), toy(latency=1.0))
+    assert plan.collectives() == {}
+    assert all(op.spec.is_replicated or op.communication == () for op in plan.stage.operators)
+    assert str(plan.stage.outputs[0].spec) == "(R, R)"
+
+
+@pytest.mark.parametrize("mesh", [(2,), (2, 2), (2, 4)])
+def test_the_reported_time_is_that_of_the_plan_recomputed(mesh: tuple[int, ...]) -> None:
+    graph, cluster = mlp(16), builtin("cpu", DeviceMesh(mesh))
+    plan = search(graph, cluster, mem_budget=HIDDEN * INNER * 4)
+    compute = sum(op.compute_seconds for op in plan.stage.operators)
+    assert plan.seconds - compute == pytest.approx(recomputed(graph, plan, cluster), rel=1e-9)
+
+
+def test_an_infeasible_budget_names_the_least_which_is_feasible() -> None:
+    graph, cluster = mlp(), toy((4,))
+    with pytest.raises(InfeasibleError, match="Give at least 32768 bytes") as refused:
+        search(graph, cluster, mem_budget=1000)
+    assert refused.value.least_budget == 2 * HIDDEN * INNER * 4 // 4
+    plan = search(graph, cluster, mem_budget=refused.value.least_budget)
+    assert plan.stage.weight_bytes_per_device == refused.value.least_budget
+    with pytest.raises(InfeasibleError):
+        search(graph, cluster, mem_budget=refused.value.least_budget - 1)
+
+
+def test_the_same_graph_gets_the_same_plan() -> None:
+    graph, cluster = mlp(), builtin("cpu", DeviceMesh((2, 2)))
+    budget = HIDDEN * INNER * 4
+    first = search(graph, cluster, mem_budget=budget).to_json()
+    assert search(graph, cluster, mem_budget=budget).to_json() == first
+    assert search(mlp(), cluster, mem_budget=budget).to_json() == first
+
+
+def test_both_solvers_give_plans_of_the_same_time() -> None:
+    graph, cluster = mlp(), builtin("cpu", DeviceMesh((2, 2)))
+    plans = [search(graph, cluster, mem_budget=HIDDEN * INNER * 4, solver=name, gap=1e-6) for name in ("highs", "cbc")]
+    assert plans[0].seconds == pytest.approx(plans[1].seconds, rel=1e-5)
+
+
+def test_inputs_arrive_and_outputs_leave_as_asked() -> None:
+    split = TensorShardSpec.parse("(S0, R)")
+    plan = search(mlp(), toy(), input_specs=[split], output_specs=[split])
+    assert plan.stage.inputs[0].spec == plan.stage.outputs[0].spec == split
+    assert plan.collectives() == {}  # data parallel from end to end
+    with pytest.raises(ConfigError, match="1 inputs but 2 input specs"):
+        search(mlp(), toy(), input_specs=[split, split])
+    with pytest.raises(ConfigError, match="spec of output 0 does not fit"):
+        search(mlp(), toy(), output_specs=[TensorShardSpec.parse("(S1, R)")])
+
+
+def test_an_encoder_is_planned_within_its_budget() -> None:
+    config = bert.BertConfig(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=16,
+    )
+    graph = bert.trace(bert.random_bert(config, seed=0), batch=2, seq=8)
+    cluster = builtin("dgx-a100", DeviceMesh((2,)))
+    budget = int(0.6 * bert.weight_bytes(graph))
+    plan = search(graph, cluster, mem_budget=budget)
+    assert plan.stage.weight_bytes_per_device <= budget
+    assert plan.seconds - sum(op.compute_seconds for op in plan.stage.operators) == pytest.approx(
+        recomputed(graph, plan, cluster), rel=1e-9
+    )
+    # More memory never makes it slower.
+    assert search(graph, cluster).seconds <= plan.seconds
+
+
+def test_weights_and_operators_can_be_narrowed_down() -> None:
+    graph, cluster = mlp(), toy()
+    rows = TensorShardSpec.parse("(S0, R)")
+    found = find(graph, cluster, weight_specs={"w0": rows})
+    assert found.plan.stage.weights[0].spec == rows
+    free = find(graph, cluster)
+    assert free.plan.seconds <= found.plan.seconds
+    assert free.bound_seconds <= free.plan.seconds
+    whole = find(graph, cluster, allow=lambda op, spec: spec.is_replicated)
+    assert all(op.spec.is_replicated for op in whole.plan.stage.operators)
+    assert whole.plan.seconds >= free.plan.seconds
+    with pytest.raises(ConfigError, match="no weight 'w7'"):
+        find(graph, cluster, weight_specs={"w7": rows})
+    with pytest.raises(ConfigError, match="spec of the weight w0 does not fit"):
+        find(graph, cluster, weight_specs={"w0": TensorShardSpec.parse("(S3, R)")})
+
+
+def test_the_plan_of_a_deep_model_is_within_the_gap_of_its_bound() -> None:
+    config = shapes.LlamaConfig(
+        layers=6, hidden=64, heads=4, kv_heads=2, inner=128, vocabulary=64, batch=4, sequence=16, dtype="float32"
+    )
+    graph, cluster = shapes.llama(config), builtin("cpu", DeviceMesh((2, 2)))
+    weights = sum(t.nbytes for t in find(graph, cluster).plan.stage.weights)
+    for share in (0.3, 0.6):
+        found = find(graph, cluster, int(share * weights), gap=0.03)
+        assert found.plan.stage.weight_bytes_per_device <= share * weights
+        assert found.gap <= 0.03
+        assert found.bound_seconds == pytest.approx(found.plan.seconds * (1 - found.gap))
+        compute = sum(op.compute_seconds for op in found.plan.stage.operators)
+        assert found.plan.seconds - compute == pytest.approx(recomputed(graph, found.plan, cluster), rel=1e-9)

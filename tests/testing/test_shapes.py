@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import hidet
+import numpy as np
+import pytest
+
+from hidet_dist.machine import builtin
+from hidet_dist.search import find
+from hidet_dist.spec import DeviceMesh
+from hidet_dist.testing import shapes
+from hidet_dist.view import GraphView
+
+TINY_LLAMA = shapes.LlamaConfig(
+    layers=2, hidden=32, heads=4, kv_heads=2, inner=48, vocabulary=40, batch=2, sequence=8, dtype="float32"
+)
+TINY_GPT = shapes.GPTConfig(layers=2, hidden=32, heads=4, vocabulary=40, batch=2, sequence=8, dtype="float32")
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def weight_bytes(graph: hidet.FlowGraph) -> int:
+    view = GraphView(graph)
+    return sum(map(view.nbytes, view.weights))
+
+
+def test_planning_does_not_touch_the_weights() -> None:
+    graph = shapes.gpt(dataclasses.replace(shapes.GPT3_175B, layers=2))
+    assert weight_bytes(graph) > 9e9
+    before = resident_bytes()
+    plan = find(graph, builtin("dgx-a100", DeviceMesh((8,)))).plan
+    assert sum(weight.nbytes for weight in plan.stage.weights) == weight_bytes(graph)
+    assert resident_bytes() - before < 2**29
+
+
+def test_the_sizes_are_those_of_the_models() -> None:
+    # 12 h^2 + 13 h a layer, the embeddings, the last norm and the head, of 2 bytes each (Brown et al. 2020, table 2.1).
+    layer = shapes.gpt(dataclasses.replace(shapes.GPT3_175B, layers=1))
+    h = 12288
+    assert weight_bytes(layer) == 2 * (12 * h * h + 13 * h + (2 * 50257 + 2048 + 2) * h)
+    assert 96 * (12 * h * h) > 173e9
+    # Llama 3 8B has 8.03e9 parameters (Meta's model card).
+    h, layers = 4096, 32
+    one = GraphView(shapes.llama(dataclasses.replace(shapes.LLAMA3_8B, layers=1)))
+    blocks = sum(map(one.nbytes, one.weights)) / 2 - 2 * 128256 * h
+    assert abs(layers * blocks + 2 * 128256 * h - 8.03e9) < 0.01e9
+
+
+@pytest.mark.slow
+def test_the_graphs_run() -> None:
+    """With all weights zero the logits are zero, and of the right shape."""
+    for graph in (shapes.gpt(TINY_GPT), shapes.llama(TINY_LLAMA)):
+        ids = hidet.asarray(np.zeros([2, 8], np.int32))
+        mask = hidet.asarray(np.zeros([1, 1, 8, 8], np.float32))
+        logits = graph(ids, mask).numpy()
+        assert logits.shape == (2, 8, 40)
+        assert not logits.any()
