@@ -145,7 +145,7 @@ def demo(ranks: int, seq: int, out: Path, seconds: float) -> int:
     """Plan, compile, serve, compare; returns the exit status."""
     from hidet_dist.testing import bert
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
     model, config = bert.load_minilm()
     input_ids, attention_mask = bert.Tokenizer().tokenize(SENTENCES, seq)
     graph = bert.trace(model, batch=len(SENTENCES), seq=seq)

@@ -219,7 +219,7 @@ class Plan:
         # As text, not markup: rich would take "[gpu=2]" for a style.
         table = Table(title=Text(f"Plan on {', '.join(str(stage.mesh) for stage in self.stages)}"))
         for column in ("#", "operator", "inputs", "outputs", "communication"):
-            table.add_column(column)
+            table.add_column(column, overflow="fold")  # nothing is cut off on a narrow terminal
         table.add_column("cost [µs]", justify="right")
         for stage in self.stages:
             for op in stage.operators:
