@@ -1,5 +1,6 @@
 """What is refused, before any collective starts: each with a message that says what and where."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import hidet_dist  # noqa: F401
+from hidet_dist.artifacts import Manifest
 from hidet_dist.errors import (
     ArtifactError,
     ConfigError,
@@ -194,6 +196,14 @@ def test_an_altered_manifest_is_refused(copy):
         hidet.distributed.load_partition(copy, 0)
     path.write_text("{")
     with pytest.raises(ArtifactError, match="cannot be read"):
+        hidet.distributed.load_partition(copy, 0)
+
+
+@pytest.mark.parametrize(("key", "value", "says"), [("hidet_version", "0.6.0", "0.6.0"), ("abi_version", 99, "99")])
+def test_artifacts_of_other_versions_are_refused(copy, key, value, says):
+    manifest = dataclasses.replace(Manifest.load(copy), **{key: value})
+    manifest.save(copy)
+    with pytest.raises(ArtifactError, match=says):
         hidet.distributed.load_partition(copy, 0)
 
 

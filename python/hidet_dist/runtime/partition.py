@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _ctypes
 import ctypes
+import importlib.metadata
 import importlib.util
 import os
 import threading
@@ -46,6 +47,11 @@ class LoadedPartition:
             raise ArtifactError(
                 f"{folder} was built for the native interface {manifest.abi_version}; this is {native.ABI_VERSION}. "
                 "Build the artifacts again."
+            )
+        installed = importlib.metadata.version("hidet")
+        if manifest.hidet_version != installed:
+            raise ArtifactError(
+                f"{folder} was built with hidet {manifest.hidet_version}; this is {installed}. Build the artifacts again."
             )
         (stage,) = manifest.stages
         if rank is not None and not 0 <= rank < stage.size:
