@@ -51,7 +51,7 @@ class LoadedPartition:
         installed = importlib.metadata.version("hidet")
         if manifest.hidet_version != installed:
             raise ArtifactError(
-                f"{folder} was built with hidet {manifest.hidet_version}; this is {installed}. Build the artifacts again."
+                f"{folder} was built with hidet {manifest.hidet_version}, not {installed}. Build the artifacts again."
             )
         (stage,) = manifest.stages
         if rank is not None and not 0 <= rank < stage.size:
