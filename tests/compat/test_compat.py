@@ -114,3 +114,26 @@ def test_products_with_a_transposed_operand_are_right_on_the_cpu(shapes):
     left, right = (np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in shapes)
     result = graph(hidet.asarray(left), hidet.asarray(right)).numpy()
     np.testing.assert_allclose(result, left @ np.swapaxes(right, -1, -2), atol=1e-5)
+
+
+def test_hidets_opaque_tasks_still_hold_the_graph():
+    """Pickled for a parallel build, they would take the graph along, which fails once an operator of it has run."""
+    import pickle
+
+    from hidet.graph.ops.opaque import OpaqueOperator
+
+    from hidet_dist.partition import CommunicationOp
+
+    class Identity(OpaqueOperator):
+        def __init__(self, x):
+            super().__init__("identity", {"x": x})
+
+        def symbolic_forward(self, x):
+            return {"y": self.symbol(x.shape, x.dtype, x.device)}
+
+    x = hidet.symbol([2, 3], "float32", "cpu")
+    y = hidet.ops.relu(x)
+    assert y.op.compiled_task is not None
+    with pytest.raises((AttributeError, TypeError, ValueError)):
+        pickle.dumps(Identity(y).task)  # if it succeeds, drop the task of native_call.py
+    pickle.dumps(CommunicationOp(y, "all_reduce", [0], 2, "sum").task)

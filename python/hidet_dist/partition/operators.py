@@ -6,22 +6,14 @@ import math
 from collections.abc import Sequence
 
 from hidet.graph import Operator, Tensor
-from hidet.graph.ops.opaque import OpaqueOperator
 from hidet.graph.ops.utils import Task, compute, input_like
-from hidet.ir.builders import FunctionBuilder
-from hidet.ir.expr import Var
-from hidet.ir.module import IRModule
-from hidet.ir.stmt import BlackBoxStmt
-from hidet.ir.type import void_p
 
+from hidet_dist.compat.native_call import NativeCall, NativeCallOp
 from hidet_dist.runtime import native
 
 
-class CommunicationOp(OpaqueOperator):
-    """A collective over the ranks that differ only along ``mesh_axes``.
-
-    Opaque operators are barriers to fusion: hidet fuses what it has a compute definition for, and a collective's is
-    not the truth. The kernel is one call of the native C interface.
+class CommunicationOp(NativeCallOp):
+    """A collective over the ranks that differ only along ``mesh_axes``; a barrier to fusion.
 
     Parameters
     ----------
@@ -35,6 +27,11 @@ class CommunicationOp(OpaqueOperator):
         Ranks in the group.
     reduce_op: str
         ``sum``, ``max``, ``min`` or ``product``; empty for an all-gather.
+
+    Raises
+    ------
+    ValueError
+        When the first dim of a reduce-scatter's tensor is not the group size.
     """
 
     def __init__(self, x: Tensor, kind: str, mesh_axes: Sequence[int], group_size: int, reduce_op: str = ""):
@@ -42,52 +39,34 @@ class CommunicationOp(OpaqueOperator):
         self.mesh_axes = tuple(mesh_axes)
         self.group_size = group_size
         self.reduce_op = reduce_op
-        axes = "".join(map(str, mesh_axes))
-        # hidet compiles one kernel for each distinct task name and shape: the name says all that the call depends on.
-        parts = ["hidet_dist", kind, reduce_op, f"axes{axes}", f"of{group_size}", f"abi{native.ABI_VERSION}"]
+        shape = [int(size) for size in x.shape]
+        per_rank = shape
+        if kind == "all_gather":
+            shape = [group_size, *shape]
+        elif kind == "reduce_scatter":
+            if not shape or shape[0] != group_size:
+                raise ValueError(f"reduce_scatter over {group_size} ranks got the shape {shape}")
+            shape = per_rank = shape[1:]
+        codes = [native.dtype_code(x.dtype.name)]
+        if reduce_op:
+            codes.append(native.reduce_op_code(reduce_op))
+        group = sum(1 << axis for axis in self.mesh_axes)
+        arguments = f"{{}}, {{}}, INT64_C({math.prod(per_rank)}), {', '.join(map(str, codes))}, {group}"
+        parts = [kind, reduce_op, f"axes{group}", f"of{group_size}", f"abi{native.ABI_VERSION}"]
         super().__init__(
-            name="_".join(part for part in parts if part),
-            inputs={"x": x},
-            attributes={
-                "kind": kind,
-                "mesh_axes": list(self.mesh_axes),
-                "group_size": group_size,
-                "reduce_op": reduce_op,
-            },
+            "_".join(["hidet_dist", *filter(None, parts)]),
+            {"x": x},
+            shape,
+            NativeCall(
+                f"hidet_dist_{kind}({arguments});",
+                "hidet_dist/collectives.h",
+                str(native.include_dir()),
+                str(native.library_dir()),
+                "hidet_dist",
+            ),
+            {"kind": kind, "mesh_axes": list(self.mesh_axes), "group_size": group_size, "reduce_op": reduce_op},
         )
         self.name = "".join(word.capitalize() for word in kind.split("_"))
-
-    def symbolic_forward(self, x: Tensor) -> dict[str, Tensor]:
-        """The output's shape and dtype."""
-        shape = list(x.shape)
-        if self.kind == "all_gather":
-            shape = [self.group_size, *shape]
-        elif self.kind == "reduce_scatter":
-            if not shape or shape[0] != self.group_size:
-                raise ValueError(f"reduce_scatter over {self.group_size} ranks got the shape {shape}")
-            shape = shape[1:]
-        return {"y": self.symbol(shape, dtype=x.dtype.name, device=x.device.kind)}
-
-    def implement_cpu(self, inputs: list[Tensor], outputs: list[Tensor]) -> IRModule:
-        """One call of the native C interface."""
-        x, y = inputs[0], outputs[0]
-        per_rank = y if self.kind == "reduce_scatter" else x
-        count = math.prod(int(size) for size in per_rank.shape)
-        mask = sum(1 << axis for axis in self.mesh_axes)
-        codes = [str(native.dtype_code(x.dtype.name))]
-        if self.reduce_op:
-            codes.append(str(native.reduce_op_code(self.reduce_op)))
-        call = f"hidet_dist_{self.kind}({{}}, {{}}, INT64_C({count}), {', '.join(codes)}, {mask});"
-        send, receive = Var("send", void_p), Var("receive", void_p)
-        with FunctionBuilder("launch", kind="public") as builder:
-            builder.extend_params([send, receive])
-            builder.append(BlackBoxStmt(call, send, receive))
-        module = IRModule(functions={"launch": builder.func})
-        module.include_headers.append("hidet_dist/collectives.h")
-        module.include_dirs.append(str(native.include_dir()))
-        module.linking_dirs.append(str(native.library_dir()))
-        module.linking_libs.append("hidet_dist")
-        return module
 
 
 class ShardSliceTask(Task):

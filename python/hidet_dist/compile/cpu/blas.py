@@ -17,14 +17,9 @@ from typing import Any
 import hidet
 from hidet.graph import Operator, PassContext, Tensor
 from hidet.graph.ops.matmul.matmul import MatmulOp
-from hidet.graph.ops.opaque import OpaqueOperator
 from hidet.graph.transforms import ResolveRule, register_resolve_rule
-from hidet.ir.builders import FunctionBuilder
-from hidet.ir.expr import Var
-from hidet.ir.module import IRModule
-from hidet.ir.stmt import BlackBoxStmt
-from hidet.ir.type import void_p
 
+from hidet_dist.compat.native_call import NativeCall, NativeCallOp
 from hidet_dist.compile.cpu.views import View, view_of
 from hidet_dist.runtime.openblas import openblas_dir
 
@@ -42,7 +37,7 @@ class Operand:
     offset: int
 
 
-class BlasMatmulOp(OpaqueOperator):
+class BlasMatmulOp(NativeCallOp):
     """``c[..., m, n] = a[..., m, k] @ b[..., k, n]`` in float32, for operands that BLAS can read as they lie.
 
     Parameters
@@ -58,55 +53,40 @@ class BlasMatmulOp(OpaqueOperator):
     """
 
     def __init__(self, a: Tensor, b: Tensor, operands: Sequence[Sequence[Any]], shape: Sequence[int], k: int):
-        self.operands = [Operand(tuple(o[0]), bool(o[1]), int(o[2]), int(o[3])) for o in operands]
-        self.shape = [int(size) for size in shape]
-        self.k = k
-        # hidet compiles one kernel for each distinct task name and shape: the name says how the operands lie.
+        left, right = (Operand(tuple(o[0]), bool(o[1]), int(o[2]), int(o[3])) for o in operands)
         how = "_".join(
             f"{'t' if o.transposed else 'n'}{o.leading}o{o.offset}s{'x'.join(map(str, o.batch_strides))}"
-            for o in self.operands
+            for o in (left, right)
         )
+        folder = openblas_dir()
         super().__init__(
-            name=f"hidet_dist_sgemm_k{k}_{how}",
-            inputs={"a": a, "b": b},
-            attributes={"operands": [list(o) for o in operands], "shape": self.shape, "k": k},
+            f"hidet_dist_sgemm_k{k}_{how}",
+            {"a": a, "b": b},
+            shape,
+            NativeCall(
+                _sgemm(left, right, shape, k), "cblas.h", str(folder / "include"), str(folder / "lib"), "scipy_openblas"
+            ),
+            {"operands": [list(o) for o in operands], "shape": list(shape), "k": k},
         )
         self.name = "BlasMatmul"
 
-    def symbolic_forward(self, a: Tensor, b: Tensor) -> dict[str, Tensor]:
-        """The output's shape and dtype."""
-        return {"c": self.symbol(self.shape, dtype=a.dtype.name, device=a.device.kind)}
 
-    def implement_cpu(self, inputs: list[Tensor], outputs: list[Tensor]) -> IRModule:
-        """Loops over the stack around one call of sgemm."""
-        *batch, m, n = self.shape
-        left, right = self.operands
-        loops = "".join(f"for (int64_t i{d} = 0; i{d} < {size}; ++i{d}) " for d, size in enumerate(batch))
-        strides = [m * n]
-        for size in reversed(batch[1:]):
-            strides.insert(0, strides[0] * size)
+def _sgemm(left: Operand, right: Operand, shape: Sequence[int], k: int) -> str:
+    """Loops over the stack around one call of sgemm."""
+    *batch, m, n = shape
+    loops = "".join(f"for (int64_t i{d} = 0; i{d} < {size}; ++i{d}) " for d, size in enumerate(batch))
+    strides = [math.prod(shape[d + 1 :]) for d in range(len(batch))]
 
-        def address(constant: int, steps: Sequence[int]) -> str:
-            return f"{{}} + {constant}" + "".join(f" + i{d} * INT64_C({step})" for d, step in enumerate(steps) if step)
+    def address(constant: int, steps: Sequence[int]) -> str:
+        return f"{{}} + {constant}" + "".join(f" + i{d} * INT64_C({step})" for d, step in enumerate(steps) if step)
 
-        flags = ", ".join("CblasTrans" if o.transposed else "CblasNoTrans" for o in self.operands)
-        call = (
-            f"{loops}scipy_cblas_sgemm(CblasRowMajor, {flags}, {m}, {n}, {self.k}, 1.0f, "
-            f"(const float *){address(left.offset, left.batch_strides)}, {left.leading}, "
-            f"(const float *){address(right.offset, right.batch_strides)}, {right.leading}, 0.0f, "
-            f"(float *){address(0, strides[: len(batch)])}, {n});"
-        )
-        a, b, c = (Var(name, void_p) for name in "abc")
-        with FunctionBuilder("launch", kind="public") as builder:
-            builder.extend_params([a, b, c])
-            builder.append(BlackBoxStmt(call, a, b, c))
-        module = IRModule(functions={"launch": builder.func})
-        folder = openblas_dir()
-        module.include_headers.append("cblas.h")
-        module.include_dirs.append(str(folder / "include"))
-        module.linking_dirs.append(str(folder / "lib"))
-        module.linking_libs.append("scipy_openblas")
-        return module
+    flags = ", ".join("CblasTrans" if o.transposed else "CblasNoTrans" for o in (left, right))
+    return (
+        f"{loops}scipy_cblas_sgemm(CblasRowMajor, {flags}, {m}, {n}, {k}, 1.0f, "
+        f"(const float *){address(left.offset, left.batch_strides)}, {left.leading}, "
+        f"(const float *){address(right.offset, right.batch_strides)}, {right.leading}, 0.0f, "
+        f"(float *){address(0, strides)}, {n});"
+    )
 
 
 @contextmanager
