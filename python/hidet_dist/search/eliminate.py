@@ -31,6 +31,7 @@ Table = npt.NDArray[np.float64]
 _TENSOR_LIMIT = 2**22  # entries of the table of one tensor; above it, the tensor is relaxed
 _READERS_LIMITS = (3, 8, 2, 1)  # tensors of more readers are relaxed; tried in this order until the gap is small
 _WORK_LIMIT = 2**29  # additions of one elimination; above it, the graph is too wide to be eliminated
+_SHARED = 1.5  # choices a spec from which on a variable for the spec makes the tables smaller
 _CHUNK = 2**22  # entries added up at a time
 _MARGINAL_LIMIT = 2**25  # additions of one step of the backward pass
 
@@ -321,11 +322,7 @@ def _network(
         consumed = [tuple(edge.consumed[k] for k in kept[edge.consumer]) for edge in group]
         convert = group[0].convert
         if len(group) == 1:
-            key = ("pair", id(convert), produced, consumed[0])
-            number = tables.find(key)
-            if number is None:
-                number = tables.add(key, np.array(convert)[np.ix_(produced, consumed[0])])
-            network.add(number, (producer, group[0].consumer))
+            _pair(network, convert, producer, produced, group[0].consumer, consumed[0])
             continue
         sources = tuple(dict.fromkeys(produced))
         wishes = [tuple(dict.fromkeys(own)) for own in consumed]
@@ -342,6 +339,29 @@ def _network(
             continue
         _tensor(network, convert, producer, produced, [edge.consumer for edge in group], consumed)
     return network, relaxed
+
+
+def _pair(
+    network: _Network,
+    convert: tuple[tuple[float, ...], ...],
+    producer: int,
+    produced: tuple[int, ...],
+    consumer: int,
+    consumed: tuple[int, ...],
+) -> None:
+    """The table of a tensor with one consumer, over the specs of a side where choices share them, else its choices."""
+    ends: list[int] = []
+    sides = []
+    for entity, specs in ((producer, produced), (consumer, consumed)):
+        distinct = tuple(dict.fromkeys(specs))
+        shared = len(distinct) * _SHARED < len(specs)
+        ends.append(_spec(network, entity, specs, ends) if shared else entity)
+        sides.append(distinct if shared else specs)
+    key: Hashable = ("pair", id(convert), *sides)
+    number = network.tables.find(key)
+    if number is None:
+        number = network.tables.add(key, np.array(convert)[np.ix_(*sides)])
+    network.add(number, tuple(ends))
 
 
 def _tensor(

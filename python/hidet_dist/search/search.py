@@ -134,6 +134,7 @@ def _state(
     mesh = cluster.mesh
     table = RuleTable(mesh)
     choices, notes, cost, memory = [], [], [], []
+    costs_of: dict[int, list[float]] = {}  # twins have the very same choices
     for op in view.operators:
         rule, own = table(op)
         if allow is not None:
@@ -141,7 +142,9 @@ def _state(
         choices.append(own)
         notes.append("" if rule.definition is not None else f"replicated: {rule.note}")
         dtype = op.outputs[0].dtype.name
-        cost.append([sum(_seconds(view, cluster, op.outputs, choice, dtype)) for choice in own])
+        if id(own) not in costs_of:
+            costs_of[id(own)] = [sum(_seconds(view, cluster, op.outputs, choice, dtype)) for choice in own]
+        cost.append(costs_of[id(own)])
         memory.append([0] * len(own))
     weights = range(len(cost), len(cost) + len(view.weights))
     for name, spec in pinned.items():
