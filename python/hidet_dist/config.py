@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 from hidet_dist.errors import ConfigError, SpecError
-from hidet_dist.machine import Cluster, builtin
+from hidet_dist.machine import Cluster, builtin, load_machine
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 
 
@@ -32,7 +33,8 @@ class DistributedConfig:
     mesh: DeviceMesh
         From ``mesh_shape`` (devices along each axis) and ``mesh_axis_names``.
     cluster: Cluster
-        The machine that costs are predicted for, from ``machine``: a built-in machine's name or a Cluster.
+        The machine that costs are predicted for, from ``machine``: a built-in machine's name, the
+        path of a machine file (ends in ``.json``), or a Cluster.
     """
 
     mesh: DeviceMesh
@@ -50,6 +52,8 @@ class DistributedConfig:
         except (SpecError, TypeError, AttributeError) as error:
             raise ConfigError(f"distributed_config describes no mesh: {error}") from error
         machine = given.get("machine", "cpu" if target == "cpu" else "dgx-a100")
+        if isinstance(machine, Path) or (isinstance(machine, str) and machine.endswith(".json")):
+            return cls(mesh, load_machine(machine, mesh))
         if isinstance(machine, str):
             return cls(mesh, builtin(machine, mesh))
         if not isinstance(machine, Cluster):

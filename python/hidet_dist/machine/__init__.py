@@ -2,5 +2,6 @@
 
 from hidet_dist.machine.builtin import MACHINES, PODS, builtin
 from hidet_dist.machine.cluster import Cluster, Device, Link
+from hidet_dist.machine.file import load_machine, save_machine
 
-__all__ = ["MACHINES", "PODS", "Cluster", "Device", "Link", "builtin"]
+__all__ = ["MACHINES", "PODS", "Cluster", "Device", "Link", "builtin", "load_machine", "save_machine"]

@@ -31,7 +31,9 @@ Table = npt.NDArray[np.float64]
 _TENSOR_LIMIT = 2**22  # entries of the table of one tensor; above it, the tensor is relaxed
 _READERS_LIMITS = (3, 8, 2, 1)  # tensors of more readers are relaxed; tried in this order until the gap is small
 _WORK_LIMIT = 2**29  # additions of one elimination; above it, the graph is too wide to be eliminated
+_SHARED = 1.5  # choices a spec from which on a variable for the spec makes the tables smaller
 _CHUNK = 2**22  # entries added up at a time
+_BITS = 50  # of the sum of all that can be paid; what is below the last of them is cut off
 _MARGINAL_LIMIT = 2**25  # additions of one step of the backward pass
 
 
@@ -49,11 +51,28 @@ class Eliminated:
 
 
 class Tables:
-    """Tables by number; the same key is the same table, and is computed once."""
+    """Tables by number; the same key is the same table, and is computed once.
+
+    Costs are multiples of a quantum small enough that sums of them are exact in double precision. So equal tables are
+    equal to the last bit in whatever order they were added up, and along a chain of equal layers the table of what lies
+    behind, less its least entry, soon stays the same: from there on, layers are looked up.
+    """
 
     def __init__(self) -> None:
         self.tables: list[Table] = []
+        self.quantum = 0.0
+        self.left: dict[Hashable, tuple[int, float]] = {}  # of each elimination: table, and what was taken off it
         self._numbers: dict[Hashable, int] = {}
+
+    def rounded(self, table: Table) -> Table:
+        """Down to multiples of the quantum, so that a lower bound stays one."""
+        return np.floor(table / self.quantum) * self.quantum if self.quantum else table
+
+    def add_content(self, table: Table) -> int:
+        """Number a table by what is in it."""
+        key: Hashable = ("content", table.shape, table.tobytes())
+        number = self.find(key)
+        return self.add(key, table) if number is None else number
 
     def find(self, key: Hashable) -> int | None:
         """The number of the table with this key."""
@@ -77,6 +96,7 @@ class _Bucket:
     factors: list[Factor]
     neighbours: tuple[int, ...]
     message: int
+    offset: float
 
 
 class _Network:
@@ -121,8 +141,9 @@ class _Network:
             neighbours = tuple(dict.fromkeys(u for _, variables in own for u in variables if u != v))
             for u in neighbours:
                 self.factors[u] = [factor for factor in self.factors[u] if v not in factor[1]]
-            message = self._eliminate(v, own, neighbours)
-            self.buckets.append(_Bucket(v, own, neighbours, message))
+            message, offset = self._eliminate(v, own, neighbours)
+            self.constant += offset
+            self.buckets.append(_Bucket(v, own, neighbours, message, offset))
             self.add(message, neighbours)
             for u in neighbours:
                 heapq.heappush(heap, (self._work(u), u))
@@ -153,11 +174,10 @@ class _Network:
                 total = self._sum(others, wide) + outside[parent.variable][..., None]
                 drop = tuple(i for i, u in enumerate(wide) if u not in bucket.neighbours)
                 left = [u for u in wide if u in bucket.neighbours]
-                least = total.min(axis=drop) if drop else total
+                least = (total.min(axis=drop) if drop else total) - bucket.offset
                 outside[bucket.variable] = least.transpose([left.index(u) for u in bucket.neighbours])
             else:
-                rest = self.constant - float(self.tables.tables[bucket.message])
-                outside[bucket.variable] = np.array(rest)
+                outside[bucket.variable] = np.array(self.constant - bucket.offset)
             total = self._sum(bucket.factors, scope) + outside[bucket.variable][..., None]
             found[bucket.variable] = total.min(axis=tuple(range(len(scope) - 1)))
         return found
@@ -183,16 +203,19 @@ class _Network:
             seen.update(variables)
         return math.prod(self.sizes[u] for u in seen)
 
-    def _eliminate(self, v: int, own: list[Factor], neighbours: tuple[int, ...]) -> int:
+    def _eliminate(self, v: int, own: list[Factor], neighbours: tuple[int, ...]) -> tuple[int, float]:
         place = {u: i for i, u in enumerate((*neighbours, v))}
         key = ("eliminated", tuple((t, tuple(place[u] for u in variables)) for t, variables in own), self.sizes[v])
-        found = self.tables.find(key)
+        found = self.tables.left.get(key)
         if found is not None:
             return found
         shape = [self.sizes[u] for u in place]
         parts = self._parts(own, (*neighbours, v))
         parts.sort(key=lambda part: part.size)
-        return self.tables.add(key, _least(parts, shape))
+        least = _least(parts, shape)
+        offset = float(least.min())
+        self.tables.left[key] = self.tables.add_content(least - offset), offset
+        return self.tables.left[key]
 
 
 def _least(parts: list[Table], shape: list[int]) -> Table:
@@ -308,12 +331,15 @@ def _network(
     problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, price: float, exact: Sequence[int], limit: int
 ) -> tuple[_Network, list[int]]:
     network = _Network(tables)
+    if not tables.quantum:
+        most = sum(map(max, problem.cost)) + sum(max(map(max, edge.convert)) for edge in problem.edges)
+        tables.quantum = 2.0 ** (math.frexp(most)[1] - _BITS)
     for entity, own in enumerate(kept):
         network.variable(len(own))
         costs = tuple(problem.cost[entity][k] + price * problem.memory[entity][k] for k in own)
         key: Hashable = ("costs", costs)
         number = tables.find(key)
-        network.add(tables.add(key, np.array(costs)) if number is None else number, (entity,))
+        network.add(tables.add(key, tables.rounded(np.array(costs))) if number is None else number, (entity,))
     relaxed = []
     for tensor, group in readers(problem).items():
         producer = group[0].producer
@@ -321,11 +347,7 @@ def _network(
         consumed = [tuple(edge.consumed[k] for k in kept[edge.consumer]) for edge in group]
         convert = group[0].convert
         if len(group) == 1:
-            key = ("pair", id(convert), produced, consumed[0])
-            number = tables.find(key)
-            if number is None:
-                number = tables.add(key, np.array(convert)[np.ix_(produced, consumed[0])])
-            network.add(number, (producer, group[0].consumer))
+            _pair(network, convert, producer, produced, group[0].consumer, consumed[0])
             continue
         sources = tuple(dict.fromkeys(produced))
         wishes = [tuple(dict.fromkeys(own)) for own in consumed]
@@ -337,11 +359,34 @@ def _network(
                 key = ("share", id(convert), sources, len(group), own)
                 number = tables.find(key)
                 if number is None:
-                    number = tables.add(key, least[list(own)])
+                    number = tables.add(key, tables.rounded(least[list(own)]))
                 network.add(number, (edge.consumer,))
             continue
         _tensor(network, convert, producer, produced, [edge.consumer for edge in group], consumed)
     return network, relaxed
+
+
+def _pair(
+    network: _Network,
+    convert: tuple[tuple[float, ...], ...],
+    producer: int,
+    produced: tuple[int, ...],
+    consumer: int,
+    consumed: tuple[int, ...],
+) -> None:
+    """The table of a tensor with one consumer, over the specs of a side where choices share them, else its choices."""
+    ends: list[int] = []
+    sides = []
+    for entity, specs in ((producer, produced), (consumer, consumed)):
+        distinct = tuple(dict.fromkeys(specs))
+        shared = len(distinct) * _SHARED < len(specs)
+        ends.append(_spec(network, entity, specs, ends) if shared else entity)
+        sides.append(distinct if shared else specs)
+    key: Hashable = ("pair", id(convert), *sides)
+    number = network.tables.find(key)
+    if number is None:
+        number = network.tables.add(key, network.tables.rounded(np.array(convert)[np.ix_(*sides)]))
+    network.add(number, tuple(ends))
 
 
 def _tensor(
@@ -362,7 +407,7 @@ def _tensor(
     key: Hashable = ("tensor", id(convert), sources, tuple(sorted(certain)), tuple(wishes[i] for i in open_))
     number = tables.find(key)
     if number is None:
-        prices = np.array(convert)[list(sources)]
+        prices = tables.rounded(np.array(convert)[list(sources)])
         shape = [len(sources), *(len(wishes[i]) for i in open_)]
         table = np.zeros(shape)
         for wish in sorted(certain.union(*(wishes[i] for i in open_))):

@@ -105,7 +105,8 @@ def _best_price(state: _Search, tables: Tables) -> float:
         if not state.done():
             state.probe(tables, 0.0)
         return 0.0
-    price = low.seconds / (low.nbytes - problem.budget) or 1.0
+    # Where the budget asks for a few per cent of the time, as it mostly does, this is near the best price.
+    price = low.seconds / (low.nbytes - problem.budget) / 20 or 1.0
     for _ in range(_RAISES):
         high = state.probe(tables, price)
         if high.nbytes <= problem.budget:
@@ -117,6 +118,11 @@ def _best_price(state: _Search, tables: Tables) -> float:
         if state.done() or low.nbytes == high.nbytes:
             return price
         price = (high.seconds - low.seconds) / (low.nbytes - high.nbytes)
+        # No mixture of the two can be better than the line through them at the budget.
+        if high.seconds + price * (high.nbytes - problem.budget) <= state.bound * (1 + state.gap):
+            _mix(state, tables, price, low, high)
+            if state.done():
+                return price
         found = state.probe(tables, price)
         if found.seconds + price * found.nbytes >= (low.seconds + price * low.nbytes) * (1 - 1e-12):
             break  # no plan lies below the line through the two

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hidet.graph import FlowGraph, Operator
@@ -96,7 +98,39 @@ def find(
     """
     view = GraphView(graph)
     budget = cluster.device.memory_bytes if mem_budget is None else mem_budget
-    statement = _state(view, cluster, budget, input_specs, output_specs, weight_specs or {}, allow)
+    with _collector_paused():
+        return _found(
+            view,
+            cluster,
+            _state(view, cluster, budget, input_specs, output_specs, weight_specs or {}, allow),
+            budget,
+            solver,
+            time_limit_seconds,
+            gap,
+        )
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A search makes millions of small tuples and no cycles: looking for cycles among them is time lost."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _found(
+    view: GraphView,
+    cluster: Cluster,
+    statement: _Statement,
+    budget: int,
+    solver: str,
+    time_limit_seconds: float | None,
+    gap: float,
+) -> Found:
     least = sum(min(statement.problem.memory[entity]) for entity in statement.weights)
     if least > budget:
         raise InfeasibleError(
@@ -134,6 +168,7 @@ def _state(
     mesh = cluster.mesh
     table = RuleTable(mesh)
     choices, notes, cost, memory = [], [], [], []
+    costs_of: dict[int, list[float]] = {}  # twins have the very same choices
     for op in view.operators:
         rule, own = table(op)
         if allow is not None:
@@ -141,7 +176,9 @@ def _state(
         choices.append(own)
         notes.append("" if rule.definition is not None else f"replicated: {rule.note}")
         dtype = op.outputs[0].dtype.name
-        cost.append([sum(_seconds(view, cluster, op.outputs, choice, dtype)) for choice in own])
+        if id(own) not in costs_of:
+            costs_of[id(own)] = [sum(_seconds(view, cluster, op.outputs, choice, dtype)) for choice in own]
+        cost.append(costs_of[id(own)])
         memory.append([0] * len(own))
     weights = range(len(cost), len(cost) + len(view.weights))
     for name, spec in pinned.items():

@@ -27,7 +27,7 @@ def lazy_weight(shape: tuple[int, ...], dtype: str = "float16") -> hidet.Tensor:
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Sizes of a GPT-2 or GPT-3: learned positions, layer norm, GELU; the head is tied to the word embedding."""
+    """Sizes of a GPT-2 or GPT-3: learned positions, layer norm, GELU; the head has a matrix of its own."""
 
     layers: int
     hidden: int
@@ -88,7 +88,7 @@ def gpt(config: GPTConfig) -> hidet.FlowGraph:
         merged = ops.reshape(ops.permute_dims(context, [0, 2, 1, 3]), [batch, seq, hidden])
         x = x + linear(merged, hidden)
         x = x + linear(ops.gelu(linear(norm(x), 4 * hidden)), hidden)
-    logits = ops.matmul(norm(x), ops.transpose(words, [1, 0]) if words.op else weight(hidden, config.vocabulary))
+    logits = ops.matmul(norm(x), weight(hidden, config.vocabulary))
     return hidet.trace_from(logits, [ids, mask])
 
 
@@ -104,11 +104,7 @@ def llama(config: LlamaConfig) -> hidet.FlowGraph:
         return ops.matmul(x, weight(int(x.shape[-1]), out))
 
     def norm(x: hidet.Tensor) -> hidet.Tensor:
-        return (
-            ops.rms_norm(x, weight(hidden), 1e-5)
-            if hasattr(ops, "rms_norm")
-            else x * ops.rsqrt(ops.mean(x * x, dims=-1, keep_dim=True) + 1e-5) * weight(hidden)
-        )
+        return x * ops.rsqrt(ops.mean(x * x, dims=-1, keep_dim=True) + 1e-5) * weight(hidden)
 
     cosine, sine = weight(seq, size), weight(seq, size)
 

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hidet_dist.config import DistributedConfig
+from hidet_dist.errors import ConfigError
+from hidet_dist.machine import Cluster, builtin, load_machine, save_machine
+from hidet_dist.spec import DeviceMesh
+
+MESH = DeviceMesh((2, 8))
+
+
+def test_a_machine_comes_back_from_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    for name in ("cpu", "dgx-a100-pod"):
+        save_machine(builtin(name, MESH), path)
+        assert load_machine(path, MESH) == builtin(name, MESH)
+    # What auto_parallel is told takes the path as it takes a name.
+    config = DistributedConfig.parse({"mesh_shape": [2, 8], "machine": str(path)}, "cpu")
+    assert config.cluster == Cluster(config.mesh, builtin("dgx-a100-pod", MESH).links, builtin("dgx-a100", MESH).device)
+
+
+def test_one_link_serves_every_axis(tmp_path: Path) -> None:
+    path = tmp_path / "machine.json"
+    save_machine(builtin("cpu", DeviceMesh((4,))), path)
+    assert load_machine(path, MESH) == builtin("cpu", MESH)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.pop("device"), "must have the keys name"),
+        (lambda data: data["device"].pop("memory_bytes"), "must have the keys name"),
+        (lambda data: data["device"].update(memory_bytes="80 GB"), "wrong type"),
+        (lambda data: data["device"].update(flops_per_second={}), "'default' entry"),
+        (lambda data: data["links"][0].update(bandwidth_bytes_per_second=-1), "bandwidth above 0"),
+        (lambda data: data.update(links=data["links"] * 2), "2 axes; got 4 links"),
+        (lambda data: data.update(links=[]), "one for all"),
+    ],
+)
+def test_a_file_that_describes_no_machine_is_refused(tmp_path: Path, change: Any, message: str) -> None:
+    path = tmp_path / "machine.json"
+    save_machine(builtin("dgx-a100-pod", MESH), path)
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=message):
+        load_machine(path, MESH)
+
+
+def test_a_missing_file_and_one_of_other_text_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Cannot read the machine"):
+        load_machine(tmp_path / "none.json", MESH)
+    (tmp_path / "text.json").write_text("not JSON")
+    with pytest.raises(ConfigError, match="Cannot read the machine"):
+        load_machine(tmp_path / "text.json", MESH)
