@@ -20,7 +20,7 @@ from hidet_dist.partition.operators import (
     ShardSliceOp,
     StackShardsOp,
 )
-from hidet_dist.rules.local import rebuild
+from hidet_dist.rules.local import localize
 from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, ReduceFn, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.view import GraphView
 
@@ -127,6 +127,10 @@ class _Partitioner:
             self.coordinate if self.coordinate_used else None,
         )
 
+    def own_coordinate(self) -> Tensor:
+        self.coordinate_used = True
+        return self.coordinate
+
     def placeholder(self, tensor: TensorPlan) -> Tensor:
         whole = self.view.tensors[tensor.name]
         try:
@@ -148,7 +152,7 @@ class _Partitioner:
             shapes = [
                 spec.partial_spec(o).local_shape(self.view.shape(name), self.mesh) for o, name in enumerate(names)
             ]
-            partial = rebuild(op, inputs, shapes)
+            partial = localize(op, inputs, spec.in_specs, shapes, self.mesh, self.own_coordinate)
         except (SpecError, ValueError) as error:
             raise PartitionError(
                 f"Operator {plan.index}, {op.name}, cannot run on shards as {spec}: {error}"
@@ -174,8 +178,7 @@ class _Partitioner:
     def step(self, x: Tensor, step: Step) -> Tensor:
         sizes = [self.mesh.shape[axis] for axis in step.mesh_axes]
         if step.kind == "slice":
-            self.coordinate_used = True
-            return ShardSliceOp(x, self.coordinate, step.dim, step.mesh_axes, sizes).outputs[0]
+            return ShardSliceOp(x, self.own_coordinate(), step.dim, step.mesh_axes, sizes).outputs[0]
         gathered = CommunicationOp(x, "all_gather", step.mesh_axes, self.mesh.group_size(step.mesh_axes)).outputs[0]
         if step.dim == 0:
             return hidet.ops.reshape(gathered, [gathered.shape[0] * gathered.shape[1], *gathered.shape[2:]])

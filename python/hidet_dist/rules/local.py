@@ -27,6 +27,9 @@ from hidet.graph.ops.transform import (
 )
 from hidet.graph.ops.utils import input_like
 
+from hidet_dist.rules.lookup import row_axes, sharded_lookup
+from hidet_dist.spec import DeviceMesh, TensorShardSpec
+
 Shape = tuple[int, ...]
 _Update = Callable[[Operator, Sequence[Shape], Sequence[Shape]], dict[str, Any]]
 
@@ -139,4 +142,30 @@ def rebuild(op: Operator, inputs: Sequence[Tensor], out_shapes: Sequence[Shape])
     got = [_shape(tensor) for tensor in outputs]
     if got != [tuple(shape) for shape in out_shapes]:
         raise ValueError(f"{op.name} built on {in_shapes} gives {got}, not {list(out_shapes)}")
+    return outputs
+
+
+def localize(
+    op: Operator,
+    inputs: Sequence[Tensor],
+    in_specs: Sequence[TensorShardSpec],
+    out_shapes: Sequence[Shape],
+    mesh: DeviceMesh,
+    coordinate: Callable[[], Tensor],
+) -> list[Tensor]:
+    """The local outputs of ``op`` on shards that lie as ``in_specs`` say, before any reduce function.
+
+    ``coordinate`` gives the tensor of the device's coordinate, for the operators that need to know it.
+
+    Raises
+    ------
+    ValueError
+        When the operator cannot be built on these inputs, or its outputs come out in other shapes.
+    """
+    axes = row_axes(op, in_specs)
+    if not axes:
+        return rebuild(op, inputs, out_shapes)
+    outputs = sharded_lookup(op, inputs, coordinate(), axes, mesh)
+    if [_shape(y) for y in outputs] != [tuple(shape) for shape in out_shapes]:
+        raise ValueError(f"{op.name} gives {[_shape(y) for y in outputs]}, not {list(out_shapes)}")
     return outputs

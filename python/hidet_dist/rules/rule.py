@@ -17,6 +17,7 @@ from hidet_dist.errors import SpecError
 from hidet_dist.rules.access import Definition, Digit, UnsupportedDefinition, analyze, rename
 from hidet_dist.rules.declared import REPLICATED, definition_of
 from hidet_dist.rules.local import rebuild
+from hidet_dist.rules.lookup import row_dim, row_factor
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
 
 Layout = tuple[tuple[Digit, ...] | None, ...]
@@ -140,6 +141,13 @@ class Rule:
     ) -> bool:
         """Whether the operator rebuilt on shards has the definition of the whole with the extents divided."""
         assert self.definition is not None
+        rows = row_factor(self.op)
+        if rows in counts:
+            # The rows of a table are masked, not rebuilt: what is left to prove is the lookup in the whole table.
+            dim = row_dim(self.op)
+            assert dim is not None
+            in_specs = (in_specs[0].with_dim(dim, ()), *in_specs[1:])
+            counts = {digit: count for digit, count in counts.items() if digit != rows}
         try:
             locals_ = [
                 hidet.symbol(list(spec.local_shape(self._shape(x), mesh)), x.dtype, x.device)
@@ -212,6 +220,10 @@ def _derive(op: Operator) -> Rule:
     for reduction in definition.reductions:
         for digit in sorted(reduction.digits):
             reduce_ops[digit] = (*reduce_ops.get(digit, ()), (reduction.output, reduction.op))
+    rows, table_dim = row_factor(op), row_dim(op)
+    if rows is not None and table_dim is not None:
+        in_layouts[0] = (*in_layouts[0][:table_dim], (rows,), *in_layouts[0][table_dim + 1 :])
+        reduce_ops[rows] = ((0, "sum"),)
     spatial = {d for output in definition.out_digits for dim in output for d in dim}
     factors = (*sorted(spatial - blocked), *sorted(set(reduce_ops) - blocked))
     return Rule(op, definition, tuple(in_layouts), tuple(definition.out_digits), factors, reduce_ops)

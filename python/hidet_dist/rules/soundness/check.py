@@ -15,7 +15,8 @@ from hidet.ir.task import Task
 from hidet.ir.type import DataType
 
 from hidet_dist.rules.declared import definition_of
-from hidet_dist.rules.local import rebuild
+from hidet_dist.rules.local import localize
+from hidet_dist.rules.lookup import row_axes
 from hidet_dist.rules.rule import Rule, derive
 from hidet_dist.rules.soundness.oracle import NotEvaluable, OutOfRange, evaluate, index_bounds, numpy_dtype
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
@@ -60,7 +61,7 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
 def random_inputs(
     op: Operator, rng: np.random.Generator, ranges: Mapping[int, tuple[float, float]] | None = None
 ) -> list[Array]:
-    """Random whole inputs of an operator; those that index a tensor are in its range, negative indices among them.
+    """Random whole inputs of an operator; those that index a tensor are in its range.
 
     ``ranges`` gives the half-open range of an input's values by its number, where the operator is not defined for all.
     """
@@ -140,12 +141,15 @@ def _run_ranks(
     """The local outputs of every rank; ``tasks`` keeps the local definitions by the shapes that they are for."""
     local_shapes = [spec.local_shape(shape_of(x), mesh) for x, spec in zip(op.inputs, in_specs, strict=True)]
     out_shapes = [spec.local_shape(shape_of(y), mesh) for y, spec in zip(op.outputs, out_specs, strict=True)]
-    shapes = (tuple(local_shapes), tuple(out_shapes))
+    rows = row_axes(op, in_specs)
+    shapes = (tuple(local_shapes), tuple(out_shapes), rows)
     if shapes not in tasks:
         symbols = [
             hidet.symbol(list(shape), x.dtype, x.device) for x, shape in zip(op.inputs, local_shapes, strict=True)
         ]
-        tasks[shapes] = definition_of(rebuild(op, symbols, out_shapes)[0].op)
+        coordinate = hidet.symbol([mesh.ndim], "int32", "cpu")
+        local = localize(op, symbols, in_specs, out_shapes, mesh, lambda: coordinate)[0].op
+        tasks[shapes] = definition_of(local)
     done: dict[Any, list[Array]] = {}
     results = []
     for rank in range(mesh.size):
@@ -154,7 +158,9 @@ def _run_ranks(
         )
         key = tuple((s.start, s.stop) for cut in cuts for s in cut)
         if key not in done:  # ranks with the same shards compute the same
-            done[key] = evaluate(tasks[shapes], [x[cut] for x, cut in zip(inputs, cuts, strict=True)])
+            own = [np.array(mesh.coordinate(rank), np.int32)] if rows else []
+            shards = [x[cut] for x, cut in zip(inputs, cuts, strict=True)]
+            done[key] = evaluate(tasks[shapes], [*shards, *own])
         results.append(done[key])
     return results
 

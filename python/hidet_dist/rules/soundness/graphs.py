@@ -10,6 +10,8 @@ from hidet import ops
 from hidet.graph import FlowGraph, Tensor
 from hidet.graph.ops.matmul.matmul import matmul_nt
 
+from hidet_dist.testing import bert
+
 
 def _weight(rng: np.random.Generator, *shape: int) -> Tensor:
     return hidet.asarray(rng.uniform(-0.5, 0.5, shape).astype(np.float32))
@@ -76,6 +78,71 @@ def triangle(rng: np.random.Generator) -> FlowGraph:
     return _trace(x, ops.matmul(ops.triu(y, -1), _weight(rng, 8, 4)))
 
 
+def gated_decoder(rng: np.random.Generator) -> FlowGraph:
+    """A decoder layer as LLaMA has it: RMS norm, rotary embedding, four heads on two of keys and values, a gate."""
+    batch, length, heads, groups, size = 2, 4, 4, 2, 4
+    width = heads * size
+    x = hidet.symbol([batch, length, width], "float32", "cpu")
+
+    def norm(y: Tensor) -> Tensor:
+        scale = ops.rsqrt(ops.add(ops.mean(ops.square(y), [-1], keep_dim=True), 1e-5))
+        return ops.multiply(ops.multiply(y, scale), _weight(rng, width))
+
+    angle = np.outer(np.arange(length), [1.0, 0.1, 1.0, 0.1]).astype(np.float32)
+    cosine, sine = hidet.asarray(np.cos(angle)), hidet.asarray(np.sin(angle))
+
+    def split(y: Tensor, count: int) -> Tensor:
+        return ops.transpose(ops.reshape(y, [batch, length, count, size]), [0, 2, 1, 3])
+
+    def rotate(y: Tensor) -> Tensor:
+        left, right = ops.split(y, 2, axis=3)
+        turned = ops.concat([ops.negative(right), left], 3)
+        return ops.add(ops.multiply(y, cosine), ops.multiply(turned, sine))
+
+    def repeat(y: Tensor) -> Tensor:
+        wide = ops.broadcast(ops.unsqueeze(y, 2), [batch, groups, heads // groups, length, size])
+        return ops.reshape(wide, [batch, heads, length, size])
+
+    normed = norm(x)
+    q = rotate(split(ops.matmul(normed, _weight(rng, width, width)), heads))
+    k = repeat(rotate(split(ops.matmul(normed, _weight(rng, width, groups * size)), groups)))
+    v = repeat(split(ops.matmul(normed, _weight(rng, width, groups * size)), groups))
+    mask = hidet.asarray(np.triu(np.full([length, length], -1e4, np.float32), 1))
+    scores = ops.softmax(ops.add(ops.matmul(q, ops.transpose(k, [0, 1, 3, 2])), mask), -1)
+    merged = ops.reshape(ops.transpose(ops.matmul(scores, v), [0, 2, 1, 3]), [batch, length, width])
+    x1 = ops.add(x, ops.matmul(merged, _weight(rng, width, width)))
+    normed = norm(x1)
+    gate = ops.silu(ops.matmul(normed, _weight(rng, width, 24)))
+    hidden = ops.multiply(gate, ops.matmul(normed, _weight(rng, width, 24)))
+    return _trace(x, ops.add(x1, ops.matmul(hidden, _weight(rng, 24, width))))
+
+
+def experts(rng: np.random.Generator) -> FlowGraph:
+    """A layer of four experts: every expert computes, and a router weighs the best one for each token."""
+    tokens, width, count = 8, 8, 4
+    x = hidet.symbol([tokens, width], "float32", "cpu")
+    scores = ops.softmax(ops.matmul(x, _weight(rng, width, count)), 1)
+    best = ops.equal(scores, ops.max(scores, [1], keep_dim=True))
+    weights = ops.where(best, scores, 0.0)
+    hidden = ops.gelu(ops.matmul(ops.unsqueeze(x, 0), _weight(rng, count, width, 12)))
+    made = ops.matmul(hidden, _weight(rng, count, 12, width))
+    weighed = ops.multiply(made, ops.unsqueeze(ops.transpose(weights, [1, 0]), 2))
+    return _trace(x, ops.sum(weighed, [0]))
+
+
+def encoder(rng: np.random.Generator) -> FlowGraph:
+    """A sentence encoder of one layer."""
+    config = bert.BertConfig(
+        vocab_size=12,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=24,
+        max_position_embeddings=8,
+    )
+    return bert.trace(bert.random_bert(config, seed=int(rng.integers(100))), batch=2, seq=4)
+
+
 GRAPHS: dict[str, Callable[[np.random.Generator], FlowGraph]] = {
     "mlp": mlp,
     "fused_projection": fused_projection,
@@ -83,4 +150,7 @@ GRAPHS: dict[str, Callable[[np.random.Generator], FlowGraph]] = {
     "lookup": lookup,
     "convolutions": convolutions,
     "triangle": triangle,
+    "gated_decoder": gated_decoder,
+    "experts": experts,
+    "encoder": encoder,
 }

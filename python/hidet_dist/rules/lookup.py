@@ -1,0 +1,108 @@
+"""Lookups in a table whose rows are sharded: each device looks up the rows it has, and the sum has them all.
+
+A row is on one device of the group, all others give zeros for it. So the rows are a factor whose partial results are
+summed; but the local operator is another one, which knows by its coordinate which rows it has.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hidet.graph import Operator, Tensor
+from hidet.graph.ops.transform import GatherOp, IdxSelOp, TakeOp
+from hidet.graph.ops.utils import Task, compute, input_like
+from hidet.ir.expr import if_then_else, logical_and
+
+from hidet_dist.rules.access import Digit
+from hidet_dist.spec import DeviceMesh, TensorShardSpec
+
+_ROWS = 1 << 20  # the number of the row factor: above those of all variables of a definition
+
+
+def row_dim(op: Operator) -> int | None:
+    """The dim of the table (input 0) that is looked up in, for a lookup whose results can be summed."""
+    if not isinstance(op, TakeOp | GatherOp | IdxSelOp) or op.inputs[0].dtype.is_boolean():
+        return None
+    dim = int(op.attrs["dim" if isinstance(op, IdxSelOp) else "axis"])
+    return dim % len(op.inputs[0].shape)
+
+
+def row_factor(op: Operator) -> Digit | None:
+    """The factor of the table's rows."""
+    dim = row_dim(op)
+    return None if dim is None else Digit(_ROWS, 1, int(op.inputs[0].shape[dim]))
+
+
+def row_axes(op: Operator, in_specs: Sequence[TensorShardSpec]) -> tuple[int, ...]:
+    """The mesh axes that split the rows of a lookup's table; none for any other operator."""
+    dim = row_dim(op)
+    return () if dim is None else in_specs[0].mesh_axes_per_dim[dim]
+
+
+class ShardedLookupTask(Task):
+    """What a lookup gives for the rows that the device has, and zero for all others."""
+
+    def __init__(  # type: ignore[no-untyped-def]
+        self, data, indices, coordinate, kind: str, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int]
+    ):
+        local_rows = data.shape[dim]
+        rows = local_rows * math.prod(sizes)
+        # How many dims of the output stand for the one that is looked up in.
+        span = len(indices.shape) if kind == "take" else 1
+
+        def element(*out: Any) -> Any:
+            place = {"take": out[dim : dim + span], "gather": out, "select": out[dim : dim + 1]}[kind]
+            row = indices[list(place)]
+            row = if_then_else(row < 0, row + rows, row)
+            shard = coordinate[mesh_axes[0]]
+            for axis, size in zip(mesh_axes[1:], sizes[1:], strict=True):
+                shard = shard * size + coordinate[axis]
+            local = row - shard * local_rows
+            own = data[[*out[:dim], local, *out[dim + span :]]]
+            return if_then_else(logical_and(local >= 0, local < local_rows), own, data.type.dtype.zero)
+
+        looked_up = indices.shape if kind == "take" else [indices.shape[0 if kind == "select" else dim]]
+        shape = [*data.shape[:dim], *looked_up, *data.shape[dim + 1 :]]
+        attributes = {"kind": kind, "dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes)}
+        super().__init__(
+            "sharded_lookup", [data, indices, coordinate], [compute("y", shape, element)], attributes=attributes
+        )
+
+
+class ShardedLookupOp(Operator):
+    """A lookup in the own rows of a table that is split by ``mesh_axes`` (major to minor) of ``sizes`` devices."""
+
+    def __init__(
+        self,
+        data: Tensor,
+        indices: Tensor,
+        coordinate: Tensor,
+        kind: str,
+        dim: int,
+        mesh_axes: Sequence[int],
+        sizes: Sequence[int],
+    ):
+        task = ShardedLookupTask(
+            input_like(data, "data"),
+            input_like(indices, "indices"),
+            input_like(coordinate, "coordinate"),
+            kind,
+            dim,
+            mesh_axes,
+            sizes,
+        )
+        attributes = {"kind": kind, "dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes)}
+        super().__init__(inputs=[data, indices, coordinate], attributes=attributes, task=task)
+
+
+def sharded_lookup(
+    op: Operator, inputs: Sequence[Tensor], coordinate: Tensor, axes: Sequence[int], mesh: DeviceMesh
+) -> list[Tensor]:
+    """The lookup ``op`` on local inputs, where ``axes`` split the rows of the table."""
+    dim = row_dim(op)
+    assert dim is not None
+    kind = "take" if isinstance(op, TakeOp) else "gather" if isinstance(op, GatherOp) else "select"
+    sizes = [mesh.shape[axis] for axis in axes]
+    return list(ShardedLookupOp(inputs[0], inputs[1], coordinate, kind, dim, axes, sizes).outputs)

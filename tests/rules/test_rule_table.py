@@ -1,0 +1,44 @@
+"""A graph's operators are analysed once for all that differ only in their data."""
+
+from __future__ import annotations
+
+import hidet
+from hidet import ops
+
+from hidet_dist.rules.rule import RuleTable
+from hidet_dist.spec import DeviceMesh
+
+
+def symbol(shape: list[int], dtype: str = "float32") -> hidet.Tensor:
+    return hidet.symbol(shape, dtype, "cpu")
+
+
+def test_twins_share_their_rule_and_choices():
+    table = RuleTable(DeviceMesh((2, 2)))
+    first, second = (ops.matmul(symbol([8, 8]), symbol([8, 8])).op for _ in range(2))
+    assert table(first)[1] is table(second)[1]
+
+
+def test_operators_of_other_shapes_dtypes_or_attributes_do_not():
+    table = RuleTable(DeviceMesh((2,)))
+    operators = [
+        ops.strided_slice(symbol([4, 8]), [0], [4], [1]).op,
+        ops.strided_slice(symbol([4, 8]), [0], [8], [1]).op,
+        ops.strided_slice(symbol([6, 8]), [0], [4], [1]).op,
+        ops.strided_slice(symbol([4, 8], "float16"), [0], [4], [1]).op,
+        ops.strided_slice(symbol([4, 8]), [0], [4], [0]).op,
+    ]
+    rules = [table(op)[0] for op in operators]
+    assert len({id(rule) for rule in rules}) == len(operators)
+
+
+def test_a_deep_model_is_analysed_as_fast_as_a_shallow_one():
+    table = RuleTable(DeviceMesh((8, 8)))
+    x = symbol([1, 64, 512])
+    for _ in range(24):
+        hidden = ops.gelu(ops.matmul(x, symbol([512, 2048])))
+        projected = ops.matmul(hidden, symbol([2048, 512]))
+        x = ops.add(x, projected)
+        for y in (hidden.op.inputs[0], hidden, projected, x):
+            table(y.op)
+    assert len(table._found) == 4
