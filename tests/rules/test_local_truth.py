@@ -73,9 +73,9 @@ def test_a_dense_convolution_shards_batch_channels_and_their_sum_but_no_window()
     assert choices(op) == {
         "(S0, R, R, R), (R, R, R, R) -> (S0, R, R, R)",
         "(R, R, R, R), (S0, R, R, R) -> (R, S0, R, R)",
-        "(R, S0, R, R), (R, S0, R, R) -> (R, R, R, R) | all_reduce(sum,axes=0)",
+        "(R, S0, R, R), (R, S0, R, R) -> (R, R, R, R) | all_reduce(sum, axes=0)",
         *(
-            f"(R, S0, R, R), (R, S0, R, R) -> {out} | reduce_scatter(sum,axes=0,dim={dim})"
+            f"(R, S0, R, R), (R, S0, R, R) -> {out} | reduce_scatter(sum, axes=0, dim={dim})"
             for dim, out in enumerate(("(S0, R, R, R)", "(R, S0, R, R)", "(R, R, S0, R)", "(R, R, R, S0)"))
         ),
     }
@@ -95,8 +95,8 @@ def test_more_devices_than_groups_do_not_cut_a_group():
 def test_a_kernel_as_wide_as_the_image_is_a_sum_over_it_unless_the_image_is_padded():
     x, w = symbol([1, 3, 4, 4]), symbol([5, 3, 4, 4])
     assert choices(ops.conv2d(x, w).op) == {
-        "(R, R, S0, R), (R, R, S0, R) -> (R, R, R, R) | all_reduce(sum,axes=0)",
-        "(R, R, R, S0), (R, R, R, S0) -> (R, R, R, R) | all_reduce(sum,axes=0)",
+        "(R, R, S0, R), (R, R, S0, R) -> (R, R, R, R) | all_reduce(sum, axes=0)",
+        "(R, R, R, S0), (R, R, R, S0) -> (R, R, R, R) | all_reduce(sum, axes=0)",
     }
     assert choices(ops.conv2d(x, w, padding=1).op) == set()
     assert choices(ops.conv2d(x, symbol([5, 3, 2, 2])).op) == set()
@@ -166,14 +166,14 @@ def test_several_axes_share_a_factor():
     op = ops.matmul(symbol([8, 6]), symbol([6, 8])).op
     found = choices(op, (2, 2))
     assert "(S01, R), (R, R) -> (S01, R)" in found
-    assert "(S0, S1), (S1, R) -> (S0, R) | all_reduce(sum,axes=1)" in found
-    assert "(S0, S1), (S1, R) -> (S01, R) | reduce_scatter(sum,axes=1,dim=0)" in found
+    assert "(S0, S1), (S1, R) -> (S0, R) | all_reduce(sum, axes=1)" in found
+    assert "(S0, S1), (S1, R) -> (S01, R) | reduce_scatter(sum, axes=1, dim=0)" in found
     k = ops.matmul(symbol([3, 8]), symbol([8, 3])).op
-    assert choices(k, (2, 2)) >= {"(R, S01), (S01, R) -> (R, R) | all_reduce(sum,axes=01)"}
+    assert choices(k, (2, 2)) >= {"(R, S01), (S01, R) -> (R, R) | all_reduce(sum, axes=01)"}
 
 
 def test_partial_results_leave_only_linear_reductions():
-    assert choices(ops.mean(symbol([3, 8]), [1]).op) == {"(R, S0) -> (R) | all_reduce(average,axes=0)"}
+    assert choices(ops.mean(symbol([3, 8]), [1]).op) == {"(R, S0) -> (R) | all_reduce(average, axes=0)"}
     # Rounded averages, and what is inside a normalisation.
     assert choices(ops.mean(symbol([3, 8], "int32"), [1]).op) == set()
     assert choices(SoftmaxOp(symbol([3, 8]), 1)) == set()

@@ -24,7 +24,7 @@ def test_the_rows_of_an_embedding_are_a_factor_that_is_summed():
     rule = derive(ops.take(symbol([12, 5]), symbol([3], "int64"), 0).op)
     assert rule.notation() == "([k,j],[i])->([i,j]) {i=3,j=5,k=12} reduction={k}"
     specs = [str(choice.spec) for choice in rule.choices(DeviceMesh((2, 2)))]
-    assert "(S01, R), (R) -> (R, R) | all_reduce(sum,axes=01)" in specs
+    assert "(S01, R), (R) -> (R, R) | all_reduce(sum, axes=01)" in specs
 
 
 @pytest.mark.parametrize("mesh", [(2,), (3, 2)])
@@ -41,8 +41,8 @@ def test_gather_and_index_select_along_any_dim():
     gathered = ops.gather(symbol([2, 8, 3]), symbol([2, 6, 3], "int64"), 1).op
     selected = ops.index_select(symbol([2, 3, 8]), symbol([6], "int64"), 2).op
     for op, spec in (
-        (gathered, "(R, S0, R), (R, R, R) -> (R, R, R) | all_reduce(sum,axes=0)"),
-        (selected, "(R, R, S0), (R) -> (R, R, R) | all_reduce(sum,axes=0)"),
+        (gathered, "(R, S0, R), (R, R, R) -> (R, R, R) | all_reduce(sum, axes=0)"),
+        (selected, "(R, R, S0), (R) -> (R, R, R) | all_reduce(sum, axes=0)"),
     ):
         assert spec in [str(choice.spec) for choice in derive(op).choices(DeviceMesh((4,)))]
         assert check_operator(op, DeviceMesh((4,)), rng).failures == []
@@ -85,7 +85,7 @@ def test_an_embedding_sharded_by_its_rows_from_end_to_end_in_compiled_kernels():
     indices = np.array([0, 11, -1, -12, 5, 6, 2, 9])
     mesh = DeviceMesh((2, 2))
     program = _program(
-        graph, "(S10, R), (R) -> (S0, R) | reduce_scatter(sum,axes=0,dim=0) all_reduce(sum,axes=1)", mesh
+        graph, "(S10, R), (R) -> (S0, R) | reduce_scatter(sum, axes=0, dim=0) all_reduce(sum, axes=1)", mesh
     )
     assert {weight.spec.local_shape(weight.shape, mesh) for weight in program.weights} == {(3, 4)}
     (got,) = simulate(program, [indices])

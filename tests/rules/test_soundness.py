@@ -165,9 +165,9 @@ def test_a_sharded_dim_that_is_padded_is_caught():
 
 def test_a_reduction_without_its_reduce_function_is_caught():
     op = ops.matmul(symbol([4, 6]), symbol([6, 8])).op
-    assert not failures(op, "(R, S0), (S0, R) -> (R, R) | all_reduce(sum,axes=0)")
+    assert not failures(op, "(R, S0), (S0, R) -> (R, R) | all_reduce(sum, axes=0)")
     assert "differs" in failures(op, "(R, S0), (S0, R) -> (R, R)")[0]
-    assert "differs" in failures(op, "(R, S0), (S0, R) -> (R, R) | all_reduce(max,axes=0)")[0]
+    assert "differs" in failures(op, "(R, S0), (S0, R) -> (R, R) | all_reduce(max, axes=0)")[0]
 
 
 def test_a_slice_of_a_sharded_dim_is_caught():

@@ -37,4 +37,4 @@ def test_operators_without_a_rule_say_so():
     exp, view = search(graph, builtin("cpu", DeviceMesh((2,)))).stage.operators
     assert exp.note == ""
     assert view.spec.is_replicated
-    assert view.note == "replicated: its definition does not say how it uses all of its inputs"
+    assert view.note == "replicated: it reinterprets memory; its definition is a placeholder"

@@ -17,9 +17,6 @@ from hidet.graph.ops.create import ArangeOp, LinSpaceOp, TriOp
 from hidet.graph.ops.distributed import AllGatherOp, AllReduceOp, ReduceScatterOp, WaitTensorOp
 from hidet.graph.ops.embedding_bag import EmbeddingBagOp
 from hidet.graph.ops.fusion.fused_operator import FusedOperator
-from hidet.graph.ops.matmul import matmul_f16_cute, matmul_f16_cute_experimental
-from hidet.graph.ops.matmul.matmul import MatmulOp
-from hidet.graph.ops.matmul.matmul_cublas import CublasMatmulOp
 from hidet.graph.ops.scatter import ScatterBaseOp
 from hidet.graph.ops.transfer import TransferOp
 from hidet.graph.ops.transform import ViewOp
@@ -114,23 +111,6 @@ def _scatter(op: Operator) -> Task:
     return Task("scatter_by_hand", tensors, [compute("out", x.shape, value)])
 
 
-def _matmul(op: Operator) -> Task:
-    if not op.attrs["transpose_b"] or min(len(x.shape) for x in op.inputs) < 2:
-        return op.task
-    a, b = tensors = _inputs(op)
-    heads = broadcast_shape(a.shape[:-2], b.shape[:-2])
-
-    def value(*index: Any) -> Any:
-        *h, i, j = index
-        left, right = (broadcast_indices(h, x.shape[:-2], heads) for x in tensors)
-        return reduce([a.shape[-1]], lambda k: a[[*left, i, k]] * b[[*right, j, k]], "sum")
-
-    return Task("matmul_by_hand", tensors, [compute("out", [*heads, a.shape[-2], b.shape[-2]], value)])
-
-
-_TRANSPOSED = "its definition, where it transposes the right operand, indexes that by the rows of the left one"
-
-
 @dataclass(frozen=True)
 class Declaration:
     """A definition by hand, and why the operator needs one."""
@@ -142,10 +122,6 @@ class Declaration:
 DECLARED: dict[type[Operator], Declaration] = {
     AttnOp: Declaration("its definition leaves the causal mask out, and reads as many keys as queries", _attention),
     AttnMaskAddOp: Declaration("its definition reads as many keys as there are queries", _attention),
-    MatmulOp: Declaration(_TRANSPOSED, _matmul),
-    CublasMatmulOp: Declaration(_TRANSPOSED, _matmul),
-    matmul_f16_cute.MatmulF16CuteOp: Declaration(_TRANSPOSED, _matmul),
-    matmul_f16_cute_experimental.MatmulF16CuteOp: Declaration(_TRANSPOSED, _matmul),
     EmbeddingBagOp: Declaration("it is opaque: a kernel without a compute definition", _embedding_bag),
     ScatterBaseOp: Declaration("it is opaque: a kernel without a compute definition", _scatter),
 }
