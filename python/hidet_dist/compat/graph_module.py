@@ -1,17 +1,52 @@
-"""hidet 0.6.1 builds a graph's launch function only for graphs whose weights are constants with storage.
+"""hidet 0.6.1's generator of a graph's launch function, with two things set right.
 
-Here weights are data: placeholders that every rank fills with its own shards. ``build_graph_module`` needs no storage
-for what it calls weights, but takes each graph input for a parameter of the launch function, so the placeholders must
-not be among the inputs while it runs.
+* It is made for graphs whose weights are constants with storage. Here weights are data: placeholders that every rank
+  fills with its own shards. The generator needs no storage for what it calls weights, but takes each graph input for a
+  parameter of the launch function, so the placeholders must not be among the inputs while it runs.
+* It gives memory back too early. An operator that only renames its input's memory (a reshape) makes two tensors of one
+  buffer, whose uses are counted apart: the buffer is free for others as soon as the reshaped tensor has one use left.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from hidet.drivers.build_graph import build_graph_module
-from hidet.graph import FlowGraph, Tensor
+from hidet.drivers.build_graph import Tensor2VarMap
+from hidet.graph import FlowGraph, Operator, Tensor
+
+_generator: Any = importlib.import_module("hidet.drivers.build_graph")
+
+
+class SharedCounts(Tensor2VarMap):
+    """hidet's table of a graph's buffers, with one count of uses for all the tensors in a buffer."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        # The arguments before are four pairs of tensors and variables: inputs, outputs, weights, intermediates.
+        self._uses: dict[Tensor, int] = dict(arguments[8])
+        self._left: dict[Any, int] | None = None
+
+    def process_share_map(self, graph_nodes: list[Operator]) -> None:
+        """Give tensors that share memory one variable, as hidet does, and then one count."""
+        super().process_share_map(graph_nodes)
+        self._left = {}
+        for tensor, uses in self._uses.items():
+            variable = self.get_var(tensor)
+            self._left[variable] = self._left.get(variable, 0) + uses
+
+    def dec_usage_count(self, x: Tensor) -> None:
+        """Count one use of a tensor's buffer."""
+        if self._left is None:
+            super().dec_usage_count(x)
+        else:
+            self._left[self.get_var(x)] -= 1
+
+    def get_usage_count(self, x: Tensor) -> int:
+        """The uses of a tensor's buffer that are left."""
+        return super().get_usage_count(x) if self._left is None else self._left[self.get_var(x)]
 
 
 def build_launcher(
@@ -26,9 +61,11 @@ def build_launcher(
     whole = graph.inputs
     nodes = graph.nodes  # analysed with all inputs; the analysis is kept while they are hidden
     try:
+        _generator.Tensor2VarMap = SharedCounts
         graph.inputs = list(inputs)
         assert graph.nodes is nodes
-        module = build_graph_module(graph, list(weights), kernel_of_node)
+        module = _generator.build_graph_module(graph, list(weights), kernel_of_node)
     finally:
+        _generator.Tensor2VarMap = Tensor2VarMap
         graph.inputs = whole
     return Path(module.shared_library.lib_path)
