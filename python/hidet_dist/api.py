@@ -76,7 +76,7 @@ def auto_parallel(
         When a stage fails.
     """
     optimization = OptimizationConfig.parse(optimization_config or {})
-    distributed = DistributedConfig.parse(distributed_config, optimization.target)
+    distributed = DistributedConfig.parse(distributed_config)
     if not isinstance(graph, FlowGraph):
         raise ConfigError(f"auto_parallel takes a hidet FlowGraph; got a {type(graph).__name__}.")
     out_dir = Path(out_dir)

@@ -41,7 +41,7 @@ class DistributedConfig:
     cluster: Cluster
 
     @classmethod
-    def parse(cls, given: Mapping[str, Any], target: str) -> DistributedConfig:
+    def parse(cls, given: Mapping[str, Any]) -> DistributedConfig:
         """From the user's dict. Raises ConfigError for unknown keys and unfit values."""
         _refuse_unknown("distributed_config", given, ("mesh_shape", "mesh_axis_names", "machine"))
         shape = given.get("mesh_shape")
@@ -51,7 +51,7 @@ class DistributedConfig:
             mesh = DeviceMesh(tuple(shape), tuple(given.get("mesh_axis_names") or ()))
         except (SpecError, TypeError, AttributeError) as error:
             raise ConfigError(f"distributed_config describes no mesh: {error}") from error
-        machine = given.get("machine", "cpu" if target == "cpu" else "dgx-a100")
+        machine = given.get("machine", "cpu")
         if isinstance(machine, Path) or (isinstance(machine, str) and machine.endswith(".json")):
             return cls(mesh, load_machine(machine, mesh))
         if isinstance(machine, str):

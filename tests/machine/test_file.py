@@ -20,7 +20,7 @@ def test_a_machine_comes_back_from_its_file(tmp_path: Path) -> None:
         save_machine(builtin(name, MESH), path)
         assert load_machine(path, MESH) == builtin(name, MESH)
     # What auto_parallel is told takes the path as it takes a name.
-    config = DistributedConfig.parse({"mesh_shape": [2, 8], "machine": str(path)}, "cpu")
+    config = DistributedConfig.parse({"mesh_shape": [2, 8], "machine": str(path)})
     assert config.cluster == Cluster(config.mesh, builtin("dgx-a100-pod", MESH).links, builtin("dgx-a100", MESH).device)
 
 

@@ -20,9 +20,6 @@ from hidet_dist.partition import Program
 from hidet_dist.partition.program import COORDINATE, communication_operators
 from hidet_dist.runtime import native, openblas
 
-# The name under which a kernel library exports its only candidate.
-KERNEL_SYMBOL = "hidet_launch_0"
-
 
 @dataclass
 class CompiledProgram:
@@ -125,11 +122,9 @@ def compile_program(
         named[COORDINATE] = program.coordinate
     used = {x for node in graph.nodes for x in node.inputs}
     data = {name: tensor for name, tensor in named.items() if tensor in used}
-    constants: dict[str, Tensor] = {}
-    for node in graph.nodes:
-        for x in node.inputs:
-            if x.storage is not None and all(x is not known for known in constants.values()):
-                constants[f"c{len(constants)}"] = x
+    # In the order of their first use, so that the same program has the same names.
+    made = dict.fromkeys(x for node in graph.nodes for x in node.inputs if x.storage is not None)
+    constants = {f"c{number}": x for number, x in enumerate(made)}
     try:
         with quiet_builds():
             launcher = build_launcher(graph, inputs, [*data.values(), *constants.values()], kernel_of_node)

@@ -23,7 +23,7 @@ from hidet_dist.runtime import native, openblas, session
 from hidet_dist.runtime.threads import wait_without_spinning
 
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
-_KERNEL = "hidet_launch_0"
+_KERNEL = "hidet_launch_0"  # the name under which a kernel library exports its only candidate
 
 
 class LoadedPartition:
