@@ -57,16 +57,18 @@ def random_plan(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) -
 
 
 def evaluate_graph(graph: FlowGraph, inputs: Sequence[Array]) -> list[Array]:
-    """The outputs of a whole graph by the oracle."""
-    view = GraphView(graph)
+    """The outputs of a whole graph by the oracle, as it was traced."""
     values: dict[Tensor, Array] = dict(zip(graph.inputs, inputs, strict=True))
-    for name in view.weights:
-        weight = view.tensors[name]
-        values[weight] = weight.cpu().numpy().astype(numpy_dtype(weight.dtype))
-    for op in view.operators:
-        results = evaluate(definition_of(op), [values[x] for x in op.inputs])
+
+    def value(x: Tensor) -> Array:
+        if x not in values:
+            values[x] = x.cpu().numpy().astype(numpy_dtype(x.dtype))
+        return values[x]
+
+    for op in graph.nodes:
+        results = evaluate(definition_of(op), [value(x) for x in op.inputs])
         values.update(zip(op.outputs, results, strict=True))
-    return [values[y] for y in graph.outputs]
+    return [value(y) for y in graph.outputs]
 
 
 def evaluate_program(program: Program, inputs: Sequence[Array]) -> list[list[Array]]:
