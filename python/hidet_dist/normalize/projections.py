@@ -11,6 +11,7 @@ done only where the slices do not overlap and nobody else reads what they cut, s
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -58,8 +59,10 @@ def split_projections(graph: FlowGraph) -> FlowGraph:
             assert cut is not None
             new[op.outputs[0]] = cutter.part(op.inputs[0], cut, new)
         elif any(x in new for x in op.inputs):
-            outputs = rebuild(op, [new.get(x, x) for x in op.inputs], [_shape(y) for y in op.outputs])
-            new.update(zip(op.outputs, outputs, strict=True))
+            moved = copy.copy(op)
+            moved.inputs = [new.get(x, x) for x in op.inputs]
+            moved.outputs = moved.symbolic_run()
+            new.update(zip(op.outputs, moved.outputs, strict=True))
     if not new:
         return graph
     result = FlowGraph([new.get(y, y) for y in graph.outputs], graph.inputs)
