@@ -9,6 +9,7 @@ from hidet.graph import Operator, Tensor
 from hidet.graph.ops.utils import Task, compute, input_like
 
 from hidet_dist.compat.native_call import NativeCall, NativeCallOp
+from hidet_dist.partition.once import MadeOnce
 from hidet_dist.runtime import native
 
 
@@ -69,7 +70,7 @@ class CommunicationOp(NativeCallOp):
         self.name = "".join(word.capitalize() for word in kind.split("_"))
 
 
-class ShardSliceTask(Task):
+class ShardSliceTask(Task, metaclass=MadeOnce):
     """Cut the own shard out of dim ``dim``; which one is data, the device's coordinate."""
 
     def __init__(self, x, coordinate, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int]):  # type: ignore[no-untyped-def]
@@ -102,7 +103,7 @@ class ShardSliceOp(Operator):
         super().__init__(inputs=[x, coordinate], attributes=attributes, task=task)
 
 
-class StackShardsTask(Task):
+class StackShardsTask(Task, metaclass=MadeOnce):
     """``y[r, ...]`` is the r-th of ``count`` equal parts of ``x`` along ``dim``."""
 
     def __init__(self, x, dim: int, count: int):  # type: ignore[no-untyped-def]
@@ -127,7 +128,7 @@ class StackShardsOp(Operator):
         super().__init__(inputs=[x], attributes={"dim": dim, "count": count}, task=task)
 
 
-class JoinShardsTask(Task):
+class JoinShardsTask(Task, metaclass=MadeOnce):
     """``y`` joins ``x[0], x[1], ...`` along their dim ``dim``."""
 
     def __init__(self, x, dim: int):  # type: ignore[no-untyped-def]
@@ -151,7 +152,7 @@ class JoinShardsOp(Operator):
         super().__init__(inputs=[x], attributes={"dim": dim}, task=JoinShardsTask(input_like(x, "x"), dim))
 
 
-class CopyTask(Task):
+class CopyTask(Task, metaclass=MadeOnce):
     """``y`` is a copy of ``x`` in memory of its own."""
 
     def __init__(self, x):  # type: ignore[no-untyped-def]
