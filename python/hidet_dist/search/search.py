@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hidet.graph import FlowGraph, Operator
 
-from hidet_dist.connect import connect, reduce_seconds
+from hidet_dist.connect import connect, connect_all, reduce_seconds
 from hidet_dist.errors import ConfigError, InfeasibleError, SpecError
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice, RuleTable
@@ -229,10 +229,7 @@ def _state(
         specs = tuple(numbering[name])
         key = (view.shape(name), view.itemsize(name), specs)
         if key not in prices:
-            shape, size = key[0], key[1]
-            prices[key] = tuple(
-                tuple(connect(shape, size, source, target, cluster).seconds for target in specs) for source in specs
-            )
+            prices[key] = connect_all(key[0], view.tensors[name].dtype, specs, specs, cluster)
         return prices[key]
 
     edges = []
@@ -263,7 +260,7 @@ def _seconds(
         if fns:
             name = view.names[outputs[o]]
             partial = choice.spec.partial_spec(o)
-            reduce += reduce_seconds(view.shape(name), view.itemsize(name), partial, fns, cluster)
+            reduce += reduce_seconds(view.shape(name), view.tensors[name].dtype, partial, fns, cluster)
     return compute, reduce
 
 
@@ -318,7 +315,7 @@ def _plan(view: GraphView, cluster: Cluster, statement: _Statement, picks: Seque
         )
         if target != lies[name] and (name, target) not in paid:
             paid.add((name, target))
-            found = connect(view.shape(name), view.itemsize(name), lies[name], target, cluster)
+            found = connect(view.shape(name), view.tensors[name].dtype, lies[name], target, cluster)
             steps = tuple(map(str, found.steps))
             at.setdefault(use.operator, []).append(ConnectionPlan(name, lies[name], target, steps, found.seconds))
     operators = []
