@@ -37,7 +37,7 @@ def write_plan(view: GraphView, cluster: Cluster, model: CostModel, statement: S
         )
         if target != lies[name] and (name, target) not in paid:
             paid.add((name, target))
-            found = model.connect(view.shape(name), view.itemsize(name), lies[name], target)
+            found = model.connect(view.shape(name), view.tensors[name].dtype, lies[name], target)
             steps = tuple(map(str, found.steps))
             at.setdefault(use.operator, []).append(ConnectionPlan(name, lies[name], target, steps, found.seconds))
     operators = []
