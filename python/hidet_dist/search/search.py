@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from hidet.graph import FlowGraph
 
@@ -13,6 +14,7 @@ from hidet_dist.errors import InfeasibleError
 from hidet_dist.machine import Cluster
 from hidet_dist.search.cost import CostModel, PredictedCost
 from hidet_dist.search.optimum import optimize
+from hidet_dist.search.pins import Pin, parse_names, parse_pins
 from hidet_dist.search.solution import write_plan
 from hidet_dist.search.statement import Allow, Statement, state
 from hidet_dist.spec import Plan, TensorShardSpec
@@ -77,27 +79,33 @@ def find(
     solver: str = "highs",
     time_limit_seconds: float | None = None,
     gap: float = 1e-3,
-    weight_specs: Mapping[str, TensorShardSpec] | None = None,
+    pins: Mapping[str, Any] | Sequence[Pin] | None = None,
     allow: Allow | None = None,
     cost_model: CostModel | None = None,
+    names: Any = None,
 ) -> Found:
     """As :func:`search`, with the bound that proves the plan, and with less to choose from.
 
     Parameters
     ----------
-    weight_specs: mapping, optional
-        How weights lie, by name (``w0``, ...); the others are free.
+    pins: mapping, optional
+        What weights, inputs, outputs, activations and operators must be sharded as, by name: specs or patterns of
+        them, or their text. See :class:`hidet_dist.search.pins.Pin` for the names.
     allow: callable, optional
         Says of an operator and a spec whether the spec may be chosen for it. An operator of which nothing is allowed
         keeps all its choices.
     cost_model: CostModel, optional
         What the parts of a plan cost; predicted for the cluster when not given.
+    names: Module or mapping of names to tensors, optional
+        What the user calls tensors of the graph, in pins and in the plan.
     """
     view = GraphView(graph)
     budget = cluster.device.memory_bytes if mem_budget is None else mem_budget
     model = PredictedCost(cluster) if cost_model is None else cost_model
+    own = parse_pins(pins) if pins is None or isinstance(pins, Mapping) else tuple(pins)
+    named = parse_names(names)
     with _collector_paused():
-        statement = state(view, cluster, model, budget, input_specs, output_specs, weight_specs or {}, allow)
+        statement = state(view, cluster, model, budget, input_specs, output_specs, own, named, allow)
         return _found(view, cluster, model, statement, budget, solver, time_limit_seconds, gap)
 
 
