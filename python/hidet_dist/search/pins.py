@@ -1,4 +1,4 @@
-"""Pins: the specs, whole or in part, that a user has decided on for weights, inputs, outputs, activations, operators."""
+"""Pins: the specs that a user has decided on for weights, inputs, outputs, activations and operators."""
 
 from __future__ import annotations
 
