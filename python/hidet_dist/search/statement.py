@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import hidet
 from hidet.graph import Operator
 
 from hidet_dist.errors import ConfigError, SpecError
@@ -32,6 +31,7 @@ class Statement:
     weight_specs: list[list[TensorShardSpec]]
     inputs: list[list[TensorShardSpec]]
     outputs: list[list[TensorShardSpec]]
+    pins: Pins
 
 
 def state(
@@ -41,8 +41,7 @@ def state(
     budget: int,
     input_specs: Sequence[TensorShardSpec | None] | None,
     output_specs: Sequence[TensorShardSpec | None] | None,
-    pins: Sequence[Pin] = (),
-    names: Mapping[str, hidet.Tensor] | None = None,
+    pinned: Pins,
     allow: Allow | None = None,
 ) -> Statement:
     """The problem of planning a graph: every operator's choices, every weight's layouts, what joins them.
@@ -53,7 +52,6 @@ def state(
         When specs or pins do not fit the graph or the mesh, or contradict each other.
     """
     mesh = cluster.mesh
-    pinned = Pins(view, mesh, pins, names)
     weight_specs = [_layouts(pinned, pinned.tensors.get(name, []), name, f"the weight {name}") for name in view.weights]
     inputs = _ends(pinned, view.inputs, [pinned.tensors.get(name, []) for name in view.inputs], input_specs, "input")
     output_pins = [pinned.outputs.get(i, []) for i in range(len(view.outputs))]
@@ -128,7 +126,9 @@ def state(
                 price(name),
             )
         )
-    return Statement(Problem(cost, memory, budget, edges), choices, notes, weights, weight_specs, inputs, outputs)
+    return Statement(
+        Problem(cost, memory, budget, edges), choices, notes, weights, weight_specs, inputs, outputs, pinned
+    )
 
 
 def _weight_specs(shape: tuple[int, ...], mesh: DeviceMesh) -> list[TensorShardSpec]:

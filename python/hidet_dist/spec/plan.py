@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,13 +24,17 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """A weight, input or output of the graph: its shape (elements), dtype name, bytes in all, and spec."""
+    """A weight, input or output of the graph: its shape (elements), dtype name, bytes in all, and spec.
+
+    ``label`` is what the user calls it, empty when it was given no name.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     nbytes: int
     spec: TensorShardSpec
+    label: str = ""
 
     def local_nbytes(self, mesh: DeviceMesh) -> int:
         """Bytes of one shard."""
@@ -43,13 +48,14 @@ class TensorPlan:
             "dtype": self.dtype,
             "nbytes": self.nbytes,
             "spec": str(self.spec),
+            "label": self.label,
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TensorPlan:
         """The inverse of :meth:`to_json`."""
         spec = TensorShardSpec.parse(data["spec"])
-        return cls(data["name"], tuple(data["shape"]), data["dtype"], data["nbytes"], spec)
+        return cls(data["name"], tuple(data["shape"]), data["dtype"], data["nbytes"], spec, data["label"])
 
 
 @dataclass(frozen=True)
@@ -204,6 +210,24 @@ class Plan:
     def seconds(self) -> float:
         """Predicted time of one run."""
         return math.fsum(stage.seconds for stage in self.stages)
+
+    @property
+    def param_specs(self) -> dict[str, TensorShardSpec]:
+        """How each weight lies, by the user's name of it, or else by its own (``w0``, ...): pins for another graph."""
+        return {weight.label or weight.name: weight.spec for stage in self.stages for weight in stage.weights}
+
+    def with_labels(self, labels: Mapping[str, str]) -> Plan:
+        """The same plan with the user's names of weights, inputs and outputs, by their own names."""
+
+        def named(tensors: tuple[TensorPlan, ...]) -> tuple[TensorPlan, ...]:
+            return tuple(replace(tensor, label=labels.get(tensor.name, "")) for tensor in tensors)
+
+        return Plan(
+            tuple(
+                replace(stage, weights=named(stage.weights), inputs=named(stage.inputs), outputs=named(stage.outputs))
+                for stage in self.stages
+            )
+        )
 
     def collectives(self) -> dict[str, int]:
         """How many communication operators of each kind one run executes (slices, which are local, left out)."""
