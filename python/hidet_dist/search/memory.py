@@ -43,10 +43,10 @@ def conversion_nbytes(
     most = 0
     for number, step in enumerate(steps):
         after = local_nbytes(shape, itemsize, step.result, mesh)
-        source = first if number else 0  # is held whatever the steps hold
-        most = max(most, before + after + source)
+        kept = first if number else 0  # the source, where the step does not count it anyway
+        most = max(most, before + after + kept)
         if step.kind != "slice" and step.dim:  # shards are packed or unpacked by a copy
-            most = max(most, 2 * before + source, 2 * after + first)
+            most = max(most, 2 * before + kept, 2 * after + first)
         before = after
     return max(0, most - first - before)
 
