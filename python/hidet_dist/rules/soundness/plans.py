@@ -119,6 +119,9 @@ class _Same:
 def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[Array]) -> list[Array]:
     if op.kind == "all_gather":
         return [np.stack([sent[peer] for peer in mesh.peers(rank, op.mesh_axes)]) for rank in range(mesh.size)]
+    if op.kind == "all_to_all":
+        peers = [mesh.peers(rank, op.mesh_axes) for rank in range(mesh.size)]
+        return [np.stack([sent[peer][peers[rank].index(rank)] for peer in peers[rank]]) for rank in range(mesh.size)]
     scatter = op.kind == "reduce_scatter"
     fn = ReduceFn(op.kind, op.reduce_op, op.mesh_axes, 0 if scatter else None)
     received = apply_reduce(mesh, fn, sent)
