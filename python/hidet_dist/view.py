@@ -10,6 +10,7 @@ import hidet
 from hidet.graph import FlowGraph, Operator
 
 from hidet_dist.errors import ConfigError
+from hidet_dist.weights.named import weight_name
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Use:
 class GraphView:
     """The tensors of a graph by name, and who makes and who uses them.
 
-    Inputs are named ``x0, x1, ...``, weights (constants, in the order of their first use) ``w0, w1, ...``, and output o
-    of operator i ``t{i}.{o}``.
+    Inputs are named ``x0, x1, ...``, weights (constants, and tensors that were made weights, in the order of their
+    first use) ``w0, w1, ...``, and output o of operator i ``t{i}.{o}``.
 
     Raises
     ------
@@ -40,8 +41,9 @@ class GraphView:
         self.tensors: dict[str, hidet.Tensor] = {}
         self.inputs: list[str] = []
         self.weights: list[str] = []
-        for number, x in enumerate(graph.inputs or []):
-            self.inputs.append(self._add(x, f"x{number}"))
+        for x in graph.inputs or []:
+            if weight_name(x) is None:
+                self.inputs.append(self._add(x, f"x{len(self.inputs)}"))
         for op, node in enumerate(self.operators):
             for x in node.inputs:
                 self._add_weight(x)
