@@ -87,8 +87,7 @@ def auto_parallel(
     out_dir = Path(out_dir)
     check_destination(out_dir, optimization.recompile)
     files = None if optimization.weights is None else SafetensorsFiles.open(optimization.weights)
-    view = GraphView(graph)
-    check_weights([view.tensors[name] for name in view.weights], files)
+    check_weights(GraphView(graph).tensors.values(), files)
     with Progress() as progress:
         begin = time.perf_counter()
         with progress.task("Planning"):

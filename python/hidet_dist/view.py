@@ -10,7 +10,8 @@ import hidet
 from hidet.graph import FlowGraph, Operator
 
 from hidet_dist.errors import ConfigError
-from hidet_dist.weights.named import weight_name
+from hidet_dist.normalize.normalize import normalize
+from hidet_dist.weights.named import is_weight
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Use:
 
 
 class GraphView:
-    """The tensors of a graph by name, and who makes and who uses them.
+    """The tensors of a graph in normal form (``hidet_dist.normalize``) by name, and who makes and who uses them.
 
     Inputs are named ``x0, x1, ...``, weights (constants, and tensors that were made weights, in the order of their
     first use) ``w0, w1, ...``, and output o of operator i ``t{i}.{o}``.
@@ -34,6 +35,7 @@ class GraphView:
     """
 
     def __init__(self, graph: FlowGraph):
+        graph = normalize(graph)
         graph.update_nodes()
         self.graph = graph
         self.operators: list[Operator] = list(graph.nodes)
@@ -42,7 +44,7 @@ class GraphView:
         self.inputs: list[str] = []
         self.weights: list[str] = []
         for x in graph.inputs or []:
-            if weight_name(x) is None:
+            if not is_weight(x):
                 self.inputs.append(self._add(x, f"x{len(self.inputs)}"))
         for op, node in enumerate(self.operators):
             for x in node.inputs:

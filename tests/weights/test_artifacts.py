@@ -36,9 +36,10 @@ def test_they_are_those_of_the_same_weights_as_constants(tmp_path: Path) -> None
     stored = dist.weights_from_safetensors(tmp_path / "model.safetensors")
     dist.auto_parallel(linear(stored["w"], stored["b"]), mesh, {}, tmp_path / "stored")
     for other in ("named", "stored"):
-        for path in (tmp_path / "constants").rglob("*"):
-            if path.is_file():
-                assert path.read_bytes() == (tmp_path / other / path.relative_to(tmp_path / "constants")).read_bytes()
+        for path in (tmp_path / "constants/stage0").rglob("*.*"):
+            assert path.read_bytes() == (tmp_path / other / path.relative_to(tmp_path / "constants")).read_bytes()
+        plan = dist.Plan.load(tmp_path / other / "plan.json")
+        assert [weight.label for weight in plan.stage.weights] == ["w", "b"]
     x = rng.standard_normal((4, 8)).astype(np.float32)
     with dist.load_partition(tmp_path / "named", 0) as model:
         np.testing.assert_allclose(model(x), x @ w + b, rtol=1e-5, atol=1e-5)

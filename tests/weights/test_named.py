@@ -25,7 +25,7 @@ from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.plan import TensorPlan
 from hidet_dist.testing import shapes
 from hidet_dist.view import GraphView
-from hidet_dist.weights import SafetensorsFiles, read_shard, shard_blocks, weight_name
+from hidet_dist.weights import SafetensorsFiles, names_of, read_shard, shard_blocks
 
 dist = hidet.distributed
 TINY_LLAMA = shapes.LlamaConfig(
@@ -47,8 +47,9 @@ def traced() -> FlowGraph:
 def save_weights(graph: FlowGraph, path: Path, seed: int = 0) -> dict[hidet.Tensor, np.ndarray]:
     """Random data for a graph's named weights, in a file, and by weight."""
     view, rng = GraphView(graph), np.random.default_rng(seed)
-    values = {view.tensors[name]: rng.uniform(-1, 1, view.shape(name)).astype(np.float32) for name in view.weights}
-    save_file({str(weight_name(x)): torch.from_numpy(value) for x, value in values.items()}, path)
+    names = names_of(view.tensors.values())
+    values = {x: rng.uniform(-1, 1, tuple(x.shape)).astype(np.float32) for x in names.values()}
+    save_file({name: torch.from_numpy(values[x]) for name, x in names.items()}, path)
     return values
 
 
@@ -56,7 +57,7 @@ def test_weights_are_no_inputs_and_what_is_computed_from_them_is_in_the_graph() 
     graph = traced()
     view = GraphView(graph)
     assert len(graph.inputs) == 1
-    assert [weight_name(view.tensors[name]) for name in view.weights] == ["w", "b"]
+    assert names_of(map(view.tensors.get, view.weights)) == {"w": view.tensors["w0"], "b": view.tensors["w1"]}
     assert len(view.operators) == 3  # the transposition is one of them
     assert len(hidet.trace_from(linear(graph.inputs[0])).inputs) == 1  # the only free variable
     # Weights listed among the inputs are weights all the same.
@@ -85,6 +86,25 @@ def test_weights_from_a_file_compute_what_the_whole_graph_does(build: Any, mesh:
         for rank, (result,) in enumerate(evaluate_program(program, inputs)):
             own = output.spec.slices(output.shape, mesh, mesh.coordinate(rank))
             np.testing.assert_allclose(result, whole[graph.outputs[0]][own], rtol=1e-6, atol=1e-7)
+
+
+def test_a_fused_projection_reads_its_parts_from_the_whole_weight(tmp_path: Path) -> None:
+    """Planning takes the product apart; the file still has it in one piece."""
+    rng = np.random.default_rng(5)
+    w, b, x = (rng.uniform(-1, 1, shape).astype(np.float32) for shape in ((8, 12), (12,), (4, 8)))
+    save_file({"qkv": torch.from_numpy(w), "bias": torch.from_numpy(b)}, tmp_path / "model.safetensors")
+    placeholder = hidet.symbol([4, 8], "float32", "cpu")
+    fused = hidet.ops.matmul(placeholder, dist.weight("qkv", [8, 12])) + dist.weight("bias", [12])
+    parts = hidet.ops.split(fused, 3, axis=1)
+    graph = hidet.trace_from([hidet.ops.exp(part) for part in parts], [placeholder])
+    names = names_of(GraphView(graph).tensors.values())
+    assert {name for name in names if "qkv" in name} == {"qkv[:, 0:4]", "qkv[:, 4:8]", "qkv[:, 8:12]"}
+    pins = {"qkv[:, 4:8]": "(R, S0)", "bias[8:12]": "(S0)"}
+    plan = search(graph, builtin("cpu", DeviceMesh((2,))), pins=pins)
+    program = partition_graph(graph, plan, SafetensorsFiles.open(tmp_path))
+    expected = np.exp(x @ w + b)
+    for results in evaluate_program(program, [x]):
+        np.testing.assert_allclose(np.concatenate(results, 1), expected, rtol=1e-5)
 
 
 def test_weights_made_from_files_need_no_other_word(tmp_path: Path) -> None:
@@ -116,7 +136,7 @@ def test_the_parameters_of_a_module_become_weights(tmp_path: Path) -> None:
     dist.as_weights(block, "model.")
     x = hidet.symbol([2, 8], "float32", "cpu")
     view = GraphView(hidet.trace_from(block(x), [x]))
-    names = {weight_name(view.tensors[name]): list(view.shape(name)) for name in view.weights}
+    names = {name: list(x.shape) for name, x in names_of(view.tensors.values()).items()}
     assert names == {f"model.{name}": shape for name, shape in shapes_before.items()}
     assert set(names) == {"model.first.weight", "model.first.bias", "model.scale"}
 

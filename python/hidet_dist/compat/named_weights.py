@@ -11,7 +11,7 @@ from typing import Any
 from hidet.graph import Operator, Tensor
 from hidet.graph.impl import graph_impl
 
-from hidet_dist.weights import weight_name
+from hidet_dist.weights import is_weight
 
 hidet_analyze = graph_impl.graph_analyze
 
@@ -19,7 +19,7 @@ hidet_analyze = graph_impl.graph_analyze
 def analyze(outputs: list[Tensor], stop_tensors: Any = None) -> tuple[list[Tensor], list[Operator], dict[Tensor, int]]:
     """What hidet finds in a graph, but free variables without the weights among them."""
     free, nodes, uses = hidet_analyze(outputs, stop_tensors=stop_tensors)
-    return [tensor for tensor in free if weight_name(tensor) is None], nodes, uses
+    return [tensor for tensor in free if not is_weight(tensor)], nodes, uses
 
 
 def install() -> None:

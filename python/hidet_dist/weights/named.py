@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import hidet
 from hidet.graph import Tensor
@@ -17,9 +16,23 @@ _MARK = "_hidet_dist_weight"
 
 
 @dataclass(frozen=True)
-class _Mark:
+class Mark:
+    """What makes a tensor a weight: its name, where it lies if that is known, and which part of what lies there it is.
+
+    ``part`` is a slice with whole bounds for each dim of a weight of ``shape`` (elements).
+    """
+
     name: str
     stored: StoredTensor | None
+    shape: tuple[int, ...]
+    part: tuple[slice, ...]
+
+    def __str__(self) -> str:
+        bounds = [
+            ":" if (own.start, own.stop) == (0, size) else f"{own.start}:{own.stop}"
+            for own, size in zip(self.part, self.shape, strict=True)
+        ]
+        return self.name if all(bound == ":" for bound in bounds) else f"{self.name}[{', '.join(bounds)}]"
 
 
 def weight(name: str, shape: Sequence[int], dtype: str = "float32", device: str = "cpu") -> Tensor:
@@ -68,7 +81,9 @@ def as_weight(tensor: Tensor, name: str) -> Tensor:
         raise ConfigError(f"A weight's name must be a text that is not empty; got {name!r}.")
     if not isinstance(tensor, Tensor) or tensor.storage is not None or tensor.trace is not None:
         raise ConfigError(f"Only a symbolic tensor that nothing computes can be the weight {name!r}; got {tensor!r}.")
-    return _mark(tensor, _Mark(name, None))
+    if not all(isinstance(size, int) for size in tensor.shape):
+        raise ConfigError(f"The weight {name!r} must have a fixed shape; got {list(map(str, tensor.shape))}.")
+    return _mark(tensor, _whole(name, None, tensor.shape))
 
 
 def as_weights(module: hidet.nn.Module, prefix: str = "") -> None:
@@ -101,28 +116,42 @@ def weights_from_safetensors(files: str | Path | Sequence[str | Path], device: s
         When a file is missing or malformed, or two files have a tensor of the same name.
     """
     return {
-        name: _mark(weight(name, stored.shape, stored.dtype, device), _Mark(name, stored))
+        name: _mark(weight(name, stored.shape, stored.dtype, device), _whole(name, stored, stored.shape))
         for name, stored in SafetensorsFiles.open(files).tensors.items()
     }
 
 
-def weight_name(tensor: Tensor) -> str | None:
-    """The name of a weight without data; None for any other tensor."""
-    mark = _mark_of(tensor)
-    return None if mark is None else mark.name
+def part_of_weight(tensor: Tensor, dim: int, start: int, stop: int) -> Tensor:
+    """The elements ``start`` to ``stop`` of dim ``dim`` of a weight, as a weight of their own."""
+    mark = mark_of(tensor)
+    assert mark is not None
+    part = list(mark.part)
+    part[dim] = slice(part[dim].start + start, part[dim].start + stop)
+    shape = [stop - start if d == dim else int(size) for d, size in enumerate(tensor.shape)]
+    own = hidet.symbol(shape, tensor.dtype, tensor.device)
+    return _mark(own, Mark(mark.name, mark.stored, mark.shape, tuple(part)))
 
 
-def stored_tensor(tensor: Tensor) -> StoredTensor | None:
-    """Where a weight of :func:`weights_from_safetensors` lies; None for any other tensor."""
-    mark = _mark_of(tensor)
-    return None if mark is None else mark.stored
+def is_weight(tensor: Tensor) -> bool:
+    """Whether a tensor is a weight without data."""
+    return mark_of(tensor) is not None
 
 
-def _mark(tensor: Tensor, mark: _Mark) -> Tensor:
+def names_of(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
+    """The weights among tensors by their names, such as ``fc1.weight``, or ``qkv.weight[:, 0:64]`` for a part."""
+    return {str(mark): tensor for tensor in tensors if (mark := mark_of(tensor)) is not None}
+
+
+def mark_of(tensor: Tensor) -> Mark | None:
+    """What makes a tensor a weight; None for any other tensor."""
+    found: Mark | None = getattr(tensor, _MARK, None)
+    return found
+
+
+def _mark(tensor: Tensor, mark: Mark) -> Tensor:
     setattr(tensor, _MARK, mark)
     return tensor
 
 
-def _mark_of(tensor: Any) -> _Mark | None:
-    found: _Mark | None = getattr(tensor, _MARK, None)
-    return found
+def _whole(name: str, stored: StoredTensor | None, shape: Sequence[int]) -> Mark:
+    return Mark(name, stored, tuple(shape), tuple(slice(0, size) for size in shape))

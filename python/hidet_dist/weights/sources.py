@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -12,7 +12,7 @@ from hidet.graph import Tensor
 
 from hidet_dist.errors import WeightsError
 from hidet_dist.spec import DeviceMesh, TensorPlan
-from hidet_dist.weights.named import stored_tensor, weight_name
+from hidet_dist.weights.named import is_weight, mark_of
 from hidet_dist.weights.safetensors_file import SafetensorsFiles
 
 BLOCK_BYTES = 2**24
@@ -57,6 +57,23 @@ def _missing(name: str) -> str:
     )
 
 
+class Part:
+    """A part of a weight that lies somewhere: ``part`` has a slice with whole bounds for each of its dims."""
+
+    def __init__(self, whole: Source, part: Sequence[slice]):
+        self.whole = whole
+        self.part = tuple(part)
+
+    def read(self, region: Sequence[slice]) -> torch.Tensor:
+        """The elements of ``region`` of the part; contiguous."""
+        return self.whole.read(
+            [
+                slice(own.start + wanted.start, own.start + wanted.stop)
+                for own, wanted in zip(self.part, region, strict=True)
+            ]
+        )
+
+
 def source_of(tensor: Tensor, files: SafetensorsFiles | None = None) -> Source:
     """Where a weight's data comes from: itself, the file that it was made from, or else ``files``.
 
@@ -65,16 +82,16 @@ def source_of(tensor: Tensor, files: SafetensorsFiles | None = None) -> Source:
     WeightsError
         When ``files`` lack it, or have it in another shape or dtype; it names the tensor and the file.
     """
-    name = weight_name(tensor)
-    if name is None:
+    mark = mark_of(tensor)
+    if mark is None:
         return Constant(tensor)
-    stored = stored_tensor(tensor)
+    stored = mark.stored
     if stored is None and files is not None:
-        stored = files.find(name, tensor.dtype.name, [int(size) for size in tensor.shape])
-    return Missing(name) if stored is None else stored
+        stored = files.find(mark.name, tensor.dtype.name, mark.shape)
+    return Missing(mark.name) if stored is None else Part(stored, mark.part)
 
 
-def check_weights(weights: Sequence[Tensor], files: SafetensorsFiles | None) -> None:
+def check_weights(weights: Iterable[Tensor], files: SafetensorsFiles | None) -> None:
     """Refuse weights whose data is nowhere to be found.
 
     Raises
@@ -83,11 +100,12 @@ def check_weights(weights: Sequence[Tensor], files: SafetensorsFiles | None) -> 
         When a weight has no data and ``files`` lack it, or have it in another shape or dtype, or when ``files`` are
         given for a graph that asks for nothing from them.
     """
-    if files is not None and not any(weight_name(x) and stored_tensor(x) is None for x in weights):
+    named = [x for x in weights if is_weight(x)]
+    if files is not None and all(mark.stored for x in named if (mark := mark_of(x))):
         raise WeightsError(
             f"Weights are given ({files.where}), but the graph asks for none by name: see hidet.distributed.weight."
         )
-    for x in weights:
+    for x in named:
         source = source_of(x, files)
         if isinstance(source, Missing):
             raise WeightsError(_missing(source.name))
