@@ -63,6 +63,8 @@ class DistributedConfig:
             return cls(mesh, builtin(machine, mesh))
         if not isinstance(machine, Cluster):
             raise ConfigError(f"distributed_config['machine'] must be a name or a Cluster; got {machine!r}.")
+        if given.get("mesh_axis_names") is None and machine.mesh.shape == mesh.shape:
+            mesh = machine.mesh  # its axes have the names that the machine gives them
         if machine.mesh != mesh:
             raise ConfigError(f"The machine has the mesh {machine.mesh} but distributed_config asks for {mesh}.")
         return cls(mesh, machine)
