@@ -10,7 +10,7 @@ import hidet
 from hidet.graph import FlowGraph, Operator
 
 from hidet_dist.errors import ConfigError
-from hidet_dist.normalize.normalize import normalize
+from hidet_dist.normalize import normalize
 from hidet_dist.weights.named import is_weight
 
 

@@ -80,9 +80,9 @@ def test_faster_machines_are_faster() -> None:
     """The order in which the data sheets put them, so that no figure slips by a digit."""
     mesh = DeviceMesh((8,))
     half = {name: builtin(name, mesh).device.operator_seconds(10**15, 2, "bfloat16") for name in MACHINES}
-    assert (
-        half["dgx-h100"] == half["hgx-h200"] < half["pcie-h100"] < half["pcie-l40s"] < half["pcie-a100"] < half["cpu"]
-    )
+    assert half["dgx-h100"] == half["hgx-h200"]
+    order = ["dgx-h100", "pcie-h100", "pcie-l40s", "pcie-a100", "cpu"]
+    assert sorted(order, key=half.__getitem__) == order
     memory = {name: builtin(name, mesh).copy_seconds(10**10) for name in MACHINES}
     order = ["hgx-h200", "dgx-h100", "dgx-a100", "pcie-a100", "pcie-l40s", "cpu"]
     assert sorted(order, key=memory.__getitem__) == order
