@@ -23,6 +23,7 @@ from hidet_dist.partition.operators import (
 from hidet_dist.rules.local import localize
 from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.view import GraphView
+from hidet_dist.weights import SafetensorsFiles, Source, read_shard, source_of
 
 COORDINATE = "coordinate"
 
@@ -36,7 +37,7 @@ class Program:
     graph: FlowGraph
         Its inputs are the local graph inputs, then one placeholder a weight shard, then the coordinate.
     inputs, outputs: how the graph's inputs and outputs lie on the mesh.
-    weights: how each weight lies; ``sources`` are the whole weights, by name.
+    weights: how each weight lies; ``sources`` are the data of the whole weights, by name.
     coordinate: int32[mesh.ndim], the placeholder of the device's coordinate; None when nothing depends on it.
     """
 
@@ -45,7 +46,7 @@ class Program:
     inputs: tuple[TensorPlan, ...]
     outputs: tuple[TensorPlan, ...]
     weights: tuple[TensorPlan, ...]
-    sources: dict[str, Tensor]
+    sources: dict[str, Source]
     weight_placeholders: dict[str, Tensor]
     coordinate: Tensor | None
 
@@ -58,12 +59,14 @@ class Program:
         ]
 
     def data_of(self, rank: int) -> dict[str, torch.Tensor]:
-        """What differs between ranks: the rank's shard of each weight by name, and its coordinate."""
+        """What differs between ranks: the rank's shard of each weight by name, and its coordinate.
+
+        All in memory; :func:`hidet_dist.weights.shard_blocks` goes through a shard block by block.
+        """
         coordinate = self.mesh.coordinate(rank)
         data = {}
         for weight in self.weights:
-            whole = self.sources[weight.name].torch()
-            data[weight.name] = whole[weight.spec.slices(weight.shape, self.mesh, coordinate)].contiguous()
+            data[weight.name] = read_shard(self.sources[weight.name], weight, self.mesh, coordinate)
         if self.coordinate is not None:
             data[COORDINATE] = torch.tensor(coordinate, dtype=torch.int32)
         return data
@@ -74,8 +77,8 @@ def communication_operators(graph: FlowGraph) -> list[CommunicationOp]:
     return [node for node in graph.nodes if isinstance(node, CommunicationOp)]
 
 
-def partition_graph(graph: FlowGraph, plan: Plan) -> Program:
-    """Turn a graph into the program that its plan describes.
+def partition_graph(graph: FlowGraph, plan: Plan, files: SafetensorsFiles | None = None) -> Program:
+    """Turn a graph into the program that its plan describes; ``files`` have the weights that it knows by name only.
 
     Raises
     ------
@@ -83,6 +86,8 @@ def partition_graph(graph: FlowGraph, plan: Plan) -> Program:
         When the plan was made for another graph, or its specs or conversions do not fit the graph.
     PartitionError
         When an operator cannot be rebuilt on the shards that the plan gives it.
+    WeightsError
+        When ``files`` lack a weight, or have it in another shape or dtype.
     """
     view = GraphView(graph)
     stage = plan.stage
@@ -90,13 +95,14 @@ def partition_graph(graph: FlowGraph, plan: Plan) -> Program:
         raise PlanError(
             f"The plan was made for the graph {stage.fingerprint}, not this one ({view.fingerprint()}). Plan it anew."
         )
-    return _Partitioner(view, stage).run()
+    return _Partitioner(view, stage, files).run()
 
 
 class _Partitioner:
-    def __init__(self, view: GraphView, stage: StagePlan):
+    def __init__(self, view: GraphView, stage: StagePlan, files: SafetensorsFiles | None):
         self.view = view
         self.stage = stage
+        self.files = files
         self.mesh = stage.mesh
         self.conversions = PlannedSteps(stage)
         self.local: dict[tuple[str, TensorShardSpec], Tensor] = {}
@@ -122,7 +128,7 @@ class _Partitioner:
             self.stage.inputs,
             self.stage.outputs,
             self.stage.weights,
-            {name: self.view.tensors[name] for name in weights},
+            {name: source_of(self.view.tensors[name], self.files) for name in weights},
             weights,
             self.coordinate if self.coordinate_used else None,
         )
