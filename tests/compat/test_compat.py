@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import hidet_dist  # noqa: F401  (sets hidet's definitions right)
+from hidet_dist.compat import named_weights
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
 
@@ -197,3 +198,13 @@ def test_hidet_still_cannot_make_scalars():
         assert hidet.asarray([1.0, 2.0]).shape == (2,)
     with pytest.raises(ValueError, match="NULL"):
         hidet.asarray(1.0)
+
+
+def test_hidet_still_takes_weights_without_data_for_inputs():
+    x = hidet.symbol([4, 8], "float32", "cpu")
+    y = hidet.ops.matmul(x, hidet.distributed.weight("w", [8, 6]))
+    free, _, _ = named_weights.hidet_analyze([y], stop_tensors=[x])
+    assert len(free) == 1, "hidet lets weights be: drop compat/named_weights.py"
+    assert hidet.trace_from(y, [x]).inputs == [x]
+    with pytest.raises(ValueError, match="not given in inputs"):
+        hidet.trace_from(y + hidet.symbol([6], "float32", "cpu"), [x])
