@@ -11,7 +11,7 @@ import pytest
 from hidet_dist.partition import partition_graph
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.rules.soundness.__main__ import main
-from hidet_dist.rules.soundness.graphs import GRAPHS
+from hidet_dist.rules.soundness.graphs import GRAPHS, MODELS
 from hidet_dist.rules.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_plan
 from hidet_dist.simulate import simulate
 from hidet_dist.spec import DeviceMesh, Plan
@@ -54,6 +54,20 @@ def test_a_fused_projection_in_compiled_kernels_equals_the_oracle():
     plan = random_plan(view, mesh, RuleTable(mesh), rng)
     (got,) = simulate(partition_graph(graph, plan), [x.astype(np.float32) for x in inputs])
     np.testing.assert_allclose(got, evaluate_graph(graph, inputs)[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("resnet")])
+def test_a_random_plan_of_a_model_in_compiled_kernels_equals_the_oracle(name):
+    """With hidet's own kernel for each local operator, a sample of what the oracle checks in bulk."""
+    rng = np.random.default_rng(4)
+    graph, mesh = MODELS[name](rng), DeviceMesh((2,))
+    inputs = graph_inputs(graph, rng)
+    program = partition_graph(graph, random_plan(GraphView(graph), mesh, RuleTable(mesh), rng))
+    dtypes = [x.dtype.name for x in graph.inputs]
+    got = simulate(program, [x.astype(dtype) for x, dtype in zip(inputs, dtypes, strict=True)])
+    for y, want in zip(got, evaluate_graph(graph, inputs), strict=True):
+        np.testing.assert_allclose(y, want, rtol=1e-3, atol=1e-4)
 
 
 def test_the_program_ends_with_one_line_of_json(capsys):
