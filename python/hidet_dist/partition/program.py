@@ -10,9 +10,8 @@ import hidet
 import torch
 from hidet.graph import FlowGraph, Operator, Tensor
 
-from hidet_dist.connect import Step, connect, walk
+from hidet_dist.connect import PlannedSteps, Step
 from hidet_dist.errors import PartitionError, PlanError, SpecError
-from hidet_dist.machine import builtin
 from hidet_dist.partition.operators import (
     CommunicationOp,
     CopyOp,
@@ -23,7 +22,6 @@ from hidet_dist.partition.operators import (
 )
 from hidet_dist.rules.local import localize
 from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, StagePlan, TensorPlan, TensorShardSpec
-from hidet_dist.spec.plan import ConnectionPlan
 from hidet_dist.view import GraphView
 from hidet_dist.weights import SafetensorsFiles, Source, read_shard, source_of
 
@@ -106,7 +104,7 @@ class _Partitioner:
         self.stage = stage
         self.files = files
         self.mesh = stage.mesh
-        self.listed = _listed_connections(stage)
+        self.conversions = PlannedSteps(stage)
         self.local: dict[tuple[str, TensorShardSpec], Tensor] = {}
         self.lies: dict[str, TensorShardSpec] = {}
         device = view.graph.outputs[0].device
@@ -118,8 +116,7 @@ class _Partitioner:
         for plan in self.stage.operators:
             self.operator(self.view.operators[plan.index], plan)
         outputs = [self.wanted(tensor.name, tensor.spec) for tensor in self.stage.outputs]
-        for name, target in self.listed:
-            raise PlanError(f"The plan converts {name} to {target}, but nothing takes it so. Take the conversion out.")
+        self.conversions.check_all_taken()
         inputs = [placeholders[tensor.name] for tensor in self.stage.inputs]
         weights = {tensor.name: placeholders[tensor.name] for tensor in self.stage.weights}
         extra = [self.coordinate] if self.coordinate_used else []
@@ -174,31 +171,11 @@ class _Partitioner:
         """The tensor in ``spec``, converted once however often it is wanted so."""
         if (name, spec) not in self.local:
             x = self.local[name, self.lies[name]]
-            for step in self.conversion(name, spec):
+            shape, dtype = self.view.shape(name), self.view.tensors[name].dtype
+            for step in self.conversions.take(name, shape, dtype, self.lies[name], spec):
                 x = self.step(x, step)
             self.local[name, spec] = x
         return self.local[name, spec]
-
-    def conversion(self, name: str, target: TensorShardSpec) -> Sequence[Step]:
-        """The steps that the plan lists, once they are known to lead there.
-
-        A conversion that the plan does not list, as one written by hand need not, takes what would be the cheapest
-        steps on the machine ``cpu``: the result is the same whatever the machine.
-        """
-        source, shape = self.lies[name], self.view.shape(name)
-        listed = self.listed.pop((name, target), None)
-        try:
-            if listed is None:
-                return connect(shape, self.view.tensors[name].dtype, source, target, builtin("cpu", self.mesh)).steps
-            if listed.source != source:
-                raise PlanError(f"The plan converts {name} from {listed.source} to {target}, but it lies as {source}.")
-            steps = [Step.parse(text) for text in listed.steps]
-            end = [source, *walk(steps, source, shape, self.mesh)][-1]
-        except SpecError as error:
-            raise PlanError(f"The plan's conversion of {name} to {target} does not fit: {error}") from error
-        if end != target:
-            raise PlanError(f"The plan's conversion of {name} from {source} leads to {end}, not to {target}.")
-        return steps
 
     def step(self, x: Tensor, step: Step) -> Tensor:
         """One step of a conversion, or one reduce function, on a local tensor."""
@@ -231,14 +208,6 @@ class _Partitioner:
 
     def split_order(self, mesh_axes: Sequence[int]) -> SplitOrder:
         return SplitOrder(tuple(mesh_axes), tuple(self.mesh.shape[axis] for axis in mesh_axes))
-
-
-def _listed_connections(stage: StagePlan) -> dict[tuple[str, TensorShardSpec], ConnectionPlan]:
-    listed: dict[tuple[str, TensorShardSpec], ConnectionPlan] = {}
-    for plan in (*(c for operator in stage.operators for c in operator.connections), *stage.output_connections):
-        if listed.setdefault((plan.tensor, plan.target), plan) is not plan:
-            raise PlanError(f"The plan converts {plan.tensor} to {plan.target} twice. Take one conversion out.")
-    return listed
 
 
 def _own_memory(outputs: Sequence[Tensor]) -> list[Tensor]:
