@@ -15,9 +15,10 @@ class RunnerUp:
     Attributes
     ----------
     spec: its operator sharding spec, as text.
-    at_least_seconds: no plan with it takes less (a bound: all else planned anew, with as much memory as it likes); None
-        where the graph is too densely connected to say.
-    alone_seconds: what the plan takes with this choice and everything else as it is.
+    at_least_seconds: no plan with it takes less, all else planned anew; without a budget that binds, and without
+        tensors that very many operators read, a plan with it takes just that. None where the graph is too densely
+        connected to say.
+    alone_seconds: what the plan takes with this choice and everything else as it is, whatever memory that needs.
     """
 
     spec: str

@@ -60,15 +60,16 @@ def write_report(
         budget,
         tuple(live_bytes(view, plan.stage)),
         traffic(view, plan.stage),
-        runner_ups(statement, picks),
+        runner_ups(statement, picks, plan.seconds * (1 - gap)),
         _incumbents(incumbents),
     )
 
 
-def runner_ups(statement: Statement, picks: Sequence[int]) -> tuple[RunnerUp | None, ...]:
+def runner_ups(statement: Statement, picks: Sequence[int], bound_seconds: float) -> tuple[RunnerUp | None, ...]:
     """The next best choice of each operator: the one with the least bound, or where there is none, the least cost.
 
-    The bound is a min-marginal of the problem without its budget (a backward pass of the elimination over all choices).
+    The bound is a min-marginal of the problem without its budget (a backward pass of the elimination over all choices),
+    and no less than ``bound_seconds``, below which there is no plan that fits.
     """
     problem = statement.problem
     count = len(statement.choices)
@@ -81,8 +82,10 @@ def runner_ups(statement: Statement, picks: Sequence[int]) -> tuple[RunnerUp | N
             found.append(None)
             continue
         bounds = None if least is None else least[number]
-        best = min(others, key=lambda k: (0.0 if bounds is None else float(bounds[k]), alone[number][k], k))
-        bound = None if bounds is None else float(bounds[best])
+        best = min(
+            others, key=lambda k: (0.0 if bounds is None else max(float(bounds[k]), bound_seconds), alone[number][k], k)
+        )
+        bound = None if bounds is None else max(float(bounds[best]), bound_seconds)
         found.append(RunnerUp(str(choices[best].spec), bound, alone[number][best]))
     return tuple(found)
 

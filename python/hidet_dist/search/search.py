@@ -13,6 +13,7 @@ from hidet.graph import FlowGraph
 from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import Cluster
 from hidet_dist.search.cost import CostModel, PredictedCost
+from hidet_dist.search.ilp import Problem
 from hidet_dist.search.labels import label_plan, parse_names
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.optimum import optimize
@@ -20,7 +21,7 @@ from hidet_dist.search.pins import Pins, parse_pins
 from hidet_dist.search.propagate import propagate
 from hidet_dist.search.report import Incumbents, write_report
 from hidet_dist.search.solution import write_plan
-from hidet_dist.search.statement import Allow, Statement, state
+from hidet_dist.search.statement import Allow, state
 from hidet_dist.spec import Plan, TensorShardSpec
 from hidet_dist.view import GraphView
 
@@ -147,7 +148,7 @@ def find(
             plan, bound, own_gap = write(picks), 0.0, 1.0
             _check_held(view, plan, budget)
         else:
-            _check_least(cluster, statement, budget)
+            check_least(cluster, statement.problem, budget)
             solution = optimize(statement.problem, solver, time_limit_seconds, gap, incumbents)
             picks, own_gap = solution.choices, solution.gap
             plan, bound = write(picks), solution.seconds * (1 - solution.gap)
@@ -178,8 +179,9 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _check_least(cluster: Cluster, statement: Statement, budget: int) -> None:
-    least = sum(min(statement.problem.memory[entity]) for entity in statement.weights)
+def check_least(cluster: Cluster, problem: Problem, budget: int) -> None:
+    """Raise InfeasibleError when weights alone do not fit."""
+    least = sum(map(min, problem.memory))
     if least > budget:
         raise InfeasibleError(
             f"No plan fits mem_budget = {budget} bytes a device: with every weight split as far as it goes over "
