@@ -40,7 +40,7 @@ def recomputed(graph: hidet.FlowGraph, plan: Plan, cluster: Cluster) -> float:
             name = view.names[y]
             lies[name] = own.spec.out_specs[number]
             partial, fns = own.spec.partial_spec(number), own.spec.reduce_fns[number]
-            seconds += reduce_seconds(view.shape(name), view.itemsize(name), partial, fns, cluster)
+            seconds += reduce_seconds(view.shape(name), view.tensors[name].dtype, partial, fns, cluster)
     wishes = {
         (name, plan.stage.operators[use.operator].spec.in_specs[use.position])
         if use.operator is not None
@@ -48,7 +48,7 @@ def recomputed(graph: hidet.FlowGraph, plan: Plan, cluster: Cluster) -> float:
         for name, use in view.uses()
     }
     for name, target in wishes:
-        seconds += connect(view.shape(name), view.itemsize(name), lies[name], target, cluster).seconds
+        seconds += connect(view.shape(name), view.tensors[name].dtype, lies[name], target, cluster).seconds
     return seconds
 
 

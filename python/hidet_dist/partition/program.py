@@ -10,19 +10,20 @@ import hidet
 import torch
 from hidet.graph import FlowGraph, Operator, Tensor
 
-from hidet_dist.connect import Step, connect
+from hidet_dist.connect import PlannedSteps, Step
 from hidet_dist.errors import PartitionError, PlanError, SpecError
-from hidet_dist.machine import builtin
 from hidet_dist.partition.operators import (
     CommunicationOp,
     CopyOp,
     JoinShardsOp,
     ShardSliceOp,
+    SplitOrder,
     StackShardsOp,
 )
 from hidet_dist.rules.local import localize
-from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, ReduceFn, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.view import GraphView
+from hidet_dist.weights import SafetensorsFiles, Source, read_shard, source_of
 
 COORDINATE = "coordinate"
 
@@ -36,7 +37,7 @@ class Program:
     graph: FlowGraph
         Its inputs are the local graph inputs, then one placeholder a weight shard, then the coordinate.
     inputs, outputs: how the graph's inputs and outputs lie on the mesh.
-    weights: how each weight lies; ``sources`` are the whole weights, by name.
+    weights: how each weight lies; ``sources`` are the data of the whole weights, by name.
     coordinate: int32[mesh.ndim], the placeholder of the device's coordinate; None when nothing depends on it.
     """
 
@@ -45,7 +46,7 @@ class Program:
     inputs: tuple[TensorPlan, ...]
     outputs: tuple[TensorPlan, ...]
     weights: tuple[TensorPlan, ...]
-    sources: dict[str, Tensor]
+    sources: dict[str, Source]
     weight_placeholders: dict[str, Tensor]
     coordinate: Tensor | None
 
@@ -58,12 +59,14 @@ class Program:
         ]
 
     def data_of(self, rank: int) -> dict[str, torch.Tensor]:
-        """What differs between ranks: the rank's shard of each weight by name, and its coordinate."""
+        """What differs between ranks: the rank's shard of each weight by name, and its coordinate.
+
+        All in memory; :func:`hidet_dist.weights.shard_blocks` goes through a shard block by block.
+        """
         coordinate = self.mesh.coordinate(rank)
         data = {}
         for weight in self.weights:
-            whole = self.sources[weight.name].torch()
-            data[weight.name] = whole[weight.spec.slices(weight.shape, self.mesh, coordinate)].contiguous()
+            data[weight.name] = read_shard(self.sources[weight.name], weight, self.mesh, coordinate)
         if self.coordinate is not None:
             data[COORDINATE] = torch.tensor(coordinate, dtype=torch.int32)
         return data
@@ -74,15 +77,17 @@ def communication_operators(graph: FlowGraph) -> list[CommunicationOp]:
     return [node for node in graph.nodes if isinstance(node, CommunicationOp)]
 
 
-def partition_graph(graph: FlowGraph, plan: Plan) -> Program:
-    """Turn a graph into the program that its plan describes.
+def partition_graph(graph: FlowGraph, plan: Plan, files: SafetensorsFiles | None = None) -> Program:
+    """Turn a graph into the program that its plan describes; ``files`` have the weights that it knows by name only.
 
     Raises
     ------
     PlanError
-        When the plan was made for another graph, or its specs do not fit the graph.
+        When the plan was made for another graph, or its specs or conversions do not fit the graph.
     PartitionError
         When an operator cannot be rebuilt on the shards that the plan gives it.
+    WeightsError
+        When ``files`` lack a weight, or have it in another shape or dtype.
     """
     view = GraphView(graph)
     stage = plan.stage
@@ -90,16 +95,16 @@ def partition_graph(graph: FlowGraph, plan: Plan) -> Program:
         raise PlanError(
             f"The plan was made for the graph {stage.fingerprint}, not this one ({view.fingerprint()}). Plan it anew."
         )
-    return _Partitioner(view, stage).run()
+    return _Partitioner(view, stage, files).run()
 
 
 class _Partitioner:
-    def __init__(self, view: GraphView, stage: StagePlan):
+    def __init__(self, view: GraphView, stage: StagePlan, files: SafetensorsFiles | None):
         self.view = view
         self.stage = stage
+        self.files = files
         self.mesh = stage.mesh
-        # Which steps convert a tensor does not depend on what they cost, so any machine serves.
-        self.cluster = builtin("cpu", self.mesh)
+        self.conversions = PlannedSteps(stage)
         self.local: dict[tuple[str, TensorShardSpec], Tensor] = {}
         self.lies: dict[str, TensorShardSpec] = {}
         device = view.graph.outputs[0].device
@@ -111,6 +116,7 @@ class _Partitioner:
         for plan in self.stage.operators:
             self.operator(self.view.operators[plan.index], plan)
         outputs = [self.wanted(tensor.name, tensor.spec) for tensor in self.stage.outputs]
+        self.conversions.check_all_taken()
         inputs = [placeholders[tensor.name] for tensor in self.stage.inputs]
         weights = {tensor.name: placeholders[tensor.name] for tensor in self.stage.weights}
         extra = [self.coordinate] if self.coordinate_used else []
@@ -122,7 +128,7 @@ class _Partitioner:
             self.stage.inputs,
             self.stage.outputs,
             self.stage.weights,
-            {name: self.view.tensors[name] for name in weights},
+            {name: source_of(self.view.tensors[name], self.files) for name in weights},
             weights,
             self.coordinate if self.coordinate_used else None,
         )
@@ -159,42 +165,49 @@ class _Partitioner:
             ) from error
         for name, result, own, fns in zip(names, partial, spec.out_specs, spec.reduce_fns, strict=True):
             self.lies[name] = own
-            self.local[name, own] = functools.reduce(self.reduce, fns, result)
+            self.local[name, own] = functools.reduce(self.step, map(Step.of, fns), result)
 
     def wanted(self, name: str, spec: TensorShardSpec) -> Tensor:
         """The tensor in ``spec``, converted once however often it is wanted so."""
         if (name, spec) not in self.local:
-            try:
-                source = self.lies[name]
-                steps = connect(self.view.shape(name), self.view.itemsize(name), source, spec, self.cluster).steps
-            except SpecError as error:
-                raise PlanError(f"The plan's spec of {name} does not fit: {error}") from error
-            x = self.local[name, source]
-            for step in steps:
+            x = self.local[name, self.lies[name]]
+            shape, dtype = self.view.shape(name), self.view.tensors[name].dtype
+            for step in self.conversions.take(name, shape, dtype, self.lies[name], spec):
                 x = self.step(x, step)
             self.local[name, spec] = x
         return self.local[name, spec]
 
     def step(self, x: Tensor, step: Step) -> Tensor:
+        """One step of a conversion, or one reduce function, on a local tensor."""
         sizes = [self.mesh.shape[axis] for axis in step.mesh_axes]
         if step.kind == "slice":
+            assert step.dim is not None
             return ShardSliceOp(x, self.own_coordinate(), step.dim, step.mesh_axes, sizes).outputs[0]
-        gathered = CommunicationOp(x, "all_gather", step.mesh_axes, self.mesh.group_size(step.mesh_axes)).outputs[0]
-        if step.dim == 0:
-            return hidet.ops.reshape(gathered, [gathered.shape[0] * gathered.shape[1], *gathered.shape[2:]])
-        return JoinShardsOp(gathered, step.dim).outputs[0]
-
-    def reduce(self, y: Tensor, fn: ReduceFn) -> Tensor:
-        size = self.mesh.group_size(fn.mesh_axes)
-        op = "sum" if fn.op == "average" else fn.op
-        if fn.dim is not None:
-            if fn.dim == 0:
-                y = hidet.ops.reshape(y, [size, y.shape[0] // size, *y.shape[1:]])
+        count = self.mesh.group_size(step.mesh_axes)
+        shape = [int(size) for size in x.shape]
+        packs, unpacks = step.packs(shape), step.unpacks(shape, self.mesh)
+        if step.kind in ("reduce_scatter", "all_to_all"):
+            dim, axes = (step.to_dim, step.to_axes) if step.kind == "all_to_all" else (step.dim, step.mesh_axes)
+            assert dim is not None
+            shape[dim] //= count
+            if packs:
+                x = StackShardsOp(x, dim, self.split_order(axes)).outputs[0]
             else:
-                y = StackShardsOp(y, fn.dim, size).outputs[0]
-        y = CommunicationOp(y, fn.kind, fn.mesh_axes, size, op).outputs[0]
+                x = hidet.ops.reshape(x, [count, *shape])
         # The shards are equal, so the average of the whole is the average of the shards' averages.
-        return y / float(size) if fn.op == "average" else y
+        op = "sum" if step.op == "average" else step.op
+        x = CommunicationOp(x, step.kind, step.mesh_axes, count, op).outputs[0]
+        if step.kind in ("all_gather", "all_to_all"):
+            assert step.dim is not None
+            shape[step.dim] *= count
+            if unpacks:
+                x = JoinShardsOp(x, step.dim, self.split_order(step.mesh_axes)).outputs[0]
+            else:
+                x = hidet.ops.reshape(x, shape)
+        return x / float(count) if step.op == "average" else x
+
+    def split_order(self, mesh_axes: Sequence[int]) -> SplitOrder:
+        return SplitOrder(tuple(mesh_axes), tuple(self.mesh.shape[axis] for axis in mesh_axes))
 
 
 def _own_memory(outputs: Sequence[Tensor]) -> list[Tensor]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hidet.graph import Operator
+from hidet.ir.type import DataType
 
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster
@@ -103,11 +104,11 @@ def state(
         for spec in specs:
             numbering[name].setdefault(spec, len(numbering[name]))
     tensors = {name: n for n, name in enumerate(numbering)}
-    prices: dict[tuple[tuple[int, ...], int, tuple[TensorShardSpec, ...]], tuple[tuple[float, ...], ...]] = {}
+    prices: dict[tuple[tuple[int, ...], DataType, tuple[TensorShardSpec, ...]], tuple[tuple[float, ...], ...]] = {}
 
     def price(name: str) -> tuple[tuple[float, ...], ...]:
         specs = tuple(numbering[name])
-        key = (view.shape(name), view.itemsize(name), specs)
+        key = (view.shape(name), view.tensors[name].dtype, specs)
         if key not in prices:
             prices[key] = model.conversions(*key)
         return prices[key]
