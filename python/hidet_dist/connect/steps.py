@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,22 +45,31 @@ def connect(
     SpecError
         When a spec does not fit the shape or the mesh.
     """
-    source.validate(shape, cluster.mesh)
-    target.validate(shape, cluster.mesh)
+    mesh = cluster.mesh
+    source.validate(shape, mesh, padded=True)
+    target.validate(shape, mesh, padded=True)
     steps: list[Step] = []
     seconds = 0.0
     spec = source
-    nbytes = math.prod(shape) * itemsize
+
+    def nbytes() -> int:
+        return spec.local_nbytes(shape, itemsize, mesh)
+
+    def padded(dim: int, axes: tuple[int, ...]) -> int:
+        return TensorShardSpec.replicated(len(shape)).with_dim(dim, axes).padded_shape(shape, mesh)[dim]
+
+    def nested(dim: int, axes: tuple[int, ...], within: tuple[int, ...]) -> bool:
+        return not within or padded(dim, axes) == padded(dim, within)
 
     def slices() -> None:
         nonlocal spec, seconds
         for dim, wanted in enumerate(target.mesh_axes_per_dim):
             has = spec.mesh_axes_per_dim[dim]
             more = wanted[len(has) :]
-            if more and wanted[: len(has)] == has and not set(more) & set(spec.mesh_axes):
+            if more and wanted[: len(has)] == has and not set(more) & set(spec.mesh_axes) and nested(dim, wanted, has):
                 spec = spec.with_dim(dim, wanted)
                 steps.append(Step("slice", more, dim, spec))
-                seconds += cluster.copy_seconds(nbytes // spec.num_shards(cluster.mesh))
+                seconds += cluster.copy_seconds(nbytes())
 
     slices()
     for dim, wanted in enumerate(target.mesh_axes_per_dim):
@@ -69,17 +77,22 @@ def connect(
         kept = 0
         while kept < min(len(has), len(wanted)) and has[kept] == wanted[kept]:
             kept += 1
+        if not (nested(dim, has, has[:kept]) and nested(dim, wanted, wanted[:kept])):
+            kept = 0
         while len(has) > kept:
             # One collective serves a run of axes that ascend, as a group numbers its ranks in that order.
             run = 1
             while len(has) - run > kept and has[-run - 1] < has[-run]:
                 run += 1
+            # The pad goes with the last axes.
+            if not nested(dim, has, has[:-run]):
+                run = len(has)
             axes, has = has[-run:], has[:-run]
             spec = spec.with_dim(dim, has)
             steps.append(Step("all_gather", axes, dim, spec))
-            seconds += cluster.all_gather_seconds(nbytes // spec.num_shards(cluster.mesh), axes)
+            seconds += cluster.all_gather_seconds(nbytes(), axes)
             if dim:
-                seconds += cluster.copy_seconds(nbytes // spec.num_shards(cluster.mesh))
+                seconds += cluster.copy_seconds(nbytes())
     slices()
     assert spec == target
     return Connection(source, target, tuple(steps), seconds)
@@ -92,7 +105,7 @@ def reduce_seconds(
     seconds = 0.0
     spec = partial
     for fn in fns:
-        nbytes = math.prod(shape) * itemsize // spec.num_shards(cluster.mesh)
+        nbytes = spec.local_nbytes(shape, itemsize, cluster.mesh)
         if fn.dim is None:
             seconds += cluster.all_reduce_seconds(nbytes, fn.mesh_axes)
         else:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.utils import Task, compute, input_like
+from hidet.ir.expr import if_then_else
 
 from hidet_dist.compat.native_call import NativeCall, NativeCallOp
 from hidet_dist.runtime import native
@@ -70,35 +71,39 @@ class CommunicationOp(NativeCallOp):
 
 
 class ShardSliceTask(Task):
-    """Cut the own shard out of dim ``dim``; which one is data, the device's coordinate."""
+    """Cut the own shard out of dim ``dim``, with zeros beyond its end; which one is data, the device's coordinate."""
 
-    def __init__(self, x, coordinate, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int]):  # type: ignore[no-untyped-def]
+    def __init__(  # type: ignore[no-untyped-def]
+        self, x, coordinate, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int], extent: int
+    ):
         shape = list(x.shape)
-        shape[dim] = shape[dim] // math.prod(sizes)
+        shape[dim] = extent
+        padded = extent * math.prod(sizes) > x.shape[dim]
 
         def element(*indices):  # type: ignore[no-untyped-def]
             shard = coordinate[mesh_axes[0]]
             for axis, size in zip(mesh_axes[1:], sizes[1:], strict=True):
                 shard = shard * size + coordinate[axis]
             index = list(indices)
-            index[dim] = shard * shape[dim] + index[dim]
-            return x[index]
+            index[dim] = shard * extent + index[dim]
+            return if_then_else(index[dim] < x.shape[dim], x[index], x.type.dtype.zero) if padded else x[index]
 
         y = compute("y", shape, element)
-        super().__init__(
-            "shard_slice",
-            [x, coordinate],
-            [y],
-            attributes={"dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes)},
-        )
+        attributes = {"dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes), "extent": extent}
+        super().__init__("shard_slice", [x, coordinate], [y], attributes=attributes)
 
 
 class ShardSliceOp(Operator):
-    """The own shard of ``x`` along ``dim``, split by ``mesh_axes`` (major to minor) of ``sizes`` devices."""
+    """The own shard of ``x`` along ``dim``, split by ``mesh_axes`` (major to minor) of ``sizes`` devices.
 
-    def __init__(self, x: Tensor, coordinate: Tensor, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int]):
-        task = ShardSliceTask(input_like(x, "x"), input_like(coordinate, "coordinate"), dim, mesh_axes, sizes)
-        attributes = {"dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes)}
+    Each shard has ``extent``. Where that is more than there is, the last ones have zeros beyond the end of the dim.
+    """
+
+    def __init__(
+        self, x: Tensor, coordinate: Tensor, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int], extent: int
+    ):
+        task = ShardSliceTask(input_like(x, "x"), input_like(coordinate, "coordinate"), dim, mesh_axes, sizes, extent)
+        attributes = {"dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes), "extent": extent}
         super().__init__(inputs=[x, coordinate], attributes=attributes, task=task)
 
 
@@ -128,12 +133,12 @@ class StackShardsOp(Operator):
 
 
 class JoinShardsTask(Task):
-    """``y`` joins ``x[0], x[1], ...`` along their dim ``dim``."""
+    """``y`` joins ``x[0], x[1], ...`` along their dim ``dim``, and ends at ``extent``."""
 
-    def __init__(self, x, dim: int):  # type: ignore[no-untyped-def]
-        count, part = x.shape[0], x.shape[dim + 1]
+    def __init__(self, x, dim: int, extent: int):  # type: ignore[no-untyped-def]
+        part = x.shape[dim + 1]
         shape = list(x.shape[1:])
-        shape[dim] = count * part
+        shape[dim] = extent
 
         def element(*indices):  # type: ignore[no-untyped-def]
             index = list(indices)
@@ -141,14 +146,15 @@ class JoinShardsTask(Task):
             return x[[indices[dim] // part, *index]]
 
         y = compute("y", shape, element)
-        super().__init__("join_shards", [x], [y], attributes={"dim": dim})
+        super().__init__("join_shards", [x], [y], attributes={"dim": dim, "extent": extent})
 
 
 class JoinShardsOp(Operator):
-    """Join gathered shards along ``dim``, as an all-gather leaves them one behind the other."""
+    """Join gathered shards along ``dim``, as an all-gather leaves them one behind the other, up to ``extent``."""
 
-    def __init__(self, x: Tensor, dim: int):
-        super().__init__(inputs=[x], attributes={"dim": dim}, task=JoinShardsTask(input_like(x, "x"), dim))
+    def __init__(self, x: Tensor, dim: int, extent: int):
+        task = JoinShardsTask(input_like(x, "x"), dim, extent)
+        super().__init__(inputs=[x], attributes={"dim": dim, "extent": extent}, task=task)
 
 
 class CopyTask(Task):

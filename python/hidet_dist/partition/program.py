@@ -21,7 +21,18 @@ from hidet_dist.partition.operators import (
     StackShardsOp,
 )
 from hidet_dist.rules.local import localize
-from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, ReduceFn, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.rules.padding import mask_padding
+from hidet_dist.rules.rule import derive
+from hidet_dist.spec import (
+    DeviceMesh,
+    OperatorPlan,
+    OpShardSpec,
+    Plan,
+    ReduceFn,
+    StagePlan,
+    TensorPlan,
+    TensorShardSpec,
+)
 from hidet_dist.view import GraphView
 
 COORDINATE = "coordinate"
@@ -62,11 +73,21 @@ class Program:
         coordinate = self.mesh.coordinate(rank)
         data = {}
         for weight in self.weights:
-            whole = self.sources[weight.name].torch()
-            data[weight.name] = whole[weight.spec.slices(weight.shape, self.mesh, coordinate)].contiguous()
+            data[weight.name] = shard_of(self.sources[weight.name].torch(), weight.spec, self.mesh, coordinate)
         if self.coordinate is not None:
             data[COORDINATE] = torch.tensor(coordinate, dtype=torch.int32)
         return data
+
+
+def shard_of(whole: torch.Tensor, spec: TensorShardSpec, mesh: DeviceMesh, coordinate: Sequence[int]) -> torch.Tensor:
+    """The contiguous shard of ``whole`` that the device at ``coordinate`` holds, with zeros for its padding."""
+    own = whole[spec.slices(whole.shape, mesh, coordinate)]
+    local = spec.local_shape(whole.shape, mesh)
+    if tuple(own.shape) == local:
+        return own.contiguous()
+    shard = torch.zeros(local, dtype=whole.dtype)
+    shard[tuple(map(slice, own.shape))] = own
+    return shard
 
 
 def communication_operators(graph: FlowGraph) -> list[CommunicationOp]:
@@ -102,11 +123,19 @@ class _Partitioner:
         self.cluster = builtin("cpu", self.mesh)
         self.local: dict[tuple[str, TensorShardSpec], Tensor] = {}
         self.lies: dict[str, TensorShardSpec] = {}
+        # Tensors whose padding, if there is any, is known to be zero.
+        self.zero_padded: set[Tensor] = set()
         device = view.graph.outputs[0].device
         self.coordinate: Tensor = hidet.symbol([self.mesh.ndim], "int32", device)
         self.coordinate_used = False
 
     def run(self) -> Program:
+        for what, tensors in (("input", self.stage.inputs), ("output", self.stage.outputs)):
+            for tensor in tensors:
+                try:
+                    tensor.spec.validate(tensor.shape, self.mesh)
+                except SpecError as error:
+                    raise PlanError(f"The plan's spec of the {what} {tensor.name} does not fit: {error}") from error
         placeholders = {tensor.name: self.placeholder(tensor) for tensor in (*self.stage.inputs, *self.stage.weights)}
         for plan in self.stage.operators:
             self.operator(self.view.operators[plan.index], plan)
@@ -140,6 +169,7 @@ class _Partitioner:
         local = hidet.symbol(list(shape), whole.dtype, whole.device)
         self.lies[tensor.name] = tensor.spec
         self.local[tensor.name, tensor.spec] = local
+        self.zero_padded.add(local)
         return local
 
     def operator(self, op: Operator, plan: OperatorPlan) -> None:
@@ -149,6 +179,7 @@ class _Partitioner:
         inputs = [self.wanted(self.view.names[x], s) for x, s in zip(op.inputs, spec.in_specs, strict=True)]
         names = [self.view.names[y] for y in op.outputs]
         try:
+            self.mask(op, spec, inputs)
             shapes = [
                 spec.partial_spec(o).local_shape(self.view.shape(name), self.mesh) for o, name in enumerate(names)
             ]
@@ -161,6 +192,18 @@ class _Partitioner:
             self.lies[name] = own
             self.local[name, own] = functools.reduce(self.reduce, fns, result)
 
+    def mask(self, op: Operator, spec: OpShardSpec, inputs: list[Tensor]) -> None:
+        """Put zeros into the padding of those inputs whose padding the operator would see."""
+        tensors = ((*op.inputs, *op.outputs), (*spec.in_specs, *spec.out_specs))
+        if not any(
+            own.is_padded(self.view.shape(self.view.names[x]), self.mesh) for x, own in zip(*tensors, strict=True)
+        ):
+            return
+        for i, dim in derive(op).masks(spec, self.mesh):
+            if inputs[i] not in self.zero_padded:
+                size, axes = int(op.inputs[i].shape[dim]), spec.in_specs[i].mesh_axes_per_dim[dim]
+                inputs[i] = mask_padding(inputs[i], dim, size, axes, self.mesh, self.own_coordinate)
+
     def wanted(self, name: str, spec: TensorShardSpec) -> Tensor:
         """The tensor in ``spec``, converted once however often it is wanted so."""
         if (name, spec) not in self.local:
@@ -170,19 +213,27 @@ class _Partitioner:
             except SpecError as error:
                 raise PlanError(f"The plan's spec of {name} does not fit: {error}") from error
             x = self.local[name, source]
+            shape = self.view.shape(name)
+            # A slice puts zeros beyond the end of the dim, and no step moves padding elsewhere.
+            clean = x in self.zero_padded or not source.is_padded(shape, self.mesh)
             for step in steps:
-                x = self.step(x, step)
+                x = self.step(x, step, shape)
+                clean = clean or not step.result.is_padded(shape, self.mesh)
+            if clean:
+                self.zero_padded.add(x)
             self.local[name, spec] = x
         return self.local[name, spec]
 
-    def step(self, x: Tensor, step: Step) -> Tensor:
+    def step(self, x: Tensor, step: Step, shape: Sequence[int]) -> Tensor:
+        """The tensor of ``shape`` (whole) after a step; ``x`` is the shard before it."""
         sizes = [self.mesh.shape[axis] for axis in step.mesh_axes]
+        extent = step.result.local_shape(shape, self.mesh)[step.dim]
         if step.kind == "slice":
-            return ShardSliceOp(x, self.own_coordinate(), step.dim, step.mesh_axes, sizes).outputs[0]
+            return ShardSliceOp(x, self.own_coordinate(), step.dim, step.mesh_axes, sizes, extent).outputs[0]
         gathered = CommunicationOp(x, "all_gather", step.mesh_axes, self.mesh.group_size(step.mesh_axes)).outputs[0]
-        if step.dim == 0:
+        if step.dim == 0 and gathered.shape[0] * gathered.shape[1] == extent:
             return hidet.ops.reshape(gathered, [gathered.shape[0] * gathered.shape[1], *gathered.shape[2:]])
-        return JoinShardsOp(gathered, step.dim).outputs[0]
+        return JoinShardsOp(gathered, step.dim, extent).outputs[0]
 
     def reduce(self, y: Tensor, fn: ReduceFn) -> Tensor:
         size = self.mesh.group_size(fn.mesh_axes)

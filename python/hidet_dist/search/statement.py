@@ -13,7 +13,7 @@ from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice, RuleTable
 from hidet_dist.search.cost import CostModel, operator_seconds
 from hidet_dist.search.ilp import Edge, Problem
-from hidet_dist.spec import OpShardSpec, TensorShardSpec
+from hidet_dist.spec import DeviceMesh, OpShardSpec, TensorShardSpec
 from hidet_dist.view import GraphView
 
 Allow = Callable[[Operator, OpShardSpec], bool]
@@ -62,15 +62,17 @@ def state(
         if name not in view.weights:
             raise ConfigError(f"The graph has no weight {name!r} whose spec could be fixed.")
         try:
-            spec.validate(view.shape(name), mesh)
+            spec.validate(view.shape(name), mesh, padded=True)
         except SpecError as error:
             raise ConfigError(f"The spec of the weight {name} does not fit: {error}") from error
+    padded = _padded_specs(view, mesh, choices)
     weight_specs = [
-        [pinned[name]] if name in pinned else _weight_specs(view.shape(name), cluster) for name in view.weights
+        [pinned[name]] if name in pinned else [*_weight_specs(view.shape(name), cluster), *padded[name]]
+        for name in view.weights
     ]
     for name, specs in zip(view.weights, weight_specs, strict=True):
         cost.append([0.0] * len(specs))
-        memory.append([view.nbytes(name) // spec.num_shards(mesh) for spec in specs])
+        memory.append([spec.local_nbytes(view.shape(name), view.itemsize(name), mesh) for spec in specs])
     inputs = _fixed(view, view.inputs, input_specs, cluster, "input")
     outputs = _fixed(view, view.outputs, output_specs, cluster, "output")
     cost += [[0.0]] * (len(inputs) + len(outputs))
@@ -138,6 +140,18 @@ def _weight_specs(shape: tuple[int, ...], cluster: Cluster) -> list[TensorShardS
         if spec.fits(shape, cluster.mesh):
             specs.setdefault(spec)
     return list(specs)
+
+
+def _padded_specs(
+    view: GraphView, mesh: DeviceMesh, choices: Sequence[Sequence[Choice]]
+) -> dict[str, list[TensorShardSpec]]:
+    """For each weight the specs with padding that some operator can take it in."""
+    found: dict[str, dict[TensorShardSpec, None]] = {name: {} for name in view.weights}
+    for name, use in view.uses():
+        if use.operator is not None and name in found:
+            specs = dict.fromkeys(choice.spec.in_specs[use.position] for choice in choices[use.operator])
+            found[name].update((spec, None) for spec in specs if spec.is_padded(view.shape(name), mesh))
+    return {name: list(specs) for name, specs in found.items()}
 
 
 def _fixed(
