@@ -10,6 +10,7 @@ import hidet
 from hidet.graph import FlowGraph, Operator
 
 from hidet_dist.errors import ConfigError
+from hidet_dist.normalize import normalize
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Use:
 
 
 class GraphView:
-    """The tensors of a graph by name, and who makes and who uses them.
+    """The tensors of a graph in normal form (``hidet_dist.normalize``) by name, and who makes and who uses them.
 
     Inputs are named ``x0, x1, ...``, weights (constants, in the order of their first use) ``w0, w1, ...``, and output o
     of operator i ``t{i}.{o}``.
@@ -33,6 +34,7 @@ class GraphView:
     """
 
     def __init__(self, graph: FlowGraph):
+        graph = normalize(graph)
         graph.update_nodes()
         self.graph = graph
         self.operators: list[Operator] = list(graph.nodes)

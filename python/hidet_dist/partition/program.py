@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ import hidet
 import torch
 from hidet.graph import FlowGraph, Operator, Tensor
 
-from hidet_dist.connect import Step, connect
+from hidet_dist.connect import Step, connect, walk
 from hidet_dist.errors import PartitionError, PlanError, SpecError
 from hidet_dist.machine import builtin
 from hidet_dist.partition.operators import (
@@ -18,21 +17,15 @@ from hidet_dist.partition.operators import (
     CopyOp,
     JoinShardsOp,
     ShardSliceOp,
+    SplitOrder,
     StackShardsOp,
 )
 from hidet_dist.rules.local import localize
 from hidet_dist.rules.padding import mask_padding
 from hidet_dist.rules.rule import derive
-from hidet_dist.spec import (
-    DeviceMesh,
-    OperatorPlan,
-    OpShardSpec,
-    Plan,
-    ReduceFn,
-    StagePlan,
-    TensorPlan,
-    TensorShardSpec,
-)
+from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, Plan, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.spec.partial import split_of
+from hidet_dist.spec.plan import ConnectionPlan
 from hidet_dist.view import GraphView
 
 COORDINATE = "coordinate"
@@ -101,7 +94,7 @@ def partition_graph(graph: FlowGraph, plan: Plan) -> Program:
     Raises
     ------
     PlanError
-        When the plan was made for another graph, or its specs do not fit the graph.
+        When the plan was made for another graph, or its specs or conversions do not fit the graph.
     PartitionError
         When an operator cannot be rebuilt on the shards that the plan gives it.
     """
@@ -119,8 +112,7 @@ class _Partitioner:
         self.view = view
         self.stage = stage
         self.mesh = stage.mesh
-        # Which steps convert a tensor does not depend on what they cost, so any machine serves.
-        self.cluster = builtin("cpu", self.mesh)
+        self.listed = _listed_connections(stage)
         self.local: dict[tuple[str, TensorShardSpec], Tensor] = {}
         self.lies: dict[str, TensorShardSpec] = {}
         # Tensors whose padding, if there is any, is known to be zero.
@@ -140,6 +132,8 @@ class _Partitioner:
         for plan in self.stage.operators:
             self.operator(self.view.operators[plan.index], plan)
         outputs = [self.wanted(tensor.name, tensor.spec) for tensor in self.stage.outputs]
+        for name, target in self.listed:
+            raise PlanError(f"The plan converts {name} to {target}, but nothing takes it so. Take the conversion out.")
         inputs = [placeholders[tensor.name] for tensor in self.stage.inputs]
         weights = {tensor.name: placeholders[tensor.name] for tensor in self.stage.weights}
         extra = [self.coordinate] if self.coordinate_used else []
@@ -188,16 +182,19 @@ class _Partitioner:
             raise PartitionError(
                 f"Operator {plan.index}, {op.name}, cannot run on shards as {spec}: {error}"
             ) from error
-        for name, result, own, fns in zip(names, partial, spec.out_specs, spec.reduce_fns, strict=True):
-            self.lies[name] = own
-            self.local[name, own] = functools.reduce(self.reduce, fns, result)
+        for o, name in enumerate(names):
+            lies, y = spec.partial_spec(o), partial[o]
+            for fn in spec.reduce_fns[o]:
+                lies = fn.after(lies)
+                y = self.step(y, Step.of(fn), lies.local_shape(self.view.shape(name), self.mesh))
+            self.lies[name] = lies
+            self.local[name, lies] = y
 
     def mask(self, op: Operator, spec: OpShardSpec, inputs: list[Tensor]) -> None:
         """Put zeros into the padding of those inputs whose padding the operator would see."""
-        tensors = ((*op.inputs, *op.outputs), (*spec.in_specs, *spec.out_specs))
-        if not any(
-            own.is_padded(self.view.shape(self.view.names[x]), self.mesh) for x, own in zip(*tensors, strict=True)
-        ):
+        shapes = (self.view.shape(self.view.names[x]) for x in (*op.inputs, *op.outputs))
+        specs = (*spec.in_specs, *spec.out_specs)
+        if not any(own.is_padded(shape, self.mesh) for shape, own in zip(shapes, specs, strict=True)):
             return
         for i, dim in derive(op).masks(spec, self.mesh):
             if inputs[i] not in self.zero_padded:
@@ -207,45 +204,80 @@ class _Partitioner:
     def wanted(self, name: str, spec: TensorShardSpec) -> Tensor:
         """The tensor in ``spec``, converted once however often it is wanted so."""
         if (name, spec) not in self.local:
-            try:
-                source = self.lies[name]
-                steps = connect(self.view.shape(name), self.view.itemsize(name), source, spec, self.cluster).steps
-            except SpecError as error:
-                raise PlanError(f"The plan's spec of {name} does not fit: {error}") from error
+            source, shape = self.lies[name], self.view.shape(name)
             x = self.local[name, source]
-            shape = self.view.shape(name)
-            # A slice puts zeros beyond the end of the dim, and no step moves padding elsewhere.
+            # A slice puts zeros beyond the end of a dim, and no step moves padding elsewhere.
             clean = x in self.zero_padded or not source.is_padded(shape, self.mesh)
-            for step in steps:
-                x = self.step(x, step, shape)
-                clean = clean or not step.result.is_padded(shape, self.mesh)
+            steps = self.conversion(name, spec)
+            for step, layout in zip(steps, walk(steps, source, shape, self.mesh), strict=True):
+                lies = split_of(layout)
+                x = self.step(x, step, lies.local_shape(shape, self.mesh))
+                clean = clean or not lies.is_padded(shape, self.mesh)
             if clean:
                 self.zero_padded.add(x)
             self.local[name, spec] = x
         return self.local[name, spec]
 
-    def step(self, x: Tensor, step: Step, shape: Sequence[int]) -> Tensor:
-        """The tensor of ``shape`` (whole) after a step; ``x`` is the shard before it."""
-        sizes = [self.mesh.shape[axis] for axis in step.mesh_axes]
-        extent = step.result.local_shape(shape, self.mesh)[step.dim]
-        if step.kind == "slice":
-            return ShardSliceOp(x, self.own_coordinate(), step.dim, step.mesh_axes, sizes, extent).outputs[0]
-        gathered = CommunicationOp(x, "all_gather", step.mesh_axes, self.mesh.group_size(step.mesh_axes)).outputs[0]
-        if step.dim == 0 and gathered.shape[0] * gathered.shape[1] == extent:
-            return hidet.ops.reshape(gathered, [gathered.shape[0] * gathered.shape[1], *gathered.shape[2:]])
-        return JoinShardsOp(gathered, step.dim, extent).outputs[0]
+    def conversion(self, name: str, target: TensorShardSpec) -> Sequence[Step]:
+        """The steps that the plan lists, once they are known to lead there.
 
-    def reduce(self, y: Tensor, fn: ReduceFn) -> Tensor:
-        size = self.mesh.group_size(fn.mesh_axes)
-        op = "sum" if fn.op == "average" else fn.op
-        if fn.dim is not None:
-            if fn.dim == 0:
-                y = hidet.ops.reshape(y, [size, y.shape[0] // size, *y.shape[1:]])
+        A conversion that the plan does not list, as one written by hand need not, takes what would be the cheapest
+        steps on the machine ``cpu``: the result is the same whatever the machine.
+        """
+        source, shape = self.lies[name], self.view.shape(name)
+        listed = self.listed.pop((name, target), None)
+        try:
+            if listed is None:
+                return connect(shape, self.view.tensors[name].dtype, source, target, builtin("cpu", self.mesh)).steps
+            if listed.source != source:
+                raise PlanError(f"The plan converts {name} from {listed.source} to {target}, but it lies as {source}.")
+            steps = [Step.parse(text) for text in listed.steps]
+            end = [source, *walk(steps, source, shape, self.mesh)][-1]
+        except SpecError as error:
+            raise PlanError(f"The plan's conversion of {name} to {target} does not fit: {error}") from error
+        if end != target:
+            raise PlanError(f"The plan's conversion of {name} from {source} leads to {end}, not to {target}.")
+        return steps
+
+    def step(self, x: Tensor, step: Step, result: Sequence[int]) -> Tensor:
+        """One step of a conversion, or one reduce function, on a local tensor; ``result`` is the local shape after."""
+        sizes = [self.mesh.shape[axis] for axis in step.mesh_axes]
+        if step.kind == "slice":
+            assert step.dim is not None
+            extent = result[step.dim]
+            return ShardSliceOp(x, self.own_coordinate(), step.dim, step.mesh_axes, sizes, extent).outputs[0]
+        count = self.mesh.group_size(step.mesh_axes)
+        shape = [int(size) for size in x.shape]
+        packs, unpacks = step.packs(shape), step.unpacks(shape, result, self.mesh)
+        if step.kind in ("reduce_scatter", "all_to_all"):
+            dim, axes = (step.to_dim, step.to_axes) if step.kind == "all_to_all" else (step.dim, step.mesh_axes)
+            assert dim is not None
+            shape[dim] //= count
+            if packs:
+                x = StackShardsOp(x, dim, self.split_order(axes)).outputs[0]
             else:
-                y = StackShardsOp(y, fn.dim, size).outputs[0]
-        y = CommunicationOp(y, fn.kind, fn.mesh_axes, size, op).outputs[0]
+                x = hidet.ops.reshape(x, [count, *shape])
         # The shards are equal, so the average of the whole is the average of the shards' averages.
-        return y / float(size) if fn.op == "average" else y
+        op = "sum" if step.op == "average" else step.op
+        x = CommunicationOp(x, step.kind, step.mesh_axes, count, op).outputs[0]
+        if step.kind in ("all_gather", "all_to_all"):
+            assert step.dim is not None
+            if unpacks:
+                x = JoinShardsOp(x, step.dim, self.split_order(step.mesh_axes), result[step.dim]).outputs[0]
+            else:
+                x = hidet.ops.reshape(x, list(result))
+        return x / float(count) if step.op == "average" else x
+
+    def split_order(self, mesh_axes: Sequence[int]) -> SplitOrder:
+        return SplitOrder(tuple(mesh_axes), tuple(self.mesh.shape[axis] for axis in mesh_axes))
+
+
+def _listed_connections(stage: StagePlan) -> dict[tuple[str, TensorShardSpec], ConnectionPlan]:
+    listed: dict[tuple[str, TensorShardSpec], ConnectionPlan] = {}
+    for plan in (*(c for operator in stage.operators for c in operator.connections), *stage.output_connections):
+        if listed.setdefault((plan.tensor, plan.target), plan) is not plan:
+            raise PlanError(f"The plan converts {plan.tensor} to {plan.target} twice. Take one conversion out.")
+    return listed
 
 
 def _own_memory(outputs: Sequence[Tensor]) -> list[Tensor]:
