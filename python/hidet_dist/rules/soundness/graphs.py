@@ -68,7 +68,7 @@ def uneven(rng: np.random.Generator) -> FlowGraph:
     hidden = ops.layer_norm(ops.add(ops.take(table, x, 0), _weight(rng, 4, width)))
     # Zeros in the padding of the inner width become ones here, and infinity there: both must not be seen.
     wide = ops.exp(ops.add(ops.matmul(hidden, _weight(rng, width, inner)), _weight(rng, inner)))
-    wide = ops.divide(wide, ops.abs(_weight(rng, inner)))
+    wide = ops.divide(wide, hidet.asarray(rng.uniform(2, 4, [inner]).astype(np.float32)))
     hidden = ops.add(hidden, ops.matmul(wide, _weight(rng, inner, width)))
     return _trace(x, ops.add(matmul_nt(hidden, table), _weight(rng, words)))
 
