@@ -2,6 +2,17 @@
 
 from hidet_dist.connect.cost import reduce_seconds, step_seconds
 from hidet_dist.connect.path import Connection, connect, connect_all
+from hidet_dist.connect.planned import PlannedSteps
 from hidet_dist.connect.steps import Step, moves, walk
 
-__all__ = ["Connection", "Step", "connect", "connect_all", "moves", "reduce_seconds", "step_seconds", "walk"]
+__all__ = [
+    "Connection",
+    "PlannedSteps",
+    "Step",
+    "connect",
+    "connect_all",
+    "moves",
+    "reduce_seconds",
+    "step_seconds",
+    "walk",
+]

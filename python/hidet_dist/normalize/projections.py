@@ -33,6 +33,7 @@ from hidet.graph.ops.transform import (
 from hidet.ir.expr import is_constant
 
 from hidet_dist.rules.local import rebuild
+from hidet_dist.weights import is_weight, part_of_weight
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,8 @@ class _Cutter:
         return self.parts[x, cut]
 
     def make(self, x: Tensor, cut: Cut, new: Mapping[Tensor, Tensor]) -> Tensor:
+        if is_weight(x):
+            return part_of_weight(x, cut.dim, cut.start, cut.stop)
         if _is_constant(x):
             index = tuple(slice(cut.start, cut.stop) if d == cut.dim else slice(None) for d in range(len(x.shape)))
             return hidet.from_torch(x.torch()[index].contiguous())
@@ -191,7 +194,7 @@ def _reshaped(before: Sequence[int], after: Sequence[int], cut: Cut) -> Cut | No
 
 
 def _is_constant(x: Tensor) -> bool:
-    return x.storage is not None
+    return x.storage is not None or is_weight(x)
 
 
 def _shape(x: Tensor) -> tuple[int, ...]:

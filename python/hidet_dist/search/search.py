@@ -21,6 +21,7 @@ from hidet_dist.search.solution import write_plan
 from hidet_dist.search.statement import Allow, Statement, state
 from hidet_dist.spec import Plan, TensorShardSpec
 from hidet_dist.view import GraphView
+from hidet_dist.weights import names_of
 
 MODES = ("search", "propagate")
 
@@ -128,6 +129,7 @@ def find(
     budget = memory_budget(cluster, mem_budget)
     view = GraphView(graph)
     tensors = parse_names(names)
+    tensors |= {name: x for name, x in names_of(view.tensors.values()).items() if name not in tensors}
     pinned = Pins(view, cluster.mesh, parse_pins(pins), tensors)
     model = PredictedCost(cluster) if cost_model is None else cost_model
     with collector_paused():
