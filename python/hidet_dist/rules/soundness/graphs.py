@@ -68,6 +68,19 @@ def lookup(rng: np.random.Generator) -> FlowGraph:
     return _trace(x, matmul_nt(ops.layer_norm(hidden), table))
 
 
+def uneven(rng: np.random.Generator) -> FlowGraph:
+    """A language model whose vocabulary and inner width divide by nothing; its head reads the table of the lookup."""
+    words, width, inner = 13, 8, 11
+    x = hidet.symbol([2, 4], "int64", "cpu")
+    table = _weight(rng, words, width)
+    hidden = ops.layer_norm(ops.add(ops.take(table, x, 0), _weight(rng, 4, width)))
+    # Zeros in the padding of the inner width become ones here, and infinity there: both must not be seen.
+    wide = ops.exp(ops.add(ops.matmul(hidden, _weight(rng, width, inner)), _weight(rng, inner)))
+    wide = ops.divide(wide, hidet.asarray(rng.uniform(2, 4, [inner]).astype(np.float32)))
+    hidden = ops.add(hidden, ops.matmul(wide, _weight(rng, inner, width)))
+    return _trace(x, ops.add(matmul_nt(hidden, table), _weight(rng, words)))
+
+
 def convolutions(rng: np.random.Generator) -> FlowGraph:
     """Dense, depthwise and pointwise convolutions with padding, pooling and a mean over the image."""
     x = hidet.symbol([2, 4, 6, 6], "float32", "cpu")
@@ -228,6 +241,7 @@ PATTERNS: dict[str, Builder] = {
     "fused_projection": fused_projection,
     "attention": attention,
     "lookup": lookup,
+    "uneven": uneven,
     "convolutions": convolutions,
     "triangle": triangle,
     "gated_decoder": gated_decoder,
