@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -79,8 +81,14 @@ def test_the_program_ends_with_one_line_of_json(capsys):
     assert counts["failures"] == 0
 
 
+def test_processes_share_the_work():
+    command = [sys.executable, "-m", "hidet_dist.rules.soundness", "--plans", "4", "--only", "mlp", "--jobs", "2"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(run.stdout.splitlines()[-1])["plans"] == 1
+
+
 def test_the_program_counts_failures(capsys, monkeypatch):
-    import hidet_dist.rules.soundness.__main__ as program
+    import hidet_dist.rules.soundness.work as program
 
     monkeypatch.setattr(program, "check_plan", lambda *_: "it differs")
     assert main(["--plans", "8", "--only", "mlp", "--jobs", "1"]) == 1
