@@ -80,7 +80,7 @@ class Step:
     def after(self, layout: Layout, shape: Sequence[int], mesh: DeviceMesh) -> Layout:
         """How a tensor of ``shape`` (whole) lies after the step. Raises SpecError where the step cannot be taken."""
         result = self._after(layout)
-        check_step(result, shape, mesh)
+        _check(self, layout, result, shape, mesh)
         return result
 
     def _after(self, layout: Layout) -> Layout:
@@ -161,9 +161,10 @@ def _in_order(mesh_axes: tuple[int, ...], dim: int | None, shape: Sequence[int])
     return all(a < b for a, b in itertools.pairwise(mesh_axes)) and math.prod(shape[:dim]) == 1
 
 
-def check_step(result: Layout, shape: Sequence[int], mesh: DeviceMesh) -> None:
-    """Raise SpecError unless a tensor of ``shape`` can lie as a step's ``result`` says."""
-    result.validate(shape, mesh)
+def _check(step: Step, before: Layout, after: Layout, shape: Sequence[int], mesh: DeviceMesh) -> None:
+    """Raise SpecError unless the step can be taken with a tensor of ``shape``: the one judge of it."""
+    for layout in (before, after):
+        layout.validate(shape, mesh)
 
 
 def walk(steps: Iterable[Step], source: Layout, shape: Sequence[int], mesh: DeviceMesh) -> list[Layout]:
@@ -175,22 +176,27 @@ def walk(steps: Iterable[Step], source: Layout, shape: Sequence[int], mesh: Devi
     return layouts
 
 
-def moves(layout: Layout, shape: Sequence[int], mesh: DeviceMesh) -> Iterator[tuple[Step, Layout]]:
-    """Every step that can be taken from a layout of a tensor of ``shape``, and where it leads, in a fixed order."""
-    for step, result in _candidates(layout, mesh.ndim):
+def moves(
+    layout: Layout, shape: Sequence[int], mesh: DeviceMesh, usable: Sequence[int] | None = None
+) -> Iterator[tuple[Step, Layout]]:
+    """Every step that can be taken from a layout of a tensor of ``shape``, and where it leads, in a fixed order.
+
+    ``usable`` are the mesh axes by which a step may split a tensor that is whole along them; all when not given.
+    """
+    for step, result in _candidates(layout, tuple(range(mesh.ndim) if usable is None else usable)):
         try:
-            check_step(result, shape, mesh)
+            _check(step, layout, result, shape, mesh)
         except SpecError:
             continue
         yield step, result
 
 
 @functools.lru_cache(maxsize=2**13)
-def _candidates(layout: Layout, mesh_ndim: int) -> tuple[tuple[Step, Layout], ...]:
+def _candidates(layout: Layout, usable: tuple[int, ...]) -> tuple[tuple[Step, Layout], ...]:
     """The steps of :func:`moves`, whether the results fit or not: these are the same for all shapes."""
     spec, partial = split_of(layout), partial_axes(layout)
     op = layout.op if isinstance(layout, PartialSpec) else ""
-    free = [axis for axis in range(mesh_ndim) if axis not in spec.mesh_axes and axis not in partial]
+    free = [axis for axis in usable if axis not in spec.mesh_axes and axis not in partial]
     steps = []
     for dim in range(spec.ndim):
         steps += [Step("slice", axes, dim) for axes in _ordered_choices(free)]
