@@ -11,6 +11,7 @@ from hidet.graph.ops.utils import Task, compute, input_like
 from hidet.ir.expr import if_then_else
 
 from hidet_dist.compat.native_call import NativeCall, NativeCallOp
+from hidet_dist.partition.once import MadeOnce
 from hidet_dist.runtime import native
 
 
@@ -73,7 +74,7 @@ class CommunicationOp(NativeCallOp):
         self.name = "".join(word.capitalize() for word in kind.split("_"))
 
 
-class ShardSliceTask(Task):
+class ShardSliceTask(Task, metaclass=MadeOnce):
     """Cut the own shard out of dim ``dim``, with zeros beyond its end; which one is data, the device's coordinate."""
 
     def __init__(  # type: ignore[no-untyped-def]
@@ -151,7 +152,7 @@ class SplitOrder:
         return {"mesh_axes": list(self.mesh_axes), "sizes": list(self.sizes)}
 
 
-class StackShardsTask(Task):
+class StackShardsTask(Task, metaclass=MadeOnce):
     """``y[r, ...]`` is the part along ``dim`` of ``x`` for the rank with the number r in its group."""
 
     def __init__(self, x, dim: int, order: SplitOrder):  # type: ignore[no-untyped-def]
@@ -176,7 +177,7 @@ class StackShardsOp(Operator):
         super().__init__(inputs=[x], attributes={"dim": dim, "order": order}, task=task)
 
 
-class JoinShardsTask(Task):
+class JoinShardsTask(Task, metaclass=MadeOnce):
     """``y`` joins ``x[0], x[1], ...``, from the ranks of a group, along their dim ``dim``, and ends at ``extent``."""
 
     def __init__(self, x, dim: int, order: SplitOrder, extent: int):  # type: ignore[no-untyped-def]
@@ -201,7 +202,7 @@ class JoinShardsOp(Operator):
         super().__init__(inputs=[x], attributes={"dim": dim, "order": order, "extent": extent}, task=task)
 
 
-class CopyTask(Task):
+class CopyTask(Task, metaclass=MadeOnce):
     """``y`` is a copy of ``x`` in memory of its own."""
 
     def __init__(self, x):  # type: ignore[no-untyped-def]

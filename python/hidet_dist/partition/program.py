@@ -11,6 +11,7 @@ from hidet.graph import FlowGraph, Operator, Tensor
 
 from hidet_dist.connect import PlannedSteps, Step, walk
 from hidet_dist.errors import PartitionError, PlanError, SpecError
+from hidet_dist.partition.once import reshape
 from hidet_dist.partition.operators import (
     CommunicationOp,
     CopyOp,
@@ -225,10 +226,7 @@ class _Partitioner:
             dim, axes = (step.to_dim, step.to_axes) if step.kind == "all_to_all" else (step.dim, step.mesh_axes)
             assert dim is not None
             shape[dim] //= count
-            if packs:
-                x = StackShardsOp(x, dim, self.split_order(axes)).outputs[0]
-            else:
-                x = hidet.ops.reshape(x, [count, *shape])
+            x = StackShardsOp(x, dim, self.split_order(axes)).outputs[0] if packs else reshape(x, [count, *shape])
         # The shards are equal, so the average of the whole is the average of the shards' averages.
         op = "sum" if step.op == "average" else step.op
         x = CommunicationOp(x, step.kind, step.mesh_axes, count, op).outputs[0]
@@ -237,7 +235,7 @@ class _Partitioner:
             if unpacks:
                 x = JoinShardsOp(x, step.dim, self.split_order(step.mesh_axes), result[step.dim]).outputs[0]
             else:
-                x = hidet.ops.reshape(x, list(result))
+                x = reshape(x, list(result))
         return x / float(count) if step.op == "average" else x
 
     def split_order(self, mesh_axes: Sequence[int]) -> SplitOrder:

@@ -10,6 +10,7 @@ from hidet_dist.errors import PlanError, SpecError
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice, RuleTable
 from hidet_dist.search.cost import CostModel, PredictedCost
+from hidet_dist.search.labels import label_plan
 from hidet_dist.search.solution import lay_out
 from hidet_dist.spec import OpShardSpec, Plan, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.view import GraphView
@@ -33,8 +34,8 @@ def recost(plan: Plan, graph: FlowGraph, cluster: Cluster, cost_model: CostModel
     model = PredictedCost(cluster) if cost_model is None else cost_model
     stored = {tensor.name: tensor.spec for tensor in (*stage.weights, *stage.inputs)}
     outputs = [tensor.spec for tensor in stage.outputs]
-    labels = {t.name: t.label for t in (*stage.weights, *stage.inputs, *stage.outputs)}
-    return lay_out(view, stage.mesh, model, chosen, stored, outputs, notes).with_labels(labels)
+    names = {t.label: view.tensors[t.name] for t in (*stage.weights, *stage.inputs, *stage.outputs) if t.label}
+    return label_plan(view, lay_out(view, stage.mesh, model, chosen, stored, outputs, notes), names)
 
 
 def validate(plan: Plan, graph: FlowGraph) -> None:

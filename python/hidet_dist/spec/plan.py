@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,8 @@ from hidet_dist.spec.tensor import TensorShardSpec
 if TYPE_CHECKING:
     from hidet.graph import FlowGraph
     from rich.table import Table
+
+    from hidet_dist.explain import Explanation, SearchReport
 
 FORMAT = 1
 
@@ -95,7 +97,8 @@ class OperatorPlan:
     """How one operator of the graph is sharded.
 
     ``connections`` are those that are paid for at this operator: a conversion that an earlier operator already
-    needed is not listed again. ``note`` says why an operator without a rule is replicated. Times in seconds.
+    needed is not listed again. ``note`` says why an operator without a rule is replicated; ``label`` is what the user
+    calls it, after the weight that it reads. Times in seconds.
     """
 
     index: int
@@ -105,6 +108,7 @@ class OperatorPlan:
     reduce_seconds: float
     connections: tuple[ConnectionPlan, ...] = ()
     note: str = ""
+    label: str = ""
 
     @property
     def communication(self) -> tuple[str, ...]:
@@ -127,6 +131,7 @@ class OperatorPlan:
             "reduce_seconds": self.reduce_seconds,
             "connections": [connection.to_json() for connection in self.connections],
             "note": self.note,
+            "label": self.label,
         }
 
     @classmethod
@@ -140,6 +145,7 @@ class OperatorPlan:
             data["reduce_seconds"],
             tuple(ConnectionPlan.from_json(c) for c in data["connections"]),
             data["note"],
+            data["label"],
         )
 
 
@@ -198,9 +204,13 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A list of stages (one, as long as there is no inter-operator parallelism)."""
+    """A list of stages (one, as long as there is no inter-operator parallelism).
+
+    ``report`` says how the search came to it; it is no part of what the plan is, and is not written with it.
+    """
 
     stages: tuple[StagePlan, ...]
+    report: SearchReport | None = field(default=None, compare=False, repr=False)
 
     @property
     def stage(self) -> StagePlan:
@@ -266,18 +276,11 @@ class Plan:
 
         validate(self, graph)
 
-    def with_labels(self, labels: Mapping[str, str]) -> Plan:
-        """The same plan with the user's names of weights, inputs and outputs, by their own names."""
+    def explain(self) -> Explanation:
+        """What everything costs and why it was chosen; as much of it as is known where no search made the plan."""
+        from hidet_dist.explain import Explanation
 
-        def named(tensors: tuple[TensorPlan, ...]) -> tuple[TensorPlan, ...]:
-            return tuple(replace(tensor, label=labels.get(tensor.name, "")) for tensor in tensors)
-
-        return Plan(
-            tuple(
-                replace(stage, weights=named(stage.weights), inputs=named(stage.inputs), outputs=named(stage.outputs))
-                for stage in self.stages
-            )
-        )
+        return Explanation(self)
 
     def collectives(self) -> dict[str, int]:
         """How many communication operators of each kind one run executes (slices, which are local, left out)."""
