@@ -22,6 +22,7 @@ from hidet_dist.rules.soundness.plans import check_plan, evaluate_graph, graph_i
 from hidet_dist.search import find, search
 from hidet_dist.simulate import simulate
 from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, TensorShardSpec
+from hidet_dist.testing import shapes
 from hidet_dist.view import GraphView
 
 MESHES = [(2,), (4,), (2, 2), (2, 3)]
@@ -243,6 +244,22 @@ def test_a_tight_budget_is_met_by_padding():
     plan = search(graph, builtin("cpu", DeviceMesh((2,))), mem_budget=2 * 51 * 3 * 4)
     assert {str(weight.spec) for weight in plan.stage.weights} == {"(S0, R)", "(R, S0)"}
     assert equals_the_whole(graph, plan)
+
+
+def test_a_padded_head_pays_where_few_tokens_are_decoded():
+    """GPT-2's head on eight devices, which 50257 does not divide by: an eighth of the matrix is read by each."""
+    graph = shapes.gpt(shapes.GPTConfig(1, 768, 12, 50257, batch=1, sequence=8, dtype="float16"))
+    cluster = builtin("dgx-a100", DeviceMesh((8,)))
+
+    def exact(op, spec):
+        tensors = zip((*op.inputs, *op.outputs), (*spec.in_specs, *spec.out_specs), strict=True)
+        return not any(own.is_padded(x.shape, cluster.mesh) for x, own in tensors)
+
+    plan = find(graph, cluster).plan
+    assert plan.seconds < find(graph, cluster, allow=exact).plan.seconds
+    (head,) = (weight for weight in plan.stage.weights if weight.shape == (768, 50257))
+    assert str(head.spec) == "(R, S0)"
+    assert head.local_nbytes(cluster.mesh) == 768 * 6283 * 2
 
 
 def test_inputs_and_outputs_that_do_not_divide_are_refused():
