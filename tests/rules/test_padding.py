@@ -22,7 +22,7 @@ from hidet_dist.rules.soundness.plans import check_plan, evaluate_graph, graph_i
 from hidet_dist.search import find, search
 from hidet_dist.simulate import simulate
 from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, TensorShardSpec
-from hidet_dist.testing import shapes
+from hidet_dist.testing import bert, shapes
 from hidet_dist.view import GraphView
 
 MESHES = [(2,), (4,), (2, 2), (2, 3)]
@@ -165,9 +165,9 @@ def mlp() -> FlowGraph:
     return hidet.trace_from(ops.matmul(wide, constant(rng, 13, 6)), [x])
 
 
-def equals_the_whole(graph: FlowGraph, plan: Plan) -> bool:
-    """Whether a plan computes what the whole graph does, by the oracle."""
-    inputs = graph_inputs(graph, np.random.default_rng(7))
+def equals_the_whole(graph: FlowGraph, plan: Plan, inputs: list[np.ndarray] | None = None) -> bool:
+    """Whether a plan computes what the whole graph does, by the oracle; on random inputs if none are given."""
+    inputs = inputs or graph_inputs(graph, np.random.default_rng(7))
     return check_plan(graph, plan, inputs, evaluate_graph(graph, inputs)) == ""
 
 
@@ -234,6 +234,27 @@ def test_a_tied_table_is_stored_once_and_split_by_its_rows(mesh, split):
     assert str(lookup.in_specs[0]) == str(head.in_specs[1]) == f"({split}, R)"
     assert str(head.out_specs[0]) == f"(R, R, {split})"
     assert equals_the_whole(graph, plan)
+
+
+@pytest.mark.parametrize(("mesh", "split"), [((2,), "S0"), ((4,), "S0"), ((2, 2), "S01")])
+def test_an_encoder_of_101_words_and_an_inner_width_of_26(mesh, split):
+    config = bert.BertConfig(
+        vocab_size=101,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=26,
+        max_position_embeddings=8,
+    )
+    graph = bert.trace(bert.random_bert(config, seed=11), batch=2, seq=4)
+    view = GraphView(graph)
+    shapes_of = {name: view.shape(name) for name in view.weights}
+    specs = {name: f"({split}, R)" for name, shape in shapes_of.items() if shape in ((101, 16), (26, 16))}
+    specs |= {name: f"(R, {split})" for name, shape in shapes_of.items() if shape == (16, 26)}
+    assert len(specs) == 3
+    plan = pinned(graph, DeviceMesh(mesh), specs)
+    ids = np.array([[0, 100, 50, 51], [75, 76, 25, 26]])
+    assert equals_the_whole(graph, plan, [ids, np.ones_like(ids)])
 
 
 def test_a_tight_budget_is_met_by_padding():
