@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,8 +9,9 @@ import hidet
 import torch
 from hidet.graph import FlowGraph, Operator, Tensor
 
-from hidet_dist.connect import PlannedSteps, Step
+from hidet_dist.connect import PlannedSteps, Step, walk
 from hidet_dist.errors import PartitionError, PlanError, SpecError
+from hidet_dist.partition.once import reshape
 from hidet_dist.partition.operators import (
     CommunicationOp,
     CopyOp,
@@ -21,7 +21,10 @@ from hidet_dist.partition.operators import (
     StackShardsOp,
 )
 from hidet_dist.rules.local import localize
-from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.rules.padding import mask_padding
+from hidet_dist.rules.rule import derive
+from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, Plan, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.spec.partial import split_of
 from hidet_dist.view import GraphView
 from hidet_dist.weights import SafetensorsFiles, Source, read_shard, source_of
 
@@ -107,11 +110,19 @@ class _Partitioner:
         self.conversions = PlannedSteps(stage)
         self.local: dict[tuple[str, TensorShardSpec], Tensor] = {}
         self.lies: dict[str, TensorShardSpec] = {}
+        # Tensors whose padding, if there is any, is known to be zero.
+        self.zero_padded: set[Tensor] = set()
         device = view.graph.outputs[0].device
         self.coordinate: Tensor = hidet.symbol([self.mesh.ndim], "int32", device)
         self.coordinate_used = False
 
     def run(self) -> Program:
+        for what, tensors in (("input", self.stage.inputs), ("output", self.stage.outputs)):
+            for tensor in tensors:
+                try:
+                    tensor.spec.validate(tensor.shape, self.mesh)
+                except SpecError as error:
+                    raise PlanError(f"The plan's spec of the {what} {tensor.name} does not fit: {error}") from error
         placeholders = {tensor.name: self.placeholder(tensor) for tensor in (*self.stage.inputs, *self.stage.weights)}
         for plan in self.stage.operators:
             self.operator(self.view.operators[plan.index], plan)
@@ -146,6 +157,7 @@ class _Partitioner:
         local = hidet.symbol(list(shape), whole.dtype, whole.device)
         self.lies[tensor.name] = tensor.spec
         self.local[tensor.name, tensor.spec] = local
+        self.zero_padded.add(local)
         return local
 
     def operator(self, op: Operator, plan: OperatorPlan) -> None:
@@ -155,6 +167,7 @@ class _Partitioner:
         inputs = [self.wanted(self.view.names[x], s) for x, s in zip(op.inputs, spec.in_specs, strict=True)]
         names = [self.view.names[y] for y in op.outputs]
         try:
+            self.mask(op, spec, inputs)
             shapes = [
                 spec.partial_spec(o).local_shape(self.view.shape(name), self.mesh) for o, name in enumerate(names)
             ]
@@ -163,47 +176,66 @@ class _Partitioner:
             raise PartitionError(
                 f"Operator {plan.index}, {op.name}, cannot run on shards as {spec}: {error}"
             ) from error
-        for name, result, own, fns in zip(names, partial, spec.out_specs, spec.reduce_fns, strict=True):
-            self.lies[name] = own
-            self.local[name, own] = functools.reduce(self.step, map(Step.of, fns), result)
+        for o, name in enumerate(names):
+            lies, y = spec.partial_spec(o), partial[o]
+            for fn in spec.reduce_fns[o]:
+                lies = fn.after(lies)
+                y = self.step(y, Step.of(fn), lies.local_shape(self.view.shape(name), self.mesh))
+            self.lies[name] = lies
+            self.local[name, lies] = y
+
+    def mask(self, op: Operator, spec: OpShardSpec, inputs: list[Tensor]) -> None:
+        """Put zeros into the padding of those inputs whose padding the operator would see."""
+        shapes = (self.view.shape(self.view.names[x]) for x in (*op.inputs, *op.outputs))
+        specs = (*spec.in_specs, *spec.out_specs)
+        if not any(own.is_padded(shape, self.mesh) for shape, own in zip(shapes, specs, strict=True)):
+            return
+        for i, dim in derive(op).masks(spec, self.mesh):
+            if inputs[i] not in self.zero_padded:
+                size, axes = int(op.inputs[i].shape[dim]), spec.in_specs[i].mesh_axes_per_dim[dim]
+                inputs[i] = mask_padding(inputs[i], dim, size, axes, self.mesh, self.own_coordinate)
 
     def wanted(self, name: str, spec: TensorShardSpec) -> Tensor:
         """The tensor in ``spec``, converted once however often it is wanted so."""
         if (name, spec) not in self.local:
-            x = self.local[name, self.lies[name]]
-            shape, dtype = self.view.shape(name), self.view.tensors[name].dtype
-            for step in self.conversions.take(name, shape, dtype, self.lies[name], spec):
-                x = self.step(x, step)
+            source, shape, dtype = self.lies[name], self.view.shape(name), self.view.tensors[name].dtype
+            x = self.local[name, source]
+            # A slice puts zeros beyond the end of a dim, and no step moves padding elsewhere.
+            clean = x in self.zero_padded or not source.is_padded(shape, self.mesh)
+            steps = self.conversions.take(name, shape, dtype, source, spec)
+            for step, layout in zip(steps, walk(steps, source, shape, self.mesh), strict=True):
+                lies = split_of(layout)
+                x = self.step(x, step, lies.local_shape(shape, self.mesh))
+                clean = clean or not lies.is_padded(shape, self.mesh)
+            if clean:
+                self.zero_padded.add(x)
             self.local[name, spec] = x
         return self.local[name, spec]
 
-    def step(self, x: Tensor, step: Step) -> Tensor:
-        """One step of a conversion, or one reduce function, on a local tensor."""
+    def step(self, x: Tensor, step: Step, result: Sequence[int]) -> Tensor:
+        """One step of a conversion, or one reduce function, on a local tensor; ``result`` is the local shape after."""
         sizes = [self.mesh.shape[axis] for axis in step.mesh_axes]
         if step.kind == "slice":
             assert step.dim is not None
-            return ShardSliceOp(x, self.own_coordinate(), step.dim, step.mesh_axes, sizes).outputs[0]
+            extent = result[step.dim]
+            return ShardSliceOp(x, self.own_coordinate(), step.dim, step.mesh_axes, sizes, extent).outputs[0]
         count = self.mesh.group_size(step.mesh_axes)
         shape = [int(size) for size in x.shape]
-        packs, unpacks = step.packs(shape), step.unpacks(shape, self.mesh)
+        packs, unpacks = step.packs(shape), step.unpacks(shape, result, self.mesh)
         if step.kind in ("reduce_scatter", "all_to_all"):
             dim, axes = (step.to_dim, step.to_axes) if step.kind == "all_to_all" else (step.dim, step.mesh_axes)
             assert dim is not None
             shape[dim] //= count
-            if packs:
-                x = StackShardsOp(x, dim, self.split_order(axes)).outputs[0]
-            else:
-                x = hidet.ops.reshape(x, [count, *shape])
+            x = StackShardsOp(x, dim, self.split_order(axes)).outputs[0] if packs else reshape(x, [count, *shape])
         # The shards are equal, so the average of the whole is the average of the shards' averages.
         op = "sum" if step.op == "average" else step.op
         x = CommunicationOp(x, step.kind, step.mesh_axes, count, op).outputs[0]
         if step.kind in ("all_gather", "all_to_all"):
             assert step.dim is not None
-            shape[step.dim] *= count
             if unpacks:
-                x = JoinShardsOp(x, step.dim, self.split_order(step.mesh_axes)).outputs[0]
+                x = JoinShardsOp(x, step.dim, self.split_order(step.mesh_axes), result[step.dim]).outputs[0]
             else:
-                x = hidet.ops.reshape(x, shape)
+                x = reshape(x, list(result))
         return x / float(count) if step.op == "average" else x
 
     def split_order(self, mesh_axes: Sequence[int]) -> SplitOrder:

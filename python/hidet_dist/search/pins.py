@@ -177,9 +177,16 @@ class Pins:
                 )
 
     def layouts(
-        self, pins: Sequence[Pin], what: str, shape: tuple[int, ...], options: Sequence[TensorShardSpec]
+        self,
+        pins: Sequence[Pin],
+        what: str,
+        shape: tuple[int, ...],
+        options: Sequence[TensorShardSpec],
+        padded: bool = False,
     ) -> list[TensorShardSpec]:
         """The specs of ``options`` that satisfy all pins; a spec that is pinned whole need not be among them.
+
+        Only with ``padded`` may such a spec split a dim that does not divide.
 
         Raises
         ------
@@ -191,7 +198,7 @@ class Pins:
             spec = pin.pattern.spec if isinstance(pin.pattern, SpecPattern) else None
             if spec is not None:
                 try:
-                    spec.validate(shape, self.mesh)
+                    spec.validate(shape, self.mesh, padded)
                 except SpecError as error:
                     raise ConfigError(f"The pin {pin} does not fit {what}: {error}") from error
                 known.setdefault(spec)

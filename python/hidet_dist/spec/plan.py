@@ -40,8 +40,9 @@ class TensorPlan:
     label: str = ""
 
     def local_nbytes(self, mesh: DeviceMesh) -> int:
-        """Bytes of one shard."""
-        return self.nbytes // self.spec.num_shards(mesh)
+        """Bytes of one shard, padding included."""
+        elements = math.prod(self.shape)
+        return self.spec.local_nbytes(self.shape, self.nbytes // elements, mesh) if elements else 0
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""

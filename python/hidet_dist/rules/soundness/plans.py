@@ -25,8 +25,8 @@ Array = np.ndarray[Any, Any]
 Rng = np.random.Generator
 
 
-def random_spec(shape: Sequence[int], mesh: DeviceMesh, rng: Rng) -> TensorShardSpec:
-    """A random spec that fits a tensor of ``shape`` on the mesh."""
+def random_spec(shape: Sequence[int], mesh: DeviceMesh, rng: Rng, padded: bool = False) -> TensorShardSpec:
+    """A random spec that fits a tensor of ``shape`` on the mesh, also with padding if ``padded``."""
     options = []
     for dims in itertools.product((None, *range(len(shape))), repeat=mesh.ndim):
         per_dim: list[list[int]] = [[] for _ in shape]
@@ -34,7 +34,7 @@ def random_spec(shape: Sequence[int], mesh: DeviceMesh, rng: Rng) -> TensorShard
             if dim is not None:
                 per_dim[dim].append(axis)
         spec = TensorShardSpec(tuple(map(tuple, per_dim)))
-        if spec.fits(shape, mesh):
+        if spec.fits(shape, mesh, padded):
             options.append(spec)
     return options[int(rng.integers(len(options)))]
 
@@ -44,7 +44,7 @@ def random_plan(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) -
 
     def tensor(name: str) -> TensorPlan:
         shape = view.shape(name)
-        spec = random_spec(shape, mesh, rng)
+        spec = random_spec(shape, mesh, rng, padded=name in view.weights)
         return TensorPlan(name, shape, view.tensors[name].dtype.name, view.nbytes(name), spec)
 
     operators = []
