@@ -18,7 +18,7 @@ from hidet_dist.search.ilp import Edge, Problem, Solution
 from hidet_dist.search.labels import label_plan, parse_names, tensor_labels
 from hidet_dist.search.optimum import optimize
 from hidet_dist.search.pins import Pins, parse_pins
-from hidet_dist.search.search import check_least, collector_paused, memory_budget
+from hidet_dist.search.planner import check_least, collector_paused, memory_budget
 from hidet_dist.search.solution import write_plan
 from hidet_dist.search.statement import Statement, state
 from hidet_dist.spec import Plan, TensorShardSpec
