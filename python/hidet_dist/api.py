@@ -16,7 +16,7 @@ from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.errors import ConfigError, PlanError
 from hidet_dist.partition import Program, partition_graph
 from hidet_dist.progress import Progress
-from hidet_dist.search.search import search
+from hidet_dist.search import search
 from hidet_dist.spec import Plan
 from hidet_dist.view import GraphView
 from hidet_dist.weights import SafetensorsFiles, check_weights

@@ -11,7 +11,7 @@ from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster, builtin, load_machine
 from hidet_dist.search.labels import parse_names
 from hidet_dist.search.pins import parse_pins
-from hidet_dist.search.search import MODES
+from hidet_dist.search.planner import MODES
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 
 
