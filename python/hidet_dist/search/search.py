@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from hidet.graph import FlowGraph
 
-from hidet_dist.errors import InfeasibleError
 from hidet_dist.machine import Cluster
 from hidet_dist.search.cost import CostModel, PredictedCost
-from hidet_dist.search.optimum import optimize
+from hidet_dist.search.optimum import Options, optimize
 from hidet_dist.search.solution import write_plan
 from hidet_dist.search.statement import Allow, Statement, state
 from hidet_dist.spec import Plan, TensorShardSpec
@@ -98,7 +97,7 @@ def find(
     model = PredictedCost(cluster) if cost_model is None else cost_model
     with _collector_paused():
         statement = state(view, cluster, model, budget, input_specs, output_specs, weight_specs or {}, allow)
-        return _found(view, cluster, model, statement, budget, solver, time_limit_seconds, gap)
+        return _found(view, cluster, model, statement, solver, time_limit_seconds, gap)
 
 
 @contextmanager
@@ -118,18 +117,10 @@ def _found(
     cluster: Cluster,
     model: CostModel,
     statement: Statement,
-    budget: int,
     solver: str,
     time_limit_seconds: float | None,
     gap: float,
 ) -> Found:
-    least = sum(min(statement.problem.memory[entity]) for entity in statement.weights)
-    if least > budget:
-        raise InfeasibleError(
-            f"No plan fits mem_budget = {budget} bytes a device: with every weight split as far as it goes over "
-            f"{cluster.mesh}, a device holds {least} bytes. Give at least {least} bytes, or more devices.",
-            least,
-        )
-    solution = optimize(statement.problem, solver, time_limit_seconds, gap)
+    solution = optimize(statement.problem, Options(solver, time_limit_seconds, gap))
     plan = write_plan(view, cluster, model, statement, solution.choices)
     return Found(plan, solution.gap, solution.seconds * (1 - solution.gap))
