@@ -26,8 +26,9 @@ from hidet_dist.search.prices import Prices
 
 _PROBES = 60  # prices tried at most; a dozen is usual
 _RAISES = 4  # times that the limit on prices is raised before plans that hold less are looked for, whatever they cost
+_RECOMBINED = 12  # plans whose choices are recombined
 _WINDOW = 80  # operators around a cut that are planned anew
-_EQUAL = 1e-9  # relative
+_EQUAL = 1e-6  # relative, of seconds at prices of so many digits
 _PEAK_ENTITIES = 400  # of a graph whose least memory the integer program is asked for
 
 OnIncumbent = Callable[[float, float, float], None]
@@ -146,6 +147,8 @@ def optimize(problem: Problem, options: Options = Options()) -> Solution:
             if not state.done():
                 state.kept = [list(range(len(costs))) for costs in problem.cost]
                 prices = _best_prices(state, tables)
+                if not state.done():
+                    _recombine(state)
                 _narrow(state, tables, prices)
         except TooWide:
             pass
@@ -189,11 +192,12 @@ def _best_prices(state: _Search, tables: Tables) -> Prices:
     for _ in range(_PROBES):
         mixture = _mixture(state.found, budget, limit)
         prices = Prices(mixture.prices)
+        known = {probe.choices for probe in state.found}
         found = state.probe(tables, prices)
         if state.done():
             return prices
         reduced = found.seconds + prices.of(found.nbytes) - prices.total * budget
-        if reduced < mixture.seconds - 1e-9 * abs(mixture.seconds):
+        if found.choices not in known and reduced < mixture.seconds * (1 - _EQUAL):
             if _close(state, mixture.seconds):
                 _mix(state, tables, prices, mixture)
                 if state.done():
@@ -433,11 +437,26 @@ def _narrow(state: _Search, tables: Tables, prices: Prices) -> None:
         state.kept[entity] = left or [state.best[entity]]
 
 
-def _integer_program(state: _Search) -> None:
-    problem, kept, options = state.problem, state.kept, state.options
-    state.check_time()
+def _recombine(state: _Search) -> None:
+    """The best plan made of choices of the plans known, by the integer program; they are few, so it is soon solved."""
     if not state.best:
-        _find_any(state)
+        return
+    plans = [probe.choices for probe in state.found[-_RECOMBINED:]] + [state.best]
+    kept = [sorted({plan[entity] for plan in plans}) for entity in range(len(state.problem.cost))]
+    left = state.seconds_left()
+    if left is not None and left <= 0:
+        raise _OutOfTime
+    try:
+        found = solve(
+            _restricted(state.problem, kept), state.options.solver, left, state.options.gap, state.options.threads
+        )
+    except SolverError:
+        return
+    state.record(tuple(own[k] for own, k in zip(kept, found.choices, strict=True)))
+
+
+def _restricted(problem: Problem, kept: Sequence[Sequence[int]]) -> Problem:
+    """The problem with only the choices ``kept`` of each entity."""
     edges = [
         replace(
             edge,
@@ -449,18 +468,24 @@ def _integer_program(state: _Search) -> None:
     holds = tuple(
         replace(hold, nbytes=tuple(hold.nbytes[k] for k in kept[hold.entity])) for hold in problem.activations.holds
     )
-    reduced = replace(
+    return replace(
         problem,
         cost=[[costs[k] for k in own] for costs, own in zip(problem.cost, kept, strict=True)],
         memory=[[memory[k] for k in own] for memory, own in zip(problem.memory, kept, strict=True)],
         edges=edges,
         activations=replace(problem.activations, holds=holds),
     )
+
+
+def _integer_program(state: _Search) -> None:
+    kept, options = state.kept, state.options
+    state.check_time()
+    if not state.best:
+        _find_any(state)
     left = state.seconds_left()
+    limit = None if left is None else max(0.1, left)
     try:
-        solution = solve(
-            reduced, options.solver, None if left is None else max(0.1, left), options.gap, options.threads
-        )
+        solution = solve(_restricted(state.problem, kept), options.solver, limit, options.gap, options.threads)
     except SolverError:
         if left is None or not state.best:
             raise
