@@ -26,7 +26,8 @@ from hidet_dist.search.prices import Prices
 
 _PROBES = 60  # prices tried at most; a dozen is usual
 _RAISES = 4  # times that the limit on prices is raised before plans that hold less are looked for, whatever they cost
-_RECOMBINED = 12  # plans whose choices are recombined
+_RECOMBINED = 24  # plans whose choices are recombined
+_FACTORS = (0.25, 0.5, 0.7, 0.85, 1.2, 1.4, 2.0, 4.0)  # of the best prices, for more plans to recombine
 _WINDOW = 80  # operators around a cut that are planned anew
 _EQUAL = 1e-6  # relative, of seconds at prices of so many digits
 _PEAK_ENTITIES = 400  # of a graph whose least memory the integer program is asked for
@@ -53,7 +54,7 @@ class Options:
 class _Probe:
     """A plan, its seconds without the price of memory, and the bytes that a device holds at each moment.
 
-    ``bound``: what no plan costs less than at the prices that it was found at, budget or not.
+    ``bound``: what no plan that fits costs less than, by the prices that this one was found at.
     """
 
     choices: tuple[int, ...]
@@ -83,13 +84,10 @@ class _Search:
         self.groups = readers(self.problem)
 
     def probe(self, tables: Tables, prices: Prices) -> _Probe:
-        """The best plan at given prices; records what follows from it."""
+        """The best plan at given prices."""
         self.check_time()
         found = eliminate(self.problem, self.kept, tables, prices, self.options.gap / 4)
-        self.raise_bound(found.bound - prices.total * self.problem.budget)
-        probe = replace(self.record(found.choices), bound=found.bound)
-        self.found.append(probe)
-        return probe
+        return replace(self.record(found.choices), bound=found.bound - prices.total * self.problem.budget)
 
     def record(self, choices: tuple[int, ...]) -> _Probe:
         """What a plan costs; it is the best from now on if it fits and no better one is known."""
@@ -118,6 +116,10 @@ class _Search:
         if left is not None and left <= 0:
             raise _OutOfTime
 
+    def cutoff(self) -> float:
+        """Seconds from which on a plan is not better than the best one known, by the gap."""
+        return self.seconds * (1 - self.options.gap)
+
     def done(self) -> bool:
         return math.isfinite(self.seconds) and self.seconds - self.bound <= self.options.gap * self.seconds + 1e-15
 
@@ -141,15 +143,12 @@ def optimize(problem: Problem, options: Options = Options()) -> Solution:
     try:
         try:
             if sum(map(min, problem.memory)) > problem.budget:
-                _find_any(state)
+                _any_plan(state)
             # A bound without activations is a bound; if this plan fits with them too, all is done.
             _without_activations(state, tables)
             if not state.done():
                 state.kept = [list(range(len(costs))) for costs in problem.cost]
-                prices = _best_prices(state, tables)
-                if not state.done():
-                    _recombine(state)
-                _narrow(state, tables, prices)
+                _narrow(state, tables, _relax(state, tables))
         except TooWide:
             pass
         if not state.done():
@@ -171,11 +170,15 @@ def _without_activations(state: _Search, tables: Tables) -> None:
     trifle = state.options.gap / 1000 * sum(map(min, problem.cost)) / max(1, sum(map(max, problem.memory)))
     count = problem.activations.moments
     # Before the first operator a device holds what it holds throughout, and little else.
-    if state.probe(tables, _at(0, trifle, count)).peak <= problem.budget and not state.done():
-        state.probe(tables, _at(0, 0.0, count))
+    for price in (trifle, 0.0):
+        probe = state.probe(tables, _at(0, price, count))
+        state.found.append(probe)
+        state.raise_bound(probe.bound)
+        if probe.peak > problem.budget or state.done():
+            return
 
 
-def _best_prices(state: _Search, tables: Tables) -> Prices:
+def _relax(state: _Search, tables: Tables) -> Prices:
     """The prices of the greatest lower bound; mixes the plans found on the way.
 
     Raises
@@ -183,41 +186,40 @@ def _best_prices(state: _Search, tables: Tables) -> Prices:
     InfeasibleError
         When there is no plan that fits.
     """
-    problem = state.problem
-    budget, count = problem.budget, problem.activations.moments
-    low = state.found[-1]
+    budget, count = state.problem.budget, state.problem.activations.moments
+    found, bound, raises = list(state.found), state.bound, 0
+    low = found[-1]
     # Where the budget asks for a few per cent of the time, as it mostly does, this is near the best price.
     limit = low.seconds / max(1, low.peak - budget) / 20 or 1.0
-    prices, raises = Prices([0.0] * count), 0
+    mixture = _mixture(found, budget, limit, count)
     for _ in range(_PROBES):
-        mixture = _mixture(state.found, budget, limit)
-        prices = Prices(mixture.prices)
-        known = {probe.choices for probe in state.found}
-        found = state.probe(tables, prices)
-        if state.done():
-            return prices
-        reduced = found.seconds + prices.of(found.nbytes) - prices.total * budget
-        if found.choices not in known and reduced < mixture.seconds * (1 - _EQUAL):
-            if _close(state, mixture.seconds):
-                _mix(state, tables, prices, mixture)
-                if state.done():
-                    return prices
-            continue
-        if not mixture.over:
+        if bound >= state.cutoff():
             break
-        raises += 1
-        if raises == _RAISES and not state.best:
-            _find_any(state)
-        limit *= 8
-    mixture = _mixture(state.found, budget, limit)
-    if not state.done() and not mixture.over:
-        _mix(state, tables, prices, mixture)
+        known = {probe.choices for probe in found}
+        probe = state.probe(tables, Prices(mixture.prices))
+        bound = max(bound, probe.bound)
+        state.raise_bound(bound)
+        found.append(probe)
+        if probe.choices in known or probe.bound >= mixture.seconds * (1 - _EQUAL):
+            if not mixture.over:
+                break
+            raises += 1
+            if raises > _RAISES and not state.best:
+                found.append(_any_plan(state))
+            limit *= 8
+        mixture = _mixture(found, budget, limit, count)
+    prices = Prices(mixture.prices)
+    if not state.done():
+        if not mixture.over:
+            _mix(state, tables, mixture)
+        for factor in _FACTORS:
+            if state.done():
+                return prices
+            others = Prices([price * factor for price in mixture.prices])
+            found.append(state.probe(tables, others))
+        if not state.done():
+            _recombine(state, found)
     return prices
-
-
-def _close(state: _Search, seconds: float) -> bool:
-    """Whether no mixture of the plans known can be much better than a bound."""
-    return seconds <= state.bound * (1 + state.options.gap)
 
 
 @dataclass(frozen=True)
@@ -233,9 +235,10 @@ class _Mixture:
     over: bool
 
 
-def _mixture(found: Sequence[_Probe], budget: int, limit: float) -> _Mixture:
+def _mixture(found: Sequence[_Probe], budget: int, limit: float, count: int) -> _Mixture:
     """The linear program over the shares of the plans; exceeding the budget by a byte costs ``limit`` seconds."""
-    count = len(found[0].nbytes)
+    if not found:
+        return _Mixture(math.inf, [], [0.0] * count, True)
     rows: dict[tuple[int, ...], list[int]] = {}
     for moment in range(count):
         row = tuple(probe.nbytes[moment] for probe in found)
@@ -278,12 +281,12 @@ def _dual(model: pulp.LpProblem, name: str) -> float:
     return max(0.0, -float(model.get_constraint_by_name(name).pi or 0.0))
 
 
-def _mix(state: _Search, tables: Tables, prices: Prices, mixture: _Mixture) -> None:
+def _mix(state: _Search, tables: Tables, mixture: _Mixture) -> None:
     """Plans that are as one that does not fit on one side of a cut in execution order, and as one that does beyond it.
 
     Equal layers all change their plan at the same prices, though the budget may ask only some of them to.
     """
-    problem = state.problem
+    problem, prices = state.problem, Prices(mixture.prices)
     budget = problem.budget
     parts = [probe for _, probe in mixture.parts]
     lows = [probe for probe in parts if probe.peak > budget]
@@ -362,6 +365,7 @@ def least_memory(problem: Problem, options: Options, enough: int = 0) -> tuple[t
                 break
             prices = Prices([weight / sum(weights) for weight in weights])
             probe = state.probe(tables, prices)
+            state.found.append(probe)
             bound = max(bound, probe.bound / prices.total)
             best = min(best, probe, key=lambda p: p.peak)
             weights, mean = _worst_mixture(state.found)
@@ -404,14 +408,13 @@ def _worst_mixture(found: Sequence[_Probe]) -> tuple[list[float], float]:
     return weights, float(peak.value() or 0.0) * byte
 
 
-def _find_any(state: _Search) -> None:
-    """Add the plan that holds least to those to mix. Raises InfeasibleError when it does not fit."""
+def _any_plan(state: _Search) -> _Probe:
+    """The plan that holds least. Raises InfeasibleError when it does not fit."""
     budget = state.problem.budget
     options = replace(state.options, time_limit_seconds=state.seconds_left())
     choices, attained, bound = least_memory(state.problem, options, budget)
     if attained <= budget:
-        state.found.append(state.record(choices))
-        return
+        return state.record(choices)
     choices, attained, bound = least_memory(state.problem, options)
     if bound >= attained:
         known = f"the least that would do is {attained} bytes"
@@ -431,28 +434,28 @@ def _narrow(state: _Search, tables: Tables, prices: Prices) -> None:
     bounds = marginals(state.problem, state.kept, tables, prices)
     if bounds is None:
         return
-    limit = state.seconds * (1 - state.options.gap) + prices.total * state.problem.budget
+    limit = state.cutoff() + prices.total * state.problem.budget
     for entity, line in enumerate(bounds):
         left = [k for k, least in zip(state.kept[entity], line, strict=True) if least < limit]
         state.kept[entity] = left or [state.best[entity]]
 
 
-def _recombine(state: _Search) -> None:
+def _recombine(state: _Search, found: Sequence[_Probe]) -> None:
     """The best plan made of choices of the plans known, by the integer program; they are few, so it is soon solved."""
     if not state.best:
         return
-    plans = [probe.choices for probe in state.found[-_RECOMBINED:]] + [state.best]
+    plans = [probe.choices for probe in found[-_RECOMBINED:]] + [state.best]
     kept = [sorted({plan[entity] for plan in plans}) for entity in range(len(state.problem.cost))]
     left = state.seconds_left()
     if left is not None and left <= 0:
         raise _OutOfTime
     try:
-        found = solve(
+        solution = solve(
             _restricted(state.problem, kept), state.options.solver, left, state.options.gap, state.options.threads
         )
     except SolverError:
         return
-    state.record(tuple(own[k] for own, k in zip(kept, found.choices, strict=True)))
+    state.record(tuple(own[k] for own, k in zip(kept, solution.choices, strict=True)))
 
 
 def _restricted(problem: Problem, kept: Sequence[Sequence[int]]) -> Problem:
@@ -481,7 +484,7 @@ def _integer_program(state: _Search) -> None:
     kept, options = state.kept, state.options
     state.check_time()
     if not state.best:
-        _find_any(state)
+        _any_plan(state)
     left = state.seconds_left()
     limit = None if left is None else max(0.1, left)
     try:
