@@ -29,8 +29,13 @@ import pulp
 from hidet_dist.errors import ConfigError, SolverError
 from hidet_dist.search.activations import NONE, Activations, Converted, held
 
+NODES = 5000  # of a solver's search tree; a good plan is known by then, and proving more takes hours
 _ROWS = 30  # moments that get a row at a time
 _TOLERANCE = 1e-6  # relative, of the solvers' rows
+
+
+class StoppedError(SolverError):
+    """The solver's limits were reached before it had a solution."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +93,16 @@ def evaluate(problem: Problem, choices: Sequence[int]) -> float:
     return seconds
 
 
-def solver(name: str, time_limit_seconds: float | None, gap: float, threads: int = 1) -> pulp.LpSolver:
-    """A PuLP solver: ``highs`` or ``cbc``. With one thread the same problem gives the same solution."""
+def solver(name: str, time_limit_seconds: float | None, gap: float, threads: int, nodes: int) -> pulp.LpSolver:
+    """A PuLP solver, ``highs`` or ``cbc``, that stops after so many nodes of its search tree.
+
+    With one thread and without a time limit the same problem gives the same solution.
+    """
     options = {"msg": False, "threads": threads, "gapRel": gap, "timeLimit": time_limit_seconds}
     if name == "highs":
-        return pulp.HiGHS(**options)
+        return pulp.HiGHS(mip_max_nodes=nodes, **options)
     if name == "cbc":
-        return pulp.PULP_CBC_CMD(**options)
+        return pulp.PULP_CBC_CMD(maxNodes=nodes, **options)
     raise ConfigError(f"Unknown solver {name!r}; choose 'highs' or 'cbc'.")
 
 
@@ -104,15 +112,16 @@ def solve(
     time_limit_seconds: float | None = None,
     gap: float = 1e-3,
     threads: int = 1,
+    nodes: int = NODES,
 ) -> Solution:
-    """Solve the problem to a relative gap.
+    """Solve the problem to a relative gap, or as far as so many nodes of the solver's search tree lead.
 
     Raises
     ------
     SolverError
         When the solver fails, or ends without a solution: within the time limit, or because none fits the budget.
     """
-    return _Program(problem).solve(solver_name, time_limit_seconds, gap, threads, peak=False)
+    return _Program(problem).solve(solver_name, time_limit_seconds, gap, threads, nodes, peak=False)
 
 
 def solve_peak(
@@ -125,7 +134,7 @@ def solve_peak(
     SolverError
         When the solver fails or is out of time.
     """
-    found = _Program(problem).solve(solver_name, time_limit_seconds, 0.0, threads, peak=True)
+    found = _Program(problem).solve(solver_name, time_limit_seconds, 0.0, threads, NODES, peak=True)
     return found.choices, math.ceil(found.seconds * (1 - found.gap))
 
 
@@ -276,7 +285,7 @@ class _Program:
         return terms
 
     def solve(
-        self, solver_name: str, time_limit_seconds: float | None, gap: float, threads: int, peak: bool
+        self, solver_name: str, time_limit_seconds: float | None, gap: float, threads: int, nodes: int, peak: bool
     ) -> Solution:
         """Solve and add rows until no moment is exceeded; with ``peak`` the bytes of the worst moment are the cost."""
         problem, begin = self.problem, time.perf_counter()
@@ -291,12 +300,12 @@ class _Program:
         while True:
             left = None if time_limit_seconds is None else max(0.1, time_limit_seconds - (time.perf_counter() - begin))
             if free:
-                status = self._run(solver_name, left, gap, threads)
+                status = self._run(solver_name, left, gap, threads, nodes)
                 if status == pulp.LpStatusInfeasible:
                     raise SolverError(refused)
                 if self.model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
                     limit = "" if time_limit_seconds is None else f" within {time_limit_seconds} s"
-                    raise SolverError(f"The solver {solver_name} found no plan{limit}: {pulp.LpStatus[status]}.")
+                    raise StoppedError(f"The solver {solver_name} found no plan{limit}: {pulp.LpStatus[status]}.")
             choices = tuple(
                 max(range(len(row)), key=[v.value() if v is not None else 0.0 for v in row].__getitem__)
                 for row in self.x
@@ -330,9 +339,9 @@ class _Program:
             raise SolverError(f"The solver {solver_name} reports {solved} s for a plan that costs {seconds} s.")
         return Solution(choices, seconds, left_gap if free else 0.0)
 
-    def _run(self, solver_name: str, time_limit_seconds: float | None, gap: float, threads: int) -> int:
+    def _run(self, solver_name: str, time_limit_seconds: float | None, gap: float, threads: int, nodes: int) -> int:
         try:
-            return int(self.model.solve(solver(solver_name, time_limit_seconds, gap, threads)))
+            return int(self.model.solve(solver(solver_name, time_limit_seconds, gap, threads, nodes)))
         except pulp.PulpSolverError as error:
             raise SolverError(f"The solver {solver_name} failed: {error}") from error
 

@@ -20,13 +20,15 @@ import pulp
 from hidet_dist.errors import InfeasibleError, SolverError
 from hidet_dist.search.activations import held
 from hidet_dist.search.eliminate import Tables, TooWide, eliminate, marginals
-from hidet_dist.search.ilp import Problem, Solution, evaluate, solve, solve_peak
+from hidet_dist.search.ilp import Problem, Solution, StoppedError, evaluate, solve, solve_peak
 from hidet_dist.search.presolve import readers, undominated
 from hidet_dist.search.prices import Prices
 
 _PROBES = 60  # prices tried at most; a dozen is usual
 _RAISES = 4  # times that the limit on prices is raised before plans that hold less are looked for, whatever they cost
-_RECOMBINED = 24  # plans whose choices are recombined
+_RECOMBINED = 16  # plans whose choices are recombined
+_RECOMBINATION_NODES = 200
+_REPLANS = 24  # windows that are planned anew to make a plan better
 _FACTORS = (0.25, 0.5, 0.7, 0.85, 1.2, 1.4, 2.0, 4.0)  # of the best prices, for more plans to recombine
 _WINDOW = 80  # operators around a cut that are planned anew
 _EQUAL = 1e-6  # relative, of seconds at prices of so many digits
@@ -212,6 +214,7 @@ def _relax(state: _Search, tables: Tables) -> Prices:
     if not state.done():
         if not mixture.over:
             _mix(state, tables, mixture)
+        _polish(state, tables, prices)
         for factor in _FACTORS:
             if state.done():
                 return prices
@@ -295,12 +298,7 @@ def _mix(state: _Search, tables: Tables, mixture: _Mixture) -> None:
         return
     low, high = lows[0], highs[0]
     count = len(problem.cost)
-    # A weight changes sides together with the first operator that reads it.
-    place = list(range(count))
-    consumers = {edge.consumer for edge in problem.edges}
-    for edge in reversed(problem.edges):
-        if edge.producer not in consumers:
-            place[edge.producer] = edge.consumer
+    place = _places(problem)
 
     for first, second in ((low, high), (high, low)):
 
@@ -324,6 +322,32 @@ def _mix(state: _Search, tables: Tables, mixture: _Mixture) -> None:
                 break
         if state.done():
             return
+
+
+def _places(problem: Problem) -> list[int]:
+    """Where in the order of execution each entity is: a weight where the first operator reads it."""
+    place = list(range(len(problem.cost)))
+    consumers = {edge.consumer for edge in problem.edges}
+    for edge in reversed(problem.edges):
+        if edge.producer not in consumers:
+            place[edge.producer] = edge.consumer
+    return place
+
+
+def _polish(state: _Search, tables: Tables, prices: Prices) -> None:
+    """Plan one window after the other of the best plan anew, at lower prices where there is room."""
+    if not state.best:
+        return
+    place = _places(state.problem)
+    last = max(place)
+    windows = max(1, min(_REPLANS // 3, last // _WINDOW + 1))
+    for window in range(windows):
+        at = (2 * window + 1) * last // (2 * windows)
+        for factor in (1.0, 0.7, 0.4):
+            if state.done():
+                return
+            own = Prices([price * factor for price in prices.at])
+            _replan(state, tables, own, place, state.best, at)
 
 
 def _replan(
@@ -376,8 +400,11 @@ def least_memory(problem: Problem, options: Options, enough: int = 0) -> tuple[t
     except _OutOfTime:
         raise SolverError(f"No plan was found within the time limit of {options.time_limit_seconds} s.") from None
     if best.peak > max(enough, bound + 0.5) and len(problem.cost) <= _PEAK_ENTITIES:
-        choices, proven = solve_peak(gratis, options.solver, state.seconds_left(), options.threads)
-        best, bound = min(best, state.record(choices), key=lambda p: p.peak), max(bound, proven)
+        try:
+            choices, proven = solve_peak(gratis, options.solver, state.seconds_left(), options.threads)
+            best, bound = min(best, state.record(choices), key=lambda p: p.peak), max(bound, proven)
+        except StoppedError:
+            pass  # the plan known is what can be said to do
     return best.choices, best.peak, math.ceil(bound - 1e-6)
 
 
@@ -451,9 +478,14 @@ def _recombine(state: _Search, found: Sequence[_Probe]) -> None:
         raise _OutOfTime
     try:
         solution = solve(
-            _restricted(state.problem, kept), state.options.solver, left, state.options.gap, state.options.threads
+            _restricted(state.problem, kept),
+            state.options.solver,
+            left,
+            state.options.gap,
+            state.options.threads,
+            _RECOMBINATION_NODES,
         )
-    except SolverError:
+    except StoppedError:
         return
     state.record(tuple(own[k] for own, k in zip(kept, solution.choices, strict=True)))
 
@@ -489,8 +521,8 @@ def _integer_program(state: _Search) -> None:
     limit = None if left is None else max(0.1, left)
     try:
         solution = solve(_restricted(state.problem, kept), options.solver, limit, options.gap, options.threads)
-    except SolverError:
-        if left is None or not state.best:
+    except StoppedError:
+        if not state.best:
             raise
         return  # out of time: the plan known is the answer, with its gap
     # What was dropped from the program costs no less than the known plan within the gap.
