@@ -9,6 +9,9 @@ from typing import Any
 
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster, builtin, load_machine
+from hidet_dist.search.labels import parse_names
+from hidet_dist.search.pins import parse_pins
+from hidet_dist.search.planner import MODES
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 
 
@@ -22,6 +25,11 @@ def _refuse_unknown(what: str, given: Mapping[str, Any], known: Sequence[str]) -
 
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _are_paths(value: Any) -> bool:
+    paths = [value] if isinstance(value, str | Path) else value
+    return isinstance(paths, Sequence) and bool(paths) and all(isinstance(path, str | Path) and path for path in paths)
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,8 @@ class DistributedConfig:
             return cls(mesh, builtin(machine, mesh))
         if not isinstance(machine, Cluster):
             raise ConfigError(f"distributed_config['machine'] must be a name or a Cluster; got {machine!r}.")
+        if given.get("mesh_axis_names") is None and machine.mesh.shape == mesh.shape:
+            mesh = machine.mesh  # its axes have the names that the machine gives them
         if machine.mesh != mesh:
             raise ConfigError(f"The machine has the mesh {machine.mesh} but distributed_config asks for {mesh}.")
         return cls(mesh, machine)
@@ -75,12 +85,22 @@ class OptimizationConfig:
         Bytes of weights that each device may hold; the device's memory by default.
     input_specs, output_specs: tuple of TensorShardSpec or None, optional
         How graph inputs arrive and outputs are wanted, as specs or their text; replicated by default.
+    pins: dict of text, optional
+        What weights, inputs, outputs, activations and operators must be sharded as, by name, such as
+        ``{"w0": "(R, S0)", "t5.0": "(?, S0)", "op:7": "(S0, R), ? -> (S0, R)"}``; ``?`` is free. See
+        :class:`hidet_dist.search.pins.Pin`.
+    names: Module or dict of tensors, optional
+        What the user calls tensors of the graph, in pins and in the plan.
+    mode: str
+        ``search`` for the plan of least predicted time; ``propagate`` to derive the plan from pins without a search.
     solver: str
         ``highs`` or ``cbc``.
     solver_time_limit_seconds: float, optional
         When to stop with the best plan found.
     solver_gap: float
         The relative gap to the optimum at which the solver may stop.
+    weights: path or sequence of paths, optional
+        Where the data of weights is that the graph knows by name: safetensors files, an index of them, or a folder.
     recompile: bool
         Whether to replace an out_dir that is not empty and does not hold artifacts.
     """
@@ -89,9 +109,13 @@ class OptimizationConfig:
     mem_budget: int | None = None
     input_specs: tuple[TensorShardSpec | None, ...] | None = None
     output_specs: tuple[TensorShardSpec | None, ...] | None = None
+    pins: Mapping[str, Any] | None = None
+    names: Any = None
+    mode: str = "search"
     solver: str = "highs"
     solver_time_limit_seconds: float | None = None
     solver_gap: float = 1e-3
+    weights: str | Path | Sequence[str | Path] | None = None
     recompile: bool = False
 
     @classmethod
@@ -102,11 +126,17 @@ class OptimizationConfig:
         for key in ("input_specs", "output_specs"):
             if values.get(key) is not None:
                 values[key] = _specs(key, values[key])
+        parse_pins(values.get("pins"), "optimization_config['pins']")
+        values["names"] = parse_names(values.get("names"))
         config = cls(**values)
+        if config.mode not in MODES:
+            raise ConfigError(f"optimization_config['mode'] must be one of {', '.join(MODES)}; got {config.mode!r}.")
         if config.target != "cpu":
             raise ConfigError(f"optimization_config['target'] must be 'cpu'; {config.target!r} cannot be compiled for.")
-        if config.mem_budget is not None and not (_is_int(config.mem_budget) and config.mem_budget >= 0):
-            raise ConfigError(f"optimization_config['mem_budget'] must be whole bytes; got {config.mem_budget!r}.")
+        if config.mem_budget is not None and not (_is_int(config.mem_budget) and config.mem_budget > 0):
+            raise ConfigError(
+                f"optimization_config['mem_budget'] must be whole bytes above 0; got {config.mem_budget!r}."
+            )
         if config.solver not in ("highs", "cbc"):
             raise ConfigError(f"optimization_config['solver'] must be 'highs' or 'cbc'; got {config.solver!r}.")
         limit = config.solver_time_limit_seconds
@@ -114,6 +144,11 @@ class OptimizationConfig:
             raise ConfigError(f"optimization_config['solver_time_limit_seconds'] must be above 0; got {limit!r}.")
         if not isinstance(config.solver_gap, int | float) or not 0 <= config.solver_gap < 1:
             raise ConfigError(f"optimization_config['solver_gap'] must be in [0, 1); got {config.solver_gap!r}.")
+        if config.weights is not None and not _are_paths(config.weights):
+            raise ConfigError(
+                "optimization_config['weights'] must be the path of a safetensors file, an index or a folder, or a "
+                f"list of paths; got {config.weights!r}."
+            )
         if not isinstance(config.recompile, bool):
             raise ConfigError(f"optimization_config['recompile'] must be True or False; got {config.recompile!r}.")
         return config

@@ -10,6 +10,8 @@ import hidet
 from hidet.graph import FlowGraph, Operator
 
 from hidet_dist.errors import ConfigError
+from hidet_dist.normalize import normalize
+from hidet_dist.weights.named import is_weight
 
 
 @dataclass(frozen=True)
@@ -21,10 +23,10 @@ class Use:
 
 
 class GraphView:
-    """The tensors of a graph by name, and who makes and who uses them.
+    """The tensors of a graph in normal form (``hidet_dist.normalize``) by name, and who makes and who uses them.
 
-    Inputs are named ``x0, x1, ...``, weights (constants, in the order of their first use) ``w0, w1, ...``, and output o
-    of operator i ``t{i}.{o}``.
+    Inputs are named ``x0, x1, ...``, weights (constants, and tensors that were made weights, in the order of their
+    first use) ``w0, w1, ...``, and output o of operator i ``t{i}.{o}``.
 
     Raises
     ------
@@ -33,6 +35,7 @@ class GraphView:
     """
 
     def __init__(self, graph: FlowGraph):
+        graph = normalize(graph)
         graph.update_nodes()
         self.graph = graph
         self.operators: list[Operator] = list(graph.nodes)
@@ -40,8 +43,9 @@ class GraphView:
         self.tensors: dict[str, hidet.Tensor] = {}
         self.inputs: list[str] = []
         self.weights: list[str] = []
-        for number, x in enumerate(graph.inputs or []):
-            self.inputs.append(self._add(x, f"x{number}"))
+        for x in graph.inputs or []:
+            if not is_weight(x):
+                self.inputs.append(self._add(x, f"x{len(self.inputs)}"))
         for op, node in enumerate(self.operators):
             for x in node.inputs:
                 self._add_weight(x)

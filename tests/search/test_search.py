@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import hidet
 import pytest
 
 from hidet_dist.connect import connect
-from hidet_dist.errors import ConfigError, InfeasibleError
+from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster, Device, Link, builtin
 from hidet_dist.search import find, search
 from hidet_dist.search.memory import live_bytes
@@ -41,7 +44,7 @@ def recomputed(graph: hidet.FlowGraph, plan: Plan, cluster: Cluster) -> float:
             name = view.names[y]
             lies[name] = own.spec.out_specs[number]
             partial, fns = own.spec.partial_spec(number), own.spec.reduce_fns[number]
-            seconds += reduce_seconds(view.shape(name), view.itemsize(name), partial, fns, cluster)
+            seconds += reduce_seconds(view.shape(name), view.tensors[name].dtype, partial, fns, cluster)
     wishes = {
         (name, plan.stage.operators[use.operator].spec.in_specs[use.position])
         if use.operator is not None
@@ -49,7 +52,7 @@ def recomputed(graph: hidet.FlowGraph, plan: Plan, cluster: Cluster) -> float:
         for name, use in view.uses()
     }
     for name, target in wishes:
-        seconds += connect(view.shape(name), view.itemsize(name), lies[name], target, cluster).seconds
+        seconds += connect(view.shape(name), view.tensors[name].dtype, lies[name], target, cluster).seconds
     return seconds
 
 
@@ -69,9 +72,10 @@ def test_an_mlp_whose_weights_must_be_split_is_planned_as_megatron_does(ways: in
     output = BATCH * HIDDEN * 4
     reduce = 2 * (ways - 1) * (1e-6 + output / (ways * 1e9))
     matmul = (BATCH * HIDDEN + HIDDEN * INNER // ways + BATCH * INNER // ways) * 4 / 1e11
-    # The GELU is done in the kernel of the first matmul.
-    assert plan.seconds == pytest.approx(reduce + 2 * matmul, rel=1e-9)
-    assert plan.stage.operators[1].compute_seconds == 0
+    # The GELU is done in the kernel of the first matmul: no pass over memory, just its arithmetic.
+    gelu = plan.stage.operators[1].compute_seconds
+    assert gelu < 0.1 * 2 * BATCH * INNER // ways * 4 / 1e11
+    assert plan.seconds == pytest.approx(reduce + 2 * matmul + gelu, rel=1e-9)
     assert plan.stage.weight_bytes_per_device == 2 * HIDDEN * INNER * 4 // ways
 
 
@@ -152,7 +156,7 @@ def test_an_encoder_is_planned_within_its_budget() -> None:
 def test_weights_and_operators_can_be_narrowed_down() -> None:
     graph, cluster = mlp(), toy()
     rows = TensorShardSpec.parse("(S0, R)")
-    found = find(graph, cluster, weight_specs={"w0": rows})
+    found = find(graph, cluster, pins={"w0": rows})
     assert found.plan.stage.weights[0].spec == rows
     free = find(graph, cluster)
     assert free.plan.seconds <= found.plan.seconds
@@ -160,23 +164,40 @@ def test_weights_and_operators_can_be_narrowed_down() -> None:
     whole = find(graph, cluster, allow=lambda op, spec: spec.is_replicated)
     assert all(op.spec.is_replicated for op in whole.plan.stage.operators)
     assert whole.plan.seconds >= free.plan.seconds
-    with pytest.raises(ConfigError, match="no weight 'w7'"):
-        find(graph, cluster, weight_specs={"w7": rows})
-    with pytest.raises(ConfigError, match="spec of the weight w0 does not fit"):
-        find(graph, cluster, weight_specs={"w0": TensorShardSpec.parse("(S3, R)")})
+    with pytest.raises(ConfigError, match="nothing called 'w7'"):
+        find(graph, cluster, pins={"w7": rows})
+    with pytest.raises(ConfigError, match=r"The pin w0 = \(S3, R\) does not fit"):
+        find(graph, cluster, pins={"w0": TensorShardSpec.parse("(S3, R)")})
 
 
-def test_the_plan_of_a_deep_model_is_within_the_gap_of_its_bound() -> None:
+def test_out_of_time_the_best_plan_known_is_given_with_its_gap() -> None:
     config = shapes.LlamaConfig(
-        layers=6, hidden=64, heads=4, kv_heads=2, inner=128, vocabulary=64, batch=4, sequence=16, dtype="float32"
+        layers=2, hidden=64, heads=4, kv_heads=2, inner=128, vocabulary=64, batch=4, sequence=16, dtype="float32"
     )
-    graph, cluster = shapes.llama(config), builtin("cpu", DeviceMesh((2, 2)))
+    graph, cluster = shapes.llama(config), builtin("cpu", DeviceMesh((2,)))
     view = GraphView(graph)
     most = max(live_bytes(view, find(graph, cluster).plan.stage))
-    for share in (0.9,):
-        found = find(graph, cluster, int(share * most), gap=0.1)
-        assert max(live_bytes(view, found.plan.stage)) <= share * most
-        assert found.gap <= 0.1
-        assert found.bound_seconds == pytest.approx(found.plan.seconds * (1 - found.gap))
-        compute = sum(op.compute_seconds for op in found.plan.stage.operators)
-        assert found.plan.seconds - compute == pytest.approx(recomputed(graph, found.plan, cluster), rel=1e-9)
+    begin = time.process_time()
+    found = find(graph, cluster, int(0.9 * most), gap=1e-6, time_limit_seconds=10.0, report=False)
+    assert time.process_time() - begin < 40
+    assert max(live_bytes(view, found.plan.stage)) <= 0.9 * most
+    assert 0 <= found.gap < 0.5
+    assert found.bound_seconds == pytest.approx(found.plan.seconds * (1 - found.gap))
+    compute = sum(op.compute_seconds for op in found.plan.stage.operators)
+    assert found.plan.seconds - compute == pytest.approx(recomputed(graph, found.plan, cluster), rel=1e-9)
+    with pytest.raises(SolverError, match="within the time limit of 1e-06 s"):
+        find(graph, cluster, int(0.9 * most), time_limit_seconds=1e-6)
+
+
+@pytest.mark.parametrize("mesh", [(8,), (2, 4)])
+def test_where_memory_is_ample_small_weights_are_not_gathered_for_a_few_tokens(mesh: tuple[int, ...]) -> None:
+    """Decoding 16 x 1 tokens in LLaMA-3-8B's shapes: norm weights of 8 KB are where they are read."""
+    config = replace(shapes.LLAMA3_8B, layers=2, sequence=1)
+    graph = shapes.llama(config)
+    view = GraphView(graph)
+    plan = search(graph, builtin("dgx-a100", DeviceMesh(mesh)))
+    small = {name for name in view.weights if len(view.shape(name)) == 1}
+    assert len(small) == 2 * config.layers + 1
+    converted = {c.tensor: c.steps for op in plan.stage.operators for c in op.connections}
+    for name in small & set(converted):
+        assert all(step.startswith("slice") for step in converted[name])

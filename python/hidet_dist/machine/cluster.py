@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hidet_dist.errors import ConfigError
 from hidet_dist.spec import DeviceMesh
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _positive(value: Any) -> bool:
+    return _finite(value) and value > 0
 
 
 @dataclass(frozen=True)
@@ -21,8 +31,10 @@ class Link:
     bandwidth_bytes_per_second: float
 
     def __post_init__(self) -> None:
-        if not self.latency_seconds >= 0 or not self.bandwidth_bytes_per_second > 0:
-            raise ConfigError(f"A link needs a latency of 0 or more and a bandwidth above 0; got {self}.")
+        if not (_finite(self.latency_seconds) and self.latency_seconds >= 0):
+            raise ConfigError(f"A link needs a latency of 0 or more seconds; got {self.latency_seconds!r}.")
+        if not _positive(self.bandwidth_bytes_per_second):
+            raise ConfigError(f"A link needs a bandwidth above 0 bytes/s; got {self.bandwidth_bytes_per_second!r}.")
 
 
 @dataclass(frozen=True)
@@ -40,9 +52,16 @@ class Device:
     launch_seconds: float
 
     def __post_init__(self) -> None:
-        rates = [*self.flops_per_second.values(), self.memory_bandwidth_bytes_per_second, self.memory_bytes]
-        if "default" not in self.flops_per_second or not all(rate > 0 for rate in rates) or self.launch_seconds < 0:
-            raise ConfigError(f"A device needs rates above 0 and a 'default' entry in flops_per_second; got {self}.")
+        if not isinstance(self.flops_per_second, Mapping) or "default" not in self.flops_per_second:
+            raise ConfigError(f"A device needs a 'default' entry in flops_per_second; got {self.flops_per_second!r}.")
+        rates = {f"flops_per_second[{dtype!r}]": rate for dtype, rate in self.flops_per_second.items()}
+        rates["memory_bandwidth_bytes_per_second"] = self.memory_bandwidth_bytes_per_second
+        rates["memory_bytes"] = self.memory_bytes
+        for what, rate in rates.items():
+            if not _positive(rate):
+                raise ConfigError(f"A device needs rates above 0; its {what} is {rate!r}.")
+        if not (_finite(self.launch_seconds) and self.launch_seconds >= 0):
+            raise ConfigError(f"A device needs a launch_seconds of 0 or more; got {self.launch_seconds!r}.")
 
     def operator_seconds(self, operations: int, moved_bytes: int, dtype: str) -> float:
         """Time of one operator: the roofline (Williams et al., CACM 52(4), 2009), never below a launch.
@@ -61,8 +80,9 @@ class Cluster:
 
     The collective costs are those of the ring algorithms (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005), for n
     devices, b bytes of the tensor that is whole within the group, latency a and bandwidth w: all-gather and
-    reduce-scatter take (n-1)(a + b/(n w)), an all-reduce is one of each. A group that spans several mesh axes is one
-    ring over its slowest link.
+    reduce-scatter take (n-1)(a + b/(n w)), an all-reduce is one of each; in an all-to-all each device sends b/n^2
+    bytes to each other one, (n-1)(a + b/(n^2 w)). A group that spans several mesh axes is one ring over its slowest
+    link.
     """
 
     mesh: DeviceMesh
@@ -73,7 +93,7 @@ class Cluster:
         if len(self.links) != self.mesh.ndim:
             raise ConfigError(f"The mesh {self.mesh} has {self.mesh.ndim} axes; got {len(self.links)} links.")
 
-    def _ring_seconds(self, nbytes: int, axes: Sequence[int]) -> float:
+    def _ring_seconds(self, nbytes: float, axes: Sequence[int]) -> float:
         n = self.mesh.group_size(axes)
         latency = max(self.links[axis].latency_seconds for axis in axes)
         bandwidth = min(self.links[axis].bandwidth_bytes_per_second for axis in axes)
@@ -90,6 +110,13 @@ class Cluster:
     def all_reduce_seconds(self, nbytes: int, axes: Sequence[int]) -> float:
         """Time to reduce a tensor of ``nbytes`` to every device of the group of ``axes``."""
         return 2 * self._ring_seconds(nbytes, axes)
+
+    def all_to_all_seconds(self, nbytes: int, axes: Sequence[int]) -> float:
+        """Time to move the split of a tensor of ``nbytes`` (of all devices of a group together) to another dim.
+
+        Each of n devices holds 1/n of the tensor, and sends 1/n of that to each of the others.
+        """
+        return self._ring_seconds(nbytes / self.mesh.group_size(axes), axes)
 
     def copy_seconds(self, nbytes: int) -> float:
         """Time to copy ``nbytes`` within a device: each byte is read and written."""

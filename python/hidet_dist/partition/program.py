@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,19 +9,24 @@ import hidet
 import torch
 from hidet.graph import FlowGraph, Operator, Tensor
 
-from hidet_dist.connect import Step, connect
+from hidet_dist.connect import PlannedSteps, Step, walk
 from hidet_dist.errors import PartitionError, PlanError, SpecError
-from hidet_dist.machine import builtin
+from hidet_dist.partition.once import reshape
 from hidet_dist.partition.operators import (
     CommunicationOp,
     CopyOp,
     JoinShardsOp,
     ShardSliceOp,
+    SplitOrder,
     StackShardsOp,
 )
 from hidet_dist.rules.local import localize
-from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, ReduceFn, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.rules.padding import mask_padding
+from hidet_dist.rules.rule import derive
+from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, Plan, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.spec.partial import split_of
 from hidet_dist.view import GraphView
+from hidet_dist.weights import SafetensorsFiles, Source, read_shard, source_of
 
 COORDINATE = "coordinate"
 
@@ -36,7 +40,7 @@ class Program:
     graph: FlowGraph
         Its inputs are the local graph inputs, then one placeholder a weight shard, then the coordinate.
     inputs, outputs: how the graph's inputs and outputs lie on the mesh.
-    weights: how each weight lies; ``sources`` are the whole weights, by name.
+    weights: how each weight lies; ``sources`` are the data of the whole weights, by name.
     coordinate: int32[mesh.ndim], the placeholder of the device's coordinate; None when nothing depends on it.
     """
 
@@ -45,7 +49,7 @@ class Program:
     inputs: tuple[TensorPlan, ...]
     outputs: tuple[TensorPlan, ...]
     weights: tuple[TensorPlan, ...]
-    sources: dict[str, Tensor]
+    sources: dict[str, Source]
     weight_placeholders: dict[str, Tensor]
     coordinate: Tensor | None
 
@@ -58,12 +62,14 @@ class Program:
         ]
 
     def data_of(self, rank: int) -> dict[str, torch.Tensor]:
-        """What differs between ranks: the rank's shard of each weight by name, and its coordinate."""
+        """What differs between ranks: the rank's shard of each weight by name, and its coordinate.
+
+        All in memory; :func:`hidet_dist.weights.shard_blocks` goes through a shard block by block.
+        """
         coordinate = self.mesh.coordinate(rank)
         data = {}
         for weight in self.weights:
-            whole = self.sources[weight.name].torch()
-            data[weight.name] = whole[weight.spec.slices(weight.shape, self.mesh, coordinate)].contiguous()
+            data[weight.name] = read_shard(self.sources[weight.name], weight, self.mesh, coordinate)
         if self.coordinate is not None:
             data[COORDINATE] = torch.tensor(coordinate, dtype=torch.int32)
         return data
@@ -74,15 +80,17 @@ def communication_operators(graph: FlowGraph) -> list[CommunicationOp]:
     return [node for node in graph.nodes if isinstance(node, CommunicationOp)]
 
 
-def partition_graph(graph: FlowGraph, plan: Plan) -> Program:
-    """Turn a graph into the program that its plan describes.
+def partition_graph(graph: FlowGraph, plan: Plan, files: SafetensorsFiles | None = None) -> Program:
+    """Turn a graph into the program that its plan describes; ``files`` have the weights that it knows by name only.
 
     Raises
     ------
     PlanError
-        When the plan was made for another graph, or its specs do not fit the graph.
+        When the plan was made for another graph, or its specs or conversions do not fit the graph.
     PartitionError
         When an operator cannot be rebuilt on the shards that the plan gives it.
+    WeightsError
+        When ``files`` lack a weight, or have it in another shape or dtype.
     """
     view = GraphView(graph)
     stage = plan.stage
@@ -90,27 +98,36 @@ def partition_graph(graph: FlowGraph, plan: Plan) -> Program:
         raise PlanError(
             f"The plan was made for the graph {stage.fingerprint}, not this one ({view.fingerprint()}). Plan it anew."
         )
-    return _Partitioner(view, stage).run()
+    return _Partitioner(view, stage, files).run()
 
 
 class _Partitioner:
-    def __init__(self, view: GraphView, stage: StagePlan):
+    def __init__(self, view: GraphView, stage: StagePlan, files: SafetensorsFiles | None):
         self.view = view
         self.stage = stage
+        self.files = files
         self.mesh = stage.mesh
-        # Which steps convert a tensor does not depend on what they cost, so any machine serves.
-        self.cluster = builtin("cpu", self.mesh)
+        self.conversions = PlannedSteps(stage)
         self.local: dict[tuple[str, TensorShardSpec], Tensor] = {}
         self.lies: dict[str, TensorShardSpec] = {}
+        # Tensors whose padding, if there is any, is known to be zero.
+        self.zero_padded: set[Tensor] = set()
         device = view.graph.outputs[0].device
         self.coordinate: Tensor = hidet.symbol([self.mesh.ndim], "int32", device)
         self.coordinate_used = False
 
     def run(self) -> Program:
+        for what, tensors in (("input", self.stage.inputs), ("output", self.stage.outputs)):
+            for tensor in tensors:
+                try:
+                    tensor.spec.validate(tensor.shape, self.mesh)
+                except SpecError as error:
+                    raise PlanError(f"The plan's spec of the {what} {tensor.name} does not fit: {error}") from error
         placeholders = {tensor.name: self.placeholder(tensor) for tensor in (*self.stage.inputs, *self.stage.weights)}
         for plan in self.stage.operators:
             self.operator(self.view.operators[plan.index], plan)
         outputs = [self.wanted(tensor.name, tensor.spec) for tensor in self.stage.outputs]
+        self.conversions.check_all_taken()
         inputs = [placeholders[tensor.name] for tensor in self.stage.inputs]
         weights = {tensor.name: placeholders[tensor.name] for tensor in self.stage.weights}
         extra = [self.coordinate] if self.coordinate_used else []
@@ -122,7 +139,7 @@ class _Partitioner:
             self.stage.inputs,
             self.stage.outputs,
             self.stage.weights,
-            {name: self.view.tensors[name] for name in weights},
+            {name: source_of(self.view.tensors[name], self.files) for name in weights},
             weights,
             self.coordinate if self.coordinate_used else None,
         )
@@ -140,6 +157,7 @@ class _Partitioner:
         local = hidet.symbol(list(shape), whole.dtype, whole.device)
         self.lies[tensor.name] = tensor.spec
         self.local[tensor.name, tensor.spec] = local
+        self.zero_padded.add(local)
         return local
 
     def operator(self, op: Operator, plan: OperatorPlan) -> None:
@@ -149,6 +167,7 @@ class _Partitioner:
         inputs = [self.wanted(self.view.names[x], s) for x, s in zip(op.inputs, spec.in_specs, strict=True)]
         names = [self.view.names[y] for y in op.outputs]
         try:
+            self.mask(op, spec, inputs)
             shapes = [
                 spec.partial_spec(o).local_shape(self.view.shape(name), self.mesh) for o, name in enumerate(names)
             ]
@@ -157,44 +176,70 @@ class _Partitioner:
             raise PartitionError(
                 f"Operator {plan.index}, {op.name}, cannot run on shards as {spec}: {error}"
             ) from error
-        for name, result, own, fns in zip(names, partial, spec.out_specs, spec.reduce_fns, strict=True):
-            self.lies[name] = own
-            self.local[name, own] = functools.reduce(self.reduce, fns, result)
+        for o, name in enumerate(names):
+            lies, y = spec.partial_spec(o), partial[o]
+            for fn in spec.reduce_fns[o]:
+                lies = fn.after(lies)
+                y = self.step(y, Step.of(fn), lies.local_shape(self.view.shape(name), self.mesh))
+            self.lies[name] = lies
+            self.local[name, lies] = y
+
+    def mask(self, op: Operator, spec: OpShardSpec, inputs: list[Tensor]) -> None:
+        """Put zeros into the padding of those inputs whose padding the operator would see."""
+        shapes = (self.view.shape(self.view.names[x]) for x in (*op.inputs, *op.outputs))
+        specs = (*spec.in_specs, *spec.out_specs)
+        if not any(own.is_padded(shape, self.mesh) for shape, own in zip(shapes, specs, strict=True)):
+            return
+        for i, dim in derive(op).masks(spec, self.mesh):
+            if inputs[i] not in self.zero_padded:
+                size, axes = int(op.inputs[i].shape[dim]), spec.in_specs[i].mesh_axes_per_dim[dim]
+                inputs[i] = mask_padding(inputs[i], dim, size, axes, self.mesh, self.own_coordinate)
 
     def wanted(self, name: str, spec: TensorShardSpec) -> Tensor:
         """The tensor in ``spec``, converted once however often it is wanted so."""
         if (name, spec) not in self.local:
-            try:
-                source = self.lies[name]
-                steps = connect(self.view.shape(name), self.view.itemsize(name), source, spec, self.cluster).steps
-            except SpecError as error:
-                raise PlanError(f"The plan's spec of {name} does not fit: {error}") from error
+            source, shape, dtype = self.lies[name], self.view.shape(name), self.view.tensors[name].dtype
             x = self.local[name, source]
-            for step in steps:
-                x = self.step(x, step)
+            # A slice puts zeros beyond the end of a dim, and no step moves padding elsewhere.
+            clean = x in self.zero_padded or not source.is_padded(shape, self.mesh)
+            steps = self.conversions.take(name, shape, dtype, source, spec)
+            for step, layout in zip(steps, walk(steps, source, shape, self.mesh), strict=True):
+                lies = split_of(layout)
+                x = self.step(x, step, lies.local_shape(shape, self.mesh))
+                clean = clean or not lies.is_padded(shape, self.mesh)
+            if clean:
+                self.zero_padded.add(x)
             self.local[name, spec] = x
         return self.local[name, spec]
 
-    def step(self, x: Tensor, step: Step) -> Tensor:
+    def step(self, x: Tensor, step: Step, result: Sequence[int]) -> Tensor:
+        """One step of a conversion, or one reduce function, on a local tensor; ``result`` is the local shape after."""
         sizes = [self.mesh.shape[axis] for axis in step.mesh_axes]
         if step.kind == "slice":
-            return ShardSliceOp(x, self.own_coordinate(), step.dim, step.mesh_axes, sizes).outputs[0]
-        gathered = CommunicationOp(x, "all_gather", step.mesh_axes, self.mesh.group_size(step.mesh_axes)).outputs[0]
-        if step.dim == 0:
-            return hidet.ops.reshape(gathered, [gathered.shape[0] * gathered.shape[1], *gathered.shape[2:]])
-        return JoinShardsOp(gathered, step.dim).outputs[0]
-
-    def reduce(self, y: Tensor, fn: ReduceFn) -> Tensor:
-        size = self.mesh.group_size(fn.mesh_axes)
-        op = "sum" if fn.op == "average" else fn.op
-        if fn.dim is not None:
-            if fn.dim == 0:
-                y = hidet.ops.reshape(y, [size, y.shape[0] // size, *y.shape[1:]])
-            else:
-                y = StackShardsOp(y, fn.dim, size).outputs[0]
-        y = CommunicationOp(y, fn.kind, fn.mesh_axes, size, op).outputs[0]
+            assert step.dim is not None
+            extent = result[step.dim]
+            return ShardSliceOp(x, self.own_coordinate(), step.dim, step.mesh_axes, sizes, extent).outputs[0]
+        count = self.mesh.group_size(step.mesh_axes)
+        shape = [int(size) for size in x.shape]
+        packs, unpacks = step.packs(shape), step.unpacks(shape, result, self.mesh)
+        if step.kind in ("reduce_scatter", "all_to_all"):
+            dim, axes = (step.to_dim, step.to_axes) if step.kind == "all_to_all" else (step.dim, step.mesh_axes)
+            assert dim is not None
+            shape[dim] //= count
+            x = StackShardsOp(x, dim, self.split_order(axes)).outputs[0] if packs else reshape(x, [count, *shape])
         # The shards are equal, so the average of the whole is the average of the shards' averages.
-        return y / float(size) if fn.op == "average" else y
+        op = "sum" if step.op == "average" else step.op
+        x = CommunicationOp(x, step.kind, step.mesh_axes, count, op).outputs[0]
+        if step.kind in ("all_gather", "all_to_all"):
+            assert step.dim is not None
+            if unpacks:
+                x = JoinShardsOp(x, step.dim, self.split_order(step.mesh_axes), result[step.dim]).outputs[0]
+            else:
+                x = reshape(x, list(result))
+        return x / float(count) if step.op == "average" else x
+
+    def split_order(self, mesh_axes: Sequence[int]) -> SplitOrder:
+        return SplitOrder(tuple(mesh_axes), tuple(self.mesh.shape[axis] for axis in mesh_axes))
 
 
 def _own_memory(outputs: Sequence[Tensor]) -> list[Tensor]:

@@ -7,7 +7,7 @@ it so); sharding an operator means giving mesh axes to digits.
 
 The walk also writes the definition down in a canonical form in which two definitions that compute the same from the
 same indices are equal, whatever their extents. That is what makes a choice provable: the operator rebuilt on shards
-must have the canonical form of the whole operator with the extents of the sharded digits divided.
+must have the canonical form of the whole operator with the extents that the sharded digits have on a device.
 """
 
 from __future__ import annotations
@@ -138,39 +138,69 @@ class Definition:
     canonical: Any = ()
     work: list[tuple[frozenset[Digit], int]] = field(default_factory=list)
 
-    def operations(self, shards: Mapping[Digit, int]) -> int:
-        """Scalar operations of the operator whose digits are split into ``shards`` pieces."""
-        return sum(n * math.prod(d.extent // shards.get(d, 1) for d in nest) for nest, n in self.work)
+    def operations(self, extents: Mapping[Digit, int]) -> int:
+        """Scalar operations of the operator on a device that has ``extents`` of the sharded digits."""
+        return sum(n * math.prod(extents.get(d, d.extent) for d in nest) for nest, n in self.work)
 
 
+# The reduce function of each kind of reduction; on booleans "and" is the least value and "or" the greatest.
 _REDUCE_OPS = {"sum": "sum", "max": "max", "min": "min", "average": "average", "product": "product"}
+_BOOLEAN_REDUCE_OPS = {"and": "min", "or": "max", "max": "max", "min": "min"}
 _MAX_SPLITS = 64  # far above any real reshape; bounds the restarts on a pathological definition
 
 
 def analyze(task: Task) -> Definition:
     """Analyze an operator's task. Raises UnsupportedDefinition when the definition cannot be modelled."""
     cuts: set[tuple[int, int]] = set()
+    twins: dict[tuple[int, int], int] = {}
     for _ in range(_MAX_SPLITS):
         try:
-            return _Walker(task, cuts).run()
+            definition = _Walker(task, cuts, twins).run()
         except _NeedSplit as need:
             if need.cut in cuts:
                 break
             cuts.add(need.cut)
+            continue
+        if twins or len(task.outputs) == 1:
+            return definition
+        twins = _twins(definition)
+        if not twins:
+            return definition
     raise UnsupportedDefinition("its index arithmetic has no mixed radix form")
+
+
+def _twins(definition: Definition) -> dict[tuple[int, int], int]:
+    """The variable that each (output, dim) can share with an earlier output: both index the same dim of an input."""
+    readers: dict[tuple[int, int], list[int]] = {}
+    for access in definition.accesses:
+        for dim, form in enumerate(access.indices):
+            if form is not None and len(form.terms) == 1 and not form.const:
+                readers.setdefault((access.tensor, dim), []).append(form.terms[0][0].variable)
+    found: dict[tuple[int, int], int] = {}
+    first: dict[int, int] = {}  # the digits' variables of the outputs so far
+    for output, dims in enumerate(definition.out_digits):
+        for dim, digits in enumerate(dims):
+            own = {digit.variable for digit in digits}
+            for variable in own - first.keys():
+                together = [v for group in readers.values() if variable in group for v in group if v in first]
+                if together and first[together[0]] == math.prod(d.extent for d in digits):
+                    found[output, dim] = together[0]
+        first.update({d.variable: math.prod(e.extent for e in digits) for digits in dims for d in digits})
+    return found
 
 
 _Env = dict[ir.Var, "Form | None"]
 
 
 class _Walker:
-    def __init__(self, task: Task, cuts: set[tuple[int, int]]):
+    def __init__(self, task: Task, cuts: set[tuple[int, int]], twins: Mapping[tuple[int, int], int]):
         self.task = task
         self.cuts = cuts
+        self.twins = twins
         self.definition = Definition()
         self.variables = 0
         self.inputs = {tensor: i for i, tensor in enumerate(task.inputs)}
-        self.out_variables: dict[tuple[int, int], int] = {}
+        self.out_variables: dict[tuple[tuple[int, ...], int], int] = {}
         self.grids_counted: set[tuple[GridCompute, tuple[Form | None, ...]]] = set()
 
     def run(self) -> Definition:
@@ -180,12 +210,12 @@ class _Walker:
                 raise UnsupportedDefinition("it has no compute definition")
             env: _Env = {}
             dims = []
-            for dim, (axis, size) in enumerate(zip(output.axes, output.shape, strict=True)):
+            shape = tuple(map(self.extent, output.shape))
+            for dim, axis in enumerate(output.axes):
                 # Outputs of the same shape share their variables, so that sharding splits them alike.
-                key = (dim, self.extent(size))
-                if key not in self.out_variables:
-                    self.out_variables[key] = self.new_variable()
-                digits = self.digits_of(self.out_variables[key], key[1])
+                if (shape, dim) not in self.out_variables:
+                    self.out_variables[shape, dim] = self.new_variable()
+                digits = self.digits_of(self.twins.get((number, dim), self.out_variables[shape, dim]), shape[dim])
                 env[axis] = Form.of({d: d.stride for d in digits})
                 dims.append(tuple(reversed([d for d in digits if d.extent > 1])))
             self.definition.out_digits.append(tuple(dims))
@@ -404,8 +434,9 @@ class _Walker:
         bounds = tuple(self.value(size, env, nest) for size in varying)  # pins what the extent depends on
         digits = self.bind(e.axes, [self.interval(size, env)[1] for size in e.shape], inner_env)
         op = str(e.reduce_operation)
-        if root is not None and not varying and self.may_be_partial(op, root):
-            self.definition.reductions.append(Reduction(root, _REDUCE_OPS[op], digits))
+        reduce_op = None if root is None or varying else self.reduce_op(op, root)
+        if root is not None and reduce_op is not None:
+            self.definition.reductions.append(Reduction(root, reduce_op, digits))
         else:
             self.definition.pinned |= digits
         self.count(nest | digits, 1)
@@ -429,13 +460,13 @@ class _Walker:
                 return a // d, b // c
         raise UnsupportedDefinition("the extent of a reduction of it is symbolic")
 
-    def may_be_partial(self, op: str, root: int) -> bool:
-        """Whether partial results of output ``root``, in its dtype, can be reduced as the operator itself does it."""
+    def reduce_op(self, op: str, root: int) -> str | None:
+        """What reduces partial results of output ``root``, in its dtype, as the operator's own ``op`` would."""
         dtype = self.task.outputs[root].type.dtype
-        if op not in _REDUCE_OPS or dtype.is_boolean():
-            return False
+        if dtype.is_boolean():
+            return _BOOLEAN_REDUCE_OPS.get(op)
         # An average of integers is rounded, so an average of averages is another number.
-        return op != "average" or not dtype.is_integer()
+        return None if op == "average" and dtype.is_integer() else _REDUCE_OPS.get(op)
 
 
 def _named(digits: Iterable[Digit]) -> tuple[Digit, ...]:
@@ -459,8 +490,8 @@ def _compare(e: ir.Expr, difference: Form) -> bool | None:
     return equal
 
 
-def rename(canonical: Any, shards: Mapping[Digit, int]) -> Any:
-    """The canonical form with each digit named by its place and its extent divided by ``shards``.
+def rename(canonical: Any, extents: Mapping[Digit, int]) -> Any:
+    """The canonical form with each digit named by its place, with its extent on a device: ``extents`` if sharded.
 
     Digits that are left with extent 1 vanish, as they do in the analysis of the local operator; the others are counted
     from the minor end of their variable, since their strides change when a digit below them is sharded.
@@ -482,8 +513,8 @@ def rename(canonical: Any, shards: Mapping[Digit, int]) -> Any:
     collect(canonical)
     names: dict[Digit, tuple[int, int, int]] = {}
     for variable, digits in local.items():
-        kept = [d for d in sorted(digits) if d.extent // shards.get(d, 1) > 1]
-        names.update({d: (variable, place, d.extent // shards.get(d, 1)) for place, d in enumerate(kept)})
+        kept = [d for d in sorted(digits) if extents.get(d, d.extent) > 1]
+        names.update({d: (variable, place, extents.get(d, d.extent)) for place, d in enumerate(kept)})
 
     def rewrite(node: Any) -> Any:
         if isinstance(node, Digit):

@@ -14,7 +14,7 @@ from typing import Any
 from hidet_dist.errors import HidetDistError
 
 LIBRARY_NAME = "hidet_dist"
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 DTYPE_CODES: dict[str, int] = {
     "float32": 0,
@@ -39,6 +39,8 @@ FAILED = 3
 AllReduceFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int32)
 AllGatherFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_int32)
 ReduceScatterFunction = AllReduceFunction
+AllToAllFunction = AllGatherFunction
+ConnectFunction = ctypes.CFUNCTYPE(c_int32, c_int32)
 CopyFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int64)
 
 
@@ -50,6 +52,7 @@ class Transport(ctypes.Structure):
         ("all_reduce", AllReduceFunction),
         ("all_gather", AllGatherFunction),
         ("reduce_scatter", ReduceScatterFunction),
+        ("all_to_all", AllToAllFunction),
         ("copy", CopyFunction),
     )
 
@@ -122,6 +125,7 @@ def library() -> ctypes.CDLL:
     declare("all_reduce", c_int32, c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int32)
     declare("all_gather", c_int32, c_void_p, c_void_p, c_int64, c_int32, c_int32)
     declare("reduce_scatter", c_int32, c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int32)
+    declare("all_to_all", c_int32, c_void_p, c_void_p, c_int64, c_int32, c_int32)
     declare("dtype_size", c_int64, c_int32)
     declare("communicator_create", c_void_p, POINTER(Transport), POINTER(c_int64), c_int32, c_int64)
     declare("communicator_destroy", None, c_void_p)
@@ -131,6 +135,14 @@ def library() -> ctypes.CDLL:
     declare("communicator_sequence", c_int64, c_void_p)
     declare("communicator_group_size", c_int64, c_void_p, c_int32)
     declare("last_error", c_char_p)
+    declare("shm_create", c_void_p, POINTER(Transport), ConnectFunction, ctypes.c_double)
+    declare("shm_table", None, c_void_p, POINTER(Transport))
+    declare("shm_segment", c_int32, c_int32)
+    declare("shm_attach", c_int32, c_void_p, c_int32, c_int32, c_int32, c_int32)
+    declare("shm_delegate", None, c_void_p, c_int32)
+    declare("shm_failed_by_peer", c_int32, c_void_p)
+    declare("shm_close", None, c_void_p)
+    declare("shm_destroy", None, c_void_p)
     return lib
 
 
@@ -147,6 +159,11 @@ def all_gather(send: int, recv: int, send_count: int, dtype: int, group: int) ->
 def reduce_scatter(send: int, recv: int, recv_count: int, dtype: int, reduce_op: int, group: int) -> int:
     """Reduce the elements at ``send``, leaving this rank's ``recv_count`` in ``recv``; the status code is returned."""
     return int(library().hidet_dist_reduce_scatter(send, recv, recv_count, dtype, reduce_op, group))
+
+
+def all_to_all(send: int, recv: int, count: int, dtype: int, group: int) -> int:
+    """Send each rank of the group its ``count`` elements at ``send``, get as many; the status code is returned."""
+    return int(library().hidet_dist_all_to_all(send, recv, count, dtype, group))
 
 
 def dtype_size(dtype: int) -> int:
@@ -205,7 +222,10 @@ TransportFunction = Callable[..., int]
 
 
 def make_transport(
-    all_reduce: TransportFunction, all_gather: TransportFunction, reduce_scatter: TransportFunction
+    all_reduce: TransportFunction,
+    all_gather: TransportFunction,
+    reduce_scatter: TransportFunction,
+    all_to_all: TransportFunction,
 ) -> Transport:
     """A transport for host memory made of Python functions, which must not raise."""
     return Transport(
@@ -213,5 +233,57 @@ def make_transport(
         AllReduceFunction(lambda _context, *arguments: all_reduce(*arguments)),
         AllGatherFunction(lambda _context, *arguments: all_gather(*arguments)),
         ReduceScatterFunction(lambda _context, *arguments: reduce_scatter(*arguments)),
+        AllToAllFunction(lambda _context, *arguments: all_to_all(*arguments)),
         CopyFunction(),
     )
+
+
+class SharedMemory:
+    """The native transport between ranks of one host; see shared_memory.h.
+
+    Parameters
+    ----------
+    fallback: Transport
+        Carries out the collectives of groups that are delegated to it.
+    connect: Callable[[int], int]
+        Called with a group's mask when it is first used: attaches it or delegates it and returns 0. Must not raise.
+    timeout_seconds: float
+        How long a collective waits for another rank.
+    """
+
+    def __init__(self, fallback: Transport, connect: Callable[[int], int], timeout_seconds: float):
+        self._fallback = fallback
+        self._connect = ConnectFunction(connect)
+        self._handle = library().hidet_dist_shm_create(ctypes.byref(fallback), self._connect, timeout_seconds)
+        if not self._handle:
+            raise ValueError(f"no shared-memory transport with a time-out of {timeout_seconds} s")
+        self.table = Transport()
+        library().hidet_dist_shm_table(self._handle, ctypes.byref(self.table))
+
+    @staticmethod
+    def segment(ranks: int) -> int:
+        """A file descriptor of a new segment for a group of so many ranks, or -1 where the system has none."""
+        return int(library().hidet_dist_shm_segment(ranks))
+
+    def attach(self, group: int, descriptor: int, place: int, ranks: int) -> bool:
+        """Route a group through a segment, in which this rank has the place ``place``; False where it cannot be."""
+        return bool(library().hidet_dist_shm_attach(self._handle, group, descriptor, place, ranks) == OK)
+
+    def delegate(self, group: int) -> None:
+        """Route a group to the fallback."""
+        library().hidet_dist_shm_delegate(self._handle, group)
+
+    @property
+    def failed_by_peer(self) -> bool:
+        """Whether a collective failed because of another rank."""
+        return bool(library().hidet_dist_shm_failed_by_peer(self._handle))
+
+    def close(self) -> None:
+        """Fail the collectives of other ranks that wait for this one."""
+        library().hidet_dist_shm_close(self._handle)
+
+    def destroy(self) -> None:
+        """Free it. No communicator may use it any more."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            library().hidet_dist_shm_destroy(handle)

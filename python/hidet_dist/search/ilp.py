@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pulp
 
@@ -91,6 +91,28 @@ def evaluate(problem: Problem, choices: Sequence[int]) -> float:
             paid.add((edge.tensor, s, d))
             seconds += edge.convert[s][d]
     return seconds
+
+
+def restricted(problem: Problem, kept: Sequence[Sequence[int]]) -> Problem:
+    """The problem with only the choices ``kept`` of each entity."""
+    edges = [
+        replace(
+            edge,
+            produced=tuple(edge.produced[k] for k in kept[edge.producer]),
+            consumed=tuple(edge.consumed[k] for k in kept[edge.consumer]),
+        )
+        for edge in problem.edges
+    ]
+    holds = tuple(
+        replace(hold, nbytes=tuple(hold.nbytes[k] for k in kept[hold.entity])) for hold in problem.activations.holds
+    )
+    return replace(
+        problem,
+        cost=[[costs[k] for k in own] for costs, own in zip(problem.cost, kept, strict=True)],
+        memory=[[memory[k] for k in own] for memory, own in zip(problem.memory, kept, strict=True)],
+        edges=edges,
+        activations=replace(problem.activations, holds=holds),
+    )
 
 
 def solver(name: str, time_limit_seconds: float | None, gap: float, threads: int, nodes: int) -> pulp.LpSolver:

@@ -20,7 +20,7 @@ import pulp
 from hidet_dist.errors import InfeasibleError, SolverError
 from hidet_dist.search.activations import held
 from hidet_dist.search.eliminate import Tables, TooWide, eliminate, marginals
-from hidet_dist.search.ilp import Problem, Solution, StoppedError, evaluate, solve, solve_peak
+from hidet_dist.search.ilp import Problem, Solution, StoppedError, evaluate, restricted, solve, solve_peak
 from hidet_dist.search.presolve import readers, undominated
 from hidet_dist.search.prices import Prices
 
@@ -34,15 +34,15 @@ _WINDOW = 80  # operators around a cut that are planned anew
 _EQUAL = 1e-6  # relative, of seconds at prices of so many digits
 _PEAK_ENTITIES = 400  # of a graph whose least memory the integer program is asked for
 
-OnIncumbent = Callable[[float, float, float], None]
+OnIncumbent = Callable[[Sequence[int], float, float, float], None]
 
 
 @dataclass(frozen=True)
 class Options:
     """How to solve: solver, seconds until the best plan known is taken, relative gap, threads.
 
-    ``on_incumbent`` is called with the seconds of the best plan known (infinite before there is one), the lower bound,
-    and the seconds gone by, whenever one of the first two changes.
+    ``on_incumbent`` is called with the choices of the best plan known, its seconds, the lower bound, and the seconds
+    gone by, whenever one of these changes but the last.
     """
 
     solver: str = "highs"
@@ -105,9 +105,10 @@ class _Search:
             self.tell()
 
     def tell(self) -> None:
-        if self.options.on_incumbent is not None:
-            bound = min(self.bound, self.seconds)
-            self.options.on_incumbent(self.seconds, bound, time.perf_counter() - self.begin)
+        """Say which plan is the best known, and the bound."""
+        if self.options.on_incumbent is not None and self.best:
+            bound, elapsed = min(self.bound, self.seconds), time.perf_counter() - self.begin
+            self.options.on_incumbent(self.best, self.seconds, bound, elapsed)
 
     def seconds_left(self) -> float | None:
         limit = self.options.time_limit_seconds
@@ -478,7 +479,7 @@ def _recombine(state: _Search, found: Sequence[_Probe]) -> None:
         raise _OutOfTime
     try:
         solution = solve(
-            _restricted(state.problem, kept),
+            restricted(state.problem, kept),
             state.options.solver,
             left,
             state.options.gap,
@@ -490,28 +491,6 @@ def _recombine(state: _Search, found: Sequence[_Probe]) -> None:
     state.record(tuple(own[k] for own, k in zip(kept, solution.choices, strict=True)))
 
 
-def _restricted(problem: Problem, kept: Sequence[Sequence[int]]) -> Problem:
-    """The problem with only the choices ``kept`` of each entity."""
-    edges = [
-        replace(
-            edge,
-            produced=tuple(edge.produced[k] for k in kept[edge.producer]),
-            consumed=tuple(edge.consumed[k] for k in kept[edge.consumer]),
-        )
-        for edge in problem.edges
-    ]
-    holds = tuple(
-        replace(hold, nbytes=tuple(hold.nbytes[k] for k in kept[hold.entity])) for hold in problem.activations.holds
-    )
-    return replace(
-        problem,
-        cost=[[costs[k] for k in own] for costs, own in zip(problem.cost, kept, strict=True)],
-        memory=[[memory[k] for k in own] for memory, own in zip(problem.memory, kept, strict=True)],
-        edges=edges,
-        activations=replace(problem.activations, holds=holds),
-    )
-
-
 def _integer_program(state: _Search) -> None:
     kept, options = state.kept, state.options
     state.check_time()
@@ -520,7 +499,7 @@ def _integer_program(state: _Search) -> None:
     left = state.seconds_left()
     limit = None if left is None else max(0.1, left)
     try:
-        solution = solve(_restricted(state.problem, kept), options.solver, limit, options.gap, options.threads)
+        solution = solve(restricted(state.problem, kept), options.solver, limit, options.gap, options.threads)
     except StoppedError:
         if not state.best:
             raise

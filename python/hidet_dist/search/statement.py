@@ -24,7 +24,8 @@ from hidet_dist.search.memory import (
     local_nbytes,
     reduction_nbytes,
 )
-from hidet_dist.spec import DeviceMesh, OpShardSpec, TensorShardSpec
+from hidet_dist.search.pins import Pin, Pins
+from hidet_dist.spec import DeviceMesh, OpShardSpec, SpecPattern, TensorShardSpec
 from hidet_dist.view import GraphView
 
 Allow = Callable[[Operator, OpShardSpec], bool]
@@ -41,8 +42,9 @@ class Statement:
     notes: list[str]
     weights: range
     weight_specs: list[list[TensorShardSpec]]
-    inputs: list[TensorShardSpec]
-    outputs: list[TensorShardSpec]
+    inputs: list[list[TensorShardSpec]]
+    outputs: list[list[TensorShardSpec]]
+    pins: Pins
 
 
 def state(
@@ -52,11 +54,23 @@ def state(
     budget: int,
     input_specs: Sequence[TensorShardSpec | None] | None,
     output_specs: Sequence[TensorShardSpec | None] | None,
-    pinned: Mapping[str, TensorShardSpec],
-    allow: Allow | None,
+    pinned: Pins,
+    allow: Allow | None = None,
 ) -> Statement:
-    """The problem of planning a graph: every operator's choices, every weight's layouts, what joins them."""
+    """The problem of planning a graph: every operator's choices, every weight's layouts, what joins them.
+
+    Raises
+    ------
+    ConfigError
+        When specs or pins do not fit the graph or the mesh, or contradict each other.
+    """
     mesh = cluster.mesh
+    weight_specs = [
+        _layouts(pinned, pinned.tensors.get(name, []), name, f"the weight {name}", padded=True) for name in view.weights
+    ]
+    inputs = _ends(pinned, view.inputs, [pinned.tensors.get(name, []) for name in view.inputs], input_specs, "input")
+    output_pins = [pinned.outputs.get(i, []) for i in range(len(view.outputs))]
+    outputs = _ends(pinned, view.outputs, output_pins, output_specs, "output")
     table = RuleTable(mesh)
     fused = model.fused(view)
     choices, notes, cost, memory = [], [], [], []
@@ -65,6 +79,8 @@ def state(
         rule, own = table(op)
         if allow is not None:
             own = tuple(choice for choice in own if allow(op, choice.spec)) or own
+        if i in pinned.operators:
+            own = tuple(own[k] for k in pinned.choices(i, [choice.spec for choice in own]))
         choices.append(own)
         notes.append("" if rule.definition is not None else f"replicated: {rule.note}")
         key = id(own), i in fused, i in fused and fused[i].prologue
@@ -76,26 +92,10 @@ def state(
         cost.append(costs_of[key])
         memory.append([0] * len(own))
     weights = range(len(cost), len(cost) + len(view.weights))
-    for name, spec in pinned.items():
-        if name not in view.weights:
-            raise ConfigError(f"The graph has no weight {name!r} whose spec could be fixed.")
-        try:
-            spec.validate(view.shape(name), mesh)
-        except SpecError as error:
-            raise ConfigError(f"The spec of the weight {name} does not fit: {error}") from error
-    weight_specs = [
-        [pinned[name]] if name in pinned else _weight_specs(view.shape(name), cluster) for name in view.weights
-    ]
-    for name, specs in zip(view.weights, weight_specs, strict=True):
+    entities = (*zip(view.weights, weight_specs, strict=True), *zip(view.inputs, inputs, strict=True))
+    for name, specs in (*entities, *zip(view.outputs, outputs, strict=True)):
         cost.append([0.0] * len(specs))
         memory.append([local_nbytes(view.shape(name), view.itemsize(name), spec, mesh) for spec in specs])
-    inputs = _fixed(view, view.inputs, input_specs, cluster, "input")
-    outputs = _fixed(view, view.outputs, output_specs, cluster, "output")
-    cost += [[0.0]] * (len(inputs) + len(outputs))
-    memory += [
-        [local_nbytes(view.shape(name), view.itemsize(name), spec, mesh)]
-        for name, spec in (*zip(view.inputs, inputs, strict=True), *zip(view.outputs, outputs, strict=True))
-    ]
 
     # Who makes each tensor, and in which spec under each of its choices; whether it is reduced matters if it is fused.
     split = {tensor.tensor: tensor for tensor in fused.values()}
@@ -108,13 +108,14 @@ def state(
     for i, name in enumerate(view.weights):
         made[name] = (weights[i], [(spec, False) for spec in weight_specs[i]])
     for i, name in enumerate(view.inputs):
-        made[name] = (weights.stop + i, [(inputs[i], False)])
+        made[name] = (weights.stop + i, [(spec, False) for spec in inputs[i]])
     lifetimes = Lifetimes(view)
     wanted: list[tuple[str, int, list[_Layout], tuple[int, int]]] = []
     for name, use in view.uses():
         if use.operator is None:
             entity = weights.stop + len(inputs) + use.position
-            wanted.append((name, entity, [(outputs[use.position], False)], lifetimes.wanted(name, None, False)))
+            ends = [(spec, False) for spec in outputs[use.position]]
+            wanted.append((name, entity, ends, lifetimes.wanted(name, None, False)))
         else:
             own_specs = [(choice.spec.in_specs[use.position], False) for choice in choices[use.operator]]
             shares = use.position in view.operators[use.operator].task.share_map.values()
@@ -131,14 +132,14 @@ def state(
 
     def price(name: str) -> tuple[tuple[float, ...], ...]:
         layouts = tuple(numbering[name])
-        shape, itemsize, own = view.shape(name), view.itemsize(name), split.get(name)
-        key = shape, itemsize, layouts, own is None or own.prologue, own is None
+        shape, dtype, own = view.shape(name), view.tensors[name].dtype, split.get(name)
+        key = shape, dtype, layouts, own is None or own.prologue, own is None
         if key not in prices:
-            seconds = model.conversions(shape, itemsize, [spec for spec, _ in layouts])
+            seconds = model.conversions(shape, dtype, [spec for spec, _ in layouts])
             if own is not None:
                 seconds = tuple(
                     tuple(
-                        cost + split_seconds(model, shape, itemsize, own, source, target, mesh)
+                        cost + split_seconds(model, shape, view.itemsize(name), own, source, target, mesh)
                         for cost, (target, _) in zip(line, layouts, strict=True)
                     )
                     for line, source in zip(seconds, layouts, strict=True)
@@ -164,7 +165,7 @@ def state(
         )
     activations = _activations(view, model, mesh, lifetimes, choices, outputs, numbering)
     problem = Problem(cost, memory, budget, edges, activations)
-    return Statement(problem, fused, choices, notes, weights, weight_specs, inputs, outputs)
+    return Statement(problem, fused, choices, notes, weights, weight_specs, inputs, outputs, pinned)
 
 
 def _activations(
@@ -173,11 +174,12 @@ def _activations(
     mesh: DeviceMesh,
     lifetimes: Lifetimes,
     choices: Sequence[tuple[Choice, ...]],
-    outputs: Sequence[TensorShardSpec],
+    outputs: Sequence[Sequence[TensorShardSpec]],
     numbering: Mapping[str, Mapping[_Layout, int]],
 ) -> Activations:
     """What :func:`hidet_dist.search.memory.moment_bytes` says of a plan, for all plans."""
-    resident = set(zip(view.outputs, outputs, strict=True))
+    # An output of which the spec is open may or may not be where the operator writes; it is taken for another buffer.
+    resident = {(name, specs[0]) for name, specs in zip(view.outputs, outputs, strict=True) if len(specs) == 1}
     written = set(view.outputs)
     sizes: dict[Hashable, int] = {}
 
@@ -227,7 +229,7 @@ def _activations(
 
         def working_nbytes(s: int, d: int) -> int:
             if (s, d) not in working:
-                steps = model.connect(shape, itemsize, specs[s], specs[d]).steps
+                steps = model.connect(shape, view.tensors[name].dtype, specs[s], specs[d]).steps
                 working[s, d] = conversion_nbytes(shape, itemsize, specs[s], steps, mesh)
             return working[s, d]
 
@@ -245,31 +247,51 @@ def _activations(
     return Activations(lifetimes.count, tuple(holds), tensors)
 
 
-def _weight_specs(shape: tuple[int, ...], cluster: Cluster) -> list[TensorShardSpec]:
-    """Every way to lay out a weight: each mesh axis splits one dim that it divides, or none; replicated first."""
+def _stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool) -> list[TensorShardSpec]:
+    """Every way to store a tensor: each mesh axis splits one dim that it divides, or none; replicated first.
+
+    With ``padded`` also dims that do not divide are split, with padding.
+    """
     specs: dict[TensorShardSpec, None] = {}
-    for dims in itertools.product((None, *range(len(shape))), repeat=cluster.mesh.ndim):
+    for dims in itertools.product((None, *range(len(shape))), repeat=mesh.ndim):
         per_dim: list[list[int]] = [[] for _ in shape]
         for axis, dim in enumerate(dims):
-            if dim is not None and cluster.mesh.shape[axis] > 1:
+            if dim is not None and mesh.shape[axis] > 1:
                 per_dim[dim].append(axis)
         spec = TensorShardSpec(tuple(tuple(axes) for axes in per_dim))
-        if spec.fits(shape, cluster.mesh):
+        if spec.fits(shape, mesh, padded):
             specs.setdefault(spec)
     return list(specs)
 
 
-def _fixed(
-    view: GraphView, names: Sequence[str], specs: Sequence[TensorShardSpec | None] | None, cluster: Cluster, what: str
-) -> list[TensorShardSpec]:
-    if specs is not None and len(specs) != len(names):
-        raise ConfigError(f"The graph has {len(names)} {what}s but {len(specs)} {what} specs are given.")
+def _layouts(pinned: Pins, own: Sequence[Pin], name: str, what: str, padded: bool = False) -> list[TensorShardSpec]:
+    """The specs that a stored tensor may have, of those its pins allow."""
+    shape = pinned.view.shape(name)
+    return pinned.layouts(own, what, shape, _stored_specs(shape, pinned.mesh, padded), padded)
+
+
+def _ends(
+    pinned: Pins,
+    tensors: Sequence[str],
+    pins: Sequence[list[Pin]],
+    specs: Sequence[TensorShardSpec | None] | None,
+    what: str,
+) -> list[list[TensorShardSpec]]:
+    """The specs that graph inputs or outputs may have: replicated, unless something is given or pinned."""
+    if specs is not None and len(specs) != len(tensors):
+        raise ConfigError(f"The graph has {len(tensors)} {what}s but {len(specs)} {what} specs are given.")
     result = []
-    for number, name in enumerate(names):
-        spec = (specs[number] if specs else None) or TensorShardSpec.replicated(len(view.shape(name)))
-        try:
-            spec.validate(view.shape(name), cluster.mesh)
-        except SpecError as error:
-            raise ConfigError(f"The spec of {what} {number} does not fit: {error}") from error
-        result.append(spec)
+    for number, (name, own) in enumerate(zip(tensors, pins, strict=True)):
+        given = specs[number] if specs else None
+        wanted = own
+        if given is not None:
+            try:
+                given.validate(pinned.view.shape(name), pinned.mesh)
+            except SpecError as error:
+                raise ConfigError(f"The spec of {what} {number} does not fit: {error}") from error
+            wanted = [Pin(f"{what}_specs[{number}]", SpecPattern.of(given)), *own]
+        if wanted:
+            result.append(_layouts(pinned, wanted, name, f"{what} {number}"))
+        else:
+            result.append([TensorShardSpec.replicated(len(pinned.view.shape(name)))])
     return result

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,24 +17,32 @@ from hidet_dist.spec.operator import OpShardSpec
 from hidet_dist.spec.tensor import TensorShardSpec
 
 if TYPE_CHECKING:
+    from hidet.graph import FlowGraph
     from rich.table import Table
+
+    from hidet_dist.explain import Explanation, SearchReport
 
 FORMAT = 1
 
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """A weight, input or output of the graph: its shape (elements), dtype name, bytes in all, and spec."""
+    """A weight, input or output of the graph: its shape (elements), dtype name, bytes in all, and spec.
+
+    ``label`` is what the user calls it, empty when it was given no name.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     nbytes: int
     spec: TensorShardSpec
+    label: str = ""
 
     def local_nbytes(self, mesh: DeviceMesh) -> int:
-        """Bytes of one shard."""
-        return self.nbytes // self.spec.num_shards(mesh)
+        """Bytes of one shard, padding included."""
+        elements = math.prod(self.shape)
+        return self.spec.local_nbytes(self.shape, self.nbytes // elements, mesh) if elements else 0
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -43,13 +52,14 @@ class TensorPlan:
             "dtype": self.dtype,
             "nbytes": self.nbytes,
             "spec": str(self.spec),
+            "label": self.label,
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TensorPlan:
         """The inverse of :meth:`to_json`."""
         spec = TensorShardSpec.parse(data["spec"])
-        return cls(data["name"], tuple(data["shape"]), data["dtype"], data["nbytes"], spec)
+        return cls(data["name"], tuple(data["shape"]), data["dtype"], data["nbytes"], spec, data["label"])
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,8 @@ class OperatorPlan:
     """How one operator of the graph is sharded.
 
     ``connections`` are those that are paid for at this operator: a conversion that an earlier operator already
-    needed is not listed again. ``note`` says why an operator without a rule is replicated. Times in seconds.
+    needed is not listed again. ``note`` says why an operator without a rule is replicated; ``label`` is what the user
+    calls it, after the weight that it reads. Times in seconds.
     """
 
     index: int
@@ -97,6 +108,7 @@ class OperatorPlan:
     reduce_seconds: float
     connections: tuple[ConnectionPlan, ...] = ()
     note: str = ""
+    label: str = ""
 
     @property
     def communication(self) -> tuple[str, ...]:
@@ -119,6 +131,7 @@ class OperatorPlan:
             "reduce_seconds": self.reduce_seconds,
             "connections": [connection.to_json() for connection in self.connections],
             "note": self.note,
+            "label": self.label,
         }
 
     @classmethod
@@ -132,6 +145,7 @@ class OperatorPlan:
             data["reduce_seconds"],
             tuple(ConnectionPlan.from_json(c) for c in data["connections"]),
             data["note"],
+            data["label"],
         )
 
 
@@ -190,9 +204,13 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A list of stages (one, as long as there is no inter-operator parallelism)."""
+    """A list of stages (one, as long as there is no inter-operator parallelism).
+
+    ``report`` says how the search came to it; it is no part of what the plan is, and is not written with it.
+    """
 
     stages: tuple[StagePlan, ...]
+    report: SearchReport | None = field(default=None, compare=False, repr=False)
 
     @property
     def stage(self) -> StagePlan:
@@ -204,6 +222,65 @@ class Plan:
     def seconds(self) -> float:
         """Predicted time of one run."""
         return math.fsum(stage.seconds for stage in self.stages)
+
+    @property
+    def param_specs(self) -> dict[str, TensorShardSpec]:
+        """How each weight lies, by the user's name of it, or else by its own (``w0``, ...): pins for another graph."""
+        return {weight.label or weight.name: weight.spec for stage in self.stages for weight in stage.weights}
+
+    def edit(self, changes: Mapping[str, Any]) -> Plan:
+        """The plan with other specs: what ``recost`` then makes a plan with conversions and costs of again.
+
+        Parameters
+        ----------
+        changes: mapping
+            Specs or their text by name: ``op:7`` is an operator, ``w0`` (or the user's name) a weight, ``x0`` a graph
+            input, ``y0`` a graph output.
+
+        Raises
+        ------
+        PlanError
+            For a name that the plan does not have, or a value that is no such spec.
+        """
+        stage = self.stage
+        operators = {f"op:{op.index}": n for n, op in enumerate(stage.operators)}
+        places: dict[str, tuple[str, int]] = {f"y{n}": ("outputs", n) for n in range(len(stage.outputs))}
+        for kind in ("outputs", "inputs", "weights"):
+            own: tuple[TensorPlan, ...] = getattr(stage, kind)
+            places.update({tensor.label: (kind, n) for n, tensor in enumerate(own) if tensor.label})
+            if kind != "outputs":  # the name of an output is that of the tensor as it is made
+                places.update({tensor.name: (kind, n) for n, tensor in enumerate(own)})
+        edited: dict[str, list[Any]] = {
+            k: list(getattr(stage, k)) for k in ("operators", "outputs", "inputs", "weights")
+        }
+        for name, value in changes.items():
+            kind, number = ("operators", operators[name]) if name in operators else places.get(name, ("", 0))
+            if not kind:
+                raise PlanError(f"The plan has no {name!r}; it has {', '.join([*operators, *places][:8])}, ...")
+            wanted = OpShardSpec if kind == "operators" else TensorShardSpec
+            try:
+                spec = wanted.parse(value) if isinstance(value, str) else value
+            except SpecError as error:
+                raise PlanError(f"The new spec of {name}: {error}") from error
+            if not isinstance(spec, wanted):
+                raise PlanError(f"The new spec of {name} must be a {wanted.__name__} or its text; got {value!r}.")
+            edited[kind][number] = replace(edited[kind][number], spec=spec)
+        own_operators, weights, inputs, outputs = (
+            tuple(edited[kind]) for kind in ("operators", "weights", "inputs", "outputs")
+        )
+        return Plan((replace(stage, operators=own_operators, weights=weights, inputs=inputs, outputs=outputs),))
+
+    def validate(self, graph: FlowGraph) -> None:
+        """Raise PlanError unless the plan is one of ``graph``: each spec proven, each conversion in its place."""
+        from hidet_dist.search.recost import validate
+
+        validate(self, graph)
+
+    def explain(self) -> Explanation:
+        """What everything costs and why it was chosen; as much of it as is known where no search made the plan."""
+        from hidet_dist.explain import Explanation
+
+        return Explanation(self)
 
     def collectives(self) -> dict[str, int]:
         """How many communication operators of each kind one run executes (slices, which are local, left out)."""

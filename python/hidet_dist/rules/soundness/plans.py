@@ -25,8 +25,8 @@ Array = np.ndarray[Any, Any]
 Rng = np.random.Generator
 
 
-def random_spec(shape: Sequence[int], mesh: DeviceMesh, rng: Rng) -> TensorShardSpec:
-    """A random spec that fits a tensor of ``shape`` on the mesh."""
+def random_spec(shape: Sequence[int], mesh: DeviceMesh, rng: Rng, padded: bool = False) -> TensorShardSpec:
+    """A random spec that fits a tensor of ``shape`` on the mesh, also with padding if ``padded``."""
     options = []
     for dims in itertools.product((None, *range(len(shape))), repeat=mesh.ndim):
         per_dim: list[list[int]] = [[] for _ in shape]
@@ -34,7 +34,7 @@ def random_spec(shape: Sequence[int], mesh: DeviceMesh, rng: Rng) -> TensorShard
             if dim is not None:
                 per_dim[dim].append(axis)
         spec = TensorShardSpec(tuple(map(tuple, per_dim)))
-        if spec.fits(shape, mesh):
+        if spec.fits(shape, mesh, padded):
             options.append(spec)
     return options[int(rng.integers(len(options)))]
 
@@ -44,7 +44,7 @@ def random_plan(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) -
 
     def tensor(name: str) -> TensorPlan:
         shape = view.shape(name)
-        spec = random_spec(shape, mesh, rng)
+        spec = random_spec(shape, mesh, rng, padded=name in view.weights)
         return TensorPlan(name, shape, view.tensors[name].dtype.name, view.nbytes(name), spec)
 
     operators = []
@@ -57,16 +57,18 @@ def random_plan(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) -
 
 
 def evaluate_graph(graph: FlowGraph, inputs: Sequence[Array]) -> list[Array]:
-    """The outputs of a whole graph by the oracle."""
-    view = GraphView(graph)
+    """The outputs of a whole graph by the oracle, as it was traced."""
     values: dict[Tensor, Array] = dict(zip(graph.inputs, inputs, strict=True))
-    for name in view.weights:
-        weight = view.tensors[name]
-        values[weight] = weight.cpu().numpy().astype(numpy_dtype(weight.dtype))
-    for op in view.operators:
-        results = evaluate(definition_of(op), [values[x] for x in op.inputs])
+
+    def value(x: Tensor) -> Array:
+        if x not in values:
+            values[x] = x.cpu().numpy().astype(numpy_dtype(x.dtype))
+        return values[x]
+
+    for op in graph.nodes:
+        results = evaluate(definition_of(op), [value(x) for x in op.inputs])
         values.update(zip(op.outputs, results, strict=True))
-    return [values[y] for y in graph.outputs]
+    return [value(y) for y in graph.outputs]
 
 
 def evaluate_program(program: Program, inputs: Sequence[Array]) -> list[list[Array]]:
@@ -83,20 +85,43 @@ def evaluate_program(program: Program, inputs: Sequence[Array]) -> list[list[Arr
         if program.coordinate is not None:
             own[program.coordinate] = np.array(mesh.coordinate(rank), np.int32)
         values.append(own)
+    same = _Same()
+    for own in values:
+        own.update({x: same(value) for x, value in own.items()})
     for node in program.graph.nodes:
         if isinstance(node, CommunicationOp):
-            results = [[y] for y in _communicate(mesh, node, [own[node.inputs[0]] for own in values])]
+            results = [[same(y)] for y in _communicate(mesh, node, [own[node.inputs[0]] for own in values])]
         else:
             task = definition_of(node)
-            results = [evaluate(task, [own[x] for x in node.inputs]) for own in values]
+            done: dict[tuple[int, ...], list[Array]] = {}  # ranks with the same inputs compute the same
+            results = []
+            for own in values:
+                arguments = [own[x] for x in node.inputs]
+                key = tuple(map(id, arguments))
+                if key not in done:
+                    done[key] = [same(y) for y in evaluate(task, arguments)]
+                results.append(done[key])
         for own, result in zip(values, results, strict=True):
             own.update(zip(node.outputs, result, strict=True))
     return [[own[y] for y in program.graph.outputs] for own in values]
 
 
+class _Same:
+    """Gives the same object for arrays of the same content."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[tuple[int, ...], str, bytes], Array] = {}
+
+    def __call__(self, x: Array) -> Array:
+        return self._known.setdefault((x.shape, x.dtype.str, x.tobytes()), x)
+
+
 def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[Array]) -> list[Array]:
     if op.kind == "all_gather":
         return [np.stack([sent[peer] for peer in mesh.peers(rank, op.mesh_axes)]) for rank in range(mesh.size)]
+    if op.kind == "all_to_all":
+        peers = [mesh.peers(rank, op.mesh_axes) for rank in range(mesh.size)]
+        return [np.stack([sent[peer][peers[rank].index(rank)] for peer in peers[rank]]) for rank in range(mesh.size)]
     scatter = op.kind == "reduce_scatter"
     fn = ReduceFn(op.kind, op.reduce_op, op.mesh_axes, 0 if scatter else None)
     received = apply_reduce(mesh, fn, sent)

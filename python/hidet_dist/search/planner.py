@@ -1,0 +1,200 @@
+"""The search: states the problem for a graph on a cluster, solves it, and writes the plan down."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hidet.graph import FlowGraph
+
+from hidet_dist.errors import ConfigError, InfeasibleError, VerificationError
+from hidet_dist.machine import Cluster
+from hidet_dist.search.cost import CostModel, PredictedCost
+from hidet_dist.search.labels import label_plan, parse_names
+from hidet_dist.search.memory import live_bytes
+from hidet_dist.search.optimum import Options, optimize
+from hidet_dist.search.pins import Pins, parse_pins
+from hidet_dist.search.propagate import propagate
+from hidet_dist.search.report import Incumbents, write_report
+from hidet_dist.search.solution import write_plan
+from hidet_dist.search.statement import Allow, state
+from hidet_dist.spec import Plan, TensorShardSpec
+from hidet_dist.view import GraphView
+from hidet_dist.weights import names_of
+
+MODES = ("search", "propagate")
+
+
+def search(
+    graph: FlowGraph,
+    cluster: Cluster,
+    mem_budget: int | None = None,
+    input_specs: Sequence[TensorShardSpec | None] | None = None,
+    output_specs: Sequence[TensorShardSpec | None] | None = None,
+    solver: str = "highs",
+    time_limit_seconds: float | None = None,
+    gap: float = 1e-3,
+    pins: Mapping[str, Any] | None = None,
+    names: Any = None,
+    mode: str = "search",
+    threads: int = 1,
+) -> Plan:
+    """Find the plan of least predicted time.
+
+    Parameters
+    ----------
+    graph: FlowGraph
+        The graph as traced, before ``hidet.graph.optimize``.
+    cluster: Cluster
+        The machine, with the mesh to plan for.
+    mem_budget: int, optional
+        Bytes that each device may hold at any time: weights, graph inputs and outputs, and activations while they live;
+        the device's memory when not given.
+    input_specs, output_specs: sequence of TensorShardSpec or None, optional
+        How graph inputs arrive and outputs are wanted; None stands for replicated.
+    solver, time_limit_seconds, gap:
+        The ILP solver (``highs`` or ``cbc``); the seconds after which the search ends with the best plan known; and
+        the relative gap to stop at.
+    pins: mapping, optional
+        What weights, inputs, outputs, activations and operators must be sharded as, by name: specs or patterns of
+        them, or their text. See :class:`hidet_dist.search.pins.Pin` for the names.
+    names: Module or mapping of names to tensors, optional
+        What the user calls tensors of the graph, in pins and in the plan.
+    mode: str
+        ``search``, or ``propagate`` to derive everything from pins and given specs (see
+        :mod:`hidet_dist.search.propagate`): fast, and no better than the pins are.
+    threads: int
+        Threads of the solver. With one, the same graph gets the same plan.
+
+    Raises
+    ------
+    InfeasibleError
+        When no plan fits the budget; it states the least budget that would do.
+    ConfigError, SpecError
+        When specs or pins do not fit the graph, or contradict each other.
+    SolverError
+        When the solver fails or finds nothing in time.
+    """
+    return find(
+        graph,
+        cluster,
+        mem_budget,
+        input_specs,
+        output_specs,
+        solver,
+        time_limit_seconds,
+        gap,
+        pins,
+        names=names,
+        mode=mode,
+        threads=threads,
+    ).plan
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan, how far it can be from the best one, and the seconds below which there is none.
+
+    ``gap`` is relative: ``(plan.seconds - bound_seconds) / plan.seconds``. A plan that was propagated is proven to be
+    nothing: its bound is 0.
+    """
+
+    plan: Plan
+    gap: float
+    bound_seconds: float
+
+
+def find(
+    graph: FlowGraph,
+    cluster: Cluster,
+    mem_budget: int | None = None,
+    input_specs: Sequence[TensorShardSpec | None] | None = None,
+    output_specs: Sequence[TensorShardSpec | None] | None = None,
+    solver: str = "highs",
+    time_limit_seconds: float | None = None,
+    gap: float = 1e-3,
+    pins: Mapping[str, Any] | None = None,
+    allow: Allow | None = None,
+    cost_model: CostModel | None = None,
+    names: Any = None,
+    mode: str = "search",
+    report: bool = True,
+    threads: int = 1,
+) -> Found:
+    """As :func:`search`, with the bound that proves the plan, and with less to choose from.
+
+    Parameters
+    ----------
+    allow: callable, optional
+        Says of an operator and a spec whether the spec may be chosen for it. An operator of which nothing is allowed
+        keeps all its choices.
+    cost_model: CostModel, optional
+        What the parts of a plan cost; predicted for the cluster when not given.
+    report: bool
+        Whether to work out what ``plan.explain()`` says besides the plan.
+    """
+    if mode not in MODES:
+        raise ConfigError(f"Unknown mode {mode!r}; the modes are {', '.join(MODES)}.")
+    budget = memory_budget(cluster, mem_budget)
+    view = GraphView(graph)
+    tensors = parse_names(names)
+    tensors |= {name: x for name, x in names_of(view.tensors.values()).items() if name not in tensors}
+    pinned = Pins(view, cluster.mesh, parse_pins(pins), tensors)
+    model = PredictedCost(cluster) if cost_model is None else cost_model
+    with collector_paused():
+        statement = state(view, cluster, model, budget, input_specs, output_specs, pinned, allow)
+        incumbents = Incumbents()
+
+        def write(picks: Sequence[int]) -> Plan:
+            return label_plan(view, write_plan(view, cluster, model, statement, picks), tensors)
+
+        if mode == "propagate":
+            picks = propagate(view, statement)
+            plan, bound, own_gap = write(picks), 0.0, 1.0
+            _check_held(view, plan, budget)
+        else:
+            options = Options(solver, time_limit_seconds, gap, threads, incumbents)
+            solution = optimize(statement.problem, options)
+            picks, own_gap = solution.choices, solution.gap
+            plan, bound = write(picks), solution.seconds * (1 - solution.gap)
+            most = max(live_bytes(view, plan.stage))
+            if most > budget:
+                raise VerificationError(f"The plan holds {most} bytes on a device, more than mem_budget = {budget}.")
+        if report:
+            known = [(one, plan if one.choices == picks else write(one.choices)) for one in incumbents.known]
+            plan = replace(plan, report=write_report(view, statement, plan, picks, known, mode, own_gap, budget))
+    return Found(plan, own_gap, bound)
+
+
+def memory_budget(cluster: Cluster, given: int | None) -> int:
+    """Bytes that a device may hold. Raises ConfigError for what is no such number."""
+    if given is None:
+        return cluster.device.memory_bytes
+    if isinstance(given, bool) or not isinstance(given, int) or given <= 0:
+        raise ConfigError(f"mem_budget must be whole bytes above 0; got {given!r}.")
+    return given
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """A search makes millions of small tuples and no cycles: looking for cycles among them is time lost."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _check_held(view: GraphView, plan: Plan, budget: int) -> None:
+    held = max(live_bytes(view, plan.stage))
+    if held > budget:
+        raise InfeasibleError(
+            f"What follows from the pins holds {held} bytes a device, and mem_budget is {budget}. Pin more weights to "
+            "specs that split them, or search for a plan (mode 'search').",
+            held,
+        )
