@@ -56,7 +56,8 @@ def auto_parallel(
     Parameters
     ----------
     graph: FlowGraph
-        The graph as traced (not yet optimized), its weights as constants, on the CPU, with fixed shapes.
+        The graph as traced (not yet optimized), its weights as constants, on the CPU. Its symbolic
+        dims are declared in ``optimization_config["symbols"]``.
     distributed_config: mapping
         See :class:`hidet_dist.config.DistributedConfig` for the keys; ``{"mesh_shape": [2]}`` is enough.
     optimization_config: mapping, optional
@@ -93,6 +94,7 @@ def auto_parallel(
                 optimization.solver,
                 optimization.solver_time_limit_seconds,
                 optimization.solver_gap,
+                optimization.symbols,
             )
         planned = time.perf_counter()
         program = partition_graph(graph, plan)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster, builtin, load_machine
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.spec.symbols import SymbolSize
 
 
 def _refuse_unknown(what: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -81,6 +82,9 @@ class OptimizationConfig:
         When to stop with the best plan found.
     solver_gap: float
         The relative gap to the optimum at which the solver may stop.
+    symbols: mapping of str to SymbolSize
+        What is declared of each symbolic dim: the size that costs are predicted for, and what all sizes are multiples
+        of. Given as ``{"batch": {"expected": 16, "multiple_of": 8}, "seq": 128}``.
     recompile: bool
         Whether to replace an out_dir that is not empty and does not hold artifacts.
     """
@@ -92,6 +96,7 @@ class OptimizationConfig:
     solver: str = "highs"
     solver_time_limit_seconds: float | None = None
     solver_gap: float = 1e-3
+    symbols: Mapping[str, SymbolSize] = field(default_factory=dict)
     recompile: bool = False
 
     @classmethod
@@ -102,6 +107,7 @@ class OptimizationConfig:
         for key in ("input_specs", "output_specs"):
             if values.get(key) is not None:
                 values[key] = _specs(key, values[key])
+        values["symbols"] = _symbols(values.get("symbols") or {})
         config = cls(**values)
         if config.target != "cpu":
             raise ConfigError(f"optimization_config['target'] must be 'cpu'; {config.target!r} cannot be compiled for.")
@@ -117,6 +123,32 @@ class OptimizationConfig:
         if not isinstance(config.recompile, bool):
             raise ConfigError(f"optimization_config['recompile'] must be True or False; got {config.recompile!r}.")
         return config
+
+
+def _symbols(given: Any) -> dict[str, SymbolSize]:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"optimization_config['symbols'] must be a dict such as {{'batch': 16}}; got {given!r}.")
+    symbols = {}
+    for name, value in given.items():
+        what = f"optimization_config['symbols'][{name!r}]"
+        if not isinstance(name, str):
+            raise ConfigError(f"optimization_config['symbols'] has the key {name!r}; the keys are names of dims.")
+        if isinstance(value, SymbolSize):
+            declared: Mapping[str, Any] = {"expected": value.expected, "multiple_of": value.multiple_of}
+        else:
+            declared = value if isinstance(value, Mapping) else {"expected": value}
+        _refuse_unknown(what, declared, ("expected", "multiple_of"))
+        if "expected" not in declared:
+            raise ConfigError(f"{what} lacks 'expected', the size that costs are predicted for; got {declared!r}.")
+        size = SymbolSize(declared["expected"], declared.get("multiple_of", 1))
+        for key in ("expected", "multiple_of"):
+            number = getattr(size, key)
+            if not (_is_int(number) and 1 <= number < 2**31):
+                raise ConfigError(f"{what}: {key!r} must be a whole number from 1 to 2**31 - 1; got {number!r}.")
+        if size.expected % size.multiple_of:
+            raise ConfigError(f"{what}: 'expected' = {size.expected} is no multiple of {size.multiple_of}.")
+        symbols[name] = size
+    return symbols
 
 
 def _specs(key: str, given: Any) -> tuple[TensorShardSpec | None, ...]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import hidet
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.utils import Task, compute, input_like
+from hidet.ir.dtypes import int64
 
 from hidet_dist.compat.native_call import NativeCall, NativeCallOp
 from hidet_dist.runtime import native
+from hidet_dist.symbolic.extents import extents_of
 
 
 class CommunicationOp(NativeCallOp):
@@ -39,7 +42,7 @@ class CommunicationOp(NativeCallOp):
         self.mesh_axes = tuple(mesh_axes)
         self.group_size = group_size
         self.reduce_op = reduce_op
-        shape = [int(size) for size in x.shape]
+        shape = list(extents_of(x))
         per_rank = shape
         if kind == "all_gather":
             shape = [group_size, *shape]
@@ -51,7 +54,7 @@ class CommunicationOp(NativeCallOp):
         if reduce_op:
             codes.append(native.reduce_op_code(reduce_op))
         group = sum(1 << axis for axis in self.mesh_axes)
-        arguments = f"{{}}, {{}}, INT64_C({math.prod(per_rank)}), {', '.join(map(str, codes))}, {group}"
+        arguments = f"{{}}, {{}}, count, {', '.join(map(str, codes))}, {group}"
         parts = [kind, reduce_op, f"axes{group}", f"of{group_size}", f"abi{native.ABI_VERSION}"]
         super().__init__(
             "_".join(["hidet_dist", *filter(None, parts)]),
@@ -63,6 +66,7 @@ class CommunicationOp(NativeCallOp):
                 str(native.include_dir()),
                 str(native.library_dir()),
                 "hidet_dist",
+                {"count": hidet.utils.prod([int64(1), *map(int64, per_rank)])},
             ),
             {"kind": kind, "mesh_axes": list(self.mesh_axes), "group_size": group_size, "reduce_op": reduce_op},
         )

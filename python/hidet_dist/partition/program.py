@@ -11,7 +11,7 @@ import torch
 from hidet.graph import FlowGraph, Operator, Tensor
 
 from hidet_dist.connect import Step, connect
-from hidet_dist.errors import PartitionError, PlanError, SpecError
+from hidet_dist.errors import ConfigError, PartitionError, PlanError, SpecError
 from hidet_dist.machine import builtin
 from hidet_dist.partition.operators import (
     CommunicationOp,
@@ -22,6 +22,8 @@ from hidet_dist.partition.operators import (
 )
 from hidet_dist.rules.local import localize
 from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, ReduceFn, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan, bind, local_symbols
+from hidet_dist.symbolic.extents import Extent, extents_of, local_extent, same_shape
 from hidet_dist.view import GraphView
 
 COORDINATE = "coordinate"
@@ -38,6 +40,7 @@ class Program:
     inputs, outputs: how the graph's inputs and outputs lie on the mesh.
     weights: how each weight lies; ``sources`` are the whole weights, by name.
     coordinate: int32[mesh.ndim], the placeholder of the device's coordinate; None when nothing depends on it.
+    symbols: the symbolic dims. ``local_symbols`` are those that local shapes are written in.
     """
 
     mesh: DeviceMesh
@@ -48,12 +51,23 @@ class Program:
     sources: dict[str, Tensor]
     weight_placeholders: dict[str, Tensor]
     coordinate: Tensor | None
+    symbols: tuple[SymbolPlan, ...] = ()
+
+    @property
+    def local_symbols(self) -> tuple[LocalSymbol, ...]:
+        """The symbols of the local program, and what they are shards of."""
+        return local_symbols(self.symbols, self.mesh)
+
+    def sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+        """The size of each local symbol, from the shapes of the whole inputs. Raises InputError."""
+        written = [tensor.written or tensor.shape for tensor in self.inputs]
+        return bind(self.symbols, self.local_symbols, zip(written, shapes, strict=True))
 
     def communications(self) -> list[str]:
         """Each communication operator in execution order, as one line of text."""
         return [
             f"{op.kind}({op.reduce_op + ', ' if op.reduce_op else ''}axes={''.join(map(str, op.mesh_axes))}) "
-            f"{op.inputs[0].dtype.name}{list(op.inputs[0].shape)} -> {list(op.outputs[0].shape)}"
+            f"{op.inputs[0].dtype.name}{_text(op.inputs[0])} -> {_text(op.outputs[0])}"
             for op in communication_operators(self.graph)
         ]
 
@@ -67,6 +81,10 @@ class Program:
         if self.coordinate is not None:
             data[COORDINATE] = torch.tensor(coordinate, dtype=torch.int32)
         return data
+
+
+def _text(x: Tensor) -> str:
+    return f"[{', '.join(map(str, x.shape))}]"
 
 
 def communication_operators(graph: FlowGraph) -> list[CommunicationOp]:
@@ -84,8 +102,11 @@ def partition_graph(graph: FlowGraph, plan: Plan) -> Program:
     PartitionError
         When an operator cannot be rebuilt on the shards that the plan gives it.
     """
-    view = GraphView(graph)
     stage = plan.stage
+    try:
+        view = GraphView(graph, stage.symbols)
+    except ConfigError as error:
+        raise PlanError(f"The plan does not fit the graph: {error}") from error
     if stage.fingerprint != view.fingerprint():
         raise PlanError(
             f"The plan was made for the graph {stage.fingerprint}, not this one ({view.fingerprint()}). Plan it anew."
@@ -98,6 +119,7 @@ class _Partitioner:
         self.view = view
         self.stage = stage
         self.mesh = stage.mesh
+        self.multiples = {symbol.name: symbol.multiple_of for symbol in stage.symbols}
         # Which steps convert a tensor does not depend on what they cost, so any machine serves.
         self.cluster = builtin("cpu", self.mesh)
         self.local: dict[tuple[str, TensorShardSpec], Tensor] = {}
@@ -125,6 +147,7 @@ class _Partitioner:
             {name: self.view.tensors[name] for name in weights},
             weights,
             self.coordinate if self.coordinate_used else None,
+            self.stage.symbols,
         )
 
     def own_coordinate(self) -> Tensor:
@@ -134,7 +157,7 @@ class _Partitioner:
     def placeholder(self, tensor: TensorPlan) -> Tensor:
         whole = self.view.tensors[tensor.name]
         try:
-            shape = tensor.spec.local_shape(self.view.shape(tensor.name), self.mesh)
+            shape = self.local_shape(tensor.name, tensor.spec)
         except SpecError as error:
             raise PlanError(f"The plan's spec of {tensor.name} does not fit: {error}") from error
         local = hidet.symbol(list(shape), whole.dtype, whole.device)
@@ -149,9 +172,7 @@ class _Partitioner:
         inputs = [self.wanted(self.view.names[x], s) for x, s in zip(op.inputs, spec.in_specs, strict=True)]
         names = [self.view.names[y] for y in op.outputs]
         try:
-            shapes = [
-                spec.partial_spec(o).local_shape(self.view.shape(name), self.mesh) for o, name in enumerate(names)
-            ]
+            shapes = [self.local_shape(name, spec.partial_spec(o)) for o, name in enumerate(names)]
             partial = localize(op, inputs, spec.in_specs, shapes, self.mesh, self.own_coordinate)
         except (SpecError, ValueError) as error:
             raise PartitionError(
@@ -159,7 +180,25 @@ class _Partitioner:
             ) from error
         for name, result, own, fns in zip(names, partial, spec.out_specs, spec.reduce_fns, strict=True):
             self.lies[name] = own
-            self.local[name, own] = functools.reduce(self.reduce, fns, result)
+            self.local[name, own] = self.named(functools.reduce(self.reduce, fns, result), name, own)
+
+    def local_shape(self, name: str, spec: TensorShardSpec) -> tuple[Extent, ...]:
+        """The shape of a shard, written as everywhere else. Raises SpecError when the spec does not fit."""
+        sizes = spec.local_shape(self.view.shape(name), self.mesh)
+        shape: list[Extent] = []
+        for extent, size, axes in zip(self.view.extents(name), sizes, spec.mesh_axes_per_dim, strict=True):
+            local = (
+                size if isinstance(extent, int) else local_extent(extent, self.mesh.group_size(axes), self.multiples)
+            )
+            if local is None:
+                raise SpecError(f"{spec} splits {extent} into what it is not declared to be a multiple of")
+            shape.append(local)
+        return tuple(shape)
+
+    def named(self, x: Tensor, name: str, spec: TensorShardSpec) -> Tensor:
+        """``x`` with symbolic dims written as everywhere else: a gathered ``2 * batch_over_2`` is called ``batch``."""
+        shape = self.local_shape(name, spec)
+        return x if same_shape(extents_of(x), shape) else hidet.ops.reshape(x, list(shape))
 
     def wanted(self, name: str, spec: TensorShardSpec) -> Tensor:
         """The tensor in ``spec``, converted once however often it is wanted so."""
@@ -171,7 +210,7 @@ class _Partitioner:
                 raise PlanError(f"The plan's spec of {name} does not fit: {error}") from error
             x = self.local[name, source]
             for step in steps:
-                x = self.step(x, step)
+                x = self.named(self.step(x, step), name, step.result)
             self.local[name, spec] = x
         return self.local[name, spec]
 

@@ -147,12 +147,15 @@ _REDUCE_OPS = {"sum": "sum", "max": "max", "min": "min", "average": "average", "
 _MAX_SPLITS = 64  # far above any real reshape; bounds the restarts on a pathological definition
 
 
-def analyze(task: Task) -> Definition:
-    """Analyze an operator's task. Raises UnsupportedDefinition when the definition cannot be modelled."""
+def analyze(task: Task, sizes: Mapping[str, int] | None = None) -> Definition:
+    """Analyze an operator's task, its symbolic dims taken to have ``sizes``.
+
+    Raises UnsupportedDefinition when the definition cannot be modelled.
+    """
     cuts: set[tuple[int, int]] = set()
     for _ in range(_MAX_SPLITS):
         try:
-            return _Walker(task, cuts).run()
+            return _Walker(task, cuts, sizes or {}).run()
         except _NeedSplit as need:
             if need.cut in cuts:
                 break
@@ -164,9 +167,10 @@ _Env = dict[ir.Var, "Form | None"]
 
 
 class _Walker:
-    def __init__(self, task: Task, cuts: set[tuple[int, int]]):
+    def __init__(self, task: Task, cuts: set[tuple[int, int]], sizes: Mapping[str, int]):
         self.task = task
         self.cuts = cuts
+        self.sizes = sizes
         self.definition = Definition()
         self.variables = 0
         self.inputs = {tensor: i for i, tensor in enumerate(task.inputs)}
@@ -201,7 +205,15 @@ class _Walker:
             return size
         if isinstance(size, ir.Constant):
             return int(size)
-        raise UnsupportedDefinition("a dim of it is symbolic")
+        known = self.known(size)
+        if known is None:
+            raise UnsupportedDefinition("a dim of it is symbolic")
+        return known
+
+    def known(self, e: Any) -> int | None:
+        """The value of an index expression that is a constant, given the sizes of symbolic dims."""
+        form = self.index(e, {})
+        return form.const if form is not None and not form.terms else None
 
     def new_variable(self) -> int:
         self.variables += 1
@@ -222,6 +234,8 @@ class _Walker:
             return Form(const=e)
         if isinstance(e, ir.Constant):
             return Form(const=int(e)) if e.type.is_data_type() and e.type.is_integer() else None
+        if isinstance(e, ir.SymbolVar):
+            return Form(const=self.sizes[e.name]) if e.name in self.sizes else None
         if isinstance(e, ir.Var):
             return env.get(e)
         if isinstance(e, ir.Cast):
@@ -312,6 +326,8 @@ class _Walker:
             inner = self.value(e.value, env, nest | digits)
             self.count(nest | digits, 1)
             return ("arg", str(e.reduce_operation), e.index_dtype.name, _named(digits), inner)
+        if isinstance(e, ir.SymbolVar) and e.name in self.sizes:
+            return ("const", str(e.type), repr(self.sizes[e.name]))
         if isinstance(e, ir.Var):
             form = env.get(e)
             if form is None:
@@ -400,7 +416,7 @@ class _Walker:
     def reduce(self, e: ReduceCompute, env: _Env, nest: frozenset[Digit], root: int | None) -> Any:
         inner_env = dict(env)
         # The extent may depend on where the reduction stands: cumulative sums, adaptive pooling.
-        varying = [size for size in e.shape if not isinstance(size, int | ir.Constant)]
+        varying = [size for size in e.shape if self.known(size) is None]
         bounds = tuple(self.value(size, env, nest) for size in varying)  # pins what the extent depends on
         digits = self.bind(e.axes, [self.interval(size, env)[1] for size in e.shape], inner_env)
         op = str(e.reduce_operation)

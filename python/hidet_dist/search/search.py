@@ -5,18 +5,21 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hidet.graph import FlowGraph
 
 from hidet_dist.errors import InfeasibleError
 from hidet_dist.machine import Cluster
+from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search.cost import CostModel, PredictedCost
 from hidet_dist.search.optimum import optimize
 from hidet_dist.search.solution import write_plan
 from hidet_dist.search.statement import Allow, Statement, state
 from hidet_dist.spec import Plan, TensorShardSpec
-from hidet_dist.view import GraphView
+from hidet_dist.spec.symbols import SymbolSize
+from hidet_dist.symbolic.planning import SymbolicGraph
+from hidet_dist.view import GraphView, graph_symbols
 
 
 def search(
@@ -28,6 +31,7 @@ def search(
     solver: str = "highs",
     time_limit_seconds: float | None = None,
     gap: float = 1e-3,
+    symbols: Mapping[str, SymbolSize] | None = None,
 ) -> Plan:
     """Find the plan of least predicted time.
 
@@ -43,6 +47,8 @@ def search(
         How graph inputs arrive and outputs are wanted; None stands for replicated.
     solver, time_limit_seconds, gap:
         The ILP solver (``highs`` or ``cbc``), its time limit, and the relative gap to stop at.
+    symbols: mapping, optional
+        What is declared of the graph's symbolic dims, by name.
 
     Raises
     ------
@@ -53,7 +59,9 @@ def search(
     SolverError
         When the solver fails or finds nothing in time.
     """
-    return find(graph, cluster, mem_budget, input_specs, output_specs, solver, time_limit_seconds, gap).plan
+    return find(
+        graph, cluster, mem_budget, input_specs, output_specs, solver, time_limit_seconds, gap, symbols=symbols
+    ).plan
 
 
 @dataclass(frozen=True)
@@ -80,6 +88,7 @@ def find(
     weight_specs: Mapping[str, TensorShardSpec] | None = None,
     allow: Allow | None = None,
     cost_model: CostModel | None = None,
+    symbols: Mapping[str, SymbolSize] | None = None,
 ) -> Found:
     """As :func:`search`, with the bound that proves the plan, and with less to choose from.
 
@@ -93,12 +102,18 @@ def find(
     cost_model: CostModel, optional
         What the parts of a plan cost; predicted for the cluster when not given.
     """
-    view = GraphView(graph)
+    symbolic = SymbolicGraph(graph, symbols or {}, cluster.mesh) if symbols or graph_symbols(graph) else None
+    if symbolic is not None:
+        symbolic.check_specs("input", symbolic.view.inputs, input_specs)
+        symbolic.check_specs("output", symbolic.view.outputs, output_specs)
+    view = GraphView(graph if symbolic is None else symbolic.twin)
+    table = RuleTable(cluster.mesh) if symbolic is None else symbolic.rules()
     budget = cluster.device.memory_bytes if mem_budget is None else mem_budget
     model = PredictedCost(cluster) if cost_model is None else cost_model
     with _collector_paused():
-        statement = state(view, cluster, model, budget, input_specs, output_specs, weight_specs or {}, allow)
-        return _found(view, cluster, model, statement, budget, solver, time_limit_seconds, gap)
+        statement = state(view, cluster, model, budget, input_specs, output_specs, weight_specs or {}, allow, table)
+        found = _found(view, cluster, model, statement, budget, solver, time_limit_seconds, gap)
+    return found if symbolic is None else replace(found, plan=symbolic.plan(found.plan))
 
 
 @contextmanager

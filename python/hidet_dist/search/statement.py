@@ -41,10 +41,10 @@ def state(
     output_specs: Sequence[TensorShardSpec | None] | None,
     pinned: Mapping[str, TensorShardSpec],
     allow: Allow | None,
+    table: RuleTable,
 ) -> Statement:
     """The problem of planning a graph: every operator's choices, every weight's layouts, what joins them."""
     mesh = cluster.mesh
-    table = RuleTable(mesh)
     choices, notes, cost, memory = [], [], [], []
     costs_of: dict[int, list[float]] = {}  # twins have the very same choices
     for op in view.operators:

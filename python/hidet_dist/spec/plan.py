@@ -13,6 +13,7 @@ from hidet_dist.errors import PlanError, SpecError
 from hidet_dist.files import write_text
 from hidet_dist.spec.mesh import DeviceMesh
 from hidet_dist.spec.operator import OpShardSpec
+from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.spec.tensor import TensorShardSpec
 
 if TYPE_CHECKING:
@@ -23,13 +24,18 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """A weight, input or output of the graph: its shape (elements), dtype name, bytes in all, and spec."""
+    """A weight, input or output of the graph: its shape (elements), dtype name, bytes in all, and spec.
+
+    Of a tensor with symbolic dims, ``written`` is the shape as it is written; ``shape`` and ``nbytes`` are those of the
+    sizes that were planned for. ``written`` is empty for a fixed shape.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     nbytes: int
     spec: TensorShardSpec
+    written: tuple[int | str, ...] = ()
 
     def local_nbytes(self, mesh: DeviceMesh) -> int:
         """Bytes of one shard."""
@@ -37,19 +43,21 @@ class TensorPlan:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return {
+        data = {
             "name": self.name,
             "shape": list(self.shape),
             "dtype": self.dtype,
             "nbytes": self.nbytes,
             "spec": str(self.spec),
         }
+        return {**data, "written": list(self.written)} if self.written else data
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TensorPlan:
         """The inverse of :meth:`to_json`."""
         spec = TensorShardSpec.parse(data["spec"])
-        return cls(data["name"], tuple(data["shape"]), data["dtype"], data["nbytes"], spec)
+        written = tuple(data.get("written", ()))
+        return cls(data["name"], tuple(data["shape"]), data["dtype"], data["nbytes"], spec, written)
 
 
 @dataclass(frozen=True)
@@ -137,7 +145,10 @@ class OperatorPlan:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """The plan of one stage of the graph on its mesh. ``fingerprint`` names the graph that it was made for."""
+    """The plan of one stage of the graph on its mesh. ``fingerprint`` names the graph that it was made for.
+
+    ``symbols`` are the symbolic dims of the graph.
+    """
 
     mesh: DeviceMesh
     fingerprint: str
@@ -146,6 +157,7 @@ class StagePlan:
     inputs: tuple[TensorPlan, ...]
     outputs: tuple[TensorPlan, ...]
     output_connections: tuple[ConnectionPlan, ...] = ()
+    symbols: tuple[SymbolPlan, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -164,7 +176,7 @@ class StagePlan:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return {
+        data: dict[str, Any] = {
             "mesh": str(self.mesh),
             "fingerprint": self.fingerprint,
             "operators": [operator.to_json() for operator in self.operators],
@@ -173,6 +185,7 @@ class StagePlan:
             "outputs": [tensor.to_json() for tensor in self.outputs],
             "output_connections": [connection.to_json() for connection in self.output_connections],
         }
+        return {**data, "symbols": [symbol.to_json() for symbol in self.symbols]} if self.symbols else data
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StagePlan:
@@ -185,6 +198,7 @@ class StagePlan:
             tuple(TensorPlan.from_json(t) for t in data["inputs"]),
             tuple(TensorPlan.from_json(t) for t in data["outputs"]),
             tuple(ConnectionPlan.from_json(c) for c in data["output_connections"]),
+            tuple(SymbolPlan.from_json(s) for s in data.get("symbols", ())),
         )
 
 

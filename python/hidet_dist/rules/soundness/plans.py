@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from hidet.graph import FlowGraph, Tensor
+from hidet.ir.expr import SymbolVar
 
 from hidet_dist.partition import CommunicationOp, Program, partition_graph
 from hidet_dist.rules.declared import definition_of
@@ -19,6 +20,8 @@ from hidet_dist.rules.rule import RuleTable
 from hidet_dist.rules.soundness.check import apply_reduce, shape_of
 from hidet_dist.rules.soundness.oracle import evaluate, numpy_dtype
 from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, ReduceFn, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.spec.symbols import SymbolPlan
+from hidet_dist.symbolic.extents import extents_of
 from hidet_dist.view import GraphView
 
 Array = np.ndarray[Any, Any]
@@ -58,13 +61,19 @@ def random_plan(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) -
 
 def evaluate_graph(graph: FlowGraph, inputs: Sequence[Array]) -> list[Array]:
     """The outputs of a whole graph by the oracle."""
-    view = GraphView(graph)
+    sizes = {
+        extent.name: size
+        for x, given in zip(graph.inputs, inputs, strict=True)
+        for extent, size in zip(extents_of(x), given.shape, strict=True)
+        if isinstance(extent, SymbolVar)
+    }
+    view = GraphView(graph, [SymbolPlan(name, 1, size) for name, size in sizes.items()])
     values: dict[Tensor, Array] = dict(zip(graph.inputs, inputs, strict=True))
     for name in view.weights:
         weight = view.tensors[name]
         values[weight] = weight.cpu().numpy().astype(numpy_dtype(weight.dtype))
     for op in view.operators:
-        results = evaluate(definition_of(op), [values[x] for x in op.inputs])
+        results = evaluate(definition_of(op), [values[x] for x in op.inputs], sizes)
         values.update(zip(op.outputs, results, strict=True))
     return [values[y] for y in graph.outputs]
 
@@ -72,11 +81,12 @@ def evaluate_graph(graph: FlowGraph, inputs: Sequence[Array]) -> list[Array]:
 def evaluate_program(program: Program, inputs: Sequence[Array]) -> list[list[Array]]:
     """Each rank's outputs of a program by the oracle, all ranks stepped together."""
     mesh = program.mesh
+    sizes = program.sizes([whole.shape for whole in inputs])
     values: list[dict[Tensor, Array]] = []
     for rank in range(mesh.size):
         own: dict[Tensor, Array] = {}
         for x, whole, plan in zip(program.graph.inputs, inputs, program.inputs, strict=False):
-            own[x] = whole[plan.spec.slices(plan.shape, mesh, mesh.coordinate(rank))]
+            own[x] = whole[plan.spec.slices(whole.shape, mesh, mesh.coordinate(rank))]
         data = program.data_of(rank)
         for name, placeholder in program.weight_placeholders.items():
             own[placeholder] = data[name].numpy().astype(numpy_dtype(placeholder.dtype))
@@ -88,7 +98,7 @@ def evaluate_program(program: Program, inputs: Sequence[Array]) -> list[list[Arr
             results = [[y] for y in _communicate(mesh, node, [own[node.inputs[0]] for own in values])]
         else:
             task = definition_of(node)
-            results = [evaluate(task, [own[x] for x in node.inputs]) for own in values]
+            results = [evaluate(task, [own[x] for x in node.inputs], sizes) for own in values]
         for own, result in zip(values, results, strict=True):
             own.update(zip(node.outputs, result, strict=True))
     return [[own[y] for y in program.graph.outputs] for own in values]
@@ -109,7 +119,7 @@ def check_plan(graph: FlowGraph, plan: Plan, inputs: Sequence[Array], whole: Seq
     results = evaluate_program(partition_graph(graph, plan), inputs)
     for number, (want, tensor) in enumerate(zip(whole, plan.stage.outputs, strict=True)):
         for rank, result in enumerate(results):
-            expected = want[tensor.spec.slices(tensor.shape, mesh, mesh.coordinate(rank))]
+            expected = want[tensor.spec.slices(want.shape, mesh, mesh.coordinate(rank))]
             if result[number].shape != expected.shape:
                 return f"output {number} of rank {rank} has the shape {result[number].shape}, not {expected.shape}"
             if not np.allclose(result[number], expected, rtol=1e-6, atol=1e-7):

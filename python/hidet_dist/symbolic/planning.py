@@ -1,0 +1,269 @@
+"""Planning a graph whose sizes are not known: a twin of it with sizes, and the choices that hold for all sizes.
+
+Rules and costs need numbers. So the graph is planned as a twin in which every symbol is a number that divides as it is
+declared to and no further. Whether a choice of the twin holds for every size is decided by a second twin, whose sizes
+are primes (times what is declared) that divide nothing else in the graph, and by the symbolic operator itself: rebuilt
+on symbolic shards it must have the definition of the second twin's operator, rebuilt on its shards.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import hidet
+from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.ir.expr import Constant, Expr
+
+from hidet_dist.errors import ConfigError
+from hidet_dist.rules.access import Definition, UnsupportedDefinition, analyze, rename
+from hidet_dist.rules.declared import definition_of
+from hidet_dist.rules.local import localize, rebuild
+from hidet_dist.rules.rule import Choice, Rule, RuleTable
+from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, TensorPlan, TensorShardSpec
+from hidet_dist.spec.symbols import SymbolPlan, SymbolSize, local_symbols
+from hidet_dist.symbolic.extents import Extent, evaluate, extents_of, local_extent
+from hidet_dist.view import GraphView, check_symbols, graph_symbols
+
+
+def local_shape(
+    extents: Sequence[Extent], spec: TensorShardSpec, mesh: DeviceMesh, symbols: Sequence[SymbolPlan]
+) -> tuple[Extent, ...] | None:
+    """The shape of a shard as it is written; None where a symbolic dim is split that is not declared to divide."""
+    multiples = {symbol.name: symbol.multiple_of for symbol in symbols}
+    shape: list[Extent] = []
+    for extent, axes in zip(extents, spec.mesh_axes_per_dim, strict=True):
+        local = local_extent(extent, mesh.group_size(axes), multiples)
+        if local is None:
+            return None
+        shape.append(local)
+    return tuple(shape)
+
+
+class SymbolicGraph:
+    """A graph with symbolic dims, and its twin to plan.
+
+    Parameters
+    ----------
+    graph: FlowGraph
+        The graph.
+    declared: mapping
+        What is declared of each symbolic dim, by name.
+    mesh: DeviceMesh
+        The mesh to plan for.
+
+    Raises
+    ------
+    ConfigError
+        When a symbolic dim is not declared or a declared one is not there, or the graph fits particular sizes only.
+    """
+
+    def __init__(self, graph: FlowGraph, declared: Mapping[str, SymbolSize], mesh: DeviceMesh):
+        check_symbols(graph, list(declared))
+        names = graph_symbols(graph)
+        for name in declared:
+            if name not in names:
+                raise ConfigError(
+                    f"optimization_config['symbols'] declares {name!r}; the graph has the symbolic dims "
+                    f"{', '.join(names) or 'none'}."
+                )
+        self.graph = graph
+        self.mesh = mesh
+        self.symbols = tuple(
+            SymbolPlan(name, declared[name].multiple_of, _planned(declared[name], mesh)) for name in names
+        )
+        for own in local_symbols(self.symbols, mesh):
+            if own.shards > 1 and own.name in names:
+                raise ConfigError(f"Rename the symbolic dim {own.name}: so is a shard of {own.symbol} called.")
+        self.view = GraphView(graph, self.symbols)
+        self.twin = _concrete(self.view, {symbol.name: symbol.size for symbol in self.symbols})
+        self._prime_sizes = _prime_sizes(self.view, mesh)
+        self._primes = GraphView(_concrete(self.view, self._prime_sizes))
+        self._twin_view = GraphView(self.twin)
+        assert [type(op) for op in self._twin_view.operators] == [type(op) for op in self.view.operators]
+        assert [type(op) for op in self._primes.operators] == [type(op) for op in self.view.operators]
+
+    def check_specs(self, what: str, names: Sequence[str], specs: Sequence[TensorShardSpec | None] | None) -> None:
+        """Refuse specs of inputs or outputs that split a symbolic dim into more than it is declared to divide into.
+
+        Raises
+        ------
+        ConfigError
+            When a spec does.
+        """
+        multiples = {symbol.name: symbol.multiple_of for symbol in self.symbols}
+        for number, (name, spec) in enumerate(zip(names, specs or (), strict=False)):
+            if spec is None or any(axis >= self.mesh.ndim for axis in spec.mesh_axes):
+                continue
+            for extent, axes in zip(self.view.extents(name), spec.mesh_axes_per_dim, strict=False):
+                shards = self.mesh.group_size(axes)
+                if isinstance(extent, Expr) and local_extent(extent, shards, multiples) is None:
+                    raise ConfigError(
+                        f"The spec {spec} of {what} {number} splits the symbolic dim {extent} into {shards}, which it "
+                        "is not declared to be a multiple of: declare it in optimization_config['symbols'], as in "
+                        f"{{{str(extent)!r}: {{'expected': {8 * shards}, 'multiple_of': {shards}}}}}."
+                    )
+
+    def rules(self) -> SymbolicRules:
+        """The rules of the twin's operators, with the choices that hold for all sizes."""
+        return SymbolicRules(self, self._twin_view, self._primes, self._prime_sizes)
+
+    def plan(self, plan: Plan) -> Plan:
+        """The twin's plan as the plan of the graph."""
+
+        def written(tensor: TensorPlan) -> TensorPlan:
+            extents = self.view.extents(tensor.name)
+            if all(isinstance(extent, int) for extent in extents):
+                return tensor
+            return replace(tensor, written=tuple(e if isinstance(e, int) else str(e) for e in extents))
+
+        stage = replace(
+            plan.stage,
+            fingerprint=self.view.fingerprint(),
+            inputs=tuple(map(written, plan.stage.inputs)),
+            outputs=tuple(map(written, plan.stage.outputs)),
+            symbols=self.symbols,
+        )
+        return Plan((stage,))
+
+
+class SymbolicRules(RuleTable):
+    """The rules of a twin's operators; the choices are those that hold for all sizes of the symbols."""
+
+    def __init__(self, symbolic: SymbolicGraph, twin: GraphView, primes: GraphView, prime_sizes: Mapping[str, int]):
+        super().__init__(symbolic.mesh)
+        self._symbolic = symbolic
+        self._place = {id(op): number for number, op in enumerate(twin.operators)}
+        self._primes = primes
+        self._prime_table = RuleTable(symbolic.mesh)
+        self._sizes = {
+            own.name: prime_sizes[own.symbol] // own.shards for own in local_symbols(symbolic.symbols, symbolic.mesh)
+        }
+        self._sound: dict[tuple[int, str], tuple[Choice, ...]] = {}
+
+    def __call__(self, op: Operator) -> tuple[Rule, tuple[Choice, ...]]:
+        """The rule of an operator of the twin, and its choices that hold for all sizes."""
+        rule, choices = super().__call__(op)
+        number = self._place[id(op)]
+        symbolic, prime = self._symbolic.view.operators[number], self._primes.operators[number]
+        if all(isinstance(size, int) for x in (*symbolic.inputs, *symbolic.outputs) for size in extents_of(x)):
+            return rule, choices
+        key = (id(choices), str(symbolic))
+        if key not in self._sound:
+            self._sound[key] = tuple(self._hold(symbolic, prime, choices))
+        return rule, self._sound[key]
+
+    def _hold(self, symbolic: Operator, prime: Operator, choices: Sequence[Choice]) -> Iterator[Choice]:
+        same = self._definition(symbolic) == self._definition(prime) is not None
+        specs = {choice.spec for choice in self._prime_table(prime)[1]}
+        proofs: dict[Any, bool] = {}
+        for choice in choices:
+            spec = choice.spec
+            if spec.is_replicated:
+                yield choice
+            elif same and spec in specs:
+                key = (spec.in_specs, tuple(map(spec.partial_spec, range(len(spec.out_specs)))))
+                if key not in proofs:
+                    proofs[key] = self._proven(symbolic, prime, spec)
+                if proofs[key] and None not in map(self._shape, symbolic.outputs, spec.out_specs):
+                    yield choice
+
+    def _shape(self, tensor: Tensor, spec: TensorShardSpec) -> tuple[Extent, ...] | None:
+        return local_shape(extents_of(tensor), spec, self.mesh, self._symbolic.symbols)
+
+    def _proven(self, symbolic: Operator, prime: Operator, spec: OpShardSpec) -> bool:
+        """Whether the symbolic operator on shards has the definition of the prime one on its shards."""
+        definitions = []
+        partial = [spec.partial_spec(o) for o in range(len(spec.out_specs))]
+        for op in (symbolic, prime):
+            ins = [self._shape(x, s) for x, s in zip(op.inputs, spec.in_specs, strict=True)]
+            outs = [self._shape(y, s) for y, s in zip(op.outputs, partial, strict=True)]
+            if None in (*ins, *outs):
+                return False
+            shards = [
+                hidet.symbol(list(shape or ()), x.dtype, x.device) for shape, x in zip(ins, op.inputs, strict=True)
+            ]
+            shapes = [shape or () for shape in outs]
+            try:
+                local = localize(op, shards, spec.in_specs, shapes, self.mesh, self._coordinate)[0].op
+            except ValueError:
+                return False
+            definitions.append(self._definition(local))
+        return definitions[0] == definitions[1] is not None
+
+    def _coordinate(self) -> Tensor:
+        return hidet.symbol([self.mesh.ndim], "int32", self._symbolic.graph.outputs[0].device)
+
+    def _definition(self, op: Operator) -> Any:
+        """The canonical definition of an operator at the prime sizes, None where it has none."""
+        try:
+            definition: Definition = analyze(definition_of(op), self._sizes)
+        except (UnsupportedDefinition, ValueError):
+            return None
+        return rename(definition.canonical, {})
+
+
+def _planned(declared: SymbolSize, mesh: DeviceMesh) -> int:
+    """The least size from the expected one up that divides into groups of the mesh only as it is declared to."""
+    count = math.ceil(declared.expected / declared.multiple_of)
+    while math.gcd(count, mesh.size) > 1:
+        count += 1
+    return declared.multiple_of * count
+
+
+def _prime_sizes(view: GraphView, mesh: DeviceMesh) -> dict[str, int]:
+    """A prime for each symbol, times its multiple, that divides no other extent of the graph."""
+    others = {mesh.size, *(symbol.multiple_of for symbol in view.symbols)}
+    others.update(extent for name in view.tensors for extent in view.extents(name) if isinstance(extent, int))
+    primes = (n for n in itertools.count(3) if all(n % d for d in range(2, math.isqrt(n) + 1)))
+    free = (prime for prime in primes if all(other % prime for other in others))
+    return {symbol.name: symbol.multiple_of * next(free) for symbol in view.symbols}
+
+
+def _concrete(view: GraphView, sizes: Mapping[str, int]) -> FlowGraph:
+    """The graph with numbers for its symbols.
+
+    Raises
+    ------
+    ConfigError
+        When an operator cannot have these sizes.
+    """
+    made: dict[Tensor, Tensor] = {}
+    for name in view.inputs:
+        x = view.tensors[name]
+        made[x] = hidet.symbol([evaluate(extent, sizes) for extent in extents_of(x)], x.dtype, x.device)
+    for name in view.weights:
+        made[view.tensors[name]] = view.tensors[name]
+    for number, op in enumerate(view.operators):
+        shapes = [tuple(evaluate(extent, sizes) for extent in extents_of(y)) for y in op.outputs]
+        stand_in = copy.copy(op)
+        stand_in.attrs = _substituted(op.attrs, sizes)
+        try:
+            outputs = rebuild(stand_in, [made[x] for x in op.inputs], shapes)
+        except ValueError as error:
+            raise ConfigError(
+                f"Operator {number}, {op.name}, does not take all sizes of the symbolic dims, such as "
+                f"{', '.join(f'{name} = {size}' for name, size in sizes.items())}: {error}"
+            ) from error
+        made.update(zip(op.outputs, outputs, strict=True))
+    twin = FlowGraph([made[y] for y in view.graph.outputs], [made[view.tensors[name]] for name in view.inputs])
+    twin.update_nodes()
+    return twin
+
+
+def _substituted(value: Any, sizes: Mapping[str, int]) -> Any:
+    """An attribute with numbers for the symbols in it."""
+    if isinstance(value, dict):
+        return {key: _substituted(part, sizes) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_substituted(part, sizes) for part in value)
+    if isinstance(value, Expr) and not isinstance(value, Constant):
+        try:
+            return evaluate(value, sizes)
+        except ValueError:
+            return value
+    return value
