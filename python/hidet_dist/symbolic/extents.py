@@ -96,7 +96,7 @@ def local_extent(extent: Extent, shards: int, multiples: Mapping[str, int]) -> E
     """
     if shards == 1:
         return extent
-    factors = _factors(extent)
+    factors = factors_of(extent)
     for number, factor in enumerate(factors):
         part = math.gcd(shards, _divisor(factor, multiples))
         shards //= part
@@ -104,9 +104,10 @@ def local_extent(extent: Extent, shards: int, multiples: Mapping[str, int]) -> E
     return hidet.utils.prod(factors) if shards == 1 else None
 
 
-def _factors(extent: Extent) -> list[Extent]:
+def factors_of(extent: Extent) -> list[Extent]:
+    """The factors of an extent that is a product; the extent alone where it is none."""
     if isinstance(extent, ir.Multiply):
-        return [*_factors(extent.a), *_factors(extent.b)]
+        return [*factors_of(extent.a), *factors_of(extent.b)]
     return [int(extent) if isinstance(extent, Constant) else extent]
 
 
