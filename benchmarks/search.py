@@ -125,7 +125,7 @@ def measure(name: str) -> dict[str, Any]:
     predicted: dict[str, float] = {}
     fitting = []
     for expert, (weights, allow) in experts(graph, cluster.mesh, layer).items():
-        plan = find(graph, cluster, UNLIMITED, weight_specs=weights, allow=allow).plan
+        plan = find(graph, cluster, UNLIMITED, pins=weights, allow=allow).plan
         predicted[expert] = plan.seconds
         if plan.stage.weight_bytes_per_device <= cluster.device.memory_bytes:
             fitting.append(plan.seconds)

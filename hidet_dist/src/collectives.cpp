@@ -1,4 +1,4 @@
-// The three collectives: each checks its arguments, then hands over to the current communicator's transport.
+// The four collectives: each checks its arguments, then hands over to the current communicator's transport.
 #include <cstring>
 #include <limits>
 #include <string>
@@ -7,14 +7,14 @@
 
 namespace {
 
-enum class Kind { kAllReduce, kAllGather, kReduceScatter };
+enum class Kind { kAllReduce, kAllGather, kReduceScatter, kAllToAll };
 
 struct Call {
   Kind kind;
   const char *name;
   const void *send;
   void *recv;
-  int64_t count;  // of the smaller of the two buffers, in elements
+  int64_t count;  // of the smaller of the two buffers, or of what goes to one rank, in elements
   int32_t dtype;
   int32_t reduce_op;
   int32_t group;
@@ -46,6 +46,8 @@ int32_t transfer(const hidet_dist_transport &transport, const Call &call) {
     case Kind::kReduceScatter:
       return transport.reduce_scatter(transport.context, call.send, call.recv, call.count, call.dtype, call.reduce_op,
                                       call.group);
+    case Kind::kAllToAll:
+      return transport.all_to_all(transport.context, call.send, call.recv, call.count, call.dtype, call.group);
   }
   return HIDET_DIST_FAILED;
 }
@@ -123,6 +125,10 @@ int32_t hidet_dist_all_gather(const void *send, void *recv, int64_t send_count, 
 int32_t hidet_dist_reduce_scatter(const void *send, void *recv, int64_t recv_count, int32_t dtype, int32_t reduce_op,
                                   int32_t group) {
   return run({Kind::kReduceScatter, "reduce_scatter", send, recv, recv_count, dtype, reduce_op, group});
+}
+
+int32_t hidet_dist_all_to_all(const void *send, void *recv, int64_t count, int32_t dtype, int32_t group) {
+  return run({Kind::kAllToAll, "all_to_all", send, recv, count, dtype, HIDET_DIST_SUM, group});
 }
 
 }  // extern "C"

@@ -63,7 +63,8 @@ hidet_dist_communicator *hidet_dist_communicator_create(const hidet_dist_transpo
   hidet_dist_transport table{};
   if (problem.empty() && transport != nullptr) {
     table = *transport;
-    if (table.all_reduce == nullptr || table.all_gather == nullptr || table.reduce_scatter == nullptr) {
+    if (table.all_reduce == nullptr || table.all_gather == nullptr || table.reduce_scatter == nullptr ||
+        table.all_to_all == nullptr) {
       problem = "the transport lacks a function";
     }
   } else if (problem.empty() && size != 1) {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import hidet
@@ -11,6 +11,7 @@ from hidet.graph import FlowGraph, Operator
 from hidet.ir.expr import SymbolVar
 
 from hidet_dist.errors import ConfigError
+from hidet_dist.normalize.normalize import normalize
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.symbolic.extents import Extent, evaluate, extents_of, symbols_in
 
@@ -24,7 +25,7 @@ class Use:
 
 
 class GraphView:
-    """The tensors of a graph by name, and who makes and who uses them.
+    """The tensors of a graph in normal form (``hidet_dist.normalize``) by name, and who makes and who uses them.
 
     Inputs are named ``x0, x1, ...``, weights (constants, in the order of their first use) ``w0, w1, ...``, and output o
     of operator i ``t{i}.{o}``.
@@ -43,6 +44,7 @@ class GraphView:
     """
 
     def __init__(self, graph: FlowGraph, symbols: Sequence[SymbolPlan] = ()):
+        graph = normalize(graph)
         graph.update_nodes()
         self.graph = graph
         self.operators: list[Operator] = list(graph.nodes)
@@ -61,9 +63,9 @@ class GraphView:
             self._add_weight(y)
         self.outputs: list[str] = [self.names[y] for y in graph.outputs]
         self.symbols = tuple(symbols)
-        self._sizes = {symbol.name: symbol.size for symbol in symbols}
-        check_symbols(graph, list(self._sizes))
-        self._shapes = {name: self._shape(name) for name in self.tensors}
+        sizes = {symbol.name: symbol.size for symbol in symbols}
+        check_symbols(graph, list(sizes))
+        self._shapes = {name: self._shape(name, sizes) for name in self.tensors}
 
     def _add(self, tensor: hidet.Tensor, name: str) -> str:
         if tensor in self.names:
@@ -80,13 +82,18 @@ class GraphView:
         """The shape of a tensor as it is written: ints, and expressions of symbolic dims."""
         return extents_of(self.tensors[name])
 
+    def written(self, name: str) -> tuple[int | str, ...]:
+        """The shape of a tensor with symbolic dims, these as text; empty for a fixed shape."""
+        extents = self.extents(name)
+        return () if all(isinstance(extent, int) for extent in extents) else _written(extents)
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, in elements."""
         return self._shapes[name]
 
-    def _shape(self, name: str) -> tuple[int, ...]:
+    def _shape(self, name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
         try:
-            return tuple(evaluate(extent, self._sizes) for extent in self.extents(name))
+            return tuple(evaluate(extent, sizes) for extent in self.extents(name))
         except ValueError as error:
             raise ConfigError(f"The tensor {name} cannot be partitioned: {error}.") from error
 

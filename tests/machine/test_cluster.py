@@ -18,6 +18,8 @@ def test_collectives_cost_what_the_closed_forms_say() -> None:
         assert CLUSTER.all_gather_seconds(8000, axes) == pytest.approx(ring, rel=1e-12)
         assert CLUSTER.reduce_scatter_seconds(8000, axes) == pytest.approx(ring, rel=1e-12)
         assert CLUSTER.all_reduce_seconds(8000, axes) == pytest.approx(2 * ring, rel=1e-12)
+        exchange = (n - 1) * (a + 8000 / (n * n * w))
+        assert CLUSTER.all_to_all_seconds(8000, axes) == pytest.approx(exchange, rel=1e-12)
 
 
 def test_a_group_of_one_communicates_for_nothing() -> None:

@@ -1,16 +1,25 @@
 """The program that a plan becomes: what is injected, that it is injected once, and that it computes the same."""
 
+import dataclasses
+import math
+from collections import Counter
+
 import hidet
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hidet_dist.compile import optimize_program
+from hidet_dist.connect import moves
+from hidet_dist.errors import PartitionError, PlanError
 from hidet_dist.machine import builtin
 from hidet_dist.partition import CommunicationOp, partition_graph
+from hidet_dist.rules.soundness.plans import check_plan
 from hidet_dist.search import search
 from hidet_dist.simulate import simulate
 from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, TensorShardSpec
-from hidet_dist.spec.plan import OperatorPlan, StagePlan, TensorPlan
+from hidet_dist.spec.plan import ConnectionPlan, OperatorPlan, StagePlan, TensorPlan
 from hidet_dist.view import GraphView
 
 
@@ -119,6 +128,110 @@ def test_any_conversion_keeps_the_tensor(shape, source, target):
     np.testing.assert_allclose(simulate(program, [X])[0], whole(graph, X)[0], atol=1e-5)
 
 
+def converting(mesh, source, target, steps):
+    """exp in one layout, negated in another, with these steps between them."""
+    x = hidet.symbol([4, 8], "float32", "cpu")
+    graph = hidet.trace_from(hidet.ops.negative(hidet.ops.exp(x)), [x])
+    operators = [f"{source} -> {source}", f"{target} -> {target}"]
+    plan = plan_for(graph, mesh, operators, inputs={"x0": source}, outputs={"t1.0": target})
+    connection = ConnectionPlan("t0.0", TensorShardSpec.parse(source), TensorShardSpec.parse(target), steps, 0.0)
+    return graph, listing(plan, [connection])
+
+
+def listing(plan, connections):
+    """The plan with other conversions before its last operator."""
+    *others, last = plan.stage.operators
+    operators = (*others, dataclasses.replace(last, connections=tuple(connections)))
+    return Plan((dataclasses.replace(plan.stage, operators=operators),))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "steps", "sent"),
+    [
+        ("(S0, R)", "(R, S0)", ["all_to_all(axes=0, dim=0, to_dim=1)"], ["all_to_all"]),
+        ("(S0, R)", "(R, S0)", ["all_gather(axes=0, dim=0)", "slice(axes=0, dim=1)"], ["all_gather"]),
+        ("(S01, R)", "(R, S10)", ["all_to_all(axes=01, dim=0, to_dim=1, to_axes=10)"], ["all_to_all"]),
+        ("(R, S10)", "(S0, S1)", ["all_to_all(axes=0, dim=1, to_dim=0)"], ["all_to_all"]),
+        ("(R, S10)", "(S10, R)", ["all_to_all(axes=10, dim=1, to_dim=0)"], ["all_to_all"]),
+        ("(R, S10)", "(R, R)", ["all_gather(axes=10, dim=1)"], ["all_gather"]),
+        ("(R, R)", "(S10, R)", ["slice(axes=10, dim=0)"], []),
+    ],
+)
+def test_the_plan_s_own_steps_are_taken(source, target, steps, sent):
+    """Whether or not they are the cheapest on any machine."""
+    graph, plan = converting(DeviceMesh((2, 2)), source, target, steps)
+    program = partition_graph(graph, Plan.from_json(plan.to_json()))
+    assert kinds(program.graph) == sent
+    assert plan.collectives() == dict(Counter(sent))
+    assert check_plan(graph, plan, [X], [-np.exp(X)]) == ""
+
+
+def test_an_all_to_all_stays_what_it_is_through_fusion():
+    steps = ["all_to_all(axes=01, dim=1, to_dim=0, to_axes=10)"]
+    graph, plan = converting(DeviceMesh((2, 2)), "(R, S01)", "(S10, R)", steps)
+    program = partition_graph(graph, plan)
+    optimized = optimize_program(program)
+    assert kinds(optimized) == ["all_to_all"]
+    assert program.communications() == ["all_to_all(axes=01) float32[4, 1, 2] -> [4, 1, 2]"]
+    np.testing.assert_allclose(simulate(program, [X], optimized)[0], whole(graph, X)[0], atol=1e-5)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_any_steps_lead_to_the_shards_that_they_say(data):
+    """A random walk over the layouts, in whatever order axes split a dim, as the plan's conversion."""
+    mesh = DeviceMesh(data.draw(st.sampled_from([(2,), (4,), (2, 2), (2, 3), (2, 2, 2)])))
+    shape = data.draw(st.sampled_from([(24,), (4, 12), (1, 24), (4, 6, 8), (1, 12, 4)]))
+    layouts, steps = [TensorShardSpec.replicated(len(shape))], []
+    for _ in range(data.draw(st.integers(2, 6))):
+        step, after = data.draw(st.sampled_from(list(moves(layouts[-1], shape, mesh))))
+        steps.append(step)
+        layouts.append(after)
+    first = data.draw(st.integers(0, len(steps) - 1))
+    source, target = layouts[first], layouts[-1]
+    x = hidet.symbol(list(shape), "float32", "cpu")
+    graph = hidet.trace_from(hidet.ops.negative(x), [x])
+    plan = plan_for(graph, mesh, [f"{target} -> {target}"], inputs={"x0": str(source)}, outputs={"t0.0": str(target)})
+    if source != target:
+        plan = listing(plan, [ConnectionPlan("x0", source, target, tuple(map(str, steps[first:])), 0.0)])
+    inputs = [np.arange(math.prod(shape), dtype=np.float64).reshape(shape)]
+    assert check_plan(graph, plan, inputs, [-inputs[0]]) == ""
+
+
+@pytest.mark.parametrize("axes", ["01", "10"])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_partial_results_are_scattered_in_any_order_of_axes(axes, dim):
+    x = hidet.symbol([4, 4, 8], "float32", "cpu")
+    graph = hidet.trace_from(hidet.ops.sum(x, [1]), [x])
+    out = f"(S{axes}, R)" if dim == 0 else f"(R, S{axes})"
+    spec = f"(R, S01, R) -> {out} | reduce_scatter(sum, axes={axes}, dim={dim})"
+    plan = plan_for(graph, DeviceMesh((2, 2)), [spec], outputs={"t0.0": out})
+    data = np.random.default_rng(3).standard_normal((4, 4, 8))
+    assert check_plan(graph, plan, [data], [data.sum(1)]) == ""
+
+
+def test_conversions_that_do_not_fit_are_refused():
+    split, other, whole_spec = (TensorShardSpec.parse(text) for text in ("(S0, R)", "(R, S0)", "(R, R)"))
+    graph, plan = converting(DeviceMesh((2,)), "(S0, R)", "(R, S0)", ("all_to_all(axes=0, dim=0, to_dim=1)",))
+    (good,) = plan.stage.operators[1].connections
+
+    def refused(*connections):
+        with pytest.raises(PlanError) as error:
+            partition_graph(graph, listing(plan, connections))
+        return str(error.value)
+
+    assert "leads to (R, R), not to (R, S0)" in refused(dataclasses.replace(good, steps=("all_gather(axes=0, dim=0)",)))
+    assert "leads to (S0, R)" in refused(dataclasses.replace(good, steps=()))
+    assert "in use" in refused(dataclasses.replace(good, steps=("slice(axes=0, dim=1)",)))
+    assert "Not a step" in refused(dataclasses.replace(good, steps=("rm -rf",)))
+    assert "lies as (S0, R)" in refused(dataclasses.replace(good, source=whole_spec))
+    assert "twice" in refused(good, dataclasses.replace(good, seconds=1.0))
+    unasked = ConnectionPlan("x0", split, whole_spec, ("all_gather(axes=0, dim=0)",), 0.0)
+    assert "converts x0 to (R, R), but nothing takes it so" in refused(good, unasked)
+    assert other == good.target
+    assert kinds(partition_graph(graph, listing(plan, [good])).graph) == ["all_to_all"]
+
+
 @pytest.mark.parametrize("op", ["sum", "mean", "max", "min", "prod"])
 @pytest.mark.parametrize("scatter", [None, 0, 1])
 def test_partial_results_become_whole(op, scatter):
@@ -159,8 +272,6 @@ def test_outputs_that_are_inputs_weights_or_each_other_have_memory_of_their_own(
 
 
 def test_a_spec_that_the_operator_cannot_run_in_is_refused():
-    from hidet_dist.errors import PartitionError, PlanError
-
     graph = two_layers()
     mesh = DeviceMesh((2,))
     with pytest.raises(PartitionError, match="Operator 0, Matmul"):

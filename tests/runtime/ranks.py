@@ -73,6 +73,11 @@ def _check_collectives(comm: Communicator, mesh: tuple[int, ...], group: int, dt
     recv = torch.zeros(size * size * count, dtype=send.dtype)
     assert native.all_gather(_address(send), _address(recv), size * count, codes[0], group) == 0, native.last_error()
     assert torch.equal(recv, _as_dtype(np.concatenate(whole), dtype)), f"all_gather {label}"
+
+    recv = torch.zeros_like(send)
+    assert native.all_to_all(_address(send), _address(recv), count, codes[0], group) == 0, native.last_error()
+    parts = [values[place * count : (place + 1) * count] for values in whole]
+    assert torch.equal(recv, _as_dtype(np.concatenate(parts), dtype)), f"all_to_all {label}"
     comm.check()
 
 

@@ -31,7 +31,9 @@ class RecordingTransport:
     def __init__(self, status: int = native.OK):
         self.calls: list[tuple[object, ...]] = []
         self.status = status
-        self.table = native.make_transport(*(self._recorder(name) for name in ("reduce", "gather", "scatter")))
+        self.table = native.make_transport(
+            *(self._recorder(name) for name in ("reduce", "gather", "scatter", "exchange"))
+        )
 
     def _recorder(self, name: str) -> native.TransportFunction:
         def record(*arguments: int) -> int:
@@ -85,12 +87,13 @@ def test_a_rank_alone_copies(alone: int, group: int) -> None:
         recv = np.zeros_like(send)
         assert call(address(send), address(recv), 4, F32, SUM, group) == native.OK
         np.testing.assert_array_equal(recv, send)
-    recv = np.zeros_like(send)
-    assert native.all_gather(address(send), address(recv), 4, F32, group) == native.OK
-    np.testing.assert_array_equal(recv, send)
+    for exchange in (native.all_gather, native.all_to_all):
+        recv = np.zeros_like(send)
+        assert exchange(address(send), address(recv), 4, F32, group) == native.OK
+        np.testing.assert_array_equal(recv, send)
     assert native.all_reduce(address(send), address(send), 4, F32, SUM, group) == native.OK
     assert native.all_reduce(0, 0, 0, F32, SUM, group) == native.OK
-    assert native.sequence(alone) == 5
+    assert native.sequence(alone) == 6
     assert native.error(alone) is None
 
 
@@ -157,10 +160,12 @@ def test_the_transport_gets_what_was_asked_for() -> None:
     assert native.all_reduce(16, 32, 3, F32, 2, 1) == native.OK
     assert native.all_gather(16, 32, 4, 5, 4) == native.OK
     assert native.reduce_scatter(16, 32, 5, F32, SUM, 5) == native.OK
+    assert native.all_to_all(16, 32, 6, 7, 1) == native.OK
     assert transport.calls == [
         ("reduce", 16, 32, 3, F32, 2, 1),
         ("gather", 16, 32, 4, 5, 4),
         ("scatter", 16, 32, 5, F32, SUM, 5),
+        ("exchange", 16, 32, 6, 7, 1),
     ]
     native.destroy_communicator(handle)
 

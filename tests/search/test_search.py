@@ -40,7 +40,7 @@ def recomputed(graph: hidet.FlowGraph, plan: Plan, cluster: Cluster) -> float:
             name = view.names[y]
             lies[name] = own.spec.out_specs[number]
             partial, fns = own.spec.partial_spec(number), own.spec.reduce_fns[number]
-            seconds += reduce_seconds(view.shape(name), view.itemsize(name), partial, fns, cluster)
+            seconds += reduce_seconds(view.shape(name), view.tensors[name].dtype, partial, fns, cluster)
     wishes = {
         (name, plan.stage.operators[use.operator].spec.in_specs[use.position])
         if use.operator is not None
@@ -48,7 +48,7 @@ def recomputed(graph: hidet.FlowGraph, plan: Plan, cluster: Cluster) -> float:
         for name, use in view.uses()
     }
     for name, target in wishes:
-        seconds += connect(view.shape(name), view.itemsize(name), lies[name], target, cluster).seconds
+        seconds += connect(view.shape(name), view.tensors[name].dtype, lies[name], target, cluster).seconds
     return seconds
 
 
@@ -144,7 +144,7 @@ def test_an_encoder_is_planned_within_its_budget() -> None:
 def test_weights_and_operators_can_be_narrowed_down() -> None:
     graph, cluster = mlp(), toy()
     rows = TensorShardSpec.parse("(S0, R)")
-    found = find(graph, cluster, weight_specs={"w0": rows})
+    found = find(graph, cluster, pins={"w0": rows})
     assert found.plan.stage.weights[0].spec == rows
     free = find(graph, cluster)
     assert free.plan.seconds <= found.plan.seconds
@@ -152,10 +152,10 @@ def test_weights_and_operators_can_be_narrowed_down() -> None:
     whole = find(graph, cluster, allow=lambda op, spec: spec.is_replicated)
     assert all(op.spec.is_replicated for op in whole.plan.stage.operators)
     assert whole.plan.seconds >= free.plan.seconds
-    with pytest.raises(ConfigError, match="no weight 'w7'"):
-        find(graph, cluster, weight_specs={"w7": rows})
-    with pytest.raises(ConfigError, match="spec of the weight w0 does not fit"):
-        find(graph, cluster, weight_specs={"w0": TensorShardSpec.parse("(S3, R)")})
+    with pytest.raises(ConfigError, match="nothing called 'w7'"):
+        find(graph, cluster, pins={"w7": rows})
+    with pytest.raises(ConfigError, match=r"The pin w0 = \(S3, R\) does not fit"):
+        find(graph, cluster, pins={"w0": TensorShardSpec.parse("(S3, R)")})
 
 
 def test_the_plan_of_a_deep_model_is_within_the_gap_of_its_bound() -> None:

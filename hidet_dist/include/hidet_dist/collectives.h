@@ -1,10 +1,10 @@
 /*
  * The collectives that compiled kernels call, and the communicators that carry them out.
  *
- * A kernel calls hidet_dist_all_reduce, hidet_dist_all_gather or hidet_dist_reduce_scatter. They act on the calling
- * thread's current communicator, which the process sets with hidet_dist_bind before it launches the kernel. How the
- * data travels is up to the communicator's transport, a table of functions: this library has only the transport of a
- * mesh of one device, and does not depend on any communication library.
+ * A kernel calls hidet_dist_all_reduce, hidet_dist_all_gather, hidet_dist_reduce_scatter or hidet_dist_all_to_all. They
+ * act on the calling thread's current communicator, which the process sets with hidet_dist_bind before it launches the
+ * kernel. How the data travels is up to the communicator's transport, a table of functions: this library has only the
+ * transport of a mesh of one device, and does not depend on any communication library.
  *
  * The ranks of a job form a mesh, and a rank is the row-major index of its coordinate in it. A collective names its
  * group by a bit mask of mesh axes, bit i for axis i: the group of a rank is all the ranks whose coordinates differ
@@ -26,7 +26,7 @@
 #endif
 
 /* Raised whenever the declarations below change in a way that breaks kernels compiled before. */
-#define HIDET_DIST_ABI_VERSION 1
+#define HIDET_DIST_ABI_VERSION 2
 
 /* The most axes that a mesh may have. */
 #define HIDET_DIST_MAX_MESH_AXES 16
@@ -76,6 +76,7 @@ typedef struct hidet_dist_transport {
   int32_t (*all_gather)(void *context, const void *send, void *recv, int64_t send_count, int32_t dtype, int32_t group);
   int32_t (*reduce_scatter)(void *context, const void *send, void *recv, int64_t recv_count, int32_t dtype,
                             int32_t reduce_op, int32_t group);
+  int32_t (*all_to_all)(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t group);
   /* Copies within the rank, for groups of one rank. May be null where the buffers are in host memory. */
   int32_t (*copy)(void *context, const void *send, void *recv, int64_t bytes);
 } hidet_dist_transport;
@@ -95,6 +96,11 @@ HIDET_DIST_API int32_t hidet_dist_all_gather(const void *send, void *recv, int64
  * elements of the result. The buffers do not overlap. */
 HIDET_DIST_API int32_t hidet_dist_reduce_scatter(const void *send, void *recv, int64_t recv_count, int32_t dtype,
                                                  int32_t reduce_op, int32_t group);
+
+/* Sends the i-th run of `count` elements to the i-th rank of the group, and gets as many from it as the i-th run of
+ * `recv`. Both buffers hold group size * count elements and do not overlap. */
+HIDET_DIST_API int32_t hidet_dist_all_to_all(const void *send, void *recv, int64_t count, int32_t dtype,
+                                             int32_t group);
 
 /* ---- Called by the process that launches them. ---- */
 

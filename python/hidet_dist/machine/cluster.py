@@ -61,8 +61,9 @@ class Cluster:
 
     The collective costs are those of the ring algorithms (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005), for n
     devices, b bytes of the tensor that is whole within the group, latency a and bandwidth w: all-gather and
-    reduce-scatter take (n-1)(a + b/(n w)), an all-reduce is one of each. A group that spans several mesh axes is one
-    ring over its slowest link.
+    reduce-scatter take (n-1)(a + b/(n w)), an all-reduce is one of each; in an all-to-all each device sends b/n^2
+    bytes to each other one, (n-1)(a + b/(n^2 w)). A group that spans several mesh axes is one ring over its slowest
+    link.
     """
 
     mesh: DeviceMesh
@@ -73,7 +74,7 @@ class Cluster:
         if len(self.links) != self.mesh.ndim:
             raise ConfigError(f"The mesh {self.mesh} has {self.mesh.ndim} axes; got {len(self.links)} links.")
 
-    def _ring_seconds(self, nbytes: int, axes: Sequence[int]) -> float:
+    def _ring_seconds(self, nbytes: float, axes: Sequence[int]) -> float:
         n = self.mesh.group_size(axes)
         latency = max(self.links[axis].latency_seconds for axis in axes)
         bandwidth = min(self.links[axis].bandwidth_bytes_per_second for axis in axes)
@@ -90,6 +91,13 @@ class Cluster:
     def all_reduce_seconds(self, nbytes: int, axes: Sequence[int]) -> float:
         """Time to reduce a tensor of ``nbytes`` to every device of the group of ``axes``."""
         return 2 * self._ring_seconds(nbytes, axes)
+
+    def all_to_all_seconds(self, nbytes: int, axes: Sequence[int]) -> float:
+        """Time to move the split of a tensor of ``nbytes`` (of all devices of a group together) to another dim.
+
+        Each of n devices holds 1/n of the tensor, and sends 1/n of that to each of the others.
+        """
+        return self._ring_seconds(nbytes / self.mesh.group_size(axes), axes)
 
     def copy_seconds(self, nbytes: int) -> float:
         """Time to copy ``nbytes`` within a device: each byte is read and written."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import hidet
 from hidet.graph import Operator, Tensor
@@ -21,20 +22,21 @@ class CommunicationOp(NativeCallOp):
     Parameters
     ----------
     x: Tensor
-        The local tensor. For a reduce-scatter its first dim has one entry a rank of the group.
+        The local tensor. For a reduce-scatter and an all-to-all its first dim has one entry a rank of the group.
     kind: str
-        ``all_reduce``, ``all_gather`` (adds a first dim, one entry a rank), or ``reduce_scatter`` (takes it away).
+        ``all_reduce``, ``all_gather`` (adds a first dim, one entry a rank), ``reduce_scatter`` (takes it away), or
+        ``all_to_all`` (keeps it: the entry for each rank goes, the entry from each rank comes).
     mesh_axes: sequence of int
         The mesh axes that the group spans.
     group_size: int
         Ranks in the group.
     reduce_op: str
-        ``sum``, ``max``, ``min`` or ``product``; empty for an all-gather.
+        ``sum``, ``max``, ``min`` or ``product``; empty for a collective that does not reduce.
 
     Raises
     ------
     ValueError
-        When the first dim of a reduce-scatter's tensor is not the group size.
+        When the first dim of a reduce-scatter's or all-to-all's tensor is not the group size.
     """
 
     def __init__(self, x: Tensor, kind: str, mesh_axes: Sequence[int], group_size: int, reduce_op: str = ""):
@@ -46,10 +48,11 @@ class CommunicationOp(NativeCallOp):
         per_rank = shape
         if kind == "all_gather":
             shape = [group_size, *shape]
-        elif kind == "reduce_scatter":
+        elif kind in ("reduce_scatter", "all_to_all"):
             if not shape or shape[0] != group_size:
-                raise ValueError(f"reduce_scatter over {group_size} ranks got the shape {shape}")
-            shape = per_rank = shape[1:]
+                raise ValueError(f"{kind} over {group_size} ranks got the shape {shape}")
+            per_rank = shape[1:]
+            shape = shape if kind == "all_to_all" else per_rank
         codes = [native.dtype_code(x.dtype.name)]
         if reduce_op:
             codes.append(native.reduce_op_code(reduce_op))
@@ -106,53 +109,95 @@ class ShardSliceOp(Operator):
         super().__init__(inputs=[x, coordinate], attributes=attributes, task=task)
 
 
-class StackShardsTask(Task):
-    """``y[r, ...]`` is the r-th of ``count`` equal parts of ``x`` along ``dim``."""
+@dataclass(frozen=True)
+class SplitOrder:
+    """The mesh axes that split a dim, major to minor, and their sizes.
 
-    def __init__(self, x, dim: int, count: int):  # type: ignore[no-untyped-def]
-        part = x.shape[dim] // count
-        shape = [count, *x.shape]
+    A dim's parts are numbered in this order, the ranks of a group row-major over ascending mesh axes.
+    """
+
+    mesh_axes: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """The number of parts."""
+        return math.prod(self.sizes)
+
+    def part(self, rank):  # type: ignore[no-untyped-def]
+        """The part that the rank with this number in its group has (an int or an expression)."""
+        return self._renumbered(rank, sorted(self.mesh_axes), self.mesh_axes)
+
+    def rank(self, part):  # type: ignore[no-untyped-def]
+        """The number in its group of the rank that has this part (an int or an expression)."""
+        return self._renumbered(part, self.mesh_axes, sorted(self.mesh_axes))
+
+    def _renumbered(self, number, old: Sequence[int], new: Sequence[int]):  # type: ignore[no-untyped-def]
+        if tuple(old) == tuple(new):
+            return number
+        size = dict(zip(self.mesh_axes, self.sizes, strict=True))
+        digits = {}
+        for axis in reversed(old):
+            digits[axis] = number % size[axis]
+            number = number // size[axis]
+        result = digits[new[0]]
+        for axis in new[1:]:
+            result = result * size[axis] + digits[axis]
+        return result
+
+    def attributes(self) -> dict[str, list[int]]:
+        """As attributes of a hidet task."""
+        return {"mesh_axes": list(self.mesh_axes), "sizes": list(self.sizes)}
+
+
+class StackShardsTask(Task):
+    """``y[r, ...]`` is the part along ``dim`` of ``x`` for the rank with the number r in its group."""
+
+    def __init__(self, x, dim: int, order: SplitOrder):  # type: ignore[no-untyped-def]
+        part = x.shape[dim] // order.count
+        shape = [order.count, *x.shape]
         shape[dim + 1] = part
 
         def element(r, *indices):  # type: ignore[no-untyped-def]
             index = list(indices)
-            index[dim] = r * part + index[dim]
+            index[dim] = order.part(r) * part + index[dim]
             return x[index]
 
         y = compute("y", shape, element)
-        super().__init__("stack_shards", [x], [y], attributes={"dim": dim, "count": count})
+        super().__init__("stack_shards", [x], [y], attributes={"dim": dim, **order.attributes()})
 
 
 class StackShardsOp(Operator):
-    """Lay the parts of ``x`` along ``dim`` one behind the other, as a reduce-scatter wants them."""
+    """Lay the parts of ``x`` along ``dim`` one behind the other, as reduce-scatters and all-to-alls send them."""
 
-    def __init__(self, x: Tensor, dim: int, count: int):
-        task = StackShardsTask(input_like(x, "x"), dim, count)
-        super().__init__(inputs=[x], attributes={"dim": dim, "count": count}, task=task)
+    def __init__(self, x: Tensor, dim: int, order: SplitOrder):
+        task = StackShardsTask(input_like(x, "x"), dim, order)
+        super().__init__(inputs=[x], attributes={"dim": dim, "order": order}, task=task)
 
 
 class JoinShardsTask(Task):
-    """``y`` joins ``x[0], x[1], ...`` along their dim ``dim``."""
+    """``y`` joins ``x[0], x[1], ...``, which are from the ranks of a group, along their dim ``dim``."""
 
-    def __init__(self, x, dim: int):  # type: ignore[no-untyped-def]
-        count, part = x.shape[0], x.shape[dim + 1]
+    def __init__(self, x, dim: int, order: SplitOrder):  # type: ignore[no-untyped-def]
+        part = x.shape[dim + 1]
         shape = list(x.shape[1:])
-        shape[dim] = count * part
+        shape[dim] = order.count * part
 
         def element(*indices):  # type: ignore[no-untyped-def]
             index = list(indices)
             index[dim] = indices[dim] % part
-            return x[[indices[dim] // part, *index]]
+            return x[[order.rank(indices[dim] // part), *index]]
 
         y = compute("y", shape, element)
-        super().__init__("join_shards", [x], [y], attributes={"dim": dim})
+        super().__init__("join_shards", [x], [y], attributes={"dim": dim, **order.attributes()})
 
 
 class JoinShardsOp(Operator):
-    """Join gathered shards along ``dim``, as an all-gather leaves them one behind the other."""
+    """Join shards along ``dim``, as all-gathers and all-to-alls leave them one behind the other."""
 
-    def __init__(self, x: Tensor, dim: int):
-        super().__init__(inputs=[x], attributes={"dim": dim}, task=JoinShardsTask(input_like(x, "x"), dim))
+    def __init__(self, x: Tensor, dim: int, order: SplitOrder):
+        task = JoinShardsTask(input_like(x, "x"), dim, order)
+        super().__init__(inputs=[x], attributes={"dim": dim, "order": order}, task=task)
 
 
 class CopyTask(Task):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ import hidet
 import torch
 from hidet.graph import FlowGraph, Operator, Tensor
 
-from hidet_dist.connect import Step, connect
+from hidet_dist.connect import Step, connect, walk
 from hidet_dist.errors import ConfigError, PartitionError, PlanError, SpecError
 from hidet_dist.machine import builtin
 from hidet_dist.partition.operators import (
@@ -18,10 +17,13 @@ from hidet_dist.partition.operators import (
     CopyOp,
     JoinShardsOp,
     ShardSliceOp,
+    SplitOrder,
     StackShardsOp,
 )
 from hidet_dist.rules.local import localize
-from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, ReduceFn, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, Plan, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.spec.partial import Layout, PartialSpec, split_of
+from hidet_dist.spec.plan import ConnectionPlan
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan, bind, local_symbols
 from hidet_dist.symbolic.extents import Extent, extents_of, local_extent, same_shape
 from hidet_dist.view import GraphView
@@ -59,7 +61,7 @@ class Program:
         return local_symbols(self.symbols, self.mesh)
 
     def sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
-        """The size of each local symbol, from the shapes of the whole inputs. Raises InputError."""
+        """The size of each local symbol, from the whole inputs' shapes. Raises InputError when they do not fit."""
         written = [tensor.written or tensor.shape for tensor in self.inputs]
         return bind(self.symbols, self.local_symbols, zip(written, shapes, strict=True))
 
@@ -98,7 +100,7 @@ def partition_graph(graph: FlowGraph, plan: Plan) -> Program:
     Raises
     ------
     PlanError
-        When the plan was made for another graph, or its specs do not fit the graph.
+        When the plan was made for another graph, or its specs or conversions do not fit the graph.
     PartitionError
         When an operator cannot be rebuilt on the shards that the plan gives it.
     """
@@ -120,8 +122,7 @@ class _Partitioner:
         self.stage = stage
         self.mesh = stage.mesh
         self.multiples = {symbol.name: symbol.multiple_of for symbol in stage.symbols}
-        # Which steps convert a tensor does not depend on what they cost, so any machine serves.
-        self.cluster = builtin("cpu", self.mesh)
+        self.listed = _listed_connections(stage)
         self.local: dict[tuple[str, TensorShardSpec], Tensor] = {}
         self.lies: dict[str, TensorShardSpec] = {}
         device = view.graph.outputs[0].device
@@ -133,6 +134,8 @@ class _Partitioner:
         for plan in self.stage.operators:
             self.operator(self.view.operators[plan.index], plan)
         outputs = [self.wanted(tensor.name, tensor.spec) for tensor in self.stage.outputs]
+        for name, target in self.listed:
+            raise PlanError(f"The plan converts {name} to {target}, but nothing takes it so. Take the conversion out.")
         inputs = [placeholders[tensor.name] for tensor in self.stage.inputs]
         weights = {tensor.name: placeholders[tensor.name] for tensor in self.stage.weights}
         extra = [self.coordinate] if self.coordinate_used else []
@@ -178,62 +181,111 @@ class _Partitioner:
             raise PartitionError(
                 f"Operator {plan.index}, {op.name}, cannot run on shards as {spec}: {error}"
             ) from error
-        for name, result, own, fns in zip(names, partial, spec.out_specs, spec.reduce_fns, strict=True):
+        for o, (name, result, own) in enumerate(zip(names, partial, spec.out_specs, strict=True)):
             self.lies[name] = own
-            self.local[name, own] = self.named(functools.reduce(self.reduce, fns, result), name, own)
-
-    def local_shape(self, name: str, spec: TensorShardSpec) -> tuple[Extent, ...]:
-        """The shape of a shard, written as everywhere else. Raises SpecError when the spec does not fit."""
-        sizes = spec.local_shape(self.view.shape(name), self.mesh)
-        shape: list[Extent] = []
-        for extent, size, axes in zip(self.view.extents(name), sizes, spec.mesh_axes_per_dim, strict=True):
-            local = (
-                size if isinstance(extent, int) else local_extent(extent, self.mesh.group_size(axes), self.multiples)
-            )
-            if local is None:
-                raise SpecError(f"{spec} splits {extent} into what it is not declared to be a multiple of")
-            shape.append(local)
-        return tuple(shape)
-
-    def named(self, x: Tensor, name: str, spec: TensorShardSpec) -> Tensor:
-        """``x`` with symbolic dims written as everywhere else: a gathered ``2 * batch_over_2`` is called ``batch``."""
-        shape = self.local_shape(name, spec)
-        return x if same_shape(extents_of(x), shape) else hidet.ops.reshape(x, list(shape))
+            self.local[name, own] = self.reduced(name, result, spec, o)
 
     def wanted(self, name: str, spec: TensorShardSpec) -> Tensor:
         """The tensor in ``spec``, converted once however often it is wanted so."""
         if (name, spec) not in self.local:
-            try:
-                source = self.lies[name]
-                steps = connect(self.view.shape(name), self.view.itemsize(name), source, spec, self.cluster).steps
-            except SpecError as error:
-                raise PlanError(f"The plan's spec of {name} does not fit: {error}") from error
-            x = self.local[name, source]
-            for step in steps:
-                x = self.named(self.step(x, step), name, step.result)
-            self.local[name, spec] = x
+            source = self.lies[name]
+            steps = self.conversion(name, spec)
+            self.local[name, spec] = self.converted(name, self.local[name, source], source, steps)
         return self.local[name, spec]
 
-    def step(self, x: Tensor, step: Step) -> Tensor:
+    def reduced(self, name: str, partial: Tensor, spec: OpShardSpec, output: int) -> Tensor:
+        """An output after its reduce functions."""
+        lies = spec.partial_spec(output)
+        for fn in spec.reduce_fns[output]:
+            source = PartialSpec(lies, fn.op, fn.mesh_axes)
+            step = Step.of(fn)
+            partial = self.converted(name, partial, source, [step])
+            lies = split_of(step.after(source, self.view.shape(name), self.mesh))
+        return partial
+
+    def converted(self, name: str, x: Tensor, source: Layout, steps: Sequence[Step]) -> Tensor:
+        """A local tensor after the steps of a conversion."""
+        after = walk(steps, source, self.view.shape(name), self.mesh)
+        for step, layout in zip(steps, after, strict=True):
+            x = self.step(x, step, self.local_shape(name, split_of(layout)))
+        return x
+
+    def local_shape(self, name: str, spec: TensorShardSpec) -> tuple[Extent, ...]:
+        """The shape of a shard as it is written everywhere. Raises SpecError when the spec does not fit."""
+        sizes = spec.local_shape(self.view.shape(name), self.mesh)
+        shape: list[Extent] = []
+        for extent, size, axes in zip(self.view.extents(name), sizes, spec.mesh_axes_per_dim, strict=True):
+            shards = self.mesh.group_size(axes)
+            local = size if isinstance(extent, int) else local_extent(extent, shards, self.multiples)
+            if local is None:
+                raise SpecError(f"{spec} splits {extent} into {shards}, which it is not declared to be a multiple of")
+            shape.append(local)
+        return tuple(shape)
+
+    def conversion(self, name: str, target: TensorShardSpec) -> Sequence[Step]:
+        """The steps that the plan lists, once they are known to lead there.
+
+        A conversion that the plan does not list, as one written by hand need not, takes what would be the cheapest
+        steps on the machine ``cpu``: the result is the same whatever the machine.
+        """
+        source, shape = self.lies[name], self.view.shape(name)
+        listed = self.listed.pop((name, target), None)
+        try:
+            if listed is None:
+                return connect(shape, self.view.tensors[name].dtype, source, target, builtin("cpu", self.mesh)).steps
+            if listed.source != source:
+                raise PlanError(f"The plan converts {name} from {listed.source} to {target}, but it lies as {source}.")
+            steps = [Step.parse(text) for text in listed.steps]
+            end = [source, *walk(steps, source, shape, self.mesh)][-1]
+        except SpecError as error:
+            raise PlanError(f"The plan's conversion of {name} to {target} does not fit: {error}") from error
+        if end != target:
+            raise PlanError(f"The plan's conversion of {name} from {source} leads to {end}, not to {target}.")
+        return steps
+
+    def step(self, x: Tensor, step: Step, after: Sequence[Extent]) -> Tensor:
+        """One step of a conversion, or one reduce function, on a local tensor, which has the shape ``after`` then.
+
+        Symbolic dims are named as everywhere else on the way: what is gathered from ``batch_over_2`` is ``batch``.
+        """
         sizes = [self.mesh.shape[axis] for axis in step.mesh_axes]
         if step.kind == "slice":
-            return ShardSliceOp(x, self.own_coordinate(), step.dim, step.mesh_axes, sizes).outputs[0]
-        gathered = CommunicationOp(x, "all_gather", step.mesh_axes, self.mesh.group_size(step.mesh_axes)).outputs[0]
-        if step.dim == 0:
-            return hidet.ops.reshape(gathered, [gathered.shape[0] * gathered.shape[1], *gathered.shape[2:]])
-        return JoinShardsOp(gathered, step.dim).outputs[0]
-
-    def reduce(self, y: Tensor, fn: ReduceFn) -> Tensor:
-        size = self.mesh.group_size(fn.mesh_axes)
-        op = "sum" if fn.op == "average" else fn.op
-        if fn.dim is not None:
-            if fn.dim == 0:
-                y = hidet.ops.reshape(y, [size, y.shape[0] // size, *y.shape[1:]])
-            else:
-                y = StackShardsOp(y, fn.dim, size).outputs[0]
-        y = CommunicationOp(y, fn.kind, fn.mesh_axes, size, op).outputs[0]
+            assert step.dim is not None
+            return _shaped(ShardSliceOp(x, self.own_coordinate(), step.dim, step.mesh_axes, sizes).outputs[0], after)
+        count = self.mesh.group_size(step.mesh_axes)
+        shape = list(extents_of(x))
+        packs, unpacks = step.packs(shape), step.unpacks(shape, self.mesh)
+        if step.kind in ("reduce_scatter", "all_to_all"):
+            dim, axes = (step.to_dim, step.to_axes) if step.kind == "all_to_all" else (step.dim, step.mesh_axes)
+            assert dim is not None
+            shape[dim] = after[dim]
+            if packs:
+                x = StackShardsOp(x, dim, self.split_order(axes)).outputs[0]
+            x = _shaped(x, [count, *shape])
         # The shards are equal, so the average of the whole is the average of the shards' averages.
-        return y / float(size) if fn.op == "average" else y
+        op = "sum" if step.op == "average" else step.op
+        x = CommunicationOp(x, step.kind, step.mesh_axes, count, op).outputs[0]
+        if step.kind in ("all_gather", "all_to_all"):
+            assert step.dim is not None
+            if unpacks:
+                x = JoinShardsOp(x, step.dim, self.split_order(step.mesh_axes)).outputs[0]
+            x = _shaped(x, after)
+        return x / float(count) if step.op == "average" else x
+
+    def split_order(self, mesh_axes: Sequence[int]) -> SplitOrder:
+        return SplitOrder(tuple(mesh_axes), tuple(self.mesh.shape[axis] for axis in mesh_axes))
+
+
+def _shaped(x: Tensor, shape: Sequence[Extent]) -> Tensor:
+    return x if same_shape(extents_of(x), shape) else hidet.ops.reshape(x, list(shape))
+
+
+def _listed_connections(stage: StagePlan) -> dict[tuple[str, TensorShardSpec], ConnectionPlan]:
+    listed: dict[tuple[str, TensorShardSpec], ConnectionPlan] = {}
+    for plan in (*(c for operator in stage.operators for c in operator.connections), *stage.output_connections):
+        if listed.setdefault((plan.tensor, plan.target), plan) is not plan:
+            raise PlanError(f"The plan converts {plan.tensor} to {plan.target} twice. Take one conversion out.")
+    return listed
 
 
 def _own_memory(outputs: Sequence[Tensor]) -> list[Tensor]:

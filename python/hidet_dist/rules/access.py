@@ -143,7 +143,9 @@ class Definition:
         return sum(n * math.prod(d.extent // shards.get(d, 1) for d in nest) for nest, n in self.work)
 
 
+# The reduce function of each kind of reduction; on booleans "and" is the least value and "or" the greatest.
 _REDUCE_OPS = {"sum": "sum", "max": "max", "min": "min", "average": "average", "product": "product"}
+_BOOLEAN_REDUCE_OPS = {"and": "min", "or": "max", "max": "max", "min": "min"}
 _MAX_SPLITS = 64  # far above any real reshape; bounds the restarts on a pathological definition
 
 
@@ -420,8 +422,9 @@ class _Walker:
         bounds = tuple(self.value(size, env, nest) for size in varying)  # pins what the extent depends on
         digits = self.bind(e.axes, [self.interval(size, env)[1] for size in e.shape], inner_env)
         op = str(e.reduce_operation)
-        if root is not None and not varying and self.may_be_partial(op, root):
-            self.definition.reductions.append(Reduction(root, _REDUCE_OPS[op], digits))
+        reduce_op = None if root is None or varying else self.reduce_op(op, root)
+        if root is not None and reduce_op is not None:
+            self.definition.reductions.append(Reduction(root, reduce_op, digits))
         else:
             self.definition.pinned |= digits
         self.count(nest | digits, 1)
@@ -445,13 +448,13 @@ class _Walker:
                 return a // d, b // c
         raise UnsupportedDefinition("the extent of a reduction of it is symbolic")
 
-    def may_be_partial(self, op: str, root: int) -> bool:
-        """Whether partial results of output ``root``, in its dtype, can be reduced as the operator itself does it."""
+    def reduce_op(self, op: str, root: int) -> str | None:
+        """What reduces partial results of output ``root``, in its dtype, as the operator's own ``op`` would."""
         dtype = self.task.outputs[root].type.dtype
-        if op not in _REDUCE_OPS or dtype.is_boolean():
-            return False
+        if dtype.is_boolean():
+            return _BOOLEAN_REDUCE_OPS.get(op)
         # An average of integers is rounded, so an average of averages is another number.
-        return op != "average" or not dtype.is_integer()
+        return None if op == "average" and dtype.is_integer() else _REDUCE_OPS.get(op)
 
 
 def _named(digits: Iterable[Digit]) -> tuple[Digit, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -116,6 +117,11 @@ def _elementwise(op: UnaryElementwiseOp, x: Tensor) -> Any:
     return UnaryElementwiseTask(task.name, input_like(x, "x"), op.op, attrs=task.attrs, share_map=task.share_map)
 
 
+# The local operators of an operator, without inputs and outputs, by the shapes that they are for: building one is slow,
+# and a choice is proven before it is partitioned.
+_rebuilt: weakref.WeakKeyDictionary[Operator, dict[str, Operator]] = weakref.WeakKeyDictionary()
+
+
 def rebuild(op: Operator, inputs: Sequence[Tensor], out_shapes: Sequence[Shape]) -> list[Tensor]:
     """Rebuild ``op`` on local ``inputs`` so that its outputs have ``out_shapes`` (elements).
 
@@ -126,6 +132,9 @@ def rebuild(op: Operator, inputs: Sequence[Tensor], out_shapes: Sequence[Shape])
     """
     update = _UPDATES.get(type(op))
     in_shapes = [extents_of(tensor) for tensor in inputs]
+    known, key = _rebuilt.setdefault(op, {}), str([tuple(map(str, shape)) for shape in (*in_shapes, *out_shapes)])
+    if key in known:
+        return _clone(known[key], inputs, known[key].task)
     try:
         if all(
             same_shape(shape, extents_of(whole))
@@ -143,6 +152,8 @@ def rebuild(op: Operator, inputs: Sequence[Tensor], out_shapes: Sequence[Shape])
     got = [extents_of(tensor) for tensor in outputs]
     if len(got) != len(out_shapes) or not all(map(same_shape, got, out_shapes)):
         raise ValueError(f"{op.name} built on {in_shapes} gives {got}, not {list(out_shapes)}")
+    known[key] = copy.copy(outputs[0].op)
+    known[key].inputs, known[key].outputs = [], []
     return outputs
 
 

@@ -88,7 +88,7 @@ class GlooTransport:
         fail: Callable[[str], None],
         failed: Callable[[], bool],
     ):
-        self.table = native.make_transport(self._all_reduce, self._all_gather, self._reduce_scatter)
+        self.table = native.make_transport(self._all_reduce, self._all_gather, self._reduce_scatter, self._all_to_all)
         self.failed_by_peer = False
         self.interrupt: BaseException | None = None
         self._rank = rendezvous.settings.rank
@@ -147,6 +147,15 @@ class GlooTransport:
             exchanged = self._scratch_tensor("received", recv_count * peers.size, dtype_)
             peers.backend.alltoall_base(exchanged.view(torch.uint8), source.view(torch.uint8), [], []).wait()
             _reduce(exchanged.view(peers.size, recv_count), _tensor(recv, recv_count, dtype_), op)
+
+        return self._guard(run)
+
+    def _all_to_all(self, send: int, recv: int, count: int, dtype: int, group: int) -> int:
+        def run() -> None:
+            peers = self._group(group)
+            size = count * native.dtype_size(dtype) * peers.size
+            source, result = _tensor(send, size, torch.uint8), _tensor(recv, size, torch.uint8)
+            peers.backend.alltoall_base(result, source, [], []).wait()
 
         return self._guard(run)
 

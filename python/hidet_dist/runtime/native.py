@@ -14,7 +14,7 @@ from typing import Any
 from hidet_dist.errors import HidetDistError
 
 LIBRARY_NAME = "hidet_dist"
-ABI_VERSION = 1
+ABI_VERSION = 2
 
 DTYPE_CODES: dict[str, int] = {
     "float32": 0,
@@ -39,6 +39,7 @@ FAILED = 3
 AllReduceFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int32)
 AllGatherFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_int32)
 ReduceScatterFunction = AllReduceFunction
+AllToAllFunction = AllGatherFunction
 CopyFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int64)
 
 
@@ -50,6 +51,7 @@ class Transport(ctypes.Structure):
         ("all_reduce", AllReduceFunction),
         ("all_gather", AllGatherFunction),
         ("reduce_scatter", ReduceScatterFunction),
+        ("all_to_all", AllToAllFunction),
         ("copy", CopyFunction),
     )
 
@@ -122,6 +124,7 @@ def library() -> ctypes.CDLL:
     declare("all_reduce", c_int32, c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int32)
     declare("all_gather", c_int32, c_void_p, c_void_p, c_int64, c_int32, c_int32)
     declare("reduce_scatter", c_int32, c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int32)
+    declare("all_to_all", c_int32, c_void_p, c_void_p, c_int64, c_int32, c_int32)
     declare("dtype_size", c_int64, c_int32)
     declare("communicator_create", c_void_p, POINTER(Transport), POINTER(c_int64), c_int32, c_int64)
     declare("communicator_destroy", None, c_void_p)
@@ -147,6 +150,11 @@ def all_gather(send: int, recv: int, send_count: int, dtype: int, group: int) ->
 def reduce_scatter(send: int, recv: int, recv_count: int, dtype: int, reduce_op: int, group: int) -> int:
     """Reduce the elements at ``send``, leaving this rank's ``recv_count`` in ``recv``; the status code is returned."""
     return int(library().hidet_dist_reduce_scatter(send, recv, recv_count, dtype, reduce_op, group))
+
+
+def all_to_all(send: int, recv: int, count: int, dtype: int, group: int) -> int:
+    """Send each rank of the group its ``count`` elements at ``send``, get as many; the status code is returned."""
+    return int(library().hidet_dist_all_to_all(send, recv, count, dtype, group))
 
 
 def dtype_size(dtype: int) -> int:
@@ -205,7 +213,10 @@ TransportFunction = Callable[..., int]
 
 
 def make_transport(
-    all_reduce: TransportFunction, all_gather: TransportFunction, reduce_scatter: TransportFunction
+    all_reduce: TransportFunction,
+    all_gather: TransportFunction,
+    reduce_scatter: TransportFunction,
+    all_to_all: TransportFunction,
 ) -> Transport:
     """A transport for host memory made of Python functions, which must not raise."""
     return Transport(
@@ -213,5 +224,6 @@ def make_transport(
         AllReduceFunction(lambda _context, *arguments: all_reduce(*arguments)),
         AllGatherFunction(lambda _context, *arguments: all_gather(*arguments)),
         ReduceScatterFunction(lambda _context, *arguments: reduce_scatter(*arguments)),
+        AllToAllFunction(lambda _context, *arguments: all_to_all(*arguments)),
         CopyFunction(),
     )

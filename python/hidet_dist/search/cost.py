@@ -6,32 +6,33 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from hidet.graph import Operator
+from hidet.ir.type import DataType
 
-from hidet_dist.connect import Connection, connect, reduce_seconds
+from hidet_dist.connect import Connection, connect, connect_all, reduce_seconds
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice
 from hidet_dist.spec import ReduceFn, TensorShardSpec
 
 
 class CostModel(Protocol):
-    """The cost of each part of a plan, in seconds. Shapes are those of whole tensors, in elements; sizes in bytes."""
+    """The cost of each part of a plan, in seconds. Shapes are those of whole tensors, in elements."""
 
     def operator(self, op: Operator, choice: Choice) -> float:
         """The local operator, without its reduce functions."""
         ...
 
-    def reduce(self, shape: Sequence[int], itemsize: int, partial: TensorShardSpec, fns: Sequence[ReduceFn]) -> float:
+    def reduce(self, shape: Sequence[int], dtype: DataType, partial: TensorShardSpec, fns: Sequence[ReduceFn]) -> float:
         """The reduce functions of a partial output that lies as ``partial`` says."""
         ...
 
     def connect(
-        self, shape: Sequence[int], itemsize: int, source: TensorShardSpec, target: TensorShardSpec
+        self, shape: Sequence[int], dtype: DataType, source: TensorShardSpec, target: TensorShardSpec
     ) -> Connection:
         """The conversion of a tensor from one spec to another."""
         ...
 
     def conversions(
-        self, shape: Sequence[int], itemsize: int, specs: Sequence[TensorShardSpec]
+        self, shape: Sequence[int], dtype: DataType, specs: Sequence[TensorShardSpec]
     ) -> tuple[tuple[float, ...], ...]:
         """The seconds of each conversion, sources by targets; as :meth:`connect` says of each pair."""
         ...
@@ -50,23 +51,21 @@ class PredictedCost:
             return 0.0
         return self.cluster.device.operator_seconds(choice.operations, moved, op.outputs[0].dtype.name)
 
-    def reduce(self, shape: Sequence[int], itemsize: int, partial: TensorShardSpec, fns: Sequence[ReduceFn]) -> float:
+    def reduce(self, shape: Sequence[int], dtype: DataType, partial: TensorShardSpec, fns: Sequence[ReduceFn]) -> float:
         """The reduce functions of a partial output that lies as ``partial`` says."""
-        return reduce_seconds(shape, itemsize, partial, fns, self.cluster)
+        return reduce_seconds(shape, dtype, partial, fns, self.cluster)
 
     def connect(
-        self, shape: Sequence[int], itemsize: int, source: TensorShardSpec, target: TensorShardSpec
+        self, shape: Sequence[int], dtype: DataType, source: TensorShardSpec, target: TensorShardSpec
     ) -> Connection:
         """The conversion of a tensor from one spec to another."""
-        return connect(shape, itemsize, source, target, self.cluster)
+        return connect(shape, dtype, source, target, self.cluster)
 
     def conversions(
-        self, shape: Sequence[int], itemsize: int, specs: Sequence[TensorShardSpec]
+        self, shape: Sequence[int], dtype: DataType, specs: Sequence[TensorShardSpec]
     ) -> tuple[tuple[float, ...], ...]:
         """The seconds of each conversion, sources by targets; as :meth:`connect` says of each pair."""
-        return tuple(
-            tuple(self.connect(shape, itemsize, source, target).seconds for target in specs) for source in specs
-        )
+        return connect_all(shape, dtype, specs, specs, self.cluster)
 
 
 def operator_seconds(model: CostModel, op: Operator, choice: Choice) -> tuple[float, float]:
@@ -76,5 +75,5 @@ def operator_seconds(model: CostModel, op: Operator, choice: Choice) -> tuple[fl
         if fns:
             y = op.outputs[o]
             shape = tuple(int(size) for size in y.shape)
-            reduce += model.reduce(shape, int(y.dtype.nbytes), choice.spec.partial_spec(o), fns)
+            reduce += model.reduce(shape, y.dtype, choice.spec.partial_spec(o), fns)
     return model.operator(op, choice), reduce

@@ -5,21 +5,26 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from hidet.graph import FlowGraph
 
-from hidet_dist.errors import InfeasibleError
+from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import Cluster
-from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search.cost import CostModel, PredictedCost
+from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.optimum import optimize
+from hidet_dist.search.pins import Pins, labels_of, parse_names, parse_pins
+from hidet_dist.search.propagate import propagate
 from hidet_dist.search.solution import write_plan
 from hidet_dist.search.statement import Allow, Statement, state
 from hidet_dist.spec import Plan, TensorShardSpec
 from hidet_dist.spec.symbols import SymbolSize
-from hidet_dist.symbolic.planning import SymbolicGraph
-from hidet_dist.view import GraphView, graph_symbols
+from hidet_dist.symbolic.planning import check_specs, planning_view
+from hidet_dist.view import GraphView
+
+MODES = ("search", "propagate")
 
 
 def search(
@@ -31,6 +36,9 @@ def search(
     solver: str = "highs",
     time_limit_seconds: float | None = None,
     gap: float = 1e-3,
+    pins: Mapping[str, Any] | None = None,
+    names: Any = None,
+    mode: str = "search",
     symbols: Mapping[str, SymbolSize] | None = None,
 ) -> Plan:
     """Find the plan of least predicted time.
@@ -47,6 +55,14 @@ def search(
         How graph inputs arrive and outputs are wanted; None stands for replicated.
     solver, time_limit_seconds, gap:
         The ILP solver (``highs`` or ``cbc``), its time limit, and the relative gap to stop at.
+    pins: mapping, optional
+        What weights, inputs, outputs, activations and operators must be sharded as, by name: specs or patterns of
+        them, or their text. See :class:`hidet_dist.search.pins.Pin` for the names.
+    names: Module or mapping of names to tensors, optional
+        What the user calls tensors of the graph, in pins and in the plan.
+    mode: str
+        ``search``, or ``propagate`` to derive everything from pins and given specs (see
+        :mod:`hidet_dist.search.propagate`): fast, and no better than the pins are.
     symbols: mapping, optional
         What is declared of the graph's symbolic dims, by name.
 
@@ -55,12 +71,23 @@ def search(
     InfeasibleError
         When no plan fits the budget; it states the least budget that would do.
     ConfigError, SpecError
-        When the input or output specs do not fit the graph.
+        When specs or pins do not fit the graph, or contradict each other.
     SolverError
         When the solver fails or finds nothing in time.
     """
     return find(
-        graph, cluster, mem_budget, input_specs, output_specs, solver, time_limit_seconds, gap, symbols=symbols
+        graph,
+        cluster,
+        mem_budget,
+        input_specs,
+        output_specs,
+        solver,
+        time_limit_seconds,
+        gap,
+        pins,
+        names=names,
+        mode=mode,
+        symbols=symbols,
     ).plan
 
 
@@ -68,7 +95,8 @@ def search(
 class Found:
     """A plan, how far it can be from the best one, and the seconds below which there is none.
 
-    ``gap`` is relative: ``(plan.seconds - bound_seconds) / plan.seconds``.
+    ``gap`` is relative: ``(plan.seconds - bound_seconds) / plan.seconds``. A plan that was propagated is proven to be
+    nothing: its bound is 0.
     """
 
     plan: Plan
@@ -85,39 +113,52 @@ def find(
     solver: str = "highs",
     time_limit_seconds: float | None = None,
     gap: float = 1e-3,
-    weight_specs: Mapping[str, TensorShardSpec] | None = None,
+    pins: Mapping[str, Any] | None = None,
     allow: Allow | None = None,
     cost_model: CostModel | None = None,
+    names: Any = None,
+    mode: str = "search",
     symbols: Mapping[str, SymbolSize] | None = None,
 ) -> Found:
     """As :func:`search`, with the bound that proves the plan, and with less to choose from.
 
     Parameters
     ----------
-    weight_specs: mapping, optional
-        How weights lie, by name (``w0``, ...); the others are free.
     allow: callable, optional
         Says of an operator and a spec whether the spec may be chosen for it. An operator of which nothing is allowed
         keeps all its choices.
     cost_model: CostModel, optional
         What the parts of a plan cost; predicted for the cluster when not given.
     """
-    symbolic = SymbolicGraph(graph, symbols or {}, cluster.mesh) if symbols or graph_symbols(graph) else None
-    if symbolic is not None:
-        symbolic.check_specs("input", symbolic.view.inputs, input_specs)
-        symbolic.check_specs("output", symbolic.view.outputs, output_specs)
-    view = GraphView(graph if symbolic is None else symbolic.twin)
-    table = RuleTable(cluster.mesh) if symbolic is None else symbolic.rules()
-    budget = cluster.device.memory_bytes if mem_budget is None else mem_budget
+    if mode not in MODES:
+        raise ConfigError(f"Unknown mode {mode!r}; the modes are {', '.join(MODES)}.")
+    budget = memory_budget(cluster, mem_budget)
+    view = planning_view(graph, symbols or {}, cluster.mesh)
+    check_specs(view, cluster.mesh, "input", view.inputs, input_specs)
+    check_specs(view, cluster.mesh, "output", view.outputs, output_specs)
+    tensors = parse_names(names)
+    pinned = Pins(view, cluster.mesh, parse_pins(pins), tensors)
     model = PredictedCost(cluster) if cost_model is None else cost_model
-    with _collector_paused():
-        statement = state(view, cluster, model, budget, input_specs, output_specs, weight_specs or {}, allow, table)
-        found = _found(view, cluster, model, statement, budget, solver, time_limit_seconds, gap)
-    return found if symbolic is None else replace(found, plan=symbolic.plan(found.plan))
+    with collector_paused():
+        statement = state(view, cluster, model, budget, input_specs, output_specs, pinned, allow)
+        if mode == "propagate":
+            found = _propagated(view, cluster, model, statement, budget)
+        else:
+            found = _found(view, cluster, model, statement, budget, solver, time_limit_seconds, gap)
+    return Found(found.plan.with_labels(labels_of(view, tensors)), found.gap, found.bound_seconds)
+
+
+def memory_budget(cluster: Cluster, given: int | None) -> int:
+    """Bytes that a device may hold. Raises ConfigError for what is no such number."""
+    if given is None:
+        return cluster.device.memory_bytes
+    if isinstance(given, bool) or not isinstance(given, int) or given <= 0:
+        raise ConfigError(f"mem_budget must be whole bytes above 0; got {given!r}.")
+    return given
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """A search makes millions of small tuples and no cycles: looking for cycles among them is time lost."""
     enabled = gc.isenabled()
     gc.disable()
@@ -148,3 +189,15 @@ def _found(
     solution = optimize(statement.problem, solver, time_limit_seconds, gap)
     plan = write_plan(view, cluster, model, statement, solution.choices)
     return Found(plan, solution.gap, solution.seconds * (1 - solution.gap))
+
+
+def _propagated(view: GraphView, cluster: Cluster, model: CostModel, statement: Statement, budget: int) -> Found:
+    plan = write_plan(view, cluster, model, statement, propagate(view, statement))
+    held = max(live_bytes(view, plan.stage))
+    if held > budget:
+        raise InfeasibleError(
+            f"What follows from the pins holds {held} bytes a device, and mem_budget is {budget}. Pin more weights to "
+            "specs that split them, or search for a plan (mode 'search').",
+            held,
+        )
+    return Found(plan, 1.0, 0.0)

@@ -92,6 +92,8 @@ def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[np.ndarray]) 
         parts = [sent[peer] for peer in peers]
         if op.kind == "all_gather":
             y = np.stack(parts)
+        elif op.kind == "all_to_all":
+            y = np.stack([part[peers.index(rank)] for part in parts])
         else:
             y = fold(_REDUCE[op.reduce_op], parts)
             if op.kind == "reduce_scatter":

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.spec.tensor import TensorShardSpec
 
 if TYPE_CHECKING:
+    from hidet.graph import FlowGraph
     from rich.table import Table
 
 FORMAT = 1
@@ -26,8 +28,8 @@ FORMAT = 1
 class TensorPlan:
     """A weight, input or output of the graph: its shape (elements), dtype name, bytes in all, and spec.
 
-    Of a tensor with symbolic dims, ``written`` is the shape as it is written; ``shape`` and ``nbytes`` are those of the
-    sizes that were planned for. ``written`` is empty for a fixed shape.
+    ``label`` is what the user calls it, empty when it was given no name. ``written`` is the shape of a tensor with
+    symbolic dims as it is written, empty for a fixed shape; ``shape`` and ``nbytes`` go by the sizes planned for.
     """
 
     name: str
@@ -35,6 +37,7 @@ class TensorPlan:
     dtype: str
     nbytes: int
     spec: TensorShardSpec
+    label: str = ""
     written: tuple[int | str, ...] = ()
 
     def local_nbytes(self, mesh: DeviceMesh) -> int:
@@ -49,6 +52,7 @@ class TensorPlan:
             "dtype": self.dtype,
             "nbytes": self.nbytes,
             "spec": str(self.spec),
+            "label": self.label,
         }
         return {**data, "written": list(self.written)} if self.written else data
 
@@ -57,7 +61,7 @@ class TensorPlan:
         """The inverse of :meth:`to_json`."""
         spec = TensorShardSpec.parse(data["spec"])
         written = tuple(data.get("written", ()))
-        return cls(data["name"], tuple(data["shape"]), data["dtype"], data["nbytes"], spec, written)
+        return cls(data["name"], tuple(data["shape"]), data["dtype"], data["nbytes"], spec, data["label"], written)
 
 
 @dataclass(frozen=True)
@@ -218,6 +222,72 @@ class Plan:
     def seconds(self) -> float:
         """Predicted time of one run."""
         return math.fsum(stage.seconds for stage in self.stages)
+
+    @property
+    def param_specs(self) -> dict[str, TensorShardSpec]:
+        """How each weight lies, by the user's name of it, or else by its own (``w0``, ...): pins for another graph."""
+        return {weight.label or weight.name: weight.spec for stage in self.stages for weight in stage.weights}
+
+    def edit(self, changes: Mapping[str, Any]) -> Plan:
+        """The plan with other specs: what ``recost`` then makes a plan with conversions and costs of again.
+
+        Parameters
+        ----------
+        changes: mapping
+            Specs or their text by name: ``op:7`` is an operator, ``w0`` (or the user's name) a weight, ``x0`` a graph
+            input, ``y0`` a graph output.
+
+        Raises
+        ------
+        PlanError
+            For a name that the plan does not have, or a value that is no such spec.
+        """
+        stage = self.stage
+        operators = {f"op:{op.index}": n for n, op in enumerate(stage.operators)}
+        places: dict[str, tuple[str, int]] = {f"y{n}": ("outputs", n) for n in range(len(stage.outputs))}
+        for kind in ("outputs", "inputs", "weights"):
+            own: tuple[TensorPlan, ...] = getattr(stage, kind)
+            places.update({tensor.label: (kind, n) for n, tensor in enumerate(own) if tensor.label})
+            if kind != "outputs":  # the name of an output is that of the tensor as it is made
+                places.update({tensor.name: (kind, n) for n, tensor in enumerate(own)})
+        edited: dict[str, list[Any]] = {
+            k: list(getattr(stage, k)) for k in ("operators", "outputs", "inputs", "weights")
+        }
+        for name, value in changes.items():
+            kind, number = ("operators", operators[name]) if name in operators else places.get(name, ("", 0))
+            if not kind:
+                raise PlanError(f"The plan has no {name!r}; it has {', '.join([*operators, *places][:8])}, ...")
+            wanted = OpShardSpec if kind == "operators" else TensorShardSpec
+            try:
+                spec = wanted.parse(value) if isinstance(value, str) else value
+            except SpecError as error:
+                raise PlanError(f"The new spec of {name}: {error}") from error
+            if not isinstance(spec, wanted):
+                raise PlanError(f"The new spec of {name} must be a {wanted.__name__} or its text; got {value!r}.")
+            edited[kind][number] = replace(edited[kind][number], spec=spec)
+        own_operators, weights, inputs, outputs = (
+            tuple(edited[kind]) for kind in ("operators", "weights", "inputs", "outputs")
+        )
+        return Plan((replace(stage, operators=own_operators, weights=weights, inputs=inputs, outputs=outputs),))
+
+    def validate(self, graph: FlowGraph) -> None:
+        """Raise PlanError unless the plan is one of ``graph``: each spec proven, each conversion in its place."""
+        from hidet_dist.search.recost import validate
+
+        validate(self, graph)
+
+    def with_labels(self, labels: Mapping[str, str]) -> Plan:
+        """The same plan with the user's names of weights, inputs and outputs, by their own names."""
+
+        def named(tensors: tuple[TensorPlan, ...]) -> tuple[TensorPlan, ...]:
+            return tuple(replace(tensor, label=labels.get(tensor.name, "")) for tensor in tensors)
+
+        return Plan(
+            tuple(
+                replace(stage, weights=named(stage.weights), inputs=named(stage.inputs), outputs=named(stage.outputs))
+                for stage in self.stages
+            )
+        )
 
     def collectives(self) -> dict[str, int]:
         """How many communication operators of each kind one run executes (slices, which are local, left out)."""

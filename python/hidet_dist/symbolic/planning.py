@@ -12,7 +12,6 @@ import copy
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import hidet
@@ -20,11 +19,12 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.ir.expr import Constant, Expr
 
 from hidet_dist.errors import ConfigError
+from hidet_dist.normalize.normalize import as_normal
 from hidet_dist.rules.access import Definition, UnsupportedDefinition, analyze, rename
 from hidet_dist.rules.declared import definition_of
 from hidet_dist.rules.local import localize, rebuild
 from hidet_dist.rules.rule import Choice, Rule, RuleTable
-from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, TensorPlan, TensorShardSpec
+from hidet_dist.spec import DeviceMesh, OpShardSpec, TensorShardSpec
 from hidet_dist.spec.symbols import SymbolPlan, SymbolSize, local_symbols
 from hidet_dist.symbolic.extents import Extent, evaluate, extents_of, local_extent
 from hidet_dist.view import GraphView, check_symbols, graph_symbols
@@ -44,8 +44,8 @@ def local_shape(
     return tuple(shape)
 
 
-class SymbolicGraph:
-    """A graph with symbolic dims, and its twin to plan.
+class TwinView(GraphView):
+    """A graph with symbolic dims as it is planned: operators and shapes are a twin's, names and fingerprint its own.
 
     Parameters
     ----------
@@ -71,77 +71,80 @@ class SymbolicGraph:
                     f"optimization_config['symbols'] declares {name!r}; the graph has the symbolic dims "
                     f"{', '.join(names) or 'none'}."
                 )
-        self.graph = graph
-        self.mesh = mesh
-        self.symbols = tuple(
-            SymbolPlan(name, declared[name].multiple_of, _planned(declared[name], mesh)) for name in names
-        )
-        for own in local_symbols(self.symbols, mesh):
+        symbols = tuple(SymbolPlan(name, declared[name].multiple_of, _planned(declared[name], mesh)) for name in names)
+        for own in local_symbols(symbols, mesh):
             if own.shards > 1 and own.name in names:
                 raise ConfigError(f"Rename the symbolic dim {own.name}: so is a shard of {own.symbol} called.")
-        self.view = GraphView(graph, self.symbols)
-        self.twin = _concrete(self.view, {symbol.name: symbol.size for symbol in self.symbols})
-        self._prime_sizes = _prime_sizes(self.view, mesh)
-        self._primes = GraphView(_concrete(self.view, self._prime_sizes))
-        self._twin_view = GraphView(self.twin)
-        assert [type(op) for op in self._twin_view.operators] == [type(op) for op in self.view.operators]
-        assert [type(op) for op in self._primes.operators] == [type(op) for op in self.view.operators]
+        self.symbolic = GraphView(graph, symbols)
+        super().__init__(_concrete(self.symbolic, {symbol.name: symbol.size for symbol in symbols}))
+        self.symbols = symbols
+        self.prime_sizes = _prime_sizes(self.symbolic, mesh)
+        self.primes = GraphView(_concrete(self.symbolic, self.prime_sizes))
+        for view in (self, self.primes):
+            assert [type(op) for op in view.operators] == [type(op) for op in self.symbolic.operators]
+        self.names.update(self.symbolic.names)  # so that a user's tensors are found
 
-    def check_specs(self, what: str, names: Sequence[str], specs: Sequence[TensorShardSpec | None] | None) -> None:
-        """Refuse specs of inputs or outputs that split a symbolic dim into more than it is declared to divide into.
+    def written(self, name: str) -> tuple[int | str, ...]:
+        """The shape of a tensor with symbolic dims, these as text; empty for a fixed shape."""
+        return self.symbolic.written(name)
 
-        Raises
-        ------
-        ConfigError
-            When a spec does.
-        """
-        multiples = {symbol.name: symbol.multiple_of for symbol in self.symbols}
-        for number, (name, spec) in enumerate(zip(names, specs or (), strict=False)):
-            if spec is None or any(axis >= self.mesh.ndim for axis in spec.mesh_axes):
-                continue
-            for extent, axes in zip(self.view.extents(name), spec.mesh_axes_per_dim, strict=False):
-                shards = self.mesh.group_size(axes)
-                if isinstance(extent, Expr) and local_extent(extent, shards, multiples) is None:
-                    raise ConfigError(
-                        f"The spec {spec} of {what} {number} splits the symbolic dim {extent} into {shards}, which it "
-                        "is not declared to be a multiple of: declare it in optimization_config['symbols'], as in "
-                        f"{{{str(extent)!r}: {{'expected': {8 * shards}, 'multiple_of': {shards}}}}}."
-                    )
+    def fingerprint(self) -> str:
+        """The fingerprint of the symbolic graph, which a plan is for."""
+        return self.symbolic.fingerprint()
 
-    def rules(self) -> SymbolicRules:
-        """The rules of the twin's operators, with the choices that hold for all sizes."""
-        return SymbolicRules(self, self._twin_view, self._primes, self._prime_sizes)
 
-    def plan(self, plan: Plan) -> Plan:
-        """The twin's plan as the plan of the graph."""
+def planning_view(graph: FlowGraph, declared: Mapping[str, SymbolSize], mesh: DeviceMesh) -> GraphView:
+    """The view in which a graph is planned: with numbers for shapes, whether it has symbolic dims or not.
 
-        def written(tensor: TensorPlan) -> TensorPlan:
-            extents = self.view.extents(tensor.name)
-            if all(isinstance(extent, int) for extent in extents):
-                return tensor
-            return replace(tensor, written=tuple(e if isinstance(e, int) else str(e) for e in extents))
+    Raises
+    ------
+    ConfigError
+        When a symbolic dim is not declared or a declared one is not there, or the graph fits particular sizes only.
+    """
+    return TwinView(graph, declared, mesh) if declared or graph_symbols(graph) else GraphView(graph)
 
-        stage = replace(
-            plan.stage,
-            fingerprint=self.view.fingerprint(),
-            inputs=tuple(map(written, plan.stage.inputs)),
-            outputs=tuple(map(written, plan.stage.outputs)),
-            symbols=self.symbols,
-        )
-        return Plan((stage,))
+
+def rule_table(view: GraphView, mesh: DeviceMesh) -> RuleTable:
+    """The rules of a view's operators; of a graph with symbolic dims, with the choices that hold for all sizes."""
+    return SymbolicRules(view, mesh) if isinstance(view, TwinView) else RuleTable(mesh)
+
+
+def check_specs(
+    view: GraphView, mesh: DeviceMesh, what: str, names: Sequence[str], specs: Sequence[TensorShardSpec | None] | None
+) -> None:
+    """Refuse specs of inputs or outputs that split a symbolic dim into more than it is declared to divide into.
+
+    Raises
+    ------
+    ConfigError
+        When a spec does.
+    """
+    if not isinstance(view, TwinView):
+        return
+    multiples = {symbol.name: symbol.multiple_of for symbol in view.symbols}
+    for number, (name, spec) in enumerate(zip(names, specs or (), strict=False)):
+        if spec is None or any(axis >= mesh.ndim for axis in spec.mesh_axes):
+            continue
+        for extent, axes in zip(view.symbolic.extents(name), spec.mesh_axes_per_dim, strict=False):
+            shards = mesh.group_size(axes)
+            if isinstance(extent, Expr) and local_extent(extent, shards, multiples) is None:
+                raise ConfigError(
+                    f"The spec {spec} of {what} {number} splits the symbolic dim {extent} into {shards}, which it is "
+                    "not declared to be a multiple of: declare it in optimization_config['symbols'], as in "
+                    f"{{{str(extent)!r}: {{'expected': {8 * shards}, 'multiple_of': {shards}}}}}."
+                )
 
 
 class SymbolicRules(RuleTable):
     """The rules of a twin's operators; the choices are those that hold for all sizes of the symbols."""
 
-    def __init__(self, symbolic: SymbolicGraph, twin: GraphView, primes: GraphView, prime_sizes: Mapping[str, int]):
-        super().__init__(symbolic.mesh)
-        self._symbolic = symbolic
-        self._place = {id(op): number for number, op in enumerate(twin.operators)}
-        self._primes = primes
-        self._prime_table = RuleTable(symbolic.mesh)
+    def __init__(self, view: TwinView, mesh: DeviceMesh):
+        super().__init__(mesh)
+        self._view = view
+        self._place = {id(op): number for number, op in enumerate(view.operators)}
+        self._prime_table = RuleTable(mesh)
         self._sizes = {
-            own.name: prime_sizes[own.symbol] // own.shards for own in local_symbols(symbolic.symbols, symbolic.mesh)
+            own.name: view.prime_sizes[own.symbol] // own.shards for own in local_symbols(view.symbols, mesh)
         }
         self._sound: dict[tuple[int, str], tuple[Choice, ...]] = {}
 
@@ -149,7 +152,7 @@ class SymbolicRules(RuleTable):
         """The rule of an operator of the twin, and its choices that hold for all sizes."""
         rule, choices = super().__call__(op)
         number = self._place[id(op)]
-        symbolic, prime = self._symbolic.view.operators[number], self._primes.operators[number]
+        symbolic, prime = self._view.symbolic.operators[number], self._view.primes.operators[number]
         if all(isinstance(size, int) for x in (*symbolic.inputs, *symbolic.outputs) for size in extents_of(x)):
             return rule, choices
         key = (id(choices), str(symbolic))
@@ -173,7 +176,7 @@ class SymbolicRules(RuleTable):
                     yield choice
 
     def _shape(self, tensor: Tensor, spec: TensorShardSpec) -> tuple[Extent, ...] | None:
-        return local_shape(extents_of(tensor), spec, self.mesh, self._symbolic.symbols)
+        return local_shape(extents_of(tensor), spec, self.mesh, self._view.symbols)
 
     def _proven(self, symbolic: Operator, prime: Operator, spec: OpShardSpec) -> bool:
         """Whether the symbolic operator on shards has the definition of the prime one on its shards."""
@@ -196,7 +199,7 @@ class SymbolicRules(RuleTable):
         return definitions[0] == definitions[1] is not None
 
     def _coordinate(self) -> Tensor:
-        return hidet.symbol([self.mesh.ndim], "int32", self._symbolic.graph.outputs[0].device)
+        return hidet.symbol([self.mesh.ndim], "int32", self._view.graph.outputs[0].device)
 
     def _definition(self, op: Operator) -> Any:
         """The canonical definition of an operator at the prime sizes, None where it has none."""
@@ -251,8 +254,7 @@ def _concrete(view: GraphView, sizes: Mapping[str, int]) -> FlowGraph:
             ) from error
         made.update(zip(op.outputs, outputs, strict=True))
     twin = FlowGraph([made[y] for y in view.graph.outputs], [made[view.tensors[name]] for name in view.inputs])
-    twin.update_nodes()
-    return twin
+    return as_normal(twin)
 
 
 def _substituted(value: Any, sizes: Mapping[str, int]) -> Any:

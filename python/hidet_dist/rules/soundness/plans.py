@@ -20,7 +20,6 @@ from hidet_dist.rules.rule import RuleTable
 from hidet_dist.rules.soundness.check import apply_reduce, shape_of
 from hidet_dist.rules.soundness.oracle import evaluate, numpy_dtype
 from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, ReduceFn, StagePlan, TensorPlan, TensorShardSpec
-from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.symbolic.extents import extents_of
 from hidet_dist.view import GraphView
 
@@ -48,7 +47,8 @@ def random_plan(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) -
     def tensor(name: str) -> TensorPlan:
         shape = view.shape(name)
         spec = random_spec(shape, mesh, rng)
-        return TensorPlan(name, shape, view.tensors[name].dtype.name, view.nbytes(name), spec)
+        dtype, written = view.tensors[name].dtype.name, view.written(name)
+        return TensorPlan(name, shape, dtype, view.nbytes(name), spec, written=written)
 
     operators = []
     for number, op in enumerate(view.operators):
@@ -56,26 +56,28 @@ def random_plan(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) -
         choice = choices[int(rng.integers(len(choices)))]
         operators.append(OperatorPlan(number, op.name, choice.spec, 0.0, 0.0))
     weights, inputs, outputs = (tuple(map(tensor, names)) for names in (view.weights, view.inputs, view.outputs))
-    return Plan((StagePlan(mesh, view.fingerprint(), tuple(operators), weights, inputs, outputs),))
+    return Plan((StagePlan(mesh, view.fingerprint(), tuple(operators), weights, inputs, outputs, (), view.symbols),))
 
 
 def evaluate_graph(graph: FlowGraph, inputs: Sequence[Array]) -> list[Array]:
-    """The outputs of a whole graph by the oracle."""
+    """The outputs of a whole graph by the oracle, as it was traced."""
     sizes = {
         extent.name: size
         for x, given in zip(graph.inputs, inputs, strict=True)
         for extent, size in zip(extents_of(x), given.shape, strict=True)
         if isinstance(extent, SymbolVar)
     }
-    view = GraphView(graph, [SymbolPlan(name, 1, size) for name, size in sizes.items()])
     values: dict[Tensor, Array] = dict(zip(graph.inputs, inputs, strict=True))
-    for name in view.weights:
-        weight = view.tensors[name]
-        values[weight] = weight.cpu().numpy().astype(numpy_dtype(weight.dtype))
-    for op in view.operators:
-        results = evaluate(definition_of(op), [values[x] for x in op.inputs], sizes)
+
+    def value(x: Tensor) -> Array:
+        if x not in values:
+            values[x] = x.cpu().numpy().astype(numpy_dtype(x.dtype))
+        return values[x]
+
+    for op in graph.nodes:
+        results = evaluate(definition_of(op), [value(x) for x in op.inputs], sizes)
         values.update(zip(op.outputs, results, strict=True))
-    return [values[y] for y in graph.outputs]
+    return [value(y) for y in graph.outputs]
 
 
 def evaluate_program(program: Program, inputs: Sequence[Array]) -> list[list[Array]]:
@@ -93,20 +95,43 @@ def evaluate_program(program: Program, inputs: Sequence[Array]) -> list[list[Arr
         if program.coordinate is not None:
             own[program.coordinate] = np.array(mesh.coordinate(rank), np.int32)
         values.append(own)
+    same = _Same()
+    for own in values:
+        own.update({x: same(value) for x, value in own.items()})
     for node in program.graph.nodes:
         if isinstance(node, CommunicationOp):
-            results = [[y] for y in _communicate(mesh, node, [own[node.inputs[0]] for own in values])]
+            results = [[same(y)] for y in _communicate(mesh, node, [own[node.inputs[0]] for own in values])]
         else:
             task = definition_of(node)
-            results = [evaluate(task, [own[x] for x in node.inputs], sizes) for own in values]
+            done: dict[tuple[int, ...], list[Array]] = {}  # ranks with the same inputs compute the same
+            results = []
+            for own in values:
+                arguments = [own[x] for x in node.inputs]
+                key = tuple(map(id, arguments))
+                if key not in done:
+                    done[key] = [same(y) for y in evaluate(task, arguments, sizes)]
+                results.append(done[key])
         for own, result in zip(values, results, strict=True):
             own.update(zip(node.outputs, result, strict=True))
     return [[own[y] for y in program.graph.outputs] for own in values]
 
 
+class _Same:
+    """Gives the same object for arrays of the same content."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[tuple[int, ...], str, bytes], Array] = {}
+
+    def __call__(self, x: Array) -> Array:
+        return self._known.setdefault((x.shape, x.dtype.str, x.tobytes()), x)
+
+
 def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[Array]) -> list[Array]:
     if op.kind == "all_gather":
         return [np.stack([sent[peer] for peer in mesh.peers(rank, op.mesh_axes)]) for rank in range(mesh.size)]
+    if op.kind == "all_to_all":
+        peers = [mesh.peers(rank, op.mesh_axes) for rank in range(mesh.size)]
+        return [np.stack([sent[peer][peers[rank].index(rank)] for peer in peers[rank]]) for rank in range(mesh.size)]
     scatter = op.kind == "reduce_scatter"
     fn = ReduceFn(op.kind, op.reduce_op, op.mesh_axes, 0 if scatter else None)
     received = apply_reduce(mesh, fn, sent)

@@ -1,0 +1,62 @@
+"""What the steps of a conversion cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hidet.ir.type import DataType, data_type
+
+from hidet_dist.connect.steps import Step
+from hidet_dist.machine import Cluster
+from hidet_dist.spec import ReduceFn, TensorShardSpec
+from hidet_dist.spec.partial import Layout, split_of
+
+
+def itemsize(dtype: str | DataType) -> int:
+    """Bytes of one element of a dtype, given by hidet's name of it."""
+    return int(data_type(dtype).nbytes)
+
+
+def step_seconds(
+    step: Step, before: Layout, after: Layout, shape: Sequence[int], element_bytes: int, cluster: Cluster
+) -> float:
+    """Predicted time of a step on a tensor of ``shape`` (whole), with the copies that its order in memory needs.
+
+    A slice copies what it keeps. A collective along a dim whose parts do not lie one behind the other in the group's
+    order packs what it sends, or unpacks what it receives, which copies it (:meth:`Step.packs`, :meth:`Step.unpacks`).
+    """
+    mesh = cluster.mesh
+    sent = split_of(before).local_shape(shape, mesh)
+    sent_bytes = math.prod(sent) * element_bytes
+    received_bytes = math.prod(split_of(after).local_shape(shape, mesh)) * element_bytes
+    if step.kind == "slice":
+        return cluster.copy_seconds(received_bytes)
+    if step.kind == "all_gather":
+        seconds = cluster.all_gather_seconds(received_bytes, step.mesh_axes)
+    elif step.kind == "all_to_all":
+        seconds = cluster.all_to_all_seconds(sent_bytes * mesh.group_size(step.mesh_axes), step.mesh_axes)
+    elif step.kind == "reduce_scatter":
+        seconds = cluster.reduce_scatter_seconds(sent_bytes, step.mesh_axes)
+    else:
+        seconds = cluster.all_reduce_seconds(sent_bytes, step.mesh_axes)
+    if step.packs(sent):
+        seconds += cluster.copy_seconds(sent_bytes)
+    if step.unpacks(sent, mesh):
+        seconds += cluster.copy_seconds(received_bytes)
+    return seconds
+
+
+def reduce_seconds(
+    shape: Sequence[int], dtype: str | DataType, partial: TensorShardSpec, fns: Sequence[ReduceFn], cluster: Cluster
+) -> float:
+    """Predicted time of applying ``fns`` to a partial tensor of ``shape`` (whole) that lies as ``partial`` says."""
+    seconds = 0.0
+    spec = partial
+    for fn in fns:
+        after = spec
+        if fn.dim is not None:
+            after = spec.with_dim(fn.dim, (*spec.mesh_axes_per_dim[fn.dim], *fn.mesh_axes))
+        seconds += step_seconds(Step.of(fn), spec, after, shape, itemsize(dtype), cluster)
+        spec = after
+    return seconds

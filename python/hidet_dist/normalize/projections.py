@@ -1,0 +1,198 @@
+"""A projection to several parts in one matrix becomes one projection a part.
+
+``q, k, v = split(x @ w + b, 3)`` cuts the columns of the product into three blocks. A shard of the columns would be a
+shard of one or two of the blocks, not a shard of each: the product would have to be whole before it is cut. But
+``q = x @ w[:, :n] + b[:n]`` and so on are the same values, and each shards by its own columns, which means by heads
+where these are split off later. (Megatron-LM orders the columns of ``w`` by device instead, for one number of devices.)
+
+A cut is carried from its slice back to the constants: through elementwise operators, reshapes and permutations. This is
+done only where the slices do not overlap and nobody else reads what they cut, so that nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import hidet
+from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.graph.ops.arithmetic import BinaryElementwiseOp, UnaryElementwiseOp
+from hidet.graph.ops.matmul.matmul import MatmulOp
+from hidet.graph.ops.transform import (
+    FlattenOp,
+    PermuteDimsOp,
+    RearrangeOp,
+    ReshapeOp,
+    SqueezeOp,
+    StridedSliceOp,
+    UnsqueezeOp,
+)
+from hidet.ir.expr import is_constant
+
+from hidet_dist.rules.local import rebuild
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The elements ``start`` to ``stop`` of dim ``dim`` of a tensor."""
+
+    dim: int
+    start: int
+    stop: int
+
+
+def split_projections(graph: FlowGraph) -> FlowGraph:
+    """The graph with each product that is only ever cut along its columns computed part by part.
+
+    Weights are copied where a part of them does not lie in one piece (the columns of a matrix). Returns ``graph``
+    itself when there is nothing to do.
+    """
+    graph.update_nodes()
+    cutter = _Cutter(graph)
+    new: dict[Tensor, Tensor] = {}
+    for op in graph.nodes:
+        if isinstance(op, StridedSliceOp) and cutter.may_cut(op):
+            cut = cut_of(op)
+            assert cut is not None
+            new[op.outputs[0]] = cutter.part(op.inputs[0], cut, new)
+        elif any(x in new for x in op.inputs):
+            moved = copy.copy(op)
+            moved.inputs = [new.get(x, x) for x in op.inputs]
+            moved.outputs = moved.symbolic_run()
+            new.update(zip(op.outputs, moved.outputs, strict=True))
+    if not new:
+        return graph
+    result = FlowGraph([new.get(y, y) for y in graph.outputs], graph.inputs)
+    result.update_nodes()
+    return result
+
+
+def cut_of(op: StridedSliceOp) -> Cut | None:
+    """The cut that a slice makes, if it takes every other dim whole and leaves no gaps in this one."""
+    cuts = []
+    shape = op.inputs[0].shape
+    for start, stop, axis, stride in zip(
+        *(op.attrs[key] for key in ("starts", "ends", "axes", "strides")), strict=True
+    ):
+        if not is_constant(start, stop, stride, shape[axis]) or int(stride) != 1:
+            return None
+        if (int(start), int(stop)) != (0, int(shape[axis])):
+            cuts.append(Cut(int(axis), int(start), int(stop)))
+    return cuts[0] if len(cuts) == 1 else None
+
+
+class _Cutter:
+    def __init__(self, graph: FlowGraph):
+        self.uses: dict[Tensor, list[Operator | None]] = {}
+        for op in graph.nodes:
+            for x in op.inputs:
+                self.uses.setdefault(x, []).append(op)
+        for y in graph.outputs:
+            self.uses.setdefault(y, []).append(None)
+        self.verdicts: dict[Tensor, bool] = {}
+        self.parts: dict[tuple[Tensor, Cut], Tensor] = {}
+
+    def may_cut(self, op: StridedSliceOp) -> bool:
+        """Whether the slice, and all other slices of the same tensor, can be carried back to a product's weight."""
+        x = op.inputs[0]
+        if x not in self.verdicts:
+            self.verdicts[x] = self.only_cut(x)
+        return self.verdicts[x]
+
+    def only_cut(self, x: Tensor) -> bool:
+        cuts = set()
+        for user in self.uses[x]:
+            cut = cut_of(user) if isinstance(user, StridedSliceOp) else None
+            if cut is None:
+                return False
+            cuts.add(cut)
+        ordered = sorted(cuts, key=lambda cut: cut.start)
+        if any(a.dim != b.dim or a.stop > b.start for a, b in itertools.pairwise(ordered)):
+            return False
+        return all(self.reaches_product(x, cut) for cut in ordered)
+
+    def reaches_product(self, x: Tensor, cut: Cut) -> bool:
+        """Whether a cut of ``x`` can be made in the weight of a product instead, with nothing else computed anew."""
+        op = x.op
+        if op is None or not is_constant(*x.shape):
+            return False
+        if isinstance(op, MatmulOp):
+            return _is_constant(op.inputs[1]) and len(op.inputs[1].shape) > 1 and cut.dim == len(x.shape) - 1
+        found = False
+        for source, moved in zip(op.inputs, _through(op, cut) or (), strict=False):
+            if moved is None or _is_constant(source):
+                continue  # broadcast along the cut dim, or cut as data
+            if len(self.uses[source]) > 1 or not self.reaches_product(source, moved):
+                return False
+            found = True
+        return found
+
+    def part(self, x: Tensor, cut: Cut, new: Mapping[Tensor, Tensor]) -> Tensor:
+        """``cut`` of ``x``, computed from cut constants; ``new`` are the tensors that were rewritten already."""
+        if (x, cut) not in self.parts:
+            self.parts[x, cut] = self.make(x, cut, new)
+        return self.parts[x, cut]
+
+    def make(self, x: Tensor, cut: Cut, new: Mapping[Tensor, Tensor]) -> Tensor:
+        if _is_constant(x):
+            index = tuple(slice(cut.start, cut.stop) if d == cut.dim else slice(None) for d in range(len(x.shape)))
+            return hidet.from_torch(x.torch()[index].contiguous())
+        op = x.op
+        shape = tuple(cut.stop - cut.start if d == cut.dim else size for d, size in enumerate(_shape(x)))
+        if isinstance(op, MatmulOp):
+            a, b = op.inputs
+            columns = len(b.shape) - (2 if op.attrs["transpose_b"] else 1)
+            inputs = [new.get(a, a), self.part(b, Cut(columns, cut.start, cut.stop), new)]
+        else:
+            moves = _through(op, cut)
+            assert moves is not None
+            inputs = [
+                new.get(source, source) if moved is None else self.part(source, moved, new)
+                for source, moved in zip(op.inputs, moves, strict=True)
+            ]
+        if isinstance(op, ReshapeOp | SqueezeOp | UnsqueezeOp | FlattenOp):
+            return hidet.ops.reshape(inputs[0], list(shape))
+        return rebuild(op, inputs, [shape])[0]
+
+
+def _through(op: Operator, cut: Cut) -> tuple[Cut | None, ...] | None:
+    """The cuts of an operator's inputs that cut its output, None for an input that is needed whole."""
+    shape = _shape(op.outputs[0])
+    if isinstance(op, UnaryElementwiseOp):
+        return (cut,)
+    if isinstance(op, BinaryElementwiseOp):
+        moves: list[Cut | None] = []
+        for x in op.inputs:
+            dim = cut.dim - len(shape) + len(x.shape)  # shapes broadcast from their ends
+            moves.append(None if dim < 0 or x.shape[dim] == 1 else Cut(dim, cut.start, cut.stop))
+        return tuple(moves)
+    if isinstance(op, PermuteDimsOp):
+        return (Cut(op.attrs["axes"][cut.dim], cut.start, cut.stop),)
+    if isinstance(op, RearrangeOp) and all(len(dims) == 1 for dims in op.attrs["plan"]):
+        return (Cut(op.attrs["plan"][cut.dim][0], cut.start, cut.stop),)
+    if isinstance(op, ReshapeOp | SqueezeOp | UnsqueezeOp | FlattenOp):
+        moved = _reshaped(_shape(op.inputs[0]), shape, cut)
+        return None if moved is None else (moved,)
+    return None
+
+
+def _reshaped(before: Sequence[int], after: Sequence[int], cut: Cut) -> Cut | None:
+    """The cut of a reshape's input that cuts its output: both dims begin where the same outer dims end."""
+    inner = math.prod(after[cut.dim + 1 :])
+    for dim in reversed(range(len(before))):
+        if math.prod(before[:dim]) == math.prod(after[: cut.dim]):
+            stride = math.prod(before[dim + 1 :])
+            begin, end = cut.start * inner, cut.stop * inner
+            return None if begin % stride or end % stride else Cut(dim, begin // stride, end // stride)
+    return None
+
+
+def _is_constant(x: Tensor) -> bool:
+    return x.storage is not None
+
+
+def _shape(x: Tensor) -> tuple[int, ...]:
+    return tuple(int(size) for size in x.shape)

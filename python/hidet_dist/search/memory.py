@@ -1,0 +1,168 @@
+"""What a device holds while a plan runs: weights, graph inputs and outputs throughout, activations while they live.
+
+Every operator has three *moments*: its inputs are converted, it runs, its partial outputs are reduced. A last moment
+converts the graph outputs. What lives when, before kernels are fused:
+
+* The result of an operator lives from the moment it is made to the last operator that reads the tensor in any spec. A
+  result that lies as a graph output is to lie is written to the output, and is held throughout.
+* A converted tensor lives from the first operator that wants it so to the last one. While it is made, the buffers
+  between the steps, and the copies that pack and unpack shards, live too.
+* A partial result lives until it is reduced, together with what its reduce functions need in between.
+* A view (an operator whose output shares memory with its input, a reshape say) holds nothing of its own as long as the
+  tensor it views is held; from then on it is what is held.
+
+The figures are what the program holds at most: an allocator may do with less where fused kernels keep intermediate
+results in registers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+from hidet_dist.connect import Step, connect
+from hidet_dist.machine import builtin
+from hidet_dist.spec import DeviceMesh, ReduceFn, StagePlan, TensorShardSpec
+from hidet_dist.view import GraphView
+
+CONVERT, RUN, REDUCE = range(3)
+MOMENTS = 3  # of an operator
+
+
+def local_nbytes(shape: Sequence[int], itemsize: int, spec: TensorShardSpec, mesh: DeviceMesh) -> int:
+    """Bytes of one shard of a tensor of ``shape`` (elements). Raises SpecError when the spec does not fit."""
+    return math.prod(spec.local_shape(shape, mesh)) * itemsize
+
+
+def conversion_nbytes(
+    shape: Sequence[int], itemsize: int, source: TensorShardSpec, steps: Sequence[Step], mesh: DeviceMesh
+) -> int:
+    """Most bytes that converting a tensor of ``shape`` (elements) holds beside its source and its result."""
+    first = before = local_nbytes(shape, itemsize, source, mesh)
+    most = 0
+    for number, step in enumerate(steps):
+        after = local_nbytes(shape, itemsize, step.result, mesh)
+        kept = first if number else 0  # the source, where the step does not count it anyway
+        most = max(most, before + after + kept)
+        if step.kind != "slice" and step.dim:  # shards are packed or unpacked by a copy
+            most = max(most, 2 * before + kept, 2 * after + first)
+        before = after
+    return max(0, most - first - before)
+
+
+def reduction_nbytes(
+    shape: Sequence[int], itemsize: int, partial: TensorShardSpec, fns: Sequence[ReduceFn], mesh: DeviceMesh
+) -> int:
+    """Most bytes held while a partial tensor of ``shape`` (elements) is reduced, itself and the result included."""
+    spec = partial
+    before = most = local_nbytes(shape, itemsize, partial, mesh)
+    for fn in fns:
+        if fn.dim is not None:
+            spec = spec.with_dim(fn.dim, (*spec.mesh_axes_per_dim[fn.dim], *fn.mesh_axes))
+        after = local_nbytes(shape, itemsize, spec, mesh)
+        copies = (2 * before if fn.dim else 0, 2 * after if fn.op == "average" else 0)
+        most = max(most, before + after, *copies)
+        before = after
+    return most
+
+
+class Lifetimes:
+    """When the tensors of a graph are read: moments, by name.
+
+    Attributes
+    ----------
+    count: moments in all.
+    end: the last moment at which a tensor is read in any spec; a tensor that nobody reads is not in it.
+    viewed: for each view the name of the tensor that it is a view of.
+    """
+
+    def __init__(self, view: GraphView):
+        self.count = MOMENTS * len(view.operators) + 1
+        self.end: dict[str, int] = {}
+        self.viewed: dict[str, str] = {}
+        for name, use in view.uses():
+            self.end[name] = self.count - 1 if use.operator is None else MOMENTS * use.operator + RUN
+        for op in view.operators:
+            for o, i in op.task.share_map.items():
+                self.viewed[view.names[op.outputs[o]]] = view.names[op.inputs[i]]
+
+    def after(self, operator: int, name: str) -> tuple[int, int]:
+        """The first and last moment at which an output is held once its operator is done; none if last < first."""
+        begin = MOMENTS * (operator + 1)
+        if name in self.viewed:
+            begin = max(begin, self.end[self.viewed[name]] + 1)
+        return begin, self.end.get(name, -1)
+
+    def wanted(self, name: str, operator: int | None, shares: bool) -> tuple[int, int]:
+        """The first and last moment at which a converted tensor is held for one reader."""
+        if operator is None:
+            return self.count - 1, self.count - 1
+        return MOMENTS * operator + CONVERT, self.end[name] if shares else MOMENTS * operator + RUN
+
+
+def moment_bytes(view: GraphView, stage: StagePlan) -> list[int]:
+    """Bytes that a device holds at each moment of a stage. Raises SpecError when a spec does not fit the graph."""
+    mesh, lifetimes = stage.mesh, Lifetimes(view)
+    cluster = builtin("cpu", mesh)
+    change = [0] * (lifetimes.count + 1)
+
+    def hold(begin: int, end: int, nbytes: int) -> None:
+        if begin <= end:
+            change[begin] += nbytes
+            change[end + 1] -= nbytes
+
+    def size(name: str, spec: TensorShardSpec) -> int:
+        return local_nbytes(view.shape(name), view.itemsize(name), spec, mesh)
+
+    resident = {(name, tensor.spec) for name, tensor in zip(view.outputs, stage.outputs, strict=True)}
+    lies: dict[str, TensorShardSpec] = {}
+    for tensor in (*stage.weights, *stage.inputs, *stage.outputs):
+        hold(0, lifetimes.count - 1, size(tensor.name, tensor.spec))
+    for tensor in (*stage.weights, *stage.inputs):
+        lies[tensor.name] = tensor.spec
+    for number, (op, plan) in enumerate(zip(view.operators, stage.operators, strict=True)):
+        at = MOMENTS * number
+        for o, (y, spec, fns) in enumerate(zip(op.outputs, plan.spec.out_specs, plan.spec.reduce_fns, strict=True)):
+            name = view.names[y]
+            lies[name] = spec
+            kept = 0 if (name, spec) in resident else size(name, spec)
+            hold(*lifetimes.after(number, name), kept)
+            if name in lifetimes.viewed:
+                continue
+            partial = plan.spec.partial_spec(o)
+            hold(at + RUN, at + RUN, size(name, partial) if fns else kept)
+            most = reduction_nbytes(view.shape(name), view.itemsize(name), partial, fns, mesh)
+            hold(at + REDUCE, at + REDUCE, most if fns else kept)
+    spans: dict[tuple[str, TensorShardSpec], tuple[int, int]] = {}
+    for name, target, begin, end in _wishes(view, stage, lifetimes):
+        if target != lies[name]:
+            first, last = spans.get((name, target), (begin, end))
+            spans[name, target] = min(first, begin), max(last, end)
+    for (name, target), (begin, end) in spans.items():
+        if (name, target) not in resident:
+            hold(begin, end, size(name, target))
+        steps = connect(view.shape(name), view.tensors[name].dtype, lies[name], target, cluster).steps
+        hold(begin, begin, conversion_nbytes(view.shape(name), view.itemsize(name), lies[name], steps, mesh))
+    return list(accumulate(change))[:-1]
+
+
+def _wishes(view: GraphView, stage: StagePlan, lifetimes: Lifetimes) -> Iterator[tuple[str, TensorShardSpec, int, int]]:
+    """Each use of a tensor: the spec that it is wanted in, and from when to when."""
+    for name, use in view.uses():
+        if use.operator is None:
+            yield name, stage.outputs[use.position].spec, *lifetimes.wanted(name, None, False)
+            continue
+        shares = use.position in view.operators[use.operator].task.share_map.values()
+        target = stage.operators[use.operator].spec.in_specs[use.position]
+        yield name, target, *lifetimes.wanted(name, use.operator, shares)
+
+
+def live_bytes(view: GraphView, stage: StagePlan) -> list[int]:
+    """Most bytes that a device holds while each operator is at work, in execution order.
+
+    One entry an operator, and a last one for the conversion of the graph outputs; the greatest of them is what the
+    stage needs. Raises SpecError when a spec does not fit the graph.
+    """
+    held = moment_bytes(view, stage)
+    return [max(held[i : i + MOMENTS]) for i in range(0, len(held), MOMENTS)]

@@ -1,0 +1,172 @@
+"""Propagation: what was pinned decides the rest, without a search.
+
+Specs spread from the pins through the operators' rules, forward and backward, until nothing changes, as in GSPMD (Xu et
+al., arXiv:2105.04663, section 3.5) and Shardy. What is known of a tensor is its *placements*: which mesh axis splits
+which dim. They only grow:
+
+1. Pins, and the specs given for graph inputs and outputs, are known and fixed; of a pattern, what it names.
+2. In sweeps over the operators in execution order and back, each operator takes of its proven choices the one that
+   agrees best with what is known of its inputs and outputs, and adds its own placements to them. An axis that already
+   has its dim in a tensor stays there, and a tensor that is fixed takes nothing.
+3. When no sweep adds anything, every operator has its choice. A weight lies as its first reader wants it unless it is
+   pinned; a graph input or output of which a part is free lies as agrees best with what is known of it.
+
+Which choice agrees best, in this order: it drops what is known of the fewest bytes of fixed tensors; then the fewest
+bytes of others (a small tensor is converted rather than a large one); it makes up the fewest placements, so that what
+nothing is known of stays whole; it takes the least time; it comes first. So a pin always beats what was derived, and
+the same pins give the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+from hidet_dist.search.statement import Statement
+from hidet_dist.spec import TensorShardSpec
+from hidet_dist.view import GraphView
+
+Placements = tuple[tuple[int, int], ...]  # (mesh axis, dim), ascending
+
+
+def placements(spec: TensorShardSpec) -> Placements:
+    """Which mesh axis splits which dim."""
+    per_dim = spec.mesh_axes_per_dim
+    return tuple(sorted((axis, dim) for dim, axes in enumerate(per_dim) for axis in axes))
+
+
+@dataclass
+class _Known:
+    """What is known of a tensor; ``fixed`` where nothing may be added, else ``options`` say what may, if not all."""
+
+    placed: dict[int, int]
+    nbytes: int
+    fixed: bool = False
+    options: Sequence[frozenset[tuple[int, int]]] | None = None
+
+    def add(self, more: Placements) -> bool:
+        """Take placements in; whether there was anything new."""
+        if self.fixed:
+            return False
+        fresh = False
+        for axis, dim in more:
+            if axis not in self.placed:
+                wider = {*self.placed.items(), (axis, dim)}
+                if self.options is None or any(wider <= option for option in self.options):
+                    self.placed[axis] = dim
+                    fresh = True
+        return fresh
+
+    @property
+    def key(self) -> tuple[Placements, bool]:
+        return tuple(sorted(self.placed.items())), self.fixed
+
+
+def propagate(view: GraphView, statement: Statement) -> tuple[int, ...]:
+    """The choice of every entity of the statement, by propagation from what is fixed in it."""
+    return _Propagation(view, statement).run()
+
+
+class _Propagation:
+    def __init__(self, view: GraphView, statement: Statement):
+        self.view = view
+        self.statement = statement
+        self.known: dict[str, _Known] = {}
+        self.wanted: list[_Known] = []  # of graph outputs as they are delivered
+        for name in view.tensors:
+            self.known[name] = _Known({}, view.nbytes(name))
+        stored = zip((*view.weights, *view.inputs), (*statement.weight_specs, *statement.inputs), strict=True)
+        for name, specs in stored:
+            self.known[name] = self._end(name, specs)
+        for name, specs in zip(view.outputs, statement.outputs, strict=True):
+            self.wanted.append(self._end(name, specs))
+        self.placed: dict[int, list[tuple[Placements, ...]]] = {}
+        self.best: dict[Hashable, int] = {}
+        self.picks = [0] * len(view.operators)
+
+    def _end(self, name: str, specs: Sequence[TensorShardSpec]) -> _Known:
+        """What is known of a tensor whose spec is one of ``specs``: what they have in common."""
+        options = [frozenset(placements(spec)) for spec in specs]
+        common = options[0].intersection(*options)
+        return _Known(dict(sorted(common)), self.view.nbytes(name), len(specs) == 1, options)
+
+    def run(self) -> tuple[int, ...]:
+        count = len(self.view.operators)
+        for known, name in zip(self.wanted, self.view.outputs, strict=True):
+            self.known[name].add(known.key[0])
+        # An operator that was pinned speaks first.
+        self._sweep(sorted(self.statement.pins.operators))
+        while self._sweep(range(count)) + self._sweep(range(count - 1, -1, -1)):
+            pass
+        weights = self._weights()
+        ends = [
+            self._nearest(specs, self.known[name])
+            for name, specs in zip(self.view.inputs, self.statement.inputs, strict=True)
+        ]
+        ends += [
+            self._nearest(specs, known if known.fixed else self.known[name])
+            for name, specs, known in zip(self.view.outputs, self.statement.outputs, self.wanted, strict=True)
+        ]
+        return (*self.picks, *weights, *ends)
+
+    def _sweep(self, numbers: Iterable[int]) -> int:
+        """Visit operators in order; how many tensors learned something."""
+        return sum(map(self._visit, numbers))
+
+    def _visit(self, number: int) -> int:
+        """Choose for an operator, and tell its tensors; how many learned something."""
+        names = self._names(number)
+        choices = self.statement.choices[number]
+        if id(choices) not in self.placed:
+            self.placed[id(choices)] = [
+                tuple(map(placements, (*choice.spec.in_specs, *choice.spec.out_specs))) for choice in choices
+            ]
+        own = self.placed[id(choices)]
+        known = [self.known[name] for name in names]
+        key = (id(choices), tuple(k.key for k in known))
+        if key not in self.best:
+            self.best[key] = self._choose(number, own, known)
+        pick = self.picks[number] = self.best[key]
+        return sum(self.known[name].add(placed) for name, placed in zip(names, own[pick], strict=True))
+
+    def _names(self, number: int) -> list[str]:
+        op = self.view.operators[number]
+        return [self.view.names[x] for x in (*op.inputs, *op.outputs)]
+
+    def _choose(self, number: int, own: list[tuple[Placements, ...]], known: list[_Known]) -> int:
+        costs = self.statement.problem.cost[number]
+
+        def rank(k: int) -> tuple[int, int, int, float, int]:
+            fixed = other = extra = 0
+            for placed, about in zip(own[k], known, strict=True):
+                have = set(about.placed.items())
+                if not have.issubset(placed):
+                    if about.fixed:
+                        fixed += about.nbytes
+                    else:
+                        other += about.nbytes
+                extra += len(set(placed) - have)
+            return fixed, other, extra, costs[k], k
+
+        return min(range(len(own)), key=rank)
+
+    def _weights(self) -> list[int]:
+        wishes: dict[str, TensorShardSpec] = {}
+        for name, use in self.view.uses():
+            if use.operator is not None:
+                choice = self.statement.choices[use.operator][self.picks[use.operator]]
+                wishes.setdefault(name, choice.spec.in_specs[use.position])
+        picks = []
+        for name, specs in zip(self.view.weights, self.statement.weight_specs, strict=True):
+            wish = wishes.get(name)
+            picks.append(specs.index(wish) if wish in specs else self._nearest(specs, self.known[name]))
+        return picks
+
+    def _nearest(self, specs: Sequence[TensorShardSpec], known: _Known) -> int:
+        """The spec that keeps most of what is known and makes up least."""
+
+        def rank(k: int) -> tuple[int, int, int]:
+            placed, have = set(placements(specs[k])), set(known.placed.items())
+            return len(have - placed), len(placed - have), k
+
+        return min(range(len(specs)), key=rank)

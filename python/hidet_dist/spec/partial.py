@@ -1,0 +1,72 @@
+"""The spec of a tensor whose devices hold partial results."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from hidet_dist.errors import SpecError
+from hidet_dist.spec.mesh import DeviceMesh
+from hidet_dist.spec.operator import REDUCE_OPS
+from hidet_dist.spec.tensor import TensorShardSpec
+
+
+@dataclass(frozen=True)
+class PartialSpec:
+    """A tensor that lies as ``spec`` says once what the devices along ``mesh_axes`` hold is reduced by ``op``.
+
+    Written ``(S0, R) partial(sum, axes=1)``. There is one op: reductions by different ones do not commute, so that what
+    they make of a tensor would depend on their order. ``mesh_axes`` are kept in ascending order.
+
+    Raises
+    ------
+    SpecError
+        For an unknown op, no mesh axis or one twice, or one that splits the tensor too.
+    """
+
+    spec: TensorShardSpec
+    op: str
+    mesh_axes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mesh_axes", tuple(sorted(self.mesh_axes)))
+        if self.op not in REDUCE_OPS:
+            raise SpecError(f"A partial tensor is reduced by one of {', '.join(REDUCE_OPS)}; got {self.op!r}.")
+        if not self.mesh_axes or len(set(self.mesh_axes)) != len(self.mesh_axes):
+            raise SpecError(f"A partial tensor is partial over distinct mesh axes; got {self.mesh_axes}.")
+        if set(self.mesh_axes) & set(self.spec.mesh_axes):
+            raise SpecError(f"A mesh axis cannot both split a tensor and hold partial results of it; got {self}.")
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims of the tensor."""
+        return self.spec.ndim
+
+    def validate(self, shape: Sequence[int], mesh: DeviceMesh) -> None:
+        """Raise SpecError unless it fits a tensor of ``shape`` (elements) on ``mesh``."""
+        self.spec.validate(shape, mesh)
+        if self.mesh_axes[0] < 0 or self.mesh_axes[-1] >= mesh.ndim:
+            raise SpecError(f"The spec {self} uses the mesh axis {self.mesh_axes[-1]}; the mesh {mesh} lacks it.")
+
+    def __str__(self) -> str:
+        return f"{self.spec} partial({self.op}, axes={''.join(map(str, self.mesh_axes))})"
+
+
+Layout: TypeAlias = TensorShardSpec | PartialSpec
+"""How a tensor lies on a mesh, whole in the reduction sense or not."""
+
+
+def split_of(layout: Layout) -> TensorShardSpec:
+    """Which mesh axes split which dims."""
+    return layout.spec if isinstance(layout, PartialSpec) else layout
+
+
+def partial_axes(layout: Layout) -> tuple[int, ...]:
+    """The mesh axes over which the devices hold partial results."""
+    return layout.mesh_axes if isinstance(layout, PartialSpec) else ()
+
+
+def with_partial(spec: TensorShardSpec, op: str, mesh_axes: Sequence[int]) -> Layout:
+    """``spec``, partial over ``mesh_axes`` if there are any."""
+    return PartialSpec(spec, op, tuple(mesh_axes)) if mesh_axes else spec

@@ -1,0 +1,124 @@
+"""Patterns of specs: what a spec must be, where parts of it may be anything."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hidet_dist.errors import SpecError
+from hidet_dist.spec.operator import OpShardSpec
+from hidet_dist.spec.tensor import TensorShardSpec
+
+FREE = "?"
+_TENSOR = re.compile(r"\([^()]*\)|\?")
+
+
+@dataclass(frozen=True)
+class SpecPattern:
+    """A tensor sharding spec of which dims may be free.
+
+    ``mesh_axes_per_dim[d]`` are the mesh axes that split dim d, or None where anything may; it is None as a whole where
+    any spec of any rank will do. Written ``(S0, ?, R)``, or ``?``.
+
+    Raises
+    ------
+    SpecError
+        For a mesh axis used twice or a negative one.
+    """
+
+    mesh_axes_per_dim: tuple[tuple[int, ...] | None, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.mesh_axes_per_dim is not None:
+            per_dim = tuple(None if axes is None else tuple(axes) for axes in self.mesh_axes_per_dim)
+            object.__setattr__(self, "mesh_axes_per_dim", per_dim)
+            TensorShardSpec(tuple(axes or () for axes in per_dim))  # refuses what no spec can be
+
+    @classmethod
+    def of(cls, spec: TensorShardSpec) -> SpecPattern:
+        """The pattern that only ``spec`` matches."""
+        return cls(spec.mesh_axes_per_dim)
+
+    @property
+    def spec(self) -> TensorShardSpec | None:
+        """The only spec that matches; None where something is free."""
+        per_dim = self.mesh_axes_per_dim
+        if per_dim is None or any(axes is None for axes in per_dim):
+            return None
+        return TensorShardSpec(tuple(axes or () for axes in per_dim))
+
+    @property
+    def mesh_axes(self) -> tuple[int, ...]:
+        """The mesh axes that are named, in dim order."""
+        return tuple(axis for axes in self.mesh_axes_per_dim or () for axis in axes or ())
+
+    def matches(self, spec: TensorShardSpec) -> bool:
+        """Whether ``spec`` is what the pattern asks for."""
+        per_dim = self.mesh_axes_per_dim
+        if per_dim is None:
+            return True
+        return len(per_dim) == spec.ndim and all(
+            axes is None or axes == own for axes, own in zip(per_dim, spec.mesh_axes_per_dim, strict=True)
+        )
+
+    def __str__(self) -> str:
+        if self.mesh_axes_per_dim is None:
+            return FREE
+        dims = (FREE if a is None else "S" + "".join(map(str, a)) if a else "R" for a in self.mesh_axes_per_dim)
+        return f"({', '.join(dims)})"
+
+    @classmethod
+    def parse(cls, text: str) -> SpecPattern:
+        """The pattern that ``str()`` printed. Raises SpecError for anything else."""
+        stripped = text.strip()
+        if stripped == FREE:
+            return cls()
+        if not (stripped.startswith("(") and stripped.endswith(")")):
+            raise SpecError(f"Not a pattern of a spec: {text!r}. Write it as (S0, ?, R), or ? for any spec.")
+        tokens = [token.strip() for token in stripped[1:-1].split(",")] if stripped[1:-1].strip() else []
+        # What stands for a free dim is looked at apart; the rest is a spec, and is refused as one.
+        spec = TensorShardSpec.parse(f"({', '.join('R' if token == FREE else token for token in tokens)})")
+        pairs = zip(tokens, spec.mesh_axes_per_dim, strict=True)
+        return cls(tuple(None if token == FREE else axes for token, axes in pairs))
+
+
+@dataclass(frozen=True)
+class OpSpecPattern:
+    """An operator sharding spec of which tensors, or dims of them, may be free. Reduce functions are always free.
+
+    Written ``(S0, R), ? -> (S0, ?)``.
+    """
+
+    in_patterns: tuple[SpecPattern, ...]
+    out_patterns: tuple[SpecPattern, ...]
+
+    @classmethod
+    def of(cls, spec: OpShardSpec) -> OpSpecPattern:
+        """The pattern that has the specs of ``spec``."""
+        return cls(tuple(map(SpecPattern.of, spec.in_specs)), tuple(map(SpecPattern.of, spec.out_specs)))
+
+    @property
+    def patterns(self) -> tuple[SpecPattern, ...]:
+        """Those of the inputs, then those of the outputs."""
+        return (*self.in_patterns, *self.out_patterns)
+
+    def matches(self, spec: OpShardSpec) -> bool:
+        """Whether ``spec`` is what the pattern asks for."""
+        return _match(self.in_patterns, spec.in_specs) and _match(self.out_patterns, spec.out_specs)
+
+    def __str__(self) -> str:
+        return f"{', '.join(map(str, self.in_patterns))} -> {', '.join(map(str, self.out_patterns))}".strip()
+
+    @classmethod
+    def parse(cls, text: str) -> OpSpecPattern:
+        """The pattern that ``str()`` printed. Raises SpecError for anything else."""
+        ins, arrow, outs = text.partition("->")
+        if not arrow or _TENSOR.sub("", ins + outs).replace(",", "").strip():
+            raise SpecError(f"Not a pattern of an operator's spec: {text!r}. Write it as (S0, R), ? -> (S0, ?).")
+        sides = (tuple(map(SpecPattern.parse, _TENSOR.findall(side))) for side in (ins, outs))
+        return cls(*sides)
+
+
+def _match(patterns: Sequence[SpecPattern], specs: Sequence[TensorShardSpec]) -> bool:
+    return len(patterns) == len(specs) and all(p.matches(spec) for p, spec in zip(patterns, specs, strict=True))

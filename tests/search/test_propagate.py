@@ -1,0 +1,125 @@
+"""Plans derived from pins alone: what a person who pins means, and always a plan that computes the graph."""
+
+from __future__ import annotations
+
+import hidet
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hidet_dist.errors import ConfigError, InfeasibleError
+from hidet_dist.machine import builtin
+from hidet_dist.rules.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_spec
+from hidet_dist.search import search
+from hidet_dist.spec import DeviceMesh
+from hidet_dist.testing import shapes
+from hidet_dist.view import GraphView
+
+SMALL = shapes.LlamaConfig(
+    layers=1, hidden=32, heads=4, kv_heads=2, inner=64, vocabulary=32, batch=4, sequence=8, dtype="float32"
+)
+
+
+def filled(config: shapes.LlamaConfig = SMALL) -> hidet.FlowGraph:
+    """A LLaMA with random weights."""
+    graph = shapes.llama(config)
+    view, rng = GraphView(graph), np.random.default_rng(0)
+    for name in view.weights:
+        weight = view.tensors[name].torch()
+        weight.copy_(weight.new_tensor(rng.standard_normal(tuple(weight.shape)) / 4))
+    return graph
+
+
+def test_one_pinned_weight_makes_the_plan_of_megatron(mlp, toy) -> None:
+    stage = search(mlp, toy((4,)), pins={"w0": "(R, S0)"}, mode="propagate").stage
+    assert [str(op.spec) for op in stage.operators] == [
+        "(R, R), (R, S0) -> (R, S0)",
+        "(R, S0) -> (R, S0)",
+        "(R, S0), (S0, R) -> (R, R) | all_reduce(sum, axes=0)",
+    ]
+    assert [str(weight.spec) for weight in stage.weights] == ["(R, S0)", "(S0, R)"]
+    assert stage.communications() == ("all_reduce(sum, axes=0)",)
+
+
+def test_specs_spread_backward_too(mlp, toy) -> None:
+    pinned = search(mlp, toy(), pins={"t2.0": "(S0, R)", "y0": "(S0, R)", "x0": "?"}, mode="propagate")
+    assert pinned.collectives() == {}
+    assert str(pinned.stage.inputs[0].spec) == "(S0, R)"
+    assert all(weight.spec.is_replicated for weight in pinned.stage.weights)
+
+
+def test_two_mesh_axes_spread_side_by_side(mlp, toy) -> None:
+    plan = search(mlp, toy((2, 2)), pins={"x0": "(S0, R)", "w0": "(R, S1)", "y0": "(S0, R)"}, mode="propagate")
+    assert [str(op.spec) for op in plan.stage.operators] == [
+        "(S0, R), (R, S1) -> (S0, S1)",
+        "(S0, S1) -> (S0, S1)",
+        "(S0, S1), (S1, R) -> (S0, R) | all_reduce(sum, axes=1)",
+    ]
+
+
+def test_where_nothing_is_pinned_everything_stays_whole(mlp, toy) -> None:
+    plan = search(mlp, toy(), mode="propagate")
+    assert all(op.spec.is_replicated for op in plan.stage.operators)
+    assert plan.collectives() == {}
+
+
+def test_where_pins_meet_the_smaller_tensor_is_converted(toy) -> None:
+    """Rows of x and rows of w are split by the one axis: the smaller of the two is gathered."""
+    for rows, kept in (
+        (512, "(S0, R), (R, R) -> (S0, R)"),
+        (2, "(R, S0), (S0, R) -> (R, R) | all_reduce(sum, axes=0)"),
+    ):
+        x = hidet.symbol([rows, 64], "float32", "cpu")
+        graph = hidet.trace_from(hidet.ops.matmul(x, hidet.randn([64, 64], device="cpu")), [x])
+        plan = search(graph, toy(), pins={"x0": "(S0, R)", "w0": "(S0, R)"}, mode="propagate")
+        assert str(plan.stage.operators[0].spec) == kept
+        assert str(plan.stage.weights[0].spec) == "(S0, R)"
+
+
+def test_a_pin_in_part_is_kept(mlp, toy) -> None:
+    plan = search(mlp, toy(), pins={"w0": "(R, ?)", "x0": "(R, S0)"}, mode="propagate")
+    assert plan.stage.weights[0].spec.mesh_axes_per_dim[0] == ()
+    op = search(mlp, toy(), pins={"op:1": "(R, S0) -> ?"}, mode="propagate").stage.operators
+    assert str(op[1].spec) == "(R, S0) -> (R, S0)"
+    assert str(op[0].spec) == "(R, R), (R, S0) -> (R, S0)"
+
+
+@pytest.mark.parametrize("mesh", [(2,), (2, 2)])
+def test_a_llama_whose_columns_are_pinned_is_sharded_by_heads(mesh: tuple[int, ...]) -> None:
+    graph = filled()
+    view, axis = GraphView(graph), len(mesh) - 1
+    matrices = [view.names[op.inputs[1]] for op in view.operators if op.name == "Matmul"]
+    matrices = [name for name in matrices if name in view.weights]
+    columns = [name for n, name in enumerate(matrices[:-1]) if n % 7 not in (3, 6)]
+    pins = dict.fromkeys(columns, f"(R, S{axis})")
+    plan = search(graph, builtin("cpu", DeviceMesh(mesh)), pins=pins, mode="propagate")
+    assert plan.collectives() == {"all_reduce": 2 * SMALL.layers}
+    assert all(str(plan.param_specs[name]) == f"(S{axis}, R)" for name in matrices[3:7:3])
+    inputs = graph_inputs(graph, np.random.default_rng(0))
+    assert check_plan(graph, plan, inputs, evaluate_graph(graph, inputs)) == ""
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([(2,), (4,), (2, 2)]))
+def test_any_pins_make_a_plan_that_computes_the_graph(seed: int, mesh: tuple[int, ...]) -> None:
+    graph, rng = filled(SMALL), np.random.default_rng(seed)
+    view, cluster = GraphView(graph), builtin("cpu", DeviceMesh(mesh))
+    names = rng.permutation([*view.weights, *view.inputs])[: rng.integers(1, 6)]
+    pins = {str(name): random_spec(view.shape(name), cluster.mesh, rng) for name in names}
+    plan = search(graph, cluster, pins=pins, mode="propagate")
+    again = {t.name: t.spec for t in (*plan.stage.weights, *plan.stage.inputs)}
+    assert {name: again[name] for name in pins} == pins
+    plan.validate(graph)
+    inputs = graph_inputs(graph, rng)
+    assert check_plan(graph, plan, inputs, evaluate_graph(graph, inputs)) == ""
+
+
+def test_a_budget_that_the_pins_do_not_keep_is_refused(mlp, toy) -> None:
+    held = 2 * 64 * 256 * 4
+    with pytest.raises(InfeasibleError, match="Pin more weights") as refused:
+        search(mlp, toy(), mem_budget=held // 2, mode="propagate")
+    assert refused.value.least_budget >= held
+    search(mlp, toy(), mem_budget=refused.value.least_budget, mode="propagate")
+    with pytest.raises(ConfigError, match="Unknown mode 'guess'"):
+        search(mlp, toy(), mode="guess")
