@@ -22,7 +22,7 @@ import torch.distributed
 from hidet_dist.errors import HidetDistError
 from hidet_dist.runtime import gloo, native, session
 from hidet_dist.runtime.communicator import Communicator
-from hidet_dist.runtime.gloo import group_ranks
+from hidet_dist.runtime.mesh_groups import group_ranks
 
 MAX_SECONDS = 60.0
 
@@ -93,20 +93,52 @@ def collectives(mesh: list[int]) -> int:
 
 
 def large(mesh: list[int], count: int) -> bool:
-    """Random floats, enough of them for Gloo's own all-reduce."""
+    """Random floats, enough of them for Gloo's own all-reduce, and for many hand-overs through shared memory."""
     with session.communicator_for(tuple(mesh)) as comm:
         comm.bind()
         assert count * 4 * comm.world_size > gloo.SMALL_BYTES
         data = [np.random.default_rng(rank).random(count, dtype=np.float32) for rank in range(comm.world_size)]
+        total = np.sum(data, axis=0)
         send = data[comm.rank].copy()
         recv = np.empty_like(send)
         group = (1 << len(mesh)) - 1
         for target in (recv, send):
             assert native.all_reduce(_address(send), _address(target), count, 0, 0, group) == 0
-        np.testing.assert_allclose(recv, np.sum(data, axis=0), rtol=1e-6)
+        np.testing.assert_allclose(recv, total, rtol=1e-6)
         np.testing.assert_array_equal(send, recv)
+        sums = np.empty_like(send)  # every rank has the very same bits
+        native.all_reduce(_address(recv), _address(sums), count, 0, native.reduce_op_code("max"), group)
+        np.testing.assert_array_equal(sums, recv)
+        gathered = np.empty((comm.world_size, count), dtype=np.float32)
+        assert native.all_gather(_address(data[comm.rank]), _address(gathered), count, 0, group) == 0
+        np.testing.assert_array_equal(gathered, np.stack(data))
+        share = count // comm.world_size
+        scattered = np.empty(share, dtype=np.float32)
+        assert native.reduce_scatter(_address(data[comm.rank]), _address(scattered), share, 0, 0, group) == 0
+        np.testing.assert_allclose(scattered, total[comm.rank * share : (comm.rank + 1) * share], rtol=1e-6)
         comm.check()
         return True
+
+
+def routes(mesh: list[int]) -> list[list[int]]:
+    """The groups that share memory, after one collective over each group of the mesh."""
+    with session.communicator_for(tuple(mesh)) as comm:
+        comm.bind()
+        for group in range(1, 1 << len(mesh)):
+            _sum(comm, group)
+        return [list(ranks) for ranks in comm.shared_groups]
+
+
+def waits(seconds: float) -> float:
+    """The processor time that a rank takes while it waits for another one."""
+    with session.communicator_for((2,)) as comm:
+        comm.bind()
+        _sum(comm, 1)
+        if comm.rank == 1:
+            time.sleep(seconds)
+        begin = time.process_time()
+        _sum(comm, 1)
+        return time.process_time() - begin
 
 
 def _sum(comm: Communicator, group: int, value: float | None = None) -> float:
@@ -229,6 +261,8 @@ SCENARIOS: dict[str, Callable[..., Any]] = {
     for function in (
         collectives,
         large,
+        routes,
+        waits,
         dies,
         late,
         leaves,

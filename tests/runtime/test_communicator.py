@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from hidet_dist.runtime.gloo import group_ranks
 from hidet_dist.runtime.liveness import SILENCE_SECONDS
+from hidet_dist.runtime.mesh_groups import group_ranks
 
 RunRanks = Callable[..., list[dict[str, Any]]]
 
@@ -29,16 +30,55 @@ def assert_blamed(answer: dict[str, Any], ranks: list[int], within: float) -> No
     assert answer["seconds"] < within, answer
 
 
+TRANSPORTS = ["auto", "gloo"]
+
+
+def chosen(transport: str, world_size: int) -> list[dict[str, str]]:
+    return [{"HIDET_DIST_TRANSPORT": transport}] * world_size
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("mesh", [(2,), (3,), (2, 2)])
-def test_every_collective_agrees_with_numpy(run_ranks: RunRanks, mesh: tuple[int, ...]) -> None:
+def test_every_collective_agrees_with_numpy(run_ranks: RunRanks, mesh: tuple[int, ...], transport: str) -> None:
     world_size = {(2,): 2, (3,): 3, (2, 2): 4}[mesh]
-    sequences = results(run_ranks("collectives", world_size, mesh=mesh))
-    assert sequences == [(1 << len(mesh)) * 9 * 4 * 5] * world_size
+    answers = run_ranks("collectives", world_size, environment=chosen(transport, world_size), mesh=mesh)
+    assert results(answers) == [(1 << len(mesh)) * 9 * 4 * 5] * world_size
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_large_all_reduce_agrees_with_numpy(run_ranks: RunRanks, world_size: int) -> None:
-    assert all(results(run_ranks("large", world_size, mesh=[world_size], count=300_001)))
+def test_large_collectives_agree_with_numpy(run_ranks: RunRanks, world_size: int, transport: str) -> None:
+    environment = chosen(transport, world_size)
+    assert all(results(run_ranks("large", world_size, environment=environment, mesh=[world_size], count=300_001)))
+
+
+def test_ranks_of_one_host_share_memory_and_leave_nothing_behind(run_ranks: RunRanks) -> None:
+    before = set(os.listdir("/dev/shm"))
+    answers = results(run_ranks("routes", 4, mesh=[2, 2]))
+    assert answers == [
+        [[0, 2], [0, 1], [0, 1, 2, 3]],
+        [[1, 3], [0, 1], [0, 1, 2, 3]],
+        [[0, 2], [2, 3], [0, 1, 2, 3]],
+        [[1, 3], [2, 3], [0, 1, 2, 3]],
+    ]
+    run_ranks("dies", 2, mesh=[2], who=0, group=1, warm=True)
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_a_group_in_which_one_rank_cannot_share_memory_uses_gloo(run_ranks: RunRanks) -> None:
+    environment = [{"HIDET_DIST_TRANSPORT": "gloo" if rank == 1 else "auto"} for rank in range(4)]
+    answers = results(run_ranks("routes", 4, environment=environment, mesh=[2, 2]))
+    assert answers == [[[0, 2]], [], [[0, 2], [2, 3]], [[2, 3]]]
+
+
+def test_an_unknown_transport_is_refused(run_ranks: RunRanks) -> None:
+    answers = run_ranks("routes", 2, environment=chosen("carrier pigeon", 2), mesh=[2])
+    assert {answer["error"] for answer in answers} == {"ConfigError"}
+    assert "carrier pigeon" in answers[0]["message"]
+
+
+def test_a_rank_that_waits_sleeps(run_ranks: RunRanks) -> None:
+    assert results(run_ranks("waits", 2, seconds=2))[0] < 0.5
 
 
 def test_communicators_over_one_store_do_not_clash(run_ranks: RunRanks) -> None:
@@ -48,10 +88,11 @@ def test_communicators_over_one_store_do_not_clash(run_ranks: RunRanks) -> None:
         assert sums == [10, 10, along_first, 10, along_second, 10] * 2
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("who", [0, 1])
 @pytest.mark.parametrize("warm", [True, False])
-def test_a_rank_that_dies_is_named(run_ranks: RunRanks, who: int, warm: bool) -> None:
-    answers = run_ranks("dies", 2, mesh=[2], who=who, group=1, warm=warm)
+def test_a_rank_that_dies_is_named(run_ranks: RunRanks, who: int, warm: bool, transport: str) -> None:
+    answers = run_ranks("dies", 2, environment=chosen(transport, 2), mesh=[2], who=who, group=1, warm=warm)
     assert answers[who]["exit"] == -signal.SIGKILL
     assert_blamed(answers[1 - who], [who], within=2 * SILENCE_SECONDS + 4)
 

@@ -42,7 +42,7 @@ def test_an_unsharded_program_holds_what_its_tensors_need() -> None:
 )
 def test_a_conversion_holds_what_lies_between_its_steps(source: str, target: str, extra: int) -> None:
     cluster = builtin("cpu", DeviceMesh((4,)))
-    steps = connect((16, 16), 4, spec(source), spec(target), cluster).steps
+    steps = connect((16, 16), "float32", spec(source), spec(target), cluster).steps
     assert conversion_nbytes((16, 16), 4, spec(source), steps, cluster.mesh) == extra
 
 

@@ -82,7 +82,7 @@ def test_the_users_names_stand_in_pins_and_in_the_plan(toy) -> None:
     assert str(plan.edit({"fc2": "(S0, R)"}).param_specs["fc2"]) == "(S0, R)"
     with pytest.raises(ConfigError, match="did you mean fc"):
         search(graph, toy(), pins={"fc3": "(R, S0)"}, names=block)
-    with pytest.raises(ConfigError, match="The pins fc1 = .* and w0 = .* contradict"):
+    with pytest.raises(ConfigError, match=r"The pins fc1 = .* and w0 = .* contradict"):
         search(graph, toy(), pins={"fc1": "(R, S0)", "w0": "(S0, R)"}, names=block)
     with pytest.raises(ConfigError, match="a hidet Module"):
         search(graph, toy(), names=3)

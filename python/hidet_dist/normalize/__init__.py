@@ -1,5 +1,5 @@
 """Graphs brought into the form that is planned: the same values, from operators that shard better."""
 
-from hidet_dist.normalize.normalize import normalize
+from hidet_dist.normalize.normal_form import normalize
 
 __all__ = ["normalize"]

@@ -13,8 +13,8 @@ from hidet_dist.runtime import liveness, native
 from hidet_dist.runtime.liveness import Verdict
 
 if TYPE_CHECKING:
-    from hidet_dist.runtime.gloo import GlooTransport
     from hidet_dist.runtime.rendezvous import Rendezvous
+    from hidet_dist.runtime.shared_memory import CpuTransport
 
 _open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
@@ -64,7 +64,7 @@ class Communicator:
         self.timeout_seconds = timeout_seconds
         self._rendezvous = rendezvous
         self._name = ""
-        self._transport: GlooTransport | None = None
+        self._transport: CpuTransport | None = None
         self._verdict: Verdict | None = None
         self._reported: Verdict | None = None
         self._handle: int | None = None
@@ -90,6 +90,11 @@ class Communicator:
     def sequence(self) -> int:
         """The number of collectives started on it."""
         return native.sequence(self._open_handle())
+
+    @property
+    def shared_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The groups of ranks, of those used so far, whose data travels through shared memory."""
+        return () if self._transport is None else tuple(self._transport.shared_groups)
 
     def check(self) -> None:
         """Return if all collectives so far went well.
@@ -127,6 +132,7 @@ class Communicator:
         native.destroy_communicator(handle)
         if self._transport is not None:
             self._transport.close()
+            self._transport.destroy()
 
     def __enter__(self) -> Communicator:
         return self
@@ -148,7 +154,7 @@ class Communicator:
                 f"rank {self.rank} of {self.world_size} is not what the ranks met as: {settings.rank} of "
                 f"{settings.world_size}"
             )
-        from hidet_dist.runtime.gloo import GlooTransport
+        from hidet_dist.runtime.shared_memory import CpuTransport
 
         self._name = rendezvous.next_name()
         try:
@@ -156,7 +162,7 @@ class Communicator:
             agreed = rendezvous.store.compare_set(f"{self._name}/mesh", "", shape).decode()
             if agreed != shape:
                 raise ConfigError(f"rank {self.rank} has the mesh ({shape}), but another rank ({agreed})")
-            self._transport = GlooTransport(
+            self._transport = CpuTransport(
                 rendezvous, self._name, self.mesh_shape, self.timeout_seconds, self._fail, self._failed
             )
         except RuntimeError as error:

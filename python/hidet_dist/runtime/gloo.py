@@ -1,13 +1,10 @@
-"""The CPU transport: the native library's collectives, carried out by torch.distributed's Gloo."""
+"""The transport across hosts: the native library's collectives, carried out by torch.distributed's Gloo."""
 
 from __future__ import annotations
 
 import ctypes
-import itertools
-import math
 import os
 import socket
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -17,10 +14,9 @@ import torch
 import torch.distributed as dist
 
 from hidet_dist.runtime import native
-from hidet_dist.runtime.liveness import SilenceWatch
+from hidet_dist.runtime.meeting import await_ranks
+from hidet_dist.runtime.mesh_groups import group_ranks
 from hidet_dist.runtime.rendezvous import Rendezvous
-
-_POLL_SECONDS = 0.002
 
 # Up to this many bytes from all ranks together, an all-reduce is an all-gather and a local reduction. Gloo's own takes
 # twice as many steps, and measured on one host, 2 and 4 processes, a step costs more than these bytes.
@@ -35,21 +31,6 @@ _REDUCE_OPS: dict[int, Any] = {
     _MIN: dist.ReduceOp.MIN,
     _PRODUCT: dist.ReduceOp.PRODUCT,
 }
-
-
-def group_ranks(mesh_shape: tuple[int, ...], rank: int, group: int) -> tuple[int, ...]:
-    """The ranks of a rank's group along the mesh axes whose bits are set in ``group``, in group order."""
-    strides = [math.prod(mesh_shape[axis + 1 :]) for axis in range(len(mesh_shape))]
-    coordinate = [rank // stride % extent for stride, extent in zip(strides, mesh_shape, strict=True)]
-    choices = [range(extent) if group >> axis & 1 else (coordinate[axis],) for axis, extent in enumerate(mesh_shape)]
-    return tuple(
-        sum(index * stride for index, stride in zip(indices, strides, strict=True))
-        for indices in itertools.product(*choices)
-    )
-
-
-class PeerError(RuntimeError):
-    """Another rank is missing or gone, as far as this rank can tell."""
 
 
 @dataclass(frozen=True)
@@ -196,38 +177,15 @@ class GlooTransport:
     def _make_group(self, ranks: tuple[int, ...]) -> _Group:
         prefix = f"{self._name}/group/" + ",".join(map(str, ranks))
         store = dist.PrefixStore(prefix, self._rendezvous.store)
-        deadline = time.monotonic() + self._timeout_seconds
-        self._await_members(store, ranks, deadline)
+        # Gloo would wait the whole time-out for a member that is dead, as there is no connection yet to break.
+        store.set(f"ready/{self._rank}", "")
+        ready = {rank: f"ready/{rank}" for rank in ranks}
+        await_ranks(store, self._rendezvous.store, ready, self._timeout_seconds, self._failed)
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         options._devices = [self._device]
         options._timeout = timedelta(seconds=self._timeout_seconds)
         return _Group(gloo(store, ranks.index(self._rank), len(ranks), options), len(ranks))
-
-    def _await_members(self, store: dist.Store, ranks: tuple[int, ...], deadline: float) -> None:
-        """Gloo would wait the whole time-out for a member that is dead, as there is no connection yet to break."""
-        store.set(f"ready/{self._rank}", "")
-        keys = {rank: f"ready/{rank}" for rank in ranks}
-        watch: SilenceWatch | None = None
-        next_look = time.monotonic() + 1.0
-        while not store.check(list(keys.values())):
-            time.sleep(_POLL_SECONDS)
-            now = time.monotonic()
-            if self._failed():
-                raise PeerError("the communicator failed meanwhile")
-            if now < next_look and now < deadline:
-                continue
-            next_look = now + 0.5
-            missing = tuple(rank for rank in ranks if not store.check([keys[rank]]))
-            if watch is None:
-                watch = SilenceWatch(self._rendezvous.store, ranks)
-            gone = watch.gone(missing)
-            if gone:
-                raise PeerError(f"rank {', '.join(map(str, gone))} is gone")
-            if missing and now >= deadline:
-                raise PeerError(
-                    f"timed out after {self._timeout_seconds:g} s, waiting for rank {', '.join(map(str, missing))}"
-                )
 
 
 def _open_device(master_addr: str, master_port: int) -> dist.ProcessGroupGloo.Device:

@@ -40,6 +40,7 @@ AllReduceFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_in
 AllGatherFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_int32)
 ReduceScatterFunction = AllReduceFunction
 AllToAllFunction = AllGatherFunction
+ConnectFunction = ctypes.CFUNCTYPE(c_int32, c_int32)
 CopyFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int64)
 
 
@@ -134,6 +135,14 @@ def library() -> ctypes.CDLL:
     declare("communicator_sequence", c_int64, c_void_p)
     declare("communicator_group_size", c_int64, c_void_p, c_int32)
     declare("last_error", c_char_p)
+    declare("shm_create", c_void_p, POINTER(Transport), ConnectFunction, ctypes.c_double)
+    declare("shm_table", None, c_void_p, POINTER(Transport))
+    declare("shm_segment", c_int32, c_int32)
+    declare("shm_attach", c_int32, c_void_p, c_int32, c_int32, c_int32, c_int32)
+    declare("shm_delegate", None, c_void_p, c_int32)
+    declare("shm_failed_by_peer", c_int32, c_void_p)
+    declare("shm_close", None, c_void_p)
+    declare("shm_destroy", None, c_void_p)
     return lib
 
 
@@ -227,3 +236,54 @@ def make_transport(
         AllToAllFunction(lambda _context, *arguments: all_to_all(*arguments)),
         CopyFunction(),
     )
+
+
+class SharedMemory:
+    """The native transport between ranks of one host; see shared_memory.h.
+
+    Parameters
+    ----------
+    fallback: Transport
+        Carries out the collectives of groups that are delegated to it.
+    connect: Callable[[int], int]
+        Called with a group's mask when it is first used: attaches it or delegates it and returns 0. Must not raise.
+    timeout_seconds: float
+        How long a collective waits for another rank.
+    """
+
+    def __init__(self, fallback: Transport, connect: Callable[[int], int], timeout_seconds: float):
+        self._fallback = fallback
+        self._connect = ConnectFunction(connect)
+        self._handle = library().hidet_dist_shm_create(ctypes.byref(fallback), self._connect, timeout_seconds)
+        if not self._handle:
+            raise ValueError(f"no shared-memory transport with a time-out of {timeout_seconds} s")
+        self.table = Transport()
+        library().hidet_dist_shm_table(self._handle, ctypes.byref(self.table))
+
+    @staticmethod
+    def segment(ranks: int) -> int:
+        """A file descriptor of a new segment for a group of so many ranks, or -1 where the system has none."""
+        return int(library().hidet_dist_shm_segment(ranks))
+
+    def attach(self, group: int, descriptor: int, place: int, ranks: int) -> bool:
+        """Route a group through a segment, in which this rank has the place ``place``; False where it cannot be."""
+        return bool(library().hidet_dist_shm_attach(self._handle, group, descriptor, place, ranks) == OK)
+
+    def delegate(self, group: int) -> None:
+        """Route a group to the fallback."""
+        library().hidet_dist_shm_delegate(self._handle, group)
+
+    @property
+    def failed_by_peer(self) -> bool:
+        """Whether a collective failed because of another rank."""
+        return bool(library().hidet_dist_shm_failed_by_peer(self._handle))
+
+    def close(self) -> None:
+        """Fail the collectives of other ranks that wait for this one."""
+        library().hidet_dist_shm_close(self._handle)
+
+    def destroy(self) -> None:
+        """Free it. No communicator may use it any more."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            library().hidet_dist_shm_destroy(handle)

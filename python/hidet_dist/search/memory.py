@@ -24,6 +24,7 @@ from itertools import accumulate
 from hidet_dist.connect import Step, connect
 from hidet_dist.machine import builtin
 from hidet_dist.spec import DeviceMesh, ReduceFn, StagePlan, TensorShardSpec
+from hidet_dist.spec.partial import Layout, split_of
 from hidet_dist.view import GraphView
 
 CONVERT, RUN, REDUCE = range(3)
@@ -41,12 +42,17 @@ def conversion_nbytes(
     """Most bytes that converting a tensor of ``shape`` (elements) holds beside its source and its result."""
     first = before = local_nbytes(shape, itemsize, source, mesh)
     most = 0
+    layout: Layout = source
     for number, step in enumerate(steps):
-        after = local_nbytes(shape, itemsize, step.result, mesh)
+        local = split_of(layout).local_shape(shape, mesh)
+        layout = step.after(layout, shape, mesh)
+        after = local_nbytes(shape, itemsize, split_of(layout), mesh)
         kept = first if number else 0  # the source, where the step does not count it anyway
         most = max(most, before + after + kept)
-        if step.kind != "slice" and step.dim:  # shards are packed or unpacked by a copy
-            most = max(most, 2 * before + kept, 2 * after + first)
+        if step.packs(local):
+            most = max(most, 2 * before + kept)
+        if step.unpacks(local, mesh):
+            most = max(most, 2 * after + first)
         before = after
     return max(0, most - first - before)
 

@@ -1,0 +1,66 @@
+"""Waiting for other ranks to say something in the rendezvous store, without waiting for those that are gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from hidet_dist.runtime.liveness import SilenceWatch
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+_POLL_SECONDS = 0.002
+
+
+class PeerError(RuntimeError):
+    """Another rank is missing or gone, as far as this rank can tell."""
+
+
+def await_ranks(
+    store: Store,
+    beats: Store,
+    keys: Mapping[int, str],
+    timeout_seconds: float,
+    failed: Callable[[], bool],
+) -> None:
+    """Return once all keys are in the store.
+
+    Parameters
+    ----------
+    store: Store
+        Where the keys will be.
+    beats: Store
+        Where the ranks publish their heartbeats.
+    keys: Mapping[int, str]
+        The key that each rank will set.
+    timeout_seconds: float
+        How long to wait.
+    failed: Callable[[], bool]
+        Whether there is no use in waiting any longer, for another reason.
+
+    Raises
+    ------
+    PeerError
+        Where a rank is gone, or has not set its key in time.
+    """
+    deadline = time.monotonic() + timeout_seconds
+    watch: SilenceWatch | None = None
+    next_look = time.monotonic() + 1.0
+    while not store.check(list(keys.values())):
+        time.sleep(_POLL_SECONDS)
+        now = time.monotonic()
+        if failed():
+            raise PeerError("the communicator failed meanwhile")
+        if now < next_look and now < deadline:
+            continue
+        next_look = now + 0.5
+        missing = tuple(rank for rank, key in keys.items() if not store.check([key]))
+        if watch is None:
+            watch = SilenceWatch(beats, tuple(keys))
+        gone = watch.gone(missing)
+        if gone:
+            raise PeerError(f"rank {', '.join(map(str, gone))} is gone")
+        if missing and now >= deadline:
+            raise PeerError(f"timed out after {timeout_seconds:g} s, waiting for rank {', '.join(map(str, missing))}")

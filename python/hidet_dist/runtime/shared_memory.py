@@ -1,0 +1,160 @@
+"""The transport of CPU ranks: shared memory within a host, and Gloo for groups that span hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch.distributed as dist
+
+from hidet_dist.errors import ConfigError
+from hidet_dist.runtime import native
+from hidet_dist.runtime.gloo import GlooTransport
+from hidet_dist.runtime.meeting import await_ranks
+from hidet_dist.runtime.mesh_groups import group_ranks
+from hidet_dist.runtime.rendezvous import Rendezvous
+
+VARIABLE = "HIDET_DIST_TRANSPORT"
+"""The environment variable that chooses: ``auto``, the default, or ``gloo`` for Gloo within a host as well."""
+
+
+class CpuTransport:
+    """Carries out a communicator's collectives between processes on CPUs.
+
+    Ranks find out whether they can share memory when a group is first used: one of them makes a segment, and the others
+    try to open it. Where one of them cannot, all of them use Gloo for this group.
+
+    Parameters
+    ----------
+    rendezvous: Rendezvous
+        The ranks, met.
+    name: str
+        The communicator's, the same on all ranks and on no other communicator.
+    mesh_shape: tuple[int, ...]
+        The mesh of all ranks.
+    timeout_seconds: float
+        How long a collective waits for the other ranks.
+    fail: Callable[[str], None]
+        Records why a collective failed.
+    failed: Callable[[], bool]
+        Whether the communicator has failed meanwhile, for another reason.
+
+    Raises
+    ------
+    ConfigError
+        Where HIDET_DIST_TRANSPORT names no transport.
+    """
+
+    def __init__(
+        self,
+        rendezvous: Rendezvous,
+        name: str,
+        mesh_shape: tuple[int, ...],
+        timeout_seconds: float,
+        fail: Callable[[str], None],
+        failed: Callable[[], bool],
+    ):
+        choice = os.environ.get(VARIABLE, "auto")
+        if choice not in ("auto", "gloo"):
+            raise ConfigError(f"{VARIABLE} must be 'auto' or 'gloo', not {choice!r}")
+        self._shares = choice == "auto"
+        self._gloo = GlooTransport(rendezvous, name, mesh_shape, timeout_seconds, fail, failed)
+        self._shared = native.SharedMemory(self._gloo.table, self._connect, timeout_seconds)
+        self._failed_to_meet = False
+        self._rendezvous = rendezvous
+        self._rank = rendezvous.settings.rank
+        self._name = name
+        self._mesh_shape = mesh_shape
+        self._timeout_seconds = timeout_seconds
+        self._fail = fail
+        self._failed = failed
+        self.shared_groups: list[tuple[int, ...]] = []
+        """The groups that communicate through shared memory, so far."""
+
+    @property
+    def table(self) -> native.Transport:
+        """What the native library calls."""
+        return self._shared.table
+
+    @property
+    def failed_by_peer(self) -> bool:
+        """Whether a collective failed because of another rank."""
+        return self._failed_to_meet or self._shared.failed_by_peer or self._gloo.failed_by_peer
+
+    @property
+    def interrupt(self) -> BaseException | None:
+        """What interrupted a collective from outside, such as KeyboardInterrupt."""
+        return self._gloo.interrupt
+
+    @interrupt.setter
+    def interrupt(self, value: BaseException | None) -> None:
+        self._gloo.interrupt = value
+
+    def close(self) -> None:
+        """Close this rank's ends, at which collectives that wait for this rank fail on the other ranks."""
+        self._shared.close()
+        self._gloo.close()
+
+    def destroy(self) -> None:
+        """Free it, once its communicator has been destroyed."""
+        self._shared.destroy()
+
+    def _connect(self, group: int) -> int:
+        try:
+            self._meet(group)
+        except RuntimeError as error:
+            self._failed_to_meet = True
+            self._fail(str(error))
+            return native.FAILED
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self.interrupt = error
+            self._fail(f"{type(error).__name__}: {error}")
+            return native.FAILED
+        return native.OK
+
+    def _meet(self, group: int) -> None:
+        ranks = group_ranks(self._mesh_shape, self._rank, group)
+        store = dist.PrefixStore(f"{self._name}/shared/" + ",".join(map(str, ranks)), self._rendezvous.store)
+
+        def wait(keys: dict[int, str]) -> None:
+            await_ranks(store, self._rendezvous.store, keys, self._timeout_seconds, self._failed)
+
+        own = native.SharedMemory.segment(len(ranks)) if self._shares and self._rank == ranks[0] else -1
+        try:
+            if self._rank == ranks[0]:
+                store.set("segment", json.dumps({"host": _host(), "process": os.getpid(), "descriptor": own}))
+            wait({ranks[0]: "segment"})
+            attached = self._shares and self._attach(store.get("segment"), group, ranks)
+            store.set(f"attached/{self._rank}", "yes" if attached else "no")
+            wait({rank: f"attached/{rank}" for rank in ranks})
+        finally:
+            if own >= 0:
+                os.close(own)
+        if all(store.get(f"attached/{rank}") == b"yes" for rank in ranks):
+            self.shared_groups.append(ranks)
+        else:
+            self._shared.delegate(group)
+
+    def _attach(self, segment: bytes, group: int, ranks: tuple[int, ...]) -> bool:
+        """Try to map the segment of the first rank of the group."""
+        where = json.loads(segment)
+        if where["descriptor"] < 0 or where["host"] != _host():
+            return False
+        try:
+            # The file has no name: this is how another process of the same user gets at it.
+            descriptor = os.open(f"/proc/{int(where['process'])}/fd/{int(where['descriptor'])}", os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            return self._shared.attach(group, descriptor, ranks.index(self._rank), len(ranks))
+        finally:
+            os.close(descriptor)
+
+
+def _host() -> str:
+    """The same for processes that see each other under the same process numbers, and for no others."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"

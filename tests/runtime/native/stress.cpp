@@ -1,0 +1,124 @@
+// Ranks as threads of one process, which collectives over shared memory and their sanitizers treat like processes:
+// every rank does the same random collectives over the groups of a 2 x 2 mesh and checks every element.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "hidet_dist/collectives.h"
+#include "hidet_dist/shared_memory.h"
+
+namespace {
+
+constexpr int kRanks = 4;
+constexpr int kRounds = 150;
+
+std::mutex segments_mutex;
+std::map<std::vector<int>, int> segments;
+
+thread_local hidet_dist_shm *own_transport = nullptr;
+thread_local int own_rank = 0;
+
+// Axis 0 has stride 2, axis 1 has stride 1.
+std::vector<int> members(int rank, int group) {
+  std::vector<int> ranks;
+  for (int other = 0; other < kRanks; ++other) {
+    const bool row = (group & 1) || other / 2 == rank / 2;
+    const bool column = (group & 2) || other % 2 == rank % 2;
+    if (row && column) ranks.push_back(other);
+  }
+  return ranks;
+}
+
+int place_of(const std::vector<int> &ranks, int rank) {
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    if (ranks[i] == rank) return static_cast<int>(i);
+  }
+  std::abort();
+}
+
+int32_t connect_group(int32_t group) {
+  const std::vector<int> ranks = members(own_rank, group);
+  const std::lock_guard<std::mutex> lock(segments_mutex);
+  auto found = segments.find(ranks);
+  if (found == segments.end()) {
+    found = segments.emplace(ranks, hidet_dist_shm_segment(static_cast<int32_t>(ranks.size()))).first;
+  }
+  return hidet_dist_shm_attach(own_transport, group, found->second, place_of(ranks, own_rank),
+                               static_cast<int32_t>(ranks.size()));
+}
+
+void require(bool condition, const char *what) {
+  if (condition) return;
+  std::fprintf(stderr, "rank %d: %s: %s\n", own_rank, what, hidet_dist_last_error());
+  std::abort();
+}
+
+float value(int rank, int64_t i, int round) { return static_cast<float>((rank * 31 + i * 7 + round) % 64); }
+
+void run_rank(int rank) {
+  own_rank = rank;
+  hidet_dist_transport none{};
+  own_transport = hidet_dist_shm_create(&none, connect_group, 60.0);
+  hidet_dist_transport table;
+  hidet_dist_shm_table(own_transport, &table);
+  const int64_t shape[] = {2, 2};
+  hidet_dist_communicator *communicator = hidet_dist_communicator_create(&table, shape, 2, rank);
+  require(communicator != nullptr, "create");
+  hidet_dist_bind(communicator);
+  std::mt19937 random(7);  // the same on every rank
+  for (int round = 0; round < kRounds; ++round) {
+    const int group = 1 + static_cast<int>(random() % 3);
+    const int64_t count = round % 10 ? 1 + static_cast<int64_t>(random() % 5000) : 70000 + round;
+    const std::vector<int> ranks = members(rank, group);
+    const auto size = static_cast<int64_t>(ranks.size());
+    const int place = place_of(ranks, rank);
+    std::vector<float> send(static_cast<size_t>(count * size));
+    for (int64_t i = 0; i < count * size; ++i) send[static_cast<size_t>(i)] = value(rank, i, round);
+    const auto total = [&](int64_t i) {
+      float sum = 0;
+      for (const int other : ranks) sum += value(other, i, round);
+      return sum;
+    };
+    std::vector<float> recv(static_cast<size_t>(count * size));
+    require(hidet_dist_all_reduce(send.data(), recv.data(), count * size, HIDET_DIST_F32, HIDET_DIST_SUM, group) == 0,
+            "all_reduce");
+    for (int64_t i = 0; i < count * size; ++i) require(recv[static_cast<size_t>(i)] == total(i), "all_reduce's result");
+    std::vector<float> part(static_cast<size_t>(count));
+    require(hidet_dist_reduce_scatter(send.data(), part.data(), count, HIDET_DIST_F32, HIDET_DIST_SUM, group) == 0,
+            "reduce_scatter");
+    for (int64_t i = 0; i < count; ++i) {
+      require(part[static_cast<size_t>(i)] == total(place * count + i), "reduce_scatter's result");
+    }
+    require(hidet_dist_all_gather(send.data(), recv.data(), count, HIDET_DIST_F32, group) == 0, "all_gather");
+    for (int64_t i = 0; i < count * size; ++i) {
+      const float expected = value(ranks[static_cast<size_t>(i / count)], i % count, round);
+      require(recv[static_cast<size_t>(i)] == expected, "all_gather's result");
+    }
+    require(hidet_dist_all_to_all(send.data(), recv.data(), count, HIDET_DIST_F32, group) == 0, "all_to_all");
+    for (int64_t i = 0; i < count * size; ++i) {
+      const float expected = value(ranks[static_cast<size_t>(i / count)], place * count + i % count, round);
+      require(recv[static_cast<size_t>(i)] == expected, "all_to_all's result");
+    }
+  }
+  hidet_dist_communicator_destroy(communicator);
+  hidet_dist_shm_close(own_transport);
+  hidet_dist_shm_destroy(own_transport);
+}
+
+}  // namespace
+
+int main() {
+  std::vector<std::thread> ranks;
+  for (int rank = 0; rank < kRanks; ++rank) ranks.emplace_back(run_rank, rank);
+  for (std::thread &rank : ranks) rank.join();
+  for (const auto &[group, descriptor] : segments) close(descriptor);
+  std::puts("passed");
+  return 0;
+}
