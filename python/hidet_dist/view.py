@@ -11,7 +11,7 @@ from hidet.graph import FlowGraph, Operator
 from hidet.ir.expr import SymbolVar
 
 from hidet_dist.errors import ConfigError
-from hidet_dist.normalize.normalize import normalize
+from hidet_dist.normalize import normalize
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.symbolic.extents import Extent, evaluate, extents_of, symbols_in
 

@@ -112,6 +112,25 @@ class LoadedPartition:
             self._workspace = _aligned(max(1, sizes[0]))
             self._launcher.hidet_set_workspace(ctypes.c_int32(0), ctypes.c_void_p(self._workspace.ctypes.data))
 
+    def _agree_on(self, sizes: Mapping[str, int]) -> None:
+        """Refuse sizes that another rank does not have: a collective would not end well."""
+        if self.world_size == 1 or not self.stage.communications:
+            return
+        own = np.array([sizes[symbol.name] for symbol in self.stage.symbols], np.int32)
+        everyone = np.empty((self.world_size, own.size), np.int32)
+        whole_mesh = (1 << len(self.stage.mesh_shape)) - 1
+        native.all_gather(
+            own.ctypes.data, everyone.ctypes.data, own.size, native.dtype_code(own.dtype.name), whole_mesh
+        )
+        self._communicator.check()
+        for rank, others in enumerate(everyone):
+            for symbol, size, other in zip(self.stage.symbols, own, others, strict=True):
+                if size != other:
+                    raise InputError(
+                        f"The symbolic dim {symbol.name} must be the same on all ranks; it is {size} on rank "
+                        f"{self.rank} but {other} on rank {rank}."
+                    )
+
     def _set_sizes(self, sizes: Mapping[str, int]) -> None:
         """Tell hidet's runtime the sizes of symbolic dims, and make room for them."""
         for name, size in sizes.items():
@@ -134,7 +153,7 @@ class LoadedPartition:
         ------
         InputError
             When the inputs' number, dtypes or shapes are not the program's, a symbolic dim's size is not a multiple of
-            what was declared, or two inputs disagree on it. Nothing has been sent then.
+            what was declared, or two inputs or two ranks disagree on it. No data has been sent then.
         CommunicationError
             When a collective fails; the partition cannot be used any more.
         """
@@ -153,13 +172,14 @@ class LoadedPartition:
             if self._closed:
                 raise HidetDistError("The partition is closed; load it again.")
             self._communicator.check()
+            self._communicator.bind()
             if sizes:
+                self._agree_on(sizes)
                 self._set_sizes(sizes)
             outputs = [
                 np.empty(self._output_shape(number, signature), _numpy_dtype(signature))
                 for number, signature in enumerate(self.stage.outputs)
             ]
-            self._communicator.bind()
             pointers = [ctypes.c_void_p(array.ctypes.data) for array in (*arguments, *outputs)]
             self._launch(*pointers, self._table)
             self._communicator.check()

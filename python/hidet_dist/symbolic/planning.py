@@ -19,7 +19,7 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.ir.expr import Constant, Expr
 
 from hidet_dist.errors import ConfigError
-from hidet_dist.normalize.normalize import as_normal
+from hidet_dist.normalize import as_normal
 from hidet_dist.rules.access import Definition, UnsupportedDefinition, analyze, rename
 from hidet_dist.rules.declared import definition_of
 from hidet_dist.rules.local import localize, rebuild
