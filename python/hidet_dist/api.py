@@ -94,7 +94,7 @@ def auto_parallel(
                 optimization.solver,
                 optimization.solver_time_limit_seconds,
                 optimization.solver_gap,
-                optimization.symbols,
+                symbols=optimization.symbols,
             )
         planned = time.perf_counter()
         program = partition_graph(graph, plan)

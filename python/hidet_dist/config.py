@@ -107,7 +107,8 @@ class OptimizationConfig:
         for key in ("input_specs", "output_specs"):
             if values.get(key) is not None:
                 values[key] = _specs(key, values[key])
-        values["symbols"] = _symbols(values.get("symbols") or {})
+        if "symbols" in values:
+            values["symbols"] = _symbols(values["symbols"])
         config = cls(**values)
         if config.target != "cpu":
             raise ConfigError(f"optimization_config['target'] must be 'cpu'; {config.target!r} cannot be compiled for.")
