@@ -5,14 +5,16 @@ from importlib.metadata import version
 import hidet.distributed
 
 from hidet_dist.api import AutoParallelResult, auto_parallel, partition
-from hidet_dist.compat import matmul_definition
+from hidet_dist.compat import matmul_definition, named_weights
 from hidet_dist.runtime.partition import LoadedPartition, load_partition
 from hidet_dist.runtime.session import init, shutdown
 from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, ReduceFn, TensorShardSpec
+from hidet_dist.weights import as_weight, as_weights, weight, weights_from_safetensors
 
 __version__ = version("hidet_dist")
 
 matmul_definition.install()
+named_weights.install()
 
 __all__ = [
     "AutoParallelResult",
@@ -22,11 +24,15 @@ __all__ = [
     "Plan",
     "ReduceFn",
     "TensorShardSpec",
+    "as_weight",
+    "as_weights",
     "auto_parallel",
     "init",
     "load_partition",
     "partition",
     "shutdown",
+    "weight",
+    "weights_from_safetensors",
 ]
 
 for _name in __all__:

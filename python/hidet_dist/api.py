@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from hidet_dist.partition import Program, partition_graph
 from hidet_dist.progress import Progress
 from hidet_dist.search import search
 from hidet_dist.spec import Plan
+from hidet_dist.view import GraphView
+from hidet_dist.weights import SafetensorsFiles, check_weights
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,9 @@ def auto_parallel(
     Parameters
     ----------
     graph: FlowGraph
-        The graph as traced (not yet optimized), its weights as constants, on the CPU. Its symbolic
-        dims are declared in ``optimization_config["symbols"]``.
+        The graph as traced (not yet optimized), on the CPU; its weights are constants, or ``hidet.distributed.weight``,
+        whose data is read when the artifacts are written. Its symbolic dims are declared in
+        ``optimization_config["symbols"]``.
     distributed_config: mapping
         See :class:`hidet_dist.config.DistributedConfig` for the keys; ``{"mesh_shape": [2]}`` is enough.
     optimization_config: mapping, optional
@@ -71,6 +74,8 @@ def auto_parallel(
         For unknown keys and unfit values, before work starts.
     ArtifactError
         When ``out_dir`` holds something else.
+    WeightsError
+        When a weight that the graph knows by name has no data, another shape or another dtype; before planning.
     InfeasibleError
         When no plan fits the memory budget; it states the least that would do.
     SolverError, PartitionError, CompileError
@@ -82,6 +87,8 @@ def auto_parallel(
         raise ConfigError(f"auto_parallel takes a hidet FlowGraph; got a {type(graph).__name__}.")
     out_dir = Path(out_dir)
     check_destination(out_dir, optimization.recompile)
+    files = None if optimization.weights is None else SafetensorsFiles.open(optimization.weights)
+    check_weights(GraphView(graph).tensors.values(), files)
     with Progress() as progress:
         begin = time.perf_counter()
         with progress.task("Planning"):
@@ -97,7 +104,7 @@ def auto_parallel(
                 symbols=optimization.symbols,
             )
         planned = time.perf_counter()
-        program = partition_graph(graph, plan)
+        program = partition_graph(graph, plan, files)
         with progress.task("Compiling") as task:
             compiled = compile_program(program, optimization.target, task.total, task.advance)
         with progress.task("Writing"), replacing(out_dir) as folder:
@@ -116,8 +123,11 @@ def auto_parallel(
     )
 
 
-def partition(graph: FlowGraph, plan: Plan) -> Program:
+def partition(graph: FlowGraph, plan: Plan, weights: str | Path | Sequence[str | Path] | None = None) -> Program:
     """Turn a graph into the SPMD program that a plan describes, without compiling it.
+
+    ``weights`` are the safetensors files, the index or the folder with the weights that the graph knows by name only;
+    without them the program is made, but has no data.
 
     Raises
     ------
@@ -125,7 +135,9 @@ def partition(graph: FlowGraph, plan: Plan) -> Program:
         When the plan is none, was made for another graph, or does not fit it.
     PartitionError
         When an operator cannot run on the shards that the plan gives it.
+    WeightsError
+        When ``weights`` lack one of the graph's, or have it in another shape or dtype.
     """
     if not isinstance(plan, Plan):
         raise PlanError(f"partition takes a Plan (see Plan.load); got a {type(plan).__name__}.")
-    return partition_graph(graph, plan)
+    return partition_graph(graph, plan, None if weights is None else SafetensorsFiles.open(weights))

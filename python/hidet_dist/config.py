@@ -25,6 +25,11 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _are_paths(value: Any) -> bool:
+    paths = [value] if isinstance(value, str | Path) else value
+    return isinstance(paths, Sequence) and bool(paths) and all(isinstance(path, str | Path) and path for path in paths)
+
+
 @dataclass(frozen=True)
 class DistributedConfig:
     """Where the program will run.
@@ -59,6 +64,8 @@ class DistributedConfig:
             return cls(mesh, builtin(machine, mesh))
         if not isinstance(machine, Cluster):
             raise ConfigError(f"distributed_config['machine'] must be a name or a Cluster; got {machine!r}.")
+        if given.get("mesh_axis_names") is None and machine.mesh.shape == mesh.shape:
+            mesh = machine.mesh  # its axes have the names that the machine gives them
         if machine.mesh != mesh:
             raise ConfigError(f"The machine has the mesh {machine.mesh} but distributed_config asks for {mesh}.")
         return cls(mesh, machine)
@@ -85,6 +92,8 @@ class OptimizationConfig:
     symbols: mapping of str to SymbolSize
         What is declared of each symbolic dim: the size that costs are predicted for, and what all sizes are multiples
         of. Given as ``{"batch": {"expected": 16, "multiple_of": 8}, "seq": 128}``.
+    weights: path or sequence of paths, optional
+        Where the data of weights is that the graph knows by name: safetensors files, an index of them, or a folder.
     recompile: bool
         Whether to replace an out_dir that is not empty and does not hold artifacts.
     """
@@ -97,6 +106,7 @@ class OptimizationConfig:
     solver_time_limit_seconds: float | None = None
     solver_gap: float = 1e-3
     symbols: Mapping[str, SymbolSize] = field(default_factory=dict)
+    weights: str | Path | Sequence[str | Path] | None = None
     recompile: bool = False
 
     @classmethod
@@ -112,8 +122,10 @@ class OptimizationConfig:
         config = cls(**values)
         if config.target != "cpu":
             raise ConfigError(f"optimization_config['target'] must be 'cpu'; {config.target!r} cannot be compiled for.")
-        if config.mem_budget is not None and not (_is_int(config.mem_budget) and config.mem_budget >= 0):
-            raise ConfigError(f"optimization_config['mem_budget'] must be whole bytes; got {config.mem_budget!r}.")
+        if config.mem_budget is not None and not (_is_int(config.mem_budget) and config.mem_budget > 0):
+            raise ConfigError(
+                f"optimization_config['mem_budget'] must be whole bytes above 0; got {config.mem_budget!r}."
+            )
         if config.solver not in ("highs", "cbc"):
             raise ConfigError(f"optimization_config['solver'] must be 'highs' or 'cbc'; got {config.solver!r}.")
         limit = config.solver_time_limit_seconds
@@ -121,6 +133,11 @@ class OptimizationConfig:
             raise ConfigError(f"optimization_config['solver_time_limit_seconds'] must be above 0; got {limit!r}.")
         if not isinstance(config.solver_gap, int | float) or not 0 <= config.solver_gap < 1:
             raise ConfigError(f"optimization_config['solver_gap'] must be in [0, 1); got {config.solver_gap!r}.")
+        if config.weights is not None and not _are_paths(config.weights):
+            raise ConfigError(
+                "optimization_config['weights'] must be the path of a safetensors file, an index or a folder, or a "
+                f"list of paths; got {config.weights!r}."
+            )
         if not isinstance(config.recompile, bool):
             raise ConfigError(f"optimization_config['recompile'] must be True or False; got {config.recompile!r}.")
         return config

@@ -13,6 +13,10 @@ class SpecError(HidetDistError, ValueError):
     """A sharding spec is malformed, or does not fit the tensor or the mesh it is used with."""
 
 
+class WeightsError(HidetDistError, ValueError):
+    """A weights file is missing or malformed, or lacks a weight of the graph, or has it in another shape or dtype."""
+
+
 class PlanError(HidetDistError, ValueError):
     """A plan does not fit the graph, or was not written by hidet_dist."""
 

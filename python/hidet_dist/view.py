@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,10 +11,13 @@ import hidet
 from hidet.graph import FlowGraph, Operator
 from hidet.ir.expr import SymbolVar
 
+from hidet_dist.connect import Element
 from hidet_dist.errors import ConfigError
 from hidet_dist.normalize import normalize
+from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.symbols import SymbolPlan
-from hidet_dist.symbolic.extents import Extent, evaluate, extents_of, symbols_in
+from hidet_dist.symbolic.extents import Extent, divisor_of, evaluate, extents_of, symbols_in
+from hidet_dist.weights.named import is_weight
 
 
 @dataclass(frozen=True)
@@ -27,8 +31,8 @@ class Use:
 class GraphView:
     """The tensors of a graph in normal form (``hidet_dist.normalize``) by name, and who makes and who uses them.
 
-    Inputs are named ``x0, x1, ...``, weights (constants, in the order of their first use) ``w0, w1, ...``, and output o
-    of operator i ``t{i}.{o}``.
+    Inputs are named ``x0, x1, ...``, weights (constants, and tensors that were made weights, in the order of their
+    first use) ``w0, w1, ...``, and output o of operator i ``t{i}.{o}``.
 
     Parameters
     ----------
@@ -36,6 +40,8 @@ class GraphView:
         The graph.
     symbols: sequence of SymbolPlan
         The sizes for which :meth:`shape` gives shapes; every symbolic dim of the graph must be among them.
+    mesh: DeviceMesh, optional
+        The mesh, which :meth:`pieces` of a graph with symbolic dims needs.
 
     Raises
     ------
@@ -43,7 +49,7 @@ class GraphView:
         When the size of a symbolic dim is not given, or cannot be known from the shapes of the inputs.
     """
 
-    def __init__(self, graph: FlowGraph, symbols: Sequence[SymbolPlan] = ()):
+    def __init__(self, graph: FlowGraph, symbols: Sequence[SymbolPlan] = (), mesh: DeviceMesh | None = None):
         graph = normalize(graph)
         graph.update_nodes()
         self.graph = graph
@@ -52,8 +58,9 @@ class GraphView:
         self.tensors: dict[str, hidet.Tensor] = {}
         self.inputs: list[str] = []
         self.weights: list[str] = []
-        for number, x in enumerate(graph.inputs or []):
-            self.inputs.append(self._add(x, f"x{number}"))
+        for x in graph.inputs or []:
+            if not is_weight(x):
+                self.inputs.append(self._add(x, f"x{len(self.inputs)}"))
         for op, node in enumerate(self.operators):
             for x in node.inputs:
                 self._add_weight(x)
@@ -63,6 +70,7 @@ class GraphView:
             self._add_weight(y)
         self.outputs: list[str] = [self.names[y] for y in graph.outputs]
         self.symbols = tuple(symbols)
+        self.mesh = mesh
         sizes = {symbol.name: symbol.size for symbol in symbols}
         check_symbols(graph, list(sizes))
         self._shapes = {name: self._shape(name, sizes) for name in self.tensors}
@@ -90,6 +98,24 @@ class GraphView:
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, in elements."""
         return self._shapes[name]
+
+    def pieces(self, name: str) -> tuple[tuple[int, ...], Element]:
+        """A tensor as it may be split: a shape that specs must fit, and the dtype, or the bytes, of its elements.
+
+        Of a fixed shape it is just that. A symbolic dim counts as many elements as it is declared to be a multiple of,
+        as far as that matters on the mesh: so it is split into no more, and never padded, whatever the size planned
+        for. The elements are as much larger.
+        """
+        extents, dtype = self.extents(name), self.tensors[name].dtype
+        if all(isinstance(extent, int) for extent in extents):
+            return self.shape(name), dtype
+        assert self.mesh is not None
+        multiples = {symbol.name: symbol.multiple_of for symbol in self.symbols}
+        pieces = tuple(
+            extent if isinstance(extent, int) else math.gcd(divisor_of(extent, multiples), self.mesh.size)
+            for extent in extents
+        )
+        return pieces, self.nbytes(name) // math.prod(pieces)
 
     def _shape(self, name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
         try:

@@ -16,6 +16,7 @@ import torch
 
 import hidet_dist  # noqa: F401
 from hidet_dist.artifacts import Manifest
+from hidet_dist.config import DistributedConfig
 from hidet_dist.errors import (
     ArtifactError,
     ConfigError,
@@ -24,6 +25,8 @@ from hidet_dist.errors import (
     InputError,
     PlanError,
 )
+from hidet_dist.machine import builtin, save_machine
+from hidet_dist.spec import DeviceMesh
 
 
 def linear(batch=4):
@@ -65,7 +68,17 @@ def no_launcher(monkeypatch):
         ({"mesh_shape": [2], "machine": "abacus"}, {}, "abacus"),
         ({"mesh_shape": [2]}, {"memory": 1}, "'memory'"),
         ({"mesh_shape": [2]}, {"mem_budget": 0.6}, "0.6"),
-        ({"mesh_shape": [2]}, {"mem_budget": -1}, "-1"),
+        ({"mesh_shape": [2]}, {"mem_budget": -1}, "above 0; got -1"),
+        ({"mesh_shape": [2]}, {"mem_budget": 0}, "above 0; got 0"),
+        ({"mesh_shape": [2]}, {"mem_budget": float("nan")}, "got nan"),
+        ({"mesh_shape": [2, 8], "machine": "dgx-a100"}, {}, "has 8 devices; .* needs 16"),
+        ({"mesh_shape": [4], "machine": builtin("cpu", DeviceMesh((2,)))}, {}, r"has the mesh .*2.* asks for .*4"),
+        (
+            {"mesh_shape": [2], "mesh_axis_names": ["gpu"], "machine": builtin("cpu", DeviceMesh((2,), ("node",)))},
+            {},
+            "has the mesh .*node.* asks for .*gpu",
+        ),
+        ({"mesh_shape": [2], "machine": ["cpu"]}, {}, r"got \['cpu'\]"),
         ({"mesh_shape": [2]}, {"target": "abacus"}, "abacus"),
         ({"mesh_shape": [2]}, {"solver": "abacus"}, "abacus"),
         ({"mesh_shape": [2]}, {"solver_gap": 2}, "2"),
@@ -80,6 +93,26 @@ def test_unfit_configs_are_refused_and_nothing_is_written(distributed, optimizat
     with pytest.raises(ConfigError, match=says):
         hidet.distributed.auto_parallel(linear(), distributed, optimization, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("bandwidth_bytes_per_second", 0), ("bandwidth_bytes_per_second", -1.5), ("latency_seconds", float("nan"))],
+)
+def test_a_machine_file_that_makes_no_sense_is_refused(key, value, tmp_path):
+    file = tmp_path / "machine.json"
+    save_machine(builtin("cpu", DeviceMesh((2,))), file)
+    data = json.loads(file.read_text())
+    data["links"][0][key] = value
+    file.write_text(json.dumps(data))
+    with pytest.raises(ConfigError, match=f"{file} makes no sense: .* got {value!r}"):
+        hidet.distributed.auto_parallel(linear(), {"mesh_shape": [2], "machine": str(file)}, {}, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_machine_may_name_the_axes():
+    cluster = builtin("cpu", DeviceMesh((2,), ("node",)))
+    assert DistributedConfig.parse({"mesh_shape": [2], "machine": cluster}).mesh.axis_names == ("node",)
 
 
 def test_a_graph_is_expected(tmp_path):

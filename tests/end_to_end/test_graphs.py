@@ -6,22 +6,38 @@ import hidet
 import numpy as np
 
 import hidet_dist  # noqa: F401
+from hidet_dist.machine import Cluster, Device, Link
 from hidet_dist.rules.soundness.graphs import GRAPHS
 from hidet_dist.rules.soundness.plans import graph_inputs
+from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import models
 
 from .conftest import budget, launch
 
+# Devices so slow beside their network that even little work is worth splitting.
+SLOW = Cluster(DeviceMesh((2,)), (Link(1e-9, 1e12),), Device("slow", {"default": 1e6}, 1e9, 2**30, 1e-9))
+
+
+def by_rows_then_columns(_):
+    """Sums along rows, then along columns: what is split by rows must be split by columns between them."""
+    x = hidet.symbol([8, 12], "float32", "cpu")
+    return hidet.trace_from(hidet.ops.cumsum(hidet.ops.cumsum(x, 1), 0), [x])
+
 
 def test_two_processes_serve_every_graph(tmp_path):
     expected = {}
-    for name, make in GRAPHS.items():
+    for name, make in {**GRAPHS, "by_rows_then_columns": by_rows_then_columns}.items():
         rng = np.random.default_rng(0)
         graph = make(rng)
         data = [v.astype(x.dtype.name) for v, x in zip(graph_inputs(graph, rng), graph.inputs, strict=True)]
         expected[name] = models.run_whole(graph, data)
-        config = {"mem_budget": budget(graph, 2)}
-        hidet.distributed.auto_parallel(graph, {"mesh_shape": [2]}, config, tmp_path / name)
+        if make is by_rows_then_columns:
+            config = {"mesh_shape": [2], "machine": SLOW}
+            made = hidet.distributed.auto_parallel(graph, config, {}, tmp_path / name)
+            assert made.plan.collectives() == {"all_gather": 1, "all_to_all": 2}
+        else:
+            config = {"mem_budget": budget(graph, 2)}
+            hidet.distributed.auto_parallel(graph, {"mesh_shape": [2]}, config, tmp_path / name)
         np.savez(tmp_path / f"{name}.inputs.npz", *data)
     done = launch(2, Path(__file__).with_name("serve_many.py"), tmp_path)
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ import pytest
 
 from hidet_dist.config import DistributedConfig
 from hidet_dist.errors import ConfigError
-from hidet_dist.machine import Cluster, builtin, load_machine, save_machine
+from hidet_dist.machine import MACHINES, Cluster, builtin, load_machine, save_machine
 from hidet_dist.spec import DeviceMesh
 
 MESH = DeviceMesh((2, 8))
@@ -21,7 +21,7 @@ def test_a_machine_comes_back_from_its_file(tmp_path: Path) -> None:
         assert load_machine(path, MESH) == builtin(name, MESH)
     # What auto_parallel is told takes the path as it takes a name.
     config = DistributedConfig.parse({"mesh_shape": [2, 8], "machine": str(path)})
-    assert config.cluster == Cluster(config.mesh, builtin("dgx-a100-pod", MESH).links, builtin("dgx-a100", MESH).device)
+    assert config.cluster == Cluster(config.mesh, builtin("dgx-a100-pod", MESH).links, MACHINES["dgx-a100"].device)
 
 
 def test_one_link_serves_every_axis(tmp_path: Path) -> None:
@@ -35,10 +35,16 @@ def test_one_link_serves_every_axis(tmp_path: Path) -> None:
     [
         (lambda data: data.pop("device"), "must have the keys name"),
         (lambda data: data["device"].pop("memory_bytes"), "must have the keys name"),
-        (lambda data: data["device"].update(memory_bytes="80 GB"), "wrong type"),
+        (
+            lambda data: data["device"].update(memory_bytes="80 GB"),
+            r"makes no sense: .* memory_bytes is '80 GB'",
+        ),
         (lambda data: data["device"].update(flops_per_second={}), "'default' entry"),
         (lambda data: data["links"][0].update(bandwidth_bytes_per_second=-1), "bandwidth above 0"),
-        (lambda data: data.update(links=data["links"] * 2), "2 axes; got 4 links"),
+        (lambda data: data.update(links=data["links"] * 2), r"machine.json has 4 links, but the mesh .* has 2 axes"),
+        (lambda data: data["links"][1].update(bandwidth_bytes_per_second=float("nan")), "bandwidth above 0 .* got nan"),
+        (lambda data: data["links"][1].update(latency_seconds=None), "latency of 0 or more seconds; got None"),
+        (lambda data: data["device"].update(flops_per_second=[1e9]), "'default' entry"),
         (lambda data: data.update(links=[]), "one for all"),
     ],
 )

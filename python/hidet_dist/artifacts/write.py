@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import hidet
 import torch
 from hidet.graph import Tensor
-from safetensors.torch import save_file
 
 import hidet_dist
 from hidet_dist.artifacts.manifest import NAME, Manifest, StageManifest, TensorSignature
@@ -20,9 +19,11 @@ from hidet_dist.compile import CompiledProgram
 from hidet_dist.errors import ArtifactError
 from hidet_dist.files import sha256
 from hidet_dist.partition import Program
+from hidet_dist.partition.program import COORDINATE
 from hidet_dist.runtime import native
 from hidet_dist.spec import Plan, TensorPlan
 from hidet_dist.symbolic.extents import extents_of
+from hidet_dist.weights import Layout, shard_blocks, write_safetensors
 
 
 def check_destination(out_dir: Path, recompile: bool) -> None:
@@ -108,14 +109,11 @@ def write_artifacts(folder: Path, plan: Plan, program: Program, compiled: Compil
     for number, kernel in enumerate(compiled.kernels):
         shutil.copyfile(kernel, folder / stage.kernel_file(number))
     if compiled.constants:
-        constants: dict[str, torch.Tensor] = {name: c.torch().contiguous() for name, c in compiled.constants.items()}
-        save_file(constants, folder / stage.constants_file)
+        constants = {name: c.torch().contiguous() for name, c in compiled.constants.items()}
+        layouts = {name: Layout(c.dtype.name, tuple(c.shape)) for name, c in compiled.constants.items()}
+        write_safetensors(folder / stage.constants_file, layouts, lambda name: [constants[name]])
     for rank in range(program.mesh.size):
-        data = program.data_of(rank)
-        # Contiguous shards may still be views of one storage (a replicated weight), which the format does not allow.
-        save_file(
-            {name: data[name].clone() for name in compiled.data if name in data}, folder / stage.weights_file(rank)
-        )
+        _write_rank(folder / stage.weights_file(rank), program, rank, compiled.data)
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {path.relative_to(folder).as_posix(): (path.stat().st_size, sha256(path)) for path in paths}
     assert NAME not in files
@@ -131,3 +129,22 @@ def write_artifacts(folder: Path, plan: Plan, program: Program, compiled: Compil
     )
     manifest.save(folder)
     return manifest
+
+
+def _write_rank(path: Path, program: Program, rank: int, names: Sequence[str]) -> None:
+    """Write a rank's shards block by block, so that memory is taken neither for all ranks nor for one."""
+    coordinate = program.mesh.coordinate(rank)
+    weights = {weight.name: weight for weight in program.weights if weight.name in names}
+    layouts = {
+        name: Layout(weight.dtype, weight.spec.local_shape(weight.shape, program.mesh))
+        for name, weight in weights.items()
+    }
+    if COORDINATE in names:
+        layouts[COORDINATE] = Layout("int32", (len(coordinate),))
+
+    def blocks(name: str) -> Iterable[torch.Tensor]:
+        if name == COORDINATE:
+            return [torch.tensor(coordinate, dtype=torch.int32)]
+        return shard_blocks(program.sources[name], weights[name], program.mesh, coordinate)
+
+    write_safetensors(path, layouts, blocks)

@@ -1,40 +1,50 @@
-"""Machines that can be named. Figures from the vendors' data sheets, peak and dense (without sparsity).
+"""Machines that can be named. Figures are the vendors', peak and dense (half of what is printed for sparse matrices).
 
-A100: NVIDIA A100 Tensor Core GPU data sheet (SXM4 80 GB; NVLink 600 GB/s is both directions together).
-H100: NVIDIA H100 Tensor Core GPU data sheet (SXM5; NVLink 900 GB/s is both directions together; dense is half of the
-sparse figures printed there).
-H200: NVIDIA H200 Tensor Core GPU data sheet.
-PCIe: 16 GT/s x 16 lanes with 128b/130b coding (PCI Express Base Specification 4.0).
-DGX A100 and DGX H100 pods: eight NICs a node, one a GPU, of 200 Gb/s (HDR) and 400 Gb/s (NDR) InfiniBand (NVIDIA DGX
-A100 and DGX H100 user guides).
-Latency of one ring step over NVLink, PCIe, InfiniBand: NCCL 2.x, src/graph/tuning, the hardware latencies of
-the Simple protocol.
-Launch of one kernel: NVIDIA's "CUDA Graphs" posts measure 2 to 3 microseconds.
+Devices (arithmetic, memory bandwidth, memory), from NVIDIA's data sheets:
+
+* A100 Tensor Core GPU, 80 GB, SXM4 and PCIe.
+* H100 Tensor Core GPU, SXM5 and PCIe (80 GB).
+* H200 Tensor Core GPU, SXM5.
+* L40S; its float64 rate, not printed there, is 1/64 of the float32 rate (Ada GPU Architecture white paper).
+
+Links, what one device sends in one direction:
+
+* NVLink 3 and 4 (A100 and H100 data sheets): 600 and 900 GB/s, both directions together.
+* PCIe 4.0 and 5.0: 16 lanes of 16 and 32 GT/s, coded 128b/130b (PCI Express Base Specification 4.0 and 5.0).
+* Between nodes: eight NICs a node, one a GPU, of 200 Gb/s (HDR InfiniBand, DGX A100 User Guide) and 400 Gb/s (NDR, DGX
+  H100 User Guide; HGX H200 machines are built with the same).
+
+Latency of one ring step over NVLink, PCIe, InfiniBand: NCCL 2.x, src/graph/tuning, the hardware latencies of the Simple
+protocol. Launch of one kernel: NVIDIA's "CUDA Graphs" posts measure 2 to 3 microseconds.
 """
 
 from __future__ import annotations
+
+import math
+from dataclasses import dataclass
 
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine.cluster import Cluster, Device, Link
 from hidet_dist.spec import DeviceMesh
 
 _GB = 1e9
+_LAUNCH = 2.5e-6
 
-_A100 = Device(
-    "A100-SXM4-80GB",
-    {"default": 19.5e12, "float32": 19.5e12, "float64": 9.7e12, "float16": 312e12, "bfloat16": 312e12, "int8": 624e12},
-    2039 * _GB,
-    80 * 10**9,
-    2.5e-6,
-)
-_H100 = Device(
-    "H100-SXM5-80GB",
-    {"default": 67e12, "float32": 67e12, "float64": 34e12, "float16": 989e12, "bfloat16": 989e12, "int8": 1979e12},
-    3350 * _GB,
-    80 * 10**9,
-    2.5e-6,
-)
-_H200 = Device("H200-SXM5-141GB", _H100.flops_per_second, 4800 * _GB, 141 * 10**9, 2.5e-6)
+
+def _rates(half: float, float32: float, float64: float, int8: float) -> dict[str, float]:
+    """Operations per second by dtype; ``half`` is float16 and bfloat16."""
+    rates = {"float16": half, "bfloat16": half, "float32": float32, "float64": float64, "int8": int8}
+    return {"default": float32, **rates}
+
+
+_A100_RATES = _rates(312e12, 19.5e12, 9.7e12, 624e12)
+_A100 = Device("A100-SXM4-80GB", _A100_RATES, 2039 * _GB, 80 * 10**9, _LAUNCH)
+_A100_PCIE = Device("A100-PCIE-80GB", _A100_RATES, 1935 * _GB, 80 * 10**9, _LAUNCH)
+_H100_RATES = _rates(989e12, 67e12, 34e12, 1979e12)
+_H100 = Device("H100-SXM5-80GB", _H100_RATES, 3350 * _GB, 80 * 10**9, _LAUNCH)
+_H100_PCIE = Device("H100-PCIE-80GB", _rates(756e12, 51e12, 26e12, 1513e12), 2000 * _GB, 80 * 10**9, _LAUNCH)
+_H200 = Device("H200-SXM5-141GB", _H100_RATES, 4800 * _GB, 141 * 10**9, _LAUNCH)
+_L40S = Device("L40S-48GB", _rates(362e12, 91.6e12, 91.6e12 / 64, 733e12), 864 * _GB, 48 * 10**9, _LAUNCH)
 # A rank of one core, as measured on a 2-core x86-64 (AVX2) virtual machine: OpenBLAS's sgemm of 768 x 768 matrices,
 # hidet's generic CPU kernel of a float64 product, and the rate at which its element-wise kernels go through memory (the
 # memory itself copies at 34 GB/s).
@@ -42,39 +52,71 @@ _CPU = Device("cpu", {"default": 1.7e9, "float32": 1.1e11}, 10 * _GB, 8 * 2**30,
 
 _NVLINK3 = Link(3.4e-6, 300 * _GB)
 _NVLINK4 = Link(3.4e-6, 450 * _GB)
-_PCIE4 = Link(5.7e-6, 31.5 * _GB)
+_PCIE4 = Link(5.7e-6, 16 * 16e9 * 128 / 130 / 8)
+_PCIE5 = Link(5.7e-6, 16 * 32e9 * 128 / 130 / 8)
 # Gloo between two processes of that machine, all-gathers of 256 bytes and of 4 MiB.
 _LOOPBACK = Link(1.5e-4, 1.5 * _GB)
 
 _HDR = Link(14e-6, 25 * _GB)
 _NDR = Link(14e-6, 50 * _GB)
 
-MACHINES: dict[str, tuple[Device, Link]] = {
-    "cpu": (_CPU, _LOOPBACK),
-    "dgx-a100": (_A100, _NVLINK3),
-    "dgx-h100": (_H100, _NVLINK4),
-    "hgx-h200": (_H200, _NVLINK4),
-    "pcie-a100": (_A100, _PCIE4),
-}
-# Several nodes: the last mesh axis is within a node, the others go over this link.
-PODS: dict[str, tuple[str, Link]] = {
-    "dgx-a100-pod": ("dgx-a100", _HDR),
-    "dgx-h100-pod": ("dgx-h100", _NDR),
+
+@dataclass(frozen=True)
+class Machine:
+    """Nodes of equal devices.
+
+    Attributes
+    ----------
+    device: what there are ``devices_per_node`` of; None where any number of them can be made.
+    link: what joins the devices of a node.
+    network: what joins nodes, for each device; None where there is one node.
+    """
+
+    device: Device
+    devices_per_node: int | None
+    link: Link
+    network: Link | None = None
+
+
+MACHINES: dict[str, Machine] = {
+    "cpu": Machine(_CPU, None, _LOOPBACK),
+    "dgx-a100": Machine(_A100, 8, _NVLINK3),
+    "dgx-h100": Machine(_H100, 8, _NVLINK4),
+    "hgx-h200": Machine(_H200, 8, _NVLINK4),
+    "pcie-a100": Machine(_A100_PCIE, 8, _PCIE4),
+    "pcie-h100": Machine(_H100_PCIE, 8, _PCIE5),
+    "pcie-l40s": Machine(_L40S, 8, _PCIE4),
+    "dgx-a100-pod": Machine(_A100, 8, _NVLINK3, _HDR),
+    "dgx-h100-pod": Machine(_H100, 8, _NVLINK4, _NDR),
+    "hgx-h200-pod": Machine(_H200, 8, _NVLINK4, _NDR),
 }
 
 
 def builtin(name: str, mesh: DeviceMesh) -> Cluster:
     """The named machine with ``mesh`` on it.
 
-    Every axis goes over the same link, but in a pod all axes other than the last go over the network between nodes.
+    Ranks fill one node after the other, so the last mesh axes are within a node as far as its devices go, and the axes
+    before them go over the network. On one node every axis goes over the same link.
 
     Raises
     ------
     ConfigError
-        For an unknown name.
+        For an unknown name, and for a mesh of more devices than the machine has.
     """
-    node, across = PODS.get(name, (name, None))
-    if node not in MACHINES:
-        raise ConfigError(f"Unknown machine {name!r}; the built-in ones are {', '.join(sorted({*MACHINES, *PODS}))}.")
-    device, link = MACHINES[node]
-    return Cluster(mesh, (across or link,) * (mesh.ndim - 1) + (link,), device)
+    machine = MACHINES.get(name)
+    if machine is None:
+        raise ConfigError(f"Unknown machine {name!r}; the built-in ones are {', '.join(sorted(MACHINES))}.")
+    per_node = machine.devices_per_node
+    if per_node is None:
+        return Cluster(mesh, (machine.link,) * mesh.ndim, machine.device)
+    if machine.network is None and mesh.size > per_node:
+        pods = [pod for pod, own in MACHINES.items() if own.network is not None and own.device == machine.device]
+        raise ConfigError(
+            f"The machine {name} has {per_node} devices; the mesh {mesh} needs {mesh.size}."
+            + (f" {', '.join(pods)} has as many nodes as it takes." if pods else "")
+        )
+    links = [
+        machine.network if machine.network is not None and math.prod(mesh.shape[axis:]) > per_node else machine.link
+        for axis in range(mesh.ndim)
+    ]
+    return Cluster(mesh, tuple(links), machine.device)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hidet_dist.errors import ConfigError
 from hidet_dist.spec import DeviceMesh
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _positive(value: Any) -> bool:
+    return _finite(value) and value > 0
 
 
 @dataclass(frozen=True)
@@ -21,8 +31,10 @@ class Link:
     bandwidth_bytes_per_second: float
 
     def __post_init__(self) -> None:
-        if not self.latency_seconds >= 0 or not self.bandwidth_bytes_per_second > 0:
-            raise ConfigError(f"A link needs a latency of 0 or more and a bandwidth above 0; got {self}.")
+        if not (_finite(self.latency_seconds) and self.latency_seconds >= 0):
+            raise ConfigError(f"A link needs a latency of 0 or more seconds; got {self.latency_seconds!r}.")
+        if not _positive(self.bandwidth_bytes_per_second):
+            raise ConfigError(f"A link needs a bandwidth above 0 bytes/s; got {self.bandwidth_bytes_per_second!r}.")
 
 
 @dataclass(frozen=True)
@@ -40,9 +52,16 @@ class Device:
     launch_seconds: float
 
     def __post_init__(self) -> None:
-        rates = [*self.flops_per_second.values(), self.memory_bandwidth_bytes_per_second, self.memory_bytes]
-        if "default" not in self.flops_per_second or not all(rate > 0 for rate in rates) or self.launch_seconds < 0:
-            raise ConfigError(f"A device needs rates above 0 and a 'default' entry in flops_per_second; got {self}.")
+        if not isinstance(self.flops_per_second, Mapping) or "default" not in self.flops_per_second:
+            raise ConfigError(f"A device needs a 'default' entry in flops_per_second; got {self.flops_per_second!r}.")
+        rates = {f"flops_per_second[{dtype!r}]": rate for dtype, rate in self.flops_per_second.items()}
+        rates["memory_bandwidth_bytes_per_second"] = self.memory_bandwidth_bytes_per_second
+        rates["memory_bytes"] = self.memory_bytes
+        for what, rate in rates.items():
+            if not _positive(rate):
+                raise ConfigError(f"A device needs rates above 0; its {what} is {rate!r}.")
+        if not (_finite(self.launch_seconds) and self.launch_seconds >= 0):
+            raise ConfigError(f"A device needs a launch_seconds of 0 or more; got {self.launch_seconds!r}.")
 
     def operator_seconds(self, operations: int, moved_bytes: int, dtype: str) -> float:
         """Time of one operator: the roofline (Williams et al., CACM 52(4), 2009), never below a launch.

@@ -45,8 +45,10 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
     try:
         found = tuple(Link(**_fields(link, _LINK, f"a link of {path}")) for link in links)
         made = Device(**device)
-    except (TypeError, AttributeError) as error:
-        raise ConfigError(f"The machine {path} has a value of the wrong type: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"The machine {path} makes no sense: {error}") from error
+    if len(found) not in (1, mesh.ndim):
+        raise ConfigError(f"The machine {path} has {len(found)} links, but the mesh {mesh} has {mesh.ndim} axes.")
     return Cluster(mesh, found * mesh.ndim if len(found) == 1 else found, made)
 
 

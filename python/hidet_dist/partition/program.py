@@ -9,9 +9,8 @@ import hidet
 import torch
 from hidet.graph import FlowGraph, Operator, Tensor
 
-from hidet_dist.connect import Step, connect, walk
+from hidet_dist.connect import PlannedSteps, Step, walk
 from hidet_dist.errors import ConfigError, PartitionError, PlanError, SpecError
-from hidet_dist.machine import builtin
 from hidet_dist.partition.operators import (
     CommunicationOp,
     CopyOp,
@@ -23,10 +22,10 @@ from hidet_dist.partition.operators import (
 from hidet_dist.rules.local import localize
 from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, Plan, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.partial import Layout, PartialSpec, split_of
-from hidet_dist.spec.plan import ConnectionPlan
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan, bind, local_symbols
 from hidet_dist.symbolic.extents import Extent, extents_of, local_extent, same_shape
 from hidet_dist.view import GraphView
+from hidet_dist.weights import SafetensorsFiles, Source, read_shard, source_of
 
 COORDINATE = "coordinate"
 
@@ -40,7 +39,7 @@ class Program:
     graph: FlowGraph
         Its inputs are the local graph inputs, then one placeholder a weight shard, then the coordinate.
     inputs, outputs: how the graph's inputs and outputs lie on the mesh.
-    weights: how each weight lies; ``sources`` are the whole weights, by name.
+    weights: how each weight lies; ``sources`` are the data of the whole weights, by name.
     coordinate: int32[mesh.ndim], the placeholder of the device's coordinate; None when nothing depends on it.
     symbols: the symbolic dims. ``local_symbols`` are those that local shapes are written in.
     """
@@ -50,7 +49,7 @@ class Program:
     inputs: tuple[TensorPlan, ...]
     outputs: tuple[TensorPlan, ...]
     weights: tuple[TensorPlan, ...]
-    sources: dict[str, Tensor]
+    sources: dict[str, Source]
     weight_placeholders: dict[str, Tensor]
     coordinate: Tensor | None
     symbols: tuple[SymbolPlan, ...] = ()
@@ -74,12 +73,14 @@ class Program:
         ]
 
     def data_of(self, rank: int) -> dict[str, torch.Tensor]:
-        """What differs between ranks: the rank's shard of each weight by name, and its coordinate."""
+        """What differs between ranks: the rank's shard of each weight by name, and its coordinate.
+
+        All in memory; :func:`hidet_dist.weights.shard_blocks` goes through a shard block by block.
+        """
         coordinate = self.mesh.coordinate(rank)
         data = {}
         for weight in self.weights:
-            whole = self.sources[weight.name].torch()
-            data[weight.name] = whole[weight.spec.slices(weight.shape, self.mesh, coordinate)].contiguous()
+            data[weight.name] = read_shard(self.sources[weight.name], weight, self.mesh, coordinate)
         if self.coordinate is not None:
             data[COORDINATE] = torch.tensor(coordinate, dtype=torch.int32)
         return data
@@ -94,8 +95,8 @@ def communication_operators(graph: FlowGraph) -> list[CommunicationOp]:
     return [node for node in graph.nodes if isinstance(node, CommunicationOp)]
 
 
-def partition_graph(graph: FlowGraph, plan: Plan) -> Program:
-    """Turn a graph into the program that its plan describes.
+def partition_graph(graph: FlowGraph, plan: Plan, files: SafetensorsFiles | None = None) -> Program:
+    """Turn a graph into the program that its plan describes; ``files`` have the weights that it knows by name only.
 
     Raises
     ------
@@ -103,26 +104,29 @@ def partition_graph(graph: FlowGraph, plan: Plan) -> Program:
         When the plan was made for another graph, or its specs or conversions do not fit the graph.
     PartitionError
         When an operator cannot be rebuilt on the shards that the plan gives it.
+    WeightsError
+        When ``files`` lack a weight, or have it in another shape or dtype.
     """
     stage = plan.stage
     try:
-        view = GraphView(graph, stage.symbols)
+        view = GraphView(graph, stage.symbols, stage.mesh)
     except ConfigError as error:
         raise PlanError(f"The plan does not fit the graph: {error}") from error
     if stage.fingerprint != view.fingerprint():
         raise PlanError(
             f"The plan was made for the graph {stage.fingerprint}, not this one ({view.fingerprint()}). Plan it anew."
         )
-    return _Partitioner(view, stage).run()
+    return _Partitioner(view, stage, files).run()
 
 
 class _Partitioner:
-    def __init__(self, view: GraphView, stage: StagePlan):
+    def __init__(self, view: GraphView, stage: StagePlan, files: SafetensorsFiles | None):
         self.view = view
         self.stage = stage
+        self.files = files
         self.mesh = stage.mesh
         self.multiples = {symbol.name: symbol.multiple_of for symbol in stage.symbols}
-        self.listed = _listed_connections(stage)
+        self.conversions = PlannedSteps(stage)
         self.local: dict[tuple[str, TensorShardSpec], Tensor] = {}
         self.lies: dict[str, TensorShardSpec] = {}
         device = view.graph.outputs[0].device
@@ -134,8 +138,7 @@ class _Partitioner:
         for plan in self.stage.operators:
             self.operator(self.view.operators[plan.index], plan)
         outputs = [self.wanted(tensor.name, tensor.spec) for tensor in self.stage.outputs]
-        for name, target in self.listed:
-            raise PlanError(f"The plan converts {name} to {target}, but nothing takes it so. Take the conversion out.")
+        self.conversions.check_all_taken()
         inputs = [placeholders[tensor.name] for tensor in self.stage.inputs]
         weights = {tensor.name: placeholders[tensor.name] for tensor in self.stage.weights}
         extra = [self.coordinate] if self.coordinate_used else []
@@ -147,7 +150,7 @@ class _Partitioner:
             self.stage.inputs,
             self.stage.outputs,
             self.stage.weights,
-            {name: self.view.tensors[name] for name in weights},
+            {name: source_of(self.view.tensors[name], self.files) for name in weights},
             weights,
             self.coordinate if self.coordinate_used else None,
             self.stage.symbols,
@@ -189,7 +192,7 @@ class _Partitioner:
         """The tensor in ``spec``, converted once however often it is wanted so."""
         if (name, spec) not in self.local:
             source = self.lies[name]
-            steps = self.conversion(name, spec)
+            steps = self.conversions.take(name, *self.view.pieces(name), source, spec)
             self.local[name, spec] = self.converted(name, self.local[name, source], source, steps)
         return self.local[name, spec]
 
@@ -200,12 +203,12 @@ class _Partitioner:
             source = PartialSpec(lies, fn.op, fn.mesh_axes)
             step = Step.of(fn)
             partial = self.converted(name, partial, source, [step])
-            lies = split_of(step.after(source, self.view.shape(name), self.mesh))
+            lies = split_of(step.after(source, self.view.pieces(name)[0], self.mesh))
         return partial
 
     def converted(self, name: str, x: Tensor, source: Layout, steps: Sequence[Step]) -> Tensor:
         """A local tensor after the steps of a conversion."""
-        after = walk(steps, source, self.view.shape(name), self.mesh)
+        after = walk(steps, source, self.view.pieces(name)[0], self.mesh)
         for step, layout in zip(steps, after, strict=True):
             x = self.step(x, step, self.local_shape(name, split_of(layout)))
         return x
@@ -221,27 +224,6 @@ class _Partitioner:
                 raise SpecError(f"{spec} splits {extent} into {shards}, which it is not declared to be a multiple of")
             shape.append(local)
         return tuple(shape)
-
-    def conversion(self, name: str, target: TensorShardSpec) -> Sequence[Step]:
-        """The steps that the plan lists, once they are known to lead there.
-
-        A conversion that the plan does not list, as one written by hand need not, takes what would be the cheapest
-        steps on the machine ``cpu``: the result is the same whatever the machine.
-        """
-        source, shape = self.lies[name], self.view.shape(name)
-        listed = self.listed.pop((name, target), None)
-        try:
-            if listed is None:
-                return connect(shape, self.view.tensors[name].dtype, source, target, builtin("cpu", self.mesh)).steps
-            if listed.source != source:
-                raise PlanError(f"The plan converts {name} from {listed.source} to {target}, but it lies as {source}.")
-            steps = [Step.parse(text) for text in listed.steps]
-            end = [source, *walk(steps, source, shape, self.mesh)][-1]
-        except SpecError as error:
-            raise PlanError(f"The plan's conversion of {name} to {target} does not fit: {error}") from error
-        if end != target:
-            raise PlanError(f"The plan's conversion of {name} from {source} leads to {end}, not to {target}.")
-        return steps
 
     def step(self, x: Tensor, step: Step, after: Sequence[Extent]) -> Tensor:
         """One step of a conversion, or one reduce function, on a local tensor, which has the shape ``after`` then.
@@ -278,14 +260,6 @@ class _Partitioner:
 
 def _shaped(x: Tensor, shape: Sequence[Extent]) -> Tensor:
     return x if same_shape(extents_of(x), shape) else hidet.ops.reshape(x, list(shape))
-
-
-def _listed_connections(stage: StagePlan) -> dict[tuple[str, TensorShardSpec], ConnectionPlan]:
-    listed: dict[tuple[str, TensorShardSpec], ConnectionPlan] = {}
-    for plan in (*(c for operator in stage.operators for c in operator.connections), *stage.output_connections):
-        if listed.setdefault((plan.tensor, plan.target), plan) is not plan:
-            raise PlanError(f"The plan converts {plan.tensor} to {plan.target} twice. Take one conversion out.")
-    return listed
 
 
 def _own_memory(outputs: Sequence[Tensor]) -> list[Tensor]:

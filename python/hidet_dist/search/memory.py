@@ -21,10 +21,9 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from hidet_dist.connect import Step, connect
-from hidet_dist.machine import builtin
+from hidet_dist.connect import PlannedSteps, Step, walk
 from hidet_dist.spec import DeviceMesh, ReduceFn, StagePlan, TensorShardSpec
-from hidet_dist.spec.partial import Layout, split_of
+from hidet_dist.spec.partial import split_of
 from hidet_dist.view import GraphView
 
 CONVERT, RUN, REDUCE = range(3)
@@ -41,19 +40,18 @@ def conversion_nbytes(
 ) -> int:
     """Most bytes that converting a tensor of ``shape`` (elements) holds beside its source and its result."""
     first = before = local_nbytes(shape, itemsize, source, mesh)
+    local = source.local_shape(shape, mesh)
     most = 0
-    layout: Layout = source
-    for number, step in enumerate(steps):
-        local = split_of(layout).local_shape(shape, mesh)
-        layout = step.after(layout, shape, mesh)
-        after = local_nbytes(shape, itemsize, split_of(layout), mesh)
+    for number, (step, layout) in enumerate(zip(steps, walk(steps, source, shape, mesh), strict=True)):
+        spec = split_of(layout)
+        after = local_nbytes(shape, itemsize, spec, mesh)
         kept = first if number else 0  # the source, where the step does not count it anyway
         most = max(most, before + after + kept)
         if step.packs(local):
             most = max(most, 2 * before + kept)
         if step.unpacks(local, mesh):
             most = max(most, 2 * after + first)
-        before = after
+        before, local = after, spec.local_shape(shape, mesh)
     return max(0, most - first - before)
 
 
@@ -110,7 +108,7 @@ class Lifetimes:
 def moment_bytes(view: GraphView, stage: StagePlan) -> list[int]:
     """Bytes that a device holds at each moment of a stage. Raises SpecError when a spec does not fit the graph."""
     mesh, lifetimes = stage.mesh, Lifetimes(view)
-    cluster = builtin("cpu", mesh)
+    conversions = PlannedSteps(stage)
     change = [0] * (lifetimes.count + 1)
 
     def hold(begin: int, end: int, nbytes: int) -> None:
@@ -148,7 +146,7 @@ def moment_bytes(view: GraphView, stage: StagePlan) -> list[int]:
     for (name, target), (begin, end) in spans.items():
         if (name, target) not in resident:
             hold(begin, end, size(name, target))
-        steps = connect(view.shape(name), view.tensors[name].dtype, lies[name], target, cluster).steps
+        steps = conversions.take(name, *view.pieces(name), lies[name], target)
         hold(begin, begin, conversion_nbytes(view.shape(name), view.itemsize(name), lies[name], steps, mesh))
     return list(accumulate(change))[:-1]
 

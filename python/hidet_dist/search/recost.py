@@ -130,7 +130,7 @@ def _check_tensor(view: GraphView, stage: StagePlan, tensor: TensorPlan) -> None
             f"{real[1]}{list(real[0])} of {real[2]} bytes."
         )
     try:
-        tensor.spec.validate(tensor.shape, stage.mesh)
+        tensor.spec.validate(view.pieces(name)[0], stage.mesh)
     except SpecError as error:
         raise PlanError(f"The plan's spec of {name} does not fit: {error}") from error
 
@@ -142,7 +142,7 @@ def _why(view: GraphView, stage: StagePlan, number: int, choices: tuple[Choice, 
         return f"it has {len(op.inputs)} inputs and {len(op.outputs)} outputs."
     for tensor, own in zip((*op.inputs, *op.outputs), (*spec.in_specs, *spec.out_specs), strict=True):
         try:
-            own.validate(view.shape(view.names[tensor]), stage.mesh)
+            own.validate(view.pieces(view.names[tensor])[0], stage.mesh)
         except SpecError as error:
             return f"{view.names[tensor]} does not fit: {error}"
 

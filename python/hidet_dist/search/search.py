@@ -23,6 +23,7 @@ from hidet_dist.spec import Plan, TensorShardSpec
 from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.symbolic.planning import check_specs, planning_view
 from hidet_dist.view import GraphView
+from hidet_dist.weights import names_of
 
 MODES = ("search", "propagate")
 
@@ -137,6 +138,7 @@ def find(
     check_specs(view, cluster.mesh, "input", view.inputs, input_specs)
     check_specs(view, cluster.mesh, "output", view.outputs, output_specs)
     tensors = parse_names(names)
+    tensors |= {name: x for name, x in names_of(view.tensors.values()).items() if name not in tensors}
     pinned = Pins(view, cluster.mesh, parse_pins(pins), tensors)
     model = PredictedCost(cluster) if cost_model is None else cost_model
     with collector_paused():

@@ -57,7 +57,7 @@ def lay_out(
         target = outputs[use.position] if use.operator is None else chosen[use.operator].spec.in_specs[use.position]
         if target != lies[name] and (name, target) not in paid:
             paid.add((name, target))
-            found = model.connect(view.shape(name), view.tensors[name].dtype, lies[name], target)
+            found = model.connect(*view.pieces(name), lies[name], target)
             steps = tuple(map(str, found.steps))
             at.setdefault(use.operator, []).append(ConnectionPlan(name, lies[name], target, steps, found.seconds))
     operators = []

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hidet.graph import Operator
-from hidet.ir.type import DataType
 
+from hidet_dist.connect import Element
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice
@@ -105,11 +105,11 @@ def state(
         for spec in specs:
             numbering[name].setdefault(spec, len(numbering[name]))
     tensors = {name: n for n, name in enumerate(numbering)}
-    prices: dict[tuple[tuple[int, ...], DataType, tuple[TensorShardSpec, ...]], tuple[tuple[float, ...], ...]] = {}
+    prices: dict[tuple[tuple[int, ...], Element, tuple[TensorShardSpec, ...]], tuple[tuple[float, ...], ...]] = {}
 
     def price(name: str) -> tuple[tuple[float, ...], ...]:
         specs = tuple(numbering[name])
-        key = (view.shape(name), view.tensors[name].dtype, specs)
+        key = (*view.pieces(name), specs)
         if key not in prices:
             prices[key] = model.conversions(*key)
         return prices[key]
@@ -149,7 +149,7 @@ def _weight_specs(shape: tuple[int, ...], mesh: DeviceMesh) -> list[TensorShardS
 
 def _layouts(pinned: Pins, own: Sequence[Pin], name: str, what: str) -> list[TensorShardSpec]:
     """The specs that a stored tensor may have, of those its pins allow."""
-    shape = pinned.view.shape(name)
+    shape, _ = pinned.view.pieces(name)
     return pinned.layouts(own, what, shape, _weight_specs(shape, pinned.mesh))
 
 
@@ -169,7 +169,7 @@ def _ends(
         wanted = own
         if given is not None:
             try:
-                given.validate(pinned.view.shape(name), pinned.mesh)
+                given.validate(pinned.view.pieces(name)[0], pinned.mesh)
             except SpecError as error:
                 raise ConfigError(f"The spec of {what} {number} does not fit: {error}") from error
             wanted = [Pin(f"{what}_specs[{number}]", SpecPattern.of(given)), *own]

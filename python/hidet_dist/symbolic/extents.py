@@ -40,7 +40,7 @@ def evaluate(extent: Extent, sizes: Mapping[str, int]) -> int:
     Raises
     ------
     ValueError
-        When the extent is no expression of symbols by ``+ - * / %``.
+        When the extent is no expression of symbols by ``+ - * / % < <= ?:``.
     """
     if isinstance(extent, int | Constant):
         return int(extent)
@@ -48,6 +48,11 @@ def evaluate(extent: Extent, sizes: Mapping[str, int]) -> int:
         return sizes[extent.name]
     if isinstance(extent, ir.Cast):
         return evaluate(extent.expr, sizes)
+    if isinstance(extent, ir.IfThenElse):
+        return evaluate(extent.then_expr if evaluate(extent.cond, sizes) else extent.else_expr, sizes)
+    if isinstance(extent, ir.LessThan | ir.LessEqual):
+        a, b = evaluate(extent.a, sizes), evaluate(extent.b, sizes)
+        return int(a < b or (a == b and isinstance(extent, ir.LessEqual)))
     if isinstance(extent, ir.Add | ir.Sub | ir.Multiply | ir.Div | ir.FloorDiv | ir.Mod):
         a, b = evaluate(extent.a, sizes), evaluate(extent.b, sizes)
         if isinstance(extent, ir.Add):
@@ -98,7 +103,7 @@ def local_extent(extent: Extent, shards: int, multiples: Mapping[str, int]) -> E
         return extent
     factors = factors_of(extent)
     for number, factor in enumerate(factors):
-        part = math.gcd(shards, _divisor(factor, multiples))
+        part = math.gcd(shards, divisor_of(factor, multiples))
         shards //= part
         factors[number] = _shard(factor, part)
     return hidet.utils.prod(factors) if shards == 1 else None
@@ -111,10 +116,13 @@ def factors_of(extent: Extent) -> list[Extent]:
     return [int(extent) if isinstance(extent, Constant) else extent]
 
 
-def _divisor(factor: Extent, multiples: Mapping[str, int]) -> int:
-    if isinstance(factor, int):
-        return factor
-    return multiples[factor.name] if isinstance(factor, SymbolVar) else 1
+def divisor_of(extent: Extent, multiples: Mapping[str, int]) -> int:
+    """What an extent is known to be a multiple of; ``multiples`` says what each symbol is a multiple of."""
+    numbers = [
+        factor if isinstance(factor, int) else multiples[factor.name] if isinstance(factor, SymbolVar) else 1
+        for factor in factors_of(extent)
+    ]
+    return math.prod(numbers)
 
 
 def _shard(factor: Extent, shards: int) -> Extent:

@@ -1,9 +1,9 @@
 """Planning a graph whose sizes are not known: a twin of it with sizes, and the choices that hold for all sizes.
 
-Rules and costs need numbers. So the graph is planned as a twin in which every symbol is a number that divides as it is
-declared to and no further. Whether a choice of the twin holds for every size is decided by a second twin, whose sizes
-are primes (times what is declared) that divide nothing else in the graph, and by the symbolic operator itself: rebuilt
-on symbolic shards it must have the definition of the second twin's operator, rebuilt on its shards.
+Rules and costs need numbers. So the graph is planned as a twin in which every symbol is the size that is expected.
+Whether a choice of the twin holds for every size is decided by a second twin, whose sizes are primes (times what is
+declared) that divide nothing else in the graph, and by the symbolic operator itself: rebuilt on symbolic shards it must
+have the definition of the second twin's operator, rebuilt on its shards.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import hidet
 from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.ir.expr import Constant, Expr
 
+from hidet_dist.connect import Element
 from hidet_dist.errors import ConfigError
 from hidet_dist.normalize import as_normal
 from hidet_dist.rules.access import Definition, UnsupportedDefinition, analyze, rename
@@ -71,11 +72,11 @@ class TwinView(GraphView):
                     f"optimization_config['symbols'] declares {name!r}; the graph has the symbolic dims "
                     f"{', '.join(names) or 'none'}."
                 )
-        symbols = tuple(SymbolPlan(name, declared[name].multiple_of, _planned(declared[name], mesh)) for name in names)
+        symbols = tuple(SymbolPlan(name, declared[name].multiple_of, declared[name].expected) for name in names)
         for own in local_symbols(symbols, mesh):
             if own.shards > 1 and own.name in names:
                 raise ConfigError(f"Rename the symbolic dim {own.name}: so is a shard of {own.symbol} called.")
-        self.symbolic = GraphView(graph, symbols)
+        self.symbolic = GraphView(graph, symbols, mesh)
         super().__init__(_concrete(self.symbolic, {symbol.name: symbol.size for symbol in symbols}))
         self.symbols = symbols
         self.prime_sizes = _prime_sizes(self.symbolic, mesh)
@@ -83,6 +84,10 @@ class TwinView(GraphView):
         for view in (self, self.primes):
             assert [type(op) for op in view.operators] == [type(op) for op in self.symbolic.operators]
         self.names.update(self.symbolic.names)  # so that a user's tensors are found
+
+    def pieces(self, name: str) -> tuple[tuple[int, ...], Element]:
+        """A tensor as it may be split; see :meth:`GraphView.pieces`."""
+        return self.symbolic.pieces(name)
 
     def written(self, name: str) -> tuple[int | str, ...]:
         """The shape of a tensor with symbolic dims, these as text; empty for a fixed shape."""
@@ -210,14 +215,6 @@ class SymbolicRules(RuleTable):
         return rename(definition.canonical, {})
 
 
-def _planned(declared: SymbolSize, mesh: DeviceMesh) -> int:
-    """The least size from the expected one up that divides into groups of the mesh only as it is declared to."""
-    count = math.ceil(declared.expected / declared.multiple_of)
-    while math.gcd(count, mesh.size) > 1:
-        count += 1
-    return declared.multiple_of * count
-
-
 def _prime_sizes(view: GraphView, mesh: DeviceMesh) -> dict[str, int]:
     """A prime for each symbol, times its multiple, that divides no other extent of the graph."""
     others = {mesh.size, *(symbol.multiple_of for symbol in view.symbols)}
@@ -253,7 +250,7 @@ def _concrete(view: GraphView, sizes: Mapping[str, int]) -> FlowGraph:
                 f"{', '.join(f'{name} = {size}' for name, size in sizes.items())}: {error}"
             ) from error
         made.update(zip(op.outputs, outputs, strict=True))
-    twin = FlowGraph([made[y] for y in view.graph.outputs], [made[view.tensors[name]] for name in view.inputs])
+    twin = FlowGraph([made[y] for y in view.graph.outputs], [made[x] for x in view.graph.inputs])
     return as_normal(twin)
 
 

@@ -1,28 +1,16 @@
-"""Graphs of the shapes that people really have, with weights that nobody has to hold: for planning, not for running."""
+"""Graphs of the shapes that people really have. Their weights are names and shapes; files may hold the data."""
 
 from __future__ import annotations
 
 import math
-import mmap
 from dataclasses import dataclass
 
 import hidet
-import torch
 from hidet import ops
 
+from hidet_dist.weights import weight as named_weight
+
 _ROPE_PAIR = 2
-
-
-def lazy_weight(shape: tuple[int, ...], dtype: str = "float16") -> hidet.Tensor:
-    """A constant of zeros whose memory is taken only where it is read, so that a plan can be made without it.
-
-    The pages are mapped without reservation: a graph may have weights of more bytes than the machine has memory.
-    """
-    kind: torch.dtype = getattr(torch, dtype)
-    nbytes = math.prod(shape) * kind.itemsize
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    pages = mmap.mmap(-1, max(nbytes, 1), flags=flags)
-    return hidet.from_torch(torch.frombuffer(pages, dtype=kind, count=math.prod(shape)).reshape(shape))
 
 
 @dataclass(frozen=True)
@@ -64,31 +52,35 @@ def gpt(config: GPTConfig) -> hidet.FlowGraph:
     batch, seq, hidden = config.batch, config.sequence, config.hidden
     size = hidden // config.heads
 
-    def weight(*shape: int) -> hidet.Tensor:
-        return lazy_weight(shape, config.dtype)
+    def weight(name: str, *shape: int) -> hidet.Tensor:
+        return named_weight(name, shape, config.dtype)
 
-    def linear(x: hidet.Tensor, out: int) -> hidet.Tensor:
-        return ops.matmul(x, weight(int(x.shape[-1]), out)) + weight(out)
+    def linear(x: hidet.Tensor, out: int, name: str) -> hidet.Tensor:
+        return ops.matmul(x, weight(f"{name}.weight", int(x.shape[-1]), out)) + weight(f"{name}.bias", out)
 
-    def norm(x: hidet.Tensor) -> hidet.Tensor:
-        return ops.layer_norm(x) * weight(hidden) + weight(hidden)
+    def norm(x: hidet.Tensor, name: str) -> hidet.Tensor:
+        return ops.layer_norm(x) * weight(f"{name}.weight", hidden) + weight(f"{name}.bias", hidden)
 
     def heads(x: hidet.Tensor, axes: list[int]) -> hidet.Tensor:
         return ops.permute_dims(ops.reshape(x, [batch, seq, config.heads, size]), axes)
 
     ids = hidet.symbol([batch, seq], "int32", "cpu")
     mask = hidet.symbol([1, 1, seq, seq], config.dtype, "cpu")
-    words = weight(config.vocabulary, hidden)
-    x = ops.take(words, ids) + weight(seq, hidden)
-    for _ in range(config.layers):
-        y = norm(x)
-        query, key, value = (heads(linear(y, hidden), axes) for axes in ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]))
+    words = weight("words", config.vocabulary, hidden)
+    x = ops.take(words, ids) + weight("positions", seq, hidden)
+    for number in range(config.layers):
+        layer = f"layers.{number}"
+        y = norm(x, f"{layer}.norm1")
+        query = heads(linear(y, hidden, f"{layer}.query"), [0, 2, 1, 3])
+        key = heads(linear(y, hidden, f"{layer}.key"), [0, 2, 3, 1])
+        value = heads(linear(y, hidden, f"{layer}.value"), [0, 2, 1, 3])
         scores = ops.matmul(query, key) * (1.0 / math.sqrt(size)) + mask
         context = ops.matmul(ops.softmax(scores, axis=-1), value)
         merged = ops.reshape(ops.permute_dims(context, [0, 2, 1, 3]), [batch, seq, hidden])
-        x = x + linear(merged, hidden)
-        x = x + linear(ops.gelu(linear(norm(x), 4 * hidden)), hidden)
-    logits = ops.matmul(norm(x), weight(hidden, config.vocabulary))
+        x = x + linear(merged, hidden, f"{layer}.out")
+        inner = ops.gelu(linear(norm(x, f"{layer}.norm2"), 4 * hidden, f"{layer}.up"))
+        x = x + linear(inner, hidden, f"{layer}.down")
+    logits = ops.matmul(norm(x, "norm"), weight("head", hidden, config.vocabulary))
     return hidet.trace_from(logits, [ids, mask])
 
 
@@ -97,16 +89,16 @@ def llama(config: LlamaConfig) -> hidet.FlowGraph:
     batch, seq, hidden = config.batch, config.sequence, config.hidden
     size, group = hidden // config.heads, config.heads // config.kv_heads
 
-    def weight(*shape: int) -> hidet.Tensor:
-        return lazy_weight(shape, config.dtype)
+    def weight(name: str, *shape: int) -> hidet.Tensor:
+        return named_weight(name, shape, config.dtype)
 
-    def linear(x: hidet.Tensor, out: int) -> hidet.Tensor:
-        return ops.matmul(x, weight(int(x.shape[-1]), out))
+    def linear(x: hidet.Tensor, out: int, name: str) -> hidet.Tensor:
+        return ops.matmul(x, weight(name, int(x.shape[-1]), out))
 
-    def norm(x: hidet.Tensor) -> hidet.Tensor:
-        return x * ops.rsqrt(ops.mean(x * x, dims=-1, keep_dim=True) + 1e-5) * weight(hidden)
+    def norm(x: hidet.Tensor, name: str) -> hidet.Tensor:
+        return x * ops.rsqrt(ops.mean(x * x, dims=-1, keep_dim=True) + 1e-5) * weight(name, hidden)
 
-    cosine, sine = weight(seq, size), weight(seq, size)
+    cosine, sine = weight("cosine", seq, size), weight("sine", seq, size)
 
     def rotate(x: hidet.Tensor) -> hidet.Tensor:
         left, right = x[:, :, :, : size // _ROPE_PAIR], x[:, :, :, size // _ROPE_PAIR :]
@@ -124,16 +116,19 @@ def llama(config: LlamaConfig) -> hidet.FlowGraph:
 
     ids = hidet.symbol([batch, seq], "int32", "cpu")
     mask = hidet.symbol([1, 1, seq, seq], config.dtype, "cpu")
-    x = ops.take(weight(config.vocabulary, hidden), ids)
-    for _ in range(config.layers):
-        y = norm(x)
-        query = rotate(heads(linear(y, hidden), config.heads))
-        key = grouped(rotate(heads(linear(y, size * config.kv_heads), config.kv_heads)))
-        value = grouped(heads(linear(y, size * config.kv_heads), config.kv_heads))
+    x = ops.take(weight("words", config.vocabulary, hidden), ids)
+    for number in range(config.layers):
+        layer = f"layers.{number}"
+        y = norm(x, f"{layer}.norm1")
+        query = rotate(heads(linear(y, hidden, f"{layer}.query"), config.heads))
+        key = grouped(rotate(heads(linear(y, size * config.kv_heads, f"{layer}.key"), config.kv_heads)))
+        value = grouped(heads(linear(y, size * config.kv_heads, f"{layer}.value"), config.kv_heads))
         scores = ops.matmul(query, ops.permute_dims(key, [0, 1, 3, 2])) * (1.0 / math.sqrt(size)) + mask
         context = ops.matmul(ops.softmax(scores, axis=-1), value)
         merged = ops.reshape(ops.permute_dims(context, [0, 2, 1, 3]), [batch, seq, hidden])
-        x = x + linear(merged, hidden)
-        y = norm(x)
-        x = x + linear(ops.silu(linear(y, config.inner)) * linear(y, config.inner), hidden)
-    return hidet.trace_from(ops.matmul(norm(x), weight(hidden, config.vocabulary)), [ids, mask])
+        x = x + linear(merged, hidden, f"{layer}.out")
+        y = norm(x, f"{layer}.norm2")
+        gate = ops.silu(linear(y, config.inner, f"{layer}.gate"))
+        x = x + linear(gate * linear(y, config.inner, f"{layer}.up"), hidden, f"{layer}.down")
+    logits = ops.matmul(norm(x, "norm"), weight("head", hidden, config.vocabulary))
+    return hidet.trace_from(logits, [ids, mask])

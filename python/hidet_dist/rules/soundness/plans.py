@@ -46,7 +46,7 @@ def random_plan(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) -
 
     def tensor(name: str) -> TensorPlan:
         shape = view.shape(name)
-        spec = random_spec(shape, mesh, rng)
+        spec = random_spec(view.pieces(name)[0], mesh, rng)
         dtype, written = view.tensors[name].dtype.name, view.written(name)
         return TensorPlan(name, shape, dtype, view.nbytes(name), spec, written=written)
 

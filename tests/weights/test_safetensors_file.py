@@ -1,0 +1,159 @@
+"""Slices read from files are the tensors' slices, and files written by blocks are those of the library."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save, save_file
+
+from hidet_dist.errors import WeightsError
+from hidet_dist.weights import Layout, SafetensorsFiles, write_safetensors
+
+# hidet's names, and torch's where they differ
+DTYPES = {
+    name: getattr(torch, {"float8_e4m3": "float8_e4m3fn"}.get(name, name))
+    for name in (
+        *("float64", "float32", "float16", "bfloat16", "float8_e4m3", "float8_e5m2", "bool"),
+        *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
+    )
+}
+
+
+def numbered(shape: Any, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in which neighbours differ, whatever its dtype."""
+    count = torch.Size(shape).numel() * dtype.itemsize
+    data = (torch.arange(count, dtype=torch.int64) * 37 % (2 if dtype == torch.bool else 251)).to(torch.uint8)
+    return data.view(dtype).reshape(shape)
+
+
+@st.composite
+def regions(draw: Any) -> tuple[list[int], tuple[slice, ...]]:
+    shape = draw(st.lists(st.integers(1, 9), max_size=4))
+    bounds = [sorted(draw(st.lists(st.integers(0, size), min_size=2, max_size=2))) for size in shape]
+    return shape, tuple(slice(*pair) for pair in bounds)
+
+
+@settings(max_examples=60, deadline=None)
+@given(regions(), st.sampled_from(sorted(DTYPES)))
+def test_a_region_is_what_indexing_gives(tmp_path_factory: Any, drawn: Any, dtype: str) -> None:
+    shape, region = drawn
+    path = tmp_path_factory.mktemp("region") / "a.safetensors"
+    tensors = {"before": numbered([3], torch.uint8), "a": numbered(shape, DTYPES[dtype])}
+    save_file(tensors, path)
+    got = SafetensorsFiles.open(path).find("a", dtype, shape).read(region)
+    expected = tensors["a"][region]
+    assert got.is_contiguous()
+    assert got.shape == expected.shape
+    assert got.dtype == expected.dtype
+    assert torch.equal(got.flatten().view(torch.uint8), expected.contiguous().flatten().view(torch.uint8))
+
+
+@pytest.mark.parametrize(
+    ("shape", "region"),
+    [
+        ((7, 3000), (slice(1, 6), slice(500, 2500))),  # each row a run of its own
+        ((3000, 700), (slice(0, 2999), slice(350, 700))),  # short runs, and what lies between them
+        ((5, 70, 9, 200), (slice(2, 5), slice(3, 69), slice(1, 9), slice(0, 100))),
+        ((6, 80, 9, 200), (slice(2, 5), slice(3, 69), slice(0, 9), slice(0, 200))),  # whole behind the second dim
+    ],
+)
+def test_large_regions_too(tmp_path: Path, shape: Any, region: Any) -> None:
+    tensor = torch.randn(shape)
+    save_file({"a": tensor}, tmp_path / "a.safetensors")
+    got = SafetensorsFiles.open(tmp_path / "a.safetensors").find("a", "float32", shape).read(region)
+    assert torch.equal(got, tensor[region])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.dictionaries(
+        st.text(min_size=1, max_size=4).filter(lambda name: name.isprintable()),
+        st.tuples(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(1, 4), max_size=3)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_written_files_are_those_of_the_library(tmp_path_factory: Any, drawn: Any) -> None:
+    path = tmp_path_factory.mktemp("written") / "a.safetensors"
+    tensors = {name: numbered(shape, DTYPES[dtype]) for name, (dtype, shape) in drawn.items()}
+    layouts = {name: Layout(dtype, tuple(shape)) for name, (dtype, shape) in drawn.items()}
+    write_safetensors(path, layouts, lambda name: tensors[name].reshape(-1).split(5))
+    assert path.read_bytes() == save(tensors)
+
+
+def test_a_dtype_that_the_format_lacks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="float128"):
+        write_safetensors(tmp_path / "a", {"w": Layout("float128", (1,))}, lambda _: [])
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_indices_and_lists(tmp_path: Path) -> None:
+    one, two = tmp_path / "model-1.safetensors", tmp_path / "model-2.safetensors"
+    save_file({"a": torch.ones(2)}, one, {"format": "pt"})
+    save_file({"b": torch.ones(3)}, two)
+    index = tmp_path / "model.safetensors.index.json"
+    with pytest.raises(WeightsError, match="2 safetensors files and 0 indices"):
+        SafetensorsFiles.open(tmp_path)
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {"a": one.name, "b": two.name}}))
+    for given_ in (tmp_path, index, str(index), [one, two], [str(two), one]):
+        files = SafetensorsFiles.open(given_)
+        assert sorted(files.tensors) == ["a", "b"]
+        assert files.find("b", "float32", [3]).file == two
+    assert sorted(SafetensorsFiles.open(one).tensors) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("index", "says"),
+    [
+        ("[]", "is no index"),
+        ("text", "is no index"),
+        ('{"weight_map": {"b": "model-1.safetensors"}}', "'b' in model-1.safetensors, which lacks it"),
+        ('{"weight_map": {"a": "../model-1.safetensors"}}', "no file beside it"),
+        ('{"weight_map": {"a": "gone.safetensors"}}', r"gone.safetensors cannot be read"),
+    ],
+)
+def test_an_index_that_does_not_fit_is_refused(tmp_path: Path, index: str, says: str) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "model-1.safetensors")
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(WeightsError, match=says):
+        SafetensorsFiles.open(tmp_path)
+
+
+def test_bad_files_are_named(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    save_file({"a": torch.ones(1000)}, path)
+    save_file({"a": torch.ones(2)}, other)
+    with pytest.raises(WeightsError, match=r"Both .*a.safetensors and .*b.safetensors have the tensor 'a'"):
+        SafetensorsFiles.open([path, other])
+    stored = SafetensorsFiles.open(path).find("a", "float32", [1000])
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(WeightsError, match=r"a.safetensors ends within the tensor 'a'"):
+        stored.read((slice(0, 1000),))
+    with pytest.raises(WeightsError, match=r"a.safetensors cannot be read as a safetensors file"):
+        SafetensorsFiles.open(path)
+    path.unlink()
+    with pytest.raises(WeightsError, match=r"a.safetensors cannot be read"):
+        stored.read((slice(0, 1000),))
+    with pytest.raises(WeightsError, match=r"a.safetensors cannot be read"):
+        SafetensorsFiles.open(path)
+    with pytest.raises(WeightsError, match="No weights file"):
+        SafetensorsFiles.open([])
+
+
+def test_a_tensor_of_another_shape_or_dtype_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({"a": torch.ones(2, 3, dtype=torch.bfloat16)}, path)
+    files = SafetensorsFiles.open(path)
+    assert files.find("a", "bfloat16", [2, 3]).shape == (2, 3)
+    with pytest.raises(WeightsError, match=r"'a' of .*a.safetensors is bfloat16\[2, 3\]; the graph has it as bfloat16"):
+        files.find("a", "bfloat16", [3, 2])
+    with pytest.raises(WeightsError, match=r"is bfloat16\[2, 3\]; the graph has it as float32"):
+        files.find("a", "float32", [2, 3])
+    with pytest.raises(WeightsError, match=r"no tensor 'b' in .*a.safetensors, which has 1"):
+        files.find("b", "float32", [2, 3])
