@@ -357,6 +357,13 @@ class _Walker:
             if known is not None:
                 return ("const", repr(known))
             self.count(nest, 1)
+            if isinstance(e, ir.LessThan | ir.LessEqual | ir.Equal | ir.NotEqual):
+                left, right = self.index(e.a, env), self.index(e.b, env)
+                if left is not None and right is not None:
+                    # Of ``i - 1 < 29`` and ``i < 30`` hidet writes now the one, now the other.
+                    difference = left + right.scaled(-1)
+                    self.definition.pinned |= left.digits | right.digits
+                    return (type(e).__name__, ("index", difference))
             return (type(e).__name__, self.value(e.a, env, nest), self.value(e.b, env, nest))
         if isinstance(e, ir.UnaryExpr):
             self.count(nest, 1)
