@@ -88,7 +88,8 @@ def auto_parallel(
     out_dir = Path(out_dir)
     check_destination(out_dir, optimization.recompile)
     files = None if optimization.weights is None else SafetensorsFiles.open(optimization.weights)
-    check_weights(GraphView(graph).tensors.values(), files)
+    symbols = [size.of(name) for name, size in optimization.symbols.items()]
+    check_weights(GraphView(graph, symbols, distributed.mesh).tensors.values(), files)
     with Progress() as progress:
         begin = time.perf_counter()
         with progress.task("Planning"):

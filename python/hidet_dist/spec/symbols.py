@@ -20,6 +20,10 @@ class SymbolSize:
     expected: int
     multiple_of: int = 1
 
+    def of(self, name: str) -> SymbolPlan:
+        """The symbol of that name, planned for the expected size."""
+        return SymbolPlan(name, self.multiple_of, self.expected)
+
 
 @dataclass(frozen=True)
 class SymbolPlan:

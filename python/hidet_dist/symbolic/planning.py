@@ -72,7 +72,7 @@ class TwinView(GraphView):
                     f"optimization_config['symbols'] declares {name!r}; the graph has the symbolic dims "
                     f"{', '.join(names) or 'none'}."
                 )
-        symbols = tuple(SymbolPlan(name, declared[name].multiple_of, declared[name].expected) for name in names)
+        symbols = tuple(declared[name].of(name) for name in names)
         for own in local_symbols(symbols, mesh):
             if own.shards > 1 and own.name in names:
                 raise ConfigError(f"Rename the symbolic dim {own.name}: so is a shard of {own.symbol} called.")
