@@ -87,7 +87,7 @@ def experts(
         for number, name in enumerate(matrices):
             dim = layer[number % len(layer)] if number < len(matrices) - 1 else COLUMNS
             spec = whole[name].with_dim(dim, (tensor_axis,))
-            if spec.fits(view.shape(name), mesh):
+            if spec.fits(view.shape(name), mesh, padded=True):
                 megatron[name] = spec
 
         def as_stored(op: Operator, spec: OpShardSpec) -> bool:
@@ -102,12 +102,12 @@ def experts(
 
 
 def most_split(shape: tuple[int, ...], mesh: DeviceMesh) -> TensorShardSpec:
-    """The weight split by as many mesh axes as its dims divide by, the first dim first."""
+    """The weight split by as many mesh axes as its dims allow, the first dim first, with padding if need be."""
     spec = TensorShardSpec.replicated(len(shape))
     for axis in range(mesh.ndim):
         for dim in range(len(shape)):
             wider = spec.with_dim(dim, (*spec.mesh_axes_per_dim[dim], axis))
-            if wider.fits(shape, mesh):
+            if wider.fits(shape, mesh, padded=True):
                 spec = wider
                 break
     return spec

@@ -6,6 +6,7 @@ import hidet.distributed
 
 from hidet_dist.api import AutoParallelResult, auto_parallel, partition
 from hidet_dist.compat import matmul_definition, named_weights
+from hidet_dist.machine import calibrate
 from hidet_dist.runtime.partition import LoadedPartition, load_partition
 from hidet_dist.runtime.session import init, shutdown
 from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, ReduceFn, TensorShardSpec
@@ -27,6 +28,7 @@ __all__ = [
     "as_weight",
     "as_weights",
     "auto_parallel",
+    "calibrate",
     "init",
     "load_partition",
     "partition",

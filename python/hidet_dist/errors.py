@@ -17,6 +17,10 @@ class WeightsError(HidetDistError, ValueError):
     """A weights file is missing or malformed, or lacks a weight of the graph, or has it in another shape or dtype."""
 
 
+class CalibrationError(HidetDistError, RuntimeError):
+    """The machine could not be measured: a rank failed, the time was up, or the figures make no sense."""
+
+
 class PlanError(HidetDistError, ValueError):
     """A plan does not fit the graph, or was not written by hidet_dist."""
 

@@ -186,6 +186,20 @@ def test_what_is_reshaped_and_read_twice_is_kept(tmp_path):
         np.testing.assert_allclose(result, whole.numpy(), atol=1e-5)
 
 
+def test_hidet_still_cannot_make_scalars():
+    from hidet_dist.compat.scalars import scalar_tensors
+
+    with pytest.raises(ValueError, match="NULL"):
+        hidet.asarray(1.0)  # when it can: drop scalars.py
+    with scalar_tensors():
+        x = hidet.asarray(0.5, dtype="float32")
+        assert (tuple(x.shape), x.dtype.name, float(x.torch())) == ((), "float32", 0.5)
+        assert hidet.asarray(2).dtype.name == "int64"
+        assert hidet.asarray([1.0, 2.0]).shape == (2,)
+    with pytest.raises(ValueError, match="NULL"):
+        hidet.asarray(1.0)
+
+
 def test_hidet_still_takes_weights_without_data_for_inputs():
     x = hidet.symbol([4, 8], "float32", "cpu")
     y = hidet.ops.matmul(x, hidet.distributed.weight("w", [8, 6]))

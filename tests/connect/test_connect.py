@@ -27,7 +27,7 @@ def cluster_of(mesh: tuple[int, ...], latency: float = 1e-6) -> Cluster:
 
 
 def all_specs(shape: Sequence[int], mesh: DeviceMesh, without: Sequence[int] = ()) -> list[TensorShardSpec]:
-    """Every spec that fits, the order of the axes on a dim included."""
+    """Every spec that fits, with padding if need be, the order of the axes on a dim included."""
     found = set()
     for order in itertools.permutations(axis for axis in range(mesh.ndim) if axis not in without):
         for dims in itertools.product((None, *range(len(shape))), repeat=len(order)):
@@ -36,7 +36,7 @@ def all_specs(shape: Sequence[int], mesh: DeviceMesh, without: Sequence[int] = (
                 if dim is not None:
                     per_dim[dim].append(axis)
             spec = TensorShardSpec(tuple(map(tuple, per_dim)))
-            if spec.fits(shape, mesh):
+            if spec.fits(shape, mesh, padded=True):
                 found.add(spec)
     return sorted(found, key=str)
 
@@ -47,7 +47,7 @@ def split_of(layout: Layout) -> TensorShardSpec:
 
 def nbytes(layout: Layout, shape: Sequence[int], mesh: DeviceMesh) -> int:
     """Of a local tensor of four-byte elements."""
-    return math.prod(shape) * 4 // split_of(layout).num_shards(mesh)
+    return split_of(layout).local_nbytes(shape, 4, mesh)
 
 
 def place(rank: int, axes: Sequence[int], mesh: DeviceMesh) -> int:
@@ -59,9 +59,13 @@ def place(rank: int, axes: Sequence[int], mesh: DeviceMesh) -> int:
 
 
 def distribute(whole: np.ndarray, layout: Layout, mesh: DeviceMesh) -> list[np.ndarray]:
-    """What each rank holds; where that is partial, values that differ and reduce to the shard."""
+    """What each rank holds; where that is partial, values that differ and reduce to the shard. NaN lies in padding."""
     spec = split_of(layout)
-    values = [whole[spec.slices(whole.shape, mesh, mesh.coordinate(rank))].astype(float) for rank in range(mesh.size)]
+    values = []
+    for rank in range(mesh.size):
+        own = whole[spec.slices(whole.shape, mesh, mesh.coordinate(rank))]
+        values.append(np.full(spec.local_shape(whole.shape, mesh), np.nan))
+        values[rank][tuple(map(slice, own.shape))] = own
     if isinstance(layout, PartialSpec):
         for rank in range(mesh.size):
             number, count = place(rank, layout.mesh_axes, mesh), mesh.group_size(layout.mesh_axes)
@@ -75,25 +79,31 @@ def distribute(whole: np.ndarray, layout: Layout, mesh: DeviceMesh) -> list[np.n
 
 
 def assert_holds(values: list[np.ndarray], whole: np.ndarray, layout: Layout, mesh: DeviceMesh) -> None:
-    """Each rank holds its shard, or what reduces to it."""
+    """Each rank holds its shard, or what reduces to it, whatever lies in the padding."""
     spec = split_of(layout)
     for rank in range(mesh.size):
         value = values[rank]
+        assert value.shape == spec.local_shape(whole.shape, mesh)
         if isinstance(layout, PartialSpec):
             value = REDUCE[layout.op]([values[peer] for peer in mesh.peers(rank, layout.mesh_axes)], axis=0)
-        np.testing.assert_allclose(value, whole[spec.slices(whole.shape, mesh, mesh.coordinate(rank))], rtol=1e-9)
+        want = whole[spec.slices(whole.shape, mesh, mesh.coordinate(rank))]
+        np.testing.assert_allclose(value[tuple(map(slice, want.shape))], want, rtol=1e-9)
 
 
-def run(step: Step, values: list[np.ndarray], mesh: DeviceMesh) -> list[np.ndarray]:
-    """What each step means for what all ranks hold."""
+def run(step: Step, values: list[np.ndarray], local: Sequence[int], mesh: DeviceMesh) -> list[np.ndarray]:
+    """What each step means for what all ranks hold; ``local`` is the shape of a shard after it."""
     results = []
     n = mesh.group_size(step.mesh_axes)
     for rank, own in enumerate(values):
         peers = sorted(mesh.peers(rank, step.mesh_axes), key=lambda peer: place(peer, step.mesh_axes, mesh))
         if step.kind == "slice":
-            result = own
+            assert step.dim is not None
+            behind = [(0, n * local[dim] - size if dim == step.dim else 0) for dim, size in enumerate(own.shape)]
+            result = np.pad(own, behind)
         elif step.kind == "all_gather":
+            assert step.dim is not None
             result = np.concatenate([values[peer] for peer in peers], axis=step.dim)
+            result = np.take(result, range(local[step.dim]), axis=step.dim)
         elif step.kind == "all_to_all":
             mine = place(rank, step.to_axes, mesh)
             parts = [np.split(values[peer], n, axis=step.to_dim)[mine] for peer in peers]
@@ -128,8 +138,9 @@ def closed_form(step: Step, before: Layout, after: Layout, shape: Sequence[int],
     if step.kind == "all_reduce":
         return 2 * (n - 1) * (a + sent / (n * w))
     if step.kind == "all_gather":
-        reorder = 0 if contiguous(step.dim, step.mesh_axes, local) else copy(received)
-        return (n - 1) * (a + received / (n * w)) + reorder
+        cut = n * sent > received  # the padding
+        reorder = 0 if contiguous(step.dim, step.mesh_axes, local) and not cut else copy(received)
+        return (n - 1) * (a + n * sent / (n * w)) + reorder
     if step.kind == "reduce_scatter":
         reorder = 0 if contiguous(step.dim, step.mesh_axes, local) else copy(sent)
         return (n - 1) * (a + sent / (n * w)) + reorder
@@ -178,7 +189,7 @@ def greedy_seconds(shape: Sequence[int], source: TensorShardSpec, target: Tensor
 @st.composite
 def tensors(draw: st.DrawFn) -> tuple[tuple[int, ...], Cluster]:
     mesh = draw(st.sampled_from(MESHES))
-    shape = draw(st.lists(st.sampled_from((1, 2, 4, 6, 8, 12, 24)), min_size=1, max_size=3))
+    shape = draw(st.lists(st.sampled_from((1, 2, 4, 6, 7, 8, 12, 13, 24, 47)), min_size=1, max_size=3))
     latency = draw(st.sampled_from((0.0, 1e-6, 1e-3)))
     return tuple(shape), cluster_of(mesh, latency)
 
@@ -209,7 +220,7 @@ def test_the_steps_turn_any_layout_into_any_other(case: tuple[tuple[int, ...], C
     assert_holds(values, whole, source, mesh)
     for step, after in zip(found.steps, walk(found.steps, source, shape, mesh), strict=True):
         assert Step.parse(str(step)) == step
-        values = run(step, values, mesh)
+        values = run(step, values, split_of(after).local_shape(shape, mesh), mesh)
         assert_holds(values, whole, after, mesh)
         cost += closed_form(step, before, after, shape, cluster)
         before = after
@@ -218,7 +229,8 @@ def test_the_steps_turn_any_layout_into_any_other(case: tuple[tuple[int, ...], C
     assert found.steps or source == target
     assert connect(shape, "float32", source, target, cluster) == found
     assert connect_all(shape, "float32", [source], [target], cluster) == ((found.seconds,),)
-    if isinstance(source, TensorShardSpec) and isinstance(target, TensorShardSpec):
+    padded = any(split_of(layout).is_padded(shape, mesh) for layout in (source, target))
+    if isinstance(source, TensorShardSpec) and isinstance(target, TensorShardSpec) and not padded:
         assert found.seconds <= greedy_seconds(shape, source, target, cluster) * (1 + 1e-12)
 
 
@@ -274,6 +286,23 @@ def test_what_an_expert_would_send() -> None:
         assert steps(shape, PartialSpec(parse("(R, R)"), "sum", (1,)), target, cluster) == [expected]
 
 
+def test_padding_is_put_on_by_a_slice_of_the_whole_and_cut_off_where_all_of_it_is_gathered() -> None:
+    cluster = builtin("dgx-a100", DeviceMesh((2, 4)))
+    words = (50257, 768)
+    assert steps(words, "(R, R)", "(S01, R)", cluster) == ["slice(axes=01, dim=0)"]
+    assert steps(words, "(S01, R)", "(S0, R)", cluster) == ["all_gather(axes=1, dim=0)"]
+    found = connect(words, "float32", parse("(S01, R)"), parse("(R, R)"), cluster)
+    assert [str(step) for step in found.steps] == ["all_gather(axes=1, dim=0)", "all_gather(axes=0, dim=0)"]
+    sent, kept = 50264 * 768 * 4, 50257 * 768 * 4
+    gathers = cluster.all_gather_seconds(sent // 2, (1,)) + cluster.all_gather_seconds(sent, (0,))
+    assert found.seconds == pytest.approx(gathers + cluster.copy_seconds(kept))
+    # 30522 divides by 2, so its halves are no unions of the padded eighths.
+    assert steps((30522, 5), "(S01, R)", "(S0, R)", cluster)[0] == "all_gather(axes=01, dim=0)"
+    for target in ("(S1, R)", "(S10, R)", "(R, S1)"):
+        path = steps(words, "(S0, R)", target, cluster)
+        assert not any("dim=0" in step for step in path if step.startswith(("all_to_all", "reduce_scatter")))
+
+
 def test_an_all_to_all_is_sent_only_where_it_is_cheaper() -> None:
     """With a launch that costs more than the network, gathering to dim 0 and slicing, one copy, wins over two."""
     slow_kernels = Device("toy", {"default": 1e9}, 1e12, 10**9, 1e-3)
@@ -304,8 +333,8 @@ def test_layouts_that_do_not_fit_are_refused() -> None:
     cluster = cluster_of((2, 3))
     shape = (24, 12, 5)
     whole = TensorShardSpec.replicated(3)
-    with pytest.raises(SpecError, match="does not divide"):
-        connect(shape, "float32", parse("(R, R, S1)"), whole, cluster)
+    with pytest.raises(SpecError, match="nothing but padding"):
+        connect(shape, "float32", parse("(R, R, S01)"), whole, cluster)
     with pytest.raises(SpecError, match="for 2 dims"):
         connect(shape, "float32", whole, TensorShardSpec.replicated(2), cluster)
     with pytest.raises(SpecError, match="lacks it"):
@@ -344,7 +373,7 @@ def test_what_is_no_step_is_refused(text: str, says: str) -> None:
         ("slice(axes=2, dim=1)", "in use"),
         ("slice(axes=3, dim=1)", "mesh"),
         ("slice(axes=1, dim=2)", "names the dim 2"),
-        ("slice(axes=1, dim=1)", "does not divide"),
+        ("all_to_all(axes=0, dim=0, to_dim=1)", "would change the padding"),
         ("all_gather(axes=1, dim=0)", "are others"),
         ("all_to_all(axes=0, dim=1, to_dim=0)", "are others"),
         ("all_reduce(sum, axes=1)", "not so partial"),

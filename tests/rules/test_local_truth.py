@@ -146,13 +146,18 @@ def test_heads_split_off_stay_sharded_where_an_axis_covers_part_of_them():
     split = ops.reshape(symbol([3, 5, 24]), [3, 5, 6, 4]).op
     assert choices(split, (3,)) == {
         "(S0, R, R) -> (S0, R, R, R)",
+        "(R, S0, R) -> (R, S0, R, R)",  # padded
         "(R, R, S0) -> (R, R, S0, R)",
     }
     # Six heads over four devices would cut a head; 2 x 3 devices have one head each.
     assert choices(split, (4,)) == set()
     assert "(R, R, S01) -> (R, R, S01, R)" in choices(split, (2, 3))
     merge = ops.reshape(symbol([3, 5, 6, 4]), [3, 5, 24]).op
-    assert choices(merge, (2,)) == {"(R, R, S0, R) -> (R, R, S0)"}
+    assert choices(merge, (2,)) == {
+        "(R, R, S0, R) -> (R, R, S0)",
+        "(S0, R, R, R) -> (S0, R, R)",  # padded
+        "(R, S0, R, R) -> (R, S0, R)",  # padded
+    }
     assert "(R, R, S01, R) -> (R, R, S01)" in choices(merge, (2, 3))
 
 

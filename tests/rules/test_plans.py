@@ -18,7 +18,7 @@ from hidet_dist.spec import DeviceMesh, Plan
 from hidet_dist.view import GraphView
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("name", [name for name in GRAPHS if name != "resnet50"])  # resnet18 has the same blocks
 @pytest.mark.parametrize("mesh", [(2,), (2, 2)])
 def test_random_plans_compute_what_the_whole_graph_does(name, mesh):
     rng = np.random.default_rng(1)
@@ -26,7 +26,7 @@ def test_random_plans_compute_what_the_whole_graph_does(name, mesh):
     view, inputs = GraphView(graph), graph_inputs(graph, rng)
     whole = evaluate_graph(graph, inputs)
     table = RuleTable(DeviceMesh(mesh))
-    for _ in range(4):
+    for _ in range(3):
         assert check_plan(graph, random_plan(view, DeviceMesh(mesh), table, rng), inputs, whole) == ""
 
 
@@ -57,7 +57,7 @@ def test_a_fused_projection_in_compiled_kernels_equals_the_oracle():
 
 
 def test_the_program_ends_with_one_line_of_json(capsys):
-    assert main(["--instances", "1", "--plans", "4", "--only", "ma"]) == 0
+    assert main(["--instances", "1", "--plans", "4", "--only", "ma", "--jobs", "1"]) == 0
     counts = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert list(counts) == ["operators", "replicate_only", "instances", "choices", "plans", "failures"]
     assert counts["operators"] == counts["instances"] > 0
@@ -69,5 +69,5 @@ def test_the_program_counts_failures(capsys, monkeypatch):
     import hidet_dist.rules.soundness.__main__ as program
 
     monkeypatch.setattr(program, "check_plan", lambda *_: "it differs")
-    assert main(["--plans", "2", "--only", "mlp"]) == 1
+    assert main(["--plans", "8", "--only", "mlp", "--jobs", "1"]) == 1
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["failures"] == 2

@@ -1,8 +1,9 @@
 import itertools
+import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hidet_dist.errors import SpecError
@@ -84,6 +85,44 @@ def test_shards_tile_the_tensor(case):
         assert tuple(s.start for s in slices) == spec.shard_offset(shape, mesh, coordinate)
         covered[slices] += 1
     assert (covered == mesh.size // spec.num_shards(mesh)).all()
+
+
+@given(placed(), st.integers(0, 40))
+def test_padded_shards_tile_the_tensor_and_what_lies_behind_it(case, less):
+    """Of any extents: shards of equal shape, none of them all padding, and only the last ones padded."""
+    mesh, spec, shape = case
+    shape = tuple(max(1, 7 * size - less) for size in shape)
+    assume(spec.fits(shape, mesh, padded=True))
+    local, whole = spec.local_shape(shape, mesh), spec.padded_shape(shape, mesh)
+    assert spec.is_padded(shape, mesh) == (not spec.fits(shape, mesh))
+    assert spec.local_nbytes(shape, 4, mesh) == 4 * math.prod(local)
+    covered = np.zeros(whole, int)
+    for rank in range(mesh.size):
+        coordinate = mesh.coordinate(rank)
+        own = tuple(s.stop - s.start for s in spec.slices(shape, mesh, coordinate))
+        assert all(0 < size <= most for size, most in zip(own, local, strict=True))
+        offset = spec.shard_offset(shape, mesh, coordinate)
+        covered[tuple(slice(begin, begin + size) for begin, size in zip(offset, local, strict=True))] += 1
+        covered[spec.slices(shape, mesh, coordinate)] += mesh.size
+    real = tuple(map(slice, shape))
+    replicas = mesh.size // spec.num_shards(mesh)
+    assert (covered[real] == replicas * (mesh.size + 1)).all()
+    covered[real] = replicas
+    assert (covered == replicas).all()
+
+
+def test_a_dim_split_by_more_axes_has_shards_of_the_shards():
+    mesh = DeviceMesh((2, 4))
+    shards = {text: TensorShardSpec.parse(text).local_shape((50257,), mesh) for text in ("(S0)", "(S1)", "(S01)")}
+    assert shards == {"(S0)": (25132,), "(S1)": (12566,), "(S01)": (6283,)}
+    assert TensorShardSpec.parse("(S01)").slices((50257,), mesh, (1, 3)) == (slice(43981, 50257),)
+    # What divides is not padded, though the dim would be if it were split further.
+    assert TensorShardSpec.parse("(S0)").local_shape((30522,), mesh) == (15261,)
+    assert TensorShardSpec.parse("(S01)").padded_shape((30522,), mesh) == (30528,)
+    # Nine rows in shards of two would leave the last devices nothing.
+    assert not TensorShardSpec.parse("(S01)").fits((9,), mesh, padded=True)
+    with pytest.raises(SpecError, match="nothing but padding"):
+        TensorShardSpec.parse("(S01)").local_shape((9,), mesh)
 
 
 def test_major_axis_splits_first():

@@ -29,15 +29,17 @@ def step_seconds(
 
     A slice copies what it keeps. A collective along a dim whose parts do not lie one behind the other in the group's
     order packs what it sends, or unpacks what it receives, which copies it (:meth:`Step.packs`, :meth:`Step.unpacks`).
+    Padding is sent like anything else; what is left after it is cut off is copied.
     """
     mesh = cluster.mesh
     sent = split_of(before).local_shape(shape, mesh)
     sent_bytes = math.prod(sent) * element_bytes
-    received_bytes = math.prod(split_of(after).local_shape(shape, mesh)) * element_bytes
+    received = split_of(after).local_shape(shape, mesh)
+    received_bytes = math.prod(received) * element_bytes
     if step.kind == "slice":
         return cluster.copy_seconds(received_bytes)
     if step.kind == "all_gather":
-        seconds = cluster.all_gather_seconds(received_bytes, step.mesh_axes)
+        seconds = cluster.all_gather_seconds(sent_bytes * mesh.group_size(step.mesh_axes), step.mesh_axes)
     elif step.kind == "all_to_all":
         seconds = cluster.all_to_all_seconds(sent_bytes * mesh.group_size(step.mesh_axes), step.mesh_axes)
     elif step.kind == "reduce_scatter":
@@ -46,7 +48,7 @@ def step_seconds(
         seconds = cluster.all_reduce_seconds(sent_bytes, step.mesh_axes)
     if step.packs(sent):
         seconds += cluster.copy_seconds(sent_bytes)
-    if step.unpacks(sent, mesh):
+    if step.unpacks(sent, received, mesh):
         seconds += cluster.copy_seconds(received_bytes)
     return seconds
 
@@ -62,9 +64,7 @@ def reduce_seconds(
     seconds = 0.0
     spec = partial
     for fn in fns:
-        after = spec
-        if fn.dim is not None:
-            after = spec.with_dim(fn.dim, (*spec.mesh_axes_per_dim[fn.dim], *fn.mesh_axes))
+        after = fn.after(spec)
         seconds += step_seconds(Step.of(fn), spec, after, shape, itemsize(dtype), cluster)
         spec = after
     return seconds

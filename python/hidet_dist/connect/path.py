@@ -69,7 +69,7 @@ def _checked(
     cluster: Cluster,
 ) -> _Ways:
     for layout in dict.fromkeys((*sources, *targets)):
-        layout.validate(shape, cluster.mesh)
+        layout.validate(shape, cluster.mesh, padded=True)
     for target in targets:
         if not isinstance(target, PartialSpec):
             continue

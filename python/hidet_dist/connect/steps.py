@@ -80,7 +80,7 @@ class Step:
     def after(self, layout: Layout, shape: Sequence[int], mesh: DeviceMesh) -> Layout:
         """How a tensor of ``shape`` (whole) lies after the step. Raises SpecError where the step cannot be taken."""
         result = self._after(layout)
-        check_step(result, shape, mesh)
+        check_step(self, layout, result, shape, mesh)
         return result
 
     def _after(self, layout: Layout) -> Layout:
@@ -114,10 +114,15 @@ class Step:
             return not _in_order(self.mesh_axes, self.dim, local_shape)
         return self.kind == "all_to_all" and not _in_order(self.to_axes, self.to_dim, local_shape)
 
-    def unpacks(self, local_shape: Sequence[int], mesh: DeviceMesh) -> bool:
-        """Whether what is received for a tensor of ``local_shape`` must be copied out of the group's order."""
+    def unpacks(self, local_shape: Sequence[int], result_shape: Sequence[int], mesh: DeviceMesh) -> bool:
+        """Whether what is received for a tensor of ``local_shape`` must be copied out of the group's order.
+
+        Or off the padding, where ``result_shape``, the local shape after the step, ends before it.
+        """
         if self.kind == "all_gather":
-            return not _in_order(self.mesh_axes, self.dim, local_shape)
+            assert self.dim is not None
+            cut = result_shape[self.dim] != local_shape[self.dim] * mesh.group_size(self.mesh_axes)
+            return cut or not _in_order(self.mesh_axes, self.dim, local_shape)
         if self.kind != "all_to_all":
             return False
         assert self.to_dim is not None
@@ -161,9 +166,23 @@ def _in_order(mesh_axes: tuple[int, ...], dim: int | None, shape: Sequence[int])
     return all(a < b for a, b in itertools.pairwise(mesh_axes)) and math.prod(shape[:dim]) == 1
 
 
-def check_step(result: Layout, shape: Sequence[int], mesh: DeviceMesh) -> None:
-    """Raise SpecError unless a tensor of ``shape`` can lie as a step's ``result`` says."""
-    result.validate(shape, mesh)
+def check_step(step: Step, layout: Layout, result: Layout, shape: Sequence[int], mesh: DeviceMesh) -> None:
+    """Raise SpecError unless the step can take a tensor of ``shape`` from ``layout`` to ``result``.
+
+    A dim that does not divide is padded by slicing it when it is whole, and its padding is cut off where all of it is
+    gathered. Every other step leaves the padding as it is: it is none where that would change it.
+    """
+    result.validate(shape, mesh, padded=True)
+    for dim in (step.dim, step.to_dim):
+        if dim is None:
+            continue
+        before, after = (split_of(lies).mesh_axes_per_dim[dim] for lies in (layout, result))
+        if shape[dim] % mesh.group_size(before) == shape[dim] % mesh.group_size(after) == 0:
+            continue
+        if (step.kind == "slice" and not before) or (step.kind == "all_gather" and not after):
+            continue
+        if split_of(layout).padded_shape(shape, mesh)[dim] != split_of(result).padded_shape(shape, mesh)[dim]:
+            raise SpecError(f"The step {step} would change the padding of dim {dim} of {tuple(shape)}.")
 
 
 def walk(steps: Iterable[Step], source: Layout, shape: Sequence[int], mesh: DeviceMesh) -> list[Layout]:
@@ -179,7 +198,7 @@ def moves(layout: Layout, shape: Sequence[int], mesh: DeviceMesh) -> Iterator[tu
     """Every step that can be taken from a layout of a tensor of ``shape``, and where it leads, in a fixed order."""
     for step, result in _candidates(layout, mesh.ndim):
         try:
-            check_step(result, shape, mesh)
+            check_step(step, layout, result, shape, mesh)
         except SpecError:
             continue
         yield step, result

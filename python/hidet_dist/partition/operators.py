@@ -10,10 +10,12 @@ import hidet
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.utils import Task, compute, input_like
 from hidet.ir.dtypes import int64
+from hidet.ir.expr import if_then_else, is_constant
 
 from hidet_dist.compat.native_call import NativeCall, NativeCallOp
+from hidet_dist.partition.once import MadeOnce
 from hidet_dist.runtime import native
-from hidet_dist.symbolic.extents import extents_of
+from hidet_dist.symbolic.extents import Extent, extents_of
 
 
 class CommunicationOp(NativeCallOp):
@@ -76,36 +78,41 @@ class CommunicationOp(NativeCallOp):
         self.name = "".join(word.capitalize() for word in kind.split("_"))
 
 
-class ShardSliceTask(Task):
-    """Cut the own shard out of dim ``dim``; which one is data, the device's coordinate."""
+class ShardSliceTask(Task, metaclass=MadeOnce):
+    """Cut the own shard out of dim ``dim``, with zeros beyond its end; which one is data, the device's coordinate."""
 
-    def __init__(self, x, coordinate, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int]):  # type: ignore[no-untyped-def]
+    def __init__(  # type: ignore[no-untyped-def]
+        self, x, coordinate, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int], extent: Extent
+    ):
         shape = list(x.shape)
-        shape[dim] = shape[dim] // math.prod(sizes)
+        shape[dim] = extent
+        # A symbolic dim is split into what it is known to be a multiple of.
+        padded = is_constant(extent, x.shape[dim]) and int(extent) * math.prod(sizes) > int(x.shape[dim])
 
         def element(*indices):  # type: ignore[no-untyped-def]
             shard = coordinate[mesh_axes[0]]
             for axis, size in zip(mesh_axes[1:], sizes[1:], strict=True):
                 shard = shard * size + coordinate[axis]
             index = list(indices)
-            index[dim] = shard * shape[dim] + index[dim]
-            return x[index]
+            index[dim] = shard * extent + index[dim]
+            return if_then_else(index[dim] < x.shape[dim], x[index], x.type.dtype.zero) if padded else x[index]
 
         y = compute("y", shape, element)
-        super().__init__(
-            "shard_slice",
-            [x, coordinate],
-            [y],
-            attributes={"dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes)},
-        )
+        attributes = {"dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes), "extent": extent}
+        super().__init__("shard_slice", [x, coordinate], [y], attributes=attributes)
 
 
 class ShardSliceOp(Operator):
-    """The own shard of ``x`` along ``dim``, split by ``mesh_axes`` (major to minor) of ``sizes`` devices."""
+    """The own shard of ``x`` along ``dim``, split by ``mesh_axes`` (major to minor) of ``sizes`` devices.
 
-    def __init__(self, x: Tensor, coordinate: Tensor, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int]):
-        task = ShardSliceTask(input_like(x, "x"), input_like(coordinate, "coordinate"), dim, mesh_axes, sizes)
-        attributes = {"dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes)}
+    Each shard has ``extent``. Where that is more than there is, the last ones have zeros beyond the end of the dim.
+    """
+
+    def __init__(
+        self, x: Tensor, coordinate: Tensor, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int], extent: Extent
+    ):
+        task = ShardSliceTask(input_like(x, "x"), input_like(coordinate, "coordinate"), dim, mesh_axes, sizes, extent)
+        attributes = {"dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes), "extent": extent}
         super().__init__(inputs=[x, coordinate], attributes=attributes, task=task)
 
 
@@ -150,7 +157,7 @@ class SplitOrder:
         return {"mesh_axes": list(self.mesh_axes), "sizes": list(self.sizes)}
 
 
-class StackShardsTask(Task):
+class StackShardsTask(Task, metaclass=MadeOnce):
     """``y[r, ...]`` is the part along ``dim`` of ``x`` for the rank with the number r in its group."""
 
     def __init__(self, x, dim: int, order: SplitOrder):  # type: ignore[no-untyped-def]
@@ -175,13 +182,13 @@ class StackShardsOp(Operator):
         super().__init__(inputs=[x], attributes={"dim": dim, "order": order}, task=task)
 
 
-class JoinShardsTask(Task):
-    """``y`` joins ``x[0], x[1], ...``, which are from the ranks of a group, along their dim ``dim``."""
+class JoinShardsTask(Task, metaclass=MadeOnce):
+    """``y`` joins ``x[0], x[1], ...``, from the ranks of a group, along their dim ``dim``, and ends at ``extent``."""
 
-    def __init__(self, x, dim: int, order: SplitOrder):  # type: ignore[no-untyped-def]
+    def __init__(self, x, dim: int, order: SplitOrder, extent: Extent):  # type: ignore[no-untyped-def]
         part = x.shape[dim + 1]
         shape = list(x.shape[1:])
-        shape[dim] = order.count * part
+        shape[dim] = extent
 
         def element(*indices):  # type: ignore[no-untyped-def]
             index = list(indices)
@@ -189,18 +196,18 @@ class JoinShardsTask(Task):
             return x[[order.rank(indices[dim] // part), *index]]
 
         y = compute("y", shape, element)
-        super().__init__("join_shards", [x], [y], attributes={"dim": dim, **order.attributes()})
+        super().__init__("join_shards", [x], [y], attributes={"dim": dim, "extent": extent, **order.attributes()})
 
 
 class JoinShardsOp(Operator):
-    """Join shards along ``dim``, as all-gathers and all-to-alls leave them one behind the other."""
+    """Join shards along ``dim``, as all-gathers and all-to-alls leave them one behind the other, up to ``extent``."""
 
-    def __init__(self, x: Tensor, dim: int, order: SplitOrder):
-        task = JoinShardsTask(input_like(x, "x"), dim, order)
-        super().__init__(inputs=[x], attributes={"dim": dim, "order": order}, task=task)
+    def __init__(self, x: Tensor, dim: int, order: SplitOrder, extent: Extent):
+        task = JoinShardsTask(input_like(x, "x"), dim, order, extent)
+        super().__init__(inputs=[x], attributes={"dim": dim, "order": order, "extent": extent}, task=task)
 
 
-class CopyTask(Task):
+class CopyTask(Task, metaclass=MadeOnce):
     """``y`` is a copy of ``x`` in memory of its own."""
 
     def __init__(self, x):  # type: ignore[no-untyped-def]

@@ -11,6 +11,7 @@ from hidet.graph import FlowGraph, Operator, Tensor
 
 from hidet_dist.connect import PlannedSteps, Step, walk
 from hidet_dist.errors import ConfigError, PartitionError, PlanError, SpecError
+from hidet_dist.partition.once import reshape
 from hidet_dist.partition.operators import (
     CommunicationOp,
     CopyOp,
@@ -20,14 +21,18 @@ from hidet_dist.partition.operators import (
     StackShardsOp,
 )
 from hidet_dist.rules.local import localize
+from hidet_dist.rules.padding import mask_padding
+from hidet_dist.rules.rule import derive
 from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, Plan, StagePlan, TensorPlan, TensorShardSpec
-from hidet_dist.spec.partial import Layout, PartialSpec, split_of
+from hidet_dist.spec.partial import split_of
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan, bind, local_symbols
-from hidet_dist.symbolic.extents import Extent, extents_of, local_extent, same_shape
+from hidet_dist.symbolic.extents import Extent, evaluate, extents_of, local_extent, same_shape
+from hidet_dist.symbolic.twin import at_sizes
 from hidet_dist.view import GraphView
 from hidet_dist.weights import SafetensorsFiles, Source, read_shard, source_of
 
 COORDINATE = "coordinate"
+_TRIAL = 1009  # a prime
 
 
 @dataclass
@@ -126,14 +131,27 @@ class _Partitioner:
         self.files = files
         self.mesh = stage.mesh
         self.multiples = {symbol.name: symbol.multiple_of for symbol in stage.symbols}
+        # Sizes to try conditions on shapes with: like any other, and none of them 1.
+        self.trial_sizes = {
+            own.name: _TRIAL * self.mesh.size * self.multiples[own.symbol] // own.shards
+            for own in local_symbols(stage.symbols, self.mesh)
+        }
         self.conversions = PlannedSteps(stage)
         self.local: dict[tuple[str, TensorShardSpec], Tensor] = {}
         self.lies: dict[str, TensorShardSpec] = {}
+        # Tensors whose padding, if there is any, is known to be zero.
+        self.zero_padded: set[Tensor] = set()
         device = view.graph.outputs[0].device
         self.coordinate: Tensor = hidet.symbol([self.mesh.ndim], "int32", device)
         self.coordinate_used = False
 
     def run(self) -> Program:
+        for what, tensors in (("input", self.stage.inputs), ("output", self.stage.outputs)):
+            for tensor in tensors:
+                try:
+                    tensor.spec.validate(self.view.pieces(tensor.name)[0], self.mesh)
+                except SpecError as error:
+                    raise PlanError(f"The plan's spec of the {what} {tensor.name} does not fit: {error}") from error
         placeholders = {tensor.name: self.placeholder(tensor) for tensor in (*self.stage.inputs, *self.stage.weights)}
         for plan in self.stage.operators:
             self.operator(self.view.operators[plan.index], plan)
@@ -169,6 +187,7 @@ class _Partitioner:
         local = hidet.symbol(list(shape), whole.dtype, whole.device)
         self.lies[tensor.name] = tensor.spec
         self.local[tensor.name, tensor.spec] = local
+        self.zero_padded.add(local)
         return local
 
     def operator(self, op: Operator, plan: OperatorPlan) -> None:
@@ -178,40 +197,48 @@ class _Partitioner:
         inputs = [self.wanted(self.view.names[x], s) for x, s in zip(op.inputs, spec.in_specs, strict=True)]
         names = [self.view.names[y] for y in op.outputs]
         try:
+            self.mask(op, spec, inputs)
             shapes = [self.local_shape(name, spec.partial_spec(o)) for o, name in enumerate(names)]
             partial = localize(op, inputs, spec.in_specs, shapes, self.mesh, self.own_coordinate)
         except (SpecError, ValueError) as error:
             raise PartitionError(
                 f"Operator {plan.index}, {op.name}, cannot run on shards as {spec}: {error}"
             ) from error
-        for o, (name, result, own) in enumerate(zip(names, partial, spec.out_specs, strict=True)):
-            self.lies[name] = own
-            self.local[name, own] = self.reduced(name, result, spec, o)
+        for o, name in enumerate(names):
+            lies, y = spec.partial_spec(o), partial[o]
+            for fn in spec.reduce_fns[o]:
+                lies = fn.after(lies)
+                y = self.step(y, Step.of(fn), self.local_shape(name, lies))
+            self.lies[name] = lies
+            self.local[name, lies] = y
+
+    def mask(self, op: Operator, spec: OpShardSpec, inputs: list[Tensor]) -> None:
+        """Put zeros into the padding of those inputs whose padding the operator would see."""
+        shapes = (self.view.shape(self.view.names[x]) for x in (*op.inputs, *op.outputs))
+        specs = (*spec.in_specs, *spec.out_specs)
+        if not any(own.is_padded(shape, self.mesh) for shape, own in zip(shapes, specs, strict=True)):
+            return
+        for i, dim in derive(at_sizes(op, self.view.symbols)).masks(spec, self.mesh):
+            if inputs[i] not in self.zero_padded:
+                size, axes = int(op.inputs[i].shape[dim]), spec.in_specs[i].mesh_axes_per_dim[dim]
+                inputs[i] = mask_padding(inputs[i], dim, size, axes, self.mesh, self.own_coordinate)
 
     def wanted(self, name: str, spec: TensorShardSpec) -> Tensor:
         """The tensor in ``spec``, converted once however often it is wanted so."""
         if (name, spec) not in self.local:
-            source = self.lies[name]
-            steps = self.conversions.take(name, *self.view.pieces(name), source, spec)
-            self.local[name, spec] = self.converted(name, self.local[name, source], source, steps)
+            source, (shape, element) = self.lies[name], self.view.pieces(name)
+            x = self.local[name, source]
+            # A slice puts zeros beyond the end of a dim, and no step moves padding elsewhere.
+            clean = x in self.zero_padded or not source.is_padded(shape, self.mesh)
+            steps = self.conversions.take(name, shape, element, source, spec)
+            for step, layout in zip(steps, walk(steps, source, shape, self.mesh), strict=True):
+                lies = split_of(layout)
+                x = self.step(x, step, self.local_shape(name, lies))
+                clean = clean or not lies.is_padded(shape, self.mesh)
+            if clean:
+                self.zero_padded.add(x)
+            self.local[name, spec] = x
         return self.local[name, spec]
-
-    def reduced(self, name: str, partial: Tensor, spec: OpShardSpec, output: int) -> Tensor:
-        """An output after its reduce functions."""
-        lies = spec.partial_spec(output)
-        for fn in spec.reduce_fns[output]:
-            source = PartialSpec(lies, fn.op, fn.mesh_axes)
-            step = Step.of(fn)
-            partial = self.converted(name, partial, source, [step])
-            lies = split_of(step.after(source, self.view.pieces(name)[0], self.mesh))
-        return partial
-
-    def converted(self, name: str, x: Tensor, source: Layout, steps: Sequence[Step]) -> Tensor:
-        """A local tensor after the steps of a conversion."""
-        after = walk(steps, source, self.view.pieces(name)[0], self.mesh)
-        for step, layout in zip(steps, after, strict=True):
-            x = self.step(x, step, self.local_shape(name, split_of(layout)))
-        return x
 
     def local_shape(self, name: str, spec: TensorShardSpec) -> tuple[Extent, ...]:
         """The shape of a shard as it is written everywhere. Raises SpecError when the spec does not fit."""
@@ -225,22 +252,24 @@ class _Partitioner:
             shape.append(local)
         return tuple(shape)
 
-    def step(self, x: Tensor, step: Step, after: Sequence[Extent]) -> Tensor:
-        """One step of a conversion, or one reduce function, on a local tensor, which has the shape ``after`` then.
+    def step(self, x: Tensor, step: Step, result: Sequence[Extent]) -> Tensor:
+        """One step of a conversion, or one reduce function, on a local tensor; ``result`` is the local shape after.
 
         Symbolic dims are named as everywhere else on the way: what is gathered from ``batch_over_2`` is ``batch``.
         """
         sizes = [self.mesh.shape[axis] for axis in step.mesh_axes]
         if step.kind == "slice":
             assert step.dim is not None
-            return _shaped(ShardSliceOp(x, self.own_coordinate(), step.dim, step.mesh_axes, sizes).outputs[0], after)
+            extent = result[step.dim]
+            return ShardSliceOp(x, self.own_coordinate(), step.dim, step.mesh_axes, sizes, extent).outputs[0]
         count = self.mesh.group_size(step.mesh_axes)
         shape = list(extents_of(x))
-        packs, unpacks = step.packs(shape), step.unpacks(shape, self.mesh)
+        before, after = ([evaluate(extent, self.trial_sizes) for extent in own] for own in (shape, result))
+        packs, unpacks = step.packs(before), step.unpacks(before, after, self.mesh)
         if step.kind in ("reduce_scatter", "all_to_all"):
             dim, axes = (step.to_dim, step.to_axes) if step.kind == "all_to_all" else (step.dim, step.mesh_axes)
             assert dim is not None
-            shape[dim] = after[dim]
+            shape[dim] = result[dim]
             if packs:
                 x = StackShardsOp(x, dim, self.split_order(axes)).outputs[0]
             x = _shaped(x, [count, *shape])
@@ -250,8 +279,8 @@ class _Partitioner:
         if step.kind in ("all_gather", "all_to_all"):
             assert step.dim is not None
             if unpacks:
-                x = JoinShardsOp(x, step.dim, self.split_order(step.mesh_axes)).outputs[0]
-            x = _shaped(x, after)
+                x = JoinShardsOp(x, step.dim, self.split_order(step.mesh_axes), result[step.dim]).outputs[0]
+            x = _shaped(x, result)
         return x / float(count) if step.op == "average" else x
 
     def split_order(self, mesh_axes: Sequence[int]) -> SplitOrder:
@@ -259,7 +288,7 @@ class _Partitioner:
 
 
 def _shaped(x: Tensor, shape: Sequence[Extent]) -> Tensor:
-    return x if same_shape(extents_of(x), shape) else hidet.ops.reshape(x, list(shape))
+    return x if same_shape(extents_of(x), shape) else reshape(x, list(shape))
 
 
 def _own_memory(outputs: Sequence[Tensor]) -> list[Tensor]:

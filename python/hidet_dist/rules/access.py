@@ -7,7 +7,7 @@ it so); sharding an operator means giving mesh axes to digits.
 
 The walk also writes the definition down in a canonical form in which two definitions that compute the same from the
 same indices are equal, whatever their extents. That is what makes a choice provable: the operator rebuilt on shards
-must have the canonical form of the whole operator with the extents of the sharded digits divided.
+must have the canonical form of the whole operator with the extents that the sharded digits have on a device.
 """
 
 from __future__ import annotations
@@ -138,9 +138,9 @@ class Definition:
     canonical: Any = ()
     work: list[tuple[frozenset[Digit], int]] = field(default_factory=list)
 
-    def operations(self, shards: Mapping[Digit, int]) -> int:
-        """Scalar operations of the operator whose digits are split into ``shards`` pieces."""
-        return sum(n * math.prod(d.extent // shards.get(d, 1) for d in nest) for nest, n in self.work)
+    def operations(self, extents: Mapping[Digit, int]) -> int:
+        """Scalar operations of the operator on a device that has ``extents`` of the sharded digits."""
+        return sum(n * math.prod(extents.get(d, d.extent) for d in nest) for nest, n in self.work)
 
 
 # The reduce function of each kind of reduction; on booleans "and" is the least value and "or" the greatest.
@@ -485,8 +485,8 @@ def _compare(e: ir.Expr, difference: Form) -> bool | None:
     return equal
 
 
-def rename(canonical: Any, shards: Mapping[Digit, int]) -> Any:
-    """The canonical form with each digit named by its place and its extent divided by ``shards``.
+def rename(canonical: Any, extents: Mapping[Digit, int]) -> Any:
+    """The canonical form with each digit named by its place, with its extent on a device: ``extents`` if sharded.
 
     Digits that are left with extent 1 vanish, as they do in the analysis of the local operator; the others are counted
     from the minor end of their variable, since their strides change when a digit below them is sharded.
@@ -508,8 +508,8 @@ def rename(canonical: Any, shards: Mapping[Digit, int]) -> Any:
     collect(canonical)
     names: dict[Digit, tuple[int, int, int]] = {}
     for variable, digits in local.items():
-        kept = [d for d in sorted(digits) if d.extent // shards.get(d, 1) > 1]
-        names.update({d: (variable, place, d.extent // shards.get(d, 1)) for place, d in enumerate(kept)})
+        kept = [d for d in sorted(digits) if extents.get(d, d.extent) > 1]
+        names.update({d: (variable, place, extents.get(d, d.extent)) for place, d in enumerate(kept)})
 
     def rewrite(node: Any) -> Any:
         if isinstance(node, Digit):

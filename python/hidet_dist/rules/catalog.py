@@ -72,17 +72,25 @@ def full_name(cls: type[Operator]) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
+def replicate_only() -> dict[str, str]:
+    """The reason of every operator class that every device runs whole, by its full name."""
+    reasons = {full_name(cls): reason for cls, reason in REPLICATED.items()}
+    for name in operator_classes():
+        if name.rpartition(".")[0] in UNIMPORTABLE:
+            reasons[name] = UNIMPORTABLE[name.rpartition(".")[0]]
+    return reasons
+
+
 def catalog() -> Iterator[Entry]:
     """The entry of every operator class. A class that has no rule, and no reason for that, is in the group NONE."""
     from hidet_dist.rules.soundness.instances import MAKERS
 
     made = {full_name(cls): cls for cls in MAKERS}
     by_hand = {full_name(cls): declaration.reason for cls, declaration in DECLARED.items()}
-    replicated = {full_name(cls): reason for cls, reason in REPLICATED.items()}
+    replicated = replicate_only()
     for name in operator_classes():
-        reason = replicated.get(name) or UNIMPORTABLE.get(name.rpartition(".")[0], "")
-        if reason:
-            yield Entry(name, REPLICATE_ONLY, reason)
+        if name in replicated:
+            yield Entry(name, REPLICATE_ONLY, replicated[name])
             continue
         sample = _sample(made[name]) if name in made else None
         if sample is None:

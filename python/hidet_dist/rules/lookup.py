@@ -6,7 +6,6 @@ summed; but the local operator is another one, which knows by its coordinate whi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -45,10 +44,9 @@ class ShardedLookupTask(Task):
     """What a lookup gives for the rows that the device has, and zero for all others."""
 
     def __init__(  # type: ignore[no-untyped-def]
-        self, data, indices, coordinate, kind: str, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int]
+        self, data, indices, coordinate, kind: str, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int], rows: int
     ):
         local_rows = data.shape[dim]
-        rows = local_rows * math.prod(sizes)
         # How many dims of the output stand for the one that is looked up in.
         span = len(indices.shape) if kind == "take" else 1
 
@@ -65,14 +63,17 @@ class ShardedLookupTask(Task):
 
         looked_up = indices.shape if kind == "take" else [indices.shape[0 if kind == "select" else dim]]
         shape = [*data.shape[:dim], *looked_up, *data.shape[dim + 1 :]]
-        attributes = {"kind": kind, "dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes)}
+        attributes = {"kind": kind, "dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes), "rows": rows}
         super().__init__(
             "sharded_lookup", [data, indices, coordinate], [compute("y", shape, element)], attributes=attributes
         )
 
 
 class ShardedLookupOp(Operator):
-    """A lookup in the own rows of a table that is split by ``mesh_axes`` (major to minor) of ``sizes`` devices."""
+    """A lookup in the own rows of a table of ``rows``, split by ``mesh_axes`` (major to minor) of ``sizes`` devices.
+
+    The shards may be padded: ``rows`` are those of the table, from the end of which negative indices count.
+    """
 
     def __init__(
         self,
@@ -83,6 +84,7 @@ class ShardedLookupOp(Operator):
         dim: int,
         mesh_axes: Sequence[int],
         sizes: Sequence[int],
+        rows: int,
     ):
         task = ShardedLookupTask(
             input_like(data, "data"),
@@ -92,8 +94,9 @@ class ShardedLookupOp(Operator):
             dim,
             mesh_axes,
             sizes,
+            rows,
         )
-        attributes = {"kind": kind, "dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes)}
+        attributes = {"kind": kind, "dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes), "rows": rows}
         super().__init__(inputs=[data, indices, coordinate], attributes=attributes, task=task)
 
 
@@ -105,4 +108,5 @@ def sharded_lookup(
     assert dim is not None
     kind = "take" if isinstance(op, TakeOp) else "gather" if isinstance(op, GatherOp) else "select"
     sizes = [mesh.shape[axis] for axis in axes]
-    return list(ShardedLookupOp(inputs[0], inputs[1], coordinate, kind, dim, axes, sizes).outputs)
+    rows = int(op.inputs[0].shape[dim])
+    return list(ShardedLookupOp(inputs[0], inputs[1], coordinate, kind, dim, axes, sizes, rows).outputs)

@@ -18,7 +18,9 @@ from hidet_dist.rules.access import Definition, Digit, UnsupportedDefinition, an
 from hidet_dist.rules.declared import REPLICATED, definition_of
 from hidet_dist.rules.local import rebuild
 from hidet_dist.rules.lookup import row_dim, row_factor
+from hidet_dist.rules.padding import paddable
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
+from hidet_dist.spec.tensor import padded_shard
 
 Layout = tuple[tuple[Digit, ...] | None, ...]
 
@@ -49,6 +51,7 @@ class Rule:
         indexed in a way that sharding it would break.
     factors: the digits that may be sharded, those of reductions last.
     reduce_ops: for each reduction digit the outputs that become partial and the op that reduces them.
+    paddable: the digits that may also be sharded where they do not divide, with padding.
     note: why the operator has no rule, empty when it has one.
     """
 
@@ -58,6 +61,7 @@ class Rule:
     out_layouts: tuple[Layout, ...] = ()
     factors: tuple[Digit, ...] = ()
     reduce_ops: Mapping[Digit, tuple[tuple[int, str], ...]] = None  # type: ignore[assignment]
+    paddable: frozenset[Digit] = frozenset()
     note: str = ""
 
     def notation(self) -> str:
@@ -101,19 +105,23 @@ class Rule:
         axes: Mapping[Digit, tuple[int, ...]],
         proofs: dict[frozenset[tuple[Digit, int]], bool],
     ) -> Iterator[Choice]:
-        counts = {digit: mesh.group_size(own) for digit, own in axes.items()}
-        if any(digit.extent % count for digit, count in counts.items()):
-            return
-        ins = [_spec(layout, axes, counts) for layout in self.in_layouts]
-        outs = [_spec(layout, axes, counts) for layout in self.out_layouts]
+        extents = {}  # of a sharded digit on each device, with its padding
+        for digit, own in axes.items():
+            shards = mesh.group_size(own)
+            extent = padded_shard(digit.extent, shards, mesh)
+            if extent is None or (digit.extent % shards and digit not in self.paddable):
+                return
+            extents[digit] = extent
+        ins = [_spec(layout, axes, extents) for layout in self.in_layouts]
+        outs = [_spec(layout, axes, extents) for layout in self.out_layouts]
         if any(spec is None for spec in (*ins, *outs)):
             return
         in_specs = tuple(spec for spec in ins if spec is not None)
         partial = tuple(spec for spec in outs if spec is not None)
-        if counts:
-            key = frozenset(counts.items())
+        if extents:
+            key = frozenset(extents.items())
             if key not in proofs:
-                proofs[key] = self._proven(mesh, in_specs, partial, counts)
+                proofs[key] = self._proven(mesh, in_specs, partial, extents)
             if not proofs[key]:
                 return
         reductions = [
@@ -127,7 +135,7 @@ class Rule:
         ]
         for combination in itertools.product(*per_output):
             spec = OpShardSpec(in_specs, tuple(s for s, _ in combination), tuple(fns for _, fns in combination))
-            yield self._choice(mesh, spec, partial, counts)
+            yield self._choice(mesh, spec, partial, extents)
 
     def _shape(self, tensor: hidet.Tensor) -> tuple[int, ...]:
         return tuple(int(size) for size in tensor.shape)
@@ -137,17 +145,17 @@ class Rule:
         mesh: DeviceMesh,
         in_specs: tuple[TensorShardSpec, ...],
         partial: tuple[TensorShardSpec, ...],
-        counts: Mapping[Digit, int],
+        extents: Mapping[Digit, int],
     ) -> bool:
-        """Whether the operator rebuilt on shards has the definition of the whole with the extents divided."""
+        """Whether the operator rebuilt on shards has the definition of the whole with the extents of the shards."""
         assert self.definition is not None
         rows = row_factor(self.op)
-        if rows in counts:
+        if rows in extents:
             # The rows of a table are masked, not rebuilt: what is left to prove is the lookup in the whole table.
             dim = row_dim(self.op)
             assert dim is not None
             in_specs = (in_specs[0].with_dim(dim, ()), *in_specs[1:])
-            counts = {digit: count for digit, count in counts.items() if digit != rows}
+            extents = {digit: extent for digit, extent in extents.items() if digit != rows}
         try:
             locals_ = [
                 hidet.symbol(list(spec.local_shape(self._shape(x), mesh)), x.dtype, x.device)
@@ -160,26 +168,51 @@ class Rule:
             definition = analyze(definition_of(local))
         except (SpecError, UnsupportedDefinition, ValueError):
             return False
-        return bool(rename(definition.canonical, {}) == rename(self.definition.canonical, counts))
+        return bool(rename(definition.canonical, {}) == rename(self.definition.canonical, extents))
+
+    def masks(self, spec: OpShardSpec, mesh: DeviceMesh) -> tuple[tuple[int, int], ...]:
+        """The inputs and dims (input, dim) whose padding must be zero for the operator to run as ``spec`` says.
+
+        Raises
+        ------
+        ValueError
+            When the spec pads what the operator must not see padded.
+        """
+        found = []
+        partial = [spec.partial_spec(o) for o in range(len(spec.out_specs))]
+        sides = ((self.op.inputs, spec.in_specs, self.in_layouts), (self.op.outputs, partial, self.out_layouts))
+        for number, (tensors, specs, layouts) in enumerate(sides):
+            for i, (tensor, own, layout) in enumerate(zip(tensors, specs, layouts, strict=True)):
+                shape = self._shape(tensor)
+                for dim, padded in enumerate(own.padded_shape(shape, mesh)):
+                    if padded == shape[dim]:
+                        continue
+                    digits = layout[dim] or ()
+                    if not self.paddable.issuperset(digits) or not digits:
+                        raise ValueError(f"dim {dim} of {shape} as {own} would be padded, which is not sound here")
+                    # The rows of a table are masked by the lookup itself.
+                    if number == 0 and digits[0] in self.reduce_ops and digits[0] != row_factor(self.op):
+                        found.append((i, dim))
+        return tuple(found)
 
     def _choice(
-        self, mesh: DeviceMesh, spec: OpShardSpec, partial: tuple[TensorShardSpec, ...], counts: Mapping[Digit, int]
+        self, mesh: DeviceMesh, spec: OpShardSpec, partial: tuple[TensorShardSpec, ...], extents: Mapping[Digit, int]
     ) -> Choice:
         read = sum(
-            min(_nbytes(x) // s.num_shards(mesh), self._most_read(i, counts) * x.dtype.nbytes)
+            min(_local_nbytes(x, s, mesh), self._most_read(i, extents) * x.dtype.nbytes)
             for i, (x, s) in enumerate(zip(self.op.inputs, spec.in_specs, strict=True))
         )
-        written = sum(_nbytes(y) // s.num_shards(mesh) for y, s in zip(self.op.outputs, partial, strict=True))
+        written = sum(_local_nbytes(y, s, mesh) for y, s in zip(self.op.outputs, partial, strict=True))
         if self.op.share_map:
             read = written = 0  # the output is the input's memory
-        return Choice(spec, self.definition.operations(counts) if self.definition else 0, read, written)
+        return Choice(spec, self.definition.operations(extents) if self.definition else 0, read, written)
 
-    def _most_read(self, tensor: int, counts: Mapping[Digit, int]) -> int:
+    def _most_read(self, tensor: int, extents: Mapping[Digit, int]) -> int:
         """No more elements of an input can be read than its accesses are executed: a lookup reads few rows."""
         if self.definition is None:
-            return _elements(self.op.inputs[tensor])
+            return math.prod(self._shape(self.op.inputs[tensor]))
         return sum(
-            math.prod(d.extent // counts.get(d, 1) for d in access.nest)
+            math.prod(extents.get(d, d.extent) for d in access.nest)
             for access in self.definition.accesses
             if access.tensor == tensor
         )
@@ -194,7 +227,7 @@ def derive(op: Operator) -> Rule:
         except UnsupportedDefinition as error:
             reason = str(error)
     whole = tuple(tuple(None for _ in x.shape) for x in op.inputs)
-    return Rule(op, None, whole, tuple(tuple(None for _ in y.shape) for y in op.outputs), (), {}, reason)
+    return Rule(op, None, whole, tuple(tuple(None for _ in y.shape) for y in op.outputs), (), {}, note=reason)
 
 
 def _derive(op: Operator) -> Rule:
@@ -226,10 +259,13 @@ def _derive(op: Operator) -> Rule:
         reduce_ops[rows] = ((0, "sum"),)
     spatial = {d for output in definition.out_digits for dim in output for d in dim}
     factors = (*sorted(spatial - blocked), *sorted(set(reduce_ops) - blocked))
-    return Rule(op, definition, tuple(in_layouts), tuple(definition.out_digits), factors, reduce_ops)
+    padded = paddable(op, definition, (*in_layouts, *definition.out_digits), reduce_ops)
+    return Rule(op, definition, tuple(in_layouts), tuple(definition.out_digits), factors, reduce_ops, padded)
 
 
-def _spec(layout: Layout, axes: Mapping[Digit, tuple[int, ...]], counts: Mapping[Digit, int]) -> TensorShardSpec | None:
+def _spec(
+    layout: Layout, axes: Mapping[Digit, tuple[int, ...]], extents: Mapping[Digit, int]
+) -> TensorShardSpec | None:
     """The spec that an assignment of mesh axes to digits gives a tensor; None when shards would not be contiguous."""
     per_dim = []
     used: list[int] = []
@@ -242,7 +278,7 @@ def _spec(layout: Layout, axes: Mapping[Digit, tuple[int, ...]], counts: Mapping
                     return None
                 split.extend(axes[digit])
                 used.extend(axes[digit])
-            whole_above = whole_above and counts.get(digit, 1) == digit.extent
+            whole_above = whole_above and extents.get(digit, digit.extent) == 1
         per_dim.append(tuple(split))
     # A digit that runs along two dims (a diagonal) has no shards of a tensor sharding spec.
     return TensorShardSpec(tuple(per_dim)) if len(set(used)) == len(used) else None
@@ -265,17 +301,15 @@ def _reduced(
                 fns.append(ReduceFn("reduce_scatter", op, (axis,), dim))
         # Scatters first: they leave less for the all-reduce.
         fns.extend(ReduceFn("all_reduce", op, tuple(sorted(own))) for op, own in rest.items())
-        if spec.fits(shape, mesh) and len(rest) <= 1:
+        scattered = (dim for dim in dims if dim is not None)
+        exact = all(shape[dim] % mesh.group_size(spec.mesh_axes_per_dim[dim]) == 0 for dim in scattered)
+        if exact and len(rest) <= 1:
             results.append((spec, tuple(fns)))
     return results
 
 
-def _elements(tensor: hidet.Tensor) -> int:
-    return math.prod(int(size) for size in tensor.shape)
-
-
-def _nbytes(tensor: hidet.Tensor) -> int:
-    return _elements(tensor) * int(tensor.dtype.nbytes)
+def _local_nbytes(tensor: hidet.Tensor, spec: TensorShardSpec, mesh: DeviceMesh) -> int:
+    return spec.local_nbytes([int(size) for size in tensor.shape], int(tensor.dtype.nbytes), mesh)
 
 
 def _letters() -> Iterable[str]:

@@ -159,7 +159,8 @@ class _Network:
     def marginals(self) -> list[Table] | None:
         """For each variable and value the least sum with that value, after :meth:`minimum`; None if it takes long."""
         place = {bucket.variable: i for i, bucket in enumerate(self.buckets)}
-        outside: dict[int, Table] = {}
+        # Of each variable, the number of the table of what all others cost over its neighbours, and what was taken off.
+        outside: dict[int, tuple[int, float]] = {}
         found: list[Table] = [np.zeros(0)] * len(self.sizes)
         for bucket in reversed(self.buckets):
             scope = (*bucket.neighbours, bucket.variable)
@@ -168,19 +169,39 @@ class _Network:
             if bucket.neighbours:
                 # The message went to the neighbour that is eliminated first; what that one knows without it comes back.
                 parent = self.buckets[min(place[u] for u in bucket.neighbours)]
-                wide = (*parent.neighbours, parent.variable)
                 others = list(parent.factors)
                 others.remove((bucket.message, bucket.neighbours))
-                total = self._sum(others, wide) + outside[parent.variable][..., None]
-                drop = tuple(i for i, u in enumerate(wide) if u not in bucket.neighbours)
-                left = [u for u in wide if u in bucket.neighbours]
-                least = (total.min(axis=drop) if drop else total) - bucket.offset
-                outside[bucket.variable] = least.transpose([left.index(u) for u in bucket.neighbours])
+                wide = (*parent.neighbours, parent.variable)
+                above, off = outside[parent.variable]
+                number, taken = self._least_outside(others, wide, above, bucket.neighbours)
+                outside[bucket.variable] = number, off + taken - bucket.offset
             else:
-                outside[bucket.variable] = np.array(self.constant - bucket.offset)
-            total = self._sum(bucket.factors, scope) + outside[bucket.variable][..., None]
-            found[bucket.variable] = total.min(axis=tuple(range(len(scope) - 1)))
+                outside[bucket.variable] = self.tables.add_content(np.array(0.0)), self.constant - bucket.offset
+            above, off = outside[bucket.variable]
+            number, taken = self._least_outside(bucket.factors, scope, above, (bucket.variable,))
+            found[bucket.variable] = self.tables.tables[number] + (off + taken)
         return found
+
+    def _least_outside(
+        self, factors: list[Factor], scope: tuple[int, ...], outside: int, left: tuple[int, ...]
+    ) -> tuple[int, float]:
+        """The least over ``left`` of tables and what lies outside, over all of ``scope`` but its last variable.
+
+        The number of the table less its least entry, and that entry; looked up where equal tables were added up before.
+        """
+        place = {u: i for i, u in enumerate(scope)}
+        shape = tuple(self.sizes[u] for u in scope)
+        kept = tuple(place[u] for u in left)
+        own = tuple((t, tuple(place[u] for u in variables)) for t, variables in factors)
+        key = ("outside", own, outside, shape, kept)
+        known = self.tables.left.get(key)
+        if known is None:
+            total = self._sum(factors, scope) + self.tables.tables[outside][..., None]
+            drop = tuple(i for i in range(len(scope)) if i not in kept)
+            least = (total.min(axis=drop) if drop else total).transpose([sorted(kept).index(i) for i in kept])
+            taken = float(least.min())
+            known = self.tables.left[key] = self.tables.add_content(least - taken), taken
+        return known
 
     def _sum(self, factors: list[Factor], scope: tuple[int, ...]) -> Table:
         return sum(self._parts(factors, scope), np.zeros([self.sizes[u] for u in scope]))

@@ -49,9 +49,10 @@ def conversion_nbytes(
         most = max(most, before + after + kept)
         if step.packs(local):
             most = max(most, 2 * before + kept)
-        if step.unpacks(local, mesh):
+        result = spec.local_shape(shape, mesh)
+        if step.unpacks(local, result, mesh):
             most = max(most, 2 * after + first)
-        before, local = after, spec.local_shape(shape, mesh)
+        before, local = after, result
     return max(0, most - first - before)
 
 

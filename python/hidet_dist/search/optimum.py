@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from hidet_dist.errors import SolverError
 from hidet_dist.search.eliminate import Tables, TooWide, eliminate, marginals
@@ -21,6 +21,8 @@ from hidet_dist.search.presolve import undominated
 _PRICES = 40  # prices tried at most; a handful is usual
 _RAISES = 12
 _WINDOW = 80  # operators around a cut that are planned anew
+
+OnIncumbent = Callable[[Sequence[int], float, float, float], None]
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class _Search:
     best: tuple[int, ...] = ()
     seconds: float = math.inf
     bound: float = 0.0
+    on_incumbent: OnIncumbent | None = None
+    begin: float = field(default_factory=time.perf_counter)
 
     def memory(self, choices: Sequence[int]) -> int:
         return sum(m[k] for m, k in zip(self.problem.memory, choices, strict=True))
@@ -57,16 +61,29 @@ class _Search:
         seconds, nbytes = evaluate(self.problem, choices), self.memory(choices)
         if nbytes <= self.problem.budget and seconds < self.seconds:
             self.best, self.seconds = choices, seconds
+            self.tell()
         return _Probe(choices, seconds, nbytes)
+
+    def tell(self) -> None:
+        """Say which plan is the best known, and the bound."""
+        if self.on_incumbent is not None and self.best:
+            self.on_incumbent(self.best, self.seconds, self.bound, time.perf_counter() - self.begin)
 
     def done(self) -> bool:
         return math.isfinite(self.seconds) and self.seconds - self.bound <= self.gap * self.seconds + 1e-15
 
 
 def optimize(
-    problem: Problem, solver_name: str = "highs", time_limit_seconds: float | None = None, gap: float = 1e-4
+    problem: Problem,
+    solver_name: str = "highs",
+    time_limit_seconds: float | None = None,
+    gap: float = 1e-4,
+    on_incumbent: OnIncumbent | None = None,
 ) -> Solution:
     """Solve the problem to a relative gap.
+
+    ``on_incumbent`` is called with the choices of each plan that is better than those before, its seconds, the lower
+    bound, and the seconds gone by.
 
     Raises
     ------
@@ -76,7 +93,7 @@ def optimize(
     begin = time.perf_counter()
     if sum(map(min, problem.memory)) > problem.budget:
         raise SolverError(f"No plan fits the memory budget of {problem.budget} bytes.")
-    state = _Search(problem, undominated(problem), gap)
+    state = _Search(problem, undominated(problem), gap, on_incumbent=on_incumbent)
     tables = Tables()
     try:
         price = _best_price(state, tables)
@@ -92,6 +109,7 @@ def optimize(
         pass
     if not state.done():
         _integer_program(state, solver_name, time_limit_seconds, begin)
+    state.tell()
     return Solution(state.best, state.seconds, max(0.0, 1 - state.bound / state.seconds) if state.seconds else 0.0)
 
 

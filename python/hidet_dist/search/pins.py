@@ -89,28 +89,6 @@ def _pattern(value: Any, operator: bool) -> SpecPattern | OpSpecPattern:
     raise TypeError
 
 
-def parse_names(given: Any) -> dict[str, hidet.Tensor]:
-    """The user's names of tensors, from a hidet Module (its parameters' names) or a mapping. Raises ConfigError."""
-    if given is None:
-        return {}
-    if isinstance(given, hidet.nn.Module):
-        return dict(given.named_parameters())
-    if isinstance(given, Mapping) and all(
-        isinstance(name, str) and isinstance(tensor, hidet.Tensor) for name, tensor in given.items()
-    ):
-        return dict(given)
-    raise ConfigError(f"names must be a hidet Module, or map names to hidet tensors; got {type(given).__name__}.")
-
-
-def labels_of(view: GraphView, names: Mapping[str, hidet.Tensor]) -> dict[str, str]:
-    """The user's name of each tensor that has one, by its name in the view. The first of several names is taken."""
-    labels: dict[str, str] = {}
-    for label, tensor in names.items():
-        if tensor in view.names:
-            labels.setdefault(view.names[tensor], label)
-    return labels
-
-
 class Pins:
     """The pins of a graph by what they are about; each list is in the order the user wrote them in.
 
@@ -197,9 +175,16 @@ class Pins:
                 )
 
     def layouts(
-        self, pins: Sequence[Pin], what: str, shape: tuple[int, ...], options: Sequence[TensorShardSpec]
+        self,
+        pins: Sequence[Pin],
+        what: str,
+        shape: tuple[int, ...],
+        options: Sequence[TensorShardSpec],
+        padded: bool = False,
     ) -> list[TensorShardSpec]:
         """The specs of ``options`` that satisfy all pins; a spec that is pinned whole need not be among them.
+
+        Only with ``padded`` may such a spec split a dim that does not divide.
 
         Raises
         ------
@@ -211,7 +196,7 @@ class Pins:
             spec = pin.pattern.spec if isinstance(pin.pattern, SpecPattern) else None
             if spec is not None:
                 try:
-                    spec.validate(shape, self.mesh)
+                    spec.validate(shape, self.mesh, padded)
                 except SpecError as error:
                     raise ConfigError(f"The pin {pin} does not fit {what}: {error}") from error
                 known.setdefault(spec)

@@ -10,6 +10,7 @@ from hidet_dist.errors import ConfigError, PlanError, SpecError
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice
 from hidet_dist.search.cost import CostModel, PredictedCost
+from hidet_dist.search.labels import label_plan
 from hidet_dist.search.solution import lay_out
 from hidet_dist.spec import OpShardSpec, Plan, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.symbols import SymbolSize
@@ -35,8 +36,8 @@ def recost(plan: Plan, graph: FlowGraph, cluster: Cluster, cost_model: CostModel
     model = PredictedCost(cluster) if cost_model is None else cost_model
     stored = {tensor.name: tensor.spec for tensor in (*stage.weights, *stage.inputs)}
     outputs = [tensor.spec for tensor in stage.outputs]
-    labels = {t.name: t.label for t in (*stage.weights, *stage.inputs, *stage.outputs)}
-    return lay_out(view, stage.mesh, model, chosen, stored, outputs, notes).with_labels(labels)
+    names = {t.label: view.tensors[t.name] for t in (*stage.weights, *stage.inputs, *stage.outputs) if t.label}
+    return label_plan(view, lay_out(view, stage.mesh, model, chosen, stored, outputs, notes), names)
 
 
 def validate(plan: Plan, graph: FlowGraph) -> None:
@@ -130,7 +131,7 @@ def _check_tensor(view: GraphView, stage: StagePlan, tensor: TensorPlan) -> None
             f"{real[1]}{list(real[0])} of {real[2]} bytes."
         )
     try:
-        tensor.spec.validate(view.pieces(name)[0], stage.mesh)
+        tensor.spec.validate(view.pieces(name)[0], stage.mesh, padded=name in view.weights)
     except SpecError as error:
         raise PlanError(f"The plan's spec of {name} does not fit: {error}") from error
 
@@ -142,7 +143,7 @@ def _why(view: GraphView, stage: StagePlan, number: int, choices: tuple[Choice, 
         return f"it has {len(op.inputs)} inputs and {len(op.outputs)} outputs."
     for tensor, own in zip((*op.inputs, *op.outputs), (*spec.in_specs, *spec.out_specs), strict=True):
         try:
-            own.validate(view.pieces(view.names[tensor])[0], stage.mesh)
+            own.validate(view.pieces(view.names[tensor])[0], stage.mesh, padded=True)
         except SpecError as error:
             return f"{view.names[tensor]} does not fit: {error}"
 

@@ -54,7 +54,9 @@ def state(
         When specs or pins do not fit the graph or the mesh, or contradict each other.
     """
     mesh = cluster.mesh
-    weight_specs = [_layouts(pinned, pinned.tensors.get(name, []), name, f"the weight {name}") for name in view.weights]
+    weight_specs = [
+        _layouts(pinned, pinned.tensors.get(name, []), name, f"the weight {name}", padded=True) for name in view.weights
+    ]
     inputs = _ends(pinned, view.inputs, [pinned.tensors.get(name, []) for name in view.inputs], input_specs, "input")
     output_pins = [pinned.outputs.get(i, []) for i in range(len(view.outputs))]
     outputs = _ends(pinned, view.outputs, output_pins, output_specs, "output")
@@ -76,7 +78,7 @@ def state(
     weights = range(len(cost), len(cost) + len(view.weights))
     for name, specs in zip(view.weights, weight_specs, strict=True):
         cost.append([0.0] * len(specs))
-        memory.append([view.nbytes(name) // spec.num_shards(mesh) for spec in specs])
+        memory.append([spec.local_nbytes(view.shape(name), view.itemsize(name), mesh) for spec in specs])
     for specs in (*inputs, *outputs):
         cost.append([0.0] * len(specs))
         memory.append([0] * len(specs))
@@ -133,8 +135,11 @@ def state(
     )
 
 
-def _weight_specs(shape: tuple[int, ...], mesh: DeviceMesh) -> list[TensorShardSpec]:
-    """Every way to lay out a weight: each mesh axis splits one dim that it divides, or none; replicated first."""
+def _stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool) -> list[TensorShardSpec]:
+    """Every way to store a tensor: each mesh axis splits one dim that it divides, or none; replicated first.
+
+    With ``padded`` also dims that do not divide are split, with padding.
+    """
     specs: dict[TensorShardSpec, None] = {}
     for dims in itertools.product((None, *range(len(shape))), repeat=mesh.ndim):
         per_dim: list[list[int]] = [[] for _ in shape]
@@ -142,15 +147,15 @@ def _weight_specs(shape: tuple[int, ...], mesh: DeviceMesh) -> list[TensorShardS
             if dim is not None and mesh.shape[axis] > 1:
                 per_dim[dim].append(axis)
         spec = TensorShardSpec(tuple(tuple(axes) for axes in per_dim))
-        if spec.fits(shape, mesh):
+        if spec.fits(shape, mesh, padded):
             specs.setdefault(spec)
     return list(specs)
 
 
-def _layouts(pinned: Pins, own: Sequence[Pin], name: str, what: str) -> list[TensorShardSpec]:
+def _layouts(pinned: Pins, own: Sequence[Pin], name: str, what: str, padded: bool = False) -> list[TensorShardSpec]:
     """The specs that a stored tensor may have, of those its pins allow."""
     shape, _ = pinned.view.pieces(name)
-    return pinned.layouts(own, what, shape, _weight_specs(shape, pinned.mesh))
+    return pinned.layouts(own, what, shape, _stored_specs(shape, pinned.mesh, padded), padded)
 
 
 def _ends(

@@ -42,6 +42,12 @@ class ReduceFn:
                 f"A reduce_scatter names the dim it splits, an all_reduce none; got {self.kind}, {self.dim}."
             )
 
+    def after(self, partial: TensorShardSpec) -> TensorShardSpec:
+        """How a partial tensor lies once it is reduced."""
+        if self.dim is None:
+            return partial
+        return partial.with_dim(self.dim, (*partial.mesh_axes_per_dim[self.dim], *self.mesh_axes))
+
     def __str__(self) -> str:
         dim = "" if self.dim is None else f", dim={self.dim}"
         return f"{self.kind}({self.op}, axes={''.join(map(str, self.mesh_axes))}{dim})"

@@ -43,9 +43,9 @@ class PartialSpec:
         """Number of dims of the tensor."""
         return self.spec.ndim
 
-    def validate(self, shape: Sequence[int], mesh: DeviceMesh) -> None:
-        """Raise SpecError unless it fits a tensor of ``shape`` (elements) on ``mesh``."""
-        self.spec.validate(shape, mesh)
+    def validate(self, shape: Sequence[int], mesh: DeviceMesh, padded: bool = False) -> None:
+        """Raise SpecError unless it fits a tensor of ``shape`` (elements) on ``mesh``, if ``padded`` with padding."""
+        self.spec.validate(shape, mesh, padded)
         if self.mesh_axes[0] < 0 or self.mesh_axes[-1] >= mesh.ndim:
             raise SpecError(f"The spec {self} uses the mesh axis {self.mesh_axes[-1]}; the mesh {mesh} lacks it.")
 

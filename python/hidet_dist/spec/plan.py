@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ from hidet_dist.spec.tensor import TensorShardSpec
 if TYPE_CHECKING:
     from hidet.graph import FlowGraph
     from rich.table import Table
+
+    from hidet_dist.explain import Explanation, SearchReport
 
 FORMAT = 1
 
@@ -41,8 +43,9 @@ class TensorPlan:
     written: tuple[int | str, ...] = ()
 
     def local_nbytes(self, mesh: DeviceMesh) -> int:
-        """Bytes of one shard."""
-        return self.nbytes // self.spec.num_shards(mesh)
+        """Bytes of one shard, padding included."""
+        elements = math.prod(self.shape)
+        return self.spec.local_nbytes(self.shape, self.nbytes // elements, mesh) if elements else 0
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -99,7 +102,8 @@ class OperatorPlan:
     """How one operator of the graph is sharded.
 
     ``connections`` are those that are paid for at this operator: a conversion that an earlier operator already
-    needed is not listed again. ``note`` says why an operator without a rule is replicated. Times in seconds.
+    needed is not listed again. ``note`` says why an operator without a rule is replicated; ``label`` is what the user
+    calls it, after the weight that it reads. Times in seconds.
     """
 
     index: int
@@ -109,6 +113,7 @@ class OperatorPlan:
     reduce_seconds: float
     connections: tuple[ConnectionPlan, ...] = ()
     note: str = ""
+    label: str = ""
 
     @property
     def communication(self) -> tuple[str, ...]:
@@ -131,6 +136,7 @@ class OperatorPlan:
             "reduce_seconds": self.reduce_seconds,
             "connections": [connection.to_json() for connection in self.connections],
             "note": self.note,
+            "label": self.label,
         }
 
     @classmethod
@@ -144,6 +150,7 @@ class OperatorPlan:
             data["reduce_seconds"],
             tuple(ConnectionPlan.from_json(c) for c in data["connections"]),
             data["note"],
+            data["label"],
         )
 
 
@@ -208,9 +215,13 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A list of stages (one, as long as there is no inter-operator parallelism)."""
+    """A list of stages (one, as long as there is no inter-operator parallelism).
+
+    ``report`` says how the search came to it; it is no part of what the plan is, and is not written with it.
+    """
 
     stages: tuple[StagePlan, ...]
+    report: SearchReport | None = field(default=None, compare=False, repr=False)
 
     @property
     def stage(self) -> StagePlan:
@@ -276,18 +287,11 @@ class Plan:
 
         validate(self, graph)
 
-    def with_labels(self, labels: Mapping[str, str]) -> Plan:
-        """The same plan with the user's names of weights, inputs and outputs, by their own names."""
+    def explain(self) -> Explanation:
+        """What everything costs and why it was chosen; as much of it as is known where no search made the plan."""
+        from hidet_dist.explain import Explanation
 
-        def named(tensors: tuple[TensorPlan, ...]) -> tuple[TensorPlan, ...]:
-            return tuple(replace(tensor, label=labels.get(tensor.name, "")) for tensor in tensors)
-
-        return Plan(
-            tuple(
-                replace(stage, weights=named(stage.weights), inputs=named(stage.inputs), outputs=named(stage.outputs))
-                for stage in self.stages
-            )
-        )
+        return Explanation(self)
 
     def collectives(self) -> dict[str, int]:
         """How many communication operators of each kind one run executes (slices, which are local, left out)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,11 +22,25 @@ def _parse_dim(token: str, text: str) -> tuple[int, ...]:
     return tuple(int(digit) for digit in match.group(1) or "")
 
 
+def padded_shard(size: int, shards: int, mesh: DeviceMesh) -> int | None:
+    """The extent of one of ``shards`` equal shards of a dim of ``size``; None where a shard would be all padding.
+
+    Where ``shards`` does not divide, the dim is padded to the next multiple of the number of devices of the mesh.
+    """
+    if size % shards == 0:
+        return size // shards
+    local = -(-size // mesh.size) * mesh.size // shards
+    return local if (shards - 1) * local < size else None
+
+
 @dataclass(frozen=True)
 class TensorShardSpec:
     """How a tensor lies on a mesh: ``mesh_axes_per_dim[d]`` are the mesh axes that split dim d, major to minor.
 
     Written ``(S0, S1, R)``; ``(S01, R)`` splits dim 0 by axis 0 and each piece by axis 1; ``R`` is not split.
+
+    Shards are equal in size. A dim that does not divide may be padded at its end, so that the last shards are in part
+    padding; each shard has at least one element of the tensor.
 
     Raises
     ------
@@ -69,8 +84,11 @@ class TensorShardSpec:
         per_dim[dim] = tuple(axes)
         return TensorShardSpec(tuple(per_dim))
 
-    def validate(self, shape: Sequence[int], mesh: DeviceMesh) -> None:
-        """Raise SpecError unless the spec fits a tensor of ``shape`` (elements) on ``mesh`` exactly."""
+    def validate(self, shape: Sequence[int], mesh: DeviceMesh, padded: bool = False) -> None:
+        """Raise SpecError unless the spec fits a tensor of ``shape`` (elements) on ``mesh``.
+
+        Exactly, that is, each dim divides; with ``padded`` also where padding makes it divide (:meth:`padded_shape`).
+        """
         if self.ndim != len(shape):
             raise SpecError(f"The spec {self} is for {self.ndim} dims but the tensor has the shape {tuple(shape)}.")
         for axis in self.mesh_axes:
@@ -78,15 +96,22 @@ class TensorShardSpec:
                 raise SpecError(f"The spec {self} uses the mesh axis {axis} but the mesh {mesh} has {mesh.ndim} axes.")
         for dim, axes in enumerate(self.mesh_axes_per_dim):
             shards = mesh.group_size(axes)
-            if shape[dim] % shards:
+            if not shape[dim] % shards:
+                continue
+            if not padded:
                 raise SpecError(
                     f"The spec {self} splits dim {dim} of {tuple(shape)} into {shards}, which does not divide it."
                 )
+            if padded_shard(shape[dim], shards, mesh) is None:
+                raise SpecError(
+                    f"The spec {self} splits dim {dim} of {tuple(shape)} into {shards}, and padded for the mesh {mesh} "
+                    "some would hold nothing but padding."
+                )
 
-    def fits(self, shape: Sequence[int], mesh: DeviceMesh) -> bool:
+    def fits(self, shape: Sequence[int], mesh: DeviceMesh, padded: bool = False) -> bool:
         """Whether :meth:`validate` accepts the spec."""
         try:
-            self.validate(shape, mesh)
+            self.validate(shape, mesh, padded)
         except SpecError:
             return False
         return True
@@ -96,9 +121,27 @@ class TensorShardSpec:
         return mesh.group_size(self.mesh_axes)
 
     def local_shape(self, shape: Sequence[int], mesh: DeviceMesh) -> tuple[int, ...]:
-        """The shape of one shard of a tensor of ``shape``. Raises SpecError when the spec does not fit."""
-        self.validate(shape, mesh)
-        return tuple(size // mesh.group_size(axes) for size, axes in zip(shape, self.mesh_axes_per_dim, strict=True))
+        """The shape of one shard of a tensor of ``shape``, padding included. Raises SpecError when it does not fit."""
+        self.validate(shape, mesh, padded=True)
+        groups = (mesh.group_size(axes) for axes in self.mesh_axes_per_dim)
+        return tuple(padded_shard(size, shards, mesh) or 0 for size, shards in zip(shape, groups, strict=True))
+
+    def padded_shape(self, shape: Sequence[int], mesh: DeviceMesh) -> tuple[int, ...]:
+        """The shape that the shards tile: ``shape``, but the dims that do not divide with their padding at the end.
+
+        Such a dim is padded to a multiple of the number of all devices of the mesh, however many axes split it, so that
+        a shard of a dim split by some axes is made of shards of the dim split by more. Raises SpecError.
+        """
+        local = self.local_shape(shape, mesh)
+        return tuple(size * mesh.group_size(axes) for size, axes in zip(local, self.mesh_axes_per_dim, strict=True))
+
+    def is_padded(self, shape: Sequence[int], mesh: DeviceMesh) -> bool:
+        """Whether shards of a tensor of ``shape`` have padding. Raises SpecError when the spec does not fit."""
+        return self.padded_shape(shape, mesh) != tuple(shape)
+
+    def local_nbytes(self, shape: Sequence[int], itemsize: int, mesh: DeviceMesh) -> int:
+        """Bytes of one shard, padding included, of a tensor of elements of ``itemsize`` bytes. Raises SpecError."""
+        return math.prod(self.local_shape(shape, mesh)) * itemsize
 
     def shard_offset(self, shape: Sequence[int], mesh: DeviceMesh, coordinate: Sequence[int]) -> tuple[int, ...]:
         """Where, in the whole tensor, the shard of the device at ``coordinate`` begins. Raises SpecError."""
@@ -113,10 +156,15 @@ class TensorShardSpec:
         return tuple(offsets)
 
     def slices(self, shape: Sequence[int], mesh: DeviceMesh, coordinate: Sequence[int]) -> tuple[slice, ...]:
-        """The slices that cut the shard of the device at ``coordinate`` out of the whole tensor. Raises SpecError."""
+        """The slices that cut the shard of the device at ``coordinate``, without its padding, out of the whole tensor.
+
+        Raises SpecError when the spec does not fit.
+        """
         local = self.local_shape(shape, mesh)
         offsets = self.shard_offset(shape, mesh, coordinate)
-        return tuple(slice(begin, begin + size) for begin, size in zip(offsets, local, strict=True))
+        return tuple(
+            slice(begin, min(begin + size, extent)) for begin, size, extent in zip(offsets, local, shape, strict=True)
+        )
 
     def __str__(self) -> str:
         return "(" + ", ".join("S" + "".join(map(str, axes)) if axes else "R" for axes in self.mesh_axes_per_dim) + ")"

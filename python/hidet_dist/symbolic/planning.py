@@ -8,26 +8,24 @@ have the definition of the second twin's operator, rebuilt on its shards.
 
 from __future__ import annotations
 
-import copy
-import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import hidet
 from hidet.graph import FlowGraph, Operator, Tensor
-from hidet.ir.expr import Constant, Expr
+from hidet.ir.expr import Expr
 
 from hidet_dist.connect import Element
 from hidet_dist.errors import ConfigError
-from hidet_dist.normalize import as_normal
 from hidet_dist.rules.access import Definition, UnsupportedDefinition, analyze, rename
 from hidet_dist.rules.declared import definition_of
-from hidet_dist.rules.local import localize, rebuild
+from hidet_dist.rules.local import localize
 from hidet_dist.rules.rule import Choice, Rule, RuleTable
 from hidet_dist.spec import DeviceMesh, OpShardSpec, TensorShardSpec
 from hidet_dist.spec.symbols import SymbolPlan, SymbolSize, local_symbols
-from hidet_dist.symbolic.extents import Extent, evaluate, extents_of, local_extent
+from hidet_dist.spec.tensor import padded_shard
+from hidet_dist.symbolic.extents import Extent, extents_of, local_extent
+from hidet_dist.symbolic.twin import concrete, prime_sizes
 from hidet_dist.view import GraphView, check_symbols, graph_symbols
 
 
@@ -38,7 +36,9 @@ def local_shape(
     multiples = {symbol.name: symbol.multiple_of for symbol in symbols}
     shape: list[Extent] = []
     for extent, axes in zip(extents, spec.mesh_axes_per_dim, strict=True):
-        local = local_extent(extent, mesh.group_size(axes), multiples)
+        shards = mesh.group_size(axes)
+        fixed = isinstance(extent, int)
+        local = padded_shard(extent, shards, mesh) if fixed else local_extent(extent, shards, multiples)
         if local is None:
             return None
         shape.append(local)
@@ -77,10 +77,10 @@ class TwinView(GraphView):
             if own.shards > 1 and own.name in names:
                 raise ConfigError(f"Rename the symbolic dim {own.name}: so is a shard of {own.symbol} called.")
         self.symbolic = GraphView(graph, symbols, mesh)
-        super().__init__(_concrete(self.symbolic, {symbol.name: symbol.size for symbol in symbols}))
+        super().__init__(concrete(self.symbolic, {symbol.name: symbol.size for symbol in symbols}))
         self.symbols = symbols
-        self.prime_sizes = _prime_sizes(self.symbolic, mesh)
-        self.primes = GraphView(_concrete(self.symbolic, self.prime_sizes))
+        self.prime_sizes = prime_sizes(self.symbolic, mesh)
+        self.primes = GraphView(concrete(self.symbolic, self.prime_sizes))
         for view in (self, self.primes):
             assert [type(op) for op in view.operators] == [type(op) for op in self.symbolic.operators]
         self.names.update(self.symbolic.names)  # so that a user's tensors are found
@@ -213,56 +213,3 @@ class SymbolicRules(RuleTable):
         except (UnsupportedDefinition, ValueError):
             return None
         return rename(definition.canonical, {})
-
-
-def _prime_sizes(view: GraphView, mesh: DeviceMesh) -> dict[str, int]:
-    """A prime for each symbol, times its multiple, that divides no other extent of the graph."""
-    others = {mesh.size, *(symbol.multiple_of for symbol in view.symbols)}
-    others.update(extent for name in view.tensors for extent in view.extents(name) if isinstance(extent, int))
-    primes = (n for n in itertools.count(3) if all(n % d for d in range(2, math.isqrt(n) + 1)))
-    free = (prime for prime in primes if all(other % prime for other in others))
-    return {symbol.name: symbol.multiple_of * next(free) for symbol in view.symbols}
-
-
-def _concrete(view: GraphView, sizes: Mapping[str, int]) -> FlowGraph:
-    """The graph with numbers for its symbols.
-
-    Raises
-    ------
-    ConfigError
-        When an operator cannot have these sizes.
-    """
-    made: dict[Tensor, Tensor] = {}
-    for name in view.inputs:
-        x = view.tensors[name]
-        made[x] = hidet.symbol([evaluate(extent, sizes) for extent in extents_of(x)], x.dtype, x.device)
-    for name in view.weights:
-        made[view.tensors[name]] = view.tensors[name]
-    for number, op in enumerate(view.operators):
-        shapes = [tuple(evaluate(extent, sizes) for extent in extents_of(y)) for y in op.outputs]
-        stand_in = copy.copy(op)
-        stand_in.attrs = _substituted(op.attrs, sizes)
-        try:
-            outputs = rebuild(stand_in, [made[x] for x in op.inputs], shapes)
-        except ValueError as error:
-            raise ConfigError(
-                f"Operator {number}, {op.name}, does not take all sizes of the symbolic dims, such as "
-                f"{', '.join(f'{name} = {size}' for name, size in sizes.items())}: {error}"
-            ) from error
-        made.update(zip(op.outputs, outputs, strict=True))
-    twin = FlowGraph([made[y] for y in view.graph.outputs], [made[x] for x in view.graph.inputs])
-    return as_normal(twin)
-
-
-def _substituted(value: Any, sizes: Mapping[str, int]) -> Any:
-    """An attribute with numbers for the symbols in it."""
-    if isinstance(value, dict):
-        return {key: _substituted(part, sizes) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_substituted(part, sizes) for part in value)
-    if isinstance(value, Expr) and not isinstance(value, Constant):
-        try:
-            return evaluate(value, sizes)
-        except ValueError:
-            return value
-    return value

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from hidet_dist.rules.catalog import REPLICATE_ONLY, catalog
+from hidet_dist.rules.catalog import replicate_only
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.rules.soundness.check import check_operator
-from hidet_dist.rules.soundness.graphs import GRAPHS
+from hidet_dist.rules.soundness.graphs import GRAPHS, MODELS, PATTERNS
 from hidet_dist.rules.soundness.instances import MAKERS, instance
 from hidet_dist.rules.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_plan
 from hidet_dist.spec import DeviceMesh
@@ -20,54 +26,84 @@ OPERATOR_MESHES: tuple[tuple[int, ...], ...] = ((2,), (4,), (2, 2), (2, 3), (2, 
 GRAPH_MESHES: tuple[tuple[int, ...], ...] = ((2,), (4,), (2, 2), (2, 4))
 
 
+@dataclass
+class Result:
+    """What was checked of one operator class or graph: a line to print, how many of what, and what went wrong."""
+
+    line: str
+    counts: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+
+def check_class(number: int, instances: int, seed: int) -> Result:
+    """Every choice of random instances of operator class ``number`` on all meshes."""
+    cls = list(MAKERS)[number]
+    result = Result("", Counter(operators=1))
+    for repeat in range(instances):
+        rng = np.random.default_rng((seed, number, repeat))
+        made = instance(cls, rng)
+        for mesh in map(DeviceMesh, OPERATOR_MESHES):
+            checked = check_operator(made.op, mesh, rng, made.ranges)
+            result.counts["choices"] += checked.choices
+            result.failures += map(str, checked.failures)
+        result.counts["instances"] += 1
+    result.line = f"{cls.__name__}: {result.counts['choices']} choices"
+    return result
+
+
+def check_graph(name: str, plans: int, seed: int) -> Result:
+    """Random plans of a graph, on all meshes in turn."""
+    rng = np.random.default_rng((seed, list(GRAPHS).index(name)))
+    graph = GRAPHS[name](rng)
+    view, inputs = GraphView(graph), graph_inputs(graph, rng)
+    whole = evaluate_graph(graph, inputs)
+    tables = {shape: RuleTable(DeviceMesh(shape)) for shape in GRAPH_MESHES}
+    result = Result(f"{name}: {plans} plans", Counter(plans=plans))
+    for number in range(plans):
+        shape = GRAPH_MESHES[number % len(GRAPH_MESHES)]
+        plan = random_plan(view, DeviceMesh(shape), tables[shape], rng)
+        what = check_plan(graph, plan, inputs, whole)
+        if what:
+            result.failures.append(f"{name} on {shape}: {what}\n{plan.to_json()}")
+    return result
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the harness; the exit status is 1 when a choice or a plan is wrong."""
     parser = argparse.ArgumentParser(prog="python -m hidet_dist.rules.soundness", description=__doc__)
     parser.add_argument("--instances", type=int, default=10, help="random instances of each operator class")
-    parser.add_argument("--plans", type=int, default=200, help="random plans of each graph, over all meshes")
+    parser.add_argument("--plans", type=int, default=200, help="random plans of each model, over all meshes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="only operator classes and graphs with this in their name")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that share the work")
     given = parser.parse_args(arguments)
+    # The models take longest, so they come first. Patterns are smaller and need fewer plans.
+    work: list[tuple[Callable[..., Result], str | int, int]] = [
+        (check_graph, name, given.plans if name in MODELS else max(given.plans // 4, 1))
+        for name in (*MODELS, *PATTERNS)
+        if given.only in name
+    ]
+    work += [(check_class, n, given.instances) for n, cls in enumerate(MAKERS) if given.only in cls.__name__]
     counts = {"operators": 0, "replicate_only": 0, "instances": 0, "choices": 0, "plans": 0, "failures": 0}
-    counts["replicate_only"] = sum(entry.group == REPLICATE_ONLY for entry in catalog())
-
-    def failed(what: object) -> None:
-        counts["failures"] += 1
-        print(f"FAILURE {what}", flush=True)
-
-    for number, cls in enumerate(MAKERS):
-        if given.only not in cls.__name__:
-            continue
-        before = counts["choices"]
-        for repeat in range(given.instances):
-            rng = np.random.default_rng((given.seed, number, repeat))
-            made = instance(cls, rng)
-            for mesh in map(DeviceMesh, OPERATOR_MESHES):
-                checked = check_operator(made.op, mesh, rng, made.ranges)
-                counts["choices"] += checked.choices
-                for failure in checked.failures:
-                    failed(failure)
-            counts["instances"] += 1
-        counts["operators"] += 1
-        print(f"{cls.__name__}: {counts['choices'] - before} choices", flush=True)
-    for name, build in GRAPHS.items():
-        if given.only not in name:
-            continue
-        rng = np.random.default_rng((given.seed, len(name)))
-        graph = build(rng)
-        view, inputs = GraphView(graph), graph_inputs(graph, rng)
-        whole = evaluate_graph(graph, inputs)
-        tables = {shape: RuleTable(DeviceMesh(shape)) for shape in GRAPH_MESHES}
-        for number in range(given.plans):
-            shape = GRAPH_MESHES[number % len(GRAPH_MESHES)]
-            plan = random_plan(view, DeviceMesh(shape), tables[shape], rng)
-            what = check_plan(graph, plan, inputs, whole)
-            counts["plans"] += 1
-            if what:
-                failed(f"{name} on {shape}: {what}\n{plan.to_json()}")
-        print(f"{name}: {given.plans} plans", flush=True)
+    counts["replicate_only"] = len(replicate_only())
+    for result in _results(work, given.seed, given.jobs):
+        for failure in result.failures:
+            print(f"FAILURE {failure}")
+        print(result.line, flush=True)
+        for key, count in result.counts.items():
+            counts[key] += count
+        counts["failures"] += len(result.failures)
     print(json.dumps(counts))
     return 1 if counts["failures"] else 0
+
+
+def _results(work: Sequence[tuple[Callable[..., Result], str | int, int]], seed: int, jobs: int) -> Iterator[Result]:
+    if jobs == 1:
+        yield from (check(what, count, seed) for check, what, count in work)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        for future in [pool.submit(check, what, count, seed) for check, what, count in work]:
+            yield future.result()
 
 
 if __name__ == "__main__":

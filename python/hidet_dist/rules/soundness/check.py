@@ -17,6 +17,7 @@ from hidet.ir.type import DataType
 from hidet_dist.rules.declared import definition_of
 from hidet_dist.rules.local import localize
 from hidet_dist.rules.lookup import row_axes
+from hidet_dist.rules.padding import mask_padding
 from hidet_dist.rules.rule import Rule, derive
 from hidet_dist.rules.soundness.oracle import NotEvaluable, OutOfRange, evaluate, index_bounds, numpy_dtype
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
@@ -107,21 +108,27 @@ def check_operator(
     """
     rule = derive(op) if rule is None else rule
     choices = rule.choices(mesh)
-    return check_specs(op, mesh, [choice.spec for choice in choices], random_inputs(op, rng, ranges))
+    return check_specs(op, mesh, [choice.spec for choice in choices], random_inputs(op, rng, ranges), rule)
 
 
-def check_specs(op: Operator, mesh: DeviceMesh, specs: Sequence[OpShardSpec], inputs: Sequence[Array]) -> Checked:
-    """Run ``op`` as each of ``specs`` says on ``inputs`` against the whole operator."""
+def check_specs(
+    op: Operator, mesh: DeviceMesh, specs: Sequence[OpShardSpec], inputs: Sequence[Array], rule: Rule | None = None
+) -> Checked:
+    """Run ``op`` as each of ``specs`` says on ``inputs`` against the whole operator.
+
+    The padding of input shards is filled with what would show if it were seen: NaN, or the greatest integer.
+    """
+    rule = derive(op) if rule is None else rule
     whole = evaluate(definition_of(op), inputs)
     failures = []
     partials: dict[Any, list[list[Array]]] = {}
-    tasks: dict[Any, Task] = {}
+    programs: dict[Any, _Program] = {}
     for spec in specs:
         try:
             # Choices that differ only in how they reduce share their partial results.
             key = (spec.in_specs, tuple(spec.partial_spec(o) for o in range(len(op.outputs))))
             if key not in partials:
-                partials[key] = _run_ranks(op, mesh, *key, inputs, tasks)
+                partials[key] = _run_ranks(rule, mesh, spec, inputs, programs)
             what = _compare(op, mesh, spec, partials[key], whole)
         except (ValueError, OutOfRange) as error:
             what = str(error)
@@ -130,37 +137,75 @@ def check_specs(op: Operator, mesh: DeviceMesh, specs: Sequence[OpShardSpec], in
     return Checked(len(specs), failures)
 
 
+@dataclass(frozen=True)
+class _Program:
+    """What a device computes: operators in order, from its shards and its coordinate to its outputs."""
+
+    inputs: tuple[Tensor, ...]
+    coordinate: Tensor
+    operators: tuple[tuple[Operator, Task], ...]
+    outputs: tuple[Tensor, ...]
+
+    def run(self, shards: Sequence[Array], coordinate: Sequence[int]) -> list[Array]:
+        values: dict[Tensor, Array] = dict(zip(self.inputs, shards, strict=True))
+        values[self.coordinate] = np.array(coordinate, np.int32)
+        for op, task in self.operators:
+            values.update(zip(op.outputs, evaluate(task, [values[x] for x in op.inputs]), strict=True))
+        return [values[y] for y in self.outputs]
+
+
+def _local_program(rule: Rule, mesh: DeviceMesh, spec: OpShardSpec) -> _Program:
+    op = rule.op
+    shards = [own.local_shape(shape_of(x), mesh) for x, own in zip(op.inputs, spec.in_specs, strict=True)]
+    out_shapes = [spec.partial_spec(o).local_shape(shape_of(y), mesh) for o, y in enumerate(op.outputs)]
+    symbols = [hidet.symbol(list(shape), x.dtype, x.device) for x, shape in zip(op.inputs, shards, strict=True)]
+    coordinate = hidet.symbol([mesh.ndim], "int32", "cpu")
+    operators: list[tuple[Operator, Task]] = []
+    operands = list(symbols)
+    for number, dim in rule.masks(spec, mesh):
+        axes, size = spec.in_specs[number].mesh_axes_per_dim[dim], shape_of(op.inputs[number])[dim]
+        operands[number] = mask_padding(operands[number], dim, size, axes, mesh, lambda: coordinate)
+        operators.append((operands[number].op, operands[number].op.task))
+    outputs = localize(op, operands, spec.in_specs, out_shapes, mesh, lambda: coordinate)
+    operators.append((outputs[0].op, definition_of(outputs[0].op)))
+    return _Program(tuple(symbols), coordinate, tuple(operators), tuple(outputs))
+
+
+def _shard(whole: Array, spec: TensorShardSpec, mesh: DeviceMesh, coordinate: Sequence[int]) -> Array:
+    """The shard of a device, its padding filled with what must not be seen."""
+    own = whole[spec.slices(whole.shape, mesh, coordinate)]
+    local = spec.local_shape(whole.shape, mesh)
+    if own.shape == local:
+        return own
+    kind = own.dtype.kind
+    garbage: Any = True if kind == "b" else np.iinfo(own.dtype).max if kind in "iu" else np.nan
+    shard = np.full(local, garbage, own.dtype)
+    shard[tuple(map(slice, own.shape))] = own
+    return shard
+
+
 def _run_ranks(
-    op: Operator,
-    mesh: DeviceMesh,
-    in_specs: Sequence[TensorShardSpec],
-    out_specs: Sequence[TensorShardSpec],
-    inputs: Sequence[Array],
-    tasks: dict[Any, Task],
+    rule: Rule, mesh: DeviceMesh, spec: OpShardSpec, inputs: Sequence[Array], programs: dict[Any, _Program]
 ) -> list[list[Array]]:
-    """The local outputs of every rank; ``tasks`` keeps the local definitions by the shapes that they are for."""
-    local_shapes = [spec.local_shape(shape_of(x), mesh) for x, spec in zip(op.inputs, in_specs, strict=True)]
-    out_shapes = [spec.local_shape(shape_of(y), mesh) for y, spec in zip(op.outputs, out_specs, strict=True)]
-    rows = row_axes(op, in_specs)
-    shapes = (tuple(local_shapes), tuple(out_shapes), rows)
-    if shapes not in tasks:
-        symbols = [
-            hidet.symbol(list(shape), x.dtype, x.device) for x, shape in zip(op.inputs, local_shapes, strict=True)
-        ]
-        coordinate = hidet.symbol([mesh.ndim], "int32", "cpu")
-        local = localize(op, symbols, in_specs, out_shapes, mesh, lambda: coordinate)[0].op
-        tasks[shapes] = definition_of(local)
+    """The partial outputs of every rank; ``programs`` keeps the local programs by the shapes that they are for."""
+    op = rule.op
+    partial = [spec.partial_spec(o) for o in range(len(op.outputs))]
+    masks = [(i, dim, spec.in_specs[i].mesh_axes_per_dim[dim]) for i, dim in rule.masks(spec, mesh)]
+    shapes = tuple(
+        own.local_shape(shape_of(x), mesh)
+        for x, own in zip((*op.inputs, *op.outputs), (*spec.in_specs, *partial), strict=True)
+    )
+    kind = (shapes, row_axes(op, spec.in_specs), tuple(masks))
+    if kind not in programs:
+        programs[kind] = _local_program(rule, mesh, spec)
     done: dict[Any, list[Array]] = {}
     results = []
     for rank in range(mesh.size):
-        cuts = tuple(
-            spec.slices(shape_of(x), mesh, mesh.coordinate(rank)) for x, spec in zip(op.inputs, in_specs, strict=True)
-        )
-        key = tuple((s.start, s.stop) for cut in cuts for s in cut)
+        coordinate = mesh.coordinate(rank)
+        key = tuple(own.shard_offset(x.shape, mesh, coordinate) for x, own in zip(inputs, spec.in_specs, strict=True))
         if key not in done:  # ranks with the same shards compute the same
-            own = [np.array(mesh.coordinate(rank), np.int32)] if rows else []
-            shards = [x[cut] for x, cut in zip(inputs, cuts, strict=True)]
-            done[key] = evaluate(tasks[shapes], [*shards, *own])
+            shards = [_shard(x, own, mesh, coordinate) for x, own in zip(inputs, spec.in_specs, strict=True)]
+            done[key] = programs[kind].run(shards, coordinate)
         results.append(done[key])
     return results
 
@@ -187,10 +232,13 @@ def _compare(
             [partial[number] for partial in partials],
         )
         rtol, atol = tolerance(y.dtype)
-        for rank, got in enumerate(own):
-            expected = whole[number][spec.out_specs[number].slices(shape_of(y), mesh, mesh.coordinate(rank))]
-            if got.shape != expected.shape:
-                return f"output {number} of rank {rank} has the shape {got.shape}, not {expected.shape}"
+        for rank, shard in enumerate(own):
+            lies, shape = spec.out_specs[number], shape_of(y)
+            expected = whole[number][lies.slices(shape, mesh, mesh.coordinate(rank))]
+            local = lies.local_shape(shape, mesh)
+            if shard.shape != local:
+                return f"output {number} of rank {rank} has the shape {shard.shape}, not {local}"
+            got = shard[tuple(map(slice, expected.shape))]  # its padding may hold anything
             same = np.isclose(got, expected, rtol=rtol, atol=atol, equal_nan=True)
             if not same.all():
                 return f"output {number} of rank {rank} differs at {math.prod(got.shape) - int(same.sum())} elements"

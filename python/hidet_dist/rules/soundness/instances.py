@@ -1,7 +1,8 @@
 """Random instances of every operator class that gets a rule: shapes, dtypes and attributes.
 
 An instance is only the operator; its inputs are symbols on the CPU, so nothing is compiled or run to make it. Dims are
-small, and mostly divisible by 2, 3 and 4, so that every mesh of the harness finds choices and some that do not fit.
+small, and mostly divisible by 2, 3 and 4, so that every mesh of the harness finds choices, choices with padding, and
+some that do not fit.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ from hidet.graph.ops.special import BarrierOp
 from hidet.graph.ops.transpose2d import TransposeOp2D
 
 Rng = np.random.Generator
-_SIZES = (2, 3, 4, 6, 8, 12)
+_SIZES = (2, 3, 4, 6, 7, 8, 11, 12)
 
 
 @dataclass(frozen=True)

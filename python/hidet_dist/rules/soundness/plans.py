@@ -27,8 +27,8 @@ Array = np.ndarray[Any, Any]
 Rng = np.random.Generator
 
 
-def random_spec(shape: Sequence[int], mesh: DeviceMesh, rng: Rng) -> TensorShardSpec:
-    """A random spec that fits a tensor of ``shape`` on the mesh."""
+def random_spec(shape: Sequence[int], mesh: DeviceMesh, rng: Rng, padded: bool = False) -> TensorShardSpec:
+    """A random spec that fits a tensor of ``shape`` on the mesh, also with padding if ``padded``."""
     options = []
     for dims in itertools.product((None, *range(len(shape))), repeat=mesh.ndim):
         per_dim: list[list[int]] = [[] for _ in shape]
@@ -36,7 +36,7 @@ def random_spec(shape: Sequence[int], mesh: DeviceMesh, rng: Rng) -> TensorShard
             if dim is not None:
                 per_dim[dim].append(axis)
         spec = TensorShardSpec(tuple(map(tuple, per_dim)))
-        if spec.fits(shape, mesh):
+        if spec.fits(shape, mesh, padded):
             options.append(spec)
     return options[int(rng.integers(len(options)))]
 
@@ -46,7 +46,7 @@ def random_plan(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) -
 
     def tensor(name: str) -> TensorPlan:
         shape = view.shape(name)
-        spec = random_spec(view.pieces(name)[0], mesh, rng)
+        spec = random_spec(view.pieces(name)[0], mesh, rng, padded=name in view.weights)
         dtype, written = view.tensors[name].dtype.name, view.written(name)
         return TensorPlan(name, shape, dtype, view.nbytes(name), spec, written=written)
 

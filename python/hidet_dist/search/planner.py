@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hidet.graph import FlowGraph
@@ -13,12 +13,15 @@ from hidet.graph import FlowGraph
 from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import Cluster
 from hidet_dist.search.cost import CostModel, PredictedCost
+from hidet_dist.search.ilp import Problem
+from hidet_dist.search.labels import label_plan, parse_names
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.optimum import optimize
-from hidet_dist.search.pins import Pins, labels_of, parse_names, parse_pins
+from hidet_dist.search.pins import Pins, parse_pins
 from hidet_dist.search.propagate import propagate
+from hidet_dist.search.report import Incumbents, write_report
 from hidet_dist.search.solution import write_plan
-from hidet_dist.search.statement import Allow, Statement, state
+from hidet_dist.search.statement import Allow, state
 from hidet_dist.spec import Plan, TensorShardSpec
 from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.symbolic.planning import check_specs, planning_view
@@ -120,6 +123,7 @@ def find(
     names: Any = None,
     mode: str = "search",
     symbols: Mapping[str, SymbolSize] | None = None,
+    report: bool = True,
 ) -> Found:
     """As :func:`search`, with the bound that proves the plan, and with less to choose from.
 
@@ -130,6 +134,8 @@ def find(
         keeps all its choices.
     cost_model: CostModel, optional
         What the parts of a plan cost; predicted for the cluster when not given.
+    report: bool
+        Whether to work out what ``plan.explain()`` says besides the plan.
     """
     if mode not in MODES:
         raise ConfigError(f"Unknown mode {mode!r}; the modes are {', '.join(MODES)}.")
@@ -143,11 +149,24 @@ def find(
     model = PredictedCost(cluster) if cost_model is None else cost_model
     with collector_paused():
         statement = state(view, cluster, model, budget, input_specs, output_specs, pinned, allow)
+        incumbents = Incumbents()
+
+        def write(picks: Sequence[int]) -> Plan:
+            return label_plan(view, write_plan(view, cluster, model, statement, picks), tensors)
+
         if mode == "propagate":
-            found = _propagated(view, cluster, model, statement, budget)
+            picks = propagate(view, statement)
+            plan, bound, own_gap = write(picks), 0.0, 1.0
+            _check_held(view, plan, budget)
         else:
-            found = _found(view, cluster, model, statement, budget, solver, time_limit_seconds, gap)
-    return Found(found.plan.with_labels(labels_of(view, tensors)), found.gap, found.bound_seconds)
+            check_least(cluster, statement.problem, budget)
+            solution = optimize(statement.problem, solver, time_limit_seconds, gap, incumbents)
+            picks, own_gap = solution.choices, solution.gap
+            plan, bound = write(picks), solution.seconds * (1 - solution.gap)
+        if report:
+            known = [(one, plan if one.choices == picks else write(one.choices)) for one in incumbents.known]
+            plan = replace(plan, report=write_report(view, statement, plan, picks, known, mode, own_gap, budget))
+    return Found(plan, own_gap, bound)
 
 
 def memory_budget(cluster: Cluster, given: int | None) -> int:
@@ -171,30 +190,18 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _found(
-    view: GraphView,
-    cluster: Cluster,
-    model: CostModel,
-    statement: Statement,
-    budget: int,
-    solver: str,
-    time_limit_seconds: float | None,
-    gap: float,
-) -> Found:
-    least = sum(min(statement.problem.memory[entity]) for entity in statement.weights)
+def check_least(cluster: Cluster, problem: Problem, budget: int) -> None:
+    """Raise InfeasibleError when weights alone do not fit."""
+    least = sum(map(min, problem.memory))
     if least > budget:
         raise InfeasibleError(
             f"No plan fits mem_budget = {budget} bytes a device: with every weight split as far as it goes over "
             f"{cluster.mesh}, a device holds {least} bytes. Give at least {least} bytes, or more devices.",
             least,
         )
-    solution = optimize(statement.problem, solver, time_limit_seconds, gap)
-    plan = write_plan(view, cluster, model, statement, solution.choices)
-    return Found(plan, solution.gap, solution.seconds * (1 - solution.gap))
 
 
-def _propagated(view: GraphView, cluster: Cluster, model: CostModel, statement: Statement, budget: int) -> Found:
-    plan = write_plan(view, cluster, model, statement, propagate(view, statement))
+def _check_held(view: GraphView, plan: Plan, budget: int) -> None:
     held = max(live_bytes(view, plan.stage))
     if held > budget:
         raise InfeasibleError(
@@ -202,4 +209,3 @@ def _propagated(view: GraphView, cluster: Cluster, model: CostModel, statement: 
             "specs that split them, or search for a plan (mode 'search').",
             held,
         )
-    return Found(plan, 1.0, 0.0)

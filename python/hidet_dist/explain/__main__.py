@@ -1,0 +1,56 @@
+"""``python -m hidet_dist.explain artifacts``: why the plan of an artifact folder is what it is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from hidet_dist.errors import HidetDistError, PlanError
+from hidet_dist.explain import Explanation, SearchReport
+from hidet_dist.spec import Plan
+
+FILE = "explain.json"
+
+
+def load(path: Path) -> Explanation:
+    """The explanation of the plan in an artifact folder, or of a plan file. Raises PlanError."""
+    if not path.is_dir():
+        return Plan.load(path).explain()
+    plan = Plan.load(path / "plan.json")
+    try:
+        data = json.loads((path / FILE).read_text(encoding="utf-8"))
+        report = data["report"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PlanError(f"Cannot read the explanation {path / FILE}: {error}") from error
+    return replace(plan, report=None if report is None else SearchReport.from_json(report)).explain()
+
+
+def main() -> int:
+    """Print the explanation; the exit status is 1 when there is none."""
+    parser = argparse.ArgumentParser(prog="python -m hidet_dist.explain", description=__doc__)
+    parser.add_argument("path", type=Path, help="an artifact folder, or a plan file")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--schedule", action="store_true", help="print only the lines to apply by hand")
+    arguments = parser.parse_args()
+    try:
+        explanation = load(arguments.path)
+    except HidetDistError as error:
+        print(error, file=sys.stderr)
+        return 1
+    if arguments.json:
+        print(explanation.to_json(), end="")
+    elif arguments.schedule:
+        print("\n".join(explanation.schedule))
+    else:
+        # A pipe has no width: lines are as long as in the text form.
+        Console(width=None if sys.stdout.isatty() else 160).print(explanation)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

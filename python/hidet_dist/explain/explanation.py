@@ -1,0 +1,177 @@
+"""A plan explained: text for a person, JSON for a program."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from hidet_dist.explain.report import Incumbent, Row
+from hidet_dist.explain.schedule import schedule_lines
+
+if TYPE_CHECKING:
+    from hidet_dist.spec import Plan
+
+FORMAT = 1
+_WIDTH = 160  # columns of the text form
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What everything in a plan costs, what else there was, and how to apply the plan by hand.
+
+    ``str()`` is text, ``rich.print`` shows it with the terminal's width, :meth:`to_json` is for programs. Costs are in
+    seconds, memory in bytes. What only a search knows (runner-ups, memory over time, bounds, incumbents) is there if
+    the plan has its report.
+    """
+
+    plan: Plan
+
+    @property
+    def schedule(self) -> list[str]:
+        """The plan as lines such as ``shard("fc1.weight", dim=1)`` and ``sync("fc2", "all_reduce")``."""
+        return schedule_lines(self.plan.stage)
+
+    @property
+    def compute_seconds(self) -> float:
+        """Predicted time of all operators without their communication."""
+        return sum(op.compute_seconds for op in self.plan.stage.operators)
+
+    def to_data(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        plan, report = self.plan, self.plan.report
+        stage = plan.stage
+        operators = []
+        for number, op in enumerate(stage.operators):
+            conversion = sum(connection.seconds for connection in op.connections)
+            one = {
+                "index": op.index,
+                "operator": op.operator,
+                "label": op.label,
+                "spec": str(op.spec),
+                "note": op.note,
+                "compute_seconds": op.compute_seconds,
+                "communication_seconds": conversion + op.reduce_seconds,
+                "communication": list(op.communication),
+            }
+            if report is not None:
+                runner_up = report.runner_ups[number]
+                one["runner_up"] = None if runner_up is None else vars(runner_up)
+                one["live_bytes"] = report.live_bytes[number]
+            operators.append(one)
+        return {
+            "format": FORMAT,
+            "mesh": str(stage.mesh),
+            "fingerprint": stage.fingerprint,
+            "seconds": plan.seconds,
+            "compute_seconds": self.compute_seconds,
+            "communication_seconds": plan.seconds - self.compute_seconds,
+            "collectives": plan.collectives(),
+            "weight_bytes_per_device": stage.weight_bytes_per_device,
+            "operators": operators,
+            "schedule": self.schedule,
+            "report": None if report is None else report.to_json(),
+        }
+
+    def to_json(self) -> str:
+        """As JSON text."""
+        return json.dumps(self.to_data(), indent=1) + "\n"
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=_WIDTH).print(self)
+        return text.getvalue()
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from self._totals()
+        yield self._operators()
+        report = self.plan.report
+        if report is not None:
+            for number, incumbent in enumerate(report.incumbents):
+                yield self._incumbent(number, incumbent)
+        yield Text("Schedule")
+        yield Group(*(Text("  " + line) for line in self.schedule))
+
+    def _totals(self) -> Iterator[Text]:
+        plan, report = self.plan, self.plan.report
+        communication = plan.seconds - self.compute_seconds
+        yield Text(
+            f"Plan on {plan.stage.mesh}: {_time(plan.seconds)}, of which {_time(self.compute_seconds)} compute and "
+            f"{_time(communication)} communication"
+        )
+        if report is None:
+            counts = ", ".join(f"{count} {kind}" for kind, count in plan.collectives().items())
+            yield Text(f"Collectives: {counts or 'none'}")
+            yield Text(f"Weights: {plan.stage.weight_bytes_per_device} bytes a device")
+            return
+        if report.mode == "propagate":
+            yield Text("Propagated from pins; nothing is proven of it")
+        else:
+            yield Text(f"No plan takes less than {_time(report.bound_seconds)} (gap {report.gap:.2%})")
+        traffic = ", ".join(f"{own.count} {kind} of {own.nbytes} bytes" for kind, own in report.traffic.items())
+        yield Text(f"Collectives: {traffic or 'none'}")
+        peak = max(report.live_bytes)
+        where = report.live_bytes.index(peak)
+        at = f"operator {where}" if where < len(plan.stage.operators) else "the graph outputs"
+        yield Text(
+            f"Memory: {peak} bytes a device at {at}, of {report.mem_budget}; weights are "
+            f"{plan.stage.weight_bytes_per_device}"
+        )
+
+    def _operators(self) -> Table:
+        report = self.plan.report
+        table = Table(title=Text("Operators [µs]"))
+        for column in ("#", "operator", "spec", "communication"):
+            table.add_column(column, overflow="fold")
+        for column in ("compute", "communication", "held [bytes]"):
+            table.add_column(column, justify="right")
+        table.add_column("runner-up: at least, alone", overflow="fold")
+        for number, op in enumerate(self.plan.stage.operators):
+            runner_up, held = "", ""
+            if report is not None:
+                held = str(report.live_bytes[number])
+                own = report.runner_ups[number]
+                if own is not None:
+                    least = "?" if own.at_least_seconds is None else _more(own.at_least_seconds - self.plan.seconds)
+                    runner_up = f"{own.spec}: {least}, {_more(own.alone_seconds - self.plan.seconds)}"
+            cells = (
+                str(op.index),
+                f"{op.operator} {op.label}".strip(),
+                str(op.spec),
+                "; ".join(op.communication),
+                f"{op.compute_seconds * 1e6:.1f}",
+                f"{(op.seconds - op.compute_seconds) * 1e6:.1f}",
+                held,
+                runner_up,
+            )
+            table.add_row(*map(Text, cells))
+        return table
+
+    def _incumbent(self, number: int, incumbent: Incumbent) -> Table:
+        """The table of an incumbent, whole for the first, and then what changed."""
+        gone = "" if incumbent.elapsed_seconds is None else f" after {incumbent.elapsed_seconds:.2f} s"
+        what = "" if number == 0 else ", what changed"
+        title = f"Incumbent {number}{gone}: {_time(incumbent.seconds)}, bound {_time(incumbent.bound_seconds)}{what}"
+        table = Table(title=Text(title))
+        for column in ("Name", "InSpec", "OutSpec"):
+            table.add_column(column, overflow="fold")
+        table.add_column("Cost [µs]", justify="right")
+        rows: list[Row] = [row for own in incumbent.rows.values() for row in own]
+        for row in rows:
+            table.add_row(*map(Text, (row.name, row.in_spec, row.out_spec, f"{row.seconds * 1e6:.1f}")))
+        table.add_row("Total", "", "", f"{incumbent.seconds * 1e6:.1f}")
+        return table
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.1f} µs"
+
+
+def _more(seconds: float) -> str:
+    return f"{seconds * 1e6:+.1f}"

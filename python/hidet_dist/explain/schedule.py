@@ -1,0 +1,66 @@
+"""A plan as schedule lines that a person can apply by hand, as Slapo (Chen et al., ASPLOS 2024) writes them."""
+
+from __future__ import annotations
+
+import re
+
+from hidet_dist.spec import DeviceMesh, StagePlan
+
+_STEP = re.compile(r"^(\w+)\((.*)\)$")
+
+
+def schedule_lines(stage: StagePlan) -> list[str]:
+    """The stage line by line, in execution order.
+
+    ``shard("fc1.weight", dim=1)`` splits a weight or a graph input, over the mesh axes ``axes`` where the mesh has
+    several. ``sync("fc2", "all_reduce")`` reduces what an operator makes, and
+    ``sync("fc2", "all_gather", dim=1, of="t4.0", when="before")`` converts what it reads. An operator without a name of
+    the user's is ``op:7``.
+    """
+    mesh = stage.mesh
+    lines = []
+    labels = {}
+    for tensor in (*stage.weights, *stage.inputs):
+        labels[tensor.name] = tensor.label or tensor.name
+        for dim, axes in enumerate(tensor.spec.mesh_axes_per_dim):
+            if axes:
+                lines.append(f'shard("{labels[tensor.name]}", dim={dim}{_axes(axes, mesh)})')
+    for op in stage.operators:
+        name = op.label or f"op:{op.index}"
+        for connection in op.connections:
+            tensor_name = labels.get(connection.tensor, connection.tensor)
+            lines += [
+                f'sync("{name}", {_step(text, mesh)}, of="{tensor_name}", when="before")' for text in connection.steps
+            ]
+        for number, fns in enumerate(op.spec.reduce_fns):
+            of = f', of="t{op.index}.{number}"' if len(op.spec.out_specs) > 1 else ""
+            lines += [f'sync("{name}", {_step(str(fn), mesh)}{of})' for fn in fns]
+    for connection in stage.output_connections:
+        tensor_name = labels.get(connection.tensor, connection.tensor)
+        lines += [f'sync("output", {_step(text, mesh)}, of="{tensor_name}")' for text in connection.steps]
+    return lines
+
+
+def _axes(axes: tuple[int, ...], mesh: DeviceMesh) -> str:
+    if mesh.ndim == 1:
+        return ""
+    return f", axes={tuple(mesh.axis_names[axis] for axis in axes)}"
+
+
+def _step(text: str, mesh: DeviceMesh) -> str:
+    """A conversion step or a reduce function as arguments: its kind, then what it was told."""
+    match = _STEP.match(text)
+    assert match is not None
+    kind, rest = match.groups()
+    written = [f'"{kind}"']
+    for part in filter(None, (part.strip() for part in rest.split(","))):
+        key, equals, value = part.partition("=")
+        if not equals:
+            if key != "sum":
+                written.append(f'op="{key}"')
+        elif key.endswith("axes"):
+            if mesh.ndim > 1:
+                written.append(f"{key}={tuple(mesh.axis_names[int(axis)] for axis in value)}")
+        else:
+            written.append(f"{key}={value}")
+    return ", ".join(written)

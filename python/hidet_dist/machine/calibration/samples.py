@@ -1,0 +1,50 @@
+"""What is measured, and the form in which ranks write it down."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hidet_dist.files import write_text
+
+KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+
+
+@dataclass(frozen=True)
+class CollectiveSample:
+    """The time of one collective over the group of ``axes``; ``nbytes`` are those of the tensor whole in the group."""
+
+    kind: str
+    axes: tuple[int, ...]
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ProbeSample:
+    """The time of one run of a probe program."""
+
+    name: str
+    seconds: float
+
+
+def save_samples(path: Path, collectives: Sequence[CollectiveSample], probes: Sequence[ProbeSample]) -> None:
+    """Write one rank's samples, whole or not at all."""
+    body = {"collectives": [asdict(sample) for sample in collectives], "probes": [asdict(sample) for sample in probes]}
+    write_text(path, json.dumps(body))
+
+
+def load_slowest(paths: Sequence[Path]) -> tuple[list[CollectiveSample], list[ProbeSample]]:
+    """The samples of all ranks, each with the time of the slowest: a program goes on when all are done."""
+    bodies = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    collectives = [
+        CollectiveSample(own[0]["kind"], tuple(own[0]["axes"]), own[0]["nbytes"], max(s["seconds"] for s in own))
+        for own in zip(*(body["collectives"] for body in bodies), strict=True)
+    ]
+    probes = [
+        ProbeSample(own[0]["name"], max(sample["seconds"] for sample in own))
+        for own in zip(*(body["probes"] for body in bodies), strict=True)
+    ]
+    return collectives, probes

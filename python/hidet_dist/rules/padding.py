@@ -1,0 +1,178 @@
+"""Padding: which factors may be padded where they do not divide, and where the padding must be masked.
+
+What lies in the padding of an activation is unspecified: it is what the operators before it made of other padding. An
+element in the padding of a *spatial* factor depends on padding only, and is never looked at: it is cut off where the
+dim is gathered. A *reduction* over a padded factor would see it. There the operands are masked with zeros, which is
+right for sums of products that are zero where the operands are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from hidet.graph import Operator, Tensor
+from hidet.graph.ops.utils import Task, compute, input_like
+from hidet.ir.expr import if_then_else
+
+from hidet_dist.rules.access import Definition, Digit, Form
+from hidet_dist.rules.declared import DECLARED
+from hidet_dist.spec import DeviceMesh
+
+_DIVISIONS = ("Div", "FloorDiv", "Mod")
+_ARITHMETIC = (*_DIVISIONS, "Add", "Sub", "Multiply")
+
+
+def paddable(
+    op: Operator,
+    definition: Definition,
+    layouts: Sequence[Sequence[tuple[Digit, ...] | None]],
+    reduce_ops: Mapping[Digit, Sequence[tuple[int, str]]],
+) -> frozenset[Digit]:
+    """The digits that may be padded, of those that may be sharded at all.
+
+    ``layouts`` are those of all inputs and outputs. A digit may be padded if each dim that it indexes is that digit
+    alone, and nothing can come of what lies in the padding: no index and no integer divisor is read from it, and a
+    reduction over it is a sum that masking leaves as it is. Operators that map elements, move them, look them up or
+    multiply matrices have such digits; others, where padding would hardly ever pay, are left as they are.
+    """
+    if type(op) in DECLARED:
+        return frozenset()  # what its kernel does with padding is not what its definition says
+    reductions = [node for node in _nodes(definition.canonical) if node[0] in ("reduce", "arg")]
+    if reductions and not (len(reductions) == len(definition.reductions) == 1 and _is_product(reductions[0])):
+        return frozenset()
+    dims = [digits for layout in layouts for digits in layout if digits]
+    together = {digit for digits in dims if len(digits) > 1 for digit in digits}
+    alone = {digit for digits in dims for digit in digits} - together - set(_fragile(definition.canonical, op))
+    return frozenset(
+        digit for digit in alone if digit not in reduce_ops or _maskable(digit, reductions, reduce_ops[digit])
+    )
+
+
+def _is_product(node: Any) -> bool:
+    """Whether a reduction is that of a matrix product: one sum of products."""
+    return node[:2] == ("reduce", "sum") and len(node[3]) == 1 and node[5][0] == "Multiply"
+
+
+def _maskable(digit: Digit, reductions: Sequence[Any], ops: Sequence[tuple[int, str]]) -> bool:
+    """Whether all reductions over the digit are sums that are the same when zeros are added to the operands."""
+    own = [node for node in reductions if digit in node[3]]
+    return all(op == "sum" for _, op in ops) and all(_is_zero(node[5], digit) for node in own)
+
+
+def _is_zero(node: Any, digit: Digit) -> bool:
+    """Whether a value is zero where all that the digit indexes is, whatever the other values are."""
+    kind = node[0]
+    if kind == "access":
+        return any(isinstance(index, Form) and digit in index.digits for index in node[2])
+    if kind == "const":
+        return _constant(node) == 0
+    if kind in ("cast", "Neg"):
+        return _is_zero(node[-1], digit)
+    if kind == "Multiply":
+        # Zero times what may be infinite is no zero.
+        zeros = [_is_zero(operand, digit) for operand in node[1:]]
+        finite = [zero or _is_finite(operand) for zero, operand in zip(zeros, node[1:], strict=True)]
+        return any(zeros) and all(finite)
+    if kind in ("Add", "Sub"):
+        return all(_is_zero(operand, digit) for operand in node[1:])
+    if kind == "if":
+        return all(_is_zero(branch, digit) for branch in node[2:])
+    return False
+
+
+def _constant(node: Any) -> float | None:
+    try:
+        return float(node[-1])
+    except ValueError:
+        return None
+
+
+def _is_finite(node: Any) -> bool:
+    value = _constant(node) if node[0] == "const" else None
+    return value is not None and math.isfinite(value)
+
+
+def _nodes(node: Any) -> Iterator[Any]:
+    """All parts of a canonical form that are named by their first entry."""
+    if isinstance(node, tuple):
+        if node and isinstance(node[0], str):
+            yield node
+        for part in node:
+            yield from _nodes(part)
+
+
+def _digits(node: Any) -> Iterator[Digit]:
+    if isinstance(node, Form):
+        yield from node.digits
+    elif isinstance(node, tuple):
+        for part in node:
+            yield from _digits(part)
+
+
+def _fragile(canonical: Any, op: Operator) -> Iterator[Digit]:
+    """The digits that index what is used as an index or an integer divisor, where any value at all could fault."""
+    for node in _nodes(canonical):
+        if node[0] in ("access", "table"):
+            for index in node[-1]:
+                if not isinstance(index, Form):
+                    yield from _digits(index)
+        elif node[0] in _DIVISIONS and not _is_float(node, op):
+            yield from _digits(node[2])
+
+
+def _is_float(node: Any, op: Operator) -> bool:
+    """Whether a value is surely a floating point number."""
+    kind = node[0]
+    if kind == "access":
+        return bool(op.inputs[node[1]].dtype.is_float())
+    if kind == "const":
+        return "float" in node[1] or "." in node[-1]
+    if kind == "cast":
+        return "float" in node[1]
+    if kind in _ARITHMETIC:
+        return any(_is_float(operand, op) for operand in node[1:])
+    if kind == "if":
+        return all(_is_float(branch, op) for branch in node[2:])
+    if kind == "reduce":
+        return _is_float(node[5], op)
+    if kind == "call":
+        return not node[1].removeprefix("generic_").startswith("is") and any(_is_float(x, op) for x in node[2:])
+    return kind == "Neg" and _is_float(node[1], op)
+
+
+class MaskPaddingTask(Task):
+    """``x`` with zeros where the index along ``dim``, counted over all shards, is ``size`` or more."""
+
+    def __init__(  # type: ignore[no-untyped-def]
+        self, x, coordinate, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int], size: int
+    ):
+        def element(*indices: Any) -> Any:
+            shard = coordinate[mesh_axes[0]]
+            for axis, count in zip(mesh_axes[1:], sizes[1:], strict=True):
+                shard = shard * count + coordinate[axis]
+            inside = shard * x.shape[dim] + indices[dim] < size
+            return if_then_else(inside, x[list(indices)], x.type.dtype.zero)
+
+        attributes = {"dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes), "size": size}
+        super().__init__("mask_padding", [x, coordinate], [compute("y", x.shape, element)], attributes=attributes)
+
+
+class MaskPaddingOp(Operator):
+    """Zeros for the padding of dim ``dim``, whose ``size`` elements are split by ``mesh_axes`` of ``sizes`` devices."""
+
+    def __init__(
+        self, x: Tensor, coordinate: Tensor, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int], size: int
+    ):
+        task = MaskPaddingTask(input_like(x, "x"), input_like(coordinate, "coordinate"), dim, mesh_axes, sizes, size)
+        attributes = {"dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes), "size": size}
+        super().__init__(inputs=[x, coordinate], attributes=attributes, task=task)
+
+
+def mask_padding(
+    x: Tensor, dim: int, size: int, mesh_axes: Sequence[int], mesh: DeviceMesh, coordinate: Callable[[], Tensor]
+) -> Tensor:
+    """The shard ``x`` of a tensor whose dim ``dim`` has ``size`` elements, with zeros in the padding of that dim."""
+    sizes = [mesh.shape[axis] for axis in mesh_axes]
+    return MaskPaddingOp(x, coordinate(), dim, mesh_axes, sizes, size).outputs[0]

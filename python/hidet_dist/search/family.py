@@ -1,0 +1,317 @@
+"""One layout of the weights for several graphs that share them: prefill and decode, or inputs of several lengths."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import hidet
+from hidet.graph import FlowGraph
+
+from hidet_dist.errors import ConfigError, SolverError
+from hidet_dist.machine import Cluster
+from hidet_dist.search.cost import CostModel, PredictedCost
+from hidet_dist.search.ilp import Edge, Problem, Solution
+from hidet_dist.search.labels import label_plan, parse_names, tensor_labels
+from hidet_dist.search.optimum import optimize
+from hidet_dist.search.pins import Pins, parse_pins
+from hidet_dist.search.planner import check_least, collector_paused, memory_budget
+from hidet_dist.search.solution import write_plan
+from hidet_dist.search.statement import Statement, state
+from hidet_dist.spec import Plan, TensorShardSpec
+from hidet_dist.view import GraphView
+
+Specs = Sequence[TensorShardSpec | None] | None
+
+
+@dataclass(frozen=True)
+class Family:
+    """Plans of several graphs in which the weights that they share lie alike.
+
+    ``seconds`` is the weighted sum of the plans' times; no plans with shared weights have a sum below
+    ``bound_seconds``; ``gap`` is relative to ``seconds``. ``param_specs`` are the layouts of all weights, by the user's
+    names or else by graph and weight (``0:w3``).
+    """
+
+    plans: tuple[Plan, ...]
+    seconds: float
+    gap: float
+    bound_seconds: float
+    param_specs: dict[str, TensorShardSpec]
+
+
+def search_family(
+    graphs: Sequence[FlowGraph],
+    cluster: Cluster,
+    weights: Sequence[float] | None = None,
+    mem_budget: int | None = None,
+    names: Sequence[Any] | Any = None,
+    pins: Sequence[Mapping[str, Any] | None] | None = None,
+    input_specs: Sequence[Specs] | None = None,
+    output_specs: Sequence[Specs] | None = None,
+    solver: str = "highs",
+    time_limit_seconds: float | None = None,
+    gap: float = 1e-3,
+    cost_model: CostModel | None = None,
+) -> Family:
+    """Find the layout of shared weights, and a plan for each graph, of least weighted sum of predicted times.
+
+    Weights are shared where graphs have the same tensor, or tensors of the same name in ``names``. They are held once.
+
+    Parameters
+    ----------
+    graphs: sequence of FlowGraph
+        The graphs as traced.
+    cluster: Cluster
+        The machine, with the mesh to plan for.
+    weights: sequence of float, optional
+        How much a run of each graph counts, above 0; 1 each when not given.
+    mem_budget: int, optional
+        Bytes that each device may hold, with the weights of all graphs; the device's memory when not given.
+    names: Module, mapping of names to tensors, or a sequence of these, one a graph; optional
+        What the user calls tensors; one for all graphs is right where they are of one module.
+    pins, input_specs, output_specs: sequences, optional
+        As for :func:`hidet_dist.search.search`, one a graph. What is pinned of a shared weight holds for all graphs.
+    solver, time_limit_seconds, gap, cost_model:
+        As for :func:`hidet_dist.search.search`.
+
+    Raises
+    ------
+    ConfigError
+        When the arguments do not fit the graphs, or weights of one name differ in shape or dtype.
+    InfeasibleError
+        When no plans fit the budget.
+    SolverError
+        When nothing was found in time.
+    """
+    count = len(graphs)
+    if not count:
+        raise ConfigError("search_family needs at least one graph.")
+    frequencies = [1.0] * count if weights is None else list(map(float, weights))
+    if len(frequencies) != count or not all(f > 0 and math.isfinite(f) for f in frequencies):
+        raise ConfigError(f"weights must have a number above 0 for each of the {count} graphs; got {weights!r}.")
+    budget = memory_budget(cluster, mem_budget)
+    model = PredictedCost(cluster) if cost_model is None else cost_model
+    named = [parse_names(one) for one in _each("names", names, count)]
+    own_pins, ins, outs = (
+        _each(what, given, count)
+        for what, given in (("pins", pins), ("input_specs", input_specs), ("output_specs", output_specs))
+    )
+    begin = time.perf_counter()
+    views = [GraphView(graph) for graph in graphs]
+    pinned = [
+        Pins(view, cluster.mesh, parse_pins(own), tensors)
+        for view, own, tensors in zip(views, own_pins, named, strict=True)
+    ]
+    with collector_paused():
+        statements = [
+            state(view, cluster, model, budget, i, o, own, None)
+            for view, i, o, own in zip(views, ins, outs, pinned, strict=True)
+        ]
+        joint = _Joint(views, statements, frequencies, budget, named)
+        check_least(cluster, joint.problem, budget)
+        solution = _solve(joint, solver, time_limit_seconds, gap, begin)
+        plans = tuple(
+            label_plan(view, write_plan(view, cluster, model, statement, joint.picks(g, solution.choices)), tensors)
+            for g, (view, statement, tensors) in enumerate(zip(views, statements, named, strict=True))
+        )
+    specs: dict[str, TensorShardSpec] = {}
+    for g, plan in enumerate(plans):
+        for weight in plan.stage.weights:
+            specs.setdefault(weight.label or f"{g}:{weight.name}", weight.spec)
+    seconds = math.fsum(f * plan.seconds for f, plan in zip(frequencies, plans, strict=True))
+    return Family(plans, seconds, solution.gap, seconds * (1 - solution.gap), specs)
+
+
+def _each(what: str, given: Any, count: int) -> list[Any]:
+    """One value a graph."""
+    if what == "names" and (given is None or isinstance(given, Mapping | hidet.nn.Module)):
+        return [given] * count
+    if given is None:
+        return [None] * count
+    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != count:
+        raise ConfigError(f"{what} must be a list with an entry for each of the {count} graphs; got {given!r}.")
+    return list(given)
+
+
+class _Joint:
+    """The problems of all graphs as one: a weight that is shared is one entity, read by the operators of all of them.
+
+    Attributes
+    ----------
+    problem: the joint problem; costs are weighted.
+    entities: for each graph the joint entity of each of its own.
+    kept: for each graph and each of its entities the own choice of each joint choice; None where they are the same.
+    shared: the joint entities of weights that several graphs have.
+    """
+
+    def __init__(
+        self,
+        views: Sequence[GraphView],
+        statements: Sequence[Statement],
+        frequencies: Sequence[float],
+        budget: int,
+        named: Sequence[Mapping[str, hidet.Tensor]],
+    ):
+        self.views, self.statements, self.frequencies = views, statements, frequencies
+        cost: list[list[float]] = []
+        memory: list[list[int]] = []
+        self.entities: list[list[int]] = []
+        self.kept: list[dict[int, list[int]]] = [{} for _ in views]
+        groups = _groups(views, named)
+        common = {group: self._common(group) for group in dict.fromkeys(groups.values())}
+        first: dict[tuple[tuple[int, int], ...], int] = {}
+        for g, statement in enumerate(statements):
+            own = []
+            for entity, costs in enumerate(statement.problem.cost):
+                group = groups.get((g, entity - statement.weights.start)) if entity in statement.weights else None
+                kept = range(len(costs))
+                if group is not None:
+                    specs = statement.weight_specs[entity - statement.weights.start]
+                    self.kept[g][entity] = [specs.index(spec) for spec in common[group]]
+                    if group in first:
+                        own.append(first[group])
+                        continue
+                    first[group] = len(cost)
+                    kept_choices: Sequence[int] = self.kept[g][entity]
+                else:
+                    kept_choices = kept
+                own.append(len(cost))
+                cost.append([frequencies[g] * costs[k] for k in kept_choices])
+                memory.append([statement.problem.memory[entity][k] for k in kept_choices])
+            self.entities.append(own)
+        self.shared = [first[group] for group in first if len(group) > 1]
+        edges: list[Edge] = []
+        tensors = 0
+        for g, statement in enumerate(statements):
+            weighted: dict[int, tuple[tuple[float, ...], ...]] = {}
+            for edge in statement.problem.edges:
+                if id(edge.convert) not in weighted:
+                    weighted[id(edge.convert)] = tuple(
+                        tuple(frequencies[g] * seconds for seconds in line) for line in edge.convert
+                    )
+                produced = edge.produced
+                if edge.producer in self.kept[g]:
+                    produced = tuple(produced[k] for k in self.kept[g][edge.producer])
+                producer, consumer = self.entities[g][edge.producer], self.entities[g][edge.consumer]
+                convert = weighted[id(edge.convert)]
+                edges.append(Edge(tensors + edge.tensor, producer, consumer, produced, edge.consumed, convert))
+            tensors += 1 + max((edge.tensor for edge in statement.problem.edges), default=0)
+        self.problem = Problem(cost, memory, budget, edges)
+
+    def _common(self, group: tuple[tuple[int, int], ...]) -> list[TensorShardSpec]:
+        """The specs that a shared weight may have in all graphs."""
+        (g, w), *others = group
+        name = self.views[g].weights[w]
+        whole = self._what(g, name)
+        specs = self.statements[g].weight_specs[w]
+        for h, v in others:
+            other = self.views[h].weights[v]
+            what = self._what(h, other)
+            if what != whole:
+                raise ConfigError(
+                    f"Weights of one name are shared, but {name} of graph {g} is {whole} and {other} of graph {h} is "
+                    f"{what}."
+                )
+            left = [spec for spec in specs if spec in self.statements[h].weight_specs[v]]
+            if not left:
+                one, two = (
+                    "; ".join(map(str, self.statements[a].pins.tensors.get(self.views[a].weights[b], [])))
+                    for a, b in ((g, w), (h, v))
+                )
+                raise ConfigError(
+                    f"The pins {one} of graph {g} and {two} of graph {h} contradict each other: they share the weight."
+                )
+            specs = left
+        return specs
+
+    def _what(self, g: int, name: str) -> str:
+        return f"{self.views[g].tensors[name].dtype.name}{list(self.views[g].shape(name))}"
+
+    def picks(self, g: int, choices: Sequence[int]) -> list[int]:
+        """The choices of a graph's own entities in a solution of the joint problem."""
+        return [
+            self.kept[g][entity][choices[e]] if entity in self.kept[g] else choices[e]
+            for entity, e in enumerate(self.entities[g])
+        ]
+
+    def with_layout_of(self, g: int, picks: Sequence[int]) -> Problem | None:
+        """The joint problem with weights as in a plan of one graph; None where the others do not allow that."""
+        fixed = {}
+        for entity, kept in self.kept[g].items():
+            if picks[entity] not in kept:
+                return None
+            fixed[self.entities[g][entity]] = kept.index(picks[entity])
+        return narrowed(self.problem, fixed)
+
+
+def narrowed(problem: Problem, fixed: Mapping[int, int]) -> Problem:
+    """The problem with some entities' choices made; those entities have one choice left."""
+    edges = [
+        Edge(
+            edge.tensor,
+            edge.producer,
+            edge.consumer,
+            (edge.produced[fixed[edge.producer]],) if edge.producer in fixed else edge.produced,
+            (edge.consumed[fixed[edge.consumer]],) if edge.consumer in fixed else edge.consumed,
+            edge.convert,
+        )
+        for edge in problem.edges
+    ]
+    cost = [[costs[fixed[e]]] if e in fixed else costs for e, costs in enumerate(problem.cost)]
+    memory = [[own[fixed[e]]] if e in fixed else own for e, own in enumerate(problem.memory)]
+    return Problem(cost, memory, problem.budget, edges)
+
+
+def _groups(
+    views: Sequence[GraphView], named: Sequence[Mapping[str, hidet.Tensor]]
+) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
+    """For each weight (graph and number) all that are the same: the same tensor, or of the same name."""
+    found: dict[Any, list[tuple[int, int]]] = {}
+    for g, view in enumerate(views):
+        labels = tensor_labels(view, named[g])
+        for w, name in enumerate(view.weights):
+            key: Any = labels.get(name, view.tensors[name])
+            found.setdefault(key, []).append((g, w))
+    return {place: tuple(own) for own in found.values() for place in own}
+
+
+def _solve(joint: _Joint, solver: str, time_limit: float | None, gap: float, begin: float) -> Solution:
+    """The joint optimum.
+
+    Each graph by itself gives a bound, and its layout of the weights a candidate for all. Often one of these is as good
+    as the bound allows; otherwise all graphs are planned together.
+    """
+
+    def left() -> float | None:
+        return None if time_limit is None else max(0.1, time_limit - (time.perf_counter() - begin))
+
+    best: tuple[float, tuple[int, ...]] = (math.inf, ())
+    bound = 0.0
+    for g, statement in enumerate(joint.statements):
+        own = optimize(statement.problem, solver, left(), gap / 4)
+        bound += joint.frequencies[g] * own.seconds * (1 - own.gap)
+        problem = joint.with_layout_of(g, own.choices)
+        if problem is None:
+            continue
+        try:
+            found = optimize(problem, solver, left(), gap / 4)
+        except SolverError:  # this layout leaves no room for the weights of other graphs
+            continue
+        fixed = {joint.entities[g][e]: kept.index(own.choices[e]) for e, kept in joint.kept[g].items()}
+        choices = tuple(fixed.get(e, k) for e, k in enumerate(found.choices))
+        best = min(best, (found.seconds, choices))
+    if best[0] - bound <= gap * best[0] and best[1]:
+        return Solution(best[1], best[0], max(0.0, 1 - bound / best[0]) if best[0] else 0.0)
+    try:
+        together = optimize(joint.problem, solver, left(), gap)
+    except SolverError:
+        if not best[1]:
+            raise
+        return Solution(best[1], best[0], 1 - bound / best[0])
+    bound = max(bound, together.seconds * (1 - together.gap))
+    best = min(best, (together.seconds, together.choices))
+    return Solution(best[1], best[0], max(0.0, 1 - bound / best[0]) if best[0] else 0.0)

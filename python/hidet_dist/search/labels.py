@@ -1,0 +1,71 @@
+"""What the user calls tensors and operators."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import hidet
+
+from hidet_dist.errors import ConfigError
+from hidet_dist.spec import Plan, TensorPlan
+from hidet_dist.view import GraphView
+
+
+def parse_names(given: Any) -> dict[str, hidet.Tensor]:
+    """The user's names of tensors, from a hidet Module (its parameters' names) or a mapping. Raises ConfigError."""
+    if given is None:
+        return {}
+    if isinstance(given, hidet.nn.Module):
+        return dict(given.named_parameters())
+    if isinstance(given, Mapping) and all(
+        isinstance(name, str) and isinstance(tensor, hidet.Tensor) for name, tensor in given.items()
+    ):
+        return dict(given)
+    raise ConfigError(f"names must be a hidet Module, or map names to hidet tensors; got {type(given).__name__}.")
+
+
+def tensor_labels(view: GraphView, names: Mapping[str, hidet.Tensor]) -> dict[str, str]:
+    """The user's name of each tensor that has one, by its name in the view. The first of several names is taken."""
+    labels: dict[str, str] = {}
+    for label, tensor in names.items():
+        if tensor in view.names:
+            labels.setdefault(view.names[tensor], label)
+    return labels
+
+
+def operator_labels(view: GraphView, labels: Mapping[str, str]) -> list[str]:
+    """What each operator is called, after the weight that it reads; empty where there is none, or it is not alone.
+
+    The reader of ``fc1.weight``, a matrix, is ``fc1``; that of ``fc1.bias``, a vector, is ``fc1.bias``.
+    """
+    weights = set(view.weights)
+    found = []
+    for op in view.operators:
+        own = [view.names[x] for x in op.inputs if view.names[x] in weights and view.names[x] in labels]
+        name = max(own, key=lambda weight: len(view.shape(weight)), default="")
+        label = labels.get(name, "")
+        found.append(label.rpartition(".")[0] or label if name and len(view.shape(name)) > 1 else label)
+    readers = Counter(found)
+    return [label if readers[label] == 1 else "" for label in found]
+
+
+def label_plan(view: GraphView, plan: Plan, names: Mapping[str, hidet.Tensor]) -> Plan:
+    """The plan with the user's names of tensors, and operators called after them."""
+    labels = tensor_labels(view, names)
+
+    def named(tensors: tuple[TensorPlan, ...]) -> tuple[TensorPlan, ...]:
+        return tuple(replace(tensor, label=labels.get(tensor.name, "")) for tensor in tensors)
+
+    stage = plan.stage
+    own = zip(stage.operators, operator_labels(view, labels), strict=True)
+    labelled = replace(
+        stage,
+        operators=tuple(replace(op, label=label) for op, label in own),
+        weights=named(stage.weights),
+        inputs=named(stage.inputs),
+        outputs=named(stage.outputs),
+    )
+    return replace(plan, stages=(labelled,))

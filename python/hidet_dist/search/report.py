@@ -1,0 +1,174 @@
+"""Writing down how a plan was found: runner-ups, incumbents, memory over time, what is communicated."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from hidet_dist.explain import Incumbent, Row, RunnerUp, SearchReport, Traffic
+from hidet_dist.search.eliminate import Tables, marginals
+from hidet_dist.search.ilp import Edge, Problem, evaluate
+from hidet_dist.search.memory import live_bytes, local_nbytes
+from hidet_dist.search.statement import Statement
+from hidet_dist.spec import DeviceMesh, Plan, StagePlan, TensorShardSpec
+from hidet_dist.view import GraphView
+
+_STEP = re.compile(r"^(\w+)\((?:[a-z]+,\s*)?axes=(\d+)")
+_GROWS, _SHRINKS = ("all_gather",), ("slice", "reduce_scatter")
+
+
+class Known(NamedTuple):
+    """A plan that was the best known: its choices, its seconds, the bound then, and the seconds gone by."""
+
+    choices: tuple[int, ...]
+    seconds: float
+    bound_seconds: float
+    elapsed_seconds: float
+
+
+@dataclass
+class Incumbents:
+    """The best plans known in turn, as the search tells of them."""
+
+    known: list[Known] = field(default_factory=list)
+
+    def __call__(self, choices: Sequence[int], seconds: float, bound: float, elapsed: float) -> None:
+        """Take note of a plan that is better than those before, or of a better bound for the last one."""
+        own = tuple(choices)
+        if self.known and self.known[-1].choices == own:
+            self.known.pop()
+        self.known.append(Known(own, seconds, min(bound, seconds), elapsed))
+
+
+def write_report(
+    view: GraphView,
+    statement: Statement,
+    plan: Plan,
+    picks: Sequence[int],
+    incumbents: Sequence[tuple[Known, Plan]],
+    mode: str,
+    gap: float,
+    budget: int,
+) -> SearchReport:
+    """The report of a search for ``plan``; ``incumbents`` are the plans that were the best known."""
+    return SearchReport(
+        mode,
+        plan.seconds * (1 - gap),
+        gap,
+        budget,
+        tuple(live_bytes(view, plan.stage)),
+        traffic(view, plan.stage),
+        runner_ups(statement, picks, plan.seconds * (1 - gap)),
+        _incumbents(incumbents),
+    )
+
+
+def runner_ups(statement: Statement, picks: Sequence[int], bound_seconds: float) -> tuple[RunnerUp | None, ...]:
+    """The next best choice of each operator: the one with the least bound, or where there is none, the least cost.
+
+    The bound is a min-marginal of the problem without its budget (a backward pass of the elimination over all choices),
+    and no less than ``bound_seconds``, below which there is no plan that fits.
+    """
+    problem = statement.problem
+    count = len(statement.choices)
+    least = marginals(problem, [list(range(len(costs))) for costs in problem.cost], Tables(), 0.0)
+    alone = _alone(problem, picks, count)
+    found: list[RunnerUp | None] = []
+    for number, choices in enumerate(statement.choices):
+        others = [k for k in range(len(choices)) if k != picks[number]]
+        if not others:
+            found.append(None)
+            continue
+        bounds = None if least is None else least[number]
+        best = min(
+            others, key=lambda k: (0.0 if bounds is None else max(float(bounds[k]), bound_seconds), alone[number][k], k)
+        )
+        bound = None if bounds is None else max(float(bounds[best]), bound_seconds)
+        found.append(RunnerUp(str(choices[best].spec), bound, alone[number][best]))
+    return tuple(found)
+
+
+def _alone(problem: Problem, picks: Sequence[int], count: int) -> list[list[float]]:
+    """For each of the first entities and each of its choices, the cost of the plan with only that one changed."""
+    total = evaluate(problem, picks)
+    edges: list[list[Edge]] = [[] for _ in problem.cost]
+    groups: dict[int, list[Edge]] = {}
+    for edge in problem.edges:
+        groups.setdefault(edge.tensor, []).append(edge)
+    for group in groups.values():
+        for entity in {group[0].producer, *(edge.consumer for edge in group)}:
+            edges[entity].append(group[0])
+
+    def around(entity: int, k: int) -> float:
+        def pick(other: int) -> int:
+            return k if other == entity else picks[other]
+
+        seconds = problem.cost[entity][k]
+        for first in edges[entity]:
+            group = groups[first.tensor]
+            source = first.produced[pick(first.producer)]
+            wishes = dict.fromkeys(edge.consumed[pick(edge.consumer)] for edge in group)
+            seconds += sum(first.convert[source][wish] for wish in wishes)
+        return seconds
+
+    return [
+        [total - around(entity, picks[entity]) + around(entity, k) for k in range(len(problem.cost[entity]))]
+        for entity in range(count)
+    ]
+
+
+def traffic(view: GraphView, stage: StagePlan) -> dict[str, Traffic]:
+    """What a run communicates by kind of collective; bytes are those of the tensors whole within their groups."""
+    mesh = stage.mesh
+    found: dict[str, Traffic] = {}
+
+    def add(texts: Sequence[str], held: int) -> None:
+        for text in texts:
+            match = _STEP.match(text)
+            assert match is not None
+            kind, size = match.group(1), mesh.group_size(map(int, match.group(2)))
+            before = held
+            held = held * size if kind in _GROWS else held // size if kind in _SHRINKS else held
+            if kind == "slice":
+                continue
+            whole = before * size if kind == "all_to_all" else max(before, held)
+            own = found.get(kind, Traffic(0, 0))
+            found[kind] = Traffic(own.count + 1, own.nbytes + whole)
+
+    for op, own in zip(view.operators, stage.operators, strict=True):
+        for connection in own.connections:
+            add(connection.steps, _held(view, connection.tensor, connection.source, mesh))
+        for o, fns in enumerate(own.spec.reduce_fns):
+            add([str(fn) for fn in fns], _held(view, view.names[op.outputs[o]], own.spec.partial_spec(o), mesh))
+    for connection in stage.output_connections:
+        add(connection.steps, _held(view, connection.tensor, connection.source, mesh))
+    return dict(sorted(found.items()))
+
+
+def _held(view: GraphView, name: str, spec: TensorShardSpec, mesh: DeviceMesh) -> int:
+    return local_nbytes(view.shape(name), view.itemsize(name), spec, mesh)
+
+
+def _incumbents(incumbents: Sequence[tuple[Known, Plan]]) -> tuple[Incumbent, ...]:
+    found = []
+    before: dict[int, tuple[Row, ...]] = {}
+    for known, plan in incumbents:
+        rows = _rows(plan.stage)
+        changed = {number: own for number, own in rows.items() if before.get(number) != own}
+        found.append(Incumbent(known.seconds, known.bound_seconds, known.elapsed_seconds, changed))
+        before = rows
+    return tuple(found)
+
+
+def _rows(stage: StagePlan) -> dict[int, tuple[Row, ...]]:
+    """The plan's table by operator number, as the Slapo autosharder prints it: operator, then what it converts."""
+    rows: dict[int, tuple[Row, ...]] = {}
+    for op in stage.operators:
+        ins, outs = (" x ".join(map(str, specs)) for specs in (op.spec.in_specs, op.spec.out_specs))
+        own = [Row(op.label or f"{op.operator} {op.index}", ins, outs, op.compute_seconds + op.reduce_seconds)]
+        own += [Row(f"|-{c.tensor}", str(c.source), str(c.target), c.seconds) for c in op.connections]
+        rows[op.index] = tuple(own)
+    rows[len(rows)] = tuple(Row("output", str(c.source), str(c.target), c.seconds) for c in stage.output_connections)
+    return rows
