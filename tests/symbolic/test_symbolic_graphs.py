@@ -91,7 +91,8 @@ def averaged() -> FlowGraph:
 
 
 def embedded() -> FlowGraph:
-    words, places, table = symbol("batch", "seq", dtype="int32"), symbol("batch", "seq", dtype="int32"), weight(12, 8)
+    """A vocabulary of 13, which is padded, beside symbolic dims, which never are."""
+    words, places, table = symbol("batch", "seq", dtype="int32"), symbol("batch", "seq", dtype="int32"), weight(13, 8)
     x = ops.take(table, words, axis=0) + ops.take(weight(20, 8, seed=1), places, axis=0)
     return hidet.trace_from(ops.matmul(x, ops.transpose(table, [1, 0])), [words, places])
 
@@ -154,6 +155,14 @@ def data(graph: FlowGraph, sizes: dict[str, int], rng: np.random.Generator) -> l
         else:
             arrays.append(rng.uniform(0.5, 1.5, shape).astype(np.float32))
     return arrays
+
+
+def test_fixed_dims_are_padded_and_symbolic_ones_are_not():
+    mesh = DeviceMesh((2,))
+    view = planning_view(embedded(), {"batch": SymbolSize(5), "seq": SymbolSize(7)}, mesh)
+    choices = rule_table(view, mesh)(view.operators[-1])[1]
+    splits = {choice.spec.out_specs[0].mesh_axes_per_dim for choice in choices}
+    assert splits == {((), (), ()), ((), (), (0,))}
 
 
 @pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
