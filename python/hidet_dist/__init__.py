@@ -9,6 +9,7 @@ from hidet_dist.compat import matmul_definition, named_weights
 from hidet_dist.machine import calibrate
 from hidet_dist.runtime.partition import LoadedPartition, load_partition
 from hidet_dist.runtime.session import init, shutdown
+from hidet_dist.search import recost, search_family
 from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, ReduceFn, TensorShardSpec
 from hidet_dist.weights import as_weight, as_weights, weight, weights_from_safetensors
 
@@ -32,6 +33,8 @@ __all__ = [
     "init",
     "load_partition",
     "partition",
+    "recost",
+    "search_family",
     "shutdown",
     "weight",
     "weights_from_safetensors",

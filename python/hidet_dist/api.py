@@ -28,7 +28,7 @@ class AutoParallelResult:
 
     Attributes
     ----------
-    plan: the plan; ``plan.table()`` shows it.
+    plan: the plan; ``plan.table()`` shows it, ``plan.explain()`` says why it is what it is.
     out_dir: where the artifacts are.
     communications: one line for each communication operator of the program, in execution order.
     weight_bytes_per_rank: bytes of weights that each rank holds.
@@ -102,6 +102,9 @@ def auto_parallel(
                 optimization.solver,
                 optimization.solver_time_limit_seconds,
                 optimization.solver_gap,
+                optimization.pins,
+                optimization.names,
+                optimization.mode,
                 symbols=optimization.symbols,
             )
         planned = time.perf_counter()

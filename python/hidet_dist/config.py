@@ -9,6 +9,9 @@ from typing import Any
 
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster, builtin, load_machine
+from hidet_dist.search.labels import parse_names
+from hidet_dist.search.pins import parse_pins
+from hidet_dist.search.planner import MODES
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.symbols import SymbolSize
 
@@ -83,6 +86,14 @@ class OptimizationConfig:
         Bytes of weights that each device may hold; the device's memory by default.
     input_specs, output_specs: tuple of TensorShardSpec or None, optional
         How graph inputs arrive and outputs are wanted, as specs or their text; replicated by default.
+    pins: dict of text, optional
+        What weights, inputs, outputs, activations and operators must be sharded as, by name, such as
+        ``{"w0": "(R, S0)", "t5.0": "(?, S0)", "op:7": "(S0, R), ? -> (S0, R)"}``; ``?`` is free. See
+        :class:`hidet_dist.search.pins.Pin`.
+    names: Module or dict of tensors, optional
+        What the user calls tensors of the graph, in pins and in the plan.
+    mode: str
+        ``search`` for the plan of least predicted time; ``propagate`` to derive the plan from pins without a search.
     solver: str
         ``highs`` or ``cbc``.
     solver_time_limit_seconds: float, optional
@@ -102,6 +113,9 @@ class OptimizationConfig:
     mem_budget: int | None = None
     input_specs: tuple[TensorShardSpec | None, ...] | None = None
     output_specs: tuple[TensorShardSpec | None, ...] | None = None
+    pins: Mapping[str, Any] | None = None
+    names: Any = None
+    mode: str = "search"
     solver: str = "highs"
     solver_time_limit_seconds: float | None = None
     solver_gap: float = 1e-3
@@ -119,7 +133,11 @@ class OptimizationConfig:
                 values[key] = _specs(key, values[key])
         if "symbols" in values:
             values["symbols"] = _symbols(values["symbols"])
+        parse_pins(values.get("pins"), "optimization_config['pins']")
+        values["names"] = parse_names(values.get("names"))
         config = cls(**values)
+        if config.mode not in MODES:
+            raise ConfigError(f"optimization_config['mode'] must be one of {', '.join(MODES)}; got {config.mode!r}.")
         if config.target != "cpu":
             raise ConfigError(f"optimization_config['target'] must be 'cpu'; {config.target!r} cannot be compiled for.")
         if config.mem_budget is not None and not (_is_int(config.mem_budget) and config.mem_budget > 0):

@@ -329,6 +329,15 @@ def test_a_slow_network_is_spared_by_a_fast_one() -> None:
     assert str(found).startswith("(S0, R) -> (R, R): slice(axes=1, dim=1); all_gather")
 
 
+def test_a_mesh_of_many_axes_is_no_hindrance() -> None:
+    shape, cluster = (64, 64, 64), cluster_of((2,) * 7)
+    source, target = parse("(S014, R, S2)"), parse("(S2, S10, R)")
+    found = connect(shape, "float32", source, target, cluster)
+    assert walk(found.steps, source, shape, cluster.mesh)[-1] == target
+    assert found.seconds <= greedy_seconds(shape, source, target, cluster)
+    assert connect_all(shape, "float32", [source, target], [target], cluster) == ((found.seconds,), (0.0,))
+
+
 def test_layouts_that_do_not_fit_are_refused() -> None:
     cluster = cluster_of((2, 3))
     shape = (24, 12, 5)

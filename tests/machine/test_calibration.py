@@ -14,12 +14,16 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import hidet_dist  # noqa: F401  (adds its calls to hidet.distributed)
+from hidet_dist.compile import optimize_program
 from hidet_dist.config import DistributedConfig
 from hidet_dist.errors import CalibrationError, ConfigError, SpecError
-from hidet_dist.machine import Cluster, Device, Link, calibrate, load_machine
+from hidet_dist.machine import Cluster, Device, Link, builtin, calibrate, load_machine
 from hidet_dist.machine.__main__ import app
 from hidet_dist.machine.calibration.fit import fit_link, predicted_seconds
+from hidet_dist.machine.calibration.probes import probes
 from hidet_dist.machine.calibration.samples import KINDS, CollectiveSample
+from hidet_dist.partition import partition_graph
+from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 
 DEVICE = Device("toy", {"default": 1e9}, 1e9, 10**9, 1e-6)
@@ -61,6 +65,14 @@ def test_times_that_make_no_sense_give_no_negative_figures() -> None:
     falling = [CollectiveSample("all_gather", (0,), size, 1 / size) for size in (1, 10, 100)]
     with pytest.raises(CalibrationError, match="took no longer the larger they were"):
         fit_link(mesh, falling)
+
+
+@pytest.mark.parametrize("probe", probes(["float32", "float64", "bfloat16"]), ids=lambda probe: probe.name)
+def test_a_probe_launches_the_kernels_it_is_timed_for(probe: Any) -> None:
+    graph = probe.build()
+    plan = search(graph, builtin("cpu", DeviceMesh((1,))))
+    nodes = optimize_program(partition_graph(graph, plan)).nodes
+    assert len([node for node in nodes if not node.share_map]) == probe.launches
 
 
 @pytest.fixture(scope="module")

@@ -167,6 +167,10 @@ SINGLE: dict[str, tuple[Callable[[], Tensor], tuple[str, ...]]] = {
         lambda: ops.symmetric_quantize(symbol(4, 6), dims=-1)[0],
         ("(S0, R) -> (S0, R), (S0)",),
     ),
+    "quantisation: columns that have a scale of their own": (
+        lambda: ops.symmetric_quantize(symbol(6, 6), dims=0)[0],
+        ("(R, S0) -> (R, S0), (S0)",),
+    ),
 }  # fmt: skip
 
 

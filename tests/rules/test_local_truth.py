@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 from hidet import ops
 from hidet.graph.ops.activation import SoftmaxOp, ThresholdOp
+from hidet.graph.ops.arithmetic import SetStridedSliceOp
 from hidet.graph.ops.attention.attention import AttnOp
+from hidet.graph.ops.create import ArangeOp, LinSpaceOp, TriOp
 from hidet.graph.ops.normalize.norm import NormalizeOp
+from hidet.graph.ops.transform import Im2ColOp
 from hidet.graph.ops.utils import Task, compute, tensor_input
 
 from hidet_dist.rules.access import UnsupportedDefinition, analyze
@@ -68,6 +71,40 @@ def test_operators_that_count_from_the_end_or_around_keep_their_dim_whole():
     assert choices(ops.argmax(symbol([4, 8]), 1).op) == {"(S0, R) -> (S0)"}
 
 
+def test_operators_that_write_or_read_at_places_of_the_whole_keep_those_dims_whole():
+    written = SetStridedSliceOp(symbol([4, 8]), 0.5, [0, 2], [4, 6], [], [1, 1])
+    assert choices(written) == {"(S0, R) -> (S0, R)"}
+    resized = ops.resize2d(symbol([2, 3, 4, 6]), size=(8, 6), method="linear").op
+    assert choices(resized) == {"(S0, R, R, R) -> (S0, R, R, R)"}
+    columns = Im2ColOp(symbol([2, 3, 4, 6]), [2, 3], [1, 1], [1, 1], [1, 1])
+    assert choices(columns) == {"(S0, R, R, R) -> (S0, R, R)"}
+
+
+@pytest.mark.parametrize("pool", [ops.max_pool2d, ops.avg_pool2d])
+def test_a_pool_shards_no_dim_that_its_windows_slide_along(pool):
+    assert choices(pool(symbol([2, 4, 6, 6]), 3, 2, 1).op) == {
+        "(S0, R, R, R) -> (S0, R, R, R)",
+        "(R, S0, R, R) -> (R, S0, R, R)",
+    }
+
+
+def test_an_adaptive_pool_whose_windows_depend_on_their_place_shards_neither_side_of_them():
+    op = ops.adaptive_avg_pool2d(symbol([2, 4, 6, 6]), [4, 2]).op
+    assert choices(op) == {"(S0, R, R, R) -> (S0, R, R, R)", "(R, S0, R, R) -> (R, S0, R, R)"}
+
+
+def test_what_is_its_own_index_is_made_whole():
+    with hidet.option.context():
+        hidet.option.execution_mode("symbolic")  # an operator without inputs would run right away
+        made = [
+            ArangeOp(0, 8, 1, hidet.int32, "cpu"),
+            LinSpaceOp(0.0, 1.0, 8, dtype=hidet.float32, device="cpu"),
+            TriOp(4, 4, 0, hidet.float32, "cpu"),
+        ]
+    for op in made:
+        assert choices(op) == set()
+
+
 def test_a_dense_convolution_shards_batch_channels_and_their_sum_but_no_window():
     op = ops.conv2d(symbol([2, 4, 6, 6]), symbol([8, 4, 3, 3]), padding=1).op
     assert choices(op) == {
@@ -85,6 +122,12 @@ def test_a_dense_convolution_shards_batch_channels_and_their_sum_but_no_window()
 def test_a_grouped_convolution_shards_whole_groups(channels_a_group):
     x, w = symbol([3, 4 * channels_a_group, 5, 5]), symbol([8, channels_a_group, 3, 3])
     assert choices(ops.conv2d(x, w, groups=4).op) == {"(R, S0, R, R), (S0, R, R, R) -> (R, S0, R, R)"}
+
+
+def test_a_grouped_transposed_convolution_shards_whole_groups():
+    op = ops.conv2d_transpose(symbol([1, 8, 3, 3]), symbol([8, 3, 2, 2]), 1, 0, groups=4).op
+    assert choices(op) == {"(R, S0, R, R), (S0, R, R, R) -> (R, S0, R, R)"}
+    assert choices(op, (8,)) == set()
 
 
 def test_more_devices_than_groups_do_not_cut_a_group():

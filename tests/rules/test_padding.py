@@ -22,6 +22,7 @@ from hidet_dist.rules.soundness.plans import check_plan, evaluate_graph, graph_i
 from hidet_dist.search import find, search
 from hidet_dist.simulate import simulate
 from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, TensorShardSpec
+from hidet_dist.testing import bert, shapes
 from hidet_dist.view import GraphView
 
 MESHES = [(2,), (4,), (2, 2), (2, 3)]
@@ -164,9 +165,9 @@ def mlp() -> FlowGraph:
     return hidet.trace_from(ops.matmul(wide, constant(rng, 13, 6)), [x])
 
 
-def equals_the_whole(graph: FlowGraph, plan: Plan) -> bool:
-    """Whether a plan computes what the whole graph does, by the oracle."""
-    inputs = graph_inputs(graph, np.random.default_rng(7))
+def equals_the_whole(graph: FlowGraph, plan: Plan, inputs: list[np.ndarray] | None = None) -> bool:
+    """Whether a plan computes what the whole graph does, by the oracle; on random inputs if none are given."""
+    inputs = inputs or graph_inputs(graph, np.random.default_rng(7))
     return check_plan(graph, plan, inputs, evaluate_graph(graph, inputs)) == ""
 
 
@@ -235,6 +236,27 @@ def test_a_tied_table_is_stored_once_and_split_by_its_rows(mesh, split):
     assert equals_the_whole(graph, plan)
 
 
+@pytest.mark.parametrize(("mesh", "split"), [((2,), "S0"), ((4,), "S0"), ((2, 2), "S01")])
+def test_an_encoder_of_101_words_and_an_inner_width_of_26(mesh, split):
+    config = bert.BertConfig(
+        vocab_size=101,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        intermediate_size=26,
+        max_position_embeddings=8,
+    )
+    graph = bert.trace(bert.random_bert(config, seed=11), batch=2, seq=4)
+    view = GraphView(graph)
+    shapes_of = {name: view.shape(name) for name in view.weights}
+    specs = {name: f"({split}, R)" for name, shape in shapes_of.items() if shape in ((101, 16), (26, 16))}
+    specs |= {name: f"(R, {split})" for name, shape in shapes_of.items() if shape == (16, 26)}
+    assert len(specs) == 3
+    plan = pinned(graph, DeviceMesh(mesh), specs)
+    ids = np.array([[0, 100, 50, 51], [75, 76, 25, 26]])
+    assert equals_the_whole(graph, plan, [ids, np.ones_like(ids)])
+
+
 def test_a_tight_budget_is_met_by_padding():
     """Half of the table and a little more: without padding, every device would have to hold all of it."""
     rng = np.random.default_rng(10)
@@ -243,6 +265,22 @@ def test_a_tight_budget_is_met_by_padding():
     plan = search(graph, builtin("cpu", DeviceMesh((2,))), mem_budget=2 * 51 * 3 * 4)
     assert {str(weight.spec) for weight in plan.stage.weights} == {"(S0, R)", "(R, S0)"}
     assert equals_the_whole(graph, plan)
+
+
+def test_a_padded_head_pays_where_few_tokens_are_decoded():
+    """GPT-2's head on eight devices, which 50257 does not divide by: an eighth of the matrix is read by each."""
+    graph = shapes.gpt(shapes.GPTConfig(1, 768, 12, 50257, batch=1, sequence=8, dtype="float16"))
+    cluster = builtin("dgx-a100", DeviceMesh((8,)))
+
+    def exact(op, spec):
+        tensors = zip((*op.inputs, *op.outputs), (*spec.in_specs, *spec.out_specs), strict=True)
+        return not any(own.is_padded(x.shape, cluster.mesh) for x, own in tensors)
+
+    plan = find(graph, cluster).plan
+    assert plan.seconds < find(graph, cluster, allow=exact).plan.seconds
+    (head,) = (weight for weight in plan.stage.weights if weight.shape == (768, 50257))
+    assert str(head.spec) == "(R, S0)"
+    assert head.local_nbytes(cluster.mesh) == 768 * 6283 * 2
 
 
 def test_inputs_and_outputs_that_do_not_divide_are_refused():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from hidet_dist.partition import partition_graph
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.rules.soundness.__main__ import main
-from hidet_dist.rules.soundness.graphs import GRAPHS
+from hidet_dist.rules.soundness.graphs import GRAPHS, MODELS
 from hidet_dist.rules.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_plan
 from hidet_dist.simulate import simulate
 from hidet_dist.spec import DeviceMesh, Plan
@@ -56,6 +58,20 @@ def test_a_fused_projection_in_compiled_kernels_equals_the_oracle():
     np.testing.assert_allclose(got, evaluate_graph(graph, inputs)[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in MODELS if not name.startswith("resnet")])
+def test_a_random_plan_of_a_model_in_compiled_kernels_equals_the_oracle(name):
+    """With hidet's own kernel for each local operator, a sample of what the oracle checks in bulk."""
+    rng = np.random.default_rng(4)
+    graph, mesh = MODELS[name](rng), DeviceMesh((2,))
+    inputs = graph_inputs(graph, rng)
+    program = partition_graph(graph, random_plan(GraphView(graph), mesh, RuleTable(mesh), rng))
+    dtypes = [x.dtype.name for x in graph.inputs]
+    got = simulate(program, [x.astype(dtype) for x, dtype in zip(inputs, dtypes, strict=True)])
+    for y, want in zip(got, evaluate_graph(graph, inputs), strict=True):
+        np.testing.assert_allclose(y, want, rtol=1e-3, atol=1e-4)
+
+
 def test_the_program_ends_with_one_line_of_json(capsys):
     assert main(["--instances", "1", "--plans", "4", "--only", "ma", "--jobs", "1"]) == 0
     counts = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -65,8 +81,14 @@ def test_the_program_ends_with_one_line_of_json(capsys):
     assert counts["failures"] == 0
 
 
+def test_processes_share_the_work():
+    command = [sys.executable, "-m", "hidet_dist.rules.soundness", "--plans", "4", "--only", "mlp", "--jobs", "2"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(run.stdout.splitlines()[-1])["plans"] == 1
+
+
 def test_the_program_counts_failures(capsys, monkeypatch):
-    import hidet_dist.rules.soundness.__main__ as program
+    import hidet_dist.rules.soundness.work as program
 
     monkeypatch.setattr(program, "check_plan", lambda *_: "it differs")
     assert main(["--plans", "8", "--only", "mlp", "--jobs", "1"]) == 1

@@ -12,6 +12,7 @@ import numpy as np
 from safetensors import safe_open
 
 BUILD = Path(__file__).with_name("build.py")
+LOAD = Path(__file__).with_name("load.py")
 WIDTH = 8192
 WEIGHT_BYTES = 2 * WIDTH * WIDTH * 4
 
@@ -45,6 +46,14 @@ def build(folder: Path, width: int) -> tuple[dict[str, Any], np.ndarray]:
     return json.loads(done.stdout.splitlines()[-1]), written
 
 
+def load(folder: Path) -> int:
+    """The larger of two ranks' peaks of memory, in bytes, once they have loaded what was built."""
+    command = [sys.executable, "-m", "hidet_dist.launch", "-n", "2", str(LOAD), str(folder / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    return max(map(int, done.stdout.split()))
+
+
 def test_the_peak_of_memory_is_not_that_of_the_weights(tmp_path: Path) -> None:
     small, _ = build(tmp_path / "small", 64)
     large, written = build(tmp_path / "large", WIDTH)
@@ -61,3 +70,5 @@ def test_the_peak_of_memory_is_not_that_of_the_weights(tmp_path: Path) -> None:
                 else:
                     assert large["specs"][name] == "(R, S0)"
                     np.testing.assert_array_equal(part[:, 0:1], written[number, :, rank : rank + 1])
+    # Loading takes the rank's own weights once, and no copy.
+    assert load(tmp_path / "large") - load(tmp_path / "small") < 1.25 * WEIGHT_BYTES / 2

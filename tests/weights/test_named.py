@@ -204,7 +204,15 @@ class Whole:
 @pytest.mark.parametrize("block_bytes", [1, 64, 200, 2**20])
 @pytest.mark.parametrize(
     ("shape", "spec"),
-    [((), "()"), ((12,), "(S0)"), ((8, 6), "(S0, S1)"), ((8, 6), "(R, S01)"), ((4, 2, 10), "(S1, R, S0)")],
+    [
+        ((), "()"),
+        ((12,), "(S0)"),
+        ((8, 6), "(S0, S1)"),
+        ((8, 6), "(R, S01)"),
+        ((4, 2, 10), "(S1, R, S0)"),
+        ((7, 6), "(S0, R)"),  # the last shards end in padding
+        ((5, 11), "(R, S01)"),
+    ],
 )
 def test_blocks_are_the_shard_row_by_row(shape: Any, spec: str, block_bytes: int) -> None:
     mesh = DeviceMesh((2, 2)) if "01" not in spec else DeviceMesh((2, 3))
@@ -214,7 +222,10 @@ def test_blocks_are_the_shard_row_by_row(shape: Any, spec: str, block_bytes: int
         source = Whole(tensor)
         coordinate = mesh.coordinate(rank)
         own = read_shard(Whole(tensor), weight, mesh, coordinate)
-        assert torch.equal(own, tensor[weight.spec.slices(shape, mesh, coordinate)])
+        elements = tensor[weight.spec.slices(shape, mesh, coordinate)]
+        assert own.shape == weight.spec.local_shape(shape, mesh)
+        assert torch.equal(own[tuple(map(slice, elements.shape))], elements)
+        assert int((own != 0).sum()) == int((elements != 0).sum())  # what is beyond is zero
         blocks = list(shard_blocks(source, weight, mesh, coordinate, block_bytes))
         assert torch.equal(torch.cat([block.reshape(-1) for block in blocks]), own.reshape(-1))
         assert source.largest <= max(block_bytes, tensor.element_size())

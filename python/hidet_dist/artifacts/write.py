@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import hidet
@@ -17,7 +18,7 @@ import hidet_dist
 from hidet_dist.artifacts.manifest import NAME, Manifest, StageManifest, TensorSignature
 from hidet_dist.compile import CompiledProgram
 from hidet_dist.errors import ArtifactError
-from hidet_dist.files import sha256
+from hidet_dist.files import sha256, write_text
 from hidet_dist.partition import Program
 from hidet_dist.partition.program import COORDINATE
 from hidet_dist.runtime import native
@@ -86,6 +87,9 @@ def write_artifacts(folder: Path, plan: Plan, program: Program, compiled: Compil
     stage_dir = folder / "stage0"
     (stage_dir / "kernels").mkdir(parents=True)
     plan.save(folder / "plan.json")
+    # Without the times of the machine that searched: the same input gives the same bytes.
+    report = None if plan.report is None else plan.report.without_times()
+    write_text(folder / "explain.json", replace(plan, report=report).explain().to_json())
 
     def signature(tensor: TensorPlan, local: Tensor) -> TensorSignature:
         shape = tuple(extent if isinstance(extent, int) else str(extent) for extent in extents_of(local))

@@ -194,9 +194,14 @@ def walk(steps: Iterable[Step], source: Layout, shape: Sequence[int], mesh: Devi
     return layouts
 
 
-def moves(layout: Layout, shape: Sequence[int], mesh: DeviceMesh) -> Iterator[tuple[Step, Layout]]:
-    """Every step that can be taken from a layout of a tensor of ``shape``, and where it leads, in a fixed order."""
-    for step, result in _candidates(layout, mesh.ndim):
+def moves(
+    layout: Layout, shape: Sequence[int], mesh: DeviceMesh, usable: Sequence[int] | None = None
+) -> Iterator[tuple[Step, Layout]]:
+    """Every step that can be taken from a layout of a tensor of ``shape``, and where it leads, in a fixed order.
+
+    ``usable`` are the mesh axes by which a step may split a tensor that is whole along them; all when not given.
+    """
+    for step, result in _candidates(layout, tuple(range(mesh.ndim) if usable is None else usable)):
         try:
             check_step(step, layout, result, shape, mesh)
         except SpecError:
@@ -205,11 +210,11 @@ def moves(layout: Layout, shape: Sequence[int], mesh: DeviceMesh) -> Iterator[tu
 
 
 @functools.lru_cache(maxsize=2**13)
-def _candidates(layout: Layout, mesh_ndim: int) -> tuple[tuple[Step, Layout], ...]:
+def _candidates(layout: Layout, usable: tuple[int, ...]) -> tuple[tuple[Step, Layout], ...]:
     """The steps of :func:`moves`, whether the results fit or not: these are the same for all shapes."""
     spec, partial = split_of(layout), partial_axes(layout)
     op = layout.op if isinstance(layout, PartialSpec) else ""
-    free = [axis for axis in range(mesh_ndim) if axis not in spec.mesh_axes and axis not in partial]
+    free = [axis for axis in usable if axis not in spec.mesh_axes and axis not in partial]
     steps = []
     for dim in range(spec.ndim):
         steps += [Step("slice", axes, dim) for axes in _ordered_choices(free)]

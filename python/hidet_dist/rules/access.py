@@ -155,28 +155,62 @@ def analyze(task: Task, sizes: Mapping[str, int] | None = None) -> Definition:
     Raises UnsupportedDefinition when the definition cannot be modelled.
     """
     cuts: set[tuple[int, int]] = set()
+    twins: dict[tuple[int, int], int] = {}
     for _ in range(_MAX_SPLITS):
         try:
-            return _Walker(task, cuts, sizes or {}).run()
+            definition = _Walker(task, cuts, twins, sizes or {}).run()
         except _NeedSplit as need:
             if need.cut in cuts:
                 break
             cuts.add(need.cut)
+            continue
+        if twins or len(task.outputs) == 1:
+            return definition
+        twins = _twins(definition)
+        if not twins:
+            return definition
     raise UnsupportedDefinition("its index arithmetic has no mixed radix form")
+
+
+def _twins(definition: Definition) -> dict[tuple[int, int], int]:
+    """The variable that each (output, dim) can share with an earlier output: both index the same dim of an input."""
+    readers: dict[tuple[int, int], list[int]] = {}
+    for access in definition.accesses:
+        for dim, form in enumerate(access.indices):
+            if form is not None and len(form.terms) == 1 and not form.const:
+                readers.setdefault((access.tensor, dim), []).append(form.terms[0][0].variable)
+    found: dict[tuple[int, int], int] = {}
+    first: dict[int, int] = {}  # the digits' variables of the outputs so far
+    for output, dims in enumerate(definition.out_digits):
+        for dim, digits in enumerate(dims):
+            own = {digit.variable for digit in digits}
+            for variable in own - first.keys():
+                together = [v for group in readers.values() if variable in group for v in group if v in first]
+                if together and first[together[0]] == math.prod(d.extent for d in digits):
+                    found[output, dim] = together[0]
+        first.update({d.variable: math.prod(e.extent for e in digits) for digits in dims for d in digits})
+    return found
 
 
 _Env = dict[ir.Var, "Form | None"]
 
 
 class _Walker:
-    def __init__(self, task: Task, cuts: set[tuple[int, int]], sizes: Mapping[str, int]):
+    def __init__(
+        self,
+        task: Task,
+        cuts: set[tuple[int, int]],
+        twins: Mapping[tuple[int, int], int],
+        sizes: Mapping[str, int],
+    ):
         self.task = task
         self.cuts = cuts
+        self.twins = twins
         self.sizes = sizes
         self.definition = Definition()
         self.variables = 0
         self.inputs = {tensor: i for i, tensor in enumerate(task.inputs)}
-        self.out_variables: dict[tuple[int, int], int] = {}
+        self.out_variables: dict[tuple[tuple[int, ...], int], int] = {}
         self.grids_counted: set[tuple[GridCompute, tuple[Form | None, ...]]] = set()
 
     def run(self) -> Definition:
@@ -186,12 +220,12 @@ class _Walker:
                 raise UnsupportedDefinition("it has no compute definition")
             env: _Env = {}
             dims = []
-            for dim, (axis, size) in enumerate(zip(output.axes, output.shape, strict=True)):
+            shape = tuple(map(self.extent, output.shape))
+            for dim, axis in enumerate(output.axes):
                 # Outputs of the same shape share their variables, so that sharding splits them alike.
-                key = (dim, self.extent(size))
-                if key not in self.out_variables:
-                    self.out_variables[key] = self.new_variable()
-                digits = self.digits_of(self.out_variables[key], key[1])
+                if (shape, dim) not in self.out_variables:
+                    self.out_variables[shape, dim] = self.new_variable()
+                digits = self.digits_of(self.twins.get((number, dim), self.out_variables[shape, dim]), shape[dim])
                 env[axis] = Form.of({d: d.stride for d in digits})
                 dims.append(tuple(reversed([d for d in digits if d.extent > 1])))
             self.definition.out_digits.append(tuple(dims))

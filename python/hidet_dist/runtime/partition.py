@@ -16,13 +16,13 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import safetensors
 
 from hidet_dist.artifacts.manifest import Manifest, StageManifest, TensorSignature
 from hidet_dist.errors import ArtifactError, ConfigError, HidetDistError, InputError
 from hidet_dist.runtime import native, openblas, session
 from hidet_dist.runtime.threads import wait_without_spinning
 from hidet_dist.spec.symbols import bind
+from hidet_dist.weights import SafetensorsFiles
 
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 _sizes_lock = threading.Lock()  # hidet's runtime has one table of symbolic dims' sizes
@@ -314,10 +314,9 @@ def _load_data(folder: Path, stage: StageManifest, rank: int) -> dict[str, np.nd
     """The rank's weight shards and coordinate and the shared constants, as bytes in aligned memory."""
     data = {}
     for name in (stage.weights_file(rank), *([stage.constants_file] if stage.constants else [])):
-        for key, tensor in safetensors.deserialize((folder / name).read_bytes()):
-            raw = np.frombuffer(tensor["data"], np.uint8)
-            data[key] = _aligned(raw.size)
-            data[key][:] = raw
+        for key, tensor in SafetensorsFiles.open(folder / name).tensors.items():
+            data[key] = _aligned(tensor.nbytes)
+            tensor.read_bytes(data[key].data)
     missing = [name for name in stage.data if name not in data]
     if missing:
         raise ArtifactError(

@@ -12,6 +12,7 @@ import hidet
 from hidet_dist.errors import ConfigError
 from hidet_dist.spec import Plan, TensorPlan
 from hidet_dist.view import GraphView
+from hidet_dist.weights.named import mark_of
 
 
 def parse_names(given: Any) -> dict[str, hidet.Tensor]:
@@ -28,11 +29,18 @@ def parse_names(given: Any) -> dict[str, hidet.Tensor]:
 
 
 def tensor_labels(view: GraphView, names: Mapping[str, hidet.Tensor]) -> dict[str, str]:
-    """The user's name of each tensor that has one, by its name in the view. The first of several names is taken."""
+    """The user's name of each tensor that has one, by its name in the view.
+
+    The first of several names is taken; a weight that is a name and a shape (``hidet.distributed.weight``) has its own.
+    """
     labels: dict[str, str] = {}
     for label, tensor in names.items():
         if tensor in view.names:
             labels.setdefault(view.names[tensor], label)
+    for name in view.weights:
+        mark = mark_of(view.tensors[name])
+        if mark is not None:
+            labels.setdefault(name, str(mark))
     return labels
 
 

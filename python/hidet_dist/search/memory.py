@@ -46,12 +46,14 @@ def conversion_nbytes(
         spec = split_of(layout)
         after = local_nbytes(shape, itemsize, spec, mesh)
         kept = first if number else 0  # the source, where the step does not count it anyway
-        most = max(most, before + after + kept)
+        # What is gathered has the padding that is cut off then.
+        received = before * mesh.group_size(step.mesh_axes) if step.kind == "all_gather" else after
+        most = max(most, before + received + kept)
         if step.packs(local):
             most = max(most, 2 * before + kept)
         result = spec.local_shape(shape, mesh)
         if step.unpacks(local, result, mesh):
-            most = max(most, 2 * after + first)
+            most = max(most, received + after + first)
         before, local = after, result
     return max(0, most - first - before)
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import hidet
 
 from hidet_dist.errors import ConfigError, SpecError
+from hidet_dist.search.labels import tensor_labels
 from hidet_dist.spec import DeviceMesh, OpShardSpec, OpSpecPattern, SpecPattern, TensorShardSpec
 from hidet_dist.view import GraphView
 
@@ -103,7 +104,8 @@ class Pins:
     ):
         self.view = view
         self.mesh = mesh
-        self.names = {label: view.names[tensor] for label, tensor in (names or {}).items() if tensor in view.names}
+        self.names = {label: name for name, label in tensor_labels(view, {}).items()}
+        self.names.update((label, view.names[t]) for label, t in (names or {}).items() if t in view.names)
         self.tensors: dict[str, list[Pin]] = {}
         self.outputs: dict[int, list[Pin]] = {}
         self.operators: dict[int, list[tuple[Pin, int | None]]] = {}  # with the output that a pin is about

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from hidet.graph import FlowGraph
 
+from hidet_dist.connect import PlannedSteps
 from hidet_dist.errors import ConfigError, PlanError, SpecError
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice
@@ -51,27 +52,28 @@ def validate(plan: Plan, graph: FlowGraph) -> None:
     stage = plan.stage
     view = _view(graph, stage)
     _check(view, stage)
-    needed = list(_conversions(view, stage))
-    listed = [
-        (where, connection.tensor, connection.source, connection.target)
+    steps = PlannedSteps(stage)
+    listed = {
+        (where, connection.tensor, connection.target)
         for where, connections in (
             *((op.index, op.connections) for op in stage.operators),
             (None, stage.output_connections),
         )
         for connection in connections
-    ]
-    for where, tensor, source, target in needed:
-        if (where, tensor, source, target) not in listed:
-            raise PlanError(
-                f"{_place(view, where)} wants {tensor} as {target}, which lies as {source}, and the plan has no such "
-                "conversion. After specs were changed, hidet_dist.search.recost writes the conversions anew."
-            )
-    for where, tensor, source, target in listed:
-        if (where, tensor, source, target) not in needed:
-            raise PlanError(
-                f"The plan converts {tensor} from {source} to {target} at {_place(view, where)}, which nothing asks "
-                "for. After specs were changed, hidet_dist.search.recost writes the conversions anew."
-            )
+    }
+    anew = "After specs were changed, hidet_dist.search.recost writes the conversions anew."
+    for where, name, source, target in _conversions(view, stage):
+        place = "a graph output" if where is None else f"operator {where}, {view.operators[where].name},"
+        if (where, name, target) not in listed:
+            raise PlanError(f"The plan lists no conversion of {name} from {source} to {target} at {place}. {anew}")
+        try:
+            steps.take(name, *view.pieces(name), source, target)
+        except PlanError as error:
+            raise PlanError(f"At {place} {error} {anew}") from error
+    try:
+        steps.check_all_taken()
+    except PlanError as error:
+        raise PlanError(f"{error} {anew}") from error
 
 
 def _view(graph: FlowGraph, stage: StagePlan) -> GraphView:
@@ -80,10 +82,6 @@ def _view(graph: FlowGraph, stage: StagePlan) -> GraphView:
         return planning_view(graph, declared, stage.mesh)
     except ConfigError as error:
         raise PlanError(f"The plan does not fit the graph: {error}") from error
-
-
-def _place(view: GraphView, operator: int | None) -> str:
-    return "a graph output" if operator is None else f"operator {operator}, {view.operators[operator].name},"
 
 
 def _check(view: GraphView, stage: StagePlan) -> tuple[list[Choice], list[str]]:

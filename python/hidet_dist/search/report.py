@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hidet_dist.connect import Step, walk
 from hidet_dist.explain import Incumbent, Row, RunnerUp, SearchReport, Traffic
 from hidet_dist.search.eliminate import Tables, marginals
 from hidet_dist.search.ilp import Edge, Problem, evaluate
 from hidet_dist.search.memory import live_bytes, local_nbytes
 from hidet_dist.search.statement import Statement
-from hidet_dist.spec import DeviceMesh, Plan, StagePlan, TensorShardSpec
+from hidet_dist.spec import OpShardSpec, Plan, StagePlan, TensorShardSpec
+from hidet_dist.spec.partial import Layout, PartialSpec, split_of
 from hidet_dist.view import GraphView
-
-_STEP = re.compile(r"^(\w+)\((?:[a-z]+,\s*)?axes=(\d+)")
-_GROWS, _SHRINKS = ("all_gather",), ("slice", "reduce_scatter")
 
 
 class Known(NamedTuple):
@@ -124,31 +122,37 @@ def traffic(view: GraphView, stage: StagePlan) -> dict[str, Traffic]:
     mesh = stage.mesh
     found: dict[str, Traffic] = {}
 
-    def add(texts: Sequence[str], held: int) -> None:
-        for text in texts:
-            match = _STEP.match(text)
-            assert match is not None
-            kind, size = match.group(1), mesh.group_size(map(int, match.group(2)))
-            before = held
-            held = held * size if kind in _GROWS else held // size if kind in _SHRINKS else held
-            if kind == "slice":
-                continue
-            whole = before * size if kind == "all_to_all" else max(before, held)
-            own = found.get(kind, Traffic(0, 0))
-            found[kind] = Traffic(own.count + 1, own.nbytes + whole)
+    def add(name: str, steps: Sequence[Step], source: Layout) -> None:
+        shape, itemsize = view.shape(name), view.itemsize(name)
+        for step, after in zip(steps, walk(steps, source, shape, mesh), strict=True):
+            if step.kind != "slice":
+                # A collective's group holds the tensor once, in pieces or whole: before it or after it.
+                sizes = (local_nbytes(shape, itemsize, split_of(layout), mesh) for layout in (source, after))
+                whole = max(sizes) * (mesh.group_size(step.mesh_axes) if step.kind == "all_to_all" else 1)
+                own = found.get(step.kind, Traffic(0, 0))
+                found[step.kind] = Traffic(own.count + 1, own.nbytes + whole)
+            source = after
 
     for op, own in zip(view.operators, stage.operators, strict=True):
         for connection in own.connections:
-            add(connection.steps, _held(view, connection.tensor, connection.source, mesh))
+            add(connection.tensor, tuple(map(Step.parse, connection.steps)), connection.source)
         for o, fns in enumerate(own.spec.reduce_fns):
-            add([str(fn) for fn in fns], _held(view, view.names[op.outputs[o]], own.spec.partial_spec(o), mesh))
+            for n, fn in enumerate(fns):
+                axes = tuple(axis for later in fns[n:] for axis in later.mesh_axes)
+                partial = PartialSpec(_before(own.spec, o, n), fn.op, axes)
+                add(view.names[op.outputs[o]], [Step.of(fn)], partial)
     for connection in stage.output_connections:
-        add(connection.steps, _held(view, connection.tensor, connection.source, mesh))
+        add(connection.tensor, tuple(map(Step.parse, connection.steps)), connection.source)
     return dict(sorted(found.items()))
 
 
-def _held(view: GraphView, name: str, spec: TensorShardSpec, mesh: DeviceMesh) -> int:
-    return local_nbytes(view.shape(name), view.itemsize(name), spec, mesh)
+def _before(spec: OpShardSpec, output: int, fn: int) -> TensorShardSpec:
+    """How a partial output lies before one of its reduce functions."""
+    lies = spec.partial_spec(output)
+    for earlier in spec.reduce_fns[output][:fn]:
+        if earlier.dim is not None:
+            lies = lies.with_dim(earlier.dim, (*lies.mesh_axes_per_dim[earlier.dim], *earlier.mesh_axes))
+    return lies
 
 
 def _incumbents(incumbents: Sequence[tuple[Known, Plan]]) -> tuple[Incumbent, ...]:

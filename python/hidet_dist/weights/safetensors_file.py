@@ -12,7 +12,8 @@ import json
 import math
 import mmap
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +71,16 @@ class StoredTensor:
     shape: tuple[int, ...]
     begin: int
 
+    @property
+    def nbytes(self) -> int:
+        """The tensor's size in bytes."""
+        return math.prod(self.shape) * int(_TORCH[self.dtype].itemsize)
+
+    def read_bytes(self, memory: memoryview) -> None:
+        """Fill memory of ``nbytes`` bytes with the tensor, row by row. Raises WeightsError as :meth:`read` does."""
+        with self._opened() as file:
+            self._fill_bytes(file, memory, self.begin)
+
     def read(self, region: Sequence[slice]) -> torch.Tensor:
         """The elements of ``region``, a slice with whole bounds and step 1 for each dim; contiguous.
 
@@ -83,15 +94,20 @@ class StoredTensor:
         if not math.prod(shape):
             return torch.empty(shape, dtype=dtype)
         result = _memory(shape, dtype)
+        with self._opened() as file:
+            self._fill(file, result, region)
+        return result
+
+    @contextmanager
+    def _opened(self) -> Iterator[int]:
         try:
             file = os.open(self.file, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise WeightsError(f"The weights file {self.file} cannot be read: {error}.") from error
         try:
-            self._fill(file, result, region)
+            yield file
         finally:
             os.close(file)
-        return result
 
     def _fill(self, file: int, result: torch.Tensor, region: Sequence[slice]) -> None:
         steps = [math.prod(self.shape[dim + 1 :]) * result.element_size() for dim in range(len(self.shape))]
@@ -104,7 +120,7 @@ class StoredTensor:
         while dim > 0 and counts[dim] * steps[dim] < _SHORT_RUN_BYTES:
             dim -= 1
         if not region:
-            self._read_into(file, result, self.begin)
+            self._fill_bytes(file, _bytes_of(result), self.begin)
             return
         inner = tuple(slice(part.start, part.stop) for part in region[dim + 1 :])
         rows = counts[dim] if dim == exact else max(1, _SPAN_BYTES // steps[dim])
@@ -115,18 +131,17 @@ class StoredTensor:
             begin += (region[dim].start + row) * steps[dim]
             place = result[tuple(i - part.start for i, part in zip(index, region, strict=False))][row : row + many]
             if dim == exact:
-                self._read_into(file, place, begin)
+                self._fill_bytes(file, _bytes_of(place), begin)
             else:
                 span = _memory([many, *self.shape[dim + 1 :]], result.dtype)
-                self._read_into(file, span, begin)
+                self._fill_bytes(file, _bytes_of(span), begin)
                 place.copy_(span[(slice(None), *inner)])
 
-    def _read_into(self, file: int, result: torch.Tensor, begin: int) -> None:
-        """Fill a contiguous tensor with the bytes from ``begin`` on."""
-        view = _bytes_of(result)
+    def _fill_bytes(self, file: int, memory: memoryview, begin: int) -> None:
+        """Fill memory with the bytes from ``begin`` on."""
         done = 0
-        while done < len(view):
-            got = os.preadv(file, [view[done:]], begin + done)
+        while done < len(memory):
+            got = os.preadv(file, [memory[done:]], begin + done)
             if not got:
                 raise WeightsError(f"{self.file} ends within the tensor {self.name!r}: it was cut since it was opened.")
             done += got

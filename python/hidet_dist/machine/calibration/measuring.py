@@ -96,7 +96,8 @@ def calibrate(
     Each rank is a process of the project's launcher and communicates as serving processes do. Collectives over every
     mesh axis (and over all together) are measured by size, and each axis gets the latency and bandwidth that fit best.
     Small programs, compiled as any is, are run by all ranks at once: products of matrices by dtype, an element-wise
-    operator on more than a cache holds, and a chain of kernels with nothing to do. Nothing else should run meanwhile.
+    operator on more than a cache holds, and a chain of kernels with next to nothing to do. Nothing else should run
+    meanwhile.
 
     Parameters
     ----------
