@@ -15,6 +15,7 @@ from hidet_dist.machine import builtin
 from hidet_dist.partition import partition_graph
 from hidet_dist.rules.soundness.plans import check_plan, evaluate_graph, random_plan
 from hidet_dist.search import recost, search
+from hidet_dist.search.family import search_family
 from hidet_dist.search.recost import validate
 from hidet_dist.simulate import simulate
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
@@ -230,6 +231,24 @@ def simulated(sizes: Sequence[tuple[int, int]]) -> tuple[FlowGraph, list[list[np
     graph = flattened()
     rng = np.random.default_rng(0)
     return graph, [data(graph, {"batch": batch, "seq": seq}, rng) for batch, seq in sizes]
+
+
+def test_graphs_of_fixed_and_symbolic_sizes_share_a_layout_of_weights():
+    shared = weight(8, 4)
+
+    def graph(batch: int | str) -> FlowGraph:
+        x = symbol(batch, 8)
+        return hidet.trace_from(ops.relu(ops.matmul(x, shared)), [x])
+
+    family = search_family(
+        [graph(1), graph("batch")],
+        builtin("cpu", DeviceMesh((2,))),
+        mem_budget=256,
+        symbols={"batch": SymbolSize(64)},
+    )
+    fixed, symbolic = (plan.stage for plan in family.plans)
+    assert fixed.weights[0].spec == symbolic.weights[0].spec
+    assert (fixed.symbols, [own.name for own in symbolic.symbols]) == ((), ["batch"])
 
 
 def test_the_simulator_takes_sizes_from_the_inputs():
