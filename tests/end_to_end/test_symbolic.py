@@ -4,10 +4,12 @@ from pathlib import Path
 
 import hidet
 import numpy as np
+import pytest
 from hidet import ops
 
 import hidet_dist  # noqa: F401
 from hidet_dist.artifacts import Manifest
+from hidet_dist.errors import InputError
 from hidet_dist.rules.soundness.plans import evaluate_graph
 from hidet_dist.testing import models
 
@@ -57,3 +59,16 @@ def test_one_artifact_serves_several_sizes(tmp_path):
         assert "seq must be the same everywhere; dim 3 of input 1 says seq = 2, but dim 1 of input 0" in disagree
         assert shape == "Input 0 must have the shape [batch, seq, 32]; got [2, 5, 5]."
         assert "seq must be the same on all ranks" in ranks
+
+
+def test_sizes_that_leave_nothing_of_an_output_are_refused(tmp_path):
+    x = hidet.symbol(["batch", "seq", 8], "float32", "cpu")
+    graph = hidet.trace_from(ops.relu(x[:, 1:, :]), [x])
+    config = {"symbols": {"batch": 4, "seq": 16}}
+    hidet.distributed.auto_parallel(graph, {"mesh_shape": [1]}, config, tmp_path / "artifacts")
+    data = np.random.default_rng(0).uniform(-1, 1, (2, 3, 8)).astype(np.float32)
+    with hidet.distributed.load_partition(tmp_path / "artifacts", rank=0) as model:
+        for _ in range(2):
+            np.testing.assert_array_equal(model(data), np.maximum(data[:, 1:], 0))
+            with pytest.raises(InputError, match=r"too small: output 0, .* would be \[2, 0, 8\]"):
+                model(data[:, :1])

@@ -132,16 +132,18 @@ class LoadedPartition:
                     )
 
     def _set_sizes(self, sizes: Mapping[str, int]) -> None:
-        """Tell hidet's runtime the sizes of symbolic dims, and make room for them."""
+        """Tell hidet's runtime the sizes of symbolic dims, which kernels ask it for."""
         for name, size in sizes.items():
             self._runtime.set_symbol_value(name.encode(), ctypes.c_int32(size))
-        self._reserve_workspace()
 
     def _output_shape(self, number: int, signature: TensorSignature) -> tuple[int, ...]:
         if not signature.is_symbolic:
             return tuple(int(extent) for extent in signature.shape)
         dims = (ctypes.c_int32 * len(signature.shape))()
         self._launcher.hidet_get_output_shape(ctypes.c_int32(number), dims)
+        if min(dims) < 1:
+            written = _text(signature.shape)
+            raise InputError(f"The inputs are too small: output {number}, {written}, would be {list(dims)}.")
         return tuple(dims)
 
     def __call__(self, *inputs: Any) -> Any:
@@ -180,6 +182,8 @@ class LoadedPartition:
                 np.empty(self._output_shape(number, signature), _numpy_dtype(signature))
                 for number, signature in enumerate(self.stage.outputs)
             ]
+            if sizes:
+                self._reserve_workspace()
             pointers = [ctypes.c_void_p(array.ctypes.data) for array in (*arguments, *outputs)]
             self._launch(*pointers, self._table)
             self._communicator.check()
