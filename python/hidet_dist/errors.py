@@ -43,6 +43,10 @@ class SolverError(HidetDistError, RuntimeError):
     """The ILP solver failed, or stopped without a usable solution."""
 
 
+class VerificationError(HidetDistError, RuntimeError):
+    """A result did not pass the check that follows it: a defect of hidet_dist, caught before it could do harm."""
+
+
 class PartitionError(HidetDistError, RuntimeError):
     """A plan could not be turned into a sharded program."""
 

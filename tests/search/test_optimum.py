@@ -1,28 +1,34 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hidet_dist.errors import SolverError
+from hidet_dist.errors import InfeasibleError
 from hidet_dist.search import eliminate as elimination
+from hidet_dist.search.activations import Activations, Converted, Hold, held
 from hidet_dist.search.eliminate import Tables, eliminate, marginals
 from hidet_dist.search.ilp import Edge, Problem, evaluate, solve
-from hidet_dist.search.optimum import optimize
+from hidet_dist.search.optimum import Options, least_memory, optimize
 from hidet_dist.search.presolve import readers, undominated
+from hidet_dist.search.prices import Prices
 
+FREE = Prices([0.0])
 prices = st.integers(0, 20).map(float)
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> Problem:
+def problems(draw: st.DrawFn, activations: bool = True) -> Problem:
     """A graph of up to 6 entities with tensors of up to 5 readers, in which some choices break the budget."""
     sizes = draw(st.lists(st.integers(1, 3), min_size=2, max_size=6))
     cost = [draw(st.lists(prices, min_size=n, max_size=n)) for n in sizes]
-    memory = [draw(st.lists(st.integers(0, 9), min_size=n, max_size=n)) for n in sizes]
-    edges = []
+    nbytes_ = st.integers(0, 9)
+    memory = [draw(st.lists(nbytes_, min_size=n, max_size=n)) for n in sizes]
+    moments = len(sizes)
+    edges, tensors = [], {}
     for tensor in range(draw(st.integers(0, 4))):
         producer = draw(st.integers(0, len(sizes) - 2))
         specs = draw(st.integers(1, 3))
@@ -32,13 +38,30 @@ def problems(draw: st.DrawFn) -> Problem:
         for _ in range(draw(st.integers(1, 5))):
             consumer = draw(st.integers(producer + 1, len(sizes) - 1))
             consumed = tuple(draw(spec) for _ in range(sizes[consumer]))
-            edges.append(Edge(tensor, producer, consumer, produced, consumed, convert))
-    budget = draw(st.integers(sum(map(min, memory)), sum(map(max, memory))))
-    return Problem(cost, memory, budget, edges)
+            end = draw(st.integers(consumer, moments - 1))
+            edges.append(Edge(tensor, producer, consumer, produced, consumed, convert, consumer, end))
+        if activations:
+            work = [[draw(nbytes_) for _ in range(specs)] for _ in range(specs)]
+            layout = tuple(min(s, draw(spec)) for s in range(specs))
+            nbytes = tuple(draw(nbytes_) for _ in range(specs))
+            tensors[tensor] = Converted(layout, nbytes, lambda s, d, work=work: work[s][d])
+    holds = []
+    for _ in range(draw(st.integers(0, 4)) if activations else 0):
+        entity = draw(st.integers(0, len(sizes) - 1))
+        begin = draw(st.integers(0, moments - 1))
+        nbytes = tuple(draw(nbytes_) for _ in range(sizes[entity]))
+        holds.append(Hold(entity, begin, draw(st.integers(begin, moments - 1)), nbytes))
+    problem = Problem(cost, memory, 0, edges, Activations(moments, tuple(holds), tensors))
+    peaks = sorted(peak(problem, picks) for picks in all_picks(problem))
+    return replace(problem, budget=draw(st.integers(peaks[0], peaks[-1])))
 
 
-def nbytes(problem: Problem, picks: tuple[int, ...]) -> int:
+def resident(problem: Problem, picks: tuple[int, ...]) -> int:
     return sum(m[k] for m, k in zip(problem.memory, picks, strict=True))
+
+
+def peak(problem: Problem, picks: tuple[int, ...]) -> int:
+    return max(held(problem, readers(problem), picks))
 
 
 def all_picks(problem: Problem) -> list[tuple[int, ...]]:
@@ -46,29 +69,38 @@ def all_picks(problem: Problem) -> list[tuple[int, ...]]:
 
 
 @settings(max_examples=200, deadline=None)
-@given(problems(), st.integers(0, 5))
-def test_elimination_finds_the_optimum_at_any_price_of_memory(problem: Problem, price: int) -> None:
+@given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6))
+def test_elimination_finds_the_optimum_at_any_prices_of_memory(problem: Problem, line: list[int]) -> None:
+    own = Prices(line[: problem.activations.moments])
+
     def cost(picks: tuple[int, ...]) -> float:
-        return evaluate(problem, picks) + price * nbytes(problem, picks)
+        return evaluate(problem, picks) + own.of(held(problem, readers(problem), picks))
 
     best = min(map(cost, all_picks(problem)))
-    found = eliminate(problem, [list(range(len(c))) for c in problem.cost], Tables(), float(price))
+    found = eliminate(problem, [list(range(len(c))) for c in problem.cost], Tables(), own)
     assert found.seconds == cost(found.choices) == pytest.approx(best)
     assert found.bound == pytest.approx(best)
-    # Dominated choices are in no plan that is needed, whatever memory costs.
-    assert eliminate(problem, undominated(problem), Tables(), float(price)).seconds == pytest.approx(best)
 
 
 @settings(max_examples=100, deadline=None)
-@given(problems(), st.integers(0, 5))
+@given(problems(activations=False), st.integers(0, 5))
+def test_dominated_choices_are_in_no_plan_that_is_needed(problem: Problem, price: int) -> None:
+    own = Prices([price] + [0.0] * (problem.activations.moments - 1))
+    every = [list(range(len(c))) for c in problem.cost]
+    best = eliminate(problem, every, Tables(), own).seconds
+    assert eliminate(problem, undominated(problem), Tables(), own).seconds == pytest.approx(best)
+
+
+@settings(max_examples=100, deadline=None)
+@given(problems(activations=False), st.integers(0, 5))
 def test_what_a_choice_costs_at_least_is_never_above_what_it_costs(problem: Problem, price: int) -> None:
     kept = [list(range(len(c))) for c in problem.cost]
-    bounds = marginals(problem, kept, Tables(), float(price))
+    bounds = marginals(problem, kept, Tables(), Prices([price] + [0.0] * (problem.activations.moments - 1)))
     assert bounds is not None
     picks = all_picks(problem)
     for entity, line in enumerate(bounds):
         for k, bound in enumerate(line):
-            least = min(evaluate(problem, p) + price * nbytes(problem, p) for p in picks if p[entity] == k)
+            least = min(evaluate(problem, p) + price * resident(problem, p) for p in picks if p[entity] == k)
             assert bound <= least + 1e-9
             if max(map(len, readers(problem).values()), default=0) <= elimination._READERS_LIMITS[0]:
                 assert bound == pytest.approx(least)  # nothing was relaxed
@@ -81,20 +113,28 @@ def test_relaxed_tensors_give_a_bound_and_a_plan(problem: Problem) -> None:
     kept = [list(range(len(c))) for c in problem.cost]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(elimination, "_READERS_LIMITS", (1,))
-        found = eliminate(problem, kept, Tables())
+        found = eliminate(problem, kept, Tables(), FREE)
     assert found.bound <= best + 1e-9
     assert found.seconds == evaluate(problem, found.choices) >= best - 1e-9
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(problems())
 def test_the_optimum_within_the_budget_is_that_of_all_plans_and_of_the_integer_program(problem: Problem) -> None:
-    best = min(evaluate(problem, picks) for picks in all_picks(problem) if nbytes(problem, picks) <= problem.budget)
-    found = optimize(problem, gap=1e-6)
+    best = min(evaluate(problem, picks) for picks in all_picks(problem) if peak(problem, picks) <= problem.budget)
+    found = optimize(problem, Options(gap=1e-6))
     assert found.seconds == evaluate(problem, found.choices) == pytest.approx(best, abs=1e-4)
-    assert nbytes(problem, found.choices) <= problem.budget
+    assert peak(problem, found.choices) <= problem.budget
     assert found.gap <= 1.001e-6
     assert solve(problem).seconds == pytest.approx(best, abs=1e-4)
+
+
+@settings(max_examples=50, deadline=None)
+@given(problems())
+def test_the_least_memory_is_that_of_all_plans(problem: Problem) -> None:
+    least = min(peak(problem, picks) for picks in all_picks(problem))
+    choices, attained, bound = least_memory(problem, Options())
+    assert (peak(problem, choices), attained, bound) == (least, least, least)
 
 
 def chain(layers: int) -> Problem:
@@ -111,7 +151,7 @@ def test_equal_layers_are_solved_once() -> None:
     counts = []
     for layers in (8, 64):
         problem, tables = chain(layers), Tables()
-        assert eliminate(problem, [[0, 1]] * len(problem.cost), tables).seconds == 0
+        assert eliminate(problem, [[0, 1]] * len(problem.cost), tables, FREE).seconds == 0
         counts.append(len(tables.tables))
     # One more table a layer (the chain so far), where a layer that was solved anew would add several.
     assert counts[1] - counts[0] <= 64 - 8
@@ -122,22 +162,22 @@ def test_equal_layers_need_not_have_equal_plans(split: int) -> None:
     """As many layers are split as the budget asks for; each costs the 3 s of gathering its weight, or less."""
     problem = chain(10)
     tight = Problem(problem.cost, problem.memory, 100 - 5 * split, problem.edges)
-    found = optimize(tight, gap=1e-6)
-    assert nbytes(tight, found.choices) == 100 - 5 * split
+    found = optimize(tight, Options(gap=1e-6))
+    assert resident(tight, found.choices) == 100 - 5 * split
     assert found.seconds == pytest.approx(solve(tight).seconds, rel=1e-5)
     assert (found.seconds == 0) == (split == 0)
 
 
 def test_a_budget_below_the_least_is_refused() -> None:
     problem = chain(4)
-    with pytest.raises(SolverError, match="No plan fits the memory budget of 19 bytes"):
+    with pytest.raises(InfeasibleError, match="Give at least 20 bytes"):
         optimize(Problem(problem.cost, problem.memory, 19, problem.edges))
-    assert nbytes(problem, optimize(Problem(problem.cost, problem.memory, 20, problem.edges)).choices) == 20
+    assert resident(problem, optimize(Problem(problem.cost, problem.memory, 20, problem.edges)).choices) == 20
 
 
 def test_a_graph_too_wide_to_eliminate_is_left_to_the_integer_program(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = chain(6)
     tight = Problem(problem.cost, problem.memory, 45, problem.edges)
-    expected = optimize(tight, gap=1e-6).seconds
+    expected = optimize(tight, Options(gap=1e-6)).seconds
     monkeypatch.setattr(elimination, "_WORK_LIMIT", 0)
-    assert optimize(tight, gap=1e-6).seconds == pytest.approx(expected)
+    assert optimize(tight, Options(gap=1e-6)).seconds == pytest.approx(expected)

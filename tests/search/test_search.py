@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+
 import hidet
 import pytest
 
 from hidet_dist.connect import connect
-from hidet_dist.errors import ConfigError, InfeasibleError
+from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster, Device, Link, builtin
 from hidet_dist.search import find, search
+from hidet_dist.search.memory import live_bytes
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
 from hidet_dist.testing import bert, shapes
 from hidet_dist.view import GraphView
@@ -56,15 +60,21 @@ def recomputed(graph: hidet.FlowGraph, plan: Plan, cluster: Cluster) -> float:
 def test_an_mlp_whose_weights_must_be_split_is_planned_as_megatron_does(ways: int) -> None:
     """The first weight by columns, the second by rows, one all-reduce of the output and nothing else."""
     graph, cluster = mlp(), toy((ways,))
-    plan = search(graph, cluster, mem_budget=2 * HIDDEN * INNER * 4 // ways)
+    # Weights, input and output; the GELU's input and output, or the partial output and the reduced one in the end.
+    activations = max(2 * BATCH * INNER // ways, BATCH * HIDDEN) * 4
+    held = 2 * HIDDEN * INNER * 4 // ways + 2 * BATCH * HIDDEN * 4 + activations
+    plan = search(graph, cluster, mem_budget=held, gap=1e-6)
+    assert max(live_bytes(GraphView(graph), plan.stage)) == held
     assert [str(weight.spec) for weight in plan.stage.weights] == ["(R, S0)", "(S0, R)"]
-    assert plan.stage.communications() == ("all_reduce(sum, axes=0)",)
-    assert plan.collectives() == {"all_reduce": 1}
+    # An all-reduce, or what a ring makes of one, at the same cost.
+    assert plan.collectives() in ({"all_reduce": 1}, {"all_gather": 1, "reduce_scatter": 1})
     # Ring all-reduce of the output, and each matmul and the GELU on 1/n of the inner dim (bound by memory here).
     output = BATCH * HIDDEN * 4
     reduce = 2 * (ways - 1) * (1e-6 + output / (ways * 1e9))
     matmul = (BATCH * HIDDEN + HIDDEN * INNER // ways + BATCH * INNER // ways) * 4 / 1e11
-    gelu = 2 * BATCH * INNER // ways * 4 / 1e11
+    # The GELU is done in the kernel of the first matmul: no pass over memory, just its arithmetic.
+    gelu = plan.stage.operators[1].compute_seconds
+    assert gelu < 0.1 * 2 * BATCH * INNER // ways * 4 / 1e11
     assert plan.seconds == pytest.approx(reduce + 2 * matmul + gelu, rel=1e-9)
     assert plan.stage.weight_bytes_per_device == 2 * HIDDEN * INNER * 4 // ways
 
@@ -79,25 +89,25 @@ def test_with_room_and_a_slow_network_nothing_is_split() -> None:
 @pytest.mark.parametrize("mesh", [(2,), (2, 2), (2, 4)])
 def test_the_reported_time_is_that_of_the_plan_recomputed(mesh: tuple[int, ...]) -> None:
     graph, cluster = mlp(16), builtin("cpu", DeviceMesh(mesh))
-    plan = search(graph, cluster, mem_budget=HIDDEN * INNER * 4)
+    plan = search(graph, cluster, mem_budget=2 * HIDDEN * INNER * 4)
     compute = sum(op.compute_seconds for op in plan.stage.operators)
     assert plan.seconds - compute == pytest.approx(recomputed(graph, plan, cluster), rel=1e-9)
 
 
 def test_an_infeasible_budget_names_the_least_which_is_feasible() -> None:
     graph, cluster = mlp(), toy((4,))
-    with pytest.raises(InfeasibleError, match="Give at least 32768 bytes") as refused:
+    with pytest.raises(InfeasibleError, match="the least that would do is") as refused:
         search(graph, cluster, mem_budget=1000)
-    assert refused.value.least_budget == 2 * HIDDEN * INNER * 4 // 4
-    plan = search(graph, cluster, mem_budget=refused.value.least_budget)
-    assert plan.stage.weight_bytes_per_device == refused.value.least_budget
+    least = refused.value.least_budget
+    assert f"Give at least {least} bytes" in str(refused.value)
+    assert max(live_bytes(GraphView(graph), search(graph, cluster, mem_budget=least).stage)) == least
     with pytest.raises(InfeasibleError):
-        search(graph, cluster, mem_budget=refused.value.least_budget - 1)
+        search(graph, cluster, mem_budget=least - 1)
 
 
 def test_the_same_graph_gets_the_same_plan() -> None:
     graph, cluster = mlp(), builtin("cpu", DeviceMesh((2, 2)))
-    budget = HIDDEN * INNER * 4
+    budget = 2 * HIDDEN * INNER * 4
     first = search(graph, cluster, mem_budget=budget).to_json()
     assert search(graph, cluster, mem_budget=budget).to_json() == first
     assert search(mlp(), cluster, mem_budget=budget).to_json() == first
@@ -105,7 +115,9 @@ def test_the_same_graph_gets_the_same_plan() -> None:
 
 def test_both_solvers_give_plans_of_the_same_time() -> None:
     graph, cluster = mlp(), builtin("cpu", DeviceMesh((2, 2)))
-    plans = [search(graph, cluster, mem_budget=HIDDEN * INNER * 4, solver=name, gap=1e-6) for name in ("highs", "cbc")]
+    plans = [
+        search(graph, cluster, mem_budget=2 * HIDDEN * INNER * 4, solver=name, gap=1e-6) for name in ("highs", "cbc")
+    ]
     assert plans[0].seconds == pytest.approx(plans[1].seconds, rel=1e-5)
 
 
@@ -131,9 +143,9 @@ def test_an_encoder_is_planned_within_its_budget() -> None:
     )
     graph = bert.trace(bert.random_bert(config, seed=0), batch=2, seq=8)
     cluster = builtin("dgx-a100", DeviceMesh((2,)))
-    budget = int(0.6 * bert.weight_bytes(graph))
-    plan = search(graph, cluster, mem_budget=budget)
-    assert plan.stage.weight_bytes_per_device <= budget
+    budget = int(0.9 * bert.weight_bytes(graph))
+    plan = search(graph, cluster, mem_budget=budget, gap=0.05)
+    assert max(live_bytes(GraphView(graph), plan.stage)) <= budget
     assert plan.seconds - sum(op.compute_seconds for op in plan.stage.operators) == pytest.approx(
         recomputed(graph, plan, cluster), rel=1e-9
     )
@@ -158,16 +170,34 @@ def test_weights_and_operators_can_be_narrowed_down() -> None:
         find(graph, cluster, pins={"w0": TensorShardSpec.parse("(S3, R)")})
 
 
-def test_the_plan_of_a_deep_model_is_within_the_gap_of_its_bound() -> None:
+def test_out_of_time_the_best_plan_known_is_given_with_its_gap() -> None:
     config = shapes.LlamaConfig(
-        layers=6, hidden=64, heads=4, kv_heads=2, inner=128, vocabulary=64, batch=4, sequence=16, dtype="float32"
+        layers=2, hidden=64, heads=4, kv_heads=2, inner=128, vocabulary=64, batch=4, sequence=16, dtype="float32"
     )
-    graph, cluster = shapes.llama(config), builtin("cpu", DeviceMesh((2, 2)))
-    weights = sum(t.nbytes for t in find(graph, cluster).plan.stage.weights)
-    for share in (0.3, 0.6):
-        found = find(graph, cluster, int(share * weights), gap=0.03)
-        assert found.plan.stage.weight_bytes_per_device <= share * weights
-        assert found.gap <= 0.03
-        assert found.bound_seconds == pytest.approx(found.plan.seconds * (1 - found.gap))
-        compute = sum(op.compute_seconds for op in found.plan.stage.operators)
-        assert found.plan.seconds - compute == pytest.approx(recomputed(graph, found.plan, cluster), rel=1e-9)
+    graph, cluster = shapes.llama(config), builtin("cpu", DeviceMesh((2,)))
+    view = GraphView(graph)
+    most = max(live_bytes(view, find(graph, cluster).plan.stage))
+    begin = time.process_time()
+    found = find(graph, cluster, int(0.9 * most), gap=1e-6, time_limit_seconds=10.0, report=False)
+    assert time.process_time() - begin < 40
+    assert max(live_bytes(view, found.plan.stage)) <= 0.9 * most
+    assert 0 <= found.gap < 0.5
+    assert found.bound_seconds == pytest.approx(found.plan.seconds * (1 - found.gap))
+    compute = sum(op.compute_seconds for op in found.plan.stage.operators)
+    assert found.plan.seconds - compute == pytest.approx(recomputed(graph, found.plan, cluster), rel=1e-9)
+    with pytest.raises(SolverError, match="within the time limit of 1e-06 s"):
+        find(graph, cluster, int(0.9 * most), time_limit_seconds=1e-6)
+
+
+@pytest.mark.parametrize("mesh", [(8,), (2, 4)])
+def test_where_memory_is_ample_small_weights_are_not_gathered_for_a_few_tokens(mesh: tuple[int, ...]) -> None:
+    """Decoding 16 x 1 tokens in LLaMA-3-8B's shapes: norm weights of 8 KB are where they are read."""
+    config = replace(shapes.LLAMA3_8B, layers=2, sequence=1)
+    graph = shapes.llama(config)
+    view = GraphView(graph)
+    plan = search(graph, builtin("dgx-a100", DeviceMesh(mesh)))
+    small = {name for name in view.weights if len(view.shape(name)) == 1}
+    assert len(small) == 2 * config.layers + 1
+    converted = {c.tensor: c.steps for op in plan.stage.operators for c in op.connections}
+    for name in small & set(converted):
+        assert all(step.startswith("slice") for step in converted[name])

@@ -1,8 +1,14 @@
-"""What the parts of a plan cost: the search adds these figures up, whoever says them."""
+"""What the parts of a plan cost: the search adds these figures up, whoever says them.
+
+Element-wise operators that hidet runs in a neighbour's kernel (see :mod:`hidet_dist.search.fusion`) cost no launch, and
+no pass over the tensor that passes between the two: what the operator moves beside it, and its arithmetic, is added to
+the neighbour's roofline. Where a conversion or a reduce function stands between the two, there are two kernels after
+all, and *splitting* them costs a launch and a pass: the tensor is written and read once more.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from hidet.graph import Operator
@@ -10,14 +16,29 @@ from hidet.graph import Operator
 from hidet_dist.connect import Connection, Element, connect, connect_all, reduce_seconds
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice
-from hidet_dist.spec import ReduceFn, TensorShardSpec
+from hidet_dist.search.fusion import Fused, fused_operators
+from hidet_dist.search.memory import local_nbytes
+from hidet_dist.spec import DeviceMesh, ReduceFn, TensorShardSpec
+from hidet_dist.view import GraphView
 
 
 class CostModel(Protocol):
     """The cost of each part of a plan, in seconds. Shapes are those of whole tensors, in elements."""
 
+    def fused(self, view: GraphView) -> Mapping[int, Fused]:
+        """The operators that run in the kernel of a neighbour, by number; none where fusion has no part in the cost."""
+        ...
+
     def operator(self, op: Operator, choice: Choice) -> float:
-        """The local operator, without its reduce functions."""
+        """The local operator with a kernel of its own, without its reduce functions."""
+        ...
+
+    def absorbed(self, op: Operator, choice: Choice, nbytes: int) -> float:
+        """The local operator in the kernel of a neighbour, to which ``nbytes`` pass without touching memory."""
+        ...
+
+    def split(self, nbytes: int) -> float:
+        """What it costs more if such an operator needs a kernel of its own."""
         ...
 
     def reduce(self, shape: Sequence[int], dtype: Element, partial: TensorShardSpec, fns: Sequence[ReduceFn]) -> float:
@@ -43,12 +64,34 @@ class PredictedCost:
     def __init__(self, cluster: Cluster):
         self.cluster = cluster
 
+    def fused(self, view: GraphView) -> Mapping[int, Fused]:
+        """The operators that run in the kernel of a neighbour. On CPUs, matrix products are calls of a library."""
+        return fused_operators(view, library_matmuls=self.cluster.device.name == "cpu")
+
     def operator(self, op: Operator, choice: Choice) -> float:
-        """The local operator, without its reduce functions."""
+        """The local operator with a kernel of its own, without its reduce functions."""
         moved = choice.read_bytes + choice.written_bytes
         if not moved:
             return 0.0
         return self.cluster.device.operator_seconds(choice.operations, moved, op.outputs[0].dtype.name)
+
+    def absorbed(self, op: Operator, choice: Choice, nbytes: int) -> float:
+        """The local operator in the kernel of a neighbour, to which ``nbytes`` pass without touching memory.
+
+        The tensor in between is written by the one and read by the other operator only if they are split: both times
+        are left out of what is moved.
+        """
+        moved = choice.read_bytes + choice.written_bytes
+        if not moved:
+            return 0.0
+        device = self.cluster.device
+        rest = max(0, moved - 2 * nbytes)
+        seconds = device.operator_seconds(choice.operations, rest, op.outputs[0].dtype.name)
+        return max(0.0, seconds - device.launch_seconds)
+
+    def split(self, nbytes: int) -> float:
+        """What it costs more if such an operator needs a kernel of its own: a launch and a pass."""
+        return self.cluster.copy_seconds(nbytes)
 
     def reduce(self, shape: Sequence[int], dtype: Element, partial: TensorShardSpec, fns: Sequence[ReduceFn]) -> float:
         """The reduce functions of a partial output that lies as ``partial`` says."""
@@ -67,12 +110,48 @@ class PredictedCost:
         return connect_all(shape, dtype, specs, specs, self.cluster)
 
 
-def operator_seconds(model: CostModel, op: Operator, choice: Choice) -> tuple[float, float]:
-    """Seconds of the local operator, and of its reduce functions."""
-    reduce = 0.0
+def reduction_seconds(model: CostModel, op: Operator, choice: Choice) -> float:
+    """Seconds of the reduce functions of an operator."""
+    seconds = 0.0
     for o, fns in enumerate(choice.spec.reduce_fns):
         if fns:
             y = op.outputs[o]
             shape = tuple(int(size) for size in y.shape)
-            reduce += model.reduce(shape, y.dtype, choice.spec.partial_spec(o), fns)
-    return model.operator(op, choice), reduce
+            seconds += model.reduce(shape, y.dtype, choice.spec.partial_spec(o), fns)
+    return seconds
+
+
+def compute_seconds(
+    model: CostModel, view: GraphView, number: int, choice: Choice, fused: Fused | None, mesh: DeviceMesh
+) -> float:
+    """Seconds of an operator's own work, in the kernel of its neighbour where it is one of the ``fused``."""
+    op = view.operators[number]
+    if fused is None:
+        return model.operator(op, choice)
+    tensors, specs = (op.outputs, choice.spec.out_specs) if fused.prologue else (op.inputs, choice.spec.in_specs)
+    nbytes = next(
+        local_nbytes(view.shape(fused.tensor), view.itemsize(fused.tensor), spec, mesh)
+        for x, spec in zip(tensors, specs, strict=True)
+        if view.names[x] == fused.tensor
+    )
+    return model.absorbed(op, choice, nbytes)
+
+
+def split_seconds(
+    model: CostModel,
+    shape: Sequence[int],
+    itemsize: int,
+    fused: Fused,
+    lies: tuple[TensorShardSpec, bool],
+    wanted: TensorShardSpec,
+    mesh: DeviceMesh,
+) -> float:
+    """Seconds for splitting two operators, if they must be: the tensor between them is reduced or converted.
+
+    ``lies`` is the spec that the tensor is made in, and whether it is reduced. Paid once for each spec it is ``wanted``
+    in.
+    """
+    spec, reduced = lies
+    if not reduced and spec == wanted:
+        return 0.0
+    return model.split(local_nbytes(shape, itemsize, spec if fused.prologue else wanted, mesh))

@@ -23,8 +23,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from hidet_dist.search.activations import Converted, held
 from hidet_dist.search.ilp import Edge, Problem, evaluate
 from hidet_dist.search.presolve import readers
+from hidet_dist.search.prices import Prices
 
 Table = npt.NDArray[np.float64]
 
@@ -257,9 +259,9 @@ def _least(parts: list[Table], shape: list[int]) -> Table:
 
 
 def eliminate(
-    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, second_per_byte: float = 0.0, gap: float = 0.0
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, gap: float = 0.0
 ) -> Eliminated:
-    """The least cost over the choices ``kept`` of each entity, with each byte of memory at a price, no budget.
+    """The least cost over the choices ``kept`` of each entity, with the bytes of each moment at a price, no budget.
 
     Tensors of many readers are relaxed as long as bound and cost come within the relative ``gap`` of each other.
 
@@ -271,7 +273,7 @@ def eliminate(
     best: Eliminated | None = None
     for limit in _READERS_LIMITS:
         try:
-            found = _eliminate(problem, kept, tables, second_per_byte, limit, gap)
+            found = _eliminate(problem, kept, tables, prices, limit, gap)
         except TooWide:
             continue
         if best is not None:
@@ -285,15 +287,13 @@ def eliminate(
     return best
 
 
-def marginals(
-    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, second_per_byte: float
-) -> list[Table] | None:
+def marginals(problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices) -> list[Table] | None:
     """For each entity and each of its choices ``kept``, what a plan with that choice costs at least.
 
     None when the graph is too densely connected for an answer.
     """
     for limit in _READERS_LIMITS:
-        network, _ = _network(problem, kept, tables, second_per_byte, (), limit)
+        network, _ = _network(problem, kept, tables, prices, (), limit)
         try:
             network.minimum()
         except TooWide:
@@ -305,23 +305,23 @@ def marginals(
 
 
 def _eliminate(
-    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, price: float, limit: int, gap: float
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, limit: int, gap: float
 ) -> Eliminated:
-    bound, choices, relaxed = _solve(problem, kept, tables, price, (), limit)
+    bound, choices, relaxed = _solve(problem, kept, tables, prices, (), limit)
+    groups = readers(problem)
 
     def cost(choices: Sequence[int]) -> float:
-        memory = sum(m[k] for m, k in zip(problem.memory, choices, strict=True))
-        return evaluate(problem, choices) + price * memory
+        seconds = evaluate(problem, choices)
+        return seconds + prices.of(held(problem, groups, choices)) if prices.total else seconds
 
     best, seconds = choices, cost(choices)
-    groups = readers(problem)
     for same in (True, False) if relaxed else ():
         if seconds - bound <= gap * abs(seconds):
             break
         narrowed = [list(own) for own in kept]
         for tensor in relaxed:
             _fix_wishes(groups[tensor], choices, narrowed, same)
-        _, found, _ = _solve(problem, narrowed, tables, price, relaxed, limit)
+        _, found, _ = _solve(problem, narrowed, tables, prices, relaxed, limit)
         if cost(found) < seconds:
             best, seconds = found, cost(found)
     return Eliminated(tuple(best), seconds, min(bound, seconds))
@@ -340,24 +340,37 @@ def _fix_wishes(group: list[Edge], choices: Sequence[int], kept: list[list[int]]
 
 
 def _solve(
-    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, price: float, exact: Sequence[int], limit: int
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Sequence[int], limit: int
 ) -> tuple[float, list[int], list[int]]:
     """The bound, the choices, and the tensors that were relaxed (those in ``exact`` never are)."""
-    network, relaxed = _network(problem, kept, tables, price, exact, limit)
+    network, relaxed = _network(problem, kept, tables, prices, exact, limit)
     bound, values = network.minimum()
     return bound, [own[values[entity]] for entity, own in enumerate(kept)], relaxed
 
 
 def _network(
-    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, price: float, exact: Sequence[int], limit: int
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Sequence[int], limit: int
 ) -> tuple[_Network, list[int]]:
     network = _Network(tables)
     if not tables.quantum:
         most = sum(map(max, problem.cost)) + sum(max(map(max, edge.convert)) for edge in problem.edges)
+        if not most:  # memory is all that is paid for
+            most = float(sum(map(max, problem.memory)) + sum(max(hold.nbytes) for hold in problem.activations.holds))
+            most = max(most, 1.0)
         tables.quantum = 2.0 ** (math.frexp(most)[1] - _BITS)
+    holds: dict[int, list[tuple[float, tuple[int, ...]]]] = {}
+    if prices.total:
+        for hold in problem.activations.holds:
+            price = prices.span(hold.begin, hold.end)
+            if price:
+                holds.setdefault(hold.entity, []).append((price, hold.nbytes))
     for entity, own in enumerate(kept):
         network.variable(len(own))
-        costs = tuple(problem.cost[entity][k] + price * problem.memory[entity][k] for k in own)
+        paid, memory = problem.cost[entity], problem.memory[entity]
+        costs = tuple(
+            paid[k] + prices.total * memory[k] + sum(price * nbytes[k] for price, nbytes in holds.get(entity, ()))
+            for k in own
+        )
         key: Hashable = ("costs", costs)
         number = tables.find(key)
         network.add(tables.add(key, tables.rounded(np.array(costs))) if number is None else number, (entity,))
@@ -367,8 +380,12 @@ def _network(
         produced = tuple(group[0].produced[k] for k in kept[producer])
         consumed = [tuple(edge.consumed[k] for k in kept[edge.consumer]) for edge in group]
         convert = group[0].convert
+        memory_ = problem.activations.tensors.get(tensor) if prices.total else None
+        if memory_ is not None and not prices.span(min(e.begin for e in group), max(e.end for e in group)):
+            memory_ = None
         if len(group) == 1:
-            _pair(network, convert, producer, produced, group[0].consumer, consumed[0])
+            priced = None if memory_ is None else _Priced(memory_, prices, group)
+            _pair(network, convert, producer, produced, group[0].consumer, consumed[0], priced)
             continue
         sources = tuple(dict.fromkeys(produced))
         wishes = [tuple(dict.fromkeys(own)) for own in consumed]
@@ -383,8 +400,49 @@ def _network(
                     number = tables.add(key, tables.rounded(least[list(own)]))
                 network.add(number, (edge.consumer,))
             continue
-        _tensor(network, convert, producer, produced, [edge.consumer for edge in group], consumed)
+        # A consumer with only one wish needs no dim of its own, but its part in how long memory is held.
+        fixed = [i for i, own in enumerate(wishes) if len(own) == 1]
+        open_ = [i for i, own in enumerate(wishes) if len(own) > 1]
+        priced = None if memory_ is None else _Priced(memory_, prices, [group[i] for i in (*fixed, *open_)])
+        consumers = [group[i].consumer for i in open_]
+        certain = tuple(wishes[i][0] for i in fixed)
+        if priced is None:
+            certain = tuple(sorted(set(certain)))
+        _tensor(network, convert, producer, produced, certain, consumers, [consumed[i] for i in open_], priced)
     return network, relaxed
+
+
+class _Priced:
+    """What the memory of a tensor's conversions costs at given prices."""
+
+    def __init__(self, memory: Converted, prices: Prices, group: Sequence[Edge]):
+        self.memory = memory
+        # By reader: seconds a byte up to the moment it is wanted, from there to the end of it, and at its making.
+        self.before = tuple(prices.until[edge.begin] - prices.until[min(e.begin for e in group)] for edge in group)
+        self.after = tuple(prices.until[edge.end + 1] - prices.until[edge.begin] for edge in group)
+        self.making = tuple(prices.at[edge.begin] for edge in group)
+        self.order = sorted(range(len(group)), key=lambda i: group[i].begin)
+        self.key = (id(memory), self.before, self.after, self.making)
+
+    def seconds(self, sources: Sequence[int], wish: int, wants: Sequence[npt.NDArray[np.bool_]]) -> Table:
+        """Seconds for holding the tensor as ``wish``, by source (first dim) and by what the readers want."""
+        shape = np.broadcast_shapes(*(want.shape for want in wants))
+        first = np.full(shape, np.inf)
+        last = np.full(shape, -np.inf)
+        making = np.zeros(shape)
+        for i in reversed(self.order):
+            first = np.where(wants[i], np.minimum(first, self.before[i]), first)
+            last = np.where(wants[i], np.maximum(last, self.before[i] + self.after[i]), last)
+            making = np.where(wants[i], self.making[i], making)
+        span = np.where(last >= first, last - first, 0.0) if shape else np.zeros(())
+        layout = self.memory.layout
+        column = [len(sources)] + [1] * (len(shape) - 1)
+        other = np.array([float(layout[s] != layout[wish]) for s in sources]).reshape(column)
+        working = np.zeros(column)
+        if making.any():
+            flat = [self.memory.working(s, wish) if layout[s] != layout[wish] else 0 for s in sources]
+            working = np.array(flat, dtype=float).reshape(column)
+        return other * self.memory.nbytes[wish] * span + working * making
 
 
 def _pair(
@@ -394,6 +452,7 @@ def _pair(
     produced: tuple[int, ...],
     consumer: int,
     consumed: tuple[int, ...],
+    priced: _Priced | None,
 ) -> None:
     """The table of a tensor with one consumer, over the specs of a side where choices share them, else its choices."""
     ends: list[int] = []
@@ -403,10 +462,15 @@ def _pair(
         shared = len(distinct) * _SHARED < len(specs)
         ends.append(_spec(network, entity, specs, ends) if shared else entity)
         sides.append(distinct if shared else specs)
-    key: Hashable = ("pair", id(convert), *sides)
+    key: Hashable = ("pair", id(convert), *sides, priced and priced.key)
     number = network.tables.find(key)
     if number is None:
-        number = network.tables.add(key, network.tables.rounded(np.array(convert)[np.ix_(*sides)]))
+        table = np.array(convert)[np.ix_(*sides)]
+        if priced is not None:
+            always = [np.ones((1,), dtype=bool)]
+            columns = {wish: priced.seconds(sides[0], wish, always) for wish in dict.fromkeys(sides[1])}
+            table = table + np.stack([columns[wish] for wish in sides[1]], axis=1)
+        number = network.tables.add(key, network.tables.rounded(table))
     network.add(number, tuple(ends))
 
 
@@ -415,32 +479,40 @@ def _tensor(
     convert: tuple[tuple[float, ...], ...],
     producer: int,
     produced: tuple[int, ...],
+    certain: tuple[int, ...],
     consumers: list[int],
     consumed: list[tuple[int, ...]],
+    priced: _Priced | None,
 ) -> None:
-    """The table of a tensor with several consumers: each distinct wish is paid once. Over specs, not choices."""
+    """The table of a tensor with several consumers: each distinct wish is paid once. Over specs, not choices.
+
+    ``certain`` are the wishes of consumers that have only one; ``consumers`` are the others.
+    """
     tables = network.tables
     sources = tuple(dict.fromkeys(produced))
     wishes = [tuple(dict.fromkeys(own)) for own in consumed]
-    # A consumer with only one wish needs no dim of its own.
-    certain = {own[0] for own in wishes if len(own) == 1}
-    open_ = [i for i, own in enumerate(wishes) if len(own) > 1]
-    key: Hashable = ("tensor", id(convert), sources, tuple(sorted(certain)), tuple(wishes[i] for i in open_))
+    key: Hashable = ("tensor", id(convert), sources, certain, tuple(wishes), priced and priced.key)
     number = tables.find(key)
     if number is None:
-        prices = tables.rounded(np.array(convert)[list(sources)])
-        shape = [len(sources), *(len(wishes[i]) for i in open_)]
+        seconds = np.array(convert)[list(sources)]
+        shape = [len(sources), *map(len, wishes)]
         table = np.zeros(shape)
-        for wish in sorted(certain.union(*(wishes[i] for i in open_))):
-            wanted = np.full([1] * len(shape), wish in certain)
-            for dim, i in enumerate(open_, 1):
+        for wish in sorted(set(certain).union(*wishes)):
+            wants = [np.full([1] * len(shape), own == wish) for own in certain]
+            for dim, own_wishes in enumerate(wishes, 1):
                 line = [1] * len(shape)
-                line[dim] = len(wishes[i])
-                wanted = wanted | (np.array(wishes[i]) == wish).reshape(line)
-            table += wanted * prices[:, wish].reshape([-1] + [1] * len(open_))
+                line[dim] = len(own_wishes)
+                wants.append((np.array(own_wishes) == wish).reshape(line))
+            wanted = np.full([1] * len(shape), False)
+            for want in wants:
+                wanted = wanted | want
+            paid = tables.rounded(seconds[:, wish].reshape([-1] + [1] * len(wishes)))
+            table += wanted * paid
+            if priced is not None:
+                table += tables.rounded(priced.seconds(sources, wish, wants))
         number = tables.add(key, table)
     variables: list[int] = []
-    for entity, specs in ((producer, produced), *((consumers[i], consumed[i]) for i in open_)):
+    for entity, specs in ((producer, produced), *zip(consumers, consumed, strict=True)):
         variables.append(_spec(network, entity, specs, variables))
     network.add(number, tuple(variables))
 

@@ -6,19 +6,21 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import hidet
 from hidet.graph import FlowGraph
 
-from hidet_dist.errors import ConfigError, SolverError
+from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
+from hidet_dist.search.activations import Activations, Converted, Hold
 from hidet_dist.search.cost import CostModel, PredictedCost
-from hidet_dist.search.ilp import Edge, Problem, Solution
+from hidet_dist.search.ilp import Edge, Problem, Solution, restricted
 from hidet_dist.search.labels import label_plan, parse_names, tensor_labels
-from hidet_dist.search.optimum import optimize
+from hidet_dist.search.optimum import Options, optimize
 from hidet_dist.search.pins import Pins, parse_pins
-from hidet_dist.search.planner import check_least, collector_paused, memory_budget
+from hidet_dist.search.planner import collector_paused, memory_budget
 from hidet_dist.search.solution import write_plan
 from hidet_dist.search.statement import Statement, state
 from hidet_dist.spec import Plan, TensorShardSpec
@@ -124,7 +126,6 @@ def search_family(
             for view, i, o, own in zip(views, ins, outs, pinned, strict=True)
         ]
         joint = _Joint(views, statements, frequencies, budget, named)
-        check_least(cluster, joint.problem, budget)
         solution = _solve(joint, solver, time_limit_seconds, gap, begin)
         plans = tuple(
             label_plan(view, write_plan(view, cluster, model, statement, joint.picks(g, solution.choices)), tensors)
@@ -173,6 +174,10 @@ class _Joint:
         memory: list[list[int]] = []
         self.entities: list[list[int]] = []
         self.kept: list[dict[int, list[int]]] = [{} for _ in views]
+        # The moments of one graph follow those of the other.
+        start = [0, *accumulate(statement.problem.activations.moments for statement in statements)]
+        holds: list[Hold] = []
+        converted: dict[int, Converted] = {}
         groups = _groups(views, named)
         common = {group: self._common(group) for group in dict.fromkeys(groups.values())}
         first: dict[tuple[tuple[int, int], ...], int] = {}
@@ -193,7 +198,12 @@ class _Joint:
                     kept_choices = kept
                 own.append(len(cost))
                 cost.append([frequencies[g] * costs[k] for k in kept_choices])
-                memory.append([statement.problem.memory[entity][k] for k in kept_choices])
+                nbytes = [statement.problem.memory[entity][k] for k in kept_choices]
+                if entity >= statement.weights.stop:  # an input or output is held while its graph runs
+                    moments = statement.problem.activations.moments
+                    holds.append(Hold(own[-1], start[g], start[g] + moments - 1, tuple(nbytes)))
+                    nbytes = [0] * len(nbytes)
+                memory.append(nbytes)
             self.entities.append(own)
         self.shared = [first[group] for group in first if len(group) > 1]
         edges: list[Edge] = []
@@ -210,9 +220,15 @@ class _Joint:
                     produced = tuple(produced[k] for k in self.kept[g][edge.producer])
                 producer, consumer = self.entities[g][edge.producer], self.entities[g][edge.consumer]
                 convert = weighted[id(edge.convert)]
-                edges.append(Edge(tensors + edge.tensor, producer, consumer, produced, edge.consumed, convert))
+                span = edge.begin + start[g], edge.end + start[g]
+                edges.append(Edge(tensors + edge.tensor, producer, consumer, produced, edge.consumed, convert, *span))
+            activations = statement.problem.activations
+            for hold in activations.holds:
+                entity = self.entities[g][hold.entity]
+                holds.append(Hold(entity, hold.begin + start[g], hold.end + start[g], hold.nbytes))
+            converted.update((tensors + tensor, memory_) for tensor, memory_ in activations.tensors.items())
             tensors += 1 + max((edge.tensor for edge in statement.problem.edges), default=0)
-        self.problem = Problem(cost, memory, budget, edges)
+        self.problem = Problem(cost, memory, budget, edges, Activations(start[-1], tuple(holds), converted))
 
     def _common(self, group: tuple[tuple[int, int], ...]) -> list[TensorShardSpec]:
         """The specs that a shared weight may have in all graphs."""
@@ -262,20 +278,8 @@ class _Joint:
 
 def narrowed(problem: Problem, fixed: Mapping[int, int]) -> Problem:
     """The problem with some entities' choices made; those entities have one choice left."""
-    edges = [
-        Edge(
-            edge.tensor,
-            edge.producer,
-            edge.consumer,
-            (edge.produced[fixed[edge.producer]],) if edge.producer in fixed else edge.produced,
-            (edge.consumed[fixed[edge.consumer]],) if edge.consumer in fixed else edge.consumed,
-            edge.convert,
-        )
-        for edge in problem.edges
-    ]
-    cost = [[costs[fixed[e]]] if e in fixed else costs for e, costs in enumerate(problem.cost)]
-    memory = [[own[fixed[e]]] if e in fixed else own for e, own in enumerate(problem.memory)]
-    return Problem(cost, memory, problem.budget, edges)
+    every = [[fixed[e]] if e in fixed else list(range(len(costs))) for e, costs in enumerate(problem.cost)]
+    return restricted(problem, every)
 
 
 def _groups(
@@ -304,14 +308,14 @@ def _solve(joint: _Joint, solver: str, time_limit: float | None, gap: float, beg
     best: tuple[float, tuple[int, ...]] = (math.inf, ())
     bound = 0.0
     for g, statement in enumerate(joint.statements):
-        own = optimize(statement.problem, solver, left(), gap / 4)
+        own = optimize(statement.problem, Options(solver, left(), gap / 4))
         bound += joint.frequencies[g] * own.seconds * (1 - own.gap)
         problem = joint.with_layout_of(g, own.choices)
         if problem is None:
             continue
         try:
-            found = optimize(problem, solver, left(), gap / 4)
-        except SolverError:  # this layout leaves no room for the weights of other graphs
+            found = optimize(problem, Options(solver, left(), gap / 4))
+        except (InfeasibleError, SolverError):  # this layout leaves no room for the weights of other graphs
             continue
         fixed = {joint.entities[g][e]: kept.index(own.choices[e]) for e, kept in joint.kept[g].items()}
         choices = tuple(fixed.get(e, k) for e, k in enumerate(found.choices))
@@ -319,7 +323,7 @@ def _solve(joint: _Joint, solver: str, time_limit: float | None, gap: float, beg
     if best[0] - bound <= gap * best[0] and best[1]:
         return Solution(best[1], best[0], max(0.0, 1 - bound / best[0]) if best[0] else 0.0)
     try:
-        together = optimize(joint.problem, solver, left(), gap)
+        together = optimize(joint.problem, Options(solver, left(), gap))
     except SolverError:
         if not best[1]:
             raise

@@ -4,23 +4,38 @@ Every *entity* (an operator, a weight, a graph input or output) takes exactly on
 tensor from its producer to a consumer; where the produced and the consumed spec differ, the conversion costs something,
 once for each (tensor, produced spec, consumed spec), however many consumers ask for it.
 
+What is held at a moment is linear in the choices and in the flows, but that a converted tensor is held once for all its
+readers: y[t,d] >= the conversions to d that a reader before the moment and one after it share. Only moments that a plan
+exceeded get a row.
+
 With x[e,k] in {0,1} the choices, the product x[p,k] x[c,l] of an edge is linearised in flow form: f[s,d] >= 0 with row
 sums equal to the producer's spec indicator and column sums equal to the consumer's, which keeps the relaxation tight;
 Alpa (Zheng et al., OSDI 2022, section 4.2) linearises it with a one-hot edge vector. z[t,s,d] >= f[s,d]
 for all edges of tensor t is what is paid.
 
     minimise    sum_e,k cost[e][k] x[e,k] + sum_t,s,d convert[t][s][d] z[t,s,d]
-    subject to  sum_k x[e,k] = 1,  sum_e,k memory[e][k] x[e,k] <= budget
+    subject to  sum_k x[e,k] = 1,  sum_e,k memory[e][k] x[e,k] + activations[m] <= budget  for each moment m
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pulp
 
 from hidet_dist.errors import ConfigError, SolverError
+from hidet_dist.search.activations import NONE, Activations, Converted, held
+
+NODES = 5000  # of a solver's search tree; a good plan is known by then, and proving more takes hours
+_ROWS = 30  # moments that get a row at a time
+_TOLERANCE = 1e-6  # relative, of the solvers' rows
+
+
+class StoppedError(SolverError):
+    """The solver's limits were reached before it had a solution."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +44,8 @@ class Edge:
 
     ``produced[k]`` is the number of the spec that the producer's choice k gives, ``consumed[k]`` the one that the
     consumer's choice k wants; ``convert[s][d]`` the seconds of converting from s to d. Edges of one ``tensor`` share
-    the producer and the numbering of specs.
+    the producer and the numbering of specs. A converted tensor is held for this consumer from moment ``begin`` to
+    moment ``end``.
     """
 
     tensor: int
@@ -38,16 +54,22 @@ class Edge:
     produced: tuple[int, ...]
     consumed: tuple[int, ...]
     convert: tuple[tuple[float, ...], ...]
+    begin: int = 0
+    end: int = 0
 
 
 @dataclass(frozen=True)
 class Problem:
-    """``cost[e][k]`` in seconds, ``memory[e][k]`` and ``budget`` in bytes, for entity e and its choice k."""
+    """``cost[e][k]`` in seconds, ``memory[e][k]`` and ``budget`` in bytes, for entity e and its choice k.
+
+    ``memory`` is held throughout; ``activations`` say what is held beside it, and when.
+    """
 
     cost: Sequence[Sequence[float]]
     memory: Sequence[Sequence[int]]
     budget: int
     edges: Sequence[Edge]
+    activations: Activations = NONE
 
 
 @dataclass(frozen=True)
@@ -71,106 +93,285 @@ def evaluate(problem: Problem, choices: Sequence[int]) -> float:
     return seconds
 
 
-def solver(name: str, time_limit_seconds: float | None, gap: float) -> pulp.LpSolver:
-    """A PuLP solver: ``highs`` or ``cbc``, one thread so that the same problem gives the same solution."""
-    options = {"msg": False, "threads": 1, "gapRel": gap, "timeLimit": time_limit_seconds}
+def restricted(problem: Problem, kept: Sequence[Sequence[int]]) -> Problem:
+    """The problem with only the choices ``kept`` of each entity."""
+    edges = [
+        replace(
+            edge,
+            produced=tuple(edge.produced[k] for k in kept[edge.producer]),
+            consumed=tuple(edge.consumed[k] for k in kept[edge.consumer]),
+        )
+        for edge in problem.edges
+    ]
+    holds = tuple(
+        replace(hold, nbytes=tuple(hold.nbytes[k] for k in kept[hold.entity])) for hold in problem.activations.holds
+    )
+    return replace(
+        problem,
+        cost=[[costs[k] for k in own] for costs, own in zip(problem.cost, kept, strict=True)],
+        memory=[[memory[k] for k in own] for memory, own in zip(problem.memory, kept, strict=True)],
+        edges=edges,
+        activations=replace(problem.activations, holds=holds),
+    )
+
+
+def solver(name: str, time_limit_seconds: float | None, gap: float, threads: int, nodes: int) -> pulp.LpSolver:
+    """A PuLP solver, ``highs`` or ``cbc``, that stops after so many nodes of its search tree.
+
+    With one thread and without a time limit the same problem gives the same solution.
+    """
+    options = {"msg": False, "threads": threads, "gapRel": gap, "timeLimit": time_limit_seconds}
     if name == "highs":
-        return pulp.HiGHS(**options)
+        return pulp.HiGHS(mip_max_nodes=nodes, **options)
     if name == "cbc":
-        return pulp.PULP_CBC_CMD(**options)
+        return pulp.PULP_CBC_CMD(maxNodes=nodes, **options)
     raise ConfigError(f"Unknown solver {name!r}; choose 'highs' or 'cbc'.")
 
 
 def solve(
-    problem: Problem, solver_name: str = "highs", time_limit_seconds: float | None = None, gap: float = 1e-3
+    problem: Problem,
+    solver_name: str = "highs",
+    time_limit_seconds: float | None = None,
+    gap: float = 1e-3,
+    threads: int = 1,
+    nodes: int = NODES,
 ) -> Solution:
-    """Solve the problem to a relative gap.
+    """Solve the problem to a relative gap, or as far as so many nodes of the solver's search tree lead.
 
     Raises
     ------
     SolverError
         When the solver fails, or ends without a solution: within the time limit, or because none fits the budget.
     """
-    model = pulp.LpProblem("plan", pulp.LpMinimize)
-    # Solvers compare with absolute tolerances near 1e-6: costs in seconds and memory in bytes are both brought near 1.
-    unit = max((max(costs) for costs in problem.cost if costs), default=0.0) or 1.0
-    x = [
-        [pulp.LpVariable(f"x_{e}_{k}", cat=pulp.LpBinary) if len(costs) > 1 else None for k in range(len(costs))]
-        for e, costs in enumerate(problem.cost)
-    ]
-    objective = []
-    constant = 0.0
-    room = problem.budget
-    scale = float(max(room, 1))
-    used = []
-    for e, costs in enumerate(problem.cost):
-        if len(costs) == 1:
-            constant += costs[0]
-            room -= problem.memory[e][0]
-            continue
-        model += pulp.lpSum(x[e]) == 1
-        objective += [(x[e][k], cost / unit) for k, cost in enumerate(costs) if cost]
-        used += [(x[e][k], m / scale) for k, m in enumerate(problem.memory[e]) if m]
-    if used:
-        model += pulp.LpAffineExpression(used) <= room / scale
-    elif room < 0:
-        raise SolverError(f"No plan fits the memory budget of {problem.budget} bytes.")
+    return _Program(problem).solve(solver_name, time_limit_seconds, gap, threads, nodes, peak=False)
 
-    def indicator(entity: int, specs: tuple[int, ...], spec: int) -> pulp.LpAffineExpression:
+
+def solve_peak(
+    problem: Problem, solver_name: str = "highs", time_limit_seconds: float | None = None, threads: int = 1
+) -> tuple[tuple[int, ...], int]:
+    """The choices that hold least at their worst moment, and a number of bytes that no plan can do with less than.
+
+    Raises
+    ------
+    SolverError
+        When the solver fails or is out of time.
+    """
+    found = _Program(problem).solve(solver_name, time_limit_seconds, 0.0, threads, NODES, peak=True)
+    return found.choices, math.ceil(found.seconds * (1 - found.gap))
+
+
+class _Program:
+    """The integer program, built once; rows for the memory of moments are added as plans exceed them."""
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        self.model = pulp.LpProblem("plan", pulp.LpMinimize)
+        # Solvers compare with absolute tolerances near 1e-6: costs in seconds and bytes are both brought near 1.
+        self.unit = max((max(costs) for costs in problem.cost if costs), default=0.0) or 1.0
+        most = sum(map(max, problem.memory)) + sum(max(hold.nbytes) for hold in problem.activations.holds)
+        self.scale = float(max(1, min(most, problem.budget)))
+        self.x = [
+            [pulp.LpVariable(f"x_{e}_{k}", cat=pulp.LpBinary) if len(costs) > 1 else None for k in range(len(costs))]
+            for e, costs in enumerate(problem.cost)
+        ]
+        self.objective: list[tuple[pulp.LpVariable, float]] = []
+        self.constant = 0.0
+        self.priced: set[int] = set()
+        self.peak: pulp.LpVariable | None = None
+        # Edges with the same consumer and the same wish (x * x, say) are one.
+        self.groups: dict[int, list[Edge]] = {}
+        for edge in {(edge.tensor, edge.consumer, edge.consumed): edge for edge in problem.edges}.values():
+            self.groups.setdefault(edge.tensor, []).append(edge)
+        self.flows: dict[int, list[dict[tuple[int, int], pulp.LpVariable]]] = {}
+        self._choices()
+        self._tensors()
+
+    def _choices(self) -> None:
+        for e, costs in enumerate(self.problem.cost):
+            if len(costs) == 1:
+                self.constant += costs[0]
+                continue
+            self.model += pulp.lpSum(self.x[e]) == 1
+            self.objective += [(self.x[e][k], cost / self.unit) for k, cost in enumerate(costs) if cost]
+
+    def _indicator(self, entity: int, specs: tuple[int, ...], spec: int) -> pulp.LpAffineExpression:
         chosen = [k for k, own in enumerate(specs) if own == spec]
         if len(specs) == 1:
             return pulp.LpAffineExpression(constant=float(bool(chosen)))
-        return pulp.lpSum(x[entity][k] for k in chosen)
+        return pulp.lpSum(self.x[entity][k] for k in chosen)
 
-    # Edges with the same consumer and the same wish (x * x, say) are one.
-    edges = {(edge.tensor, edge.consumer, edge.consumed): edge for edge in problem.edges}
-    flows: dict[tuple[int, int, int], list[pulp.LpVariable]] = {}
-    price: dict[tuple[int, int, int], float] = {}
-    for number, edge in enumerate(edges.values()):
-        rows, columns = sorted(set(edge.produced)), sorted(set(edge.consumed))
-        f = {(s, d): pulp.LpVariable(f"f_{number}_{s}_{d}", lowBound=0) for s in rows for d in columns}
-        for s in rows:
-            model += pulp.lpSum(f[s, d] for d in columns) == indicator(edge.producer, edge.produced, s)
-        for d in columns:
-            model += pulp.lpSum(f[s, d] for s in rows) == indicator(edge.consumer, edge.consumed, d)
-        for (s, d), flow in f.items():
-            if edge.convert[s][d]:
-                flows.setdefault((edge.tensor, s, d), []).append(flow)
-                price[edge.tensor, s, d] = edge.convert[s][d]
-    for key, own in flows.items():
-        paid = own[0]
-        if len(own) > 1:
-            paid = pulp.LpVariable("z_{}_{}_{}".format(*key), lowBound=0)
-            for flow in own:
-                model += paid >= flow
-        objective.append((paid, price[key] / unit))
-    model.setObjective(pulp.LpAffineExpression(objective))
-    if not any(v is not None for row in x for v in row):
-        choices = tuple(0 for _ in problem.cost)
-        return Solution(choices, evaluate(problem, choices), 0.0)
-    while True:
+    def _tensors(self) -> None:
+        for tensor, group in self.groups.items():
+            paid: dict[tuple[int, int], list[pulp.LpVariable]] = {}
+            flows = []
+            for number, edge in enumerate(group):
+                rows, columns = sorted(set(edge.produced)), sorted(set(edge.consumed))
+                f = {(s, d): pulp.LpVariable(f"f_{tensor}_{number}_{s}_{d}", lowBound=0) for s in rows for d in columns}
+                for s in rows:
+                    self.model += pulp.lpSum(f[s, d] for d in columns) == self._indicator(
+                        edge.producer, edge.produced, s
+                    )
+                for d in columns:
+                    self.model += pulp.lpSum(f[s, d] for s in rows) == self._indicator(edge.consumer, edge.consumed, d)
+                for (s, d), flow in f.items():
+                    if edge.convert[s][d]:
+                        paid.setdefault((s, d), []).append(flow)
+                flows.append(f)
+            self.flows[tensor] = flows
+            for (s, d), own in paid.items():
+                once = own[0]
+                if len(own) > 1:
+                    once = pulp.LpVariable(f"z_{tensor}_{s}_{d}", lowBound=0)
+                    for flow in own:
+                        self.model += once >= flow
+                self.objective.append((once, group[0].convert[s][d] / self.unit))
+
+    def _add_row(self, moment: int) -> None:
+        """Hold the bytes of a moment to the budget, or to the peak where that is minimised."""
+        self.priced.add(moment)
+        problem = self.problem
+        terms: list[tuple[pulp.LpVariable, float]] = []
+        fixed = 0
+
+        def choose(entity: int, nbytes: Sequence[int]) -> None:
+            nonlocal fixed
+            if len(nbytes) == 1:
+                fixed += nbytes[0]
+                return
+            terms.extend((self.x[entity][k], n / self.scale) for k, n in enumerate(nbytes) if n)
+
+        for entity, own in enumerate(problem.memory):
+            choose(entity, own)
+        for hold in problem.activations.holds:
+            if hold.begin <= moment <= hold.end:
+                choose(hold.entity, hold.nbytes)
+        for tensor, memory in problem.activations.tensors.items():
+            if tensor in self.groups:
+                terms += self._converted(tensor, memory, moment)
+        coefficients: dict[pulp.LpVariable, float] = {}
+        for variable, value in terms:
+            coefficients[variable] = coefficients.get(variable, 0.0) + value
+        used = pulp.LpAffineExpression(coefficients)
+        if self.peak is not None:
+            self.model += used + fixed / self.scale <= self.peak
+        else:
+            self.model += used <= (problem.budget - fixed) / self.scale
+
+    def _converted(self, tensor: int, memory: Converted, moment: int) -> list[tuple[pulp.LpVariable, float]]:
+        group, flows = self.groups[tensor], self.flows[tensor]
+        if not min(e.begin for e in group) <= moment <= max(e.end for e in group):
+            return []
+        terms = []
+        for d in sorted({d for f in flows for _, d in f}):
+
+            def wants(number: int, d: int = d) -> pulp.LpAffineExpression:
+                """Whether a reader has the tensor converted to d."""
+                return pulp.lpSum(
+                    flow
+                    for (s, own), flow in flows[number].items()
+                    if own == d and memory.layout[s] != memory.layout[d]
+                )
+
+            own = [i for i, f in enumerate(flows) if any(to == d for _, to in f)]
+            if memory.nbytes[d]:
+                y = pulp.LpVariable(f"y_{tensor}_{d}_{moment}", lowBound=0)
+                before = [i for i in own if group[i].begin <= moment]
+                after = [i for i in own if group[i].end >= moment]
+                for i in set(before) & set(after):
+                    self.model += y >= wants(i)
+                for i in before:
+                    for j in after:
+                        if group[i].end < moment < group[j].begin:
+                            self.model += y >= wants(i) + wants(j) - 1
+                terms.append((y, memory.nbytes[d] / self.scale))
+            at = [i for i in own if group[i].begin == moment]
+            if not at:
+                continue
+            most = {
+                s: memory.working(s, d)
+                for f in flows
+                for s, to in f
+                if to == d and memory.layout[s] != memory.layout[d]
+            }
+            if not any(most.values()):
+                continue
+            working = pulp.LpVariable(f"w_{tensor}_{d}_{moment}", lowBound=0)
+            earlier = [i for i in own if group[i].begin < moment]
+            for i in at:
+                self.model += working >= pulp.lpSum(
+                    nbytes / self.scale * (flows[i][s, d] - pulp.lpSum(flows[j][s, d] for j in earlier))
+                    for s, nbytes in most.items()
+                    if nbytes
+                )
+            terms.append((working, 1.0))
+        return terms
+
+    def solve(
+        self, solver_name: str, time_limit_seconds: float | None, gap: float, threads: int, nodes: int, peak: bool
+    ) -> Solution:
+        """Solve and add rows until no moment is exceeded; with ``peak`` the bytes of the worst moment are the cost."""
+        problem, begin = self.problem, time.perf_counter()
+        if peak:
+            self.peak = pulp.LpVariable("peak", lowBound=0)
+            self.model.setObjective(self.peak + 0)
+        else:
+            self.model.setObjective(pulp.LpAffineExpression(self.objective))
+        self._add_row(0)
+        refused = f"No plan fits the memory budget of {problem.budget} bytes."
+        free = any(v is not None for row in self.x for v in row)
+        while True:
+            left = None if time_limit_seconds is None else max(0.1, time_limit_seconds - (time.perf_counter() - begin))
+            if free:
+                status = self._run(solver_name, left, gap, threads, nodes)
+                if status == pulp.LpStatusInfeasible:
+                    raise SolverError(refused)
+                if self.model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
+                    limit = "" if time_limit_seconds is None else f" within {time_limit_seconds} s"
+                    raise StoppedError(f"The solver {solver_name} found no plan{limit}: {pulp.LpStatus[status]}.")
+            choices = tuple(
+                max(range(len(row)), key=[v.value() if v is not None else 0.0 for v in row].__getitem__)
+                for row in self.x
+            )
+            nbytes = held(problem, self.groups, choices)
+            limit_bytes = problem.budget
+            if peak:
+                limit_bytes = max(nbytes[moment] for moment in self.priced)
+            over = [moment for moment, n in enumerate(nbytes) if n > limit_bytes]
+            unpriced = [moment for moment in over if moment not in self.priced]
+            new = _summits(nbytes, unpriced) or unpriced[:_ROWS]
+            if new:
+                for moment in new:
+                    self._add_row(moment)
+            elif not over:
+                break
+            elif not free:
+                raise SolverError(refused)
+            else:
+                # Solvers allow a row to be exceeded by a millionth, which is bytes: this plan is ruled out by name.
+                chosen = [row[k] for row, k in zip(self.x, choices, strict=True) if len(row) > 1]
+                self.model += pulp.lpSum(chosen) <= len(chosen) - 1
+        left_gap = gap
+        if free and self.model.sol_status != pulp.LpSolutionOptimal:
+            left_gap = _gap_left(self.model)
+        if peak:
+            return Solution(choices, float(max(nbytes)), left_gap + _TOLERANCE if free else 0.0)
+        seconds = evaluate(problem, choices)
+        solved = self.constant + (pulp.value(self.model.objective) or 0.0) * self.unit if free else seconds
+        if abs(solved - seconds) > 1e-4 * max(seconds, self.unit):
+            raise SolverError(f"The solver {solver_name} reports {solved} s for a plan that costs {seconds} s.")
+        return Solution(choices, seconds, left_gap if free else 0.0)
+
+    def _run(self, solver_name: str, time_limit_seconds: float | None, gap: float, threads: int, nodes: int) -> int:
         try:
-            status = model.solve(solver(solver_name, time_limit_seconds, gap))
+            return int(self.model.solve(solver(solver_name, time_limit_seconds, gap, threads, nodes)))
         except pulp.PulpSolverError as error:
             raise SolverError(f"The solver {solver_name} failed: {error}") from error
-        if status == pulp.LpStatusInfeasible:
-            raise SolverError(f"No plan fits the memory budget of {problem.budget} bytes.")
-        if model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
-            limit = "" if time_limit_seconds is None else f" within {time_limit_seconds} s"
-            raise SolverError(f"The solver {solver_name} found no plan{limit}: {pulp.LpStatus[status]}.")
-        choices = tuple(
-            max(range(len(row)), key=[v.value() if v is not None else 0.0 for v in row].__getitem__) for row in x
-        )
-        if sum(memory[k] for memory, k in zip(problem.memory, choices, strict=True)) <= problem.budget:
-            break
-        # Solvers allow a row to be exceeded by a millionth, which is bytes here: this plan is ruled out by name.
-        heavy = [row[k] for row, own, k in zip(x, problem.memory, choices, strict=True) if len(row) > 1 and any(own)]
-        model += pulp.lpSum(heavy) <= len(heavy) - 1
-    seconds = evaluate(problem, choices)
-    solved = constant + (pulp.value(model.objective) or 0.0) * unit
-    if abs(solved - seconds) > 1e-4 * max(seconds, unit):
-        raise SolverError(f"The solver {solver_name} reports {solved} s for a plan that costs {seconds} s.")
-    return Solution(choices, seconds, gap if model.sol_status == pulp.LpSolutionOptimal else _gap_left(model))
+
+
+def _summits(nbytes: Sequence[int], moments: Sequence[int]) -> list[int]:
+    """Of ``moments`` those at which no less is held than at the moments beside them."""
+    padded = (0, *nbytes, 0)
+    return [m for m in moments if padded[m + 1] >= padded[m] and padded[m + 1] >= padded[m + 2]][:_ROWS]
 
 
 def _gap_left(model: pulp.LpProblem) -> float:

@@ -10,13 +10,12 @@ from typing import Any
 
 from hidet.graph import FlowGraph
 
-from hidet_dist.errors import ConfigError, InfeasibleError
+from hidet_dist.errors import ConfigError, InfeasibleError, VerificationError
 from hidet_dist.machine import Cluster
 from hidet_dist.search.cost import CostModel, PredictedCost
-from hidet_dist.search.ilp import Problem
 from hidet_dist.search.labels import label_plan, parse_names
 from hidet_dist.search.memory import live_bytes
-from hidet_dist.search.optimum import optimize
+from hidet_dist.search.optimum import Options, optimize
 from hidet_dist.search.pins import Pins, parse_pins
 from hidet_dist.search.propagate import propagate
 from hidet_dist.search.report import Incumbents, write_report
@@ -44,6 +43,7 @@ def search(
     names: Any = None,
     mode: str = "search",
     symbols: Mapping[str, SymbolSize] | None = None,
+    threads: int = 1,
 ) -> Plan:
     """Find the plan of least predicted time.
 
@@ -54,11 +54,13 @@ def search(
     cluster: Cluster
         The machine, with the mesh to plan for.
     mem_budget: int, optional
-        Bytes of weights that each device may hold; the device's memory when not given.
+        Bytes that each device may hold at any time: weights, graph inputs and outputs, and activations while they live;
+        the device's memory when not given.
     input_specs, output_specs: sequence of TensorShardSpec or None, optional
         How graph inputs arrive and outputs are wanted; None stands for replicated.
     solver, time_limit_seconds, gap:
-        The ILP solver (``highs`` or ``cbc``), its time limit, and the relative gap to stop at.
+        The ILP solver (``highs`` or ``cbc``); the seconds after which the search ends with the best plan known; and
+        the relative gap to stop at.
     pins: mapping, optional
         What weights, inputs, outputs, activations and operators must be sharded as, by name: specs or patterns of
         them, or their text. See :class:`hidet_dist.search.pins.Pin` for the names.
@@ -69,6 +71,8 @@ def search(
         :mod:`hidet_dist.search.propagate`): fast, and no better than the pins are.
     symbols: mapping, optional
         What is declared of the graph's symbolic dims, by name.
+    threads: int
+        Threads of the solver. With one, the same graph gets the same plan.
 
     Raises
     ------
@@ -92,6 +96,7 @@ def search(
         names=names,
         mode=mode,
         symbols=symbols,
+        threads=threads,
     ).plan
 
 
@@ -124,6 +129,7 @@ def find(
     mode: str = "search",
     symbols: Mapping[str, SymbolSize] | None = None,
     report: bool = True,
+    threads: int = 1,
 ) -> Found:
     """As :func:`search`, with the bound that proves the plan, and with less to choose from.
 
@@ -159,10 +165,13 @@ def find(
             plan, bound, own_gap = write(picks), 0.0, 1.0
             _check_held(view, plan, budget)
         else:
-            check_least(cluster, statement.problem, budget)
-            solution = optimize(statement.problem, solver, time_limit_seconds, gap, incumbents)
+            options = Options(solver, time_limit_seconds, gap, threads, incumbents)
+            solution = optimize(statement.problem, options)
             picks, own_gap = solution.choices, solution.gap
             plan, bound = write(picks), solution.seconds * (1 - solution.gap)
+            most = max(live_bytes(view, plan.stage))
+            if most > budget:
+                raise VerificationError(f"The plan holds {most} bytes on a device, more than mem_budget = {budget}.")
         if report:
             known = [(one, plan if one.choices == picks else write(one.choices)) for one in incumbents.known]
             plan = replace(plan, report=write_report(view, statement, plan, picks, known, mode, own_gap, budget))
@@ -188,17 +197,6 @@ def collector_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def check_least(cluster: Cluster, problem: Problem, budget: int) -> None:
-    """Raise InfeasibleError when weights alone do not fit."""
-    least = sum(map(min, problem.memory))
-    if least > budget:
-        raise InfeasibleError(
-            f"No plan fits mem_budget = {budget} bytes a device: with every weight split as far as it goes over "
-            f"{cluster.mesh}, a device holds {least} bytes. Give at least {least} bytes, or more devices.",
-            least,
-        )
 
 
 def _check_held(view: GraphView, plan: Plan, budget: int) -> None:

@@ -11,6 +11,7 @@ from hidet_dist.explain import Incumbent, Row, RunnerUp, SearchReport, Traffic
 from hidet_dist.search.eliminate import Tables, marginals
 from hidet_dist.search.ilp import Edge, Problem, evaluate
 from hidet_dist.search.memory import live_bytes, local_nbytes
+from hidet_dist.search.prices import Prices
 from hidet_dist.search.statement import Statement
 from hidet_dist.spec import OpShardSpec, Plan, StagePlan, TensorShardSpec
 from hidet_dist.spec.partial import Layout, PartialSpec, split_of
@@ -71,7 +72,8 @@ def runner_ups(statement: Statement, picks: Sequence[int], bound_seconds: float)
     """
     problem = statement.problem
     count = len(statement.choices)
-    least = marginals(problem, [list(range(len(costs))) for costs in problem.cost], Tables(), 0.0)
+    free = Prices([0.0] * problem.activations.moments)
+    least = marginals(problem, [list(range(len(costs))) for costs in problem.cost], Tables(), free)
     alone = _alone(problem, picks, count)
     found: list[RunnerUp | None] = []
     for number, choices in enumerate(statement.choices):

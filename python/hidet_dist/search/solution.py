@@ -1,14 +1,18 @@
-"""Writing a solution down as a plan."""
+"""Writing a solution down as a plan, and checking the plan from scratch."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
+from hidet_dist.errors import VerificationError
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice
-from hidet_dist.search.cost import CostModel, operator_seconds
+from hidet_dist.search.activations import held
+from hidet_dist.search.cost import CostModel, compute_seconds, reduction_seconds, split_seconds
 from hidet_dist.search.ilp import evaluate
+from hidet_dist.search.memory import live_bytes
+from hidet_dist.search.presolve import readers
 from hidet_dist.search.statement import Statement
 from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.plan import ConnectionPlan
@@ -16,7 +20,13 @@ from hidet_dist.view import GraphView
 
 
 def write_plan(view: GraphView, cluster: Cluster, model: CostModel, statement: Statement, picks: Sequence[int]) -> Plan:
-    """The plan that a choice for every entity makes."""
+    """The plan that a choice for every entity makes, checked.
+
+    Raises
+    ------
+    VerificationError
+        When the plan, costed and measured anew on the unfolded graph, is not what the search took it for.
+    """
     chosen = [statement.choices[i][picks[i]] for i in range(len(view.operators))]
     stored = [*statement.weight_specs, *statement.inputs]
     specs = [own[picks[statement.weights.start + n]] for n, own in enumerate(stored)]
@@ -24,7 +34,13 @@ def write_plan(view: GraphView, cluster: Cluster, model: CostModel, statement: S
     lies = dict(zip((*view.weights, *view.inputs), specs, strict=True))
     plan = lay_out(view, cluster.mesh, model, chosen, lies, outputs, statement.notes)
     # The plan's own sum and the solver's objective are two ways to the same figure.
-    assert math.isclose(plan.seconds, evaluate(statement.problem, picks), rel_tol=1e-9, abs_tol=1e-12)
+    solved = evaluate(statement.problem, picks)
+    if not math.isclose(plan.seconds, solved, rel_tol=1e-9, abs_tol=1e-12):
+        raise VerificationError(f"The plan costs {plan.seconds} s, but the search took it for {solved} s.")
+    counted = max(held(statement.problem, readers(statement.problem), picks))
+    most = max(live_bytes(view, plan.stage))
+    if most > counted:
+        raise VerificationError(f"The plan holds {most} bytes on a device, but the search took it for {counted}.")
     return plan
 
 
@@ -48,22 +64,38 @@ def lay_out(
         return TensorPlan(name, view.shape(name), dtype, view.nbytes(name), spec, written=written)
 
     lies = dict(stored)
+    reduced: set[str] = set()
     for op, choice in zip(view.operators, chosen, strict=True):
-        lies.update(zip((view.names[y] for y in op.outputs), choice.spec.out_specs, strict=True))
+        for y, spec, fns in zip(op.outputs, choice.spec.out_specs, choice.spec.reduce_fns, strict=True):
+            lies[view.names[y]] = spec
+            if fns:
+                reduced.add(view.names[y])
+
+    fused = model.fused(view)
+    split_by = {own.tensor: number for number, own in fused.items()}
+    compute = [compute_seconds(model, view, i, choice, fused.get(i), mesh) for i, choice in enumerate(chosen)]
 
     paid: set[tuple[str, TensorShardSpec]] = set()
     at: dict[int | None, list[ConnectionPlan]] = {}
     for name, use in view.uses():
         target = outputs[use.position] if use.operator is None else chosen[use.operator].spec.in_specs[use.position]
-        if target != lies[name] and (name, target) not in paid:
-            paid.add((name, target))
+        if (name, target) in paid:
+            continue
+        paid.add((name, target))
+        if name in split_by:
+            own = split_by[name]
+            source = lies[name], name in reduced
+            compute[own] += split_seconds(
+                model, view.shape(name), view.itemsize(name), fused[own], source, target, mesh
+            )
+        if target != lies[name]:
             found = model.connect(*view.pieces(name), lies[name], target)
             steps = tuple(map(str, found.steps))
             at.setdefault(use.operator, []).append(ConnectionPlan(name, lies[name], target, steps, found.seconds))
     operators = []
     for i, (op, choice) in enumerate(zip(view.operators, chosen, strict=True)):
-        compute, reduce = operator_seconds(model, op, choice)
-        operators.append(OperatorPlan(i, op.name, choice.spec, compute, reduce, tuple(at.get(i, ())), notes[i]))
+        reduce, connections = reduction_seconds(model, op, choice), tuple(at.get(i, ()))
+        operators.append(OperatorPlan(i, op.name, choice.spec, compute[i], reduce, connections, notes[i]))
     stage = StagePlan(
         mesh,
         view.fingerprint(),

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hidet.graph import Operator
 
-from hidet_dist.connect import Element
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice
-from hidet_dist.search.cost import CostModel, operator_seconds
+from hidet_dist.search.activations import Activations, Converted, Hold
+from hidet_dist.search.cost import CostModel, compute_seconds, reduction_seconds, split_seconds
+from hidet_dist.search.fusion import Fused
 from hidet_dist.search.ilp import Edge, Problem
+from hidet_dist.search.memory import (
+    MOMENTS,
+    REDUCE,
+    RUN,
+    Lifetimes,
+    conversion_nbytes,
+    local_nbytes,
+    reduction_nbytes,
+)
 from hidet_dist.search.pins import Pin, Pins
 from hidet_dist.spec import DeviceMesh, OpShardSpec, SpecPattern, TensorShardSpec
 from hidet_dist.symbolic.planning import rule_table
 from hidet_dist.view import GraphView
 
 Allow = Callable[[Operator, OpShardSpec], bool]
+_Layout = tuple[TensorShardSpec, bool]  # a spec, and whether the tensor is reduced to it
 
 
 @dataclass
@@ -27,6 +38,7 @@ class Statement:
     """The problem, and what its entities are: operators first, then weights, inputs, outputs."""
 
     problem: Problem
+    fused: Mapping[int, Fused]
     choices: list[tuple[Choice, ...]]
     notes: list[str]
     weights: range
@@ -61,63 +73,83 @@ def state(
     output_pins = [pinned.outputs.get(i, []) for i in range(len(view.outputs))]
     outputs = _ends(pinned, view.outputs, output_pins, output_specs, "output")
     table = rule_table(view, mesh)
+    fused = model.fused(view)
     choices, notes, cost, memory = [], [], [], []
-    costs_of: dict[int, list[float]] = {}  # twins have the very same choices
-    for number, op in enumerate(view.operators):
+    costs_of: dict[tuple[int, bool, bool], list[float]] = {}  # twins have the very same choices
+    for i, op in enumerate(view.operators):
         rule, own = table(op)
         if allow is not None:
             own = tuple(choice for choice in own if allow(op, choice.spec)) or own
-        if number in pinned.operators:
-            own = tuple(own[k] for k in pinned.choices(number, [choice.spec for choice in own]))
+        if i in pinned.operators:
+            own = tuple(own[k] for k in pinned.choices(i, [choice.spec for choice in own]))
         choices.append(own)
         notes.append("" if rule.definition is not None else f"replicated: {rule.note}")
-        if id(own) not in costs_of:
-            costs_of[id(own)] = [sum(operator_seconds(model, op, choice)) for choice in own]
-        cost.append(costs_of[id(own)])
+        key = id(own), i in fused, i in fused and fused[i].prologue
+        if key not in costs_of:
+            costs_of[key] = [
+                compute_seconds(model, view, i, choice, fused.get(i), mesh) + reduction_seconds(model, op, choice)
+                for choice in own
+            ]
+        cost.append(costs_of[key])
         memory.append([0] * len(own))
     weights = range(len(cost), len(cost) + len(view.weights))
-    for name, specs in zip(view.weights, weight_specs, strict=True):
+    entities = (*zip(view.weights, weight_specs, strict=True), *zip(view.inputs, inputs, strict=True))
+    for name, specs in (*entities, *zip(view.outputs, outputs, strict=True)):
         cost.append([0.0] * len(specs))
-        memory.append([spec.local_nbytes(view.shape(name), view.itemsize(name), mesh) for spec in specs])
-    for specs in (*inputs, *outputs):
-        cost.append([0.0] * len(specs))
-        memory.append([0] * len(specs))
+        memory.append([local_nbytes(view.shape(name), view.itemsize(name), spec, mesh) for spec in specs])
 
-    # Who makes each tensor, and in which spec under each of its choices.
-    made: dict[str, tuple[int, list[TensorShardSpec]]] = {}
+    # Who makes each tensor, and in which spec under each of its choices; whether it is reduced matters if it is fused.
+    split = {tensor.tensor: tensor for tensor in fused.values()}
+    made: dict[str, tuple[int, list[_Layout]]] = {}
     for i, op in enumerate(view.operators):
         for o, y in enumerate(op.outputs):
-            made[view.names[y]] = (i, [choice.spec.out_specs[o] for choice in choices[i]])
+            name = view.names[y]
+            specs_ = [(c.spec.out_specs[o], name in split and bool(c.spec.reduce_fns[o])) for c in choices[i]]
+            made[name] = (i, specs_)
     for i, name in enumerate(view.weights):
-        made[name] = (weights[i], weight_specs[i])
+        made[name] = (weights[i], [(spec, False) for spec in weight_specs[i]])
     for i, name in enumerate(view.inputs):
-        made[name] = (weights.stop + i, inputs[i])
-    wanted: list[tuple[str, int, list[TensorShardSpec]]] = []
+        made[name] = (weights.stop + i, [(spec, False) for spec in inputs[i]])
+    lifetimes = Lifetimes(view)
+    wanted: list[tuple[str, int, list[_Layout], tuple[int, int]]] = []
     for name, use in view.uses():
         if use.operator is None:
-            wanted.append((name, weights.stop + len(inputs) + use.position, outputs[use.position]))
+            entity = weights.stop + len(inputs) + use.position
+            ends = [(spec, False) for spec in outputs[use.position]]
+            wanted.append((name, entity, ends, lifetimes.wanted(name, None, False)))
         else:
-            specs = [choice.spec.in_specs[use.position] for choice in choices[use.operator]]
-            wanted.append((name, use.operator, specs))
+            own_specs = [(choice.spec.in_specs[use.position], False) for choice in choices[use.operator]]
+            shares = use.position in view.operators[use.operator].task.share_map.values()
+            wanted.append((name, use.operator, own_specs, lifetimes.wanted(name, use.operator, shares)))
 
-    numbering: dict[str, dict[TensorShardSpec, int]] = {}
-    for name, (_, specs) in made.items():
-        numbering[name] = {spec: n for n, spec in enumerate(dict.fromkeys(specs))}
-    for name, _, specs in wanted:
-        for spec in specs:
-            numbering[name].setdefault(spec, len(numbering[name]))
+    numbering: dict[str, dict[_Layout, int]] = {}
+    for name, (_, layouts) in made.items():
+        numbering[name] = {layout: n for n, layout in enumerate(dict.fromkeys(layouts))}
+    for name, _, layouts, _ in wanted:
+        for layout in layouts:
+            numbering[name].setdefault(layout, len(numbering[name]))
     tensors = {name: n for n, name in enumerate(numbering)}
-    prices: dict[tuple[tuple[int, ...], Element, tuple[TensorShardSpec, ...]], tuple[tuple[float, ...], ...]] = {}
+    prices: dict[Hashable, tuple[tuple[float, ...], ...]] = {}
 
     def price(name: str) -> tuple[tuple[float, ...], ...]:
-        specs = tuple(numbering[name])
-        key = (*view.pieces(name), specs)
+        layouts = tuple(numbering[name])
+        shape, (pieces, element), own = view.shape(name), view.pieces(name), split.get(name)
+        key = shape, pieces, element, layouts, own is None or own.prologue, own is None
         if key not in prices:
-            prices[key] = model.conversions(*key)
+            seconds = model.conversions(pieces, element, [spec for spec, _ in layouts])
+            if own is not None:
+                seconds = tuple(
+                    tuple(
+                        cost + split_seconds(model, shape, view.itemsize(name), own, source, target, mesh)
+                        for cost, (target, _) in zip(line, layouts, strict=True)
+                    )
+                    for line, source in zip(seconds, layouts, strict=True)
+                )
+            prices[key] = seconds
         return prices[key]
 
     edges = []
-    for name, consumer, specs in wanted:
+    for name, consumer, layouts, (begin, end) in wanted:
         producer, produced = made[name]
         numbers = numbering[name]
         edges.append(
@@ -125,14 +157,95 @@ def state(
                 tensors[name],
                 producer,
                 consumer,
-                tuple(numbers[spec] for spec in produced),
-                tuple(numbers[spec] for spec in specs),
+                tuple(numbers[layout] for layout in produced),
+                tuple(numbers[layout] for layout in layouts),
                 price(name),
+                begin,
+                end,
             )
         )
-    return Statement(
-        Problem(cost, memory, budget, edges), choices, notes, weights, weight_specs, inputs, outputs, pinned
-    )
+    activations = _activations(view, model, mesh, lifetimes, choices, outputs, numbering)
+    problem = Problem(cost, memory, budget, edges, activations)
+    return Statement(problem, fused, choices, notes, weights, weight_specs, inputs, outputs, pinned)
+
+
+def _activations(
+    view: GraphView,
+    model: CostModel,
+    mesh: DeviceMesh,
+    lifetimes: Lifetimes,
+    choices: Sequence[tuple[Choice, ...]],
+    outputs: Sequence[Sequence[TensorShardSpec]],
+    numbering: Mapping[str, Mapping[_Layout, int]],
+) -> Activations:
+    """What :func:`hidet_dist.search.memory.moment_bytes` says of a plan, for all plans."""
+    # An output of which the spec is open may or may not be where the operator writes; it is taken for another buffer.
+    resident = {(name, specs[0]) for name, specs in zip(view.outputs, outputs, strict=True) if len(specs) == 1}
+    written = set(view.outputs)
+    sizes: dict[Hashable, int] = {}
+
+    def size(name: str, spec: TensorShardSpec) -> int:
+        shape, itemsize = view.shape(name), view.itemsize(name)
+        key = shape, itemsize, spec
+        if key not in sizes:
+            sizes[key] = local_nbytes(shape, itemsize, spec, mesh)
+        return sizes[key]
+
+    holds: list[Hold] = []
+    found: dict[Hashable, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool]] = {}
+    for i, op in enumerate(view.operators):
+        at = MOMENTS * i
+        for o, y in enumerate(op.outputs):
+            name = view.names[y]
+            twin = id(choices[i]), o, name if name in written else ""
+            if twin not in found:
+                kept, run, reduce = [], [], []
+                for choice in choices[i]:
+                    spec, fns = choice.spec.out_specs[o], choice.spec.reduce_fns[o]
+                    kept.append(0 if (name, spec) in resident else size(name, spec))
+                    if fns:
+                        partial = choice.spec.partial_spec(o)
+                        run.append(size(name, partial))
+                        reduce.append(reduction_nbytes(view.shape(name), view.itemsize(name), partial, fns, mesh))
+                    else:
+                        run.append(kept[-1])
+                        reduce.append(kept[-1])
+                found[twin] = tuple(kept), tuple(run), tuple(reduce), run == kept == reduce
+            kept_, run_, reduce_, plain = found[twin]
+            begin, end = lifetimes.after(i, name)
+            if name in lifetimes.viewed:
+                if begin <= end:
+                    holds.append(Hold(i, begin, end, kept_))
+            elif plain:
+                holds.append(Hold(i, at + RUN, max(at + REDUCE, end), kept_))
+            else:
+                holds += [Hold(i, at + RUN, at + RUN, run_), Hold(i, at + REDUCE, at + REDUCE, reduce_)]
+                if begin <= end:
+                    holds.append(Hold(i, begin, end, kept_))
+
+    def converted(name: str) -> Converted:
+        shape, itemsize = view.shape(name), view.itemsize(name)
+        specs = [spec for spec, _ in numbering[name]]
+        working: dict[tuple[int, int], int] = {}
+
+        def working_nbytes(s: int, d: int) -> int:
+            if (s, d) not in working:
+                steps = model.connect(*view.pieces(name), specs[s], specs[d]).steps
+                working[s, d] = conversion_nbytes(shape, itemsize, specs[s], steps, mesh)
+            return working[s, d]
+
+        layout = tuple(specs.index(spec) for spec in specs)
+        nbytes = tuple(0 if (name, spec) in resident else size(name, spec) for spec in specs)
+        return Converted(layout, nbytes, working_nbytes)
+
+    alike: dict[Hashable, Converted] = {}
+    tensors = {}
+    for number, name in enumerate(numbering):
+        key = view.shape(name), view.itemsize(name), tuple(numbering[name]), name if name in written else ""
+        if key not in alike:
+            alike[key] = converted(name)
+        tensors[number] = alike[key]
+    return Activations(lifetimes.count, tuple(holds), tensors)
 
 
 def _stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool) -> list[TensorShardSpec]:
