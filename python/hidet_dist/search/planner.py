@@ -42,8 +42,8 @@ def search(
     pins: Mapping[str, Any] | None = None,
     names: Any = None,
     mode: str = "search",
-    symbols: Mapping[str, SymbolSize] | None = None,
     threads: int = 1,
+    symbols: Mapping[str, SymbolSize] | None = None,
 ) -> Plan:
     """Find the plan of least predicted time.
 
@@ -69,10 +69,10 @@ def search(
     mode: str
         ``search``, or ``propagate`` to derive everything from pins and given specs (see
         :mod:`hidet_dist.search.propagate`): fast, and no better than the pins are.
-    symbols: mapping, optional
-        What is declared of the graph's symbolic dims, by name.
     threads: int
         Threads of the solver. With one, the same graph gets the same plan.
+    symbols: mapping, optional
+        What is declared of the graph's symbolic dims, by name.
 
     Raises
     ------
@@ -95,8 +95,8 @@ def search(
         pins,
         names=names,
         mode=mode,
-        symbols=symbols,
         threads=threads,
+        symbols=symbols,
     ).plan
 
 

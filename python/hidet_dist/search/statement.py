@@ -133,14 +133,15 @@ def state(
 
     def price(name: str) -> tuple[tuple[float, ...], ...]:
         layouts = tuple(numbering[name])
-        shape, (pieces, element), own = view.shape(name), view.pieces(name), split.get(name)
-        key = shape, pieces, element, layouts, own is None or own.prologue, own is None
+        (shape, dtype), own = view.pieces(name), split.get(name)
+        key = shape, dtype, layouts, own is None or own.prologue, own is None
         if key not in prices:
-            seconds = model.conversions(pieces, element, [spec for spec, _ in layouts])
+            seconds = model.conversions(shape, dtype, [spec for spec, _ in layouts])
             if own is not None:
+                whole = view.shape(name), view.itemsize(name)
                 seconds = tuple(
                     tuple(
-                        cost + split_seconds(model, shape, view.itemsize(name), own, source, target, mesh)
+                        cost + split_seconds(model, *whole, own, source, target, mesh)
                         for cost, (target, _) in zip(line, layouts, strict=True)
                     )
                     for line, source in zip(seconds, layouts, strict=True)
