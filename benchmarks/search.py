@@ -119,13 +119,13 @@ def measure(name: str) -> dict[str, Any]:
     graph = build()
     cluster: Cluster = builtin(machine, DeviceMesh(shape))
     begin, begin_cpu = time.perf_counter(), time.process_time()
-    found = find(graph, cluster)
+    found = find(graph, cluster, report=False)
     seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - begin_cpu
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     predicted: dict[str, float] = {}
     fitting = []
     for expert, (weights, allow) in experts(graph, cluster.mesh, layer).items():
-        plan = find(graph, cluster, UNLIMITED, pins=weights, allow=allow).plan
+        plan = find(graph, cluster, UNLIMITED, pins=weights, allow=allow, report=False).plan
         predicted[expert] = plan.seconds
         if plan.stage.weight_bytes_per_device <= cluster.device.memory_bytes:
             fitting.append(plan.seconds)
