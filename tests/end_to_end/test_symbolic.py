@@ -28,7 +28,7 @@ def rows_graph():
 def test_one_artifact_serves_several_sizes(tmp_path):
     graph, rows = models.encoder_block("batch", "seq"), rows_graph()
     symbols = {"batch": {"expected": 16, "multiple_of": 2}, "seq": 128}
-    config = {"symbols": symbols, "mem_budget": 20_000}
+    config = {"symbols": symbols, "pins": {f"w{number}": "(R, S0)" for number in range(3)}}  # by heads
     result = hidet.distributed.auto_parallel(graph, {"mesh_shape": [2]}, config, tmp_path / "heads")
     assert result.communications
     config = {"symbols": symbols, "input_specs": ["(S0, R, R)"], "output_specs": ["(S0, R, R)"]}

@@ -124,13 +124,13 @@ class Pins:
                     f"{len(op.inputs)} and {len(op.outputs)}."
                 )
             for pattern, tensor in zip(pin.pattern.patterns, (*op.inputs, *op.outputs), strict=True):
-                self._check(pin, pattern, view.pieces(view.names[tensor])[0])
+                self._check(pin, pattern, view.shape(view.names[tensor]))
             self.operators.setdefault(number, []).append((pin, None))
             return
         output = _OUTPUT.match(pin.name) if pin.name not in self.names else None
         if output is not None and int(output.group(1)) < len(view.outputs):
             number = int(output.group(1))
-            self._check(pin, pin.pattern, view.pieces(view.outputs[number])[0])
+            self._check(pin, pin.pattern, view.shape(view.outputs[number]))
             self.outputs.setdefault(number, []).append(pin)
             return
         name = self.names.get(pin.name, pin.name)
@@ -139,7 +139,7 @@ class Pins:
             near = difflib.get_close_matches(pin.name, [*known, *view.tensors])
             hint = f"did you mean {', '.join(near)}?" if near else f"it has {', '.join(known[:_SHOWN])}, ..."
             raise ConfigError(f"The graph has nothing called {pin.name!r} whose spec could be pinned; {hint}")
-        self._check(pin, pin.pattern, view.pieces(name)[0])
+        self._check(pin, pin.pattern, view.shape(name))
         if name in view.inputs or name in view.weights:
             self.tensors.setdefault(name, []).append(pin)
         else:
@@ -200,7 +200,12 @@ class Pins:
                 try:
                     spec.validate(shape, self.mesh, padded)
                 except SpecError as error:
-                    raise ConfigError(f"The pin {pin} does not fit {what}: {error}") from error
+                    hint = (
+                        " A symbolic dim counts as what it is declared to be a multiple of."
+                        if self.view.symbols
+                        else ""
+                    )
+                    raise ConfigError(f"The pin {pin} does not fit {what}: {error}{hint}") from error
                 known.setdefault(spec)
         return narrow([(pin, pin.matches) for pin in pins], list(known), str, what)
 
