@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from hidet_dist.explain import Explanation, SearchReport
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
