@@ -103,6 +103,7 @@ def auto_parallel(
                 optimization.pins,
                 optimization.names,
                 optimization.mode,
+                optimization.solver_threads,
             )
         planned = time.perf_counter()
         program = partition_graph(graph, plan, files)

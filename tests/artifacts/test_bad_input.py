@@ -126,12 +126,13 @@ def test_symbolic_shapes_are_refused_by_name(tmp_path):
 
 
 def test_an_infeasible_budget_states_the_least_that_would_do(tmp_path):
-    # w splits in two and so does b: (8 * 6 + 6) * 4 / 2 bytes.
-    with pytest.raises(InfeasibleError, match="at least 108 bytes") as caught:
+    with pytest.raises(InfeasibleError, match="the least that would do is") as caught:
         hidet.distributed.auto_parallel(linear(), {"mesh_shape": [2]}, {"mem_budget": 107}, tmp_path / "out")
-    assert caught.value.least_budget == 108
-    result = hidet.distributed.auto_parallel(linear(), {"mesh_shape": [2]}, {"mem_budget": 108}, tmp_path / "out")
-    assert result.weight_bytes_per_rank == [108, 108]
+    least = caught.value.least_budget
+    # The input, the output, and at least half of w, (8 * 6) * 4 / 2 bytes.
+    assert least >= (4 * 8 + 4 * 6) * 4 + 96
+    result = hidet.distributed.auto_parallel(linear(), {"mesh_shape": [2]}, {"mem_budget": least}, tmp_path / "out")
+    assert result.weight_bytes_per_rank[0] <= least - (4 * 8 + 4 * 6) * 4
 
 
 def test_a_plan_fits_its_own_graph_only(artifacts):
@@ -313,7 +314,7 @@ def test_artifacts_that_were_rebuilt_are_loaded_anew(tmp_path):
 
 def test_a_rank_that_dies_is_named_by_the_others(tmp_path):
     out = tmp_path / "linear"
-    hidet.distributed.auto_parallel(linear(), {"mesh_shape": [2]}, {"mem_budget": 108}, out)
+    hidet.distributed.auto_parallel(linear(), {"mesh_shape": [2]}, {"pins": {"w0": "(S0, R)"}}, out)
     script = tmp_path / "serve.py"
     script.write_text(
         "import os, signal, sys\n"

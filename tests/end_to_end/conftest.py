@@ -8,7 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hidet_dist.machine import builtin
+from hidet_dist.search import search
+from hidet_dist.search.memory import live_bytes
+from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import bert, models
+from hidet_dist.view import GraphView
 
 SERVE = Path(__file__).with_name("serve.py")
 SENTENCES = ["Two ranks share one model.", "The weather is fine today.", "Sharding splits a tensor.", "It rains."]
@@ -44,7 +49,10 @@ def weight_bytes(graph):
 
 
 def budget(graph, ranks):
-    return int(weight_bytes(graph) * 1.2 / ranks)
+    """1.2 of an even share of the weights, beside what one device needs for everything else."""
+    plan = search(graph, builtin("cpu", DeviceMesh((1,))))
+    activations = max(live_bytes(GraphView(graph), plan.stage)) - plan.stage.weight_bytes_per_device
+    return int(weight_bytes(graph) * 1.2 / ranks) + activations
 
 
 def launch(ranks, script, *arguments, timeout=120, **environment):

@@ -16,7 +16,7 @@ for name in ("first", "second"):
 result = hidet.distributed.auto_parallel(
     hidet.trace_from(y, [x]),
     {"mesh_shape": [2]},
-    {"weights": folder / "model.safetensors", "mem_budget": width * width * 4},
+    {"weights": folder / "model.safetensors", "pins": {"first": "(R, S0)", "second": "(S0, R)"}},
     folder / "out",
 )
 specs = {weight.name: str(weight.spec) for weight in result.plan.stage.weights}
