@@ -1,4 +1,4 @@
-# Targets: setup, demo, test, slow-test, soundness, bench-search, bench-rules, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
+# Targets: setup, demo, test, slow-test, soundness, bench-search, bench-rules, bench-collectives, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
 PYTHON ?= python3
 RANKS ?= 2
 
@@ -10,7 +10,7 @@ NATIVE := CMakeLists.txt $(shell find hidet_dist -type f 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks)
 
-.PHONY: setup demo test lint slow-test soundness bench-search bench-rules format clean FORCE
+.PHONY: setup demo test lint slow-test soundness bench-search bench-rules bench-collectives format clean FORCE
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/installed
@@ -57,6 +57,9 @@ bench-search: setup
 
 bench-rules: setup
 	$(BIN)/python benchmarks/rules.py
+
+bench-collectives: setup
+	$(BIN)/python benchmarks/collectives.py $(RANKS)
 
 format: setup
 	$(BIN)/ruff check --fix $(SOURCES)

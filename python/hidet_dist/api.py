@@ -58,8 +58,9 @@ def auto_parallel(
     Parameters
     ----------
     graph: FlowGraph
-        The graph as traced (not yet optimized), on the CPU, with fixed shapes; its weights are constants, or
-        ``hidet.distributed.weight``, whose data is read when the artifacts are written.
+        The graph as traced (not yet optimized), on the CPU; its weights are constants, or ``hidet.distributed.weight``,
+        whose data is read when the artifacts are written. Its symbolic dims are declared in
+        ``optimization_config["symbols"]``.
     distributed_config: mapping
         See :class:`hidet_dist.config.DistributedConfig` for the keys; ``{"mesh_shape": [2]}`` is enough.
     optimization_config: mapping, optional
@@ -87,7 +88,8 @@ def auto_parallel(
     out_dir = Path(out_dir)
     check_destination(out_dir, optimization.recompile)
     files = None if optimization.weights is None else SafetensorsFiles.open(optimization.weights)
-    check_weights(GraphView(graph).tensors.values(), files)
+    symbols = [size.of(name) for name, size in optimization.symbols.items()]
+    check_weights(GraphView(graph, symbols, distributed.mesh).tensors.values(), files)
     with Progress() as progress:
         begin = time.perf_counter()
         with progress.task("Planning"):
@@ -104,6 +106,7 @@ def auto_parallel(
                 optimization.names,
                 optimization.mode,
                 optimization.solver_threads,
+                symbols=optimization.symbols,
             )
         planned = time.perf_counter()
         program = partition_graph(graph, plan, files)

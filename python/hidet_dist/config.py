@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from hidet_dist.search.labels import parse_names
 from hidet_dist.search.pins import parse_pins
 from hidet_dist.search.planner import MODES
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.spec.symbols import SymbolSize
 
 
 def _refuse_unknown(what: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -102,6 +103,9 @@ class OptimizationConfig:
         The relative gap to the optimum at which the solver may stop.
     solver_threads: int
         Threads of the solver; with one, the default, the same graph gets the same plan.
+    symbols: mapping of str to SymbolSize
+        What is declared of each symbolic dim: the size that costs are predicted for, and what all sizes are multiples
+        of. Given as ``{"batch": {"expected": 16, "multiple_of": 8}, "seq": 128}``.
     weights: path or sequence of paths, optional
         Where the data of weights is that the graph knows by name: safetensors files, an index of them, or a folder.
     recompile: bool
@@ -119,6 +123,7 @@ class OptimizationConfig:
     solver_time_limit_seconds: float | None = None
     solver_gap: float = 1e-3
     solver_threads: int = 1
+    symbols: Mapping[str, SymbolSize] = field(default_factory=dict)
     weights: str | Path | Sequence[str | Path] | None = None
     recompile: bool = False
 
@@ -130,6 +135,8 @@ class OptimizationConfig:
         for key in ("input_specs", "output_specs"):
             if values.get(key) is not None:
                 values[key] = _specs(key, values[key])
+        if "symbols" in values:
+            values["symbols"] = _symbols(values["symbols"])
         parse_pins(values.get("pins"), "optimization_config['pins']")
         values["names"] = parse_names(values.get("names"))
         config = cls(**values)
@@ -160,6 +167,32 @@ class OptimizationConfig:
         if not isinstance(config.recompile, bool):
             raise ConfigError(f"optimization_config['recompile'] must be True or False; got {config.recompile!r}.")
         return config
+
+
+def _symbols(given: Any) -> dict[str, SymbolSize]:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"optimization_config['symbols'] must be a dict such as {{'batch': 16}}; got {given!r}.")
+    symbols = {}
+    for name, value in given.items():
+        what = f"optimization_config['symbols'][{name!r}]"
+        if not isinstance(name, str):
+            raise ConfigError(f"optimization_config['symbols'] has the key {name!r}; the keys are names of dims.")
+        if isinstance(value, SymbolSize):
+            declared: Mapping[str, Any] = {"expected": value.expected, "multiple_of": value.multiple_of}
+        else:
+            declared = value if isinstance(value, Mapping) else {"expected": value}
+        _refuse_unknown(what, declared, ("expected", "multiple_of"))
+        if "expected" not in declared:
+            raise ConfigError(f"{what} lacks 'expected', the size that costs are predicted for; got {declared!r}.")
+        size = SymbolSize(declared["expected"], declared.get("multiple_of", 1))
+        for key in ("expected", "multiple_of"):
+            number = getattr(size, key)
+            if not (_is_int(number) and 1 <= number < 2**31):
+                raise ConfigError(f"{what}: {key!r} must be a whole number from 1 to 2**31 - 1; got {number!r}.")
+        if size.expected % size.multiple_of:
+            raise ConfigError(f"{what}: 'expected' = {size.expected} is no multiple of {size.multiple_of}.")
+        symbols[name] = size
+    return symbols
 
 
 def _specs(key: str, given: Any) -> tuple[TensorShardSpec | None, ...]:

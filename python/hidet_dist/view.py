@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import hidet
 from hidet.graph import FlowGraph, Operator
+from hidet.ir.expr import SymbolVar
 
+from hidet_dist.connect import Element
 from hidet_dist.errors import ConfigError
 from hidet_dist.normalize import normalize
+from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.symbols import SymbolPlan
+from hidet_dist.symbolic.extents import Extent, divisor_of, evaluate, extents_of, symbols_in
 from hidet_dist.weights.named import is_weight
 
 
@@ -28,13 +34,22 @@ class GraphView:
     Inputs are named ``x0, x1, ...``, weights (constants, and tensors that were made weights, in the order of their
     first use) ``w0, w1, ...``, and output o of operator i ``t{i}.{o}``.
 
+    Parameters
+    ----------
+    graph: FlowGraph
+        The graph.
+    symbols: sequence of SymbolPlan
+        The sizes for which :meth:`shape` gives shapes; every symbolic dim of the graph must be among them.
+    mesh: DeviceMesh, optional
+        The mesh, which :meth:`pieces` of a graph with symbolic dims needs.
+
     Raises
     ------
     ConfigError
-        When the graph has symbolic dims, which need a fixed shape for now.
+        When the size of a symbolic dim is not given, or cannot be known from the shapes of the inputs.
     """
 
-    def __init__(self, graph: FlowGraph):
+    def __init__(self, graph: FlowGraph, symbols: Sequence[SymbolPlan] = (), mesh: DeviceMesh | None = None):
         graph = normalize(graph)
         graph.update_nodes()
         self.graph = graph
@@ -54,12 +69,11 @@ class GraphView:
         for y in graph.outputs:
             self._add_weight(y)
         self.outputs: list[str] = [self.names[y] for y in graph.outputs]
-        for name, tensor in self.tensors.items():
-            if not all(isinstance(size, int) for size in tensor.shape):
-                raise ConfigError(
-                    f"The tensor {name} has the symbolic shape {list(map(str, tensor.shape))}. Trace the graph with "
-                    "fixed sizes; symbolic dims cannot be partitioned."
-                )
+        self.symbols = tuple(symbols)
+        self.mesh = mesh
+        sizes = {symbol.name: symbol.size for symbol in symbols}
+        check_symbols(graph, list(sizes))
+        self._shapes = {name: self._shape(name, sizes) for name in self.tensors}
 
     def _add(self, tensor: hidet.Tensor, name: str) -> str:
         if tensor in self.names:
@@ -72,9 +86,42 @@ class GraphView:
         if tensor not in self.names:
             self.weights.append(self._add(tensor, f"w{len(self.weights)}"))
 
+    def extents(self, name: str) -> tuple[Extent, ...]:
+        """The shape of a tensor as it is written: ints, and expressions of symbolic dims."""
+        return extents_of(self.tensors[name])
+
+    def written(self, name: str) -> tuple[int | str, ...]:
+        """The shape of a tensor with symbolic dims, these as text; empty for a fixed shape."""
+        extents = self.extents(name)
+        return () if all(isinstance(extent, int) for extent in extents) else _written(extents)
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a tensor, in elements."""
-        return tuple(int(size) for size in self.tensors[name].shape)
+        return self._shapes[name]
+
+    def pieces(self, name: str) -> tuple[tuple[int, ...], Element]:
+        """A tensor as it may be split: a shape that specs must fit, and the dtype, or the bytes, of its elements.
+
+        Of a fixed shape it is just that. A symbolic dim counts as many elements as it is declared to be a multiple of,
+        as far as that matters on the mesh: so it is split into no more, and never padded, whatever the size planned
+        for. The elements are as much larger.
+        """
+        extents, dtype = self.extents(name), self.tensors[name].dtype
+        if all(isinstance(extent, int) for extent in extents):
+            return self.shape(name), dtype
+        assert self.mesh is not None
+        multiples = {symbol.name: symbol.multiple_of for symbol in self.symbols}
+        pieces = tuple(
+            extent if isinstance(extent, int) else math.gcd(divisor_of(extent, multiples), self.mesh.size)
+            for extent in extents
+        )
+        return pieces, self.nbytes(name) // math.prod(pieces)
+
+    def _shape(self, name: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        try:
+            return tuple(evaluate(extent, sizes) for extent in self.extents(name))
+        except ValueError as error:
+            raise ConfigError(f"The tensor {name} cannot be partitioned: {error}.") from error
 
     def itemsize(self, name: str) -> int:
         """Bytes of one element of a tensor."""
@@ -97,10 +144,48 @@ class GraphView:
 
     def fingerprint(self) -> str:
         """A name for the graph's structure (not its weights' values): a plan fits graphs of the same fingerprint."""
-        lines = [f"{name} {self.tensors[name].dtype.name} {self.shape(name)}" for name in (*self.inputs, *self.weights)]
+        lines = [
+            f"{name} {self.tensors[name].dtype.name} {_written(self.extents(name))}"
+            for name in (*self.inputs, *self.weights)
+        ]
         for op, node in enumerate(self.operators):
             ins = " ".join(self.names[x] for x in node.inputs)
-            outs = " ".join(f"{y.dtype.name}{list(y.shape)}" for y in node.outputs)
+            outs = " ".join(f"{y.dtype.name}{list(_written(extents_of(y)))}" for y in node.outputs)
             lines.append(f"{op} {type(node).__name__} {ins} -> {outs}")
         lines.append(" ".join(self.outputs))
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def graph_symbols(graph: FlowGraph) -> list[str]:
+    """The symbolic dims of a graph's inputs, in the order of their first use."""
+    return symbols_in([extent for x in graph.inputs or [] for extent in extents_of(x)])
+
+
+def check_symbols(graph: FlowGraph, known: Sequence[str]) -> None:
+    """Refuse symbolic dims whose size is not given, or would not be known when the graph is run.
+
+    Raises
+    ------
+    ConfigError
+        When it is so.
+    """
+    in_inputs = graph_symbols(graph)
+    for number, x in enumerate(graph.inputs or []):
+        for extent in extents_of(x):
+            if not isinstance(extent, int | SymbolVar):
+                raise ConfigError(
+                    f"Input {number} has the dim {extent}; a dim of an input must be a number or a single symbol."
+                )
+    for name in symbols_in([extent for node in graph.nodes for y in node.outputs for extent in extents_of(y)]):
+        if name not in in_inputs:
+            raise ConfigError(f"The symbolic dim {name} is the size of no input's dim, so that nothing tells its size.")
+    for name in in_inputs:
+        if name not in known:
+            raise ConfigError(
+                f"The graph has the symbolic dim {name}: say what size to plan for, as in "
+                f"optimization_config['symbols'] = {{{name!r}: 128}}."
+            )
+
+
+def _written(extents: Sequence[Extent]) -> tuple[int | str, ...]:
+    return tuple(extent if isinstance(extent, int) else str(extent) for extent in extents)

@@ -49,10 +49,10 @@ def weight_bytes(graph):
 
 
 def budget(graph, ranks):
-    """1.2 of an even share of the weights, beside what one device needs for everything else."""
+    """Bytes for 1.2 of an even share of the weights, beside what a single device would hold of all else."""
     plan = search(graph, builtin("cpu", DeviceMesh((1,))))
-    activations = max(live_bytes(GraphView(graph), plan.stage)) - plan.stage.weight_bytes_per_device
-    return int(weight_bytes(graph) * 1.2 / ranks) + activations
+    beside = max(live_bytes(GraphView(graph), plan.stage)) - plan.stage.weight_bytes_per_device
+    return int(weight_bytes(graph) * 1.2 / ranks) + beside
 
 
 def launch(ranks, script, *arguments, timeout=120, **environment):

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import hidet
 import numpy as np
+import pytest
 
 import hidet_dist  # noqa: F401
 from hidet_dist.machine import Cluster, Device, Link
-from hidet_dist.rules.soundness.graphs import GRAPHS
+from hidet_dist.rules.soundness.graphs import MODELS, PATTERNS
 from hidet_dist.rules.soundness.plans import graph_inputs
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import models
@@ -24,9 +25,16 @@ def by_rows_then_columns(_):
     return hidet.trace_from(hidet.ops.cumsum(hidet.ops.cumsum(x, 1), 0), [x])
 
 
-def test_two_processes_serve_every_graph(tmp_path):
+@pytest.mark.parametrize(
+    "graphs",
+    [
+        pytest.param({**PATTERNS, "by_rows_then_columns": by_rows_then_columns}, id="patterns"),
+        pytest.param(MODELS, id="models", marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_serve_every_graph(tmp_path, graphs):
     expected = {}
-    for name, make in {**GRAPHS, "by_rows_then_columns": by_rows_then_columns}.items():
+    for name, make in graphs.items():
         rng = np.random.default_rng(0)
         graph = make(rng)
         data = [v.astype(x.dtype.name) for v, x in zip(graph_inputs(graph, rng), graph.inputs, strict=True)]

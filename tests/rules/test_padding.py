@@ -258,11 +258,11 @@ def test_an_encoder_of_101_words_and_an_inner_width_of_26(mesh, split):
 
 
 def test_a_tight_budget_is_met_by_padding():
-    """The least that any plan holds: without padding, every device would have to hold the whole table."""
+    """Room for a little more than half of both matrices: without padding, every device would have to hold them whole."""
     rng = np.random.default_rng(10)
     x, table = symbol([5], "int64"), constant(rng, 101, 3)
     graph = hidet.trace_from(ops.matmul(ops.take(table, x, 0), constant(rng, 3, 101)), [x])
-    plan = search(graph, builtin("cpu", DeviceMesh((2,))), mem_budget=4004)
+    plan = search(graph, builtin("cpu", DeviceMesh((2,))), mem_budget=4010)
     assert {str(weight.spec) for weight in plan.stage.weights} == {"(S0, R)", "(R, S0)"}
     assert equals_the_whole(graph, plan)
 

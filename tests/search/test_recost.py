@@ -6,12 +6,16 @@ import json
 from dataclasses import replace
 
 import hidet
+import numpy as np
 import pytest
 
 from hidet_dist.errors import PlanError
+from hidet_dist.machine import builtin
 from hidet_dist.partition import partition_graph
+from hidet_dist.rules.soundness.graphs import GRAPHS
 from hidet_dist.search import recost, search
-from hidet_dist.spec import OpShardSpec, Plan, TensorShardSpec
+from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, TensorShardSpec
+from hidet_dist.view import GraphView
 
 SPLIT = "(R, S0), (S0, R) -> (R, R) | all_reduce(sum, axes=0)"
 MEGATRON = {"op:0": "(R, R), (R, S0) -> (R, S0)", "op:1": "(R, S0) -> (R, S0)", "op:2": SPLIT}
@@ -98,3 +102,21 @@ def test_a_plan_must_be_of_the_graph_and_the_machine(mlp, toy) -> None:
     wrong = Plan((replace(stage, weights=(replace(stage.weights[0], dtype="float16"), stage.weights[1])),))
     with pytest.raises(PlanError, match="float16"):
         wrong.validate(mlp)
+
+
+@pytest.mark.parametrize("name", ["attention", "lookup", "uneven", "experts", "fused_projection"])
+@pytest.mark.parametrize("mode", ["search", "propagate"])
+def test_plans_of_all_kinds_of_operators_are_valid_and_cost_what_they_say(name: str, mode: str) -> None:
+    """Padded weights, lookups by rows and projections taken apart included."""
+    graph = GRAPHS[name](np.random.default_rng(0))
+    cluster = builtin("dgx-a100", DeviceMesh((2,)))
+    view = GraphView(graph)
+    widest = max(view.weights, key=view.nbytes)
+    ndim = len(view.shape(widest))
+    pins = {widest: TensorShardSpec.replicated(ndim).with_dim(ndim - 1, (0,))}
+    plan = search(graph, cluster, pins=pins, mode=mode)
+    plan.validate(graph)
+    again = recost(plan, graph, cluster)
+    assert again == plan
+    assert again.seconds == plan.seconds
+    assert again.to_json() == plan.to_json()

@@ -51,7 +51,7 @@ def test_half_types_keep_their_bits(tmp_path: Path) -> None:
     save_file(weights, tmp_path / "model.safetensors")
     inputs = [hidet.symbol([8, 6], name, "cpu") for name in dtypes]
     outputs = [x + hidet.distributed.weight(x.dtype.name, [8, 6], x.dtype.name) for x in inputs]
-    config = {"weights": tmp_path / "model.safetensors", "pins": {"w0": "(S0, R)", "w1": "(S0, R)"}}
+    config = {"weights": tmp_path / "model.safetensors", "pins": {"float16": "(S0, R)", "bfloat16": "(R, S0)"}}
     out = tmp_path / "out"
     result = hidet.distributed.auto_parallel(hidet.trace_from(outputs, inputs), {"mesh_shape": [2]}, config, out)
     assert result.weight_bytes_per_rank == [8 * 6 * 2] * 2

@@ -11,19 +11,28 @@ from typing import Any
 
 from hidet_dist.errors import ArtifactError
 from hidet_dist.files import sha256, write_text
+from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
 
-FORMAT = 1
+FORMAT = 2
 NAME = "manifest.json"
 
 
 @dataclass(frozen=True)
 class TensorSignature:
-    """An input or output of the local program: dtype name, local shape (elements), whole shape, spec as text."""
+    """An input or output of the local program: dtype name, local shape (elements), whole shape, spec as text.
+
+    A symbolic dim of an input stands there by its name, one of an output as it is written.
+    """
 
     dtype: str
-    shape: tuple[int, ...]
-    whole_shape: tuple[int, ...]
+    shape: tuple[int | str, ...]
+    whole_shape: tuple[int | str, ...]
     spec: str
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether the shape depends on symbolic dims."""
+        return any(isinstance(extent, str) for extent in self.shape)
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,7 @@ class StageManifest:
     """One stage: folder, mesh, signatures, the kernels' names, and the order in which the launcher takes its data.
 
     ``communications`` says what is communicated, a line a collective; ``libraries`` what the kernels need besides the
-    runtimes of hidet and hidet_dist.
+    runtimes of hidet and hidet_dist. ``symbols`` are the symbolic dims, ``local_symbols`` those that the program knows.
     """
 
     folder: str
@@ -44,6 +53,8 @@ class StageManifest:
     constants: tuple[str, ...]
     communications: tuple[str, ...]
     libraries: tuple[str, ...]
+    symbols: tuple[SymbolPlan, ...] = ()
+    local_symbols: tuple[LocalSymbol, ...] = ()
 
     @property
     def size(self) -> int:
@@ -161,4 +172,6 @@ def _stage(body: dict[str, Any]) -> StageManifest:
         values[key] = tuple(
             TensorSignature(t["dtype"], tuple(t["shape"]), tuple(t["whole_shape"]), t["spec"]) for t in body[key]
         )
+    values["symbols"] = tuple(SymbolPlan(**symbol) for symbol in body["symbols"])
+    values["local_symbols"] = tuple(LocalSymbol(**symbol) for symbol in body["local_symbols"])
     return StageManifest(**values)

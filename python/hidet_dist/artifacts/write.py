@@ -12,6 +12,7 @@ from pathlib import Path
 
 import hidet
 import torch
+from hidet.graph import Tensor
 
 import hidet_dist
 from hidet_dist.artifacts.manifest import NAME, Manifest, StageManifest, TensorSignature
@@ -22,6 +23,7 @@ from hidet_dist.partition import Program
 from hidet_dist.partition.program import COORDINATE
 from hidet_dist.runtime import native
 from hidet_dist.spec import Plan, TensorPlan
+from hidet_dist.symbolic.extents import extents_of
 from hidet_dist.weights import Layout, shard_blocks, write_safetensors
 
 
@@ -89,21 +91,23 @@ def write_artifacts(folder: Path, plan: Plan, program: Program, compiled: Compil
     report = None if plan.report is None else plan.report.without_times()
     write_text(folder / "explain.json", replace(plan, report=report).explain().to_json())
 
-    def signature(tensor: TensorPlan) -> TensorSignature:
-        shape = tensor.spec.local_shape(tensor.shape, program.mesh)
-        return TensorSignature(tensor.dtype, shape, tensor.shape, str(tensor.spec))
+    def signature(tensor: TensorPlan, local: Tensor) -> TensorSignature:
+        shape = tuple(extent if isinstance(extent, int) else str(extent) for extent in extents_of(local))
+        return TensorSignature(tensor.dtype, shape, tensor.written or tensor.shape, str(tensor.spec))
 
     stage = StageManifest(
         "stage0",
         program.mesh.shape,
         program.mesh.axis_names,
-        tuple(map(signature, program.inputs)),
-        tuple(map(signature, program.outputs)),
+        tuple(map(signature, program.inputs, program.graph.inputs)),
+        tuple(map(signature, program.outputs, program.graph.outputs)),
         tuple(compiled.kernel_names),
         tuple(compiled.data),
         tuple(compiled.constants),
         tuple(program.communications()),
         compiled.libraries,
+        program.symbols,
+        program.local_symbols,
     )
     shutil.copyfile(compiled.launcher, folder / stage.launcher_file)
     for number, kernel in enumerate(compiled.kernels):

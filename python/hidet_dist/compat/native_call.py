@@ -7,15 +7,16 @@ operators has been run. The task here holds the statement only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.opaque import OpaqueOperator
 from hidet.graph.ops.utils import Task, TensorInput, input_like, tensor_input
 from hidet.ir.builders import FunctionBuilder
-from hidet.ir.expr import Var
+from hidet.ir.dtypes import int64
+from hidet.ir.expr import Expr, Var
 from hidet.ir.module import IRModule
 from hidet.ir.stmt import BlackBoxStmt
 from hidet.ir.type import void_p
@@ -23,13 +24,18 @@ from hidet.ir.type import void_p
 
 @dataclass(frozen=True)
 class NativeCall:
-    """A statement of C++, with ``{}`` for the address of each input and of the output, and what it needs to compile."""
+    """A statement of C++, with ``{}`` for the address of each input and of the output, and what it needs to compile.
+
+    ``values`` are int64 variables that the statement may use, each with its value: an int, or an expression of symbolic
+    dims.
+    """
 
     statement: str
     header: str
     include_dir: str
     library_dir: str
     library: str
+    values: Mapping[str, int | Expr] = field(default_factory=dict)
 
 
 class NativeCallTask(Task):
@@ -52,7 +58,9 @@ class NativeCallTask(Task):
         parameters = [Var(tensor.name, void_p) for tensor in (*self.inputs, *self.outputs)]
         with FunctionBuilder("launch", kind="public") as builder:
             builder.extend_params(parameters)
-            builder.append(BlackBoxStmt(self.call.statement, *parameters))
+            declarations = "".join(f"const int64_t {name} = {{}}; " for name in self.call.values)
+            values = [int64(value) for value in self.call.values.values()]
+            builder.append(BlackBoxStmt(declarations + self.call.statement, *values, *parameters))
         module = IRModule(functions={"launch": builder.func})
         module.include_headers.append(self.call.header)
         module.include_dirs.append(self.call.include_dir)

@@ -58,7 +58,7 @@ def optimize_program(program: Program) -> FlowGraph:
     if _needs_openblas(graph):
         openblas.load_openblas()  # or the kernels cannot be loaded
     before, after = (
-        Counter((op.task.name, tuple(op.inputs[0].shape)) for op in communication_operators(g))
+        Counter((op.task.name, tuple(map(str, op.inputs[0].shape))) for op in communication_operators(g))
         for g in (program.graph, graph)
     )
     if before != after:

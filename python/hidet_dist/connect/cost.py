@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from hidet.ir.type import DataType, data_type
 
@@ -12,10 +13,13 @@ from hidet_dist.machine import Cluster
 from hidet_dist.spec import ReduceFn, TensorShardSpec
 from hidet_dist.spec.partial import Layout, split_of
 
+Element: TypeAlias = str | DataType | int
+"""A dtype, hidet's name of it, or the bytes of an element."""
 
-def itemsize(dtype: str | DataType) -> int:
-    """Bytes of one element of a dtype, given by hidet's name of it."""
-    return int(data_type(dtype).nbytes)
+
+def itemsize(dtype: Element) -> int:
+    """Bytes of one element."""
+    return dtype if isinstance(dtype, int) else int(data_type(dtype).nbytes)
 
 
 def step_seconds(
@@ -50,7 +54,11 @@ def step_seconds(
 
 
 def reduce_seconds(
-    shape: Sequence[int], dtype: str | DataType, partial: TensorShardSpec, fns: Sequence[ReduceFn], cluster: Cluster
+    shape: Sequence[int],
+    dtype: Element,
+    partial: TensorShardSpec,
+    fns: Sequence[ReduceFn],
+    cluster: Cluster,
 ) -> float:
     """Predicted time of applying ``fns`` to a partial tensor of ``shape`` (whole) that lies as ``partial`` says."""
     seconds = 0.0

@@ -8,9 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hidet.ir.type import DataType
-
-from hidet_dist.connect.cost import itemsize, step_seconds
+from hidet_dist.connect.cost import Element, itemsize, step_seconds
 from hidet_dist.connect.steps import Step, moves
 from hidet_dist.errors import SpecError
 from hidet_dist.machine import Cluster
@@ -39,9 +37,7 @@ class Connection:
         return f"{self.source} -> {self.target}: {steps}, {self.seconds * 1e6:.1f} µs"
 
 
-def connect(
-    shape: Sequence[int], dtype: str | DataType, source: Layout, target: Layout, cluster: Cluster
-) -> Connection:
+def connect(shape: Sequence[int], dtype: Element, source: Layout, target: Layout, cluster: Cluster) -> Connection:
     """The cheapest steps that convert a tensor of ``shape`` (whole, in elements) from ``source`` to ``target``.
 
     Dijkstra's algorithm over the layouts that fit the shape; :func:`hidet_dist.connect.moves` says which steps there
@@ -60,7 +56,7 @@ def connect(
 
 def connect_all(
     shape: Sequence[int],
-    dtype: str | DataType,
+    dtype: Element,
     sources: Sequence[Layout],
     targets: Sequence[Layout],
     cluster: Cluster,
@@ -72,7 +68,7 @@ def connect_all(
 
 def _checked(
     shape: Sequence[int],
-    dtype: str | DataType,
+    dtype: Element,
     sources: Sequence[Layout],
     targets: Sequence[Layout],
     cluster: Cluster,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hidet.ir.type import DataType
-
+from hidet_dist.connect.cost import Element
 from hidet_dist.connect.path import connect
 from hidet_dist.connect.steps import Step, walk
 from hidet_dist.errors import PlanError, SpecError
@@ -35,7 +34,12 @@ class PlannedSteps:
         self._taken: set[tuple[str, TensorShardSpec]] = set()
 
     def take(
-        self, name: str, shape: Sequence[int], dtype: str | DataType, source: TensorShardSpec, target: TensorShardSpec
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: Element,
+        source: TensorShardSpec,
+        target: TensorShardSpec,
     ) -> tuple[Step, ...]:
         """The steps that convert a tensor of ``shape`` (whole) from ``source`` to ``target``.
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -31,8 +30,10 @@ from hidet.graph.ops.transform import (
     UnsqueezeOp,
 )
 from hidet.ir.expr import is_constant
+from hidet.utils import prod
 
 from hidet_dist.rules.local import rebuild
+from hidet_dist.symbolic.extents import Extent, extents_of, same_extent
 from hidet_dist.weights import is_weight, part_of_weight
 
 
@@ -78,10 +79,13 @@ def cut_of(op: StridedSliceOp) -> Cut | None:
     for start, stop, axis, stride in zip(
         *(op.attrs[key] for key in ("starts", "ends", "axes", "strides")), strict=True
     ):
-        if not is_constant(start, stop, stride, shape[axis]) or int(stride) != 1:
+        if not is_constant(start, stride) or int(stride) != 1:
             return None
-        if (int(start), int(stop)) != (0, int(shape[axis])):
-            cuts.append(Cut(int(axis), int(start), int(stop)))
+        if int(start) == 0 and same_extent(stop, shape[axis]):
+            continue
+        if not is_constant(stop, shape[axis]):
+            return None
+        cuts.append(Cut(int(axis), int(start), int(stop)))
     return cuts[0] if len(cuts) == 1 else None
 
 
@@ -118,7 +122,7 @@ class _Cutter:
     def reaches_product(self, x: Tensor, cut: Cut) -> bool:
         """Whether a cut of ``x`` can be made in the weight of a product instead, with nothing else computed anew."""
         op = x.op
-        if op is None or not is_constant(*x.shape):
+        if op is None or not is_constant(x.shape[cut.dim]):
             return False
         if isinstance(op, MatmulOp):
             return _is_constant(op.inputs[1]) and len(op.inputs[1].shape) > 1 and cut.dim == len(x.shape) - 1
@@ -144,7 +148,7 @@ class _Cutter:
             index = tuple(slice(cut.start, cut.stop) if d == cut.dim else slice(None) for d in range(len(x.shape)))
             return hidet.from_torch(x.torch()[index].contiguous())
         op = x.op
-        shape = tuple(cut.stop - cut.start if d == cut.dim else size for d, size in enumerate(_shape(x)))
+        shape = tuple(cut.stop - cut.start if d == cut.dim else size for d, size in enumerate(extents_of(x)))
         if isinstance(op, MatmulOp):
             a, b = op.inputs
             columns = len(b.shape) - (2 if op.attrs["transpose_b"] else 1)
@@ -163,31 +167,34 @@ class _Cutter:
 
 def _through(op: Operator, cut: Cut) -> tuple[Cut | None, ...] | None:
     """The cuts of an operator's inputs that cut its output, None for an input that is needed whole."""
-    shape = _shape(op.outputs[0])
+    shape = extents_of(op.outputs[0])
     if isinstance(op, UnaryElementwiseOp):
         return (cut,)
     if isinstance(op, BinaryElementwiseOp):
         moves: list[Cut | None] = []
         for x in op.inputs:
             dim = cut.dim - len(shape) + len(x.shape)  # shapes broadcast from their ends
-            moves.append(None if dim < 0 or x.shape[dim] == 1 else Cut(dim, cut.start, cut.stop))
+            broadcast = dim < 0 or same_extent(x.shape[dim], 1)
+            moves.append(None if broadcast else Cut(dim, cut.start, cut.stop))
         return tuple(moves)
     if isinstance(op, PermuteDimsOp):
         return (Cut(op.attrs["axes"][cut.dim], cut.start, cut.stop),)
     if isinstance(op, RearrangeOp) and all(len(dims) == 1 for dims in op.attrs["plan"]):
         return (Cut(op.attrs["plan"][cut.dim][0], cut.start, cut.stop),)
     if isinstance(op, ReshapeOp | SqueezeOp | UnsqueezeOp | FlattenOp):
-        moved = _reshaped(_shape(op.inputs[0]), shape, cut)
+        moved = _reshaped(extents_of(op.inputs[0]), shape, cut)
         return None if moved is None else (moved,)
     return None
 
 
-def _reshaped(before: Sequence[int], after: Sequence[int], cut: Cut) -> Cut | None:
+def _reshaped(before: Sequence[Extent], after: Sequence[Extent], cut: Cut) -> Cut | None:
     """The cut of a reshape's input that cuts its output: both dims begin where the same outer dims end."""
-    inner = math.prod(after[cut.dim + 1 :])
+    inner = prod(after[cut.dim + 1 :])
     for dim in reversed(range(len(before))):
-        if math.prod(before[:dim]) == math.prod(after[: cut.dim]):
-            stride = math.prod(before[dim + 1 :])
+        if same_extent(prod(before[:dim]), prod(after[: cut.dim])):
+            stride = prod(before[dim + 1 :])
+            if not is_constant(inner, stride):
+                return None
             begin, end = cut.start * inner, cut.stop * inner
             return None if begin % stride or end % stride else Cut(dim, begin // stride, end // stride)
     return None
@@ -195,7 +202,3 @@ def _reshaped(before: Sequence[int], after: Sequence[int], cut: Cut) -> Cut | No
 
 def _is_constant(x: Tensor) -> bool:
     return x.storage is not None or is_weight(x)
-
-
-def _shape(x: Tensor) -> tuple[int, ...]:
-    return tuple(int(size) for size in x.shape)

@@ -11,6 +11,8 @@ from hidet.graph.ops.transform import ReshapeOp
 from hidet.graph.ops.utils import TensorInput
 from hidet.ir.task import Task
 
+from hidet_dist.symbolic.extents import Extent
+
 
 class MadeOnce(type(Task)):  # type: ignore[misc]
     """The metaclass of such tasks; a call with equal arguments gives the same task."""
@@ -22,7 +24,7 @@ class MadeOnce(type(Task)):  # type: ignore[misc]
     def __call__(cls, *arguments: Any) -> Any:
         """The task for these tensors (by name, dtype and shape) and attributes."""
         key = "; ".join(
-            f"{a.name} {a.type.dtype.name}{list(map(str, a.shape))}" if isinstance(a, TensorInput) else repr(a)
+            f"{a.name} {a.type.dtype.name}{list(map(str, a.shape))}" if isinstance(a, TensorInput) else str(a)
             for a in arguments
         )
         if key not in cls._made:
@@ -33,9 +35,9 @@ class MadeOnce(type(Task)):  # type: ignore[misc]
 _reshapes: dict[str, Operator] = {}
 
 
-def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
+def reshape(x: Tensor, shape: Sequence[Extent]) -> Tensor:
     """``hidet.ops.reshape``, with a task that is made once."""
-    key = f"{x.dtype.name}{list(map(str, x.shape))} {list(shape)}"
+    key = f"{x.dtype.name}{list(map(str, x.shape))} {list(map(str, shape))}"
     if key not in _reshapes:
         op = ReshapeOp(x, list(shape))
         _reshapes[key] = copy.copy(op)

@@ -6,13 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import hidet
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.utils import Task, compute, input_like
-from hidet.ir.expr import if_then_else
+from hidet.ir.dtypes import int64
+from hidet.ir.expr import if_then_else, is_constant
 
 from hidet_dist.compat.native_call import NativeCall, NativeCallOp
 from hidet_dist.partition.once import MadeOnce
 from hidet_dist.runtime import native
+from hidet_dist.symbolic.extents import Extent, extents_of
 
 
 class CommunicationOp(NativeCallOp):
@@ -43,7 +46,7 @@ class CommunicationOp(NativeCallOp):
         self.mesh_axes = tuple(mesh_axes)
         self.group_size = group_size
         self.reduce_op = reduce_op
-        shape = [int(size) for size in x.shape]
+        shape = list(extents_of(x))
         per_rank = shape
         if kind == "all_gather":
             shape = [group_size, *shape]
@@ -56,7 +59,7 @@ class CommunicationOp(NativeCallOp):
         if reduce_op:
             codes.append(native.reduce_op_code(reduce_op))
         group = sum(1 << axis for axis in self.mesh_axes)
-        arguments = f"{{}}, {{}}, INT64_C({math.prod(per_rank)}), {', '.join(map(str, codes))}, {group}"
+        arguments = f"{{}}, {{}}, count, {', '.join(map(str, codes))}, {group}"
         parts = [kind, reduce_op, f"axes{group}", f"of{group_size}", f"abi{native.ABI_VERSION}"]
         super().__init__(
             "_".join(["hidet_dist", *filter(None, parts)]),
@@ -68,6 +71,7 @@ class CommunicationOp(NativeCallOp):
                 str(native.include_dir()),
                 str(native.library_dir()),
                 "hidet_dist",
+                {"count": hidet.utils.prod([int64(1), *map(int64, per_rank)])},
             ),
             {"kind": kind, "mesh_axes": list(self.mesh_axes), "group_size": group_size, "reduce_op": reduce_op},
         )
@@ -78,11 +82,12 @@ class ShardSliceTask(Task, metaclass=MadeOnce):
     """Cut the own shard out of dim ``dim``, with zeros beyond its end; which one is data, the device's coordinate."""
 
     def __init__(  # type: ignore[no-untyped-def]
-        self, x, coordinate, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int], extent: int
+        self, x, coordinate, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int], extent: Extent
     ):
         shape = list(x.shape)
         shape[dim] = extent
-        padded = extent * math.prod(sizes) > x.shape[dim]
+        # A symbolic dim is split into what it is known to be a multiple of.
+        padded = is_constant(extent, x.shape[dim]) and int(extent) * math.prod(sizes) > int(x.shape[dim])
 
         def element(*indices):  # type: ignore[no-untyped-def]
             shard = coordinate[mesh_axes[0]]
@@ -104,7 +109,7 @@ class ShardSliceOp(Operator):
     """
 
     def __init__(
-        self, x: Tensor, coordinate: Tensor, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int], extent: int
+        self, x: Tensor, coordinate: Tensor, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int], extent: Extent
     ):
         task = ShardSliceTask(input_like(x, "x"), input_like(coordinate, "coordinate"), dim, mesh_axes, sizes, extent)
         attributes = {"dim": dim, "mesh_axes": list(mesh_axes), "sizes": list(sizes), "extent": extent}
@@ -180,7 +185,7 @@ class StackShardsOp(Operator):
 class JoinShardsTask(Task, metaclass=MadeOnce):
     """``y`` joins ``x[0], x[1], ...``, from the ranks of a group, along their dim ``dim``, and ends at ``extent``."""
 
-    def __init__(self, x, dim: int, order: SplitOrder, extent: int):  # type: ignore[no-untyped-def]
+    def __init__(self, x, dim: int, order: SplitOrder, extent: Extent):  # type: ignore[no-untyped-def]
         part = x.shape[dim + 1]
         shape = list(x.shape[1:])
         shape[dim] = extent
@@ -197,7 +202,7 @@ class JoinShardsTask(Task, metaclass=MadeOnce):
 class JoinShardsOp(Operator):
     """Join shards along ``dim``, as all-gathers and all-to-alls leave them one behind the other, up to ``extent``."""
 
-    def __init__(self, x: Tensor, dim: int, order: SplitOrder, extent: int):
+    def __init__(self, x: Tensor, dim: int, order: SplitOrder, extent: Extent):
         task = JoinShardsTask(input_like(x, "x"), dim, order, extent)
         super().__init__(inputs=[x], attributes={"dim": dim, "order": order, "extent": extent}, task=task)
 

@@ -10,7 +10,7 @@ import torch
 from hidet.graph import FlowGraph, Operator, Tensor
 
 from hidet_dist.connect import PlannedSteps, Step, walk
-from hidet_dist.errors import PartitionError, PlanError, SpecError
+from hidet_dist.errors import ConfigError, PartitionError, PlanError, SpecError
 from hidet_dist.partition.once import reshape
 from hidet_dist.partition.operators import (
     CommunicationOp,
@@ -25,10 +25,14 @@ from hidet_dist.rules.padding import mask_padding
 from hidet_dist.rules.rule import derive
 from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, Plan, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.partial import split_of
+from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan, bind, local_symbols
+from hidet_dist.symbolic.extents import Extent, evaluate, extents_of, local_extent, same_shape
+from hidet_dist.symbolic.twin import at_sizes
 from hidet_dist.view import GraphView
 from hidet_dist.weights import SafetensorsFiles, Source, read_shard, source_of
 
 COORDINATE = "coordinate"
+_TRIAL = 1009  # a prime
 
 
 @dataclass
@@ -42,6 +46,7 @@ class Program:
     inputs, outputs: how the graph's inputs and outputs lie on the mesh.
     weights: how each weight lies; ``sources`` are the data of the whole weights, by name.
     coordinate: int32[mesh.ndim], the placeholder of the device's coordinate; None when nothing depends on it.
+    symbols: the symbolic dims. ``local_symbols`` are those that local shapes are written in.
     """
 
     mesh: DeviceMesh
@@ -52,12 +57,23 @@ class Program:
     sources: dict[str, Source]
     weight_placeholders: dict[str, Tensor]
     coordinate: Tensor | None
+    symbols: tuple[SymbolPlan, ...] = ()
+
+    @property
+    def local_symbols(self) -> tuple[LocalSymbol, ...]:
+        """The symbols of the local program, and what they are shards of."""
+        return local_symbols(self.symbols, self.mesh)
+
+    def sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
+        """The size of each local symbol, from the whole inputs' shapes. Raises InputError when they do not fit."""
+        written = [tensor.written or tensor.shape for tensor in self.inputs]
+        return bind(self.symbols, self.local_symbols, zip(written, shapes, strict=True))
 
     def communications(self) -> list[str]:
         """Each communication operator in execution order, as one line of text."""
         return [
             f"{op.kind}({op.reduce_op + ', ' if op.reduce_op else ''}axes={''.join(map(str, op.mesh_axes))}) "
-            f"{op.inputs[0].dtype.name}{list(op.inputs[0].shape)} -> {list(op.outputs[0].shape)}"
+            f"{op.inputs[0].dtype.name}{_text(op.inputs[0])} -> {_text(op.outputs[0])}"
             for op in communication_operators(self.graph)
         ]
 
@@ -73,6 +89,10 @@ class Program:
         if self.coordinate is not None:
             data[COORDINATE] = torch.tensor(coordinate, dtype=torch.int32)
         return data
+
+
+def _text(x: Tensor) -> str:
+    return f"[{', '.join(map(str, x.shape))}]"
 
 
 def communication_operators(graph: FlowGraph) -> list[CommunicationOp]:
@@ -92,8 +112,11 @@ def partition_graph(graph: FlowGraph, plan: Plan, files: SafetensorsFiles | None
     WeightsError
         When ``files`` lack a weight, or have it in another shape or dtype.
     """
-    view = GraphView(graph)
     stage = plan.stage
+    try:
+        view = GraphView(graph, stage.symbols, stage.mesh)
+    except ConfigError as error:
+        raise PlanError(f"The plan does not fit the graph: {error}") from error
     if stage.fingerprint != view.fingerprint():
         raise PlanError(
             f"The plan was made for the graph {stage.fingerprint}, not this one ({view.fingerprint()}). Plan it anew."
@@ -107,6 +130,12 @@ class _Partitioner:
         self.stage = stage
         self.files = files
         self.mesh = stage.mesh
+        self.multiples = {symbol.name: symbol.multiple_of for symbol in stage.symbols}
+        # Sizes to try conditions on shapes with: like any other, and none of them 1.
+        self.trial_sizes = {
+            own.name: _TRIAL * self.mesh.size * self.multiples[own.symbol] // own.shards
+            for own in local_symbols(stage.symbols, self.mesh)
+        }
         self.conversions = PlannedSteps(stage)
         self.local: dict[tuple[str, TensorShardSpec], Tensor] = {}
         self.lies: dict[str, TensorShardSpec] = {}
@@ -120,7 +149,7 @@ class _Partitioner:
         for what, tensors in (("input", self.stage.inputs), ("output", self.stage.outputs)):
             for tensor in tensors:
                 try:
-                    tensor.spec.validate(tensor.shape, self.mesh)
+                    tensor.spec.validate(self.view.pieces(tensor.name)[0], self.mesh)
                 except SpecError as error:
                     raise PlanError(f"The plan's spec of the {what} {tensor.name} does not fit: {error}") from error
         placeholders = {tensor.name: self.placeholder(tensor) for tensor in (*self.stage.inputs, *self.stage.weights)}
@@ -142,6 +171,7 @@ class _Partitioner:
             {name: source_of(self.view.tensors[name], self.files) for name in weights},
             weights,
             self.coordinate if self.coordinate_used else None,
+            self.stage.symbols,
         )
 
     def own_coordinate(self) -> Tensor:
@@ -151,7 +181,7 @@ class _Partitioner:
     def placeholder(self, tensor: TensorPlan) -> Tensor:
         whole = self.view.tensors[tensor.name]
         try:
-            shape = tensor.spec.local_shape(self.view.shape(tensor.name), self.mesh)
+            shape = self.local_shape(tensor.name, tensor.spec)
         except SpecError as error:
             raise PlanError(f"The plan's spec of {tensor.name} does not fit: {error}") from error
         local = hidet.symbol(list(shape), whole.dtype, whole.device)
@@ -168,9 +198,7 @@ class _Partitioner:
         names = [self.view.names[y] for y in op.outputs]
         try:
             self.mask(op, spec, inputs)
-            shapes = [
-                spec.partial_spec(o).local_shape(self.view.shape(name), self.mesh) for o, name in enumerate(names)
-            ]
+            shapes = [self.local_shape(name, spec.partial_spec(o)) for o, name in enumerate(names)]
             partial = localize(op, inputs, spec.in_specs, shapes, self.mesh, self.own_coordinate)
         except (SpecError, ValueError) as error:
             raise PartitionError(
@@ -180,7 +208,7 @@ class _Partitioner:
             lies, y = spec.partial_spec(o), partial[o]
             for fn in spec.reduce_fns[o]:
                 lies = fn.after(lies)
-                y = self.step(y, Step.of(fn), lies.local_shape(self.view.shape(name), self.mesh))
+                y = self.step(y, Step.of(fn), self.local_shape(name, lies))
             self.lies[name] = lies
             self.local[name, lies] = y
 
@@ -190,7 +218,7 @@ class _Partitioner:
         specs = (*spec.in_specs, *spec.out_specs)
         if not any(own.is_padded(shape, self.mesh) for shape, own in zip(shapes, specs, strict=True)):
             return
-        for i, dim in derive(op).masks(spec, self.mesh):
+        for i, dim in derive(at_sizes(op, self.view.symbols)).masks(spec, self.mesh):
             if inputs[i] not in self.zero_padded:
                 size, axes = int(op.inputs[i].shape[dim]), spec.in_specs[i].mesh_axes_per_dim[dim]
                 inputs[i] = mask_padding(inputs[i], dim, size, axes, self.mesh, self.own_coordinate)
@@ -198,35 +226,53 @@ class _Partitioner:
     def wanted(self, name: str, spec: TensorShardSpec) -> Tensor:
         """The tensor in ``spec``, converted once however often it is wanted so."""
         if (name, spec) not in self.local:
-            source, shape, dtype = self.lies[name], self.view.shape(name), self.view.tensors[name].dtype
+            source, (shape, element) = self.lies[name], self.view.pieces(name)
             x = self.local[name, source]
             # A slice puts zeros beyond the end of a dim, and no step moves padding elsewhere.
             clean = x in self.zero_padded or not source.is_padded(shape, self.mesh)
-            steps = self.conversions.take(name, shape, dtype, source, spec)
+            steps = self.conversions.take(name, shape, element, source, spec)
             for step, layout in zip(steps, walk(steps, source, shape, self.mesh), strict=True):
                 lies = split_of(layout)
-                x = self.step(x, step, lies.local_shape(shape, self.mesh))
+                x = self.step(x, step, self.local_shape(name, lies))
                 clean = clean or not lies.is_padded(shape, self.mesh)
             if clean:
                 self.zero_padded.add(x)
             self.local[name, spec] = x
         return self.local[name, spec]
 
-    def step(self, x: Tensor, step: Step, result: Sequence[int]) -> Tensor:
-        """One step of a conversion, or one reduce function, on a local tensor; ``result`` is the local shape after."""
+    def local_shape(self, name: str, spec: TensorShardSpec) -> tuple[Extent, ...]:
+        """The shape of a shard as it is written everywhere. Raises SpecError when the spec does not fit."""
+        sizes = spec.local_shape(self.view.shape(name), self.mesh)
+        shape: list[Extent] = []
+        for extent, size, axes in zip(self.view.extents(name), sizes, spec.mesh_axes_per_dim, strict=True):
+            shards = self.mesh.group_size(axes)
+            local = size if isinstance(extent, int) else local_extent(extent, shards, self.multiples)
+            if local is None:
+                raise SpecError(f"{spec} splits {extent} into {shards}, which it is not declared to be a multiple of")
+            shape.append(local)
+        return tuple(shape)
+
+    def step(self, x: Tensor, step: Step, result: Sequence[Extent]) -> Tensor:
+        """One step of a conversion, or one reduce function, on a local tensor; ``result`` is the local shape after.
+
+        Symbolic dims are named as everywhere else on the way: what is gathered from ``batch_over_2`` is ``batch``.
+        """
         sizes = [self.mesh.shape[axis] for axis in step.mesh_axes]
         if step.kind == "slice":
             assert step.dim is not None
             extent = result[step.dim]
             return ShardSliceOp(x, self.own_coordinate(), step.dim, step.mesh_axes, sizes, extent).outputs[0]
         count = self.mesh.group_size(step.mesh_axes)
-        shape = [int(size) for size in x.shape]
-        packs, unpacks = step.packs(shape), step.unpacks(shape, result, self.mesh)
+        shape = list(extents_of(x))
+        before, after = ([evaluate(extent, self.trial_sizes) for extent in own] for own in (shape, result))
+        packs, unpacks = step.packs(before), step.unpacks(before, after, self.mesh)
         if step.kind in ("reduce_scatter", "all_to_all"):
             dim, axes = (step.to_dim, step.to_axes) if step.kind == "all_to_all" else (step.dim, step.mesh_axes)
             assert dim is not None
-            shape[dim] //= count
-            x = StackShardsOp(x, dim, self.split_order(axes)).outputs[0] if packs else reshape(x, [count, *shape])
+            shape[dim] = result[dim]
+            if packs:
+                x = StackShardsOp(x, dim, self.split_order(axes)).outputs[0]
+            x = _shaped(x, [count, *shape])
         # The shards are equal, so the average of the whole is the average of the shards' averages.
         op = "sum" if step.op == "average" else step.op
         x = CommunicationOp(x, step.kind, step.mesh_axes, count, op).outputs[0]
@@ -234,12 +280,15 @@ class _Partitioner:
             assert step.dim is not None
             if unpacks:
                 x = JoinShardsOp(x, step.dim, self.split_order(step.mesh_axes), result[step.dim]).outputs[0]
-            else:
-                x = reshape(x, list(result))
+            x = _shaped(x, result)
         return x / float(count) if step.op == "average" else x
 
     def split_order(self, mesh_axes: Sequence[int]) -> SplitOrder:
         return SplitOrder(tuple(mesh_axes), tuple(self.mesh.shape[axis] for axis in mesh_axes))
+
+
+def _shaped(x: Tensor, shape: Sequence[Extent]) -> Tensor:
+    return x if same_shape(extents_of(x), shape) else reshape(x, list(shape))
 
 
 def _own_memory(outputs: Sequence[Tensor]) -> list[Tensor]:

@@ -149,13 +149,16 @@ _BOOLEAN_REDUCE_OPS = {"and": "min", "or": "max", "max": "max", "min": "min"}
 _MAX_SPLITS = 64  # far above any real reshape; bounds the restarts on a pathological definition
 
 
-def analyze(task: Task) -> Definition:
-    """Analyze an operator's task. Raises UnsupportedDefinition when the definition cannot be modelled."""
+def analyze(task: Task, sizes: Mapping[str, int] | None = None) -> Definition:
+    """Analyze an operator's task, its symbolic dims taken to have ``sizes``.
+
+    Raises UnsupportedDefinition when the definition cannot be modelled.
+    """
     cuts: set[tuple[int, int]] = set()
     twins: dict[tuple[int, int], int] = {}
     for _ in range(_MAX_SPLITS):
         try:
-            definition = _Walker(task, cuts, twins).run()
+            definition = _Walker(task, cuts, twins, sizes or {}).run()
         except _NeedSplit as need:
             if need.cut in cuts:
                 break
@@ -193,10 +196,17 @@ _Env = dict[ir.Var, "Form | None"]
 
 
 class _Walker:
-    def __init__(self, task: Task, cuts: set[tuple[int, int]], twins: Mapping[tuple[int, int], int]):
+    def __init__(
+        self,
+        task: Task,
+        cuts: set[tuple[int, int]],
+        twins: Mapping[tuple[int, int], int],
+        sizes: Mapping[str, int],
+    ):
         self.task = task
         self.cuts = cuts
         self.twins = twins
+        self.sizes = sizes
         self.definition = Definition()
         self.variables = 0
         self.inputs = {tensor: i for i, tensor in enumerate(task.inputs)}
@@ -231,7 +241,15 @@ class _Walker:
             return size
         if isinstance(size, ir.Constant):
             return int(size)
-        raise UnsupportedDefinition("a dim of it is symbolic")
+        known = self.known(size)
+        if known is None:
+            raise UnsupportedDefinition("a dim of it is symbolic")
+        return known
+
+    def known(self, e: Any) -> int | None:
+        """The value of an index expression that is a constant, given the sizes of symbolic dims."""
+        form = self.index(e, {})
+        return form.const if form is not None and not form.terms else None
 
     def new_variable(self) -> int:
         self.variables += 1
@@ -252,6 +270,8 @@ class _Walker:
             return Form(const=e)
         if isinstance(e, ir.Constant):
             return Form(const=int(e)) if e.type.is_data_type() and e.type.is_integer() else None
+        if isinstance(e, ir.SymbolVar):
+            return Form(const=self.sizes[e.name]) if e.name in self.sizes else None
         if isinstance(e, ir.Var):
             return env.get(e)
         if isinstance(e, ir.Cast):
@@ -342,6 +362,8 @@ class _Walker:
             inner = self.value(e.value, env, nest | digits)
             self.count(nest | digits, 1)
             return ("arg", str(e.reduce_operation), e.index_dtype.name, _named(digits), inner)
+        if isinstance(e, ir.SymbolVar) and e.name in self.sizes:
+            return ("const", str(e.type), repr(self.sizes[e.name]))
         if isinstance(e, ir.Var):
             form = env.get(e)
             if form is None:
@@ -369,6 +391,13 @@ class _Walker:
             if known is not None:
                 return ("const", repr(known))
             self.count(nest, 1)
+            if isinstance(e, ir.LessThan | ir.LessEqual | ir.Equal | ir.NotEqual):
+                left, right = self.index(e.a, env), self.index(e.b, env)
+                if left is not None and right is not None:
+                    # Of ``i - 1 < 29`` and ``i < 30`` hidet writes now the one, now the other.
+                    difference = left + right.scaled(-1)
+                    self.definition.pinned |= left.digits | right.digits
+                    return (type(e).__name__, ("index", difference))
             return (type(e).__name__, self.value(e.a, env, nest), self.value(e.b, env, nest))
         if isinstance(e, ir.UnaryExpr):
             self.count(nest, 1)
@@ -430,7 +459,7 @@ class _Walker:
     def reduce(self, e: ReduceCompute, env: _Env, nest: frozenset[Digit], root: int | None) -> Any:
         inner_env = dict(env)
         # The extent may depend on where the reduction stands: cumulative sums, adaptive pooling.
-        varying = [size for size in e.shape if not isinstance(size, int | ir.Constant)]
+        varying = [size for size in e.shape if self.known(size) is None]
         bounds = tuple(self.value(size, env, nest) for size in varying)  # pins what the extent depends on
         digits = self.bind(e.axes, [self.interval(size, env)[1] for size in e.shape], inner_env)
         op = str(e.reduce_operation)

@@ -30,8 +30,9 @@ from hidet.graph.ops.utils import input_like
 
 from hidet_dist.rules.lookup import row_axes, sharded_lookup
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.symbolic.extents import Extent, extents_of, same_extent, same_shape
 
-Shape = tuple[int, ...]
+Shape = tuple[Extent, ...]
 _Update = Callable[[Operator, Sequence[Shape], Sequence[Shape]], dict[str, Any]]
 
 
@@ -46,7 +47,7 @@ def _slice_ends(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> di
         for i, axis in enumerate(op.attrs["axes"])
         if op.attrs["starts"][i] == 0
         and op.attrs["strides"][i] == 1
-        and op.attrs["ends"][i] == op.inputs[0].shape[axis]
+        and same_extent(op.attrs["ends"][i], op.inputs[0].shape[axis])
     }
     return {"ends": [whole.get(i, end) for i, end in enumerate(op.attrs["ends"])]}
 
@@ -69,9 +70,12 @@ def _transposed_groups(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]
 
 
 def _repeats(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
+    before, after = ([size for size in shape if isinstance(size, int)] for shape in (ins[0], outs[0]))
+    if (len(before), len(after)) != (len(ins[0]), len(outs[0])):
+        return {}  # a symbolic dim is repeated as often on a shard
     if isinstance(op.attrs["repeats"], int):
-        return {"repeats": math.prod(outs[0]) // math.prod(ins[0])}
-    return {"repeats": [after // before for before, after in zip(ins[0], outs[0], strict=True)]}
+        return {"repeats": math.prod(after) // math.prod(before)}
+    return {"repeats": [b // a for a, b in zip(before, after, strict=True)]}
 
 
 def _output_size(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
@@ -94,10 +98,6 @@ _UPDATES: dict[type[Operator], _Update] = {
     AsStridedOp: _output_size,
     WhereScalarScalarOp: _scalars,
 }
-
-
-def _shape(tensor: Tensor) -> Shape:
-    return tuple(int(size) for size in tensor.shape)
 
 
 def _clone(op: Operator, inputs: Sequence[Tensor], task: Any) -> list[Tensor]:
@@ -131,14 +131,15 @@ def rebuild(op: Operator, inputs: Sequence[Tensor], out_shapes: Sequence[Shape])
         When the operator cannot be built on these inputs, or its outputs come out in other shapes.
     """
     update = _UPDATES.get(type(op))
-    in_shapes = [_shape(tensor) for tensor in inputs]
-    known, key = _rebuilt.setdefault(op, {}), f"{in_shapes} {list(out_shapes)}"
+    in_shapes = [extents_of(tensor) for tensor in inputs]
+    known, key = _rebuilt.setdefault(op, {}), str([tuple(map(str, shape)) for shape in (*in_shapes, *out_shapes)])
     if key in known:
         return _clone(known[key], inputs, known[key].task)
     try:
-        if in_shapes == [_shape(x) for x in op.inputs] and list(map(tuple, out_shapes)) == [
-            _shape(y) for y in op.outputs
-        ]:
+        if all(
+            same_shape(shape, extents_of(whole))
+            for shape, whole in zip((*in_shapes, *out_shapes), (*op.inputs, *op.outputs), strict=True)
+        ):
             outputs = _clone(op, inputs, op.task)
         elif isinstance(op, UnaryElementwiseOp):
             outputs = _clone(op, inputs, _elementwise(op, inputs[0]))
@@ -148,8 +149,8 @@ def rebuild(op: Operator, inputs: Sequence[Tensor], out_shapes: Sequence[Shape])
                 outputs = op.reforward(list(inputs), update(op, in_shapes, out_shapes) if update else None)
     except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{op.name} cannot be built on {in_shapes}: {error}") from error
-    got = [_shape(tensor) for tensor in outputs]
-    if got != [tuple(shape) for shape in out_shapes]:
+    got = [extents_of(tensor) for tensor in outputs]
+    if len(got) != len(out_shapes) or not all(map(same_shape, got, out_shapes)):
         raise ValueError(f"{op.name} built on {in_shapes} gives {got}, not {list(out_shapes)}")
     known[key] = copy.copy(outputs[0].op)
     known[key].inputs, known[key].outputs = [], []
@@ -177,6 +178,6 @@ def localize(
     if not axes:
         return rebuild(op, inputs, out_shapes)
     outputs = sharded_lookup(op, inputs, coordinate(), axes, mesh)
-    if [_shape(y) for y in outputs] != [tuple(shape) for shape in out_shapes]:
-        raise ValueError(f"{op.name} gives {[_shape(y) for y in outputs]}, not {list(out_shapes)}")
+    if not same_shape(extents_of(outputs[0]), out_shapes[0]):
+        raise ValueError(f"{op.name} gives {extents_of(outputs[0])}, not {out_shapes[0]}")
     return outputs

@@ -9,7 +9,8 @@ import importlib.util
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,16 +21,19 @@ from hidet_dist.artifacts.manifest import Manifest, StageManifest, TensorSignatu
 from hidet_dist.errors import ArtifactError, ConfigError, HidetDistError, InputError
 from hidet_dist.runtime import native, openblas, session
 from hidet_dist.runtime.threads import wait_without_spinning
+from hidet_dist.spec.symbols import bind
 from hidet_dist.weights import SafetensorsFiles
 
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
+_sizes_lock = threading.Lock()  # hidet's runtime has one table of symbolic dims' sizes
 _KERNEL = "hidet_launch_0"  # the name under which a kernel library exports its only candidate
 
 
 class LoadedPartition:
     """One rank's part of a program. Call it with the rank's shards of the graph inputs.
 
-    All ranks must call theirs in the same order. Calls from several threads run one after the other.
+    All ranks must call theirs in the same order. Calls from several threads run one after the other, as do those of all
+    partitions with symbolic dims in a process: hidet's runtime has one table of their sizes.
 
     Parameters
     ----------
@@ -92,13 +96,55 @@ class LoadedPartition:
         launcher = _load(file, opened)
         pointers = [self._data[name].ctypes.data for name in self.stage.data]
         launcher.hidet_init(ctypes.c_int32(len(pointers)), (ctypes.c_void_p * max(1, len(pointers)))(*pointers))
-        sizes = (ctypes.c_int64 * 3)()  # host, CUDA and HIP memory
-        launcher.hidet_get_workspace_size(sizes)
-        self._workspace = _aligned(max(1, sizes[0]))
-        launcher.hidet_set_workspace(ctypes.c_int32(0), ctypes.c_void_p(self._workspace.ctypes.data))
+        self._launcher = launcher
         self._launch = launcher.hidet_launch
         self._launch.restype = None
+        self._workspace = _aligned(0)
+        if not self.stage.symbols:
+            self._reserve_workspace()
         self._check_runtime()
+
+    def _reserve_workspace(self) -> None:
+        """Room for the activations; with symbolic dims, for those of the present sizes."""
+        sizes = (ctypes.c_int64 * 3)()  # host, CUDA and HIP memory
+        self._launcher.hidet_get_workspace_size(sizes)
+        if self._workspace.nbytes < max(1, sizes[0]):
+            self._workspace = _aligned(max(1, sizes[0]))
+            self._launcher.hidet_set_workspace(ctypes.c_int32(0), ctypes.c_void_p(self._workspace.ctypes.data))
+
+    def _agree_on(self, sizes: Mapping[str, int]) -> None:
+        """Refuse sizes that another rank does not have: a collective would not end well."""
+        if self.world_size == 1 or not self.stage.communications:
+            return
+        own = np.array([sizes[symbol.name] for symbol in self.stage.symbols], np.int32)
+        everyone = np.empty((self.world_size, own.size), np.int32)
+        whole_mesh = (1 << len(self.stage.mesh_shape)) - 1
+        native.all_gather(
+            own.ctypes.data, everyone.ctypes.data, own.size, native.dtype_code(own.dtype.name), whole_mesh
+        )
+        self._communicator.check()
+        for rank, others in enumerate(everyone):
+            for symbol, size, other in zip(self.stage.symbols, own, others, strict=True):
+                if size != other:
+                    raise InputError(
+                        f"The symbolic dim {symbol.name} must be the same on all ranks; it is {size} on rank "
+                        f"{self.rank} but {other} on rank {rank}."
+                    )
+
+    def _set_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Tell hidet's runtime the sizes of symbolic dims, which kernels ask it for."""
+        for name, size in sizes.items():
+            self._runtime.set_symbol_value(name.encode(), ctypes.c_int32(size))
+
+    def _output_shape(self, number: int, signature: TensorSignature) -> tuple[int, ...]:
+        if not signature.is_symbolic:
+            return tuple(int(extent) for extent in signature.shape)
+        dims = (ctypes.c_int32 * len(signature.shape))()
+        self._launcher.hidet_get_output_shape(ctypes.c_int32(number), dims)
+        if min(dims) < 1:
+            written = _text(signature.shape)
+            raise InputError(f"The inputs are too small: output {number}, {written}, would be {list(dims)}.")
+        return tuple(dims)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run once. Takes and returns the rank's shards; a single output is returned bare, several as a list.
@@ -108,7 +154,8 @@ class LoadedPartition:
         Raises
         ------
         InputError
-            When the inputs' number, dtypes or shapes are not the program's. Nothing has been sent then.
+            When the inputs' number, dtypes or shapes are not the program's, a symbolic dim's size is not a multiple of
+            what was declared, or two inputs or two ranks disagree on it. No data has been sent then.
         CommunicationError
             When a collective fails; the partition cannot be used any more.
         """
@@ -120,12 +167,23 @@ class LoadedPartition:
     def run(self, inputs: Sequence[Any]) -> list[np.ndarray]:
         """As calling, but always with a list of NumPy arrays as the result."""
         arguments = self._arguments(inputs)
-        outputs = [np.empty(signature.shape, _numpy_dtype(signature)) for signature in self.stage.outputs]
-        with self._lock:
+        written = [signature.shape for signature in self.stage.inputs]
+        shapes = zip(written, (array.shape for array in arguments), strict=True)
+        sizes = bind(self.stage.symbols, self.stage.local_symbols, shapes)
+        with self._lock, _sizes_lock if sizes else nullcontext():
             if self._closed:
                 raise HidetDistError("The partition is closed; load it again.")
             self._communicator.check()
             self._communicator.bind()
+            if sizes:
+                self._agree_on(sizes)
+                self._set_sizes(sizes)
+            outputs = [
+                np.empty(self._output_shape(number, signature), _numpy_dtype(signature))
+                for number, signature in enumerate(self.stage.outputs)
+            ]
+            if sizes:
+                self._reserve_workspace()
             pointers = [ctypes.c_void_p(array.ctypes.data) for array in (*arguments, *outputs)]
             self._launch(*pointers, self._table)
             self._communicator.check()
@@ -140,12 +198,12 @@ class LoadedPartition:
             array = _as_numpy(x, number)
             if array.dtype != _numpy_dtype(signature):
                 raise InputError(f"Input {number} must be {signature.dtype}; got {array.dtype}.")
-            if array.shape != signature.shape:
+            if not _fits(array.shape, signature):
                 whole = (
-                    "" if signature.shape == signature.whole_shape else f", a shard of {list(signature.whole_shape)}"
+                    "" if signature.shape == signature.whole_shape else f", a shard of {_text(signature.whole_shape)}"
                 )
                 raise InputError(
-                    f"Input {number} must have the shape {list(signature.shape)}{whole}; got {list(array.shape)}."
+                    f"Input {number} must have the shape {_text(signature.shape)}{whole}; got {_text(array.shape)}."
                 )
             arguments.append(np.ascontiguousarray(array))
         return arguments
@@ -269,6 +327,17 @@ def _load_data(folder: Path, stage: StageManifest, rank: int) -> dict[str, np.nd
             f"{folder / stage.weights_file(rank)} lacks {', '.join(missing)}. Build the artifacts again."
         )
     return data
+
+
+def _fits(shape: Sequence[int], signature: TensorSignature) -> bool:
+    """Whether a shape is the signature's, its symbolic dims being of any size."""
+    return len(shape) == len(signature.shape) and all(
+        isinstance(extent, str) or size == extent for size, extent in zip(shape, signature.shape, strict=True)
+    )
+
+
+def _text(shape: Sequence[int | str]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
 
 
 def _numpy_dtype(signature: TensorSignature) -> np.dtype:

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from hidet.graph import Operator
-from hidet.ir.type import DataType
 
-from hidet_dist.connect import Connection, connect, connect_all, reduce_seconds
+from hidet_dist.connect import Connection, Element, connect, connect_all, reduce_seconds
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice
 from hidet_dist.search.fusion import Fused, fused_operators
@@ -42,18 +41,18 @@ class CostModel(Protocol):
         """What it costs more if such an operator needs a kernel of its own."""
         ...
 
-    def reduce(self, shape: Sequence[int], dtype: DataType, partial: TensorShardSpec, fns: Sequence[ReduceFn]) -> float:
+    def reduce(self, shape: Sequence[int], dtype: Element, partial: TensorShardSpec, fns: Sequence[ReduceFn]) -> float:
         """The reduce functions of a partial output that lies as ``partial`` says."""
         ...
 
     def connect(
-        self, shape: Sequence[int], dtype: DataType, source: TensorShardSpec, target: TensorShardSpec
+        self, shape: Sequence[int], dtype: Element, source: TensorShardSpec, target: TensorShardSpec
     ) -> Connection:
         """The conversion of a tensor from one spec to another."""
         ...
 
     def conversions(
-        self, shape: Sequence[int], dtype: DataType, specs: Sequence[TensorShardSpec]
+        self, shape: Sequence[int], dtype: Element, specs: Sequence[TensorShardSpec]
     ) -> tuple[tuple[float, ...], ...]:
         """The seconds of each conversion, sources by targets; as :meth:`connect` says of each pair."""
         ...
@@ -94,18 +93,18 @@ class PredictedCost:
         """What it costs more if such an operator needs a kernel of its own: a launch and a pass."""
         return self.cluster.copy_seconds(nbytes)
 
-    def reduce(self, shape: Sequence[int], dtype: DataType, partial: TensorShardSpec, fns: Sequence[ReduceFn]) -> float:
+    def reduce(self, shape: Sequence[int], dtype: Element, partial: TensorShardSpec, fns: Sequence[ReduceFn]) -> float:
         """The reduce functions of a partial output that lies as ``partial`` says."""
         return reduce_seconds(shape, dtype, partial, fns, self.cluster)
 
     def connect(
-        self, shape: Sequence[int], dtype: DataType, source: TensorShardSpec, target: TensorShardSpec
+        self, shape: Sequence[int], dtype: Element, source: TensorShardSpec, target: TensorShardSpec
     ) -> Connection:
         """The conversion of a tensor from one spec to another."""
         return connect(shape, dtype, source, target, self.cluster)
 
     def conversions(
-        self, shape: Sequence[int], dtype: DataType, specs: Sequence[TensorShardSpec]
+        self, shape: Sequence[int], dtype: Element, specs: Sequence[TensorShardSpec]
     ) -> tuple[tuple[float, ...], ...]:
         """The seconds of each conversion, sources by targets; as :meth:`connect` says of each pair."""
         return connect_all(shape, dtype, specs, specs, self.cluster)

@@ -24,7 +24,9 @@ from hidet_dist.search.planner import collector_paused, memory_budget
 from hidet_dist.search.solution import write_plan
 from hidet_dist.search.statement import Statement, state
 from hidet_dist.spec import Plan, TensorShardSpec
-from hidet_dist.view import GraphView
+from hidet_dist.spec.symbols import SymbolSize
+from hidet_dist.symbolic.planning import check_specs, planning_view
+from hidet_dist.view import GraphView, graph_symbols
 
 Specs = Sequence[TensorShardSpec | None] | None
 
@@ -58,6 +60,7 @@ def search_family(
     time_limit_seconds: float | None = None,
     gap: float = 1e-3,
     cost_model: CostModel | None = None,
+    symbols: Mapping[str, SymbolSize] | None = None,
 ) -> Family:
     """Find the layout of shared weights, and a plan for each graph, of least weighted sum of predicted times.
 
@@ -79,6 +82,8 @@ def search_family(
         As for :func:`hidet_dist.search.search`, one a graph. What is pinned of a shared weight holds for all graphs.
     solver, time_limit_seconds, gap, cost_model:
         As for :func:`hidet_dist.search.search`.
+    symbols: mapping, optional
+        What is declared of the graphs' symbolic dims, by name; the same in all graphs that have them.
 
     Raises
     ------
@@ -103,7 +108,14 @@ def search_family(
         for what, given in (("pins", pins), ("input_specs", input_specs), ("output_specs", output_specs))
     )
     begin = time.perf_counter()
-    views = [GraphView(graph) for graph in graphs]
+    declared = symbols or {}
+    views = [
+        planning_view(graph, {name: declared[name] for name in graph_symbols(graph) if name in declared}, cluster.mesh)
+        for graph in graphs
+    ]
+    for view, i, o in zip(views, ins, outs, strict=True):
+        check_specs(view, cluster.mesh, "input", view.inputs, i)
+        check_specs(view, cluster.mesh, "output", view.outputs, o)
     pinned = [
         Pins(view, cluster.mesh, parse_pins(own), tensors)
         for view, own, tensors in zip(views, own_pins, named, strict=True)

@@ -200,7 +200,12 @@ class Pins:
                 try:
                     spec.validate(shape, self.mesh, padded)
                 except SpecError as error:
-                    raise ConfigError(f"The pin {pin} does not fit {what}: {error}") from error
+                    hint = (
+                        " A symbolic dim counts as what it is declared to be a multiple of."
+                        if self.view.symbols
+                        else ""
+                    )
+                    raise ConfigError(f"The pin {pin} does not fit {what}: {error}{hint}") from error
                 known.setdefault(spec)
         return narrow([(pin, pin.matches) for pin in pins], list(known), str, what)
 

@@ -22,6 +22,8 @@ from hidet_dist.search.report import Incumbents, write_report
 from hidet_dist.search.solution import write_plan
 from hidet_dist.search.statement import Allow, state
 from hidet_dist.spec import Plan, TensorShardSpec
+from hidet_dist.spec.symbols import SymbolSize
+from hidet_dist.symbolic.planning import check_specs, planning_view
 from hidet_dist.view import GraphView
 from hidet_dist.weights import names_of
 
@@ -41,6 +43,7 @@ def search(
     names: Any = None,
     mode: str = "search",
     threads: int = 1,
+    symbols: Mapping[str, SymbolSize] | None = None,
 ) -> Plan:
     """Find the plan of least predicted time.
 
@@ -68,6 +71,8 @@ def search(
         :mod:`hidet_dist.search.propagate`): fast, and no better than the pins are.
     threads: int
         Threads of the solver. With one, the same graph gets the same plan.
+    symbols: mapping, optional
+        What is declared of the graph's symbolic dims, by name.
 
     Raises
     ------
@@ -91,6 +96,7 @@ def search(
         names=names,
         mode=mode,
         threads=threads,
+        symbols=symbols,
     ).plan
 
 
@@ -121,6 +127,7 @@ def find(
     cost_model: CostModel | None = None,
     names: Any = None,
     mode: str = "search",
+    symbols: Mapping[str, SymbolSize] | None = None,
     report: bool = True,
     threads: int = 1,
 ) -> Found:
@@ -139,7 +146,9 @@ def find(
     if mode not in MODES:
         raise ConfigError(f"Unknown mode {mode!r}; the modes are {', '.join(MODES)}.")
     budget = memory_budget(cluster, mem_budget)
-    view = GraphView(graph)
+    view = planning_view(graph, symbols or {}, cluster.mesh)
+    check_specs(view, cluster.mesh, "input", view.inputs, input_specs)
+    check_specs(view, cluster.mesh, "output", view.outputs, output_specs)
     tensors = parse_names(names)
     tensors |= {name: x for name, x in names_of(view.tensors.values()).items() if name not in tensors}
     pinned = Pins(view, cluster.mesh, parse_pins(pins), tensors)

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from hidet.graph import FlowGraph
 
 from hidet_dist.connect import PlannedSteps
-from hidet_dist.errors import PlanError, SpecError
+from hidet_dist.errors import ConfigError, PlanError, SpecError
 from hidet_dist.machine import Cluster
-from hidet_dist.rules.rule import Choice, RuleTable
+from hidet_dist.rules.rule import Choice
 from hidet_dist.search.cost import CostModel, PredictedCost
 from hidet_dist.search.labels import label_plan
 from hidet_dist.search.solution import lay_out
 from hidet_dist.spec import OpShardSpec, Plan, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.spec.symbols import SymbolSize
+from hidet_dist.symbolic.planning import planning_view, rule_table
 from hidet_dist.view import GraphView
 
 _SHOWN = 12  # specs that an error message lists
@@ -27,8 +29,8 @@ def recost(plan: Plan, graph: FlowGraph, cluster: Cluster, cost_model: CostModel
     PlanError
         When the plan is of another graph or mesh, or a spec is not one that its operator or tensor can have.
     """
-    view = GraphView(graph)
     stage = plan.stage
+    view = _view(graph, stage)
     chosen, notes = _check(view, stage)
     if stage.mesh != cluster.mesh:
         raise PlanError(f"The plan is for the mesh {stage.mesh}; the machine has {cluster.mesh}.")
@@ -47,8 +49,8 @@ def validate(plan: Plan, graph: FlowGraph) -> None:
     PlanError
         Naming the operator or the tensor, and what is wrong with it.
     """
-    view = GraphView(graph)
     stage = plan.stage
+    view = _view(graph, stage)
     _check(view, stage)
     steps = PlannedSteps(stage)
     listed = {
@@ -65,13 +67,21 @@ def validate(plan: Plan, graph: FlowGraph) -> None:
         if (where, name, target) not in listed:
             raise PlanError(f"The plan lists no conversion of {name} from {source} to {target} at {place}. {anew}")
         try:
-            steps.take(name, view.shape(name), view.tensors[name].dtype, source, target)
+            steps.take(name, *view.pieces(name), source, target)
         except PlanError as error:
             raise PlanError(f"At {place} {error} {anew}") from error
     try:
         steps.check_all_taken()
     except PlanError as error:
         raise PlanError(f"{error} {anew}") from error
+
+
+def _view(graph: FlowGraph, stage: StagePlan) -> GraphView:
+    declared = {symbol.name: SymbolSize(symbol.size, symbol.multiple_of) for symbol in stage.symbols}
+    try:
+        return planning_view(graph, declared, stage.mesh)
+    except ConfigError as error:
+        raise PlanError(f"The plan does not fit the graph: {error}") from error
 
 
 def _check(view: GraphView, stage: StagePlan) -> tuple[list[Choice], list[str]]:
@@ -94,7 +104,7 @@ def _check(view: GraphView, stage: StagePlan) -> tuple[list[Choice], list[str]]:
             f"The plan must have the operators 0 to {len(view.operators) - 1} in order; it has "
             f"{[op.index for op in stage.operators]}."
         )
-    table = RuleTable(stage.mesh)
+    table = rule_table(view, stage.mesh)
     chosen, notes = [], []
     for number, (op, own) in enumerate(zip(view.operators, stage.operators, strict=True)):
         if own.operator != op.name:
@@ -119,7 +129,7 @@ def _check_tensor(view: GraphView, stage: StagePlan, tensor: TensorPlan) -> None
             f"{real[1]}{list(real[0])} of {real[2]} bytes."
         )
     try:
-        tensor.spec.validate(tensor.shape, stage.mesh, padded=name in view.weights)
+        tensor.spec.validate(view.pieces(name)[0], stage.mesh, padded=name in view.weights)
     except SpecError as error:
         raise PlanError(f"The plan's spec of {name} does not fit: {error}") from error
 
@@ -131,7 +141,7 @@ def _why(view: GraphView, stage: StagePlan, number: int, choices: tuple[Choice, 
         return f"it has {len(op.inputs)} inputs and {len(op.outputs)} outputs."
     for tensor, own in zip((*op.inputs, *op.outputs), (*spec.in_specs, *spec.out_specs), strict=True):
         try:
-            own.validate(view.shape(view.names[tensor]), stage.mesh, padded=True)
+            own.validate(view.pieces(view.names[tensor])[0], stage.mesh, padded=True)
         except SpecError as error:
             return f"{view.names[tensor]} does not fit: {error}"
 

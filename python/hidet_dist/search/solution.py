@@ -60,7 +60,8 @@ def lay_out(
     """
 
     def tensor(name: str, spec: TensorShardSpec) -> TensorPlan:
-        return TensorPlan(name, view.shape(name), view.tensors[name].dtype.name, view.nbytes(name), spec)
+        dtype, written = view.tensors[name].dtype.name, view.written(name)
+        return TensorPlan(name, view.shape(name), dtype, view.nbytes(name), spec, written=written)
 
     lies = dict(stored)
     reduced: set[str] = set()
@@ -88,7 +89,7 @@ def lay_out(
                 model, view.shape(name), view.itemsize(name), fused[own], source, target, mesh
             )
         if target != lies[name]:
-            found = model.connect(view.shape(name), view.tensors[name].dtype, lies[name], target)
+            found = model.connect(*view.pieces(name), lies[name], target)
             steps = tuple(map(str, found.steps))
             at.setdefault(use.operator, []).append(ConnectionPlan(name, lies[name], target, steps, found.seconds))
     operators = []
@@ -103,5 +104,6 @@ def lay_out(
         tuple(tensor(name, stored[name]) for name in view.inputs),
         tuple(map(tensor, view.outputs, outputs)),
         tuple(at.get(None, ())),
+        view.symbols,
     )
     return Plan((stage,))

@@ -10,7 +10,7 @@ from hidet.graph import Operator
 
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster
-from hidet_dist.rules.rule import Choice, RuleTable
+from hidet_dist.rules.rule import Choice
 from hidet_dist.search.activations import Activations, Converted, Hold
 from hidet_dist.search.cost import CostModel, compute_seconds, reduction_seconds, split_seconds
 from hidet_dist.search.fusion import Fused
@@ -26,6 +26,7 @@ from hidet_dist.search.memory import (
 )
 from hidet_dist.search.pins import Pin, Pins
 from hidet_dist.spec import DeviceMesh, OpShardSpec, SpecPattern, TensorShardSpec
+from hidet_dist.symbolic.planning import rule_table
 from hidet_dist.view import GraphView
 
 Allow = Callable[[Operator, OpShardSpec], bool]
@@ -71,7 +72,7 @@ def state(
     inputs = _ends(pinned, view.inputs, [pinned.tensors.get(name, []) for name in view.inputs], input_specs, "input")
     output_pins = [pinned.outputs.get(i, []) for i in range(len(view.outputs))]
     outputs = _ends(pinned, view.outputs, output_pins, output_specs, "output")
-    table = RuleTable(mesh)
+    table = rule_table(view, mesh)
     fused = model.fused(view)
     choices, notes, cost, memory = [], [], [], []
     costs_of: dict[tuple[int, bool, bool], list[float]] = {}  # twins have the very same choices
@@ -132,14 +133,15 @@ def state(
 
     def price(name: str) -> tuple[tuple[float, ...], ...]:
         layouts = tuple(numbering[name])
-        shape, dtype, own = view.shape(name), view.tensors[name].dtype, split.get(name)
+        (shape, dtype), own = view.pieces(name), split.get(name)
         key = shape, dtype, layouts, own is None or own.prologue, own is None
         if key not in prices:
             seconds = model.conversions(shape, dtype, [spec for spec, _ in layouts])
             if own is not None:
+                whole = view.shape(name), view.itemsize(name)
                 seconds = tuple(
                     tuple(
-                        cost + split_seconds(model, shape, view.itemsize(name), own, source, target, mesh)
+                        cost + split_seconds(model, *whole, own, source, target, mesh)
                         for cost, (target, _) in zip(line, layouts, strict=True)
                     )
                     for line, source in zip(seconds, layouts, strict=True)
@@ -229,7 +231,7 @@ def _activations(
 
         def working_nbytes(s: int, d: int) -> int:
             if (s, d) not in working:
-                steps = model.connect(shape, view.tensors[name].dtype, specs[s], specs[d]).steps
+                steps = model.connect(*view.pieces(name), specs[s], specs[d]).steps
                 working[s, d] = conversion_nbytes(shape, itemsize, specs[s], steps, mesh)
             return working[s, d]
 
@@ -266,7 +268,7 @@ def _stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool) -> lis
 
 def _layouts(pinned: Pins, own: Sequence[Pin], name: str, what: str, padded: bool = False) -> list[TensorShardSpec]:
     """The specs that a stored tensor may have, of those its pins allow."""
-    shape = pinned.view.shape(name)
+    shape, _ = pinned.view.pieces(name)
     return pinned.layouts(own, what, shape, _stored_specs(shape, pinned.mesh, padded), padded)
 
 
@@ -286,7 +288,7 @@ def _ends(
         wanted = own
         if given is not None:
             try:
-                given.validate(pinned.view.shape(name), pinned.mesh)
+                given.validate(pinned.view.pieces(name)[0], pinned.mesh)
             except SpecError as error:
                 raise ConfigError(f"The spec of {what} {number} does not fit: {error}") from error
             wanted = [Pin(f"{what}_specs[{number}]", SpecPattern.of(given)), *own]

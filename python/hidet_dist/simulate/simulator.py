@@ -7,6 +7,7 @@ from functools import reduce as fold
 
 import hidet
 import numpy as np
+from hidet.ffi import runtime_api
 from hidet.graph import FlowGraph, Tensor
 
 from hidet_dist.errors import InputError, PartitionError
@@ -45,15 +46,24 @@ def simulate(program: Program, inputs: Sequence[np.ndarray], graph: FlowGraph | 
     if len(inputs) != len(program.inputs):
         raise InputError(f"The program has {len(program.inputs)} inputs; {len(inputs)} were given.")
     for number, (x, plan) in enumerate(zip(inputs, program.inputs, strict=True)):
-        if tuple(x.shape) != plan.shape or str(x.dtype) != plan.dtype:
-            raise InputError(f"Input {number} is {x.dtype}{list(x.shape)}, not {plan.dtype}{list(plan.shape)}.")
+        written = plan.written or plan.shape
+        fits = len(x.shape) == len(written) and all(
+            isinstance(extent, str) or extent == size for extent, size in zip(written, x.shape, strict=True)
+        )
+        if not fits or str(x.dtype) != plan.dtype:
+            raise InputError(
+                f"Input {number} is {x.dtype}{list(x.shape)}, not {plan.dtype}[{', '.join(map(str, written))}]."
+            )
+    sizes = program.sizes([x.shape for x in inputs])
+    for name, size in sizes.items():
+        runtime_api.set_symbol_value(name, size)
     ranks = range(mesh.size)
     values: list[dict[Tensor, Tensor]] = []
     for rank in ranks:
         data = program.data_of(rank)
         own: dict[Tensor, Tensor] = {}
         for number, (x, plan) in enumerate(zip(inputs, program.inputs, strict=True)):
-            shard = x[plan.spec.slices(plan.shape, mesh, mesh.coordinate(rank))]
+            shard = x[plan.spec.slices(x.shape, mesh, mesh.coordinate(rank))]
             own[program.graph.inputs[number]] = hidet.asarray(np.ascontiguousarray(shard))
         for name, placeholder in program.weight_placeholders.items():
             own[placeholder] = hidet.from_torch(data[name])
@@ -93,15 +103,18 @@ def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[np.ndarray]) 
 
 
 def _assemble(plan: TensorPlan, mesh: DeviceMesh, shards: list[np.ndarray]) -> np.ndarray:
-    whole = np.empty(plan.shape, shards[0].dtype)
+    shape = tuple(
+        size * mesh.group_size(axes) for size, axes in zip(shards[0].shape, plan.spec.mesh_axes_per_dim, strict=True)
+    )
+    whole = np.empty(shape, shards[0].dtype)
     written: dict[tuple[int, ...], np.ndarray] = {}
     for rank, shard in enumerate(shards):
         coordinate = mesh.coordinate(rank)
-        offset = plan.spec.shard_offset(plan.shape, mesh, coordinate)
+        offset = plan.spec.shard_offset(shape, mesh, coordinate)
         first = written.setdefault(offset, shard)
         if not np.allclose(first, shard, rtol=1e-4, atol=1e-5, equal_nan=True):
             raise PartitionError(
                 f"Rank {rank} holds another {plan.name} than the other ranks with the same piece of it."
             )
-        whole[plan.spec.slices(plan.shape, mesh, coordinate)] = shard
+        whole[plan.spec.slices(shape, mesh, coordinate)] = shard
     return whole

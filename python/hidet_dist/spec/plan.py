@@ -14,6 +14,7 @@ from hidet_dist.errors import PlanError, SpecError
 from hidet_dist.files import write_text
 from hidet_dist.spec.mesh import DeviceMesh
 from hidet_dist.spec.operator import OpShardSpec
+from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.spec.tensor import TensorShardSpec
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ FORMAT = 1
 class TensorPlan:
     """A weight, input or output of the graph: its shape (elements), dtype name, bytes in all, and spec.
 
-    ``label`` is what the user calls it, empty when it was given no name.
+    ``label`` is what the user calls it, empty when it was given no name. ``written`` is the shape of a tensor with
+    symbolic dims as it is written, empty for a fixed shape; ``shape`` and ``nbytes`` go by the sizes planned for.
     """
 
     name: str
@@ -38,6 +40,7 @@ class TensorPlan:
     nbytes: int
     spec: TensorShardSpec
     label: str = ""
+    written: tuple[int | str, ...] = ()
 
     def local_nbytes(self, mesh: DeviceMesh) -> int:
         """Bytes of one shard, padding included."""
@@ -46,7 +49,7 @@ class TensorPlan:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return {
+        data = {
             "name": self.name,
             "shape": list(self.shape),
             "dtype": self.dtype,
@@ -54,12 +57,14 @@ class TensorPlan:
             "spec": str(self.spec),
             "label": self.label,
         }
+        return {**data, "written": list(self.written)} if self.written else data
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TensorPlan:
         """The inverse of :meth:`to_json`."""
         spec = TensorShardSpec.parse(data["spec"])
-        return cls(data["name"], tuple(data["shape"]), data["dtype"], data["nbytes"], spec, data["label"])
+        written = tuple(data.get("written", ()))
+        return cls(data["name"], tuple(data["shape"]), data["dtype"], data["nbytes"], spec, data["label"], written)
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,10 @@ class OperatorPlan:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """The plan of one stage of the graph on its mesh. ``fingerprint`` names the graph that it was made for."""
+    """The plan of one stage of the graph on its mesh. ``fingerprint`` names the graph that it was made for.
+
+    ``symbols`` are the symbolic dims of the graph.
+    """
 
     mesh: DeviceMesh
     fingerprint: str
@@ -160,6 +168,7 @@ class StagePlan:
     inputs: tuple[TensorPlan, ...]
     outputs: tuple[TensorPlan, ...]
     output_connections: tuple[ConnectionPlan, ...] = ()
+    symbols: tuple[SymbolPlan, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -178,7 +187,7 @@ class StagePlan:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
-        return {
+        data: dict[str, Any] = {
             "mesh": str(self.mesh),
             "fingerprint": self.fingerprint,
             "operators": [operator.to_json() for operator in self.operators],
@@ -187,6 +196,7 @@ class StagePlan:
             "outputs": [tensor.to_json() for tensor in self.outputs],
             "output_connections": [connection.to_json() for connection in self.output_connections],
         }
+        return {**data, "symbols": [symbol.to_json() for symbol in self.symbols]} if self.symbols else data
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StagePlan:
@@ -199,6 +209,7 @@ class StagePlan:
             tuple(TensorPlan.from_json(t) for t in data["inputs"]),
             tuple(TensorPlan.from_json(t) for t in data["outputs"]),
             tuple(ConnectionPlan.from_json(c) for c in data["output_connections"]),
+            tuple(SymbolPlan.from_json(s) for s in data.get("symbols", ())),
         )
 
 

@@ -75,6 +75,41 @@ def resnet18(batch: int = 2, pixels: int = 32, seed: int = 0) -> tuple[FlowGraph
     return graph, [image]
 
 
+def encoder_block(batch: int | str, seq: int | str, hidden: int = 32, heads: int = 4, seed: int = 0) -> FlowGraph:
+    """A pre-norm transformer block: attention with an additive mask, then an MLP. Sizes may be names of symbols.
+
+    Inputs: x float32[batch, seq, hidden] and mask float32[batch, 1, 1, seq]; output: float32[batch, seq, hidden].
+    """
+    rng = np.random.default_rng(seed)
+
+    def weight(rows: int, columns: int) -> Tensor:
+        return hidet.asarray((rng.standard_normal((rows, columns)) / np.sqrt(rows)).astype(np.float32))
+
+    x = hidet.symbol([batch, seq, hidden], "float32", "cpu")
+    mask = hidet.symbol([batch, 1, 1, seq], "float32", "cpu")
+    rows, columns = x.shape[0], x.shape[1]
+
+    def split(y: Tensor) -> Tensor:
+        return ops.transpose(ops.reshape(y, [rows, columns, heads, hidden // heads]), [0, 2, 1, 3])
+
+    y = ops.layer_norm(x, num_last_dims=1)
+    query, key, value = (split(ops.matmul(y, weight(hidden, hidden))) for _ in range(3))
+    scores = ops.matmul(query, ops.transpose(key, [0, 1, 3, 2])) * (hidden // heads) ** -0.5 + mask
+    mixed = ops.transpose(ops.matmul(ops.softmax(scores, axis=-1), value), [0, 2, 1, 3])
+    x1 = x + ops.matmul(ops.reshape(mixed, [rows, columns, hidden]), weight(hidden, hidden))
+    y = ops.matmul(ops.layer_norm(x1, num_last_dims=1), weight(hidden, 2 * hidden))
+    bias = hidet.asarray((rng.standard_normal(2 * hidden) * 0.1).astype(np.float32))
+    y = ops.matmul(ops.gelu(y + bias), weight(2 * hidden, hidden))
+    return hidet.trace_from(x1 + y, [x, mask])
+
+
+def encoder_inputs(batch: int, seq: int, hidden: int = 32, seed: int = 0) -> list[np.ndarray]:
+    """Random inputs of an :func:`encoder_block`; a mask that hides some of the keys."""
+    rng = np.random.default_rng(seed)
+    mask = np.where(rng.random((batch, 1, 1, seq)) < 0.3, -1e4, 0.0)
+    return [rng.standard_normal((batch, seq, hidden)).astype(np.float32), mask.astype(np.float32)]
+
+
 def narrow_resnet(
     bottleneck: bool = False, width: int = 8, batch: int = 4, pixels: int = 16, seed: int = 0
 ) -> tuple[FlowGraph, list[np.ndarray]]:

@@ -16,19 +16,29 @@ from hidet.graph.ops.transform import (
     UnsqueezeOp,
 )
 from hidet.graph.ops.transpose2d import TransposeOp2D
+from hidet.utils import prod
+
+from hidet_dist.symbolic.extents import Extent, extents_of, same_extent
 
 
 @dataclass(frozen=True)
 class View:
-    """A tensor seen as ``source`` with strides and an offset, all in elements."""
+    """A tensor seen as ``source`` with strides and an offset, all in elements; symbolic dims make them expressions."""
 
     source: Tensor
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
+    shape: tuple[Extent, ...]
+    strides: tuple[Extent, ...]
+    offset: Extent
 
-    def reshaped(self, shape: tuple[int, ...]) -> View | None:
-        """The view in another shape, or None where that would need a copy."""
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all of it is numbers."""
+        return all(isinstance(value, int) for value in (*self.shape, *self.strides, self.offset))
+
+    def reshaped(self, shape: tuple[Extent, ...]) -> View | None:
+        """The view in another shape, or None where that would need a copy, or may need one for some sizes."""
+        if not self.is_fixed or not all(isinstance(size, int) for size in shape):
+            return _reshaped(self, shape)
         try:
             seen = _meta(self).view(shape)
         except RuntimeError:
@@ -57,7 +67,37 @@ def _meta(view: View) -> torch.Tensor:
     return torch.empty(0, device="meta").as_strided(view.shape, view.strides, view.offset)
 
 
+def contiguous(source: Tensor) -> View:
+    """A tensor as it lies in memory."""
+    shape = extents_of(source)
+    return View(source, shape, _packed(shape), 0)
+
+
+def _packed(shape: tuple[Extent, ...]) -> tuple[Extent, ...]:
+    return tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
+
+
+def _reshaped(view: View, shape: tuple[Extent, ...]) -> View | None:
+    """Where dims lie packed they may be cut anew; other dims must stay as they are. From the last dim to the first."""
+    packed = _packed(view.shape)
+    lies = zip(view.shape, view.strides, packed, strict=True)
+    if all((isinstance(size, int) and size == 1) or same_extent(a, b) for size, a, b in lies):
+        return View(view.source, shape, _packed(shape), view.offset)
+    # All dims but the last as one, for a tall matrix.
+    if len(shape) == 2 and len(view.shape) > 2 and same_extent(shape[-1], view.shape[-1]):
+        for dim in range(len(view.shape) - 2):
+            if not same_extent(view.strides[dim], view.shape[dim + 1] * view.strides[dim + 1]):
+                return None
+        return View(view.source, shape, view.strides[-2:], view.offset)
+    return None
+
+
 def _view(source: Tensor, chain: list[Operator]) -> View | None:
+    if not all(isinstance(size, int) for x in (source, *(op.outputs[0] for op in chain)) for size in extents_of(x)):
+        view: View | None = contiguous(source)
+        for op in chain:
+            view = None if view is None else _apply_symbolic(op, view)
+        return view
     seen: torch.Tensor | None = torch.empty([int(size) for size in source.shape], device="meta")
     for op in chain:
         seen = None if seen is None else _apply(op, seen)
@@ -86,4 +126,29 @@ def _apply(op: Operator, x: torch.Tensor) -> torch.Tensor | None:
         ):
             x = x[(slice(None),) * axis + (slice(int(start), int(end), int(stride)),)]
         return x
+    return None
+
+
+def _apply_symbolic(op: Operator, view: View) -> View | None:
+    """As :func:`_apply`, for a view with symbolic dims."""
+    shape = extents_of(op.outputs[0])
+    if isinstance(op, ReshapeOp | FlattenOp | SqueezeOp | UnsqueezeOp):
+        return view.reshaped(shape)
+    axes: list[int] | None = None
+    if isinstance(op, PermuteDimsOp):
+        axes = list(op.attrs["axes"])
+    elif isinstance(op, TransposeOp2D):
+        axes = [1, 0]
+    elif isinstance(op, RearrangeOp) and all(len(dims) == 1 for dims in op.attrs["plan"]):
+        axes = [dims[0] for dims in op.attrs["plan"]]
+    if axes is not None:
+        return View(view.source, shape, tuple(view.strides[axis] for axis in axes), view.offset)
+    if isinstance(op, StridedSliceOp):
+        strides, offset = list(view.strides), view.offset
+        for axis, start, step in zip(op.attrs["axes"], op.attrs["starts"], op.attrs["strides"], strict=True):
+            if not all(isinstance(value, int) for value in (start, step)) or start < 0 or step < 1:
+                return None
+            offset = offset + start * strides[axis]
+            strides[axis] = strides[axis] * step
+        return View(view.source, shape, tuple(strides), offset)
     return None

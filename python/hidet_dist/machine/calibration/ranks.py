@@ -100,7 +100,7 @@ def _call(kind: str, count: int, ranks: int, group: int) -> Callable[[], int]:
 
 
 def _probe(communicator: Communicator, model: LoadedPartition, repeats: int) -> float:
-    inputs = [np.ones(signature.shape, signature.dtype) for signature in model.stage.inputs]
+    inputs = [np.ones([int(extent) for extent in x.shape], x.dtype) for x in model.stage.inputs]
     return _median(communicator, lambda: model.run(inputs), repeats)
 
 

@@ -6,7 +6,7 @@ precision whatever the dtype: a wrong choice then stands out from rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce as fold
 from typing import Any
 
@@ -42,8 +42,8 @@ def numpy_dtype(dtype: DataType) -> np.dtype[Any]:
         raise NotEvaluable(f"the dtype {dtype.name} has no NumPy peer") from None
 
 
-def evaluate(task: Task, inputs: Sequence[Array]) -> list[Array]:
-    """The outputs of a task on whole inputs.
+def evaluate(task: Task, inputs: Sequence[Array], sizes: Mapping[str, int] | None = None) -> list[Array]:
+    """The outputs of a task on whole inputs, its symbolic dims having ``sizes``.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def evaluate(task: Task, inputs: Sequence[Array]) -> list[Array]:
     OutOfRange
         When it reads outside a tensor.
     """
-    evaluator = _Evaluator(dict(zip(task.inputs, inputs, strict=True)))
+    evaluator = _Evaluator(dict(zip(task.inputs, inputs, strict=True)), sizes or {})
     outputs = []
     for output in task.outputs:
         if not isinstance(output, GridCompute):
@@ -164,8 +164,9 @@ def _reduce_within(op: str, value: Array, within: Array, axes: tuple[int, ...]) 
 class _Evaluator:
     """Values are arrays that broadcast over the iteration space; a reduction adds its axes in front of it."""
 
-    def __init__(self, inputs: dict[TensorInput, Array]):
+    def __init__(self, inputs: dict[TensorInput, Array], sizes: Mapping[str, int]):
         self.inputs = inputs
+        self.sizes = sizes
         self.grids: dict[GridCompute, Array] = {}
 
     def grid(self, node: GridCompute) -> Array:
@@ -181,8 +182,8 @@ class _Evaluator:
 
     def shape(self, sizes: Sequence[Any]) -> tuple[int, ...]:
         try:
-            return tuple(int(size) for size in sizes)
-        except (TypeError, ValueError):
+            return tuple(size if isinstance(size, int) else int(self.value(size, {}, 0, np.True_)) for size in sizes)
+        except (NotEvaluable, TypeError, ValueError):
             raise NotEvaluable("a dim of it is symbolic") from None
 
     def iota(self, extent: int, dim: int, ndim: int) -> Array:
@@ -204,6 +205,8 @@ class _Evaluator:
             if not isinstance(e.type, DataType):
                 raise NotEvaluable(f"it has a constant of type {e.type}")
             return self.cast(e.value, e.type)
+        if isinstance(e, ir.SymbolVar) and e.name in self.sizes:
+            return np.asarray(self.sizes[e.name])
         if isinstance(e, ir.Var):
             if e not in env:
                 raise NotEvaluable(f"it uses the variable {e.hint or e.name}")

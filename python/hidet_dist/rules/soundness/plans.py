@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from hidet.graph import FlowGraph, Tensor
+from hidet.ir.expr import SymbolVar
 
 from hidet_dist.partition import CommunicationOp, Program, partition_graph
 from hidet_dist.rules.declared import definition_of
@@ -19,6 +20,7 @@ from hidet_dist.rules.rule import RuleTable
 from hidet_dist.rules.soundness.check import apply_reduce, shape_of
 from hidet_dist.rules.soundness.oracle import evaluate, numpy_dtype
 from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, ReduceFn, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.symbolic.extents import extents_of
 from hidet_dist.view import GraphView
 
 Array = np.ndarray[Any, Any]
@@ -44,8 +46,9 @@ def random_plan(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) -
 
     def tensor(name: str) -> TensorPlan:
         shape = view.shape(name)
-        spec = random_spec(shape, mesh, rng, padded=name in view.weights)
-        return TensorPlan(name, shape, view.tensors[name].dtype.name, view.nbytes(name), spec)
+        spec = random_spec(view.pieces(name)[0], mesh, rng, padded=name in view.weights)
+        dtype, written = view.tensors[name].dtype.name, view.written(name)
+        return TensorPlan(name, shape, dtype, view.nbytes(name), spec, written=written)
 
     operators = []
     for number, op in enumerate(view.operators):
@@ -53,11 +56,17 @@ def random_plan(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) -
         choice = choices[int(rng.integers(len(choices)))]
         operators.append(OperatorPlan(number, op.name, choice.spec, 0.0, 0.0))
     weights, inputs, outputs = (tuple(map(tensor, names)) for names in (view.weights, view.inputs, view.outputs))
-    return Plan((StagePlan(mesh, view.fingerprint(), tuple(operators), weights, inputs, outputs),))
+    return Plan((StagePlan(mesh, view.fingerprint(), tuple(operators), weights, inputs, outputs, (), view.symbols),))
 
 
 def evaluate_graph(graph: FlowGraph, inputs: Sequence[Array]) -> list[Array]:
     """The outputs of a whole graph by the oracle, as it was traced."""
+    sizes = {
+        extent.name: size
+        for x, given in zip(graph.inputs, inputs, strict=True)
+        for extent, size in zip(extents_of(x), given.shape, strict=True)
+        if isinstance(extent, SymbolVar)
+    }
     values: dict[Tensor, Array] = dict(zip(graph.inputs, inputs, strict=True))
 
     def value(x: Tensor) -> Array:
@@ -66,7 +75,7 @@ def evaluate_graph(graph: FlowGraph, inputs: Sequence[Array]) -> list[Array]:
         return values[x]
 
     for op in graph.nodes:
-        results = evaluate(definition_of(op), [value(x) for x in op.inputs])
+        results = evaluate(definition_of(op), [value(x) for x in op.inputs], sizes)
         values.update(zip(op.outputs, results, strict=True))
     return [value(y) for y in graph.outputs]
 
@@ -74,11 +83,12 @@ def evaluate_graph(graph: FlowGraph, inputs: Sequence[Array]) -> list[Array]:
 def evaluate_program(program: Program, inputs: Sequence[Array]) -> list[list[Array]]:
     """Each rank's outputs of a program by the oracle, all ranks stepped together."""
     mesh = program.mesh
+    sizes = program.sizes([whole.shape for whole in inputs])
     values: list[dict[Tensor, Array]] = []
     for rank in range(mesh.size):
         own: dict[Tensor, Array] = {}
         for x, whole, plan in zip(program.graph.inputs, inputs, program.inputs, strict=False):
-            own[x] = whole[plan.spec.slices(plan.shape, mesh, mesh.coordinate(rank))]
+            own[x] = whole[plan.spec.slices(whole.shape, mesh, mesh.coordinate(rank))]
         data = program.data_of(rank)
         for name, placeholder in program.weight_placeholders.items():
             own[placeholder] = data[name].numpy().astype(numpy_dtype(placeholder.dtype))
@@ -99,7 +109,7 @@ def evaluate_program(program: Program, inputs: Sequence[Array]) -> list[list[Arr
                 arguments = [own[x] for x in node.inputs]
                 key = tuple(map(id, arguments))
                 if key not in done:
-                    done[key] = [same(y) for y in evaluate(task, arguments)]
+                    done[key] = [same(y) for y in evaluate(task, arguments, sizes)]
                 results.append(done[key])
         for own, result in zip(values, results, strict=True):
             own.update(zip(node.outputs, result, strict=True))
@@ -134,7 +144,7 @@ def check_plan(graph: FlowGraph, plan: Plan, inputs: Sequence[Array], whole: Seq
     results = evaluate_program(partition_graph(graph, plan), inputs)
     for number, (want, tensor) in enumerate(zip(whole, plan.stage.outputs, strict=True)):
         for rank, result in enumerate(results):
-            expected = want[tensor.spec.slices(tensor.shape, mesh, mesh.coordinate(rank))]
+            expected = want[tensor.spec.slices(want.shape, mesh, mesh.coordinate(rank))]
             if result[number].shape != expected.shape:
                 return f"output {number} of rank {rank} has the shape {result[number].shape}, not {expected.shape}"
             if not np.allclose(result[number], expected, rtol=1e-6, atol=1e-7):

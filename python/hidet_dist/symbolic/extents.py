@@ -1,0 +1,131 @@
+"""Extents: the sizes of dims, which are ints, or hidet's expressions of symbolic dims."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import hidet
+from hidet.graph import Tensor
+from hidet.ir import expr as ir
+from hidet.ir.expr import Constant, Expr, SymbolVar, symbol_var
+from hidet.ir.tools import collect
+
+from hidet_dist.spec.symbols import local_name
+
+Extent: TypeAlias = int | Expr
+
+_TRIALS = 3  # two polynomials of low degree that agree at one large random point are equal but for a chance of 1e-8
+
+
+def extents_of(tensor: Tensor) -> tuple[Extent, ...]:
+    """The shape of a tensor, constants as ints."""
+    return tuple(int(size) if isinstance(size, int | Constant) else size for size in tensor.shape)
+
+
+def symbols_in(extents: Sequence[Extent]) -> list[str]:
+    """The names of the symbolic dims in extents, in the order of their first use."""
+    found: dict[str, None] = {}
+    for extent in extents:
+        if isinstance(extent, Expr):
+            found.update(dict.fromkeys(sorted(symbol.name for symbol in collect(extent, SymbolVar))))
+    return list(found)
+
+
+def evaluate(extent: Extent, sizes: Mapping[str, int]) -> int:
+    """The value of an extent, given the sizes of its symbols.
+
+    Raises
+    ------
+    ValueError
+        When the extent is no expression of symbols by ``+ - * / % < <= ?:``.
+    """
+    if isinstance(extent, int | Constant):
+        return int(extent)
+    if isinstance(extent, SymbolVar) and extent.name in sizes:
+        return sizes[extent.name]
+    if isinstance(extent, ir.Cast):
+        return evaluate(extent.expr, sizes)
+    if isinstance(extent, ir.IfThenElse):
+        return evaluate(extent.then_expr if evaluate(extent.cond, sizes) else extent.else_expr, sizes)
+    if isinstance(extent, ir.LessThan | ir.LessEqual):
+        a, b = evaluate(extent.a, sizes), evaluate(extent.b, sizes)
+        return int(a < b or (a == b and isinstance(extent, ir.LessEqual)))
+    if isinstance(extent, ir.Add | ir.Sub | ir.Multiply | ir.Div | ir.FloorDiv | ir.Mod):
+        a, b = evaluate(extent.a, sizes), evaluate(extent.b, sizes)
+        if isinstance(extent, ir.Add):
+            return a + b
+        if isinstance(extent, ir.Sub):
+            return a - b
+        if isinstance(extent, ir.Multiply):
+            return a * b
+        if b <= 0:
+            raise ValueError(f"the size {extent} divides by {b}")
+        return a % b if isinstance(extent, ir.Mod) else a // b
+    raise ValueError(f"the size {extent} is no arithmetic of symbolic dims")
+
+
+def same_extent(a: Extent, b: Extent) -> bool:
+    """Whether two extents are equal whatever the sizes of their symbols, each of which stands for itself."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a == b
+    if str(a) == str(b):
+        return True
+    names = symbols_in([a, b])
+    try:
+        return all(
+            evaluate(a, sizes) == evaluate(b, sizes)
+            for sizes in ({name: _number(name, trial) for name in names} for trial in range(_TRIALS))
+        )
+    except ValueError:
+        return False
+
+
+def same_shape(a: Sequence[Extent], b: Sequence[Extent]) -> bool:
+    """Whether two shapes have the same extents."""
+    return len(a) == len(b) and all(map(same_extent, a, b))
+
+
+def _number(name: str, trial: int) -> int:
+    digest = hashlib.sha256(f"{name} {trial}".encode()).digest()
+    return 2**31 + int.from_bytes(digest[:4], "big")
+
+
+def local_extent(extent: Extent, shards: int, multiples: Mapping[str, int]) -> Extent | None:
+    """The extent of one of ``shards`` equal shards of a dim; None where it is not known to divide.
+
+    A symbol's shard is a symbol of its own (see :func:`hidet_dist.spec.symbols.local_name`), so that a shape on shards
+    is written as the whole one is, but for the names. ``multiples`` says what each symbol is a multiple of.
+    """
+    if shards == 1:
+        return extent
+    factors = factors_of(extent)
+    for number, factor in enumerate(factors):
+        part = math.gcd(shards, divisor_of(factor, multiples))
+        shards //= part
+        factors[number] = _shard(factor, part)
+    return hidet.utils.prod(factors) if shards == 1 else None
+
+
+def factors_of(extent: Extent) -> list[Extent]:
+    """The factors of an extent that is a product; the extent alone where it is none."""
+    if isinstance(extent, ir.Multiply):
+        return [*factors_of(extent.a), *factors_of(extent.b)]
+    return [int(extent) if isinstance(extent, Constant) else extent]
+
+
+def divisor_of(extent: Extent, multiples: Mapping[str, int]) -> int:
+    """What an extent is known to be a multiple of; ``multiples`` says what each symbol is a multiple of."""
+    numbers = [
+        factor if isinstance(factor, int) else multiples[factor.name] if isinstance(factor, SymbolVar) else 1
+        for factor in factors_of(extent)
+    ]
+    return math.prod(numbers)
+
+
+def _shard(factor: Extent, shards: int) -> Extent:
+    if isinstance(factor, SymbolVar):
+        return symbol_var(local_name(factor.name, shards))
+    return factor if shards == 1 else factor // shards

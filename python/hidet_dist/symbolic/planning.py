@@ -1,0 +1,215 @@
+"""Planning a graph whose sizes are not known: a twin of it with sizes, and the choices that hold for all sizes.
+
+Rules and costs need numbers. So the graph is planned as a twin in which every symbol is the size that is expected.
+Whether a choice of the twin holds for every size is decided by a second twin, whose sizes are primes (times what is
+declared) that divide nothing else in the graph, and by the symbolic operator itself: rebuilt on symbolic shards it must
+have the definition of the second twin's operator, rebuilt on its shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import hidet
+from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.ir.expr import Expr
+
+from hidet_dist.connect import Element
+from hidet_dist.errors import ConfigError
+from hidet_dist.rules.access import Definition, UnsupportedDefinition, analyze, rename
+from hidet_dist.rules.declared import definition_of
+from hidet_dist.rules.local import localize
+from hidet_dist.rules.rule import Choice, Rule, RuleTable
+from hidet_dist.spec import DeviceMesh, OpShardSpec, TensorShardSpec
+from hidet_dist.spec.symbols import SymbolPlan, SymbolSize, local_symbols
+from hidet_dist.spec.tensor import padded_shard
+from hidet_dist.symbolic.extents import Extent, extents_of, local_extent
+from hidet_dist.symbolic.twin import concrete, prime_sizes
+from hidet_dist.view import GraphView, check_symbols, graph_symbols
+
+
+def local_shape(
+    extents: Sequence[Extent], spec: TensorShardSpec, mesh: DeviceMesh, symbols: Sequence[SymbolPlan]
+) -> tuple[Extent, ...] | None:
+    """The shape of a shard as it is written; None where a symbolic dim is split that is not declared to divide."""
+    multiples = {symbol.name: symbol.multiple_of for symbol in symbols}
+    shape: list[Extent] = []
+    for extent, axes in zip(extents, spec.mesh_axes_per_dim, strict=True):
+        shards = mesh.group_size(axes)
+        fixed = isinstance(extent, int)
+        local = padded_shard(extent, shards, mesh) if fixed else local_extent(extent, shards, multiples)
+        if local is None:
+            return None
+        shape.append(local)
+    return tuple(shape)
+
+
+class TwinView(GraphView):
+    """A graph with symbolic dims as it is planned: operators and shapes are a twin's, names and fingerprint its own.
+
+    Parameters
+    ----------
+    graph: FlowGraph
+        The graph.
+    declared: mapping
+        What is declared of each symbolic dim, by name.
+    mesh: DeviceMesh
+        The mesh to plan for.
+
+    Raises
+    ------
+    ConfigError
+        When a symbolic dim is not declared or a declared one is not there, or the graph fits particular sizes only.
+    """
+
+    def __init__(self, graph: FlowGraph, declared: Mapping[str, SymbolSize], mesh: DeviceMesh):
+        check_symbols(graph, list(declared))
+        names = graph_symbols(graph)
+        for name in declared:
+            if name not in names:
+                raise ConfigError(
+                    f"optimization_config['symbols'] declares {name!r}; the graph has the symbolic dims "
+                    f"{', '.join(names) or 'none'}."
+                )
+        symbols = tuple(declared[name].of(name) for name in names)
+        for own in local_symbols(symbols, mesh):
+            if own.shards > 1 and own.name in names:
+                raise ConfigError(f"Rename the symbolic dim {own.name}: so is a shard of {own.symbol} called.")
+        self.symbolic = GraphView(graph, symbols, mesh)
+        super().__init__(concrete(self.symbolic, {symbol.name: symbol.size for symbol in symbols}))
+        self.symbols = symbols
+        self.prime_sizes = prime_sizes(self.symbolic, mesh)
+        self.primes = GraphView(concrete(self.symbolic, self.prime_sizes))
+        for view in (self, self.primes):
+            assert [type(op) for op in view.operators] == [type(op) for op in self.symbolic.operators]
+        self.names.update(self.symbolic.names)  # so that a user's tensors are found
+
+    def pieces(self, name: str) -> tuple[tuple[int, ...], Element]:
+        """A tensor as it may be split; see :meth:`GraphView.pieces`."""
+        return self.symbolic.pieces(name)
+
+    def written(self, name: str) -> tuple[int | str, ...]:
+        """The shape of a tensor with symbolic dims, these as text; empty for a fixed shape."""
+        return self.symbolic.written(name)
+
+    def fingerprint(self) -> str:
+        """The fingerprint of the symbolic graph, which a plan is for."""
+        return self.symbolic.fingerprint()
+
+
+def planning_view(graph: FlowGraph, declared: Mapping[str, SymbolSize], mesh: DeviceMesh) -> GraphView:
+    """The view in which a graph is planned: with numbers for shapes, whether it has symbolic dims or not.
+
+    Raises
+    ------
+    ConfigError
+        When a symbolic dim is not declared or a declared one is not there, or the graph fits particular sizes only.
+    """
+    return TwinView(graph, declared, mesh) if declared or graph_symbols(graph) else GraphView(graph)
+
+
+def rule_table(view: GraphView, mesh: DeviceMesh) -> RuleTable:
+    """The rules of a view's operators; of a graph with symbolic dims, with the choices that hold for all sizes."""
+    return SymbolicRules(view, mesh) if isinstance(view, TwinView) else RuleTable(mesh)
+
+
+def check_specs(
+    view: GraphView, mesh: DeviceMesh, what: str, names: Sequence[str], specs: Sequence[TensorShardSpec | None] | None
+) -> None:
+    """Refuse specs of inputs or outputs that split a symbolic dim into more than it is declared to divide into.
+
+    Raises
+    ------
+    ConfigError
+        When a spec does.
+    """
+    if not isinstance(view, TwinView):
+        return
+    multiples = {symbol.name: symbol.multiple_of for symbol in view.symbols}
+    for number, (name, spec) in enumerate(zip(names, specs or (), strict=False)):
+        if spec is None or any(axis >= mesh.ndim for axis in spec.mesh_axes):
+            continue
+        for extent, axes in zip(view.symbolic.extents(name), spec.mesh_axes_per_dim, strict=False):
+            shards = mesh.group_size(axes)
+            if isinstance(extent, Expr) and local_extent(extent, shards, multiples) is None:
+                raise ConfigError(
+                    f"The spec {spec} of {what} {number} splits the symbolic dim {extent} into {shards}, which it is "
+                    "not declared to be a multiple of: declare it in optimization_config['symbols'], as in "
+                    f"{{{str(extent)!r}: {{'expected': {8 * shards}, 'multiple_of': {shards}}}}}."
+                )
+
+
+class SymbolicRules(RuleTable):
+    """The rules of a twin's operators; the choices are those that hold for all sizes of the symbols."""
+
+    def __init__(self, view: TwinView, mesh: DeviceMesh):
+        super().__init__(mesh)
+        self._view = view
+        self._place = {id(op): number for number, op in enumerate(view.operators)}
+        self._prime_table = RuleTable(mesh)
+        self._sizes = {
+            own.name: view.prime_sizes[own.symbol] // own.shards for own in local_symbols(view.symbols, mesh)
+        }
+        self._sound: dict[tuple[int, str], tuple[Choice, ...]] = {}
+
+    def __call__(self, op: Operator) -> tuple[Rule, tuple[Choice, ...]]:
+        """The rule of an operator of the twin, and its choices that hold for all sizes."""
+        rule, choices = super().__call__(op)
+        number = self._place[id(op)]
+        symbolic, prime = self._view.symbolic.operators[number], self._view.primes.operators[number]
+        if all(isinstance(size, int) for x in (*symbolic.inputs, *symbolic.outputs) for size in extents_of(x)):
+            return rule, choices
+        key = (id(choices), str(symbolic))
+        if key not in self._sound:
+            self._sound[key] = tuple(self._hold(symbolic, prime, choices))
+        return rule, self._sound[key]
+
+    def _hold(self, symbolic: Operator, prime: Operator, choices: Sequence[Choice]) -> Iterator[Choice]:
+        same = self._definition(symbolic) == self._definition(prime) is not None
+        specs = {choice.spec for choice in self._prime_table(prime)[1]}
+        proofs: dict[Any, bool] = {}
+        for choice in choices:
+            spec = choice.spec
+            if spec.is_replicated:
+                yield choice
+            elif same and spec in specs:
+                key = (spec.in_specs, tuple(map(spec.partial_spec, range(len(spec.out_specs)))))
+                if key not in proofs:
+                    proofs[key] = self._proven(symbolic, prime, spec)
+                if proofs[key] and None not in map(self._shape, symbolic.outputs, spec.out_specs):
+                    yield choice
+
+    def _shape(self, tensor: Tensor, spec: TensorShardSpec) -> tuple[Extent, ...] | None:
+        return local_shape(extents_of(tensor), spec, self.mesh, self._view.symbols)
+
+    def _proven(self, symbolic: Operator, prime: Operator, spec: OpShardSpec) -> bool:
+        """Whether the symbolic operator on shards has the definition of the prime one on its shards."""
+        definitions = []
+        partial = [spec.partial_spec(o) for o in range(len(spec.out_specs))]
+        for op in (symbolic, prime):
+            ins = [self._shape(x, s) for x, s in zip(op.inputs, spec.in_specs, strict=True)]
+            outs = [self._shape(y, s) for y, s in zip(op.outputs, partial, strict=True)]
+            if None in (*ins, *outs):
+                return False
+            shards = [
+                hidet.symbol(list(shape or ()), x.dtype, x.device) for shape, x in zip(ins, op.inputs, strict=True)
+            ]
+            shapes = [shape or () for shape in outs]
+            try:
+                local = localize(op, shards, spec.in_specs, shapes, self.mesh, self._coordinate)[0].op
+            except ValueError:
+                return False
+            definitions.append(self._definition(local))
+        return definitions[0] == definitions[1] is not None
+
+    def _coordinate(self) -> Tensor:
+        return hidet.symbol([self.mesh.ndim], "int32", self._view.graph.outputs[0].device)
+
+    def _definition(self, op: Operator) -> Any:
+        """The canonical definition of an operator at the prime sizes, None where it has none."""
+        try:
+            definition: Definition = analyze(definition_of(op), self._sizes)
+        except (UnsupportedDefinition, ValueError):
+            return None
+        return rename(definition.canonical, {})

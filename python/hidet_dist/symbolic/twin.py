@@ -1,0 +1,95 @@
+"""Twins: a graph with symbolic dims, or one of its operators, with numbers for the symbols."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import hidet
+from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.ir.expr import Constant, Expr
+
+from hidet_dist.errors import ConfigError
+from hidet_dist.normalize import as_normal
+from hidet_dist.rules.local import rebuild
+from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.symbols import SymbolPlan
+from hidet_dist.symbolic.extents import evaluate, extents_of
+from hidet_dist.view import GraphView
+
+
+def prime_sizes(view: GraphView, mesh: DeviceMesh) -> dict[str, int]:
+    """A prime for each symbol, times its multiple, that divides no other extent of the graph."""
+    others = {mesh.size, *(symbol.multiple_of for symbol in view.symbols)}
+    others.update(extent for name in view.tensors for extent in view.extents(name) if isinstance(extent, int))
+    primes = (n for n in itertools.count(3) if all(n % d for d in range(2, math.isqrt(n) + 1)))
+    free = (prime for prime in primes if all(other % prime for other in others))
+    return {symbol.name: symbol.multiple_of * next(free) for symbol in view.symbols}
+
+
+def concrete(view: GraphView, sizes: Mapping[str, int]) -> FlowGraph:
+    """The graph with numbers for its symbols.
+
+    Raises
+    ------
+    ConfigError
+        When an operator cannot have these sizes.
+    """
+    made: dict[Tensor, Tensor] = {}
+    for name in view.inputs:
+        made[view.tensors[name]] = _placeholder(view.tensors[name], sizes)
+    for name in view.weights:
+        made[view.tensors[name]] = view.tensors[name]
+    for number, op in enumerate(view.operators):
+        try:
+            outputs = _rebuilt(op, [made[x] for x in op.inputs], sizes)
+        except ValueError as error:
+            raise ConfigError(
+                f"Operator {number}, {op.name}, does not take all sizes of the symbolic dims, such as "
+                f"{', '.join(f'{name} = {size}' for name, size in sizes.items())}: {error}"
+            ) from error
+        made.update(zip(op.outputs, outputs, strict=True))
+    twin = FlowGraph([made[y] for y in view.graph.outputs], [made[x] for x in view.graph.inputs])
+    return as_normal(twin)
+
+
+def at_sizes(op: Operator, symbols: Sequence[SymbolPlan]) -> Operator:
+    """A twin of one operator, at the sizes that are planned for; the operator itself where it has no symbolic dims.
+
+    Raises
+    ------
+    ValueError
+        When the operator cannot have these sizes.
+    """
+    if all(isinstance(extent, int) for x in (*op.inputs, *op.outputs) for extent in extents_of(x)):
+        return op
+    sizes = {symbol.name: symbol.size for symbol in symbols}
+    return _rebuilt(op, [_placeholder(x, sizes) for x in op.inputs], sizes)[0].op
+
+
+def _placeholder(x: Tensor, sizes: Mapping[str, int]) -> Tensor:
+    return hidet.symbol([evaluate(extent, sizes) for extent in extents_of(x)], x.dtype, x.device)
+
+
+def _rebuilt(op: Operator, inputs: Sequence[Tensor], sizes: Mapping[str, int]) -> list[Tensor]:
+    shapes = [tuple(evaluate(extent, sizes) for extent in extents_of(y)) for y in op.outputs]
+    stand_in = copy.copy(op)
+    stand_in.attrs = _substituted(op.attrs, sizes)
+    return rebuild(stand_in, inputs, shapes)
+
+
+def _substituted(value: Any, sizes: Mapping[str, int]) -> Any:
+    """An attribute with numbers for the symbols in it."""
+    if isinstance(value, dict):
+        return {key: _substituted(part, sizes) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_substituted(part, sizes) for part in value)
+    if isinstance(value, Expr) and not isinstance(value, Constant):
+        try:
+            return evaluate(value, sizes)
+        except ValueError:
+            return value
+    return value

@@ -1,0 +1,31 @@
+"""How symbolic dims are declared."""
+
+import pytest
+
+from hidet_dist.config import OptimizationConfig
+from hidet_dist.errors import ConfigError
+from hidet_dist.spec.symbols import SymbolSize
+
+
+def test_a_size_alone_or_with_a_multiple():
+    config = OptimizationConfig.parse({"symbols": {"batch": {"expected": 16, "multiple_of": 8}, "seq": 128}})
+    assert config.symbols == {"batch": SymbolSize(16, 8), "seq": SymbolSize(128, 1)}
+    assert OptimizationConfig.parse({}).symbols == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["batch"], "must be a dict"),
+        ({1: 16}, "the keys are names"),
+        ({"batch": {"multiple_of": 8}}, "lacks 'expected'"),
+        ({"batch": {"expected": 16, "multiple": 8}}, "Unknown key 'multiple'"),
+        ({"batch": 0}, "'expected' must be a whole number from 1"),
+        ({"batch": True}, "'expected' must be a whole number from 1"),
+        ({"batch": {"expected": 16, "multiple_of": 1.5}}, "'multiple_of' must be a whole number from 1"),
+        ({"batch": {"expected": 12, "multiple_of": 8}}, "'expected' = 12 is no multiple of 8"),
+    ],
+)
+def test_what_is_no_declaration_is_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        OptimizationConfig.parse({"symbols": given})
