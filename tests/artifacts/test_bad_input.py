@@ -127,7 +127,7 @@ def test_symbolic_dims_without_a_size_are_refused_by_name(tmp_path):
 
 def test_an_infeasible_budget_states_the_least_that_would_do(tmp_path):
     mesh = {"mesh_shape": [2]}
-    with pytest.raises(InfeasibleError, match="at least [0-9]+ bytes") as caught:
+    with pytest.raises(InfeasibleError, match=r"at least [0-9]+ bytes") as caught:
         hidet.distributed.auto_parallel(linear(), mesh, {"mem_budget": 107}, tmp_path / "out")
     least = caught.value.least_budget
     # w splits in two and so does b; x and the output are whole: there is more, but not less.

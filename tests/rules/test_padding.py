@@ -258,7 +258,7 @@ def test_an_encoder_of_101_words_and_an_inner_width_of_26(mesh, split):
 
 
 def test_a_tight_budget_is_met_by_padding():
-    """Room for a little more than half of both matrices: without padding, every device would have to hold them whole."""
+    """Room for a little more than half of both matrices, which no device could hold whole: they are padded."""
     rng = np.random.default_rng(10)
     x, table = symbol([5], "int64"), constant(rng, 101, 3)
     graph = hidet.trace_from(ops.matmul(ops.take(table, x, 0), constant(rng, 3, 101)), [x])
