@@ -31,6 +31,7 @@ from rich.table import Table
 
 from hidet_dist.machine import Cluster, builtin
 from hidet_dist.search import find
+from hidet_dist.search.memory import live_bytes
 from hidet_dist.spec import DeviceMesh, OpShardSpec, TensorShardSpec
 from hidet_dist.testing import shapes
 from hidet_dist.view import GraphView
@@ -124,10 +125,11 @@ def measure(name: str) -> dict[str, Any]:
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     predicted: dict[str, float] = {}
     fitting = []
+    view = GraphView(graph)
     for expert, (weights, allow) in experts(graph, cluster.mesh, layer).items():
         plan = find(graph, cluster, UNLIMITED, pins=weights, allow=allow, report=False).plan
         predicted[expert] = plan.seconds
-        if plan.stage.weight_bytes_per_device <= cluster.device.memory_bytes:
+        if max(live_bytes(view, plan.stage)) <= cluster.device.memory_bytes:
             fitting.append(plan.seconds)
     return {
         "seconds": round(seconds, 3),
@@ -135,6 +137,7 @@ def measure(name: str) -> dict[str, Any]:
         "gap": found.gap,
         "peak_rss_bytes": rss,
         "predicted_seconds": found.plan.seconds,
+        "held_bytes_per_device": max(live_bytes(view, found.plan.stage)),
         "weight_bytes_per_device": found.plan.stage.weight_bytes_per_device,
         "collectives": found.plan.collectives(),
         "ratio_to_expert": found.plan.seconds / min(fitting, default=math.inf),

@@ -105,6 +105,7 @@ def auto_parallel(
                 optimization.pins,
                 optimization.names,
                 optimization.mode,
+                optimization.solver_threads,
                 symbols=optimization.symbols,
             )
         planned = time.perf_counter()

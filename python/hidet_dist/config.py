@@ -83,7 +83,8 @@ class OptimizationConfig:
     target: str
         hidet's build target; ``cpu``.
     mem_budget: int, optional
-        Bytes of weights that each device may hold; the device's memory by default.
+        Bytes that each device may hold at any time, by the plan: weights, graph inputs and outputs, and activations
+        while they live; the device's memory by default.
     input_specs, output_specs: tuple of TensorShardSpec or None, optional
         How graph inputs arrive and outputs are wanted, as specs or their text; replicated by default.
     pins: dict of text, optional
@@ -97,9 +98,11 @@ class OptimizationConfig:
     solver: str
         ``highs`` or ``cbc``.
     solver_time_limit_seconds: float, optional
-        When to stop with the best plan found.
+        When the search stops with the best plan found, which its report marks by its gap.
     solver_gap: float
         The relative gap to the optimum at which the solver may stop.
+    solver_threads: int
+        Threads of the solver; with one, the default, the same graph gets the same plan.
     symbols: mapping of str to SymbolSize
         What is declared of each symbolic dim: the size that costs are predicted for, and what all sizes are multiples
         of. Given as ``{"batch": {"expected": 16, "multiple_of": 8}, "seq": 128}``.
@@ -119,6 +122,7 @@ class OptimizationConfig:
     solver: str = "highs"
     solver_time_limit_seconds: float | None = None
     solver_gap: float = 1e-3
+    solver_threads: int = 1
     symbols: Mapping[str, SymbolSize] = field(default_factory=dict)
     weights: str | Path | Sequence[str | Path] | None = None
     recompile: bool = False
@@ -155,6 +159,10 @@ class OptimizationConfig:
             raise ConfigError(
                 "optimization_config['weights'] must be the path of a safetensors file, an index or a folder, or a "
                 f"list of paths; got {config.weights!r}."
+            )
+        if not _is_int(config.solver_threads) or config.solver_threads < 1:
+            raise ConfigError(
+                f"optimization_config['solver_threads'] must be an int of 1 or more; got {config.solver_threads!r}."
             )
         if not isinstance(config.recompile, bool):
             raise ConfigError(f"optimization_config['recompile'] must be True or False; got {config.recompile!r}.")
