@@ -4,12 +4,16 @@
 
 ``seconds`` is from the traced graph to the plan (``cpu_seconds`` counts where others use the machine too), ``gap`` the
 relative distance to the proven bound, ``peak_rss_bytes`` that of the process that traced and planned,
-``ratio_to_expert`` our predicted time over that of the best expert's plan that fits the devices' memory. Each expert is
-the best plan with what makes the expert's prescribed:
+``ratio_to_expert`` our predicted time over that of the best expert's plan that fits the budget (null if none does).
+Each expert is the best plan with what makes the expert's prescribed:
 
 megatron      Matrices by columns, then by rows, over the last mesh axis; partial sums all-reduced.
 data_parallel Every weight on every device, activations split by their first dim.
 fsdp          The same, with each weight split over all devices and gathered where it is used.
+
+Small cases have ``ratio_to_exhaustive``: our predicted time over the least of all choices of operators and weights that
+fit the budget, tried one by one. They share a process. ``layers`` plans LLaMA-3-8B at several depths, each in a process
+of its own: ``layers_seconds`` are the CPU seconds from the traced graph to the plan.
 """
 
 from __future__ import annotations
@@ -21,9 +25,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import hidet
+import numpy as np
+from hidet import ops
 from hidet.graph import FlowGraph, Operator
 from hidet.testing.models.resnet import Bottleneck, ResNet
 from rich.console import Console
@@ -31,12 +38,21 @@ from rich.table import Table
 
 from hidet_dist.machine import Cluster, builtin
 from hidet_dist.search import find
+from hidet_dist.search.activations import held
+from hidet_dist.search.cost import PredictedCost
+from hidet_dist.search.ilp import Problem, evaluate
 from hidet_dist.search.memory import live_bytes
+from hidet_dist.search.pins import Pins
+from hidet_dist.search.presolve import readers
+from hidet_dist.search.statement import state
 from hidet_dist.spec import DeviceMesh, OpShardSpec, TensorShardSpec
 from hidet_dist.testing import shapes
 from hidet_dist.view import GraphView
+from hidet_dist.weights import weight
 
 UNLIMITED = 2**62
+MOST_ROWS = 2**22  # partial choices that an exhaustive search keeps at once
+ROUNDING = 1e-12  # relative, of sums in another order
 COLUMNS, ROWS = 1, 0
 GPT_LAYER = (COLUMNS, COLUMNS, COLUMNS, ROWS, COLUMNS, ROWS)
 LLAMA_LAYER = (COLUMNS, COLUMNS, COLUMNS, ROWS, COLUMNS, COLUMNS, ROWS)
@@ -50,20 +66,71 @@ def resnet50() -> FlowGraph:
     return hidet.trace_from(model(x), [x])
 
 
-# What to plan, on which mesh and machine, and by which dim Megatron splits the matrices of a layer.
-CASES: dict[str, tuple[Callable[[], FlowGraph], tuple[int, ...], str, tuple[int, ...]]] = {
-    "gpt2_8": (lambda: shapes.gpt(shapes.GPT2), (8,), "dgx-a100", GPT_LAYER),
-    "resnet50_8": (resnet50, (8,), "dgx-a100", ()),
-    "llama3_8b_8": (lambda: shapes.llama(shapes.LLAMA3_8B), (8,), "dgx-a100", LLAMA_LAYER),
-    "llama3_8b_2x4": (lambda: shapes.llama(shapes.LLAMA3_8B), (2, 4), "dgx-a100", LLAMA_LAYER),
-    "llama3_70b_2x8": (lambda: shapes.llama(shapes.LLAMA3_70B), (2, 8), "dgx-a100-pod", LLAMA_LAYER),
-    "gpt3_175b_8x8": (lambda: shapes.gpt(shapes.GPT3_175B), (8, 8), "dgx-a100-pod", GPT_LAYER),
+def gpt_mlp() -> FlowGraph:
+    """Norm, linear, GELU, linear, with biases and the residual around them: 9 operators, 6 weights."""
+    batch, seq, hidden = 8, 128, 1024
+    x = hidet.symbol([batch, seq, hidden], "float16", "cpu")
+
+    def vector(name: str, size: int) -> hidet.Tensor:
+        return weight(name, [size], "float16")
+
+    y = ops.layer_norm(x) * vector("norm.weight", hidden) + vector("norm.bias", hidden)
+    y = ops.gelu(ops.matmul(y, weight("up", [hidden, 4 * hidden], "float16")) + vector("up.bias", 4 * hidden))
+    y = ops.matmul(y, weight("down", [4 * hidden, hidden], "float16")) + vector("down.bias", hidden)
+    return hidet.trace_from(x + y, [x])
+
+
+def mlp() -> FlowGraph:
+    """Linear, ReLU, linear, of more rows than columns."""
+    x = hidet.symbol([8192, 1024], "float16", "cpu")
+    y = ops.relu(ops.matmul(x, weight("up", [1024, 4096], "float16")))
+    return hidet.trace_from(ops.matmul(y, weight("down", [4096, 1024], "float16")), [x])
+
+
+def chain() -> FlowGraph:
+    """Five matrices one after the other."""
+    x = y = hidet.symbol([512, 4096], "float16", "cpu")
+    for number in range(5):
+        y = ops.matmul(y, weight(f"weight.{number}", [4096, 4096], "float16"))
+    return hidet.trace_from(y, [x])
+
+
+@dataclass(frozen=True)
+class Case:
+    """What to plan, on which mesh and machine, and by which dim Megatron splits the matrices of a layer.
+
+    ``budget_share`` is the budget as a part of what the best plan without one holds; None for the device's memory.
+    """
+
+    build: Callable[[], FlowGraph]
+    mesh: tuple[int, ...]
+    machine: str
+    layer: tuple[int, ...] = ()
+    budget_share: float | None = None
+    exhaustive: bool = False
+
+
+CASES: dict[str, Case] = {
+    "gpt2_8": Case(lambda: shapes.gpt(shapes.GPT2), (8,), "dgx-a100", GPT_LAYER),
+    "resnet50_8": Case(resnet50, (8,), "dgx-a100"),
+    "llama3_8b_8": Case(lambda: shapes.llama(shapes.LLAMA3_8B), (8,), "dgx-a100", LLAMA_LAYER),
+    "llama3_8b_2x4": Case(lambda: shapes.llama(shapes.LLAMA3_8B), (2, 4), "dgx-a100", LLAMA_LAYER),
+    "llama3_70b_2x8": Case(lambda: shapes.llama(shapes.LLAMA3_70B), (2, 8), "dgx-a100-pod", LLAMA_LAYER),
+    "gpt3_175b_8x8": Case(lambda: shapes.gpt(shapes.GPT3_175B), (8, 8), "dgx-a100-pod", GPT_LAYER),
+    "gpt_mlp_2": Case(gpt_mlp, (2,), "dgx-a100", exhaustive=True),
+    "gpt_mlp_2_tight": Case(gpt_mlp, (2,), "dgx-a100", budget_share=0.7, exhaustive=True),
+    "mlp_2x2": Case(mlp, (2, 2), "dgx-a100", exhaustive=True),
+    "mlp_2x2_tight": Case(mlp, (2, 2), "dgx-a100", budget_share=0.9, exhaustive=True),
+    "chain_2": Case(chain, (2,), "dgx-a100", exhaustive=True),
+    "chain_2_tight": Case(chain, (2,), "dgx-a100", budget_share=0.7, exhaustive=True),
 }
+LAYERS = (8, 16, 32, 64)
 
 
-def experts(
-    graph: FlowGraph, mesh: DeviceMesh, layer: tuple[int, ...]
-) -> dict[str, tuple[dict[str, TensorShardSpec], Callable[[Operator, OpShardSpec], bool]]]:
+Expert = tuple[dict[str, TensorShardSpec], Callable[[Operator, OpShardSpec], bool]]
+
+
+def experts(graph: FlowGraph, mesh: DeviceMesh, layer: tuple[int, ...]) -> dict[str, Expert]:
     """For each expert how the weights lie, and which specs of an operator are in the expert's manner."""
     view = GraphView(graph)
     whole = {name: TensorShardSpec.replicated(len(view.shape(name))) for name in view.weights}
@@ -76,7 +143,7 @@ def experts(
         return not any(axes for own in (*spec.in_specs, *spec.out_specs) for axes in own.mesh_axes_per_dim[1:])
 
     fully = {name: most_split(view.shape(name), mesh) for name in view.weights}
-    found = {"data_parallel": (whole, batch_only), "fsdp": (fully, batch_only)}
+    found: dict[str, Expert] = {"data_parallel": (whole, batch_only), "fsdp": (fully, batch_only)}
     if layer:
         matrices = [
             view.names[op.inputs[1]]
@@ -114,24 +181,83 @@ def most_split(shape: tuple[int, ...], mesh: DeviceMesh) -> TensorShardSpec:
     return spec
 
 
+def least_of_all(problem: Problem, most: float) -> float:
+    """The least seconds of all choices of all entities that fit the budget, tried one by one.
+
+    A choice of the first entities is left out where it costs more than ``most`` seconds, with the least that the
+    operators still open cost: no cost is negative. What is left is evaluated and measured as the search does.
+    """
+    order: list[int] = []
+
+    def place(entity: int) -> None:
+        if entity in order:
+            return
+        for edge in problem.edges:
+            if edge.consumer == entity:
+                place(edge.producer)
+        order.append(entity)
+
+    for entity in range(len(problem.cost)):
+        place(entity)
+    groups = readers(problem)
+    picks, seconds = np.zeros((1, len(order)), dtype=np.int16), np.zeros(1)
+    still_open = sum(map(min, problem.cost))
+    for entity in order:
+        choices = len(problem.cost[entity])
+        if len(picks) * choices > MOST_ROWS:
+            raise ValueError(f"More than {MOST_ROWS} choices of the first entities; the graph is too large to try all.")
+        still_open -= min(problem.cost[entity])
+        picks = np.repeat(picks, choices, axis=0)
+        picks[:, entity] = np.tile(np.arange(choices), len(seconds))
+        seconds = np.repeat(seconds, choices) + np.tile(problem.cost[entity], len(seconds))
+        for group in groups.values():
+            placed: list[np.ndarray] = []
+            for edge in sorted(group, key=lambda edge: order.index(edge.consumer)):
+                if order.index(edge.consumer) > order.index(entity):
+                    break
+                wish = np.array(edge.consumed)[picks[:, edge.consumer]]
+                if edge.consumer == entity:
+                    source = np.array(edge.produced)[picks[:, edge.producer]]
+                    paid = np.logical_or.reduce([wish == other for other in placed], initial=False)
+                    seconds += np.where(paid, 0.0, np.array(edge.convert)[source, wish])
+                placed.append(wish)
+        left = seconds + still_open <= most * (1 + ROUNDING)
+        picks, seconds = picks[left], seconds[left]
+    for row in np.argsort(seconds, kind="stable"):
+        choices_ = picks[row].tolist()
+        if max(held(problem, groups, choices_)) <= problem.budget:
+            return evaluate(problem, choices_)
+    return math.inf
+
+
+def stated(graph: FlowGraph, cluster: Cluster, budget: int) -> Problem:
+    """The problem that the search solves for a graph without pins."""
+    view = GraphView(graph)
+    pins = Pins(view, cluster.mesh, (), {})
+    return state(view, cluster, PredictedCost(cluster), budget, None, None, pins).problem
+
+
 def measure(name: str) -> dict[str, Any]:
     """One case, in this process."""
-    build, shape, machine, layer = CASES[name]
-    graph = build()
-    cluster: Cluster = builtin(machine, DeviceMesh(shape))
+    case = CASES[name]
+    graph = case.build()
+    cluster: Cluster = builtin(case.machine, DeviceMesh(case.mesh))
+    view = GraphView(graph)
+    budget = cluster.device.memory_bytes
+    if case.budget_share is not None:
+        budget = int(case.budget_share * max(live_bytes(view, find(graph, cluster, report=False).plan.stage)))
     begin, begin_cpu = time.perf_counter(), time.process_time()
-    found = find(graph, cluster, report=False)
+    found = find(graph, cluster, budget, report=False)
     seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - begin_cpu
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     predicted: dict[str, float] = {}
     fitting = []
-    view = GraphView(graph)
-    for expert, (weights, allow) in experts(graph, cluster.mesh, layer).items():
+    for expert, (weights, allow) in experts(graph, cluster.mesh, case.layer).items():
         plan = find(graph, cluster, UNLIMITED, pins=weights, allow=allow, report=False).plan
         predicted[expert] = plan.seconds
-        if max(live_bytes(view, plan.stage)) <= cluster.device.memory_bytes:
+        if max(live_bytes(view, plan.stage)) <= budget:
             fitting.append(plan.seconds)
-    return {
+    result = {
         "seconds": round(seconds, 3),
         "cpu_seconds": round(cpu_seconds, 3),
         "gap": found.gap,
@@ -140,41 +266,85 @@ def measure(name: str) -> dict[str, Any]:
         "held_bytes_per_device": max(live_bytes(view, found.plan.stage)),
         "weight_bytes_per_device": found.plan.stage.weight_bytes_per_device,
         "collectives": found.plan.collectives(),
-        "ratio_to_expert": found.plan.seconds / min(fitting, default=math.inf),
+        "ratio_to_expert": found.plan.seconds / min(fitting) if fitting else None,
         "experts": predicted,
         "operators": len(found.plan.stage.operators),
     }
+    if case.exhaustive:
+        least = least_of_all(stated(graph, cluster, budget), found.plan.seconds)
+        result["exhaustive_seconds"] = least
+        result["ratio_to_exhaustive"] = found.plan.seconds / least
+    return result
+
+
+def measure_layers(layers: int) -> float:
+    """CPU seconds to plan a LLaMA-3-8B of so many layers, in this process."""
+    graph = shapes.llama(replace(shapes.LLAMA3_8B, layers=layers))
+    cluster = builtin("dgx-a100", DeviceMesh((8,)))
+    begin = time.process_time()
+    find(graph, cluster, report=False)
+    return round(time.process_time() - begin, 3)
+
+
+def child(*arguments: str) -> Any:
+    """What this program prints last in a process of its own, so that one's peak and caches are not another's."""
+    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(arguments)} failed:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main(names: list[str]) -> None:
-    results = {}
-    table = Table(title="Plans, and experts' plans under the same costs [ms]")
-    for column in ("case", "operators", "planned in", "gap", "peak RSS", "ours", "megatron", "data_parallel", "fsdp"):
+    unknown = [name for name in names if name not in (*CASES, "layers")]
+    if unknown:
+        sys.exit(f"No case {unknown[0]!r}; there are {', '.join((*CASES, 'layers'))}.")
+    results: dict[str, Any] = {}
+    console = Console(width=140)
+    table = Table(title="Plans, experts' plans and the best of all choices, under the same costs [ms]")
+    for column in (
+        *("case", "operators", "planned in", "gap", "peak RSS"),
+        *("ours", "megatron", "data_parallel", "fsdp", "exhaustive"),
+    ):
         table.add_column(column, justify="left" if column == "case" else "right")
-    for name in names or list(CASES):
-        # A process of its own, so that the peak of one case is not that of another.
-        child = subprocess.run([sys.executable, __file__, "--one", name], capture_output=True, text=True, check=False)
-        if child.returncode:
-            sys.exit(f"{name} failed:\n{child.stderr}")
-        one = results[name] = json.loads(child.stdout.splitlines()[-1])
+    chosen = [name for name in names or CASES if name != "layers"]
+    # The peak of a large case is its own; small cases hold little beside what is imported.
+    for name in chosen:
+        if not CASES[name].exhaustive:
+            results |= child("--cases", name)
+    small = [name for name in chosen if CASES[name].exhaustive]
+    if small:
+        results |= child("--cases", *small)
+    for name, one in results.items():
+        others = {**one["experts"], "exhaustive": one.get("exhaustive_seconds")}
         table.add_row(
             name,
             str(one["operators"]),
             f"{one['seconds']:.2f} s",
             f"{one['gap']:.1e}",
             f"{one['peak_rss_bytes'] / 2**20:.0f} MiB",
-            f"{one['predicted_seconds'] * 1e3:.2f}",
+            f"{one['predicted_seconds'] * 1e3:.4g}",
             *(
-                f"{one['experts'][expert] * 1e3:.2f}" if expert in one["experts"] else "-"
-                for expert in ("megatron", "data_parallel", "fsdp")
+                "-" if others.get(other) is None else f"{others[other] * 1e3:.4g}"
+                for other in ("megatron", "data_parallel", "fsdp", "exhaustive")
             ),
         )
-    Console(width=120).print(table)
+    if results:
+        console.print(table)
+    if not names or "layers" in names:
+        own = results["layers_seconds"] = {str(layers): child("--layers", str(layers)) for layers in LAYERS}
+        depths = Table(title="LLaMA-3-8B of several depths on 8 devices: CPU seconds to plan")
+        for column in ("layers", "seconds", "seconds a layer"):
+            depths.add_column(column, justify="right")
+        for layers, seconds in own.items():
+            depths.add_row(layers, f"{seconds:.2f}", f"{seconds / int(layers):.4f}")
+        console.print(depths)
     print(json.dumps(results))
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--one"]:
-        print(json.dumps(measure(sys.argv[2])))
+    if sys.argv[1:2] == ["--cases"]:
+        print(json.dumps({name: measure(name) for name in sys.argv[2:]}))
+    elif sys.argv[1:2] == ["--layers"]:
+        print(json.dumps(measure_layers(int(sys.argv[2]))))
     else:
         main(sys.argv[1:])
