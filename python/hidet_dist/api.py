@@ -107,6 +107,7 @@ def auto_parallel(
                 optimization.mode,
                 optimization.solver_threads,
                 symbols=optimization.symbols,
+                refine_mesh=optimization.refine_mesh,
             )
         planned = time.perf_counter()
         program = partition_graph(graph, plan, files)

@@ -18,6 +18,7 @@ from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.optimum import Options, optimize
 from hidet_dist.search.pins import Pins, parse_pins
 from hidet_dist.search.propagate import propagate
+from hidet_dist.search.refine import refine
 from hidet_dist.search.report import Incumbents, write_report
 from hidet_dist.search.solution import write_plan
 from hidet_dist.search.statement import Allow, state
@@ -44,6 +45,7 @@ def search(
     mode: str = "search",
     threads: int = 1,
     symbols: Mapping[str, SymbolSize] | None = None,
+    refine_mesh: bool = True,
 ) -> Plan:
     """Find the plan of least predicted time.
 
@@ -73,6 +75,11 @@ def search(
         Threads of the solver. With one, the same graph gets the same plan.
     symbols: mapping, optional
         What is declared of the graph's symbolic dims, by name.
+    refine_mesh: bool
+        Whether to plan for a finer mesh as well, where the graph has fewer heads than a mesh axis has devices
+        (:mod:`hidet_dist.search.refine`), and take that plan if it is better: so two heads of keys and values are split
+        over four devices, each held by a group of two. The plan's mesh then has more axes than the given one, and the
+        same ranks. Not done with pins, which name the axes of the given mesh, nor for symbolic dims.
 
     Raises
     ------
@@ -83,21 +90,47 @@ def search(
     SolverError
         When the solver fails or finds nothing in time.
     """
-    return find(
-        graph,
-        cluster,
-        mem_budget,
-        input_specs,
-        output_specs,
-        solver,
-        time_limit_seconds,
-        gap,
-        pins,
-        names=names,
-        mode=mode,
-        threads=threads,
-        symbols=symbols,
-    ).plan
+
+    def planned(
+        on: Cluster,
+        inputs: Sequence[TensorShardSpec | None] | None,
+        outputs: Sequence[TensorShardSpec | None] | None,
+    ) -> Plan:
+        return find(
+            graph,
+            on,
+            mem_budget,
+            inputs,
+            outputs,
+            solver,
+            time_limit_seconds,
+            gap,
+            pins,
+            names=names,
+            mode=mode,
+            threads=threads,
+            symbols=symbols,
+        ).plan
+
+    free = mode == "search" and not pins and not symbols
+    finer = refine(graph, cluster) if refine_mesh and free else None
+    if finer is None:
+        return planned(cluster, input_specs, output_specs)
+    infeasible: InfeasibleError | None = None
+    plans: list[Plan] = []
+    try:
+        plans.append(planned(cluster, input_specs, output_specs))
+    except InfeasibleError as error:
+        infeasible = error
+    try:
+        inputs, outputs = (finer.translated_all(specs) for specs in (input_specs, output_specs))
+        plans.append(planned(finer.cluster, inputs, outputs))
+    except InfeasibleError as error:
+        if infeasible is not None:
+            raise min((infeasible, error), key=lambda one: one.least_budget) from None
+    # Within the gap the finer mesh is no better, and the given one is what the user knows.
+    first, last = plans[0], plans[-1]
+    return last if last.seconds < first.seconds * (1 - gap) else first
 
 
 @dataclass(frozen=True)
