@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +30,8 @@ from hidet_dist.weights import names_of
 
 MODES = ("search", "propagate")
 
+OnBetter = Callable[[float, float], None]
+
 
 def search(
     graph: FlowGraph,
@@ -46,6 +48,7 @@ def search(
     threads: int = 1,
     symbols: Mapping[str, SymbolSize] | None = None,
     refine_mesh: bool = True,
+    on_incumbent: OnBetter | None = None,
 ) -> Plan:
     """Find the plan of least predicted time.
 
@@ -80,6 +83,9 @@ def search(
         (:mod:`hidet_dist.search.refine`), and take that plan if it is better: so two heads of keys and values are split
         over four devices, each held by a group of two. The plan's mesh then has more axes than the given one, and the
         same ranks. Not done with pins, which name the axes of the given mesh, nor for symbolic dims.
+    on_incumbent: callable, optional
+        Called as the search goes on with the predicted seconds of the best plan known, and those below which there is
+        none.
 
     Raises
     ------
@@ -110,6 +116,7 @@ def search(
             mode=mode,
             threads=threads,
             symbols=symbols,
+            on_incumbent=on_incumbent,
         ).plan
 
     free = mode == "search" and not pins and not symbols
@@ -163,6 +170,7 @@ def find(
     symbols: Mapping[str, SymbolSize] | None = None,
     report: bool = True,
     threads: int = 1,
+    on_incumbent: OnBetter | None = None,
 ) -> Found:
     """As :func:`search`, with the bound that proves the plan, and with less to choose from.
 
@@ -175,6 +183,8 @@ def find(
         What the parts of a plan cost; predicted for the cluster when not given.
     report: bool
         Whether to work out what ``plan.explain()`` says besides the plan.
+    on_incumbent: callable, optional
+        Called with the predicted seconds of the best plan known so far, and the seconds below which there is none.
     """
     if mode not in MODES:
         raise ConfigError(f"Unknown mode {mode!r}; the modes are {', '.join(MODES)}.")
@@ -190,6 +200,11 @@ def find(
         statement = state(view, cluster, model, budget, input_specs, output_specs, pinned, allow)
         incumbents = Incumbents()
 
+        def tell(choices: Sequence[int], seconds: float, least: float, elapsed: float) -> None:
+            incumbents(choices, seconds, least, elapsed)
+            if on_incumbent is not None:
+                on_incumbent(seconds, least)
+
         def write(picks: Sequence[int]) -> Plan:
             return label_plan(view, write_plan(view, cluster, model, statement, picks), tensors)
 
@@ -198,7 +213,7 @@ def find(
             plan, bound, own_gap = write(picks), 0.0, 1.0
             _check_held(view, plan, budget)
         else:
-            options = Options(solver, time_limit_seconds, gap, threads, incumbents)
+            options = Options(solver, time_limit_seconds, gap, threads, tell)
             solution = optimize(statement.problem, options)
             picks, own_gap = solution.choices, solution.gap
             plan, bound = write(picks), solution.seconds * (1 - solution.gap)
