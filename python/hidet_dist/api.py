@@ -92,7 +92,11 @@ def auto_parallel(
     check_weights(GraphView(graph, symbols, distributed.mesh).tensors.values(), files)
     with Progress() as progress:
         begin = time.perf_counter()
-        with progress.task("Planning"):
+        with progress.task("Planning") as planning:
+
+            def show(seconds: float, bound: float) -> None:
+                planning.say(f"Planning: {seconds * 1e3:.3f} ms, none below {bound * 1e3:.3f} ms")
+
             plan = search(
                 graph,
                 distributed.cluster,
@@ -107,6 +111,8 @@ def auto_parallel(
                 optimization.mode,
                 optimization.solver_threads,
                 symbols=optimization.symbols,
+                refine_mesh=optimization.refine_mesh,
+                on_incumbent=show,
             )
         planned = time.perf_counter()
         program = partition_graph(graph, plan, files)

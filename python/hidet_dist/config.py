@@ -106,6 +106,9 @@ class OptimizationConfig:
     symbols: mapping of str to SymbolSize
         What is declared of each symbolic dim: the size that costs are predicted for, and what all sizes are multiples
         of. Given as ``{"batch": {"expected": 16, "multiple_of": 8}, "seq": 128}``.
+    refine_mesh: bool
+        Whether to plan for a finer mesh too, where the graph has fewer heads than a mesh axis has devices (two heads of
+        keys and values on four devices), and take the better plan. See :mod:`hidet_dist.search.refine`.
     weights: path or sequence of paths, optional
         Where the data of weights is that the graph knows by name: safetensors files, an index of them, or a folder.
     recompile: bool
@@ -124,6 +127,7 @@ class OptimizationConfig:
     solver_gap: float = 1e-3
     solver_threads: int = 1
     symbols: Mapping[str, SymbolSize] = field(default_factory=dict)
+    refine_mesh: bool = True
     weights: str | Path | Sequence[str | Path] | None = None
     recompile: bool = False
 
@@ -164,8 +168,9 @@ class OptimizationConfig:
             raise ConfigError(
                 f"optimization_config['solver_threads'] must be an int of 1 or more; got {config.solver_threads!r}."
             )
-        if not isinstance(config.recompile, bool):
-            raise ConfigError(f"optimization_config['recompile'] must be True or False; got {config.recompile!r}.")
+        for key in ("recompile", "refine_mesh"):
+            if not isinstance(getattr(config, key), bool):
+                raise ConfigError(f"optimization_config[{key!r}] must be True or False; got {getattr(config, key)!r}.")
         return config
 
 

@@ -22,6 +22,10 @@ class Task:
         """Say how many steps there are."""
         self._progress.update(self._number, total=steps)  # type: ignore[arg-type]
 
+    def say(self, text: str) -> None:
+        """Show another text beside the bar."""
+        self._progress.update(self._number, description=text)  # type: ignore[arg-type]
+
     def advance(self) -> None:
         """One step is done."""
         self._progress.advance(self._number)  # type: ignore[arg-type]

@@ -121,6 +121,16 @@ def test_both_solvers_give_plans_of_the_same_time() -> None:
     assert plans[0].seconds == pytest.approx(plans[1].seconds, rel=1e-5)
 
 
+def test_the_best_plan_known_and_the_bound_are_told_as_they_change() -> None:
+    told: list[tuple[float, float]] = []
+    plan = search(mlp(), toy((2, 2)), mem_budget=60_000, on_incumbent=lambda *figures: told.append(figures))
+    seconds, bounds = zip(*told, strict=True)
+    assert list(seconds) == sorted(seconds, reverse=True)
+    assert list(bounds) == sorted(bounds)
+    assert seconds[-1] == pytest.approx(plan.seconds, rel=1e-9)
+    assert all(bound <= best for best, bound in told)
+
+
 def test_inputs_arrive_and_outputs_leave_as_asked() -> None:
     split = TensorShardSpec.parse("(S0, R)")
     plan = search(mlp(), toy(), input_specs=[split], output_specs=[split])

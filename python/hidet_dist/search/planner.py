@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +18,7 @@ from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.optimum import Options, optimize
 from hidet_dist.search.pins import Pins, parse_pins
 from hidet_dist.search.propagate import propagate
+from hidet_dist.search.refine import refine
 from hidet_dist.search.report import Incumbents, write_report
 from hidet_dist.search.solution import write_plan
 from hidet_dist.search.statement import Allow, state
@@ -28,6 +29,8 @@ from hidet_dist.view import GraphView
 from hidet_dist.weights import names_of
 
 MODES = ("search", "propagate")
+
+OnBetter = Callable[[float, float], None]
 
 
 def search(
@@ -44,6 +47,8 @@ def search(
     mode: str = "search",
     threads: int = 1,
     symbols: Mapping[str, SymbolSize] | None = None,
+    refine_mesh: bool = True,
+    on_incumbent: OnBetter | None = None,
 ) -> Plan:
     """Find the plan of least predicted time.
 
@@ -73,6 +78,14 @@ def search(
         Threads of the solver. With one, the same graph gets the same plan.
     symbols: mapping, optional
         What is declared of the graph's symbolic dims, by name.
+    refine_mesh: bool
+        Whether to plan for a finer mesh as well, where the graph has fewer heads than a mesh axis has devices
+        (:mod:`hidet_dist.search.refine`), and take that plan if it is better: so two heads of keys and values are split
+        over four devices, each held by a group of two. The plan's mesh then has more axes than the given one, and the
+        same ranks. Not done with pins, which name the axes of the given mesh, nor for symbolic dims.
+    on_incumbent: callable, optional
+        Called as the search goes on with the predicted seconds of the best plan known, and those below which there is
+        none.
 
     Raises
     ------
@@ -83,21 +96,48 @@ def search(
     SolverError
         When the solver fails or finds nothing in time.
     """
-    return find(
-        graph,
-        cluster,
-        mem_budget,
-        input_specs,
-        output_specs,
-        solver,
-        time_limit_seconds,
-        gap,
-        pins,
-        names=names,
-        mode=mode,
-        threads=threads,
-        symbols=symbols,
-    ).plan
+
+    def planned(
+        on: Cluster,
+        inputs: Sequence[TensorShardSpec | None] | None,
+        outputs: Sequence[TensorShardSpec | None] | None,
+    ) -> Plan:
+        return find(
+            graph,
+            on,
+            mem_budget,
+            inputs,
+            outputs,
+            solver,
+            time_limit_seconds,
+            gap,
+            pins,
+            names=names,
+            mode=mode,
+            threads=threads,
+            symbols=symbols,
+            on_incumbent=on_incumbent,
+        ).plan
+
+    free = mode == "search" and not pins and not symbols
+    finer = refine(graph, cluster) if refine_mesh and free else None
+    if finer is None:
+        return planned(cluster, input_specs, output_specs)
+    infeasible: InfeasibleError | None = None
+    plans: list[Plan] = []
+    try:
+        plans.append(planned(cluster, input_specs, output_specs))
+    except InfeasibleError as error:
+        infeasible = error
+    try:
+        inputs, outputs = (finer.translated_all(specs) for specs in (input_specs, output_specs))
+        plans.append(planned(finer.cluster, inputs, outputs))
+    except InfeasibleError as error:
+        if infeasible is not None:
+            raise min((infeasible, error), key=lambda one: one.least_budget) from None
+    # Within the gap the finer mesh is no better, and the given one is what the user knows.
+    first, last = plans[0], plans[-1]
+    return last if last.seconds < first.seconds * (1 - gap) else first
 
 
 @dataclass(frozen=True)
@@ -130,6 +170,7 @@ def find(
     symbols: Mapping[str, SymbolSize] | None = None,
     report: bool = True,
     threads: int = 1,
+    on_incumbent: OnBetter | None = None,
 ) -> Found:
     """As :func:`search`, with the bound that proves the plan, and with less to choose from.
 
@@ -142,6 +183,8 @@ def find(
         What the parts of a plan cost; predicted for the cluster when not given.
     report: bool
         Whether to work out what ``plan.explain()`` says besides the plan.
+    on_incumbent: callable, optional
+        Called with the predicted seconds of the best plan known so far, and the seconds below which there is none.
     """
     if mode not in MODES:
         raise ConfigError(f"Unknown mode {mode!r}; the modes are {', '.join(MODES)}.")
@@ -157,6 +200,11 @@ def find(
         statement = state(view, cluster, model, budget, input_specs, output_specs, pinned, allow)
         incumbents = Incumbents()
 
+        def tell(choices: Sequence[int], seconds: float, least: float, elapsed: float) -> None:
+            incumbents(choices, seconds, least, elapsed)
+            if on_incumbent is not None:
+                on_incumbent(seconds, least)
+
         def write(picks: Sequence[int]) -> Plan:
             return label_plan(view, write_plan(view, cluster, model, statement, picks), tensors)
 
@@ -165,7 +213,7 @@ def find(
             plan, bound, own_gap = write(picks), 0.0, 1.0
             _check_held(view, plan, budget)
         else:
-            options = Options(solver, time_limit_seconds, gap, threads, incumbents)
+            options = Options(solver, time_limit_seconds, gap, threads, tell)
             solution = optimize(statement.problem, options)
             picks, own_gap = solution.choices, solution.gap
             plan, bound = write(picks), solution.seconds * (1 - solution.gap)

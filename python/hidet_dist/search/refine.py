@@ -1,0 +1,68 @@
+"""Finer meshes: an axis cut in two, for graphs that have fewer of something than the axis has devices.
+
+Two heads of keys and values cannot be split over four devices, but over two groups of two, each head held by a group.
+On the mesh [gpu=4] no spec says so; on [gpu_0=2, gpu_1=2] it is an ordinary one. A finer mesh has the same devices with
+the same ranks, and a group over both halves of an axis is the ring that it was, so that every plan of the given mesh is
+one of the finer mesh too, at the same predicted time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hidet.graph import FlowGraph
+from hidet.graph.ops.transform import ReshapeOp
+
+from hidet_dist.machine import Cluster
+from hidet_dist.rules.rule import RuleTable
+from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.spec.mesh import MAX_AXES
+from hidet_dist.view import GraphView
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """The cluster with the finer mesh, and the axes of it that each axis of the given mesh became, major to minor."""
+
+    cluster: Cluster
+    axes: tuple[tuple[int, ...], ...]
+
+    def translated(self, spec: TensorShardSpec) -> TensorShardSpec:
+        """The spec of the given mesh as one of the finer mesh: the same shards on the same ranks."""
+        return TensorShardSpec(
+            tuple(tuple(new for axis in axes for new in self.axes[axis]) for axes in spec.mesh_axes_per_dim)
+        )
+
+    def translated_all(self, specs: Sequence[TensorShardSpec | None] | None) -> list[TensorShardSpec | None] | None:
+        """Each given spec as one of the finer mesh."""
+        return None if specs is None else [None if spec is None else self.translated(spec) for spec in specs]
+
+
+def refine(graph: FlowGraph, cluster: Cluster) -> Refinement | None:
+    """The finer mesh that may have better plans for the graph; None where there is none.
+
+    An axis of n devices is cut into (g, n / g), for the largest g below n that n has in common with a number of heads
+    that n does not divide: 12 heads on 8 devices make (4, 2). Heads are what a reshape splits a dim into: any other dim
+    that does not divide can mostly be left to another one.
+    """
+    table = RuleTable(DeviceMesh((1,)))
+    reshapes = [table(op)[0] for op in GraphView(graph).operators if isinstance(op, ReshapeOp)]
+    dims = [dim for rule in reshapes for layout in (*rule.in_layouts, *rule.out_layouts) for dim in layout]
+    extents = {digits[0].extent for digits in dims if digits is not None and len(digits) > 1}
+    shape: list[int] = []
+    names: list[str] = []
+    links = []
+    axes: list[tuple[int, ...]] = []
+    mesh = cluster.mesh
+    for n, name, link in zip(mesh.shape, mesh.axis_names, cluster.links, strict=True):
+        g = max((math.gcd(extent, n) for extent in extents if extent % n), default=1)
+        parts = (g, n // g) if g > 1 else (n,)
+        axes.append(tuple(range(len(shape), len(shape) + len(parts))))
+        shape += parts
+        names += [f"{name}_{i}" for i in range(2)] if len(parts) > 1 else [name]
+        links += [link] * len(parts)
+    if len(shape) == mesh.ndim or len(shape) > MAX_AXES or len(set(names)) < len(names):
+        return None
+    return Refinement(Cluster(DeviceMesh(tuple(shape), tuple(names)), tuple(links), cluster.device), tuple(axes))

@@ -1,0 +1,86 @@
+"""Finer meshes: groups of devices that share a head of keys and values."""
+
+from __future__ import annotations
+
+import hidet
+import numpy as np
+
+from hidet_dist.machine import builtin
+from hidet_dist.rules.soundness.plans import check_plan, evaluate_graph, graph_inputs
+from hidet_dist.search import search
+from hidet_dist.search.refine import refine
+from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
+from hidet_dist.testing import models, shapes
+from hidet_dist.view import GraphView
+
+
+def test_two_heads_of_keys_and_values_are_split_over_eight_devices() -> None:
+    graph = shapes.llama(shapes.LlamaConfig(1, 4096, 32, 2, 14336, 32000, batch=1, sequence=16))
+    cluster = builtin("dgx-a100", DeviceMesh((8,), ("gpu",)))
+    given, finer = search(graph, cluster, refine_mesh=False), search(graph, cluster)
+    assert str(given.stage.mesh) == "[gpu=8]"
+    assert str(finer.stage.mesh) == "[gpu_0=2, gpu_1=4]"
+    assert finer.seconds < given.seconds
+    # Each half of the devices holds one head of keys and one of values; all else of the matrices is split by all.
+    specs = {name: str(spec) for name, spec in finer.param_specs.items()}
+    assert specs["layers.0.key"] == specs["layers.0.value"] == "(R, S0)"
+    assert specs["layers.0.gate"] == specs["head"] == "(R, S01)"
+    assert Plan.from_json(finer.to_json()) == finer
+
+
+def test_groups_that_share_heads_compute_what_the_whole_does() -> None:
+    graph, _ = models.llama(kv_heads=2)
+    cluster = builtin("cpu", DeviceMesh((4,), ("rank",)))
+    finer = refine(graph, cluster)
+    assert finer is not None
+    view, inputs = GraphView(graph), graph_inputs(graph, np.random.default_rng(0))
+    columns = {name: "(R, S0)" for name in view.weights if view.shape(name) == (16, 8)}
+    assert len(columns) == 2
+    plan = search(graph, finer.cluster, pins=columns, mode="propagate")
+    assert {str(plan.param_specs[name]) for name in columns} == {"(R, S0)"}
+    assert check_plan(graph, plan, inputs, evaluate_graph(graph, inputs)) == ""
+
+
+def test_a_finer_mesh_costs_the_same_collectives() -> None:
+    graph = shapes.gpt(shapes.GPTConfig(1, 24, 6, 96, batch=1, sequence=4, dtype="float32"))
+    cluster = builtin("dgx-a100", DeviceMesh((4,), ("gpu",)))
+    finer = refine(graph, cluster)
+    assert finer is not None
+    assert finer.cluster.mesh == DeviceMesh((2, 2), ("gpu_0", "gpu_1"))
+    assert finer.axes == ((0, 1),)
+    for name in ("all_gather_seconds", "reduce_scatter_seconds", "all_reduce_seconds", "all_to_all_seconds"):
+        assert getattr(finer.cluster, name)(4096, (0, 1)) == getattr(cluster, name)(4096, (0,))
+    spec = TensorShardSpec(((), (0,)))
+    assert str(finer.translated(spec)) == "(R, S01)"
+    mesh, fine = cluster.mesh, finer.cluster.mesh
+    for rank in range(4):
+        own = spec.slices((2, 8), mesh, mesh.coordinate(rank))
+        assert own == finer.translated(spec).slices((2, 8), fine, fine.coordinate(rank))
+
+
+def test_a_mesh_that_everything_fills_stays_as_it_is() -> None:
+    x = hidet.symbol([8, 16], "float32", "cpu")
+    graph = hidet.trace_from(hidet.ops.matmul(x, hidet.randn([16, 32], device="cpu")), [x])
+    assert refine(graph, builtin("cpu", DeviceMesh((4,)))) is None
+    assert search(graph, builtin("cpu", DeviceMesh((4,))), refine_mesh=True).stage.mesh.shape == (4,)
+
+
+def test_pins_name_the_axes_of_the_given_mesh() -> None:
+    graph = shapes.llama(shapes.LlamaConfig(1, 64, 8, 2, 128, 64, batch=1, sequence=4, dtype="float32"))
+    cluster = builtin("cpu", DeviceMesh((4,)))
+    assert refine(graph, cluster) is not None
+    plan = search(graph, cluster, pins={"layers.0.gate": "(R, S0)"})
+    assert plan.stage.mesh == cluster.mesh
+    assert str(plan.param_specs["layers.0.gate"]) == "(R, S0)"
+
+
+def test_given_specs_keep_their_meaning_on_the_finer_mesh() -> None:
+    graph = shapes.llama(shapes.LlamaConfig(1, 4096, 32, 2, 14336, 32000, batch=8, sequence=1))
+    cluster = builtin("dgx-a100", DeviceMesh((8,)))
+    wanted = [TensorShardSpec.parse("(R, R, S0)")]
+    plan = search(graph, cluster, output_specs=wanted)
+    shape = plan.stage.outputs[0].shape
+    for rank in range(8):
+        mesh = plan.stage.mesh
+        own = plan.stage.outputs[0].spec.slices(shape, mesh, mesh.coordinate(rank))
+        assert own == wanted[0].slices(shape, cluster.mesh, (rank,))
