@@ -29,10 +29,10 @@ def by_rows_then_columns(_):
     "graphs",
     [
         pytest.param({**PATTERNS, "by_rows_then_columns": by_rows_then_columns}, id="patterns"),
-        pytest.param(MODELS, id="models", marks=pytest.mark.slow),
+        *(pytest.param({name: make}, id=name, marks=pytest.mark.slow) for name, make in MODELS.items()),
     ],
 )
-def test_two_processes_serve_every_graph(tmp_path, graphs):
+def test_two_processes_serve_graphs(tmp_path, graphs):
     expected = {}
     for name, make in graphs.items():
         rng = np.random.default_rng(0)
