@@ -8,14 +8,14 @@ import pytest
 
 import hidet_dist  # noqa: F401
 from hidet_dist.machine import Cluster, Device, Link
-from hidet_dist.rules.soundness.graphs import MODELS, PATTERNS
+from hidet_dist.rules.soundness.graphs import MODELS, PATTERNS, WITHOUT_KERNELS
 from hidet_dist.rules.soundness.plans import graph_inputs
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import models
 
 from .conftest import budget, launch
 
-SCATTERS = "experts_by_index"  # hidet has no CPU kernel of its scatter: the oracle alone can run it
+SERVED = [name for name in MODELS if name not in WITHOUT_KERNELS]
 
 # Devices so slow beside their network that even little work is worth splitting.
 SLOW = Cluster(DeviceMesh((2,)), (Link(1e-9, 1e12),), Device("slow", {"default": 1e6}, 1e9, 2**30, 1e-9))
@@ -31,7 +31,7 @@ def by_rows_then_columns(_):
     "graphs",
     [
         pytest.param({**PATTERNS, "by_rows_then_columns": by_rows_then_columns}, id="patterns"),
-        *(pytest.param({name: MODELS[name]}, id=name, marks=pytest.mark.slow) for name in MODELS if name != SCATTERS),
+        *(pytest.param({name: MODELS[name]}, id=name, marks=pytest.mark.slow) for name in SERVED),
     ],
 )
 def test_two_processes_serve_graphs(tmp_path, graphs):
