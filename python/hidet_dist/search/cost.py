@@ -17,7 +17,6 @@ from hidet_dist.connect import Connection, Element, connect, connect_all, reduce
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice
 from hidet_dist.search.fusion import Fused, fused_operators
-from hidet_dist.search.memory import local_nbytes
 from hidet_dist.spec import DeviceMesh, ReduceFn, TensorShardSpec
 from hidet_dist.view import GraphView
 
@@ -130,7 +129,7 @@ def compute_seconds(
         return model.operator(op, choice)
     tensors, specs = (op.outputs, choice.spec.out_specs) if fused.prologue else (op.inputs, choice.spec.in_specs)
     nbytes = next(
-        local_nbytes(view.shape(fused.tensor), view.itemsize(fused.tensor), spec, mesh)
+        spec.local_nbytes(view.shape(fused.tensor), view.itemsize(fused.tensor), mesh)
         for x, spec in zip(tensors, specs, strict=True)
         if view.names[x] == fused.tensor
     )
@@ -154,4 +153,5 @@ def split_seconds(
     spec, reduced = lies
     if not reduced and spec == wanted:
         return 0.0
-    return model.split(local_nbytes(shape, itemsize, spec if fused.prologue else wanted, mesh))
+    between = spec if fused.prologue else wanted
+    return model.split(between.local_nbytes(shape, itemsize, mesh))

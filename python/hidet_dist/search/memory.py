@@ -17,7 +17,6 @@ results in registers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
@@ -30,21 +29,16 @@ CONVERT, RUN, REDUCE = range(3)
 MOMENTS = 3  # of an operator
 
 
-def local_nbytes(shape: Sequence[int], itemsize: int, spec: TensorShardSpec, mesh: DeviceMesh) -> int:
-    """Bytes of one shard of a tensor of ``shape`` (elements). Raises SpecError when the spec does not fit."""
-    return math.prod(spec.local_shape(shape, mesh)) * itemsize
-
-
 def conversion_nbytes(
     shape: Sequence[int], itemsize: int, source: TensorShardSpec, steps: Sequence[Step], mesh: DeviceMesh
 ) -> int:
     """Most bytes that converting a tensor of ``shape`` (elements) holds beside its source and its result."""
-    first = before = local_nbytes(shape, itemsize, source, mesh)
+    first = before = source.local_nbytes(shape, itemsize, mesh)
     local = source.local_shape(shape, mesh)
     most = 0
     for number, (step, layout) in enumerate(zip(steps, walk(steps, source, shape, mesh), strict=True)):
         spec = split_of(layout)
-        after = local_nbytes(shape, itemsize, spec, mesh)
+        after = spec.local_nbytes(shape, itemsize, mesh)
         kept = first if number else 0  # the source, where the step does not count it anyway
         # What is gathered has the padding that is cut off then.
         received = before * mesh.group_size(step.mesh_axes) if step.kind == "all_gather" else after
@@ -63,11 +57,11 @@ def reduction_nbytes(
 ) -> int:
     """Most bytes held while a partial tensor of ``shape`` (elements) is reduced, itself and the result included."""
     spec = partial
-    before = most = local_nbytes(shape, itemsize, partial, mesh)
+    before = most = partial.local_nbytes(shape, itemsize, mesh)
     for fn in fns:
         if fn.dim is not None:
             spec = spec.with_dim(fn.dim, (*spec.mesh_axes_per_dim[fn.dim], *fn.mesh_axes))
-        after = local_nbytes(shape, itemsize, spec, mesh)
+        after = spec.local_nbytes(shape, itemsize, mesh)
         copies = (2 * before if fn.dim else 0, 2 * after if fn.op == "average" else 0)
         most = max(most, before + after, *copies)
         before = after
@@ -120,7 +114,7 @@ def moment_bytes(view: GraphView, stage: StagePlan) -> list[int]:
             change[end + 1] -= nbytes
 
     def size(name: str, spec: TensorShardSpec) -> int:
-        return local_nbytes(view.shape(name), view.itemsize(name), spec, mesh)
+        return spec.local_nbytes(view.shape(name), view.itemsize(name), mesh)
 
     resident = {(name, tensor.spec) for name, tensor in zip(view.outputs, stage.outputs, strict=True)}
     lies: dict[str, TensorShardSpec] = {}

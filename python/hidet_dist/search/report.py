@@ -10,7 +10,7 @@ from hidet_dist.connect import Step, walk
 from hidet_dist.explain import Incumbent, Row, RunnerUp, SearchReport, Traffic
 from hidet_dist.search.eliminate import Tables, marginals
 from hidet_dist.search.ilp import Edge, Problem, evaluate
-from hidet_dist.search.memory import live_bytes, local_nbytes
+from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.statement import Statement
 from hidet_dist.spec import OpShardSpec, Plan, StagePlan, TensorShardSpec
@@ -129,7 +129,7 @@ def traffic(view: GraphView, stage: StagePlan) -> dict[str, Traffic]:
         for step, after in zip(steps, walk(steps, source, shape, mesh), strict=True):
             if step.kind != "slice":
                 # A collective's group holds the tensor once, in pieces or whole: before it or after it.
-                sizes = (local_nbytes(shape, itemsize, split_of(layout), mesh) for layout in (source, after))
+                sizes = (split_of(layout).local_nbytes(shape, itemsize, mesh) for layout in (source, after))
                 whole = max(sizes) * (mesh.group_size(step.mesh_axes) if step.kind == "all_to_all" else 1)
                 own = found.get(step.kind, Traffic(0, 0))
                 found[step.kind] = Traffic(own.count + 1, own.nbytes + whole)

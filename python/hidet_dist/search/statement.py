@@ -21,7 +21,6 @@ from hidet_dist.search.memory import (
     RUN,
     Lifetimes,
     conversion_nbytes,
-    local_nbytes,
     reduction_nbytes,
 )
 from hidet_dist.search.pins import Pin, Pins
@@ -96,7 +95,7 @@ def state(
     entities = (*zip(view.weights, weight_specs, strict=True), *zip(view.inputs, inputs, strict=True))
     for name, specs in (*entities, *zip(view.outputs, outputs, strict=True)):
         cost.append([0.0] * len(specs))
-        memory.append([local_nbytes(view.shape(name), view.itemsize(name), spec, mesh) for spec in specs])
+        memory.append([spec.local_nbytes(view.shape(name), view.itemsize(name), mesh) for spec in specs])
 
     # Who makes each tensor, and in which spec under each of its choices; whether it is reduced matters if it is fused.
     split = {tensor.tensor: tensor for tensor in fused.values()}
@@ -189,7 +188,7 @@ def _activations(
         shape, itemsize = view.shape(name), view.itemsize(name)
         key = shape, itemsize, spec
         if key not in sizes:
-            sizes[key] = local_nbytes(shape, itemsize, spec, mesh)
+            sizes[key] = spec.local_nbytes(shape, itemsize, mesh)
         return sizes[key]
 
     holds: list[Hold] = []
