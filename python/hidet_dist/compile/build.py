@@ -14,7 +14,7 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet_dist.compat.graph_module import build_launcher
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
-from hidet_dist.compile.cpu.blas import BlasMatmulOp, blas_matmuls
+from hidet_dist.compile.cpu import TiledOp, cpu_kernels
 from hidet_dist.errors import CompileError
 from hidet_dist.partition import Program
 from hidet_dist.partition.program import COORDINATE, communication_operators
@@ -52,7 +52,7 @@ def optimize_program(program: Program) -> FlowGraph:
     CompileError
         When hidet's passes lose or change a communication operator: a program without it would compute something else.
     """
-    with quiet_builds(), sound_rewrites(), blas_matmuls():
+    with quiet_builds(), sound_rewrites(), cpu_kernels():
         graph = hidet.graph.optimize(program.graph)
     graph.update_nodes()
     if _needs_openblas(graph):
@@ -70,7 +70,7 @@ def optimize_program(program: Program) -> FlowGraph:
 
 
 def _needs_openblas(graph: FlowGraph) -> bool:
-    return any(isinstance(node, BlasMatmulOp) for node in graph.nodes)
+    return any(isinstance(node, TiledOp) for node in graph.nodes)
 
 
 def compile_program(
