@@ -6,16 +6,12 @@ import ctypes
 import functools
 import importlib.util
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 
 from hidet_dist.errors import HidetDistError
 
 NAME = "openblas"
-
-# What its kernels for AVX-512 (SkylakeX, the only ones in the package) need, as Linux names it.
-_AVX512 = frozenset({"avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"})
+_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def openblas_dir() -> Path:
@@ -33,37 +29,12 @@ def load_openblas() -> ctypes.CDLL:
     It computes on the calling thread only. Kernels cut their products into parts for their own threads
     (OMP_NUM_THREADS, or all cores), which then need not share the cores with a second pool.
     """
-    with _environment(_settings()):
+    before = os.environ.get(_THREADS)
+    os.environ[_THREADS] = "1"  # or it starts a thread a core while it is loaded
+    try:
         return ctypes.CDLL(str(openblas_dir() / "lib" / "libscipy_openblas.so"), mode=ctypes.RTLD_GLOBAL)
-
-
-def _settings() -> dict[str, str]:
-    settings = {"OPENBLAS_NUM_THREADS": "1"}
-    # It takes processors that it does not know for ones without AVX-512, which makes it half as fast.
-    if "OPENBLAS_CORETYPE" not in os.environ and _processor_flags() >= _AVX512:
-        settings["OPENBLAS_CORETYPE"] = "SkylakeX"
-    return settings
-
-
-def _processor_flags() -> frozenset[str]:
-    try:
-        with open("/proc/cpuinfo") as lines:
-            flags = next((line for line in lines if line.startswith("flags")), "")
-    except OSError:
-        flags = ""
-    return frozenset(flags.split())
-
-
-@contextmanager
-def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables that OpenBLAS reads while it is loaded, and nobody else."""
-    before = {name: os.environ.get(name) for name in settings}
-    os.environ.update(settings)
-    try:
-        yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        if before is None:
+            del os.environ[_THREADS]
+        else:
+            os.environ[_THREADS] = before
