@@ -23,14 +23,15 @@ def test_settings_come_from_the_environment() -> None:
     settings = resolve_settings(environment=ENVIRONMENT)
     assert (settings.rank, settings.world_size) == (1, 2)
     assert (settings.master_addr, settings.master_port) == ("10.0.0.1", 29500)
-    assert settings.host_rank == 0
+    assert not settings.agent_store
+    assert resolve_settings(environment={**ENVIRONMENT, "HIDET_DIST_SECRET": "it"}).secret == b"it"
 
 
 def test_an_address_that_is_given_takes_the_place_of_the_environments() -> None:
     environment = {**ENVIRONMENT, "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    assert resolve_settings(environment=environment).host_rank is None
+    assert resolve_settings(environment=environment).agent_store
     settings = resolve_settings(master_port=1234, environment=environment)
-    assert (settings.master_addr, settings.master_port, settings.host_rank) == ("10.0.0.1", 1234, 0)
+    assert (settings.master_addr, settings.master_port, settings.agent_store) == ("10.0.0.1", 1234, False)
 
 
 def test_there_is_one_rank_by_default() -> None:
