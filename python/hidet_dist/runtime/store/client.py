@@ -157,7 +157,8 @@ class StoreClient:
         pause = _LEAST_POLL_SECONDS
         while not self.check(keys):
             if time.monotonic() > deadline:
-                raise StoreError(f"there was no value of {', '.join(keys)} within {timeout:g} s")
+                missing = ", ".join(key for key in keys if not self.check([key]))
+                raise StoreError(f"there was no value of {missing} within {timeout:g} s")
             time.sleep(pause)
             pause = min(2 * pause, _MOST_POLL_SECONDS)
 
