@@ -167,6 +167,7 @@ class Rendezvous:
         self.settings = settings
         self._gone: set[int] = set()
         self._names = itertools.count()
+        self._loadings = itertools.count()
         self._closed = False
         self._server: StoreServer | None = None
         self._clients: list[Store] = []
@@ -186,6 +187,10 @@ class Rendezvous:
     def next_name(self) -> str:
         """A name for the next communicator, the same on all ranks that make theirs in the same order."""
         return f"communicator{next(self._names)}"
+
+    def next_loading(self) -> str:
+        """A name for the next turn of loading, as ``next_name``."""
+        return f"loading{next(self._loadings)}"
 
     def mark_gone(self, ranks: tuple[int, ...]) -> None:
         """Do not wait long for these ranks at the end: they died, or do not keep up."""
