@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-# Serving processes share the cores. By default, OpenMP's idle threads spin for a while, which keeps others from working.
+# Serving processes share the cores. By default OpenMP's idle threads spin for a while, which keeps others from work.
 _WAIT_POLICY = "OMP_WAIT_POLICY"  # OpenMP 4.0, section 4.7
 _THREADS = "OMP_NUM_THREADS"
 
