@@ -5,9 +5,11 @@
 #ifndef HIDET_DIST_KERNELS_MATMUL_H
 #define HIDET_DIST_KERNELS_MATMUL_H
 
-#include <cblas.h>
-
 #include "hidet_dist/kernels/tiles.h"
+
+/* The BLAS standard's sgemm, as scipy-openblas32 names it; its cblas.h and hidet's headers both have a bfloat16. */
+extern "C" void scipy_cblas_sgemm(int order, int transpose_a, int transpose_b, int m, int n, int k, float alpha,
+                                  const float *a, int lda, const float *b, int ldb, float beta, float *c, int ldc);
 
 namespace hidet_dist {
 namespace kernels {
@@ -46,9 +48,11 @@ struct Product {
   }
 };
 
+const int kRowMajor = 101, kNotTransposed = 111, kTransposed = 112; /* CBLAS's enumerations */
+
 inline void sgemm(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t k, const float *a, int64_t lda,
                   const float *b, int64_t ldb, bool add, float *c, int64_t ldc) {
-  scipy_cblas_sgemm(CblasRowMajor, a_transposed ? CblasTrans : CblasNoTrans, b_transposed ? CblasTrans : CblasNoTrans,
+  scipy_cblas_sgemm(kRowMajor, a_transposed ? kTransposed : kNotTransposed, b_transposed ? kTransposed : kNotTransposed,
                     static_cast<int>(m), static_cast<int>(n), static_cast<int>(k), 1.0f, a, static_cast<int>(lda), b,
                     static_cast<int>(ldb), add ? 1.0f : 0.0f, c, static_cast<int>(ldc));
 }

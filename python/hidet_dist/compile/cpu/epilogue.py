@@ -23,11 +23,12 @@ from hidet.graph.ops.arithmetic import (
 from hidet.graph.ops.transform import CastOp, ReshapeOp, SqueezeOp, UnsqueezeOp
 from hidet.graph.ops.utils import TensorInput, input_like
 from hidet.ir.compute import GridCompute
-from hidet.ir.expr import Expr, TensorElement, Var, tensor_element
+from hidet.ir.expr import Cast, Constant, Expr, TensorElement, Var, cast, constant, tensor_element
 from hidet.ir.functors import IRRewriter
 from hidet.ir.tools import rewrite, simplify
+from hidet.ir.type import DataType
 
-from hidet_dist.compile.cpu.tiled import Epilogue, NotInOrder, TiledOp, follows, nothing, store_of
+from hidet_dist.compile.cpu.tiled import Epilogue, NotInOrder, TiledOp, follows, nothing, store_of, wide
 from hidet_dist.symbolic.extents import extents_of, same_shape
 
 _ELEMENTWISE = (
@@ -66,7 +67,7 @@ class _Chain:
         inputs, inside = dict(self.inputs), list(self.inside)
         try:
             expr = simplify(self.element(y, self.epilogue.axes, {op}))
-            step = Var(f"step{len(self.epilogue.steps)}", y.dtype)
+            step = Var(f"step{len(self.epilogue.steps)}", wide(y.dtype))
             epilogue = Epilogue(
                 self.epilogue.axes,
                 self.epilogue.value,
@@ -74,9 +75,7 @@ class _Chain:
                 (*self.epilogue.steps, (step, expr)),
                 y.dtype.name,
             )
-            store_of(
-                extents_of(self.product.outputs[0]), self.product.row_dims, self.product.outputs[0].dtype, epilogue
-            )
+            store_of(extents_of(self.product.outputs[0]), self.product.row_dims, epilogue)
         except NotInOrder:
             self.inputs, self.inside = inputs, inside
             return False
@@ -95,7 +94,8 @@ class _Chain:
         if op is None or (op not in within and not self.is_small(x)):
             if x not in self.inputs:
                 self.inputs[x] = input_like(x, f"other{len(self.inputs)}")
-            return tensor_element(self.inputs[x], list(indices))
+            element = tensor_element(self.inputs[x], list(indices))
+            return element if wide(x.dtype) == x.dtype else cast(element, wide(x.dtype))
         if op not in within:
             self.inside.append(op)
         grid = op.task.outputs[0]
@@ -110,6 +110,13 @@ class _Chain:
                     raise NotInOrder
                 at = [simplify(rewriter.visit(index)) for index in e.indices]
                 return self.element(sources[e.base], at, within)
+
+            def visit_Constant(rewriter, e: Constant) -> Constant:
+                return constant(e.value, wide(e.type)) if isinstance(e.type, DataType) else e
+
+            def visit_Cast(rewriter, e: Cast) -> Expr:
+                rounded = cast(rewriter.visit(e.expr), e.target_type)
+                return rounded if wide(e.target_type) == e.target_type else cast(rounded, wide(e.target_type))
 
         return Sources().visit(value)
 

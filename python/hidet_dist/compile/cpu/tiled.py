@@ -61,10 +61,10 @@ class Epilogue:
     Attributes
     ----------
     axes: the indices of the element, one for each dim.
-    value: the element.
+    value: the element, a float32.
     inputs: the tensors that the steps read besides.
     steps: variables and their values, each in terms of the axes, the inputs, and the variables before.
-    dtype: of the last step.
+    dtype: of what is written.
     """
 
     axes: tuple[Var, ...]
@@ -112,16 +112,15 @@ class TiledOp(NativeCallOp):
         attributes: dict[str, Any],
     ):
         self.row_dims = row_dims
-        store = store_of(shape, row_dims, a.dtype, epilogue or nothing(len(shape), a.dtype)) if stores else None
+        store = store_of(shape, row_dims, epilogue or nothing(len(shape), a.dtype)) if stores else None
         path = f"hidet_dist/kernels/{header}"
         parts = [statement, str(store), _headers(), *(f"{name}={value}" for name, value in values.items())]
         digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-        blas = openblas_dir()
         call = NativeCall(
             statement,
-            ("cblas.h", path),
-            (str(blas / "include"), str(native.include_dir())),
-            str(blas / "lib"),
+            (path,),
+            (str(native.include_dir()),),
+            str(openblas_dir() / "lib"),
             "scipy_openblas",
             values,
             store,
@@ -148,14 +147,19 @@ def _headers() -> str:
 
 def nothing(dims: int, dtype: Any) -> Epilogue:
     """Writes each element of a tensor of so many dims as it is, in ``dtype``."""
-    return Epilogue(tuple(Var(f"i{dim}", int64) for dim in range(dims)), Var("value", dtype), (), (), dtype.name)
+    return Epilogue(tuple(Var(f"i{dim}", int64) for dim in range(dims)), Var("value", float32), (), (), dtype.name)
+
+
+def wide(dtype: Any) -> Any:
+    """The dtype that a dtype is computed in: half types are rounded once, when they are written."""
+    return float32 if dtype.name in ("float16", "bfloat16") else dtype
 
 
 class NotInOrder(Exception):
     """An index that the loop over a tile does not have."""
 
 
-def store_of(shape: Sequence[Extent], row_dims: int, dtype: Any, epilogue: Epilogue) -> Function:
+def store_of(shape: Sequence[Extent], row_dims: int, epilogue: Epilogue) -> Function:
     """The loop that writes a tile. Raises NotInOrder when an input of the epilogue does not lie as the output does."""
     tile, ld, first_row, rows, first_column, columns = (
         Var("tile", ~float32),
@@ -176,11 +180,12 @@ def store_of(shape: Sequence[Extent], row_dims: int, dtype: Any, epilogue: Epilo
     flat = _Flat(shape, row_dims, epilogue, inputs, row, column, width)
     steps = [(name, flat.visit(value)) for name, value in epilogue.steps]
     last = steps[-1][0] if steps else epilogue.value
-    element = tensor_element(tile, [i * ld + j])
+    out_type = data_type(epilogue.dtype)
+    written = last if last.type == out_type else cast(last, out_type)
     inner = LetStmt(
         [column, epilogue.value, *(name for name, _ in steps)],
-        [first_column + j, cast(element, dtype) if dtype != float32 else element, *(value for _, value in steps)],
-        BufferStoreStmt(result, [row * width + column], last),
+        [first_column + j, tensor_element(tile, [i * ld + j]), *(value for _, value in steps)],
+        BufferStoreStmt(result, [row * width + column], written),
     )
     body = LetStmt([row], [first_row + i], LetStmt(names, values, ForStmt(j, columns, inner, attr=ForStmtAttr())))
     return Function(
