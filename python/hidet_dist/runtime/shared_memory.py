@@ -25,7 +25,8 @@ class CpuTransport:
     """Carries out a communicator's collectives between processes on CPUs.
 
     Ranks find out whether they can share memory when a group is first used: one of them makes a segment, and the others
-    try to open it. Where one of them cannot, all of them use Gloo for this group.
+    try to open it. Where one of them cannot, all of them use Gloo for this group. Two ranks that exchange messages try
+    to open each other's inbox when they do so for the first time.
 
     Parameters
     ----------
@@ -64,7 +65,15 @@ class CpuTransport:
         self._gloo: GlooTransport | None = None
         # PyTorch, which Gloo comes with, takes a second to import: not before a group needs it.
         table = native.deferred_transport(lambda: self._open_gloo().table)
-        self._shared = native.SharedMemory(table, self._connect, timeout_seconds)
+        settings = rendezvous.settings
+        self._shared = native.SharedMemory(
+            table,
+            self._guarded(self._meet),
+            self._guarded(self._meet_peer),
+            settings.rank,
+            settings.world_size,
+            timeout_seconds,
+        )
         self._failed_to_meet = False
         self._rendezvous = rendezvous
         self._rank = rendezvous.settings.rank
@@ -75,7 +84,9 @@ class CpuTransport:
         self._failed = failed
         self._interrupt: BaseException | None = None
         self.shared_groups: list[tuple[int, ...]] = []
-        """The groups that communicate through shared memory, so far."""
+        """The groups whose collectives go through shared memory, so far."""
+        self.shared_peers: list[int] = []
+        """The ranks that messages are exchanged with through shared memory, so far."""
         if not self._shares:
             self._open_gloo()
 
@@ -120,19 +131,22 @@ class CpuTransport:
             )
         return self._gloo
 
-    def _connect(self, group: int) -> int:
-        try:
-            self._meet(group)
-        except RuntimeError as error:
-            self._failed_to_meet = True
-            self._fail(str(error))
-            return native.FAILED
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                self.interrupt = error
-            self._fail(f"{type(error).__name__}: {error}")
-            return native.FAILED
-        return native.OK
+    def _guarded(self, meet: Callable[[int], None]) -> Callable[[int], int]:
+        def connect(group_or_rank: int) -> int:
+            try:
+                meet(group_or_rank)
+            except RuntimeError as error:
+                self._failed_to_meet = True
+                self._fail(str(error))
+                return native.FAILED
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    self.interrupt = error
+                self._fail(f"{type(error).__name__}: {error}")
+                return native.FAILED
+            return native.OK
+
+        return connect
 
     def _meet(self, group: int) -> None:
         ranks = group_ranks(self._mesh_shape, self._rank, group)
@@ -144,9 +158,12 @@ class CpuTransport:
         own = native.SharedMemory.segment(len(ranks)) if self._shares and self._rank == ranks[0] else -1
         try:
             if self._rank == ranks[0]:
-                store.set("segment", json.dumps({"host": _host(), "process": os.getpid(), "descriptor": own}))
+                store.set("segment", _file(own))
             wait({ranks[0]: "segment"})
-            attached = self._shares and self._attach(store.get("segment"), group, ranks)
+            place = ranks.index(self._rank)
+            attached = self._shares and _with_file(
+                store.get("segment"), lambda descriptor: self._shared.attach(group, descriptor, place, len(ranks))
+            )
             store.set(f"attached/{self._rank}", "yes" if attached else "no")
             wait({rank: f"attached/{rank}" for rank in ranks})
         finally:
@@ -158,20 +175,45 @@ class CpuTransport:
             self._open_gloo()
             self._shared.delegate(group)
 
-    def _attach(self, segment: bytes, group: int, ranks: tuple[int, ...]) -> bool:
-        """Try to map the segment of the first rank of the group."""
-        where = json.loads(segment)
-        if where["descriptor"] < 0 or where["host"] != _host():
-            return False
-        try:
-            # The file has no name: this is how another process of the same user gets at it.
-            descriptor = os.open(f"/proc/{int(where['process'])}/fd/{int(where['descriptor'])}", os.O_RDWR)
-        except OSError:
-            return False
-        try:
-            return self._shared.attach(group, descriptor, ranks.index(self._rank), len(ranks))
-        finally:
-            os.close(descriptor)
+    def _meet_peer(self, peer: int) -> None:
+        pair = sorted((self._rank, peer))
+        store = self._rendezvous.store.prefixed(f"{self._name}/messages/{pair[0]},{pair[1]}")
+
+        def wait(key: str) -> bytes:
+            await_ranks(store, self._rendezvous.store, {peer: key}, self._timeout_seconds, self._failed)
+            return store.get(key)
+
+        own = self._shared.inbox() if self._shares else -1
+        store.set(f"inbox/{self._rank}", _file(own))
+        inbox = wait(f"inbox/{peer}")
+        attached = own >= 0 and _with_file(inbox, lambda descriptor: self._shared.attach_peer(peer, descriptor))
+        store.set(f"attached/{self._rank}", "yes" if attached else "no")
+        if wait(f"attached/{peer}") == b"yes" and attached:
+            self.shared_peers.append(peer)
+        else:
+            self._open_gloo()
+            self._shared.delegate_peer(peer)
+
+
+def _file(descriptor: int) -> str:
+    """Tells other processes of the same host where this one's file is."""
+    return json.dumps({"host": _host(), "process": os.getpid(), "descriptor": descriptor})
+
+
+def _with_file(where: bytes, use: Callable[[int], bool]) -> bool:
+    """What ``use`` returns, given a descriptor of another process's file; False where it cannot be opened."""
+    place = json.loads(where)
+    if place["descriptor"] < 0 or place["host"] != _host():
+        return False
+    try:
+        # The file has no name: this is how another process of the same user gets at it.
+        descriptor = os.open(f"/proc/{int(place['process'])}/fd/{int(place['descriptor'])}", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        return use(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _host() -> str:
