@@ -29,7 +29,8 @@ class CompiledProgram:
     ----------
     graph: the optimized graph.
     launcher: the library that launches the whole graph.
-    kernels: the kernel libraries, in the order of the table that the launcher gets; ``kernel_names`` say what they do.
+    kernels: the kernel libraries, in the order of the table that the launcher gets; ``kernel_names`` say what they do,
+        and ``kernel_of_node`` which of them computes each node of the graph.
     data: the names of the weights (and the coordinate) in the order that the launcher's ``init`` takes them.
     constants: constants that optimizing the program made, by name; the same for every rank.
     libraries: what the kernels need besides the runtimes: ``openblas`` or nothing.
@@ -39,6 +40,7 @@ class CompiledProgram:
     launcher: Path
     kernels: list[Path]
     kernel_names: list[str]
+    kernel_of_node: list[int]
     data: list[str]
     constants: dict[str, Tensor]
     libraries: tuple[str, ...]
@@ -136,6 +138,7 @@ def compile_program(
         launcher,
         kernels,
         [node.name for _, node in tasks.values()],
+        kernel_of_node,
         [*data, *constants],
         constants,
         (openblas.NAME,) if _needs_openblas(graph) else (),
