@@ -122,6 +122,11 @@ class Manifest:
     stages: tuple[StageManifest, ...]
     files: Mapping[str, tuple[int, str]]
 
+    @property
+    def identity(self) -> str:
+        """The same for equal artifacts, and for no others: in hex."""
+        return _checksum(asdict(self))
+
     def save(self, folder: Path) -> None:
         """Write ``manifest.json`` into a folder, whole or not at all."""
         body = asdict(self)
@@ -141,13 +146,14 @@ class Manifest:
         path = folder / NAME
         try:
             where = path if directory is None else NAME
-            with open(os.open(where, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory), encoding="utf-8") as file:
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+            with open(os.open(where, flags, dir_fd=directory), encoding="utf-8") as file:
                 body = json.load(file)
         except FileNotFoundError as error:
             raise ArtifactError(
                 f"{folder} holds no artifacts: there is no {NAME}. Build them with hidet.distributed.auto_parallel."
             ) from error
-        except (OSError, UnicodeDecodeError, ValueError) as error:
+        except (OSError, RecursionError, ValueError) as error:
             raise ArtifactError(f"{path} cannot be read: {error}. Build the artifacts again.") from error
         if not isinstance(body, dict) or body.get("format") != FORMAT:
             found = body.get("format") if isinstance(body, dict) else None
