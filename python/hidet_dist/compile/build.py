@@ -42,7 +42,8 @@ class CompiledProgram:
     ----------
     graph: the optimized graph.
     launcher: the library that launches the whole graph.
-    kernels: the kernel libraries, in the order of the table that the launcher gets; ``kernel_names`` say what they do.
+    kernels: the kernel libraries, in the order of the table that the launcher gets; ``kernel_names`` say what they do,
+        and ``kernel_of_node`` which of them computes each node of the graph.
     candidates: for each kernel, how many candidates its library has; the fastest is found where the program runs.
     data: the names of the weights (and the coordinate) in the order that the launcher's ``init`` takes them.
     constants: constants that optimizing the program made, by name; the same for every rank.
@@ -54,6 +55,7 @@ class CompiledProgram:
     launcher: Path
     kernels: list[Path]
     kernel_names: list[str]
+    kernel_of_node: list[int]
     candidates: list[int]
     data: list[str]
     constants: dict[str, Tensor]
@@ -160,6 +162,7 @@ def compile_program(
         launcher,
         [folder / "lib.so" for folder in folders],
         [node.name for node in nodes],
+        kernel_of_node,
         [int(json.loads((folder / "meta.json").read_text())["num_candidates"]) for folder in folders],
         [*data, *constants],
         constants,
