@@ -22,6 +22,7 @@ from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
 from hidet_dist.compile.cpu.blas import BlasMatmulOp, blas_matmuls
 from hidet_dist.compile.cuda.build import cuda_target
+from hidet_dist.compile.cuda.toolkit import find_toolkit
 from hidet_dist.compile.target import CPU, Target
 from hidet_dist.errors import CompileError
 from hidet_dist.partition import Program
@@ -61,6 +62,18 @@ class CompiledProgram:
     constants: dict[str, Tensor]
     libraries: tuple[str, ...]
     workspace_bytes: dict[str, int] | None
+
+
+def check_compiler(target: Target) -> None:
+    """Refuse a target that there is no compiler for, before work starts.
+
+    Raises
+    ------
+    CompileError
+        It says how to get the compiler.
+    """
+    if target.kind == "cuda":
+        find_toolkit()
 
 
 @contextmanager
