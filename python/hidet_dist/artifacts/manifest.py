@@ -14,7 +14,7 @@ from hidet_dist.errors import ArtifactError
 from hidet_dist.files import write_text
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
 
-FORMAT = 3
+FORMAT = 4
 NAME = "manifest.json"
 
 
@@ -54,6 +54,9 @@ class StageManifest:
 
     ``launches`` are the kernels' turns, in the order of execution; ``libraries`` what the kernels need besides the
     runtimes of hidet and hidet_dist. ``symbols`` are the symbolic dims, ``local_symbols`` those that the program knows.
+    ``candidates`` is, for each kernel, how many candidates its library has (``hidet_launch_0`` and so on).
+    ``workspace_bytes`` is the room that activations take by kind of memory (``cpu``, ``cuda``), or None where that
+    depends on symbolic dims; ``weight_bytes`` the weights of one rank by the plan.
     """
 
     folder: str
@@ -68,6 +71,9 @@ class StageManifest:
     libraries: tuple[str, ...]
     symbols: tuple[SymbolPlan, ...] = ()
     local_symbols: tuple[LocalSymbol, ...] = ()
+    candidates: tuple[int, ...] = ()
+    workspace_bytes: Mapping[str, int] | None = None
+    weight_bytes: int = 0
 
     @property
     def communications(self) -> tuple[str, ...]:
@@ -111,16 +117,22 @@ class StageManifest:
 
 @dataclass(frozen=True)
 class Manifest:
-    """An artifact folder. ``files`` maps each file's path to its size in bytes and SHA-256."""
+    """An artifact folder. ``files`` maps each file's path to its size in bytes and SHA-256.
+
+    ``checksum`` stands for all of it, once it was loaded from a folder.
+    """
 
     hidet_dist_version: str
     hidet_version: str
     abi_version: int
     target: str
+    arch: str | None
+    gpu: str | None
     cpu_arch: str
     world_size: int
     stages: tuple[StageManifest, ...]
     files: Mapping[str, tuple[int, str]]
+    checksum: str = ""
 
     def save(self, folder: Path) -> None:
         """Write ``manifest.json`` into a folder, whole or not at all."""
@@ -146,7 +158,7 @@ class Manifest:
             )
         if not _is_whole(body):
             raise ArtifactError(f"{path} was altered: its checksum does not fit. Build the artifacts again.")
-        del body["format"], body["checksum"]
+        del body["format"]
         try:
             body["stages"] = tuple(_stage(stage) for stage in body["stages"])
             body["files"] = {name: (int(size), str(digest)) for name, (size, digest) in body["files"].items()}
@@ -181,12 +193,13 @@ def _read(folder: Path, directory: int | None) -> dict[str, Any]:
 
 
 def _is_whole(body: Mapping[str, Any]) -> bool:
-    rest = {key: value for key, value in body.items() if key != "checksum"}
-    return bool(body.get("checksum") == _checksum(rest))
+    return bool(body.get("checksum") == _checksum(body))
 
 
 def _checksum(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    """The SHA-256, in hex, of all else that a manifest says."""
+    rest = {key: value for key, value in body.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _stage(body: dict[str, Any]) -> StageManifest:

@@ -61,7 +61,10 @@ class LoadedPartition:
         self._memory: Memory = HostMemory()
         self._libraries = Libraries()
         try:
-            with _open(folder, rank, timeout_seconds) as artifacts:
+            with (
+                session.loading(lambda: self.manifest.checksum, timeout_seconds),
+                _open(folder, rank, timeout_seconds) as artifacts,
+            ):
                 self.manifest = artifacts.manifest
                 (self.stage,) = self.manifest.stages
                 settings = session.current()
@@ -421,8 +424,14 @@ def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> Open
                     f"{folder} was built with hidet {manifest.hidet_version}, not {installed}. Build the artifacts "
                     "again."
                 )
+            if manifest.target != "cpu":
+                raise ArtifactError(
+                    f"{folder} was built for {manifest.target} ({manifest.arch}), which cannot be served yet. Build "
+                    "the artifacts with optimization_config['target'] = 'cpu' to serve them on CPUs."
+                )
             (stage,) = manifest.stages
             own = _enter_session(rank, stage, timeout_seconds, folder)
+            session.meet()  # so that the others hear of what is wrong with this rank's files
             others = {stage.weights_file(other) for other in range(stage.size) if other != own}
             artifacts.verify([name for name in manifest.files if name not in others])
         except ArtifactError:
