@@ -15,6 +15,7 @@ from hidet_dist.compat.graph_module import build_launcher
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
 from hidet_dist.compile.cpu.blas import BlasMatmulOp, blas_matmuls
+from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
 from hidet_dist.errors import CompileError
 from hidet_dist.partition import Program
 from hidet_dist.partition.program import COORDINATE, communication_operators
@@ -53,7 +54,7 @@ def optimize_program(program: Program) -> FlowGraph:
         When hidet's passes lose or change a communication operator: a program without it would compute something else.
     """
     with quiet_builds(), sound_rewrites(), blas_matmuls():
-        graph = hidet.graph.optimize(program.graph)
+        graph = lower_to_kernels(hidet.graph.optimize(program.graph))
     graph.update_nodes()
     if _needs_openblas(graph):
         openblas.load_openblas()  # or the kernels cannot be loaded
