@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.graph.ops.fusion.fused_operator import FusedTask
-from hidet.graph.ops.opaque import OpaqueOperator
 from hidet.graph.ops.normalize.norm import NormalizeTask
+from hidet.graph.ops.opaque import OpaqueOperator
 from hidet.graph.ops.softmax import SoftmaxTask
 from hidet.ir.compute import TensorInput, TensorNode
 from hidet.ir.expr import Constant
@@ -107,7 +107,6 @@ def lower_to_kernels(graph: FlowGraph) -> FlowGraph:
         try:
             groups[node] = _Group(node)
         except UnsupportedComputationError:
-            print("UNSUPPORTED", node.name, e)
             continue
     return _rebuilt(graph, groups)
 
