@@ -84,7 +84,9 @@ def optimize_program(program: Program, target: Target = CPU) -> FlowGraph:
         When hidet's passes lose or change a communication operator: a program without it would compute something else.
     """
     with _building_for(target):
-        graph = lower_to_kernels(hidet.graph.optimize(program.graph))
+        graph = hidet.graph.optimize(program.graph)
+    if target.kind == "cpu":
+        graph = lower_to_kernels(graph)
     graph.update_nodes()
     if _needs_openblas(graph):
         openblas.load_openblas()  # or the kernels cannot be loaded
