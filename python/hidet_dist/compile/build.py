@@ -21,6 +21,7 @@ from hidet_dist.compat.graph_module import build_launcher
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
 from hidet_dist.compile.cpu.blas import BlasMatmulOp, blas_matmuls
+from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
 from hidet_dist.compile.cuda.build import cuda_target
 from hidet_dist.compile.cuda.toolkit import find_toolkit
 from hidet_dist.compile.target import CPU, Target
@@ -99,6 +100,8 @@ def optimize_program(program: Program, target: Target = CPU) -> FlowGraph:
     """
     with _building_for(target):
         graph = hidet.graph.optimize(program.graph)
+    if target.kind == "cpu":
+        graph = lower_to_kernels(graph)
     graph.update_nodes()
     if _needs_openblas(graph):
         openblas.load_openblas()  # or the kernels cannot be loaded
