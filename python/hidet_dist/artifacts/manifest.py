@@ -14,7 +14,7 @@ from hidet_dist.errors import ArtifactError
 from hidet_dist.files import write_text
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
 
-FORMAT = 4
+FORMAT = 3
 NAME = "manifest.json"
 
 
@@ -117,10 +117,7 @@ class StageManifest:
 
 @dataclass(frozen=True)
 class Manifest:
-    """An artifact folder. ``files`` maps each file's path to its size in bytes and SHA-256.
-
-    ``checksum`` stands for all of it, once it was loaded from a folder.
-    """
+    """An artifact folder. ``files`` maps each file's path to its size in bytes and SHA-256."""
 
     hidet_dist_version: str
     hidet_version: str
@@ -132,7 +129,11 @@ class Manifest:
     world_size: int
     stages: tuple[StageManifest, ...]
     files: Mapping[str, tuple[int, str]]
-    checksum: str = ""
+
+    @property
+    def identity(self) -> str:
+        """The same for equal artifacts, and for no others: in hex."""
+        return _checksum(asdict(self))
 
     def save(self, folder: Path) -> None:
         """Write ``manifest.json`` into a folder, whole or not at all."""
@@ -158,7 +159,7 @@ class Manifest:
             )
         if not _is_whole(body):
             raise ArtifactError(f"{path} was altered: its checksum does not fit. Build the artifacts again.")
-        del body["format"]
+        del body["format"], body["checksum"]
         try:
             body["stages"] = tuple(_stage(stage) for stage in body["stages"])
             body["files"] = {name: (int(size), str(digest)) for name, (size, digest) in body["files"].items()}
@@ -179,13 +180,14 @@ def _read(folder: Path, directory: int | None) -> dict[str, Any]:
     path = folder / NAME
     try:
         where = path if directory is None else NAME
-        with open(os.open(where, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory), encoding="utf-8") as file:
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+        with open(os.open(where, flags, dir_fd=directory), encoding="utf-8") as file:
             body = json.load(file)
     except FileNotFoundError as error:
         raise ArtifactError(
             f"{folder} holds no artifacts: there is no {NAME}. Build them with hidet.distributed.auto_parallel."
         ) from error
-    except (OSError, UnicodeDecodeError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}. Build the artifacts again.") from error
     if not isinstance(body, dict):
         raise ArtifactError(f"{path} is no manifest. Build the artifacts again.")

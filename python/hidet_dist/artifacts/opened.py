@@ -6,8 +6,10 @@ same one. A folder that is replaced meanwhile (as builds do, by renaming) is the
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -107,12 +109,19 @@ class OpenedArtifacts:
         if name not in self.manifest.files:
             raise ArtifactError(f"{self.folder / NAME} does not list {name}. Build the artifacts again.")
         try:
-            file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=self._directory)
+            file = _open_beneath(self._directory, name)
         except FileNotFoundError as error:
             raise ArtifactError(f"{path} is missing. Build the artifacts again, or copy the folder whole.") from error
-        except OSError as error:
-            raise ArtifactError(f"{path} cannot be read: {error.strerror}.") from error
-        self._files[name] = file, os.fstat(file)
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno not in (errno.ELOOP, errno.ENOTDIR):
+                raise ArtifactError(f"{path} cannot be read: {error.strerror}.") from error
+            raise ArtifactError(
+                f"{path} is not in the folder: links are not followed, nor names that lead elsewhere. Copy the files."
+            ) from error
+        status = os.fstat(file)
+        self._files[name] = file, status
+        if not stat.S_ISREG(status.st_mode):
+            raise ArtifactError(f"{path} is no file. Build the artifacts again.")
 
     def _is_same(self, name: str) -> bool:
         size, expected = self.manifest.files[name]
@@ -126,3 +135,24 @@ class OpenedArtifacts:
             digest.update(chunk[:got])
             offset += got
         return digest.hexdigest() == expected
+
+
+def _open_beneath(directory: int, name: str) -> int:
+    """Open a file that lies in a folder, and nothing that a name or a link leads to elsewhere.
+
+    Raises ``ValueError`` or ``OSError``, with ELOOP or ENOTDIR for a link, where it does not.
+    """
+    *folders, last = name.split("/")
+    if any(part in ("", ".", "..") for part in (*folders, last)):
+        raise ValueError(f"{name!r} leads elsewhere")
+    here = directory
+    try:
+        for part in folders:
+            inner = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+            if here != directory:
+                os.close(here)
+            here = inner
+        return os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=here)
+    finally:
+        if here != directory:
+            os.close(here)

@@ -21,7 +21,9 @@ from hidet_dist.compat.graph_module import build_launcher
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
 from hidet_dist.compile.cpu.blas import BlasMatmulOp, blas_matmuls
+from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
 from hidet_dist.compile.cuda.build import cuda_target
+from hidet_dist.compile.cuda.toolkit import find_toolkit
 from hidet_dist.compile.target import CPU, Target
 from hidet_dist.errors import CompileError
 from hidet_dist.partition import Program
@@ -63,6 +65,18 @@ class CompiledProgram:
     workspace_bytes: dict[str, int] | None
 
 
+def check_compiler(target: Target) -> None:
+    """Refuse a target that there is no compiler for, before work starts.
+
+    Raises
+    ------
+    CompileError
+        It says how to get the compiler.
+    """
+    if target.kind == "cuda":
+        find_toolkit()
+
+
 @contextmanager
 def _building_for(target: Target) -> Iterator[None]:
     """What is in force while a program is optimized and built for ``target``."""
@@ -86,6 +100,8 @@ def optimize_program(program: Program, target: Target = CPU) -> FlowGraph:
     """
     with _building_for(target):
         graph = hidet.graph.optimize(program.graph)
+    if target.kind == "cpu":
+        graph = lower_to_kernels(graph)
     graph.update_nodes()
     if _needs_openblas(graph):
         openblas.load_openblas()  # or the kernels cannot be loaded

@@ -61,26 +61,24 @@ class LoadedPartition:
         self._memory: Memory = HostMemory()
         self._libraries = Libraries()
         try:
-            with (
-                session.loading(lambda: self.manifest.checksum, timeout_seconds),
-                _open(folder, rank, timeout_seconds) as artifacts,
-            ):
-                self.manifest = artifacts.manifest
-                (self.stage,) = self.manifest.stages
-                settings = session.current()
-                self.rank = settings.rank if settings is not None else (rank or 0)
-                self.world_size = self.stage.size
-                self._launcher = self._load(artifacts)
-            self._communicates = self.world_size > 1 and bool(self.stage.communications)
-            self._owner = threading.get_ident() if self._communicates else None
-            self._signature = Signature(self.stage, self._memory)
-            # By the sizes of the symbolic dims: the outputs' shapes, and the bytes of workspace.
-            self._shapes: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-            self._workspaces: dict[tuple[int, ...], int] = {}
-            if not self.stage.symbols:
-                self._reserve_workspace({})
-                self._shapes_at({})
-            self._check_runtime()
+            with session.loading(lambda: self.manifest.identity, timeout_seconds):
+                with _open(folder, rank, timeout_seconds) as artifacts:
+                    self.manifest = artifacts.manifest
+                    (self.stage,) = self.manifest.stages
+                    settings = session.current()
+                    self.rank = settings.rank if settings is not None else (rank or 0)
+                    self.world_size = self.stage.size
+                    self._launcher = self._load(artifacts)
+                self._communicates = self.world_size > 1 and bool(self.stage.communications)
+                self._owner = threading.get_ident() if self._communicates else None
+                self._signature = Signature(self.stage, self._memory)
+                # By the sizes of the symbolic dims: the outputs' shapes, and the bytes of workspace.
+                self._shapes: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+                self._workspaces: dict[tuple[int, ...], int] = {}
+                if not self.stage.symbols:
+                    self._reserve_workspace({})
+                    self._shapes_at({})
+                self._check_runtime()
             self._communicator = session.communicator_for(self.stage.mesh_shape, rank, timeout_seconds)
         except BaseException:
             self._free()
@@ -398,11 +396,11 @@ def load_partition(
     Raises
     ------
     ArtifactError
-        When the artifacts are missing, incomplete, altered, or of another version.
+        When the artifacts are missing, incomplete, altered, of another version, or not those of the other ranks.
     ConfigError
         When the rank or the world size is not the artifacts'.
     RendezvousError
-        When the other ranks do not come; it names them.
+        When the other ranks do not come, or one of them cannot load its part; it names them.
     """
     return LoadedPartition(Path(out_dir), rank, timeout_seconds)
 
@@ -426,12 +424,11 @@ def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> Open
                 )
             if manifest.target != "cpu":
                 raise ArtifactError(
-                    f"{folder} was built for {manifest.target} ({manifest.arch}), which cannot be served yet. Build "
-                    "the artifacts with optimization_config['target'] = 'cpu' to serve them on CPUs."
+                    f"{folder} was built for {manifest.target} ({manifest.arch}), which cannot be served yet. "
+                    "Build the artifacts with optimization_config['target'] = 'cpu' to serve them on CPUs."
                 )
             (stage,) = manifest.stages
             own = _enter_session(rank, stage, timeout_seconds, folder)
-            session.meet()  # so that the others hear of what is wrong with this rank's files
             others = {stage.weights_file(other) for other in range(stage.size) if other != own}
             artifacts.verify([name for name in manifest.files if name not in others])
         except ArtifactError:
@@ -463,4 +460,6 @@ def _enter_session(rank: int | None, stage: StageManifest, timeout_seconds: floa
             f"{folder} was built for {stage.size} ranks, but the world size is {settings.world_size}: launch it with "
             f"`python -m hidet_dist.launch -n {stage.size}` or torchrun."
         )
+    # Before any work on files: whatever is wrong with them on this rank, the others are to learn it.
+    session.meet()
     return settings.rank
