@@ -16,7 +16,7 @@ import torch
 from hidet.graph import Operator, Tensor
 
 import hidet_dist
-from hidet_dist.artifacts.manifest import NAME, Launch, Manifest, StageManifest, TensorSignature
+from hidet_dist.artifacts.manifest import NAME, Launch, Manifest, StageManifest, TensorSignature, holds_artifacts
 from hidet_dist.compile import CompiledProgram
 from hidet_dist.compile.target import CPU, Target
 from hidet_dist.errors import ArtifactError
@@ -41,19 +41,11 @@ def check_destination(out_dir: Path, recompile: bool) -> None:
     """
     if out_dir.exists() and not out_dir.is_dir():
         raise ArtifactError(f"{out_dir} is not a folder; name another out_dir.")
-    if not recompile and out_dir.is_dir() and any(out_dir.iterdir()) and not _is_own(out_dir):
+    if not recompile and out_dir.is_dir() and any(out_dir.iterdir()) and not holds_artifacts(out_dir):
         raise ArtifactError(
             f"{out_dir} is not empty and holds no artifacts of hidet_dist; name another out_dir, or set "
             "optimization_config['recompile'] to move its content aside."
         )
-
-
-def _is_own(folder: Path) -> bool:
-    try:
-        Manifest.load(folder)
-    except ArtifactError:
-        return False
-    return True
 
 
 @contextmanager
@@ -70,7 +62,7 @@ def replacing(out_dir: Path) -> Iterator[Path]:
         removable = False
         aside = _free_name(out_dir)
         if out_dir.exists():
-            removable = _is_own(out_dir) or not any(out_dir.iterdir())
+            removable = holds_artifacts(out_dir) or not any(out_dir.iterdir())
             os.rename(out_dir, aside)
         os.rename(staging, out_dir)
         if removable:
