@@ -14,7 +14,7 @@ from hidet_dist.errors import ArtifactError
 from hidet_dist.files import write_text
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
 
-FORMAT = 4
+FORMAT = 3
 NAME = "manifest.json"
 
 
@@ -56,7 +56,7 @@ class StageManifest:
     runtimes of hidet and hidet_dist. ``symbols`` are the symbolic dims, ``local_symbols`` those that the program knows.
     ``candidates`` is, for each kernel, how many candidates its library has (``hidet_launch_0`` and so on).
     ``workspace_bytes`` is the room that activations take by kind of memory (``cpu``, ``cuda``), or None where that
-    depends on symbolic dims; ``weight_bytes`` the weights of one rank by the plan.
+    depends on symbolic dims; ``weight_bytes`` what one rank's weights take.
     """
 
     folder: str
@@ -117,10 +117,7 @@ class StageManifest:
 
 @dataclass(frozen=True)
 class Manifest:
-    """An artifact folder. ``files`` maps each file's path to its size in bytes and SHA-256.
-
-    ``checksum`` stands for all of it, once it was loaded from a folder.
-    """
+    """An artifact folder. ``files`` maps each file's path to its size in bytes and SHA-256."""
 
     hidet_dist_version: str
     hidet_version: str
@@ -132,7 +129,11 @@ class Manifest:
     world_size: int
     stages: tuple[StageManifest, ...]
     files: Mapping[str, tuple[int, str]]
-    checksum: str = ""
+
+    @property
+    def identity(self) -> str:
+        """The same for equal artifacts, and for no others: in hex."""
+        return _checksum(asdict(self))
 
     def save(self, folder: Path) -> None:
         """Write ``manifest.json`` into a folder, whole or not at all."""
@@ -158,7 +159,7 @@ class Manifest:
             )
         if not _is_whole(body):
             raise ArtifactError(f"{path} was altered: its checksum does not fit. Build the artifacts again.")
-        del body["format"]
+        del body["format"], body["checksum"]
         try:
             body["stages"] = tuple(_stage(stage) for stage in body["stages"])
             body["files"] = {name: (int(size), str(digest)) for name, (size, digest) in body["files"].items()}

@@ -62,26 +62,24 @@ class LoadedPartition:
         self._memory: Memory = HostMemory()
         self._libraries = Libraries()
         try:
-            with (
-                session.loading(lambda: self.manifest.checksum, timeout_seconds),
-                _open(folder, rank, timeout_seconds) as artifacts,
-            ):
-                self.manifest = artifacts.manifest
-                (self.stage,) = self.manifest.stages
-                settings = session.current()
-                self.rank = settings.rank if settings is not None else (rank or 0)
-                self.world_size = self.stage.size
-                self._launcher = self._load(artifacts)
-            self._communicates = self.world_size > 1 and bool(self.stage.communications)
-            self._owner = threading.get_ident() if self._communicates else None
-            self._signature = Signature(self.stage, self._memory)
-            # By the sizes of the symbolic dims: the outputs' shapes, and the bytes of workspace.
-            self._shapes: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-            self._workspaces: dict[tuple[int, ...], int] = {}
-            if not self.stage.symbols:
-                self._reserve_workspace({})
-                self._shapes_at({})
-            self._check_runtime()
+            with session.loading(lambda: self.manifest.identity, timeout_seconds):
+                with _open(folder, rank, timeout_seconds) as artifacts:
+                    self.manifest = artifacts.manifest
+                    (self.stage,) = self.manifest.stages
+                    settings = session.current()
+                    self.rank = settings.rank if settings is not None else (rank or 0)
+                    self.world_size = self.stage.size
+                    self._launcher = self._load(artifacts)
+                self._communicates = self.world_size > 1 and bool(self.stage.communications)
+                self._owner = threading.get_ident() if self._communicates else None
+                self._signature = Signature(self.stage, self._memory)
+                # By the sizes of the symbolic dims: the outputs' shapes, and the bytes of workspace.
+                self._shapes: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+                self._workspaces: dict[tuple[int, ...], int] = {}
+                if not self.stage.symbols:
+                    self._reserve_workspace({})
+                    self._shapes_at({})
+                self._check_runtime()
             self._communicator = session.communicator_for(self.stage.mesh_shape, rank, timeout_seconds)
         except BaseException:
             self._free()
@@ -430,12 +428,11 @@ def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> Open
                 )
             if manifest.target != "cpu":
                 raise ArtifactError(
-                    f"{folder} was built for {manifest.target} ({manifest.arch}), which cannot be served yet. Build "
-                    "the artifacts with optimization_config['target'] = 'cpu' to serve them on CPUs."
+                    f"{folder} was built for {manifest.target} ({manifest.arch}), which cannot be served yet. "
+                    "Build the artifacts with optimization_config['target'] = 'cpu' to serve them on CPUs."
                 )
             (stage,) = manifest.stages
             own = _enter_session(rank, stage, timeout_seconds, folder)
-            session.meet()  # so that the others hear of what is wrong with this rank's files
             others = {stage.weights_file(other) for other in range(stage.size) if other != own}
             artifacts.verify([name for name in manifest.files if name not in others])
         except ArtifactError:
