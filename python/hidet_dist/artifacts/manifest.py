@@ -56,7 +56,7 @@ class StageManifest:
     runtimes of hidet and hidet_dist. ``symbols`` are the symbolic dims, ``local_symbols`` those that the program knows.
     ``candidates`` is, for each kernel, how many candidates its library has (``hidet_launch_0`` and so on).
     ``workspace_bytes`` is the room that activations take by kind of memory (``cpu``, ``cuda``), or None where that
-    depends on symbolic dims; ``weight_bytes`` the weights of one rank by the plan.
+    depends on symbolic dims; ``weight_bytes`` what one rank's weights take.
     """
 
     folder: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -107,7 +108,7 @@ def write_artifacts(
         program.local_symbols,
         tuple(compiled.candidates),
         compiled.workspace_bytes,
-        plan.stage.weight_bytes_per_device,
+        sum(_nbytes(x) for name, x in program.weight_placeholders.items() if name in compiled.data),
     )
     shutil.copyfile(compiled.launcher, folder / stage.launcher_file)
     for number, kernel in enumerate(compiled.kernels):
@@ -140,6 +141,10 @@ def write_artifacts(
 def _launch(node: Operator, kernel: int) -> Launch:
     outputs = (f"{y.dtype.name}[{', '.join(map(str, extents_of(y)))}]" for y in node.outputs)
     return Launch(kernel, ", ".join(outputs), node.description if isinstance(node, CommunicationOp) else "")
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return math.prod(int(size) for size in tensor.shape) * int(tensor.dtype.nbytes)
 
 
 def _write_rank(path: Path, program: Program, rank: int, names: Sequence[str]) -> None:
