@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,7 +15,8 @@ import torch.distributed as dist
 from hidet_dist.runtime import native
 from hidet_dist.runtime.meeting import await_ranks
 from hidet_dist.runtime.mesh_groups import group_ranks
-from hidet_dist.runtime.rendezvous import Rendezvous
+from hidet_dist.runtime.rendezvous import Rendezvous, own_address
+from hidet_dist.runtime.store.torch_store import TorchStore
 
 # Up to this many bytes from all ranks together, an all-reduce is an all-gather and a local reduction. Gloo's own takes
 # twice as many steps, and measured on one host, 2 and 4 processes, a step costs more than these bytes.
@@ -43,6 +43,7 @@ class _Group:
     backend: Any  # a ProcessGroupGloo, most of whose methods torch's stubs lack
     size: int
     place: int
+    store: TorchStore  # the backend does not keep it
 
 
 class GlooTransport:
@@ -94,7 +95,7 @@ class GlooTransport:
         self._failed = failed
         # Not its store: that one is to go when the rendezvous is closed, whoever still has this.
         self._rendezvous = rendezvous
-        self._device = _open_device(rendezvous.settings.master_addr, rendezvous.settings.master_port or 0)
+        self._device = _open_device(rendezvous.address, rendezvous.port)
         self._groups: dict[tuple[int, ...], _Group] = {}
         self._scratch: dict[str, torch.Tensor] = {}
 
@@ -244,7 +245,7 @@ class GlooTransport:
 
     def _make_group(self, ranks: tuple[int, ...]) -> _Group:
         prefix = f"{self._name}/group/" + ",".join(map(str, ranks))
-        store = dist.PrefixStore(prefix, self._rendezvous.store)
+        store = self._rendezvous.store.prefixed(prefix)
         # Gloo would wait the whole time-out for a member that is dead, as there is no connection yet to break.
         store.set(f"ready/{self._rank}", "")
         ready = {rank: f"ready/{rank}" for rank in ranks}
@@ -253,19 +254,16 @@ class GlooTransport:
         options = gloo._Options()
         options._devices = [self._device]
         options._timeout = timedelta(seconds=self._timeout_seconds)
-        place = ranks.index(self._rank)
-        return _Group(gloo(store, place, len(ranks), options), len(ranks), place)
+        place, own_store = ranks.index(self._rank), TorchStore(store)
+        return _Group(gloo(own_store, place, len(ranks), options), len(ranks), place, own_store)
 
 
-def _open_device(master_addr: str, master_port: int) -> dist.ProcessGroupGloo.Device:
+def _open_device(address: str, port: int) -> dist.ProcessGroupGloo.Device:
     """Gloo's listening socket: on loopback unless the ranks met at another address, then on the way there."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
     if interface:
         return dist.ProcessGroupGloo.create_device(interface=interface)
-    family, kind, protocol, _, address = socket.getaddrinfo(master_addr, master_port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # sends nothing: it only has the system choose a route
-        return dist.ProcessGroupGloo.create_device(hostname=probe.getsockname()[0])
+    return dist.ProcessGroupGloo.create_device(hostname=own_address(address, port))
 
 
 def _tensor(address: int, count: int, dtype: torch.dtype) -> torch.Tensor:

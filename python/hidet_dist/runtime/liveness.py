@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from hidet_dist.runtime.store import Store
 
 BEAT_SECONDS = 0.5
 """How often each rank publishes a heartbeat."""

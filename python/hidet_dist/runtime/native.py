@@ -334,6 +334,22 @@ def make_transport(
     )
 
 
+def deferred_transport(make: Callable[[], Transport]) -> Transport:
+    """A transport whose functions are those of the transport that ``make()`` gives, which is called when one is.
+
+    ``make`` must give the same one each time, and must not raise; only host memory is carried.
+    """
+
+    def forward(name: str, kind: Any) -> Any:
+        return kind(lambda _context, *arguments: getattr(make(), name)(None, *arguments))
+
+    table = Transport()
+    for name, kind, *_ in Transport._fields_:
+        if name not in ("context", "copy"):
+            setattr(table, name, forward(name, kind))
+    return table
+
+
 class SharedMemory:
     """The native transport between ranks of one host; see shared_memory.h.
 

@@ -6,15 +6,16 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from hidet_dist.errors import ConfigError
 from hidet_dist.runtime import native
-from hidet_dist.runtime.gloo import GlooTransport
 from hidet_dist.runtime.meeting import await_ranks
 from hidet_dist.runtime.mesh_groups import group_ranks
 from hidet_dist.runtime.rendezvous import Rendezvous
+
+if TYPE_CHECKING:
+    from hidet_dist.runtime.gloo import GlooTransport
 
 VARIABLE = "HIDET_DIST_TRANSPORT"
 """The environment variable that chooses: ``auto``, the default, or ``gloo`` for Gloo within a host as well."""
@@ -61,10 +62,11 @@ class CpuTransport:
         if choice not in ("auto", "gloo"):
             raise ConfigError(f"{VARIABLE} must be 'auto' or 'gloo', not {choice!r}")
         self._shares = choice == "auto"
-        self._gloo = GlooTransport(rendezvous, name, mesh_shape, timeout_seconds, fail, failed)
+        self._gloo: GlooTransport | None = None
         settings = rendezvous.settings
         self._shared = native.SharedMemory(
-            self._gloo.table,
+            # PyTorch, which Gloo comes with, takes a second to import: not before a group needs it.
+            native.deferred_transport(lambda: self._open_gloo().table),
             self._guarded(self._meet),
             self._guarded(self._meet_peer),
             settings.rank,
@@ -79,10 +81,13 @@ class CpuTransport:
         self._timeout_seconds = timeout_seconds
         self._fail = fail
         self._failed = failed
+        self._interrupt: BaseException | None = None
         self.shared_groups: list[tuple[int, ...]] = []
         """The groups whose collectives go through shared memory, so far."""
         self.shared_peers: list[int] = []
         """The ranks that messages are exchanged with through shared memory, so far."""
+        if not self._shares:
+            self._open_gloo()
 
     @property
     def table(self) -> native.Transport:
@@ -92,16 +97,19 @@ class CpuTransport:
     @property
     def failed_by_peer(self) -> bool:
         """Whether a collective failed because of another rank."""
-        return self._failed_to_meet or self._shared.failed_by_peer or self._gloo.failed_by_peer
+        others = self._gloo is not None and self._gloo.failed_by_peer
+        return self._failed_to_meet or self._shared.failed_by_peer or others
 
     @property
     def interrupt(self) -> BaseException | None:
         """What interrupted a collective from outside, such as KeyboardInterrupt."""
-        return self._gloo.interrupt
+        return self._interrupt if self._gloo is None else self._interrupt or self._gloo.interrupt
 
     @interrupt.setter
     def interrupt(self, value: BaseException | None) -> None:
-        self._gloo.interrupt = value
+        self._interrupt = value
+        if self._gloo is not None:
+            self._gloo.interrupt = value
 
     def warm_up(self, groups: Iterable[int]) -> None:
         """Do nothing: groups meet when they are first used."""
@@ -112,11 +120,21 @@ class CpuTransport:
     def close(self) -> None:
         """Close this rank's ends, at which collectives that wait for this rank fail on the other ranks."""
         self._shared.close()
-        self._gloo.close()
+        if self._gloo is not None:
+            self._gloo.close()
 
     def destroy(self) -> None:
         """Free it, once its communicator has been destroyed."""
         self._shared.destroy()
+
+    def _open_gloo(self) -> GlooTransport:
+        if self._gloo is None:
+            from hidet_dist.runtime.gloo import GlooTransport
+
+            self._gloo = GlooTransport(
+                self._rendezvous, self._name, self._mesh_shape, self._timeout_seconds, self._fail, self._failed
+            )
+        return self._gloo
 
     def _guarded(self, meet: Callable[[int], None]) -> Callable[[int], int]:
         def connect(group_or_rank: int) -> int:
@@ -137,7 +155,7 @@ class CpuTransport:
 
     def _meet(self, group: int) -> None:
         ranks = group_ranks(self._mesh_shape, self._rank, group)
-        store = dist.PrefixStore(f"{self._name}/shared/" + ",".join(map(str, ranks)), self._rendezvous.store)
+        store = self._rendezvous.store.prefixed(f"{self._name}/shared/" + ",".join(map(str, ranks)))
 
         def wait(keys: dict[int, str]) -> None:
             await_ranks(store, self._rendezvous.store, keys, self._timeout_seconds, self._failed)
@@ -159,11 +177,12 @@ class CpuTransport:
         if all(store.get(f"attached/{rank}") == b"yes" for rank in ranks):
             self.shared_groups.append(ranks)
         else:
+            self._open_gloo()
             self._shared.delegate(group)
 
     def _meet_peer(self, peer: int) -> None:
         pair = sorted((self._rank, peer))
-        store = dist.PrefixStore(f"{self._name}/messages/{pair[0]},{pair[1]}", self._rendezvous.store)
+        store = self._rendezvous.store.prefixed(f"{self._name}/messages/{pair[0]},{pair[1]}")
 
         def wait(key: str) -> bytes:
             await_ranks(store, self._rendezvous.store, {peer: key}, self._timeout_seconds, self._failed)
@@ -177,6 +196,7 @@ class CpuTransport:
         if wait(f"attached/{peer}") == b"yes" and attached:
             self.shared_peers.append(peer)
         else:
+            self._open_gloo()
             self._shared.delegate_peer(peer)
 
 
