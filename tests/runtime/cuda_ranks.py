@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from checked import Checked, address
 
-from hidet_dist.compat import cuda_stream
 from hidet_dist.errors import ConfigError
 from hidet_dist.runtime import native, nccl, session
 from hidet_dist.runtime.communicator import Communicator
@@ -44,8 +43,7 @@ def _stream(driver: ctypes.CDLL) -> int:
 def _communicator(mesh: list[int], **arguments: Any) -> Communicator:
     if os.environ.get(nccl.DRIVER_VARIABLE):
         function = ctypes.cast(_driver().fake_current_stream, ctypes.c_void_p).value or 0
-        # hidet's own is the same to native code; importing hidet in each process would take seconds.
-        cuda_stream.current_stream_function = lambda: function
+        nccl.hidet_stream_function = lambda: function
     return session.communicator_for(tuple(mesh), target="cuda", **arguments)
 
 
@@ -145,7 +143,7 @@ def cuda_bad_rank(mesh: list[int], how: str, who: int, when: str) -> float:
         time.sleep(0.5)
         if how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(6)
+        time.sleep(4)
     if when == "warming":
         comm.warm_up([1])
     _sum(comm, 1)

@@ -15,6 +15,7 @@ import pytest
 
 from hidet_dist.errors import ConfigError
 from hidet_dist.runtime import native, nccl
+from hidet_dist.runtime.libraries import hidet_runtime
 from hidet_dist.runtime.liveness import SILENCE_SECONDS
 
 RunRanks = Callable[..., list[dict[str, Any]]]
@@ -206,18 +207,14 @@ def _message(call: Callable[[], object]) -> str:
     return str(error.value)
 
 
-def test_hidets_current_stream_is_what_its_kernels_use() -> None:
-    from hidet.ffi import ffi
-
-    from hidet_dist.compat.cuda_stream import current_stream_function
-
-    runtime = ctypes.CDLL(ffi.library_paths["hidet_runtime"])
+def test_collectives_are_put_on_the_stream_of_hidets_kernels() -> None:
+    runtime = hidet_runtime()
     runtime.set_cuda_stream.argtypes = (ctypes.c_void_p,)
     uses_torch = runtime.get_use_torch_cuda_stream()
     runtime.use_torch_cuda_stream(False)
     try:
         runtime.set_cuda_stream(4096)
-        assert native.StreamFunction(current_stream_function())() == 4096
+        assert native.StreamFunction(nccl.hidet_stream_function())() == 4096
     finally:
         runtime.set_cuda_stream(None)
         runtime.use_torch_cuda_stream(bool(uses_torch))

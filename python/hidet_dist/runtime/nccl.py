@@ -5,6 +5,7 @@ NCCL and the CUDA driver are loaded when a transport is made, and by nothing els
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.util
 import json
@@ -13,10 +14,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-import torch.distributed as dist
-
 from hidet_dist.errors import ConfigError
 from hidet_dist.runtime import native
+from hidet_dist.runtime.libraries import hidet_runtime
 from hidet_dist.runtime.liveness import SilenceWatch, read_beats
 from hidet_dist.runtime.meeting import PeerError, await_ranks
 from hidet_dist.runtime.rendezvous import Rendezvous
@@ -82,6 +82,13 @@ def default_device(rank: int) -> int:
     return int(os.environ.get("LOCAL_RANK") or rank) % devices
 
 
+def hidet_stream_function() -> int:
+    """The address of the C function that returns the CUDA stream which hidet's kernels are launched on."""
+    address = ctypes.cast(hidet_runtime().get_cuda_stream, ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
 class NcclTransport:
     """Carries out a communicator's collectives between processes with a CUDA device each, on hidet's current stream.
 
@@ -131,9 +138,7 @@ class NcclTransport:
         self._ranks = tuple(range(rendezvous.settings.world_size))
         self.device = default_device(self._rank) if device is None else device
         if stream is None:
-            from hidet_dist.compat.cuda_stream import current_stream_function
-
-            stream = current_stream_function()
+            stream = hidet_stream_function()
         try:
             self._nccl = native.Nccl(
                 mesh_shape, self._rank, self.device, stream, self._guarded(self._make), timeout_seconds
@@ -269,7 +274,7 @@ class NcclTransport:
     def _meet(self, what: str, own: str) -> list[bytes]:
         """What each rank says, once all have said something: NCCL would wait long for one that is dead."""
         self._nccl.await_all()
-        store = dist.PrefixStore(f"{self._name}/nccl/{what}", self._rendezvous.store)
+        store = self._rendezvous.store.prefixed(f"{self._name}/nccl/{what}")
         store.set(str(self._rank), own)
         keys = {rank: str(rank) for rank in self._ranks}
         await_ranks(store, self._rendezvous.store, keys, self._timeout_seconds, self._failed)
