@@ -5,22 +5,26 @@ known once it is scheduled (:mod:`hidet_dist.overlap`), and that is no sum. So t
 hidden left out of the cost, and of all plans found the one of the least makespan is taken. Communicating what is made
 of weights alone can be hidden anywhere, as nothing need be computed before it: at first it is taken to be free, as far
 as the time of the computation goes if all weights were split; from then on it costs the share that the plan found last
-did not hide, and what else that plan hid is free as well, until plans repeat.
+did not hide, and what else that plan hid is free as well, until plans repeat. Large problems, of which solving is most
+of the search's time, are solved anew once, at the prices of memory that were found before.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, replace
 
 from hidet_dist.connect import step_parts
 from hidet_dist.connect.cost import itemsize
+from hidet_dist.errors import InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.planned import Overlapped, PlannedTasks, overlapped
-from hidet_dist.search.activations import held
+from hidet_dist.search.activations import Converted, held
 from hidet_dist.search.cost import CostModel
 from hidet_dist.search.eliminate import Tables, TooWide, eliminate
 from hidet_dist.search.ilp import Problem, Solution
+from hidet_dist.search.optimum import Options, optimize
 from hidet_dist.search.presolve import readers
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.solution import plan_of
@@ -30,8 +34,8 @@ from hidet_dist.spec.partial import Layout
 from hidet_dist.view import GraphView
 
 _ROUNDS = 4
-_CHOICES = 250_000  # that are looked at in all rounds; one round is done whatever it takes
-_RAISE = 2.0  # of the prices of memory, where a plan does not fit
+_SMALL = 20_000  # choices of all entities, up to which the problem is solved again in earnest
+_COARSE = 0.01  # the gap at which that may stop: what is hidden is known no better
 _SHARES = 8  # shares of a collective's time are whole eighths, so that equal layers are as good as equal
 
 _Table = tuple[tuple[float, ...], ...]
@@ -63,34 +67,42 @@ class OverlapSearch:
         self.number = {name: n for n, name in enumerate(statement.layouts)}
         self.of_weights = _of_weights(view)
         self._sent: dict[object, _Table] = {}
+        # The elimination knows equal tables by their identity: equal ones are the same.
         self._tables: dict[object, _Table] = {}
+        self._held: dict[int, Converted] = {}
 
-    def better(self, solution: Solution, gap: float) -> Candidate:
-        """A plan that fits the budget and whose makespan is less by more than the ``gap``, or that of the solution."""
+    def better(self, solution: Solution, options: Options) -> Candidate:
+        """A plan that fits the budget and whose makespan is less by more than the gap, or that of the solution."""
+        begin = time.perf_counter()
         best = last = self._candidate(solution.choices)
-        problem = self.statement.problem
-        kept = [list(range(len(costs))) for costs in problem.cost]
-        tables, groups = Tables(), readers(problem)
-        second_per_byte = solution.second_per_byte or (0.0,) * problem.activations.moments
+        problem, groups = self.statement.problem, readers(self.statement.problem)
         seen = {solution.choices}
         paid = self._first_share(best)
-        left = max(1, min(_ROUNDS, _CHOICES // sum(map(len, kept))))
-        factor = 1.0
-        while left:
-            left -= 1
-            prices = Prices([factor * price for price in second_per_byte])
-            try:
-                choices = eliminate(self._discounted(last, paid), kept, tables, prices, gap / 4).choices
-            except TooWide:
+        size = sum(map(len, problem.cost))
+        for _ in range(_ROUNDS if size <= _SMALL else 1):
+            limit = options.time_limit_seconds
+            left = None if limit is None else limit - (time.perf_counter() - begin)
+            if left is not None and left <= 0:
                 break
-            if solution.second_per_byte and max(held(problem, groups, choices)) > problem.budget:
-                factor *= _RAISE
-                continue
+            discounted = self._discounted(last, paid)
+            if size <= _SMALL:
+                try:
+                    coarse = max(options.gap, _COARSE)
+                    choices = optimize(discounted, Options(options.solver, left, coarse, options.threads)).choices
+                except (InfeasibleError, SolverError):
+                    break  # there is no room to communicate early, or no time
+            else:
+                prices = Prices(solution.second_per_byte or (0.0,) * problem.activations.moments)
+                kept = [list(range(len(costs))) for costs in problem.cost]
+                try:
+                    choices = eliminate(discounted, kept, Tables(), prices, options.gap / 4).choices
+                except TooWide:
+                    break
             if choices in seen or max(held(problem, groups, choices)) > problem.budget:
                 break
             seen.add(choices)
             last = self._candidate(choices)
-            if last.seconds < best.seconds * (1 - gap):
+            if last.seconds < best.seconds * (1 - options.gap):
                 best = last
             paid = self._exposed_share(last)
         return best
@@ -118,7 +130,10 @@ class OverlapSearch:
         return _rounded_up(max(0.0, 1 - computed / sent)) if sent else 0.0
 
     def _discounted(self, last: Candidate, paid: float) -> Problem:
-        """The problem with a share of the weights' communication ``paid`` for, and what ``last`` hides left out."""
+        """The problem with a share of the weights' communication ``paid`` for, and what ``last`` hides left out.
+
+        What is made of weights and converted takes twice the memory in it, for what is communicated meanwhile.
+        """
         problem, statement = self.statement.problem, self.statement
         cost = list(problem.cost)
         hidden: dict[int, dict[tuple[int, int], float]] = {}
@@ -157,7 +172,17 @@ class OverlapSearch:
                     convert[edge.tensor] = self._without(edge.convert, hidden.get(edge.tensor, {}))
             own_table = convert[edge.tensor]
             edges.append(edge if own_table is edge.convert else replace(edge, convert=own_table))
-        return replace(problem, cost=cost, edges=edges)
+        # While what was gathered is read, what is gathered next needs room as well.
+        tensors = {
+            number: self._twice(own) if names[number] in self.of_weights else own
+            for number, own in problem.activations.tensors.items()
+        }
+        return replace(problem, cost=cost, edges=edges, activations=replace(problem.activations, tensors=tensors))
+
+    def _twice(self, memory: Converted) -> Converted:
+        if id(memory) not in self._held:
+            self._held[id(memory)] = replace(memory, nbytes=tuple(2 * n for n in memory.nbytes))
+        return self._held[id(memory)]
 
     def _less(self, table: _Table, name: str, share: float) -> _Table:
         """What conversions cost less a share of what they communicate."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -221,11 +222,14 @@ def find(
             _check_held(view, plan, budget)
         else:
             options = Options(solver, time_limit_seconds, gap, threads, tell)
+            begin = time.perf_counter()
             solution = optimize(statement.problem, options)
             bound = solution.seconds * (1 - solution.gap)
             picks = solution.choices
             if overlaps:
-                candidate = OverlapSearch(view, cluster, model, statement).better(solution, gap)
+                if time_limit_seconds is not None:
+                    options = replace(options, time_limit_seconds=time_limit_seconds - (time.perf_counter() - begin))
+                candidate = OverlapSearch(view, cluster, model, statement).better(solution, options)
                 picks = candidate.choices
             plan = write(picks)
             own_gap = solution.gap if picks == solution.choices else 1 - bound / plan.seconds
