@@ -13,17 +13,19 @@ from pathlib import Path
 
 import hidet
 import torch
-from hidet.graph import Tensor
+from hidet.graph import Operator, Tensor
 
 import hidet_dist
-from hidet_dist.artifacts.manifest import NAME, Manifest, StageManifest, TensorSignature
+from hidet_dist.artifacts.manifest import NAME, Launch, Manifest, StageManifest, TensorSignature, holds_artifacts
 from hidet_dist.compile import CompiledProgram
 from hidet_dist.compile.target import CPU, Target
 from hidet_dist.errors import ArtifactError
 from hidet_dist.files import sha256, write_text
 from hidet_dist.partition import Program
+from hidet_dist.partition.operators import CommunicationOp
 from hidet_dist.partition.program import COORDINATE
 from hidet_dist.runtime import native
+from hidet_dist.runtime.memory import ALIGNMENT
 from hidet_dist.spec import Plan, TensorPlan
 from hidet_dist.symbolic.extents import extents_of
 from hidet_dist.weights import Layout, shard_blocks, write_safetensors
@@ -39,19 +41,11 @@ def check_destination(out_dir: Path, recompile: bool) -> None:
     """
     if out_dir.exists() and not out_dir.is_dir():
         raise ArtifactError(f"{out_dir} is not a folder; name another out_dir.")
-    if not recompile and out_dir.is_dir() and any(out_dir.iterdir()) and not _is_own(out_dir):
+    if not recompile and out_dir.is_dir() and any(out_dir.iterdir()) and not holds_artifacts(out_dir):
         raise ArtifactError(
             f"{out_dir} is not empty and holds no artifacts of hidet_dist; name another out_dir, or set "
             "optimization_config['recompile'] to move its content aside."
         )
-
-
-def _is_own(folder: Path) -> bool:
-    try:
-        Manifest.load(folder)
-    except ArtifactError:
-        return False
-    return True
 
 
 @contextmanager
@@ -68,7 +62,7 @@ def replacing(out_dir: Path) -> Iterator[Path]:
         removable = False
         aside = _free_name(out_dir)
         if out_dir.exists():
-            removable = _is_own(out_dir) or not any(out_dir.iterdir())
+            removable = holds_artifacts(out_dir) or not any(out_dir.iterdir())
             os.rename(out_dir, aside)
         os.rename(staging, out_dir)
         if removable:
@@ -108,7 +102,7 @@ def write_artifacts(
         tuple(compiled.kernel_names),
         tuple(compiled.data),
         tuple(compiled.constants),
-        tuple(program.communications()),
+        tuple(map(_launch, compiled.graph.nodes, compiled.kernel_of_node)),
         compiled.libraries,
         program.symbols,
         program.local_symbols,
@@ -122,7 +116,7 @@ def write_artifacts(
     if compiled.constants:
         constants = {name: c.torch().contiguous() for name, c in compiled.constants.items()}
         layouts = {name: Layout(c.dtype.name, tuple(c.shape)) for name, c in compiled.constants.items()}
-        write_safetensors(folder / stage.constants_file, layouts, lambda name: [constants[name]])
+        write_safetensors(folder / stage.constants_file, layouts, lambda name: [constants[name]], ALIGNMENT)
     for rank in range(program.mesh.size):
         _write_rank(folder / stage.weights_file(rank), program, rank, compiled.data)
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -142,6 +136,11 @@ def write_artifacts(
     )
     manifest.save(folder)
     return manifest
+
+
+def _launch(node: Operator, kernel: int) -> Launch:
+    outputs = (f"{y.dtype.name}[{', '.join(map(str, extents_of(y)))}]" for y in node.outputs)
+    return Launch(kernel, ", ".join(outputs), node.description if isinstance(node, CommunicationOp) else "")
 
 
 def _nbytes(tensor: Tensor) -> int:
@@ -164,4 +163,4 @@ def _write_rank(path: Path, program: Program, rank: int, names: Sequence[str]) -
             return [torch.tensor(coordinate, dtype=torch.int32)]
         return shard_blocks(program.sources[name], weights[name], program.mesh, coordinate)
 
-    write_safetensors(path, layouts, blocks)
+    write_safetensors(path, layouts, blocks, ALIGNMENT)

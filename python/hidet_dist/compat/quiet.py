@@ -13,6 +13,7 @@ from typing import Any
 
 from hidet.ir.library import tune
 
+_tqdm: Any = importlib.import_module("tqdm")
 # Not by attribute: hidet.drivers re-exports functions of the same names as these modules.
 _MODULES: tuple[Any, ...] = (
     importlib.import_module("hidet.drivers.build_task"),
