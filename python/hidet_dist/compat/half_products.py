@@ -22,7 +22,7 @@ _LEAST_COLUMNS = 32
 
 def is_taken(op: MatmulOp) -> bool:
     """Whether hidet's kernel for half precision takes a product of this shape."""
-    a, b, c = *op.inputs, op.outputs[0]
+    (a, b), (c,) = op.inputs, op.outputs
     if len(a.shape) < 2 or len(b.shape) < 2 or not is_constant(a.shape[-1], *b.shape[-2:]):
         return False
     k, n = int(a.shape[-1]), int(c.shape[-1])

@@ -19,7 +19,6 @@ _MODULES: tuple[Any, ...] = (
     importlib.import_module("hidet.drivers.build_task"),
     importlib.import_module("hidet.drivers.build_module"),
 )
-_tqdm: Any = importlib.import_module("tqdm")
 
 
 @contextmanager
