@@ -11,7 +11,7 @@ from typing import Any
 from hidet.graph import FlowGraph
 
 from hidet_dist.artifacts.write import check_destination, replacing, write_artifacts
-from hidet_dist.compile import compile_program
+from hidet_dist.compile import check_compiler, compile_program
 from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.errors import ConfigError, PlanError
 from hidet_dist.partition import Program, partition_graph
@@ -82,7 +82,9 @@ def auto_parallel(
         When a stage fails.
     """
     optimization = OptimizationConfig.parse(optimization_config or {})
-    distributed = DistributedConfig.parse(distributed_config)
+    distributed = DistributedConfig.parse(distributed_config, optimization.default_machine)
+    target = optimization.target_on(distributed.cluster.device)
+    check_compiler(target)
     if not isinstance(graph, FlowGraph):
         raise ConfigError(f"auto_parallel takes a hidet FlowGraph; got a {type(graph).__name__}.")
     out_dir = Path(out_dir)
@@ -115,11 +117,11 @@ def auto_parallel(
                 on_incumbent=show,
             )
         planned = time.perf_counter()
-        program = partition_graph(graph, plan, files)
+        program = partition_graph(graph, plan, files, target.device)
         with progress.task("Compiling") as task:
-            compiled = compile_program(program, optimization.target, task.total, task.advance)
+            compiled = compile_program(program, target, task.total, task.advance)
         with progress.task("Writing"), replacing(out_dir) as folder:
-            write_artifacts(folder, plan, program, compiled, optimization.target)
+            write_artifacts(folder, plan, program, compiled, target)
     done = time.perf_counter()
     stage = plan.stage
     return AutoParallelResult(

@@ -15,81 +15,32 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import cuda_ranks
 import numpy as np
 import torch
 import torch.distributed
+from checked import Checked, address
 
 from hidet_dist.errors import HidetDistError
 from hidet_dist.runtime import gloo, native, session
 from hidet_dist.runtime.communicator import Communicator
-from hidet_dist.runtime.mesh_groups import group_ranks
 
 MAX_SECONDS = 60.0
 
-NUMPY_REDUCE: dict[str, Callable[..., Any]] = {"sum": np.sum, "max": np.max, "min": np.min, "product": np.prod}
 
-
-def _address(array: np.ndarray | torch.Tensor) -> int:
-    return array.data_ptr() if isinstance(array, torch.Tensor) else int(array.ctypes.data)
-
-
-def _as_dtype(values: np.ndarray, dtype: str) -> torch.Tensor:
-    return torch.from_numpy(values).to(getattr(torch, dtype), copy=True).contiguous()
-
-
-def _inputs(rank: int, count: int, dtype: str) -> np.ndarray:
-    """A rank's data: integers so small that no dtype rounds or overflows, whatever is done with them."""
-    values = np.random.default_rng(rank + 1).integers(0, 3, size=count)
-    return (values > 1).astype(np.float64) if dtype == "bool" else values.astype(np.float64)
-
-
-def _reduced(stack: np.ndarray, dtype: str, op: str) -> np.ndarray:
-    values = NUMPY_REDUCE[op](stack, axis=0)
-    return np.minimum(values, 1) if dtype == "bool" else values
-
-
-def _check_collectives(comm: Communicator, mesh: tuple[int, ...], group: int, dtype: str, op: str, count: int) -> None:
-    ranks = group_ranks(mesh, comm.rank, group)
-    size, place = len(ranks), ranks.index(comm.rank)
-    codes = native.dtype_code(dtype), native.reduce_op_code(op)
-    label = f"{dtype} {op} group {group} of {ranks}"
-
-    whole = [_inputs(rank, count * size, dtype) for rank in ranks]
-    send = _as_dtype(whole[place], dtype)
-    recv = torch.zeros_like(send)
-    status = native.all_reduce(_address(send), _address(recv), count * size, *codes, group)
-    assert status == 0, native.last_error()
-    expected = _as_dtype(_reduced(np.stack(whole), dtype, op), dtype)
-    assert torch.equal(recv, expected), f"all_reduce {label}: {recv} is not {expected}"
-    assert native.all_reduce(_address(send), _address(send), count * size, *codes, group) == 0
-    assert torch.equal(send, expected), f"all_reduce in place {label}"
-
-    send = _as_dtype(whole[place], dtype)
-    recv = torch.zeros(count, dtype=send.dtype)
-    assert native.reduce_scatter(_address(send), _address(recv), count, *codes, group) == 0, native.last_error()
-    part = expected[place * count : (place + 1) * count]
-    assert torch.equal(recv, part), f"reduce_scatter {label}: {recv} is not {part}"
-
-    recv = torch.zeros(size * size * count, dtype=send.dtype)
-    assert native.all_gather(_address(send), _address(recv), size * count, codes[0], group) == 0, native.last_error()
-    assert torch.equal(recv, _as_dtype(np.concatenate(whole), dtype)), f"all_gather {label}"
-
-    recv = torch.zeros_like(send)
-    assert native.all_to_all(_address(send), _address(recv), count, codes[0], group) == 0, native.last_error()
-    parts = [values[place * count : (place + 1) * count] for values in whole]
-    assert torch.equal(recv, _as_dtype(np.concatenate(parts), dtype)), f"all_to_all {label}"
-    comm.check()
-
-
-def collectives(mesh: list[int]) -> int:
+def collectives(mesh: list[int]) -> bool:
     """Every collective, dtype, reduction and group of a mesh, against NumPy."""
     with session.communicator_for(tuple(mesh)) as comm:
         comm.bind()
+        calls = 0
         for group in range(1 << len(mesh)):
-            for dtype in native.DTYPE_CODES:
-                for op in native.REDUCE_OP_CODES:
-                    _check_collectives(comm, tuple(mesh), group, dtype, op, count=5)
-        return comm.sequence
+            checked = Checked(comm, tuple(mesh), group)
+            assert native.group_place(group) == checked.place
+            checked.everything()
+            calls += checked.calls
+        comm.check()
+        assert comm.sequence == calls
+        return True
 
 
 def large(mesh: list[int], count: int) -> bool:
@@ -103,18 +54,34 @@ def large(mesh: list[int], count: int) -> bool:
         recv = np.empty_like(send)
         group = (1 << len(mesh)) - 1
         for target in (recv, send):
-            assert native.all_reduce(_address(send), _address(target), count, 0, 0, group) == 0
+            assert native.all_reduce(address(send), address(target), count, 0, 0, group) == 0
         np.testing.assert_allclose(recv, total, rtol=1e-6)
         np.testing.assert_array_equal(send, recv)
         sums = np.empty_like(send)  # every rank has the very same bits
-        native.all_reduce(_address(recv), _address(sums), count, 0, native.reduce_op_code("max"), group)
+        native.all_reduce(address(recv), address(sums), count, 0, native.reduce_op_code("max"), group)
         np.testing.assert_array_equal(sums, recv)
         gathered = np.empty((comm.world_size, count), dtype=np.float32)
-        assert native.all_gather(_address(data[comm.rank]), _address(gathered), count, 0, group) == 0
+        assert native.all_gather(address(data[comm.rank]), address(gathered), count, 0, group) == 0
         np.testing.assert_array_equal(gathered, np.stack(data))
+        means = np.empty_like(send)
+        mean = native.reduce_op_code("mean")
+        assert native.all_reduce(address(data[comm.rank]), address(means), count, 0, mean, group) == 0
+        np.testing.assert_allclose(means, total / comm.world_size, rtol=1e-6)
+        # The sum of these is beyond the range of binary16, their mean is not.
+        halves, half_means = np.full(count, 60000, np.float16), np.empty(count, np.float16)
+        half = native.dtype_code("float16")
+        assert native.all_reduce(address(halves), address(half_means), count, half, mean, group) == 0
+        np.testing.assert_allclose(half_means, halves, rtol=1e-3)
+        root = comm.world_size - 1
+        assert native.broadcast(address(data[comm.rank]), address(send), count, 0, root, group) == 0
+        np.testing.assert_array_equal(send, data[root])
+        to, from_ = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
+        source = address(data[comm.rank])
+        assert native.send_recv(source, count, to, address(recv), count, from_, 0, group) == 0
+        np.testing.assert_array_equal(recv, data[from_])
         share = count // comm.world_size
         scattered = np.empty(share, dtype=np.float32)
-        assert native.reduce_scatter(_address(data[comm.rank]), _address(scattered), share, 0, 0, group) == 0
+        assert native.reduce_scatter(address(data[comm.rank]), address(scattered), share, 0, 0, group) == 0
         np.testing.assert_allclose(scattered, total[comm.rank * share : (comm.rank + 1) * share], rtol=1e-6)
         comm.check()
         return True
@@ -144,7 +111,7 @@ def waits(seconds: float) -> float:
 def _sum(comm: Communicator, group: int, value: float | None = None) -> float:
     """All-reduces one number; raises what check() raises."""
     send = np.array([comm.rank + 1 if value is None else value], dtype=np.float32)
-    native.all_reduce(_address(send), _address(send), 1, 0, 0, group)
+    native.all_reduce(address(send), address(send), 1, 0, 0, group)
     comm.check()
     return float(send[0])
 
@@ -175,6 +142,109 @@ def late(mesh: list[int], who: int, seconds: float, warm: bool, group: int) -> f
         time.sleep(seconds)
     _sum(comm, group)
     return _sum(comm, (1 << len(mesh)) - 1)
+
+
+def _stop_for(seconds: float) -> None:
+    """Stops the whole process, which goes on after so long."""
+    process = os.getpid()
+    child = os.fork()
+    if child == 0:
+        time.sleep(seconds)
+        os.kill(process, signal.SIGCONT)
+        os._exit(0)
+    os.kill(process, signal.SIGSTOP)
+    os.waitpid(child, 0)
+
+
+def _misbehave(comm: Communicator, how: str) -> None:
+    if how == "dies":
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "stops":
+        _stop_for(6)
+    else:
+        comm.close()
+        time.sleep(4)
+
+
+def messages_to_a_bad_rank(how: str) -> float:
+    """The last rank fails the others, each of which has another kind of message for it or from it."""
+    comm = session.communicator_for((4,), timeout_seconds=1.5 if how == "stops" else 30)
+    comm.bind()
+    own, other = np.zeros(1 << 20, dtype=np.float32), np.zeros(1 << 20, dtype=np.float32)
+    bad = comm.world_size - 1
+    for turn in range(2):
+        if comm.rank == bad:
+            if turn == 1:
+                _misbehave(comm, how)
+                return 0.0
+            native.send(address(own), own.size, 0, 0, 1)
+            native.recv(address(own), own.size, 0, 1, 1)
+            native.send_recv(address(own), own.size, 2, address(other), own.size, 2, 0, 1)
+        elif comm.rank == 0:
+            native.recv(address(own), own.size, 0, bad, 1)
+        elif comm.rank == 1:
+            native.send(address(own), own.size, 0, bad, 1)
+        else:
+            native.send_recv(address(own), own.size, bad, address(other), own.size, bad, 0, 1)
+        comm.check()
+    return 0.0
+
+
+def broadcasts_with_a_bad_rank(how: str, who: int) -> float:
+    """One rank fails the others in a broadcast from the first rank."""
+    comm = session.communicator_for((2,), timeout_seconds=1.5 if how == "stops" else 30)
+    comm.bind()
+    data = np.zeros(1 << 18, dtype=np.float32)
+    for turn in range(2):
+        if comm.rank == who and turn == 1:
+            _misbehave(comm, how)
+            return 0.0
+        native.broadcast(address(data), address(data), data.size, 0, 0, 1)
+        comm.check()
+    return 0.0
+
+
+def chain(who: int) -> float:
+    """A message goes from rank to rank; one comes later than all wait. The others have started unlike numbers."""
+    comm = session.communicator_for((4,), timeout_seconds=1.5)
+    comm.bind()
+    data = np.zeros(1, dtype=np.float32)
+    for turn in range(2):
+        if comm.rank == who and turn == 1:
+            time.sleep(5)
+        if comm.rank > 0:
+            native.recv(address(data), 1, 0, comm.rank - 1, 1)
+        if comm.rank + 1 < comm.world_size:
+            native.send(address(data), 1, 0, comm.rank + 1, 1)
+        comm.check()
+    # The first rank, which waits for nobody, goes on to a collective.
+    return _sum(comm, 1)
+
+
+def wrong_length() -> float:
+    """A message that is longer than what its receiver expects."""
+    comm = session.communicator_for((2,), timeout_seconds=5)
+    comm.bind()
+    data = np.zeros(8, dtype=np.float32)
+    if comm.rank == 0:
+        native.send(address(data), 8, 0, 1, 1)
+    else:
+        native.recv(address(data), 4, 0, 0, 1)
+        comm.check()
+    return _sum(comm, 1)
+
+
+def message_routes() -> list[int]:
+    """The ranks that share memory with this one, after a ring of messages too long to be sent before they are read."""
+    with session.communicator_for((4,)) as comm:
+        comm.bind()
+        own, other = np.full(1 << 18, comm.rank, dtype=np.float32), np.zeros(1 << 18, dtype=np.float32)
+        to, from_ = (comm.rank + 1) % 4, (comm.rank - 1) % 4
+        native.send_recv(address(own), own.size, to, address(other), own.size, from_, 0, 1)
+        comm.check()
+        assert (other == from_).all()
+        return sorted(comm.shared_peers)
 
 
 def leaves(who: int) -> float:
@@ -208,10 +278,10 @@ def after_failure(who: int) -> list[float]:
         time.sleep(5)
         return []
     send = np.ones(1, dtype=np.float32)
-    assert native.all_reduce(_address(send), _address(send), 1, 0, 0, 1) == native.FAILED
+    assert native.all_reduce(address(send), address(send), 1, 0, 0, 1) == native.FAILED
     start = time.monotonic()
     for _ in range(100):
-        assert native.all_gather(_address(send), _address(send), 1, 0, 1) == native.FAILED
+        assert native.all_gather(address(send), address(send), 1, 0, 1) == native.FAILED
     seconds = [time.monotonic() - start]
     for _ in range(2):
         start = time.monotonic()
@@ -265,12 +335,18 @@ SCENARIOS: dict[str, Callable[..., Any]] = {
         waits,
         dies,
         late,
+        messages_to_a_bad_rank,
+        broadcasts_with_a_bad_rank,
+        chain,
+        wrong_length,
+        message_routes,
         leaves,
         wrong_call,
         after_failure,
         several,
         meet,
         other_mesh,
+        *cuda_ranks.SCENARIOS,
     )
 }
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import atexit
 import math
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from hidet_dist.errors import ConfigError
 from hidet_dist.runtime.communicator import Communicator
+from hidet_dist.runtime.loading import Loading
 from hidet_dist.runtime.rendezvous import Rendezvous, Settings, resolve_settings
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
@@ -82,8 +85,59 @@ def current() -> Settings | None:
     return None if _session is None else _session.settings
 
 
+def meet() -> None:
+    """Meet the other ranks now, if there are several and they have not met before.
+
+    Raises
+    ------
+    ConfigError
+        Where neither ``init`` nor the environment says who this process is.
+    RendezvousError
+        Where the ranks do not all come.
+    """
+    global _session  # noqa: PLW0603
+    _session = _Session(resolve_settings()) if _session is None else _session
+    if _session.settings.world_size > 1:
+        _session.meet()
+
+
+@contextmanager
+def loading(identity: Callable[[], str], timeout_seconds: float | None = None) -> Iterator[None]:
+    """Load something together: the block ends well where it does on all ranks, with the same identity.
+
+    All ranks enter their blocks in the same order, and :func:`meet` within the first one at the latest.
+
+    Parameters
+    ----------
+    identity: Callable[[], str]
+        Called at the end of the block: what must be the same on all ranks.
+    timeout_seconds: float | None
+        How long to wait for the others; the session's time-out by default.
+
+    Raises
+    ------
+    ArtifactError
+        Where another rank has another identity.
+    RendezvousError
+        Where another rank's block did not end well, or not in time.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if _session is not None and _session.rendezvous is not None:
+            Loading(_session.rendezvous, _session.rendezvous.next_loading()).fail(error)
+        raise
+    if _session is not None and _session.rendezvous is not None:
+        turn = Loading(_session.rendezvous, _session.rendezvous.next_loading())
+        turn.finish(identity(), _session.settings.timeout_seconds if timeout_seconds is None else timeout_seconds)
+
+
 def communicator_for(
-    mesh_shape: tuple[int, ...], rank: int | None = None, timeout_seconds: float | None = None
+    mesh_shape: tuple[int, ...],
+    rank: int | None = None,
+    timeout_seconds: float | None = None,
+    target: str = "cpu",
+    device: int | None = None,
 ) -> Communicator:
     """A communicator for a mesh of all the ranks, initialized from the environment unless ``init`` was called.
 
@@ -97,11 +151,16 @@ def communicator_for(
         If given, the rank that this process must be.
     timeout_seconds: float | None
         How long a collective waits for the other ranks; the session's time-out by default.
+    target: str
+        ``cpu`` or ``cuda``: where the buffers of collectives are.
+    device: int | None
+        This rank's CUDA device; ``nccl.default_device`` where it is not given.
 
     Raises
     ------
     ConfigError
         Where the number of ranks is not that of the mesh's devices, or the rank is another. No socket is opened then.
+        Where CUDA devices are asked for and NCCL or the CUDA driver is missing or too old.
     RendezvousError
         Where the ranks do not all come.
     CommunicationError
@@ -122,6 +181,8 @@ def communicator_for(
     # Kept before the ranks meet, so that shutdown finds whatever was opened.
     _session = session
     rendezvous = session.meet() if devices > 1 else None
-    communicator = Communicator(settings.rank, settings.world_size, tuple(mesh_shape), timeout, rendezvous)
+    communicator = Communicator(
+        settings.rank, settings.world_size, tuple(mesh_shape), timeout, rendezvous, target, device
+    )
     session.communicators.add(communicator)
     return communicator

@@ -83,4 +83,4 @@ def build_probe(probe: Probe, mesh: DeviceMesh, folder: Path) -> None:
     plan = find(graph, builtin("cpu", mesh), allow=lambda _, spec: all(s.is_replicated for s in spec.in_specs)).plan
     program = partition_graph(graph, plan)
     folder.mkdir()
-    write_artifacts(folder, plan, program, compile_program(program, "cpu"), "cpu")
+    write_artifacts(folder, plan, program, compile_program(program))
