@@ -154,8 +154,9 @@ class Communicator:
             raise interrupt
         verdict = self._verdict
         who = "" if verdict.reporter == self.rank else f" (found by rank {verdict.reporter})"
+        more = "" if message in verdict.reason or verdict.reason in message else f" {message}"
         raise CommunicationError(
-            f"rank {self.rank}: collective {native.sequence(handle)} failed: {verdict.reason}{who}. {message}",
+            f"rank {self.rank}: collective {native.sequence(handle)} failed: {verdict.reason}{who}.{more}",
             verdict.ranks,
         )
 
@@ -227,7 +228,7 @@ class Communicator:
 
     def _find_verdict(self, handle: int) -> Verdict:
         if self._rendezvous is None or self._transport is None:
-            return Verdict((self.rank,), "it was called wrongly", self.rank)
+            return Verdict((self.rank,), "it cannot be done", self.rank)
         rendezvous = self._rendezvous
         if self._reported is not None:
             verdict = self._reported
@@ -241,7 +242,7 @@ class Communicator:
                 rendezvous.settings.host_rank,
             )
         else:
-            own = Verdict((self.rank,), f"rank {self.rank} called it wrongly", self.rank)
+            own = Verdict((self.rank,), f"rank {self.rank} could not do its part: {native.error(handle)}", self.rank)
             verdict = liveness.publish(rendezvous.failure_store, self._name, own)
         rendezvous.mark_gone(tuple(rank for rank in verdict.ranks if rank != self.rank))
         return verdict
