@@ -43,6 +43,7 @@ class Device:
 
     ``flops_per_second`` by dtype name (the ``default`` entry serves the others), ``memory_bandwidth_bytes_per_second``
     between the device and its memory, ``memory_bytes``, and ``launch_seconds``, the least time of one kernel.
+    ``overlaps_communication`` says whether collectives run beside computation, in a stream of their own.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Device:
     memory_bandwidth_bytes_per_second: float
     memory_bytes: int
     launch_seconds: float
+    overlaps_communication: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.flops_per_second, Mapping) or "default" not in self.flops_per_second:
@@ -62,6 +64,10 @@ class Device:
                 raise ConfigError(f"A device needs rates above 0; its {what} is {rate!r}.")
         if not (_finite(self.launch_seconds) and self.launch_seconds >= 0):
             raise ConfigError(f"A device needs a launch_seconds of 0 or more; got {self.launch_seconds!r}.")
+        if not isinstance(self.overlaps_communication, bool):
+            raise ConfigError(
+                f"A device's overlaps_communication is true or false; got {self.overlaps_communication!r}."
+            )
 
     def operator_seconds(self, operations: int, moved_bytes: int, dtype: str) -> float:
         """Time of one operator: the roofline (Williams et al., CACM 52(4), 2009), never below a launch.

@@ -12,12 +12,13 @@ from hidet_dist.machine.cluster import Cluster, Device, Link
 from hidet_dist.spec import DeviceMesh
 
 _DEVICE = ("name", "flops_per_second", "memory_bandwidth_bytes_per_second", "memory_bytes", "launch_seconds")
+_OPTIONAL = ("overlaps_communication",)  # of a device: files that were written without it hold
 _LINK = ("latency_seconds", "bandwidth_bytes_per_second")
 
 
 def save_machine(cluster: Cluster, path: str | Path) -> None:
     """Write the device and the link of each mesh axis to a JSON file, whole or not at all."""
-    device = {key: getattr(cluster.device, key) for key in _DEVICE}
+    device = {key: getattr(cluster.device, key) for key in (*_DEVICE, *_OPTIONAL)}
     device["flops_per_second"] = dict(cluster.device.flops_per_second)
     links = [{key: getattr(link, key) for key in _LINK} for link in cluster.links]
     write_text(Path(path), json.dumps({"device": device, "links": links}, indent=1) + "\n")
@@ -27,7 +28,8 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
     """The machine of a JSON file with ``mesh`` on it.
 
     The file has ``device`` (name, flops_per_second by dtype, memory_bandwidth_bytes_per_second, memory_bytes,
-    launch_seconds) and ``links`` (latency_seconds, bandwidth_bytes_per_second): one a mesh axis, or one for all.
+    launch_seconds; overlaps_communication, false where it is left out) and ``links`` (latency_seconds,
+    bandwidth_bytes_per_second): one a mesh axis, or one for all.
 
     Raises
     ------
@@ -38,7 +40,7 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"Cannot read the machine {path}: {error}") from error
-    device = _fields(data.get("device") if isinstance(data, dict) else None, _DEVICE, f"'device' of {path}")
+    device = _fields(data.get("device") if isinstance(data, dict) else None, _DEVICE, f"'device' of {path}", _OPTIONAL)
     links = data.get("links")
     if not isinstance(links, list) or not links:
         raise ConfigError(f"'links' of {path} must be a list with a link a mesh axis, or one for all; got {links!r}.")
@@ -52,7 +54,7 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
     return Cluster(mesh, found * mesh.ndim if len(found) == 1 else found, made)
 
 
-def _fields(given: Any, keys: tuple[str, ...], what: str) -> dict[str, Any]:
-    if not isinstance(given, dict) or set(given) != set(keys):
+def _fields(given: Any, keys: tuple[str, ...], what: str, optional: tuple[str, ...] = ()) -> dict[str, Any]:
+    if not isinstance(given, dict) or set(given) - set(optional) != set(keys):
         raise ConfigError(f"{what} must have the keys {', '.join(keys)}; got {given!r}.")
     return given
