@@ -128,7 +128,8 @@ class Definition:
     reductions: the root reductions.
     pinned: digits that must not be sharded, since their value, not only their range, matters.
     canonical: the definition in canonical form.
-    work: (digits of the loop nest, scalar operations an iteration) for each part of the definition.
+    work: (digits of the loop nest, scalar operations an iteration, and those of them that are functions such as exp)
+        for each part of the definition.
     """
 
     accesses: list[Access] = field(default_factory=list)
@@ -136,16 +137,46 @@ class Definition:
     reductions: list[Reduction] = field(default_factory=list)
     pinned: set[Digit] = field(default_factory=set)
     canonical: Any = ()
-    work: list[tuple[frozenset[Digit], int]] = field(default_factory=list)
+    work: list[tuple[frozenset[Digit], int, int]] = field(default_factory=list)
 
     def operations(self, extents: Mapping[Digit, int]) -> int:
         """Scalar operations of the operator on a device that has ``extents`` of the sharded digits."""
-        return sum(n * math.prod(extents.get(d, d.extent) for d in nest) for nest, n in self.work)
+        return sum(n * math.prod(extents.get(d, d.extent) for d in nest) for nest, n, _ in self.work)
+
+    def functions(self, extents: Mapping[Digit, int]) -> int:
+        """Those of the operations that are functions such as exp, which take many instructions each."""
+        return sum(n * math.prod(extents.get(d, d.extent) for d in nest) for nest, _, n in self.work if n)
 
 
 # The reduce function of each kind of reduction; on booleans "and" is the least value and "or" the greatest.
 _REDUCE_OPS = {"sum": "sum", "max": "max", "min": "min", "average": "average", "product": "product"}
 _BOOLEAN_REDUCE_OPS = {"and": "min", "or": "max", "max": "max", "min": "min"}
+# hidet's names of functions that no processor has an instruction for.
+_FUNCTIONS = frozenset(
+    [
+        "exp",
+        "expm1",
+        "erf",
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "pow",
+        "sin",
+        "cos",
+        "tan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "asin",
+        "acos",
+        "atan",
+        "atan2",
+        "asinh",
+        "acosh",
+        "atanh",
+    ]
+)
 _MAX_SPLITS = 64  # far above any real reshape; bounds the restarts on a pathological definition
 
 
@@ -403,14 +434,15 @@ class _Walker:
             self.count(nest, 1)
             return (type(e).__name__, self.value(e.a, env, nest))
         if isinstance(e, ir.Call):
-            self.count(nest, 1)
-            return ("call", e.func_var.name or e.func_var.hint, *(self.value(arg, env, nest) for arg in e.args))
+            name = e.func_var.name or e.func_var.hint
+            self.count(nest, 1, int(name.removeprefix("generic_") in _FUNCTIONS))
+            return ("call", name, *(self.value(arg, env, nest) for arg in e.args))
         if isinstance(e, ScalarInput):
             raise UnsupportedDefinition("it has a scalar input")
         raise UnsupportedDefinition(f"its definition has a {type(e).__name__}")
 
-    def count(self, nest: frozenset[Digit], operations: int) -> None:
-        self.definition.work.append((nest, operations))
+    def count(self, nest: frozenset[Digit], operations: int, functions: int = 0) -> None:
+        self.definition.work.append((nest, operations, functions))
 
     def bind(self, axes: Iterable[ir.Var], shape: Iterable[Any], env: _Env) -> frozenset[Digit]:
         digits: set[Digit] = set()

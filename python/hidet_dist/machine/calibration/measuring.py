@@ -8,16 +8,17 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hidet_dist.errors import CalibrationError, ConfigError
-from hidet_dist.machine.calibration.fit import fit_link, predicted_seconds
+from hidet_dist.machine.calibration.fit import fit_kernel, fit_link, predicted_seconds
 from hidet_dist.machine.calibration.samples import KINDS, CollectiveSample, ProbeSample, load_slowest
 from hidet_dist.machine.cluster import Cluster, Device, Link
 from hidet_dist.machine.file import save_machine
+from hidet_dist.machine.kernels import KernelCost, Work
 from hidet_dist.progress import Progress
 from hidet_dist.spec import DeviceMesh
 
@@ -31,6 +32,14 @@ SIZES = tuple(4**exponent for exponent in range(4, 13))
 """Bytes of the collectives that are measured: 256 B to 16 MiB."""
 REPEATS = 20
 TIMEOUT_SECONDS = 600.0
+# What is fitted of a class of kernels; of others their bytes and calls.
+_UNKNOWN = {
+    "matmul": ("seconds_per_operation", "seconds_per_byte", "seconds_per_call"),
+    "convolution": ("seconds_per_operation", "seconds_per_byte", "seconds_per_call"),
+    "elementwise": ("seconds_per_operation", "seconds_per_byte", "seconds_per_call"),
+    "function": ("seconds_per_operation",),
+}
+_BYTES_AND_CALLS = ("seconds_per_byte", "seconds_per_call")
 _STOP_SECONDS = 30.0  # what the launcher may take to end ranks once the time is up
 
 
@@ -192,6 +201,8 @@ def _device(mesh: DeviceMesh, programs: Sequence[Probe], times: Sequence[ProbeSa
     seconds = {sample.name: sample.seconds for sample in times}
     rates, launch, bandwidth = {}, 0.0, 0.0
     for probe in programs:
+        if probe.kernel:
+            continue
         if probe.operations:
             rates[probe.name.removeprefix("matmul_")] = probe.operations / seconds[probe.name]
         elif probe.moved_bytes:
@@ -201,7 +212,42 @@ def _device(mesh: DeviceMesh, programs: Sequence[Probe], times: Sequence[ProbeSa
     default = rates.get("float64", min(rates.values()))
     threads = os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // mesh.size)
     name = f"{_processor()}, {threads} of {os.cpu_count()} threads"
-    return Device(name, {"default": default, **rates}, bandwidth, _memory_bytes() // mesh.size, launch)
+    device = Device(
+        name,
+        {"default": default, **rates},
+        bandwidth,
+        _memory_bytes() // mesh.size,
+        launch,
+        cache_bytes=_cache_bytes() // mesh.size,
+    )
+    return replace(device, kernels=_kernels(device, programs, seconds))
+
+
+def _kernels(device: Device, programs: Sequence[Probe], seconds: Mapping[str, float]) -> dict[str, KernelCost]:
+    """What each class of kernels costs: all probes of it together."""
+    from hidet_dist.machine.calibration.probes import work_in
+
+    samples: dict[str, list[tuple[list[Work], float]]] = {}
+    for probe in programs:
+        if probe.kernel:
+            work, launches = work_in(probe)
+            # What is left of a very short time is noise, but not nothing.
+            own = max(seconds[probe.name] - launches * device.launch_seconds, device.launch_seconds)
+            samples.setdefault(probe.kernel, []).append((work, own))
+    functions = samples.pop("function", [])
+    kernels = {
+        kernel: fit_kernel(device, kernel, _UNKNOWN.get(kernel, _BYTES_AND_CALLS), own)
+        for kernel, own in samples.items()
+    }
+    device = replace(device, kernels=kernels)
+    calls = []
+    for work, own in functions:
+        around = sum(device.kernel_seconds(one) or 0.0 for one in work)
+        count = sum(one.functions for one in work)
+        calls.append(([Work("function", count, 0, calls=0)], max(own - around, device.launch_seconds)))
+    if calls:
+        kernels["function"] = fit_kernel(device, "function", _UNKNOWN["function"], calls)
+    return kernels
 
 
 def _link(mesh: DeviceMesh, axis: int, collectives: Sequence[CollectiveSample], device: Device) -> Link:
@@ -216,6 +262,15 @@ def _processor() -> str:
     except OSError:
         return "cpu"
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "cpu")
+
+
+def _cache_bytes() -> int:
+    """The largest cache of the first core, which all cores are taken to share; 0 where the system does not say."""
+    sizes = [0]
+    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        digits = file.read_text(encoding="utf-8").strip().removesuffix("K")
+        sizes.append(int(digits) * 2**10 if digits.isdigit() else 0)
+    return max(sizes)
 
 
 def _memory_bytes() -> int:
