@@ -1,4 +1,4 @@
-// The four collectives: each checks its arguments, then hands over to the current communicator's transport.
+// The collectives, sends and receives: each checks its arguments, then hands over to the current communicator's transport.
 #include <cstring>
 #include <limits>
 #include <string>
@@ -7,49 +7,68 @@
 
 namespace {
 
-enum class Kind { kAllReduce, kAllGather, kReduceScatter, kAllToAll };
+enum class Kind { kAllReduce, kAllGather, kReduceScatter, kAllToAll, kBroadcast, kSendRecv };
 
 struct Call {
   Kind kind;
   const char *name;
   const void *send;
   void *recv;
-  int64_t count;  // of the smaller of the two buffers, or of what goes to one rank, in elements
+  int64_t count;  // of the smaller of the two buffers, of what goes to one rank, or of what is sent, in elements
   int32_t dtype;
   int32_t reduce_op;
   int32_t group;
+  int32_t root = 0;  // a place, as the two below
+  int64_t recv_count = 0;
+  int32_t to = HIDET_DIST_NOBODY;
+  int32_t from = HIDET_DIST_NOBODY;
 };
 
-// What is wrong with a call, or an empty string. A group size of -1 stands for an unknown mesh axis.
-std::string check(const Call &call, int64_t group_size) {
-  if (call.count < 0) return "negative count " + std::to_string(call.count);
-  const int64_t element = hidet_dist_dtype_size(call.dtype);
-  if (element == 0) return "unknown dtype " + std::to_string(call.dtype);
-  if (call.reduce_op < HIDET_DIST_SUM || call.reduce_op > HIDET_DIST_PRODUCT) {
-    return "unknown reduce operation " + std::to_string(call.reduce_op);
+std::string check_places(const Call &call, int64_t place, int64_t group_size) {
+  for (const int32_t peer : {call.root, call.to, call.from}) {
+    if (peer >= group_size || (peer < 0 && peer != HIDET_DIST_NOBODY)) {
+      return "there is no place " + std::to_string(peer) + " in a group of " + std::to_string(group_size);
+    }
   }
-  if (group_size < 0) return "group mask " + std::to_string(call.group) + " names an axis that the mesh does not have";
-  if (call.count > std::numeric_limits<int64_t>::max() / element / group_size) {
-    return "count " + std::to_string(call.count) + " is too large";
+  if (call.root == HIDET_DIST_NOBODY) return "no root";
+  if ((call.to == place) != (call.from == place)) {
+    return "a rank sends to itself only while it receives from itself";
   }
-  if (call.count > 0 && (call.send == nullptr || call.recv == nullptr)) return "null buffer";
+  if (call.to == place && call.count != call.recv_count) {
+    return "a rank sends " + std::to_string(call.count) + " elements to itself, but receives " +
+           std::to_string(call.recv_count);
+  }
   return "";
 }
 
-int32_t transfer(const hidet_dist_transport &transport, const Call &call) {
-  switch (call.kind) {
-    case Kind::kAllReduce:
-      return transport.all_reduce(transport.context, call.send, call.recv, call.count, call.dtype, call.reduce_op,
-                                  call.group);
-    case Kind::kAllGather:
-      return transport.all_gather(transport.context, call.send, call.recv, call.count, call.dtype, call.group);
-    case Kind::kReduceScatter:
-      return transport.reduce_scatter(transport.context, call.send, call.recv, call.count, call.dtype, call.reduce_op,
-                                      call.group);
-    case Kind::kAllToAll:
-      return transport.all_to_all(transport.context, call.send, call.recv, call.count, call.dtype, call.group);
+// What is wrong with a call, or an empty string. A group size of -1 stands for an unknown mesh axis.
+std::string check(const Call &call, int64_t place, int64_t group_size) {
+  const int64_t element = hidet_dist_dtype_size(call.dtype);
+  if (element == 0) return "unknown dtype " + std::to_string(call.dtype);
+  if (call.reduce_op < HIDET_DIST_SUM || call.reduce_op > HIDET_DIST_MEAN) {
+    return "unknown reduce operation " + std::to_string(call.reduce_op);
   }
-  return HIDET_DIST_FAILED;
+  if (call.reduce_op == HIDET_DIST_MEAN && call.dtype == HIDET_DIST_BOOL) {
+    return "bools have no mean: convert them to a number type first";
+  }
+  if (group_size < 0) return "group mask " + std::to_string(call.group) + " names an axis that the mesh does not have";
+  for (const int64_t count : {call.count, call.recv_count}) {
+    if (count < 0) return "negative count " + std::to_string(count);
+    if (count > std::numeric_limits<int64_t>::max() / element / group_size) {
+      return "count " + std::to_string(count) + " is too large";
+    }
+  }
+  const std::string problem = check_places(call, place, group_size);
+  if (!problem.empty()) return problem;
+  bool sends = call.count > 0;
+  bool receives = call.count > 0;
+  if (call.kind == Kind::kBroadcast) sends = sends && call.root == place;
+  if (call.kind == Kind::kSendRecv) {
+    sends = sends && call.to != HIDET_DIST_NOBODY;
+    receives = call.recv_count > 0 && call.from != HIDET_DIST_NOBODY;
+  }
+  if ((sends && call.send == nullptr) || (receives && call.recv == nullptr)) return "null buffer";
+  return "";
 }
 
 // Any collective of a rank with itself.
@@ -59,6 +78,48 @@ int32_t copy(const hidet_dist_transport &transport, const Call &call) {
   if (transport.copy != nullptr) return transport.copy(transport.context, call.send, call.recv, bytes);
   std::memmove(call.recv, call.send, static_cast<size_t>(bytes));
   return HIDET_DIST_OK;
+}
+
+// The collectives that all ranks of the group take part in.
+int32_t run_in_group(hidet_dist_communicator &communicator, const Call &call, int64_t group_size) {
+  communicator.begin(call.group, HIDET_DIST_NOBODY, HIDET_DIST_NOBODY);
+  const hidet_dist_transport &transport = communicator.transport();
+  if (call.count == 0) return HIDET_DIST_OK;
+  if (group_size == 1) return copy(transport, call);
+  void *context = transport.context;
+  switch (call.kind) {
+    case Kind::kAllReduce:
+      return transport.all_reduce(context, call.send, call.recv, call.count, call.dtype, call.reduce_op, call.group);
+    case Kind::kAllGather:
+      return transport.all_gather(context, call.send, call.recv, call.count, call.dtype, call.group);
+    case Kind::kReduceScatter:
+      return transport.reduce_scatter(context, call.send, call.recv, call.count, call.dtype, call.reduce_op,
+                                      call.group);
+    case Kind::kAllToAll:
+      return transport.all_to_all(context, call.send, call.recv, call.count, call.dtype, call.group);
+    case Kind::kBroadcast:
+      return transport.broadcast(context, call.send, call.recv, call.count, call.dtype, call.root, call.group);
+    case Kind::kSendRecv:
+      break;
+  }
+  return HIDET_DIST_FAILED;
+}
+
+int32_t run_between_two(hidet_dist_communicator &communicator, const Call &call, int64_t place) {
+  const hidet_dist_transport &transport = communicator.transport();
+  const bool sends = call.to != HIDET_DIST_NOBODY && call.count > 0;
+  const bool receives = call.from != HIDET_DIST_NOBODY && call.recv_count > 0;
+  if (!sends && !receives) {
+    communicator.begin(0, HIDET_DIST_NOBODY, HIDET_DIST_NOBODY);
+    return HIDET_DIST_OK;
+  }
+  const std::vector<int64_t> ranks = communicator.group_ranks(call.group);
+  const int64_t to = sends ? ranks[static_cast<size_t>(call.to)] : HIDET_DIST_NOBODY;
+  const int64_t from = receives ? ranks[static_cast<size_t>(call.from)] : HIDET_DIST_NOBODY;
+  communicator.begin(0, to, from);
+  if (call.to == place) return copy(transport, call);
+  return transport.send_recv(transport.context, call.send, sends ? call.count : 0, static_cast<int32_t>(to), call.recv,
+                             receives ? call.recv_count : 0, static_cast<int32_t>(from), call.dtype);
 }
 
 int32_t run(const Call &call) {
@@ -72,21 +133,32 @@ int32_t run(const Call &call) {
     return HIDET_DIST_FAILED;
   }
   const int64_t group_size = communicator->group_size(call.group);
-  const std::string problem = check(call, group_size);
+  const int64_t place = communicator->group_place(call.group);
+  const std::string problem = check(call, place, group_size);
   if (!problem.empty()) {
     // Kernels need not look at what a collective returns, so this too must stay on the communicator.
     communicator->fail(std::string(call.name) + ": " + problem);
     hidet_dist::set_last_error(communicator->error());
     return HIDET_DIST_INVALID_ARGUMENT;
   }
-  communicator->start_collective();
-  if (call.count == 0) return HIDET_DIST_OK;
-  const hidet_dist_transport &transport = communicator->transport();
-  const int32_t status = group_size == 1 ? copy(transport, call) : transfer(transport, call);
-  if (status == HIDET_DIST_OK) return HIDET_DIST_OK;
+  const int32_t status = call.kind == Kind::kSendRecv ? run_between_two(*communicator, call, place)
+                                                      : run_in_group(*communicator, call, group_size);
+  if (status == HIDET_DIST_OK) {
+    communicator->end();
+    return HIDET_DIST_OK;
+  }
   communicator->fail(std::string(call.name) + ": the transport failed with status " + std::to_string(status));
   hidet_dist::set_last_error(communicator->error());
   return HIDET_DIST_FAILED;
+}
+
+int32_t run_send_recv(const char *name, const void *send, int64_t send_count, int32_t to, void *recv,
+                      int64_t recv_count, int32_t from, int32_t dtype, int32_t group) {
+  Call call{Kind::kSendRecv, name, send, recv, send_count, dtype, HIDET_DIST_SUM, group};
+  call.recv_count = recv_count;
+  call.to = to;
+  call.from = from;
+  return run(call);
 }
 
 }  // namespace
@@ -129,6 +201,23 @@ int32_t hidet_dist_reduce_scatter(const void *send, void *recv, int64_t recv_cou
 
 int32_t hidet_dist_all_to_all(const void *send, void *recv, int64_t count, int32_t dtype, int32_t group) {
   return run({Kind::kAllToAll, "all_to_all", send, recv, count, dtype, HIDET_DIST_SUM, group});
+}
+
+int32_t hidet_dist_broadcast(const void *send, void *recv, int64_t count, int32_t dtype, int32_t root, int32_t group) {
+  return run({Kind::kBroadcast, "broadcast", send, recv, count, dtype, HIDET_DIST_SUM, group, root});
+}
+
+int32_t hidet_dist_send(const void *send, int64_t count, int32_t dtype, int32_t to, int32_t group) {
+  return run_send_recv("send", send, count, to, nullptr, 0, HIDET_DIST_NOBODY, dtype, group);
+}
+
+int32_t hidet_dist_recv(void *recv, int64_t count, int32_t dtype, int32_t from, int32_t group) {
+  return run_send_recv("recv", nullptr, 0, HIDET_DIST_NOBODY, recv, count, from, dtype, group);
+}
+
+int32_t hidet_dist_send_recv(const void *send, int64_t send_count, int32_t to, void *recv, int64_t recv_count,
+                             int32_t from, int32_t dtype, int32_t group) {
+  return run_send_recv("send_recv", send, send_count, to, recv, recv_count, from, dtype, group);
 }
 
 }  // extern "C"

@@ -1,5 +1,6 @@
 #include "communicator.hpp"
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -37,6 +38,64 @@ int64_t hidet_dist_communicator::group_size(int32_t group) const {
   return size;
 }
 
+int64_t hidet_dist_communicator::group_place(int32_t group) const {
+  if (group_size(group) < 0) return -1;
+  int64_t place = 0;
+  int64_t place_stride = 1;
+  int64_t rest = rank_;
+  for (size_t axis = mesh_shape_.size(); axis-- > 0;) {
+    if ((group >> axis) & 1) {
+      place += rest % mesh_shape_[axis] * place_stride;
+      place_stride *= mesh_shape_[axis];
+    }
+    rest /= mesh_shape_[axis];
+  }
+  return place;
+}
+
+std::vector<int64_t> hidet_dist_communicator::group_ranks(int32_t group) const {
+  if (group_size(group) < 0) return {};
+  std::vector<int64_t> ranks{0};
+  std::vector<int64_t> strides(mesh_shape_.size(), 1);
+  for (size_t axis = mesh_shape_.size(); axis-- > 1;) strides[axis - 1] = strides[axis] * mesh_shape_[axis];
+  for (size_t axis = 0; axis < mesh_shape_.size(); ++axis) {
+    const bool spanned = (group >> axis) & 1;
+    const int64_t own = rank_ / strides[axis] % mesh_shape_[axis];
+    std::vector<int64_t> longer;
+    for (const int64_t rank : ranks) {
+      for (int64_t index = spanned ? 0 : own; index < (spanned ? mesh_shape_[axis] : own + 1); ++index) {
+        longer.push_back(rank + index * strides[axis]);
+      }
+    }
+    ranks = std::move(longer);
+  }
+  return ranks;
+}
+
+void hidet_dist_communicator::begin(int32_t group, int64_t to, int64_t from) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    group_ = group;
+    to_ = to;
+    from_ = from;
+  }
+  under_way_.store(true, std::memory_order_release);
+  sequence_.fetch_add(1, std::memory_order_relaxed);
+}
+
+std::vector<int64_t> hidet_dist_communicator::peers() const {
+  if (!under_way_.load(std::memory_order_acquire)) return {};
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<int64_t> peers;
+  for (const int64_t rank : group_ranks(group_)) {
+    if (rank != rank_) peers.push_back(rank);
+  }
+  for (const int64_t rank : {to_, from_}) {
+    if (rank >= 0 && rank != rank_ && (peers.empty() || peers.back() != rank)) peers.push_back(rank);
+  }
+  return peers;
+}
+
 void hidet_dist_communicator::fail(const std::string &message) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (failed_.load(std::memory_order_relaxed)) return;
@@ -64,7 +123,7 @@ hidet_dist_communicator *hidet_dist_communicator_create(const hidet_dist_transpo
   if (problem.empty() && transport != nullptr) {
     table = *transport;
     if (table.all_reduce == nullptr || table.all_gather == nullptr || table.reduce_scatter == nullptr ||
-        table.all_to_all == nullptr) {
+        table.all_to_all == nullptr || table.broadcast == nullptr || table.send_recv == nullptr) {
       problem = "the transport lacks a function";
     }
   } else if (problem.empty() && size != 1) {
@@ -74,7 +133,8 @@ hidet_dist_communicator *hidet_dist_communicator_create(const hidet_dist_transpo
     hidet_dist::set_last_error(std::move(problem));
     return nullptr;
   }
-  return new hidet_dist_communicator(table, std::vector<int64_t>(mesh_shape, mesh_shape + mesh_axes));
+  return new hidet_dist_communicator(table, std::vector<int64_t>(mesh_shape, mesh_shape + mesh_axes),
+                                     rank);
 }
 
 void hidet_dist_communicator_destroy(hidet_dist_communicator *communicator) {
@@ -96,6 +156,21 @@ int64_t hidet_dist_communicator_sequence(const hidet_dist_communicator *communic
 
 int64_t hidet_dist_communicator_group_size(const hidet_dist_communicator *communicator, int32_t group) {
   return communicator->group_size(group);
+}
+
+int64_t hidet_dist_communicator_peers(const hidet_dist_communicator *communicator, int64_t *ranks, int64_t capacity) {
+  const std::vector<int64_t> peers = communicator->peers();
+  const auto count = static_cast<int64_t>(peers.size());
+  std::copy_n(peers.begin(), std::max<int64_t>(std::min(count, capacity), 0), ranks);
+  return count;
+}
+
+int32_t hidet_dist_group_place(int32_t group) {
+  return current_communicator == nullptr ? -1 : static_cast<int32_t>(current_communicator->group_place(group));
+}
+
+int32_t hidet_dist_group_size(int32_t group) {
+  return current_communicator == nullptr ? -1 : static_cast<int32_t>(current_communicator->group_size(group));
 }
 
 const char *hidet_dist_last_error(void) { return last_error.c_str(); }

@@ -1,4 +1,4 @@
-// One rank's end of a mesh: its transport, its first error, and how many collectives it has started.
+// One rank's end of a mesh: its transport, its first error, how many collectives it has started, and with whom.
 #pragma once
 
 #include <atomic>
@@ -11,13 +11,19 @@
 
 struct hidet_dist_communicator {
  public:
-  hidet_dist_communicator(const hidet_dist_transport &transport, std::vector<int64_t> mesh_shape)
-      : transport_(transport), mesh_shape_(std::move(mesh_shape)) {}
+  hidet_dist_communicator(const hidet_dist_transport &transport, std::vector<int64_t> mesh_shape, int64_t rank)
+      : transport_(transport), mesh_shape_(std::move(mesh_shape)), rank_(rank) {}
 
   const hidet_dist_transport &transport() const { return transport_; }
 
-  // The number of ranks in a group, or -1 for a mask with an axis that the mesh does not have.
+  // The ranks of the group, in its order; none for a mask with an axis that the mesh does not have.
+  std::vector<int64_t> group_ranks(int32_t group) const;
+
+  // Their number, or -1.
   int64_t group_size(int32_t group) const;
+
+  // This rank's place among them, or -1.
+  int64_t group_place(int32_t group) const;
 
   // Keeps the first message only: what fails after it is a consequence of it.
   void fail(const std::string &message);
@@ -25,18 +31,31 @@ struct hidet_dist_communicator {
   // The first message, or null.
   const char *error() const { return failed_.load(std::memory_order_acquire) ? error_.c_str() : nullptr; }
 
-  void start_collective() { sequence_.fetch_add(1, std::memory_order_relaxed); }
+  // A collective begins, with all of the group, or with these two ranks only where there is no group.
+  void begin(int32_t group, int64_t to, int64_t from);
+
+  // It went well. After a failure it stays, to tell whom this rank had to do with.
+  void end() { under_way_.store(false, std::memory_order_release); }
 
   int64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
+
+  // The other ranks of the collective under way, or of the one that failed.
+  std::vector<int64_t> peers() const;
 
  private:
   const hidet_dist_transport transport_;
   const std::vector<int64_t> mesh_shape_;
+  const int64_t rank_;
   std::atomic<int64_t> sequence_{0};
-  std::mutex mutex_;
+  std::atomic<bool> under_way_{false};
+  mutable std::mutex mutex_;
   // Written once, before failed_ is set; read only after it.
   std::string error_;
   std::atomic<bool> failed_{false};
+  // Of the collective that began last.
+  int32_t group_ = 0;
+  int64_t to_ = HIDET_DIST_NOBODY;
+  int64_t from_ = HIDET_DIST_NOBODY;
 };
 
 namespace hidet_dist {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #include "hidet_dist/collectives.h"
 
@@ -11,12 +12,17 @@ namespace {
 constexpr int64_t kBlock = 1024;
 
 struct Sum {
+  static constexpr bool kDivides = false;
   template <typename T>
   static T apply(T a, T b) {
     return static_cast<T>(a + b);
   }
 };
+struct Mean : Sum {
+  static constexpr bool kDivides = true;
+};
 struct Product {
+  static constexpr bool kDivides = false;
   template <typename T>
   static T apply(T a, T b) {
     return static_cast<T>(a * b);
@@ -24,12 +30,14 @@ struct Product {
 };
 // NaN wins, as in NumPy and PyTorch.
 struct Max {
+  static constexpr bool kDivides = false;
   template <typename T>
   static T apply(T a, T b) {
     return a > b || a != a ? a : b;
   }
 };
 struct Min {
+  static constexpr bool kDivides = false;
   template <typename T>
   static T apply(T a, T b) {
     return a < b || a != a ? a : b;
@@ -43,6 +51,10 @@ struct Plain {
   using Value = T;
   static Value load(Stored x) { return x; }
   static Stored store(Value x) { return x; }
+  static Value divide(Value x, int32_t by) {
+    if constexpr (std::is_floating_point_v<T>) return x / static_cast<T>(by);
+    return static_cast<T>(static_cast<int64_t>(x) / by);
+  }
 };
 
 // Signed integers wrap around, which C++ leaves undefined for them but not for unsigned ones.
@@ -52,6 +64,8 @@ struct Wrapping {
   using Value = U;
   static Value load(Stored x) { return static_cast<U>(x); }
   static Stored store(Value x) { return static_cast<S>(x); }
+  // Towards zero.
+  static Value divide(Value x, int32_t by) { return static_cast<U>(static_cast<int64_t>(static_cast<S>(x)) / by); }
 };
 
 float as_float(uint32_t bits) {
@@ -70,6 +84,7 @@ struct BFloat16 {
   using Stored = uint16_t;
   using Value = float;
   static float load(uint16_t x) { return as_float(static_cast<uint32_t>(x) << 16); }
+  static float divide(float x, int32_t by) { return x / static_cast<float>(by); }
   static uint16_t store(float x) {
     const uint32_t bits = as_bits(x);
     if (x != x) return static_cast<uint16_t>((bits >> 16) | 0x40);
@@ -80,6 +95,7 @@ struct BFloat16 {
 struct Float16 {
   using Stored = uint16_t;
   using Value = float;
+  static float divide(float x, int32_t by) { return x / static_cast<float>(by); }
   static float load(uint16_t x) {
     const uint32_t sign = static_cast<uint32_t>(x & 0x8000) << 16;
     const uint32_t exponent = (x >> 10) & 0x1f;
@@ -118,6 +134,9 @@ void reduce_as(const void *const *sources, int32_t source_count, void *result, i
       const Stored *next = static_cast<const Stored *>(sources[s]) + begin;
       for (int64_t i = 0; i < size; ++i) block[i] = Op::apply(block[i], Type::load(next[i]));
     }
+    if constexpr (Op::kDivides) {
+      for (int64_t i = 0; i < size; ++i) block[i] = Type::divide(block[i], source_count);
+    }
     Stored *out = static_cast<Stored *>(result) + begin;
     for (int64_t i = 0; i < size; ++i) out[i] = Type::store(block[i]);
   }
@@ -129,6 +148,8 @@ void reduce_by(const void *const *sources, int32_t source_count, void *result, i
   switch (reduce_op) {
     case HIDET_DIST_SUM:
       return reduce_as<Arithmetic, Sum>(sources, source_count, result, count);
+    case HIDET_DIST_MEAN:
+      return reduce_as<Arithmetic, Mean>(sources, source_count, result, count);
     case HIDET_DIST_PRODUCT:
       return reduce_as<Arithmetic, Product>(sources, source_count, result, count);
     case HIDET_DIST_MAX:

@@ -2,6 +2,10 @@
 // turns: it writes a piece of its data into one, says so, waits until the others have written theirs, and reads what it
 // needs. When all have written in a turn, all are through with what they read in the turn before, so that its slots can
 // be written again in the next turn.
+//
+// Messages between two ranks go another way, as no other rank may be needed for them: each rank owns an inbox, with a
+// channel for each rank that sends to it. A rank that waits, to receive or for room in another's inbox, waits for its
+// own bell, which the others ring whenever they have put something into its inbox or taken something out of theirs.
 #include "hidet_dist/shared_memory.h"
 
 #include <fcntl.h>
@@ -26,6 +30,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -37,8 +42,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kMagic = 0x686964646973746d;
+constexpr uint64_t kInboxMagic = 0x6869646469737469;
 constexpr int64_t kSlotBytes = 256 * 1024;  // large against the cost of a hand-over, small against caches
 constexpr int kSlots = 2;
+constexpr int64_t kPieceBytes = 64 * 1024;  // of a message: two of them fit into a second-level cache, twice
+constexpr uint32_t kPieces = 2;             // in a channel at a time
 constexpr int64_t kShareBytes = 4 * 1024;  // adding up less than this takes no longer than a hand-over
 constexpr auto kSpin = std::chrono::microseconds(5);         // about what falling asleep and being woken costs
 constexpr auto kLookAround = std::chrono::milliseconds(20);  // how often a sleeper looks for ended processes
@@ -64,14 +72,38 @@ struct Header {
   int32_t ranks;
 };
 
-size_t header_bytes(int32_t ranks) {
-  const size_t bytes = kLine + static_cast<size_t>(ranks) * sizeof(Member);
+constexpr size_t whole_pages(size_t bytes) {
   const size_t page = 4096;
   return (bytes + page - 1) / page * page;
 }
 
+size_t header_bytes(int32_t ranks) { return whole_pages(kLine + static_cast<size_t>(ranks) * sizeof(Member)); }
+
 size_t segment_bytes(int32_t ranks) {
   return header_bytes(ranks) + static_cast<size_t>(ranks) * kSlots * kSlotBytes;
+}
+
+// The owner of an inbox, as the others see it.
+struct Owner {
+  Counter bell;
+  std::atomic<int32_t> process;
+  std::atomic<uint32_t> closed;
+};
+
+// The pieces that one rank has put into another's inbox. Only the sender writes `put`, only the receiver `taken`.
+struct Channel {
+  alignas(kLine) std::atomic<uint32_t> put;
+  alignas(kLine) std::atomic<uint32_t> taken;
+  alignas(kLine) int64_t message_bytes[kPieces];  // of the message that the piece belongs to
+};
+
+size_t inbox_header_bytes(int32_t ranks) {
+  return whole_pages(kLine + sizeof(Owner) + static_cast<size_t>(ranks) * sizeof(Channel));
+}
+
+// Memory that nobody sends through is never touched, and so takes no room.
+size_t inbox_bytes(int32_t ranks) {
+  return inbox_header_bytes(ranks) + static_cast<size_t>(ranks) * kPieces * static_cast<size_t>(kPieceBytes);
 }
 
 void relax() {
@@ -92,6 +124,11 @@ void advance(Counter *counter, uint32_t value) {
   if (counter->sleepers.load(std::memory_order_seq_cst) != 0) futex(&counter->value, FUTEX_WAKE, INT_MAX, nullptr);
 }
 
+void ring(Counter *bell) {
+  bell->value.fetch_add(1, std::memory_order_seq_cst);
+  if (bell->sleepers.load(std::memory_order_seq_cst) != 0) futex(&bell->value, FUTEX_WAKE, INT_MAX, nullptr);
+}
+
 bool reached(const Counter &counter, uint32_t value) {
   return static_cast<int32_t>(counter.value.load(std::memory_order_acquire) - value) >= 0;
 }
@@ -100,6 +137,73 @@ bool reached(const Counter &counter, uint32_t value) {
 struct PeerFailure {
   std::string message;
 };
+
+// A message of another length than the one that is expected.
+struct WrongLength {
+  std::string message;
+};
+
+// Tells when a process ends; its number alone may be given to another one.
+class Process {
+ public:
+  explicit Process(int32_t number) {
+    if (number == getpid()) return;  // ranks may be threads of one process
+    descriptor_ = static_cast<int>(syscall(SYS_pidfd_open, number, 0));
+    gone_ = descriptor_ < 0 && errno == ESRCH;
+  }
+  Process(Process &&other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)), gone_(other.gone_) {}
+  Process(const Process &) = delete;
+  Process &operator=(const Process &) = delete;
+  ~Process() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+
+  bool ended() const {
+    if (gone_ || descriptor_ < 0) return gone_;
+    pollfd entry{descriptor_, POLLIN, 0};
+    return poll(&entry, 1, 0) > 0;
+  }
+
+ private:
+  int descriptor_ = -1;
+  bool gone_ = false;
+};
+
+std::string in_seconds(std::chrono::nanoseconds time) {
+  std::string text = std::to_string(std::chrono::duration<double>(time).count());
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') text.pop_back();
+  return text + " s";
+}
+
+// Why there is no use in waiting for a rank any longer, or an empty string.
+std::string why_not(const std::string &who, const std::atomic<uint32_t> &closed, const Process &process,
+                    Clock::time_point start, std::chrono::nanoseconds timeout) {
+  if (const auto *communicator = hidet_dist::current(); communicator != nullptr && communicator->error() != nullptr) {
+    return "the communicator failed meanwhile";
+  }
+  if (closed.load(std::memory_order_seq_cst) != 0) return who + " has closed its end";
+  if (process.ended()) return "the process of " + who + " has ended";
+  if (Clock::now() - start > timeout) return "timed out after " + in_seconds(timeout) + ", waiting for " + who;
+  return "";
+}
+
+// Where ranks share cores, whoever waits should let go of its core at once.
+bool has_core_each(int32_t ranks) {
+  cpu_set_t cpus;
+  return sched_getaffinity(0, sizeof cpus, &cpus) == 0 && CPU_COUNT(&cpus) >= ranks;
+}
+
+// A new file without a name that begins with this header, or -1.
+int new_file(const Header &header, size_t bytes) {
+  const int descriptor = static_cast<int>(syscall(SYS_memfd_create, "hidet_dist", MFD_CLOEXEC));
+  if (descriptor < 0) return -1;
+  const bool written = ftruncate(descriptor, static_cast<off_t>(bytes)) == 0 &&
+                       pwrite(descriptor, &header, sizeof header, 0) == static_cast<ssize_t>(sizeof header);
+  if (written) return descriptor;
+  ::close(descriptor);
+  return -1;
+}
 
 // A mapped segment. Ranks that are threads of one process share the mapping too, so that tools see them share memory.
 class Mapping {
@@ -118,6 +222,18 @@ class Mapping {
     entry = mapping;
     return mapping;
   }
+  // The mapping of a descriptor of exactly such a file, or null.
+  static std::shared_ptr<Mapping> of(int descriptor, const Header &expected, size_t bytes) {
+    struct stat status {};
+    if (fstat(descriptor, &status) != 0 || static_cast<size_t>(status.st_size) != bytes) return nullptr;
+    std::shared_ptr<Mapping> mapping = of(descriptor, status.st_dev, status.st_ino, bytes);
+    if (mapping == nullptr) return nullptr;
+    const auto *header = reinterpret_cast<const Header *>(mapping->memory());
+    const bool fits = header->magic == expected.magic && header->slot_bytes == expected.slot_bytes &&
+                      header->ranks == expected.ranks;
+    return fits ? mapping : nullptr;
+  }
+
   Mapping(void *memory, size_t bytes) : memory_(static_cast<char *>(memory)), bytes_(bytes) {}
   Mapping(const Mapping &) = delete;
   Mapping &operator=(const Mapping &) = delete;
@@ -135,20 +251,12 @@ class Segment {
  public:
   Segment(std::shared_ptr<Mapping> mapping, int32_t place, int32_t ranks, std::chrono::nanoseconds timeout)
       : mapping_(std::move(mapping)), memory_(mapping_->memory()), place_(place), ranks_(ranks), timeout_(timeout) {
-    cpu_set_t cpus;
-    const bool known = sched_getaffinity(0, sizeof cpus, &cpus) == 0;
-    // Where ranks share cores, whoever waits should let go of its core at once.
-    spins_ = known && CPU_COUNT(&cpus) >= ranks;
+    spins_ = has_core_each(ranks);
     member(place).process.store(getpid(), std::memory_order_release);
   }
   Segment(const Segment &) = delete;
   Segment &operator=(const Segment &) = delete;
-  ~Segment() {
-    close();
-    for (const int descriptor : processes_) {
-      if (descriptor >= 0) ::close(descriptor);
-    }
-  }
+  ~Segment() { close(); }
 
   int32_t ranks() const { return ranks_; }
   int32_t place() const { return place_; }
@@ -184,21 +292,10 @@ class Segment {
  private:
   Member &member(int32_t rank) { return reinterpret_cast<Member *>(memory_ + kLine)[rank]; }
 
-  // One descriptor a process, which tells when it ends; a process number alone may be given to another one.
   void watch_processes() {
     for (int32_t rank = 0; rank < ranks_; ++rank) {
-      const int32_t process = member(rank).process.load(std::memory_order_acquire);
-      const bool other = process != getpid();  // ranks may be threads of one process
-      processes_.push_back(other ? static_cast<int>(syscall(SYS_pidfd_open, process, 0)) : -1);
-      gone_.push_back(other && processes_.back() < 0 && errno == ESRCH);
+      processes_.emplace_back(member(rank).process.load(std::memory_order_acquire));
     }
-  }
-
-  bool ended(int32_t rank) {
-    const auto index = static_cast<size_t>(rank);
-    if (gone_[index] || processes_[index] < 0) return gone_[index];
-    pollfd entry{processes_[index], POLLIN, 0};
-    return poll(&entry, 1, 0) > 0;
   }
 
   void wait(int32_t rank, uint32_t value) {
@@ -218,29 +315,13 @@ class Segment {
       if (static_cast<int32_t>(now - value) >= 0) break;
       const timespec pause{0, std::chrono::nanoseconds(kLookAround).count()};
       futex(&counter.value, FUTEX_WAIT, now, &pause);
-      failure = why_not(rank, start);
+      const std::string who =
+          "the rank in place " + std::to_string(rank) + " of the group of " + std::to_string(ranks_);
+      failure = why_not(who, member(rank).closed, processes_[static_cast<size_t>(rank)], start, timeout_);
     }
     counter.sleepers.fetch_sub(1, std::memory_order_seq_cst);
     // A rank may have done its part and ended since.
     if (!failure.empty() && !reached(counter, value)) throw PeerFailure{failure};
-  }
-
-  // Why there is no use in waiting for a rank any longer, or an empty string.
-  std::string why_not(int32_t rank, Clock::time_point start) {
-    const std::string who = "the rank in place " + std::to_string(rank) + " of the group of " + std::to_string(ranks_);
-    if (const auto *communicator = hidet_dist::current(); communicator != nullptr && communicator->error() != nullptr) {
-      return "the communicator failed meanwhile";
-    }
-    if (member(rank).closed.load(std::memory_order_seq_cst) != 0) return who + " has closed its end";
-    if (ended(rank)) return "the process of " + who + " has ended";
-    if (Clock::now() - start > timeout_) {
-      const double seconds = std::chrono::duration<double>(timeout_).count();
-      std::string text = std::to_string(seconds);
-      text.erase(text.find_last_not_of('0') + 1);
-      if (text.back() == '.') text.pop_back();
-      return "timed out after " + text + " s, waiting for " + who;
-    }
-    return "";
   }
 
   const std::shared_ptr<Mapping> mapping_;
@@ -251,8 +332,162 @@ class Segment {
   bool spins_ = false;
   uint32_t turn_ = 0;
   uint32_t pieces_ = 0;
-  std::vector<int> processes_;
-  std::vector<bool> gone_;
+  std::vector<Process> processes_;
+};
+
+// A rank's inbox, as this process sees it: its own, or another's.
+class Inbox {
+ public:
+  Inbox(std::shared_ptr<Mapping> mapping, int32_t ranks)
+      : mapping_(std::move(mapping)), memory_(mapping_->memory()), ranks_(ranks) {}
+
+  static Header header(int32_t ranks) { return Header{kInboxMagic, kPieceBytes, ranks}; }
+
+  Owner &owner() { return *reinterpret_cast<Owner *>(memory_ + kLine); }
+
+  // What a rank has sent to the owner.
+  Channel &channel(int32_t sender) {
+    return reinterpret_cast<Channel *>(memory_ + kLine + sizeof(Owner))[sender];
+  }
+
+  char *piece(int32_t sender, uint32_t number) {
+    const size_t index = static_cast<size_t>(sender) * kPieces + number % kPieces;
+    return memory_ + inbox_header_bytes(ranks_) + index * static_cast<size_t>(kPieceBytes);
+  }
+
+ private:
+  const std::shared_ptr<Mapping> mapping_;
+  char *const memory_;
+  const int32_t ranks_;
+};
+
+// Another rank that this one exchanges messages with.
+struct Peer {
+  Peer(int32_t number, std::shared_ptr<Mapping> mapping, int32_t ranks)
+      : rank(number), inbox(std::move(mapping), ranks), process(inbox.owner().process.load(std::memory_order_acquire)) {}
+
+  const int32_t rank;
+  Inbox inbox;
+  const Process process;
+};
+
+// A message on its way, in one direction.
+struct Message {
+  Peer *peer = nullptr;  // null for none
+  int64_t bytes = 0;
+  int64_t done = 0;
+
+  bool over() const { return done == bytes; }
+};
+
+// The messages between this rank and others.
+class Post {
+ public:
+  Post(int32_t descriptor, std::shared_ptr<Mapping> mapping, int32_t rank, int32_t ranks,
+       std::chrono::nanoseconds timeout)
+      : descriptor_(descriptor),
+        rank_(rank),
+        timeout_(timeout),
+        spins_(has_core_each(ranks)),
+        own_(std::move(mapping), ranks) {
+    own_.owner().process.store(getpid(), std::memory_order_release);
+  }
+  Post(const Post &) = delete;
+  Post &operator=(const Post &) = delete;
+  ~Post() {
+    own_.owner().closed.store(1, std::memory_order_seq_cst);
+    ::close(descriptor_);
+  }
+
+  int32_t descriptor() const { return descriptor_; }
+
+  void close(const std::map<int32_t, std::unique_ptr<Peer>> &peers) {
+    own_.owner().closed.store(1, std::memory_order_seq_cst);
+    for (const auto &[rank, peer] : peers) {
+      if (peer != nullptr) ring(&peer->inbox.owner().bell);
+    }
+  }
+
+  void exchange(const void *send, Message out, void *recv, Message in) {
+    auto start = Clock::now();
+    while (!out.over() || !in.over()) {
+      const uint32_t heard = own_.owner().bell.value.load(std::memory_order_seq_cst);
+      const bool sent = put(send, &out);
+      const bool received = take(recv, &in);
+      if (sent || received) {
+        start = Clock::now();
+      } else {
+        listen(heard, out, in, start);
+      }
+    }
+  }
+
+ private:
+  bool put(const void *send, Message *message) {
+    if (message->over()) return false;
+    Channel &channel = message->peer->inbox.channel(rank_);
+    const uint32_t number = channel.put.load(std::memory_order_relaxed);
+    if (number - channel.taken.load(std::memory_order_acquire) >= kPieces) return false;
+    const int64_t size = std::min(kPieceBytes, message->bytes - message->done);
+    channel.message_bytes[number % kPieces] = message->bytes;
+    std::memcpy(message->peer->inbox.piece(rank_, number), static_cast<const char *>(send) + message->done,
+                static_cast<size_t>(size));
+    message->done += size;
+    channel.put.store(number + 1, std::memory_order_release);
+    ring(&message->peer->inbox.owner().bell);
+    return true;
+  }
+
+  bool take(void *recv, Message *message) {
+    if (message->over()) return false;
+    const int32_t sender = message->peer->rank;
+    Channel &channel = own_.channel(sender);
+    const uint32_t number = channel.taken.load(std::memory_order_relaxed);
+    if (channel.put.load(std::memory_order_acquire) == number) return false;
+    if (const int64_t bytes = channel.message_bytes[number % kPieces]; bytes != message->bytes) {
+      throw WrongLength{"rank " + std::to_string(sender) + " sent a message of " + std::to_string(bytes) +
+                        " bytes where one of " + std::to_string(message->bytes) + " is expected"};
+    }
+    const int64_t size = std::min(kPieceBytes, message->bytes - message->done);
+    std::memcpy(static_cast<char *>(recv) + message->done, own_.piece(sender, number), static_cast<size_t>(size));
+    message->done += size;
+    channel.taken.store(number + 1, std::memory_order_release);
+    ring(&message->peer->inbox.owner().bell);
+    return true;
+  }
+
+  // Returns once the bell was rung after `heard`.
+  void listen(uint32_t heard, const Message &out, const Message &in, Clock::time_point start) {
+    Counter &bell = own_.owner().bell;
+    const auto rung = [&] { return bell.value.load(std::memory_order_seq_cst) != heard; };
+    if (spins_) {
+      const auto begin = Clock::now();
+      do {
+        for (int i = 0; i < 16; ++i) relax();
+        if (rung()) return;
+      } while (Clock::now() - begin < kSpin);
+    }
+    bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    std::string failure;
+    while (failure.empty() && !rung()) {
+      const timespec pause{0, std::chrono::nanoseconds(kLookAround).count()};
+      futex(&bell.value, FUTEX_WAIT, heard, &pause);
+      for (const Message *message : {&out, &in}) {
+        if (!failure.empty() || message->over()) continue;
+        Peer &peer = *message->peer;
+        failure = why_not("rank " + std::to_string(peer.rank), peer.inbox.owner().closed, peer.process, start, timeout_);
+      }
+    }
+    bell.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    // A rank may have done its part and ended since.
+    if (!failure.empty() && !rung()) throw PeerFailure{failure};
+  }
+
+  const int32_t descriptor_;
+  const int32_t rank_;
+  const std::chrono::nanoseconds timeout_;
+  const bool spins_;
+  Inbox own_;
 };
 
 void copy(void *target, const void *source, int64_t bytes) { std::memcpy(target, source, static_cast<size_t>(bytes)); }
@@ -307,6 +542,18 @@ void all_gather(Segment &segment, const void *send, void *recv, int64_t bytes) {
   }
 }
 
+void broadcast(Segment &segment, const void *send, void *recv, int64_t bytes, int32_t root) {
+  for (int64_t done = 0; done < bytes;) {
+    const int64_t size = std::min(kSlotBytes, bytes - done);
+    char *own = segment.begin_turn();
+    if (segment.place() == root) copy(own, at(send, done), size);
+    segment.exchange();
+    if (segment.place() != root) copy(at(recv, done), segment.slot(root), size);
+    done += size;
+  }
+  if (segment.place() == root && send != recv) copy(recv, send, bytes);
+}
+
 // A slot holds the same stretch of what each rank is to get.
 int64_t stretch(const Segment &segment, int64_t element) { return kSlotBytes / element / segment.ranks(); }
 
@@ -343,8 +590,14 @@ void all_to_all(Segment &segment, const void *send, void *recv, int64_t bytes) {
 
 struct hidet_dist_shm {
  public:
-  hidet_dist_shm(const hidet_dist_transport &fallback, hidet_dist_shm_connect connect, std::chrono::nanoseconds timeout)
-      : fallback_(fallback), connect_(connect), timeout_(timeout) {}
+  hidet_dist_shm(const hidet_dist_transport &fallback, hidet_dist_shm_connect connect,
+                 hidet_dist_shm_connect connect_peer, int32_t rank, int32_t ranks, std::chrono::nanoseconds timeout)
+      : fallback_(fallback),
+        connect_(connect),
+        connect_peer_(connect_peer),
+        rank_(rank),
+        ranks_(ranks),
+        timeout_(timeout) {}
 
   // Carries a collective out where the group's way is known, or found out now.
   template <typename Shared, typename Other>
@@ -359,26 +612,82 @@ struct hidet_dist_shm {
       return HIDET_DIST_FAILED;
     }
     if (found->second == nullptr) return other(fallback_);
-    try {
-      shared(*found->second);
-      return HIDET_DIST_OK;
-    } catch (const PeerFailure &failure) {
-      failed_by_peer_.store(true);
-      fail(failure.message);
-      return HIDET_DIST_FAILED;
-    }
+    return guard([&] { shared(*found->second); });
   }
 
-  int32_t attach(int32_t group, int32_t descriptor, int32_t place, int32_t ranks) {
-    struct stat status {};
-    if (ranks < 2 || place < 0 || place >= ranks || fstat(descriptor, &status) != 0) return HIDET_DIST_INVALID_ARGUMENT;
-    if (static_cast<size_t>(status.st_size) != segment_bytes(ranks)) return HIDET_DIST_INVALID_ARGUMENT;
-    auto mapping = Mapping::of(descriptor, status.st_dev, status.st_ino, segment_bytes(ranks));
-    if (mapping == nullptr) return HIDET_DIST_FAILED;
-    const auto *header = reinterpret_cast<const Header *>(mapping->memory());
-    if (header->magic != kMagic || header->slot_bytes != kSlotBytes || header->ranks != ranks) {
-      return HIDET_DIST_INVALID_ARGUMENT;
+  int32_t send_recv(const void *send, int64_t send_count, int32_t to, void *recv, int64_t recv_count, int32_t from,
+                    int32_t dtype) {
+    // Pairs meet in the same order on all ranks, so that those of a ring do not wait for one another.
+    int32_t first = to;
+    int32_t second = from;
+    if (pair_with(second) < pair_with(first)) std::swap(first, second);
+    for (const int32_t rank : {first, second}) {
+      if (rank == HIDET_DIST_NOBODY || peers_.find(rank) != peers_.end()) continue;
+      const int32_t status = connect_peer_(rank);
+      if (status != HIDET_DIST_OK) return status;
+      if (peers_.find(rank) == peers_.end()) {
+        fail("the process did not decide how ranks " + std::to_string(rank_) + " and " + std::to_string(rank) +
+             " communicate");
+        return HIDET_DIST_FAILED;
+      }
     }
+    const int64_t element = hidet_dist_dtype_size(dtype);
+    const Message out{to == HIDET_DIST_NOBODY ? nullptr : peers_[to].get(), send_count * element};
+    const Message in{from == HIDET_DIST_NOBODY ? nullptr : peers_[from].get(), recv_count * element};
+    const bool sends_here = out.peer != nullptr;
+    const bool receives_here = in.peer != nullptr;
+    const bool sends_there = to != HIDET_DIST_NOBODY && !sends_here;
+    const bool receives_there = from != HIDET_DIST_NOBODY && !receives_here;
+    const auto here = [&] {
+      return guard([&] { post_->exchange(send, sends_here ? out : Message{}, recv, receives_here ? in : Message{}); });
+    };
+    const auto there = [&] {
+      return fallback_.send_recv(fallback_.context, send, sends_there ? send_count : 0,
+                                 sends_there ? to : HIDET_DIST_NOBODY, recv, receives_there ? recv_count : 0,
+                                 receives_there ? from : HIDET_DIST_NOBODY, dtype);
+    };
+    if (!sends_there && !receives_there) return here();
+    if (!sends_here && !receives_here) return there();
+    // One direction each: neither may wait for the other.
+    int32_t status = HIDET_DIST_FAILED;
+    std::thread other([&, communicator = hidet_dist::current()] {
+      hidet_dist_bind(communicator);
+      status = there();
+    });
+    const int32_t own_status = here();
+    other.join();
+    return own_status != HIDET_DIST_OK ? own_status : status;
+  }
+
+  // This rank's inbox, made now or before.
+  int32_t inbox() {
+    if (post_ == nullptr) {
+      const int32_t descriptor = new_file(Inbox::header(ranks_), inbox_bytes(ranks_));
+      if (descriptor < 0) return -1;
+      auto mapping = Mapping::of(descriptor, Inbox::header(ranks_), inbox_bytes(ranks_));
+      if (mapping == nullptr) {
+        ::close(descriptor);
+        return -1;
+      }
+      post_ = std::make_unique<Post>(descriptor, std::move(mapping), rank_, ranks_, timeout_);
+    }
+    return post_->descriptor();
+  }
+
+  int32_t attach_peer(int32_t rank, int32_t descriptor) {
+    if (rank < 0 || rank >= ranks_ || rank == rank_ || post_ == nullptr) return HIDET_DIST_INVALID_ARGUMENT;
+    auto mapping = Mapping::of(descriptor, Inbox::header(ranks_), inbox_bytes(ranks_));
+    if (mapping == nullptr) return HIDET_DIST_INVALID_ARGUMENT;
+    peers_[rank] = std::make_unique<Peer>(rank, std::move(mapping), ranks_);
+    return HIDET_DIST_OK;
+  }
+
+  void delegate_peer(int32_t rank) { peers_[rank] = nullptr; }
+
+  int32_t attach(int32_t group, int32_t descriptor, int32_t place, int32_t ranks) {
+    if (ranks < 2 || place < 0 || place >= ranks) return HIDET_DIST_INVALID_ARGUMENT;
+    auto mapping = Mapping::of(descriptor, Header{kMagic, kSlotBytes, ranks}, segment_bytes(ranks));
+    if (mapping == nullptr) return HIDET_DIST_INVALID_ARGUMENT;
     groups_[group] = std::make_unique<Segment>(std::move(mapping), place, ranks, timeout_);
     return HIDET_DIST_OK;
   }
@@ -391,17 +700,39 @@ struct hidet_dist_shm {
     for (auto &[group, segment] : groups_) {
       if (segment != nullptr) segment->close();
     }
+    if (post_ != nullptr) post_->close(peers_);
   }
 
  private:
+  template <typename Exchange>
+  int32_t guard(Exchange exchange) {
+    try {
+      exchange();
+      return HIDET_DIST_OK;
+    } catch (const PeerFailure &failure) {
+      failed_by_peer_.store(true);
+      fail(failure.message);
+    } catch (const WrongLength &failure) {
+      fail(failure.message);
+    }
+    return HIDET_DIST_FAILED;
+  }
+
+  std::pair<int32_t, int32_t> pair_with(int32_t rank) const { return {std::min(rank, rank_), std::max(rank, rank_)}; }
+
   static void fail(const std::string &message) {
     if (auto *communicator = hidet_dist::current(); communicator != nullptr) communicator->fail(message);
   }
 
   const hidet_dist_transport fallback_;
   const hidet_dist_shm_connect connect_;
+  const hidet_dist_shm_connect connect_peer_;
+  const int32_t rank_;
+  const int32_t ranks_;
   const std::chrono::nanoseconds timeout_;
   std::map<int32_t, std::unique_ptr<Segment>> groups_;
+  std::unique_ptr<Post> post_;
+  std::map<int32_t, std::unique_ptr<Peer>> peers_;
   std::atomic<bool> failed_by_peer_{false};
 };
 
@@ -443,15 +774,33 @@ int32_t route_all_to_all(void *context, const void *send, void *recv, int64_t co
       });
 }
 
+int32_t route_broadcast(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t root,
+                        int32_t group) {
+  return transport_of(context).run(
+      group,
+      [&](Segment &segment) { broadcast(segment, send, recv, count * hidet_dist_dtype_size(dtype), root); },
+      [&](const hidet_dist_transport &other) {
+        return other.broadcast(other.context, send, recv, count, dtype, root, group);
+      });
+}
+
+int32_t route_send_recv(void *context, const void *send, int64_t send_count, int32_t to, void *recv,
+                        int64_t recv_count, int32_t from, int32_t dtype) {
+  return transport_of(context).send_recv(send, send_count, to, recv, recv_count, from, dtype);
+}
+
 }  // namespace
 
 extern "C" {
 
 hidet_dist_shm *hidet_dist_shm_create(const hidet_dist_transport *fallback, hidet_dist_shm_connect connect,
+                                      hidet_dist_shm_connect connect_peer, int32_t rank, int32_t ranks,
                                       double timeout_seconds) {
-  if (fallback == nullptr || connect == nullptr || !(timeout_seconds > 0)) return nullptr;
+  if (fallback == nullptr || connect == nullptr || connect_peer == nullptr || !(timeout_seconds > 0)) return nullptr;
+  if (rank < 0 || rank >= ranks) return nullptr;
   const auto timeout = std::chrono::duration<double>(std::min(timeout_seconds, 1e9));
-  return new hidet_dist_shm(*fallback, connect, std::chrono::duration_cast<std::chrono::nanoseconds>(timeout));
+  return new hidet_dist_shm(*fallback, connect, connect_peer, rank, ranks,
+                            std::chrono::duration_cast<std::chrono::nanoseconds>(timeout));
 }
 
 void hidet_dist_shm_table(hidet_dist_shm *transport, hidet_dist_transport *table) {
@@ -461,18 +810,12 @@ void hidet_dist_shm_table(hidet_dist_shm *transport, hidet_dist_transport *table
   table->all_gather = route_all_gather;
   table->reduce_scatter = route_reduce_scatter;
   table->all_to_all = route_all_to_all;
+  table->broadcast = route_broadcast;
+  table->send_recv = route_send_recv;
 }
 
 int32_t hidet_dist_shm_segment(int32_t ranks) {
-  if (ranks < 2) return -1;
-  const int descriptor = static_cast<int>(syscall(SYS_memfd_create, "hidet_dist", MFD_CLOEXEC));
-  if (descriptor < 0) return -1;
-  const Header header{kMagic, kSlotBytes, ranks};
-  const bool written = ftruncate(descriptor, static_cast<off_t>(segment_bytes(ranks))) == 0 &&
-                       pwrite(descriptor, &header, sizeof header, 0) == static_cast<ssize_t>(sizeof header);
-  if (written) return descriptor;
-  ::close(descriptor);
-  return -1;
+  return ranks < 2 ? -1 : new_file(Header{kMagic, kSlotBytes, ranks}, segment_bytes(ranks));
 }
 
 int32_t hidet_dist_shm_attach(hidet_dist_shm *transport, int32_t group, int32_t descriptor, int32_t place,
@@ -481,6 +824,14 @@ int32_t hidet_dist_shm_attach(hidet_dist_shm *transport, int32_t group, int32_t 
 }
 
 void hidet_dist_shm_delegate(hidet_dist_shm *transport, int32_t group) { transport->delegate(group); }
+
+int32_t hidet_dist_shm_inbox(hidet_dist_shm *transport) { return transport->inbox(); }
+
+int32_t hidet_dist_shm_attach_peer(hidet_dist_shm *transport, int32_t rank, int32_t descriptor) {
+  return transport->attach_peer(rank, descriptor);
+}
+
+void hidet_dist_shm_delegate_peer(hidet_dist_shm *transport, int32_t rank) { transport->delegate_peer(rank); }
 
 int32_t hidet_dist_shm_failed_by_peer(const hidet_dist_shm *transport) { return transport->failed_by_peer() ? 1 : 0; }
 

@@ -1,22 +1,29 @@
-"""hidet_dist: automatic parallelization for hidet. Importing it adds the calls below to ``hidet.distributed``."""
+"""hidet_dist: automatic parallelization for hidet. With hidet imported, the calls are in ``hidet.distributed`` too.
 
-from importlib.metadata import version
+What is named here is imported when it is first used: a process that serves needs neither the search nor its solver, and
+hidet and PyTorch only where an input or a transport asks for them.
+"""
 
-import hidet.distributed
+from __future__ import annotations
 
-from hidet_dist.api import AutoParallelResult, auto_parallel, partition
-from hidet_dist.compat import matmul_definition, named_weights
-from hidet_dist.machine import calibrate
-from hidet_dist.runtime.partition import LoadedPartition, load_partition
-from hidet_dist.runtime.session import init, shutdown
-from hidet_dist.search import recost, search_family
-from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, ReduceFn, TensorShardSpec
-from hidet_dist.weights import as_weight, as_weights, weight, weights_from_safetensors
+import importlib
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-__version__ = version("hidet_dist")
+from hidet_dist.compat import on_import
 
-matmul_definition.install()
-named_weights.install()
+if TYPE_CHECKING:
+    from hidet_dist.api import AutoParallelResult, auto_parallel, partition
+    from hidet_dist.machine import calibrate
+    from hidet_dist.runtime.partition import LoadedPartition, load_partition
+    from hidet_dist.runtime.session import init, shutdown
+    from hidet_dist.search import search_family
+    from hidet_dist.search.recost import recost
+    from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, ReduceFn, TensorShardSpec
+    from hidet_dist.weights import as_weight, as_weights, weight, weights_from_safetensors
+
+    __version__: str
 
 __all__ = [
     "AutoParallelResult",
@@ -40,5 +47,60 @@ __all__ = [
     "weights_from_safetensors",
 ]
 
-for _name in __all__:
-    setattr(hidet.distributed, _name, globals()[_name])
+_HOMES = {
+    "hidet_dist.api": ("AutoParallelResult", "auto_parallel", "partition"),
+    "hidet_dist.machine": ("calibrate",),
+    "hidet_dist.runtime.partition": ("LoadedPartition", "load_partition"),
+    "hidet_dist.runtime.session": ("init", "shutdown"),
+    "hidet_dist.search": ("recost", "search_family"),
+    "hidet_dist.spec": ("DeviceMesh", "OpShardSpec", "Plan", "ReduceFn", "TensorShardSpec"),
+    "hidet_dist.weights": ("as_weight", "as_weights", "weight", "weights_from_safetensors"),
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(_HOME[name]), name)
+    elif name == "__version__":
+        from importlib.metadata import version
+
+        value = version("hidet_dist")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})
+
+
+class _Package(ModuleType):
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Importing a submodule makes it an attribute of its package, but ``partition`` here is the call.
+        if name not in _HOME or not isinstance(value, ModuleType):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def _extend_hidet() -> None:
+    """Set right what is wrong in hidet, and add the calls to ``hidet.distributed``."""
+    from hidet_dist.compat import matmul_definition, named_weights
+
+    matmul_definition.install()
+    named_weights.install()
+    distributed = importlib.import_module("hidet.distributed")
+
+    def find(name: str) -> Any:
+        if name in _HOME:
+            return getattr(sys.modules[__name__], name)
+        raise AttributeError(f"module {distributed.__name__!r} has no attribute {name!r}")
+
+    distributed.__dict__["__getattr__"] = find
+    distributed.__dict__["__dir__"] = lambda: sorted({*vars(distributed), *__all__})
+
+
+on_import.after("hidet", _extend_hidet)

@@ -82,7 +82,8 @@ def auto_parallel(
         When a stage fails.
     """
     optimization = OptimizationConfig.parse(optimization_config or {})
-    distributed = DistributedConfig.parse(distributed_config)
+    distributed = DistributedConfig.parse(distributed_config, optimization.default_machine)
+    target = optimization.target_on(distributed.cluster.device)
     if not isinstance(graph, FlowGraph):
         raise ConfigError(f"auto_parallel takes a hidet FlowGraph; got a {type(graph).__name__}.")
     out_dir = Path(out_dir)
@@ -115,11 +116,11 @@ def auto_parallel(
                 on_incumbent=show,
             )
         planned = time.perf_counter()
-        program = partition_graph(graph, plan, files)
+        program = partition_graph(graph, plan, files, target.device)
         with progress.task("Compiling") as task:
-            compiled = compile_program(program, optimization.target, task.total, task.advance)
+            compiled = compile_program(program, target, task.total, task.advance)
         with progress.task("Writing"), replacing(out_dir) as folder:
-            write_artifacts(folder, plan, program, compiled, optimization.target)
+            write_artifacts(folder, plan, program, compiled, target)
     done = time.perf_counter()
     stage = plan.stage
     return AutoParallelResult(

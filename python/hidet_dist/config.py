@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from hidet_dist.compile.target import CPU, MMA, Target
 from hidet_dist.errors import ConfigError, SpecError
-from hidet_dist.machine import Cluster, builtin, load_machine
+from hidet_dist.machine import Cluster, Device, builtin, load_machine
+from hidet_dist.machine.gpu import GPUS, MACHINE_OF_ARCH
 from hidet_dist.search.labels import parse_names
 from hidet_dist.search.pins import parse_pins
 from hidet_dist.search.planner import MODES
@@ -50,7 +52,7 @@ class DistributedConfig:
     cluster: Cluster
 
     @classmethod
-    def parse(cls, given: Mapping[str, Any]) -> DistributedConfig:
+    def parse(cls, given: Mapping[str, Any], default_machine: str = "cpu") -> DistributedConfig:
         """From the user's dict. Raises ConfigError for unknown keys and unfit values."""
         _refuse_unknown("distributed_config", given, ("mesh_shape", "mesh_axis_names", "machine"))
         shape = given.get("mesh_shape")
@@ -60,7 +62,7 @@ class DistributedConfig:
             mesh = DeviceMesh(tuple(shape), tuple(given.get("mesh_axis_names") or ()))
         except (SpecError, TypeError, AttributeError) as error:
             raise ConfigError(f"distributed_config describes no mesh: {error}") from error
-        machine = given.get("machine", "cpu")
+        machine = given.get("machine", default_machine)
         if isinstance(machine, Path) or (isinstance(machine, str) and machine.endswith(".json")):
             return cls(mesh, load_machine(machine, mesh))
         if isinstance(machine, str):
@@ -81,7 +83,16 @@ class OptimizationConfig:
     Attributes
     ----------
     target: str
-        hidet's build target; ``cpu``.
+        What to compile for: ``cpu`` or ``cuda``. No GPU is needed to compile for one.
+    arch: str, optional
+        The architecture of the GPUs, such as ``sm_90``; ``auto``, the default, is that of the described machine. Where
+        ``arch`` is given and no machine, costs are predicted for one that has such GPUs.
+    space: int
+        How many candidates there are of a CUDA kernel: 0 for one, 1 and 2 for hidet's small and large search spaces.
+        The fastest is found where the program runs, when it is first loaded.
+    mma: str, optional
+        ``mma`` for float32 matrix products on tensor cores, which round their operands to tf32 (10 bits of mantissa),
+        ``simt``, the default, for none. Half precision always goes to tensor cores.
     mem_budget: int, optional
         Bytes that each device may hold at any time, by the plan: weights, graph inputs and outputs, and activations
         while they live; the device's memory by default.
@@ -116,6 +127,9 @@ class OptimizationConfig:
     """
 
     target: str = "cpu"
+    arch: str | None = None
+    space: int = 0
+    mma: str | None = None
     mem_budget: int | None = None
     input_specs: tuple[TensorShardSpec | None, ...] | None = None
     output_specs: tuple[TensorShardSpec | None, ...] | None = None
@@ -146,8 +160,7 @@ class OptimizationConfig:
         config = cls(**values)
         if config.mode not in MODES:
             raise ConfigError(f"optimization_config['mode'] must be one of {', '.join(MODES)}; got {config.mode!r}.")
-        if config.target != "cpu":
-            raise ConfigError(f"optimization_config['target'] must be 'cpu'; {config.target!r} cannot be compiled for.")
+        config._check_target()
         if config.mem_budget is not None and not (_is_int(config.mem_budget) and config.mem_budget > 0):
             raise ConfigError(
                 f"optimization_config['mem_budget'] must be whole bytes above 0; got {config.mem_budget!r}."
@@ -172,6 +185,50 @@ class OptimizationConfig:
             if not isinstance(getattr(config, key), bool):
                 raise ConfigError(f"optimization_config[{key!r}] must be True or False; got {getattr(config, key)!r}.")
         return config
+
+    def _check_target(self) -> None:
+        if self.target not in ("cpu", "cuda"):
+            raise ConfigError(f"optimization_config['target'] must be 'cpu' or 'cuda'; got {self.target!r}.")
+        known = ("auto", *MACHINE_OF_ARCH)
+        for key, choices in (("arch", known), ("space", (0, 1, 2)), ("mma", MMA)):
+            value = getattr(self, key)
+            if value is not None and (value not in choices or isinstance(value, bool)):
+                raise ConfigError(
+                    f"optimization_config[{key!r}] must be one of {', '.join(map(str, choices))}; got {value!r}."
+                )
+            if self.target == "cpu" and value not in (None, 0):
+                raise ConfigError(
+                    f"optimization_config[{key!r}] = {value!r} is for the target 'cuda'; the target is 'cpu'."
+                )
+
+    @property
+    def default_machine(self) -> str:
+        """The machine that costs are predicted for where none is named."""
+        return MACHINE_OF_ARCH.get(self.arch or "auto", "cpu")
+
+    def target_on(self, device: Device) -> Target:
+        """What to compile for on a machine of such devices.
+
+        Raises
+        ------
+        ConfigError
+            When the target is CUDA and the device is no GPU that is known, or one of another architecture.
+        """
+        if self.target == "cpu":
+            return CPU
+        gpu = GPUS.get(device.name)
+        if gpu is None:
+            raise ConfigError(
+                f"The target 'cuda' needs a machine with GPUs, but the machine's device is {device.name!r}. Name one "
+                "in distributed_config['machine'] (`python -m hidet_dist.machine list`), or an architecture in "
+                f"optimization_config['arch'] ({', '.join(MACHINE_OF_ARCH)}). Devices of a machine file are known by "
+                f"their names: {', '.join(GPUS)}."
+            )
+        if self.arch not in (None, "auto", gpu.arch):
+            raise ConfigError(
+                f"optimization_config['arch'] = {self.arch!r}, but the machine's device {gpu.name} is {gpu.arch}."
+            )
+        return Target("cuda", gpu, self.space, self.mma or "simt")
 
 
 def _symbols(given: Any) -> dict[str, SymbolSize]:

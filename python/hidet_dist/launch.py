@@ -1,6 +1,7 @@
 """Start a program as several ranks on this machine: ``python -m hidet_dist.launch -n 2 script.py [arguments]``.
 
-Each process gets torchrun's variables: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+Each process gets torchrun's variables: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and
+a new HIDET_DIST_SECRET, unless there is one, so that only the processes of this run can meet there.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -69,6 +71,7 @@ class _Ranks:
     def __init__(self, command: list[str], count: int, port: int):
         self.processes: list[subprocess.Popen[bytes]] = []
         self.received: int | None = None
+        secret = secrets.token_hex(32)
         threads = str(max(1, (os.cpu_count() or 1) // count))
         for rank in range(count):
             env = dict(os.environ)
@@ -83,6 +86,7 @@ class _Ranks:
             # From a run under torchrun, this would send the ranks to the agent's store.
             env.pop("TORCHELASTIC_USE_AGENT_STORE", None)
             env.setdefault("OMP_NUM_THREADS", threads)
+            env["HIDET_DIST_SECRET"] = env.get("HIDET_DIST_SECRET") or secret
             self.processes.append(subprocess.Popen(command, env=env, start_new_session=True))
 
     def forward(self, number: int, _frame: FrameType | None) -> None:

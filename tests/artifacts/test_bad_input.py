@@ -147,7 +147,7 @@ def test_a_plan_fits_its_own_graph_only(artifacts):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"format": 2}', '{"format": 99, "stages": []}', '{"format": 2, "stages": [3]}']
+    "text", ["", "[]", '{"format": 3}', '{"format": 99, "stages": []}', '{"format": 3, "stages": [3]}']
 )
 def test_a_file_that_is_no_plan_is_refused(text, tmp_path):
     path = tmp_path / "plan.json"

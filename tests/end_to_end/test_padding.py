@@ -33,7 +33,7 @@ def test_two_processes_share_a_vocabulary_that_does_not_divide(tmp_path):
     assert "w0" in [w.name for w in plan.stage.weights if w.spec.is_padded(w.shape, mesh)]
     program = partition_graph(graph, plan)
     out.mkdir()
-    write_artifacts(out, plan, program, compile_program(program, "cpu"), "cpu")
+    write_artifacts(out, plan, program, compile_program(program))
     assert sum(isinstance(node, MaskPaddingOp) for node in program.graph.nodes) == 1
     ids = np.array([[0, 12, 6, 7], [-1, -13, 3, 11]])
     whole = models.run_whole(graph, [ids])

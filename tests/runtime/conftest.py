@@ -17,14 +17,19 @@ from hidet_dist.launch import free_port
 Answers = list[dict[str, Any]]
 RunRanks = Callable[..., Answers]
 
-LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE")
+LAUNCH_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "HIDET_DIST_SECRET",
+)
 
 
 @pytest.fixture(scope="session")
 def rank_server() -> Iterator[subprocess.Popen[str]]:
     env = {name: value for name, value in os.environ.items() if name not in LAUNCH_VARIABLES}
-    # TCPStore looks its peer's name up for its log. Where no name server answers, that would take five seconds.
-    env["RES_OPTIONS"] = "timeout:1 attempts:1"
     with subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("ranks.py"))],
         stdin=subprocess.PIPE,

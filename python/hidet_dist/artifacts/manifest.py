@@ -13,7 +13,7 @@ from hidet_dist.errors import ArtifactError
 from hidet_dist.files import sha256, write_text
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
 
-FORMAT = 2
+FORMAT = 3
 NAME = "manifest.json"
 
 
@@ -41,6 +41,9 @@ class StageManifest:
 
     ``communications`` says what is communicated, a line a collective; ``libraries`` what the kernels need besides the
     runtimes of hidet and hidet_dist. ``symbols`` are the symbolic dims, ``local_symbols`` those that the program knows.
+    ``candidates`` is, for each kernel, how many candidates its library has (``hidet_launch_0`` and so on).
+    ``workspace_bytes`` is the room that activations take by kind of memory (``cpu``, ``cuda``), or None where that
+    depends on symbolic dims; ``weight_bytes`` the weights of one rank by the plan.
     """
 
     folder: str
@@ -55,6 +58,9 @@ class StageManifest:
     libraries: tuple[str, ...]
     symbols: tuple[SymbolPlan, ...] = ()
     local_symbols: tuple[LocalSymbol, ...] = ()
+    candidates: tuple[int, ...] = ()
+    workspace_bytes: Mapping[str, int] | None = None
+    weight_bytes: int = 0
 
     @property
     def size(self) -> int:
@@ -97,6 +103,8 @@ class Manifest:
     hidet_version: str
     abi_version: int
     target: str
+    arch: str | None
+    gpu: str | None
     cpu_arch: str
     world_size: int
     stages: tuple[StageManifest, ...]

@@ -17,6 +17,7 @@ from hidet.graph import Tensor
 import hidet_dist
 from hidet_dist.artifacts.manifest import NAME, Manifest, StageManifest, TensorSignature
 from hidet_dist.compile import CompiledProgram
+from hidet_dist.compile.target import CPU, Target
 from hidet_dist.errors import ArtifactError
 from hidet_dist.files import sha256, write_text
 from hidet_dist.partition import Program
@@ -82,7 +83,9 @@ def _free_name(out_dir: Path) -> Path:
     return name
 
 
-def write_artifacts(folder: Path, plan: Plan, program: Program, compiled: CompiledProgram, target: str) -> Manifest:
+def write_artifacts(
+    folder: Path, plan: Plan, program: Program, compiled: CompiledProgram, target: Target = CPU
+) -> Manifest:
     """Write everything into an empty folder, the manifest last."""
     stage_dir = folder / "stage0"
     (stage_dir / "kernels").mkdir(parents=True)
@@ -108,6 +111,9 @@ def write_artifacts(folder: Path, plan: Plan, program: Program, compiled: Compil
         compiled.libraries,
         program.symbols,
         program.local_symbols,
+        tuple(compiled.candidates),
+        compiled.workspace_bytes,
+        plan.stage.weight_bytes_per_device,
     )
     shutil.copyfile(compiled.launcher, folder / stage.launcher_file)
     for number, kernel in enumerate(compiled.kernels):
@@ -125,7 +131,9 @@ def write_artifacts(folder: Path, plan: Plan, program: Program, compiled: Compil
         hidet_dist.__version__,
         hidet.__version__,
         native.ABI_VERSION,
-        target,
+        target.kind,
+        target.arch,
+        None if target.gpu is None else target.gpu.name,
         hidet.option.cpu.get_arch(),
         program.mesh.size,
         (stage,),

@@ -11,13 +11,13 @@ from typing import Any
 from hidet.graph import Operator, Tensor
 from hidet.graph.impl import graph_impl
 
-from hidet_dist.weights import is_weight
-
 hidet_analyze = graph_impl.graph_analyze
 
 
 def analyze(outputs: list[Tensor], stop_tensors: Any = None) -> tuple[list[Tensor], list[Operator], dict[Tensor, int]]:
     """What hidet finds in a graph, but free variables without the weights among them."""
+    from hidet_dist.weights.named import is_weight  # which may be what is importing hidet, and this with it
+
     free, nodes, uses = hidet_analyze(outputs, stop_tensors=stop_tensors)
     return [tensor for tensor in free if not is_weight(tensor)], nodes, uses
 

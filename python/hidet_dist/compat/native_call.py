@@ -55,6 +55,13 @@ class NativeCallTask(Task):
 
     def implement_cpu(self, working_dir: str) -> IRModule:
         """A launch function with the statement in it."""
+        return self._launch()
+
+    def implement_cuda(self, working_dir: str) -> IRModule:
+        """The same: a function of the host, which gets the addresses of memory of the device."""
+        return self._launch()
+
+    def _launch(self) -> IRModule:
         parameters = [Var(tensor.name, void_p) for tensor in (*self.inputs, *self.outputs)]
         with FunctionBuilder("launch", kind="public") as builder:
             builder.extend_params(parameters)

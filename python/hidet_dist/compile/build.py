@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib
+import json
+import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import hidet
 from hidet.drivers import build_task_batch
@@ -15,10 +21,17 @@ from hidet_dist.compat.graph_module import build_launcher
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
 from hidet_dist.compile.cpu.blas import BlasMatmulOp, blas_matmuls
+from hidet_dist.compile.cuda.build import cuda_target
+from hidet_dist.compile.target import CPU, Target
 from hidet_dist.errors import CompileError
 from hidet_dist.partition import Program
 from hidet_dist.partition.program import COORDINATE, communication_operators
-from hidet_dist.runtime import native, openblas
+from hidet_dist.runtime import openblas
+
+# Not by attribute: hidet.drivers re-exports a function of the same name.
+_build_task: Any = importlib.import_module("hidet.drivers.build_task")
+# The order in which a launcher names kinds of memory.
+_MEMORIES = ("cpu", "cuda", "hip")
 
 
 @dataclass
@@ -30,21 +43,38 @@ class CompiledProgram:
     graph: the optimized graph.
     launcher: the library that launches the whole graph.
     kernels: the kernel libraries, in the order of the table that the launcher gets; ``kernel_names`` say what they do.
+    candidates: for each kernel, how many candidates its library has; the fastest is found where the program runs.
     data: the names of the weights (and the coordinate) in the order that the launcher's ``init`` takes them.
     constants: constants that optimizing the program made, by name; the same for every rank.
     libraries: what the kernels need besides the runtimes: ``openblas`` or nothing.
+    workspace_bytes: room for activations, by kind of memory; None where it depends on symbolic dims.
     """
 
     graph: FlowGraph
     launcher: Path
     kernels: list[Path]
     kernel_names: list[str]
+    candidates: list[int]
     data: list[str]
     constants: dict[str, Tensor]
     libraries: tuple[str, ...]
+    workspace_bytes: dict[str, int] | None
 
 
-def optimize_program(program: Program) -> FlowGraph:
+@contextmanager
+def _building_for(target: Target) -> Iterator[None]:
+    """What is in force while a program is optimized and built for ``target``."""
+    with ExitStack() as stack:
+        stack.enter_context(quiet_builds())
+        stack.enter_context(sound_rewrites())
+        if target.kind == "cuda":
+            stack.enter_context(cuda_target(target))
+        else:
+            stack.enter_context(blas_matmuls())
+        yield
+
+
+def optimize_program(program: Program, target: Target = CPU) -> FlowGraph:
     """Fuse a program's operators.
 
     Raises
@@ -52,7 +82,7 @@ def optimize_program(program: Program) -> FlowGraph:
     CompileError
         When hidet's passes lose or change a communication operator: a program without it would compute something else.
     """
-    with quiet_builds(), sound_rewrites(), blas_matmuls():
+    with _building_for(target):
         graph = hidet.graph.optimize(program.graph)
     graph.update_nodes()
     if _needs_openblas(graph):
@@ -75,68 +105,77 @@ def _needs_openblas(graph: FlowGraph) -> bool:
 
 def compile_program(
     program: Program,
-    target: str,
+    target: Target = CPU,
     total: Callable[[int], None] = lambda _: None,
     advance: Callable[[], None] = lambda: None,
 ) -> CompiledProgram:
-    """Compile a program for ``target`` (``cpu``).
+    """Compile a program; nothing of it is loaded, so that it can be compiled where it cannot run.
 
     Parameters
     ----------
     program: Program
-        The program.
-    target: str
-        hidet's build target.
+        The program, on the target's device.
+    target: Target
+        What to compile it for.
     total, advance: callable, optional
         Progress: called with the number of kernels, and once for each that is built.
 
     Raises
     ------
     CompileError
-        When a kernel or the launch function does not compile.
+        When a kernel or the launch function does not compile, or there is no compiler for the target.
     """
-    graph = optimize_program(program)
-    native.library()  # kernels that communicate link against it
+    graph = optimize_program(program, target)
     tasks: dict[str, tuple[int, Operator]] = {}
     kernel_of_node = []
     for node in graph.nodes:
-        if node.build_target != target:
-            raise CompileError(f"The operator {node.name} is for {node.build_target}, not for {target}.")
+        if node.build_target != target.kind:
+            raise CompileError(f"The operator {node.name} is for {node.build_target}, not for {target.kind}.")
         kernel_of_node.append(tasks.setdefault(str(node.task), (len(tasks), node))[0])
     total(len(tasks))
-    try:
-        with quiet_builds(advance):
-            build_task_batch([(node.task, target) for _, node in tasks.values()])
-            compiled = [node.task.build(target=target) for _, node in tasks.values()]
-    except (RuntimeError, ValueError, OSError) as error:
-        raise CompileError(f"A kernel does not compile: {error}") from error
-    for task in compiled:
-        if len(task.candidates) != 1:
-            raise CompileError(
-                f"The kernel {task.meta_data.name} has {len(task.candidates)} candidates; one is expected."
-            )
+    nodes = [node for _, node in tasks.values()]
+    with _building_for(target):
+        try:
+            with quiet_builds(advance):
+                build_task_batch([(node.task, target.kind) for node in nodes])
+        except (RuntimeError, ValueError, OSError) as error:
+            raise CompileError(f"A kernel does not compile: {error}") from error
+        folders = [_task_folder(node, target) for node in nodes]
 
-    inputs = graph.inputs[: len(program.inputs)]
-    named = dict(program.weight_placeholders)
-    if program.coordinate is not None:
-        named[COORDINATE] = program.coordinate
-    used = {x for node in graph.nodes for x in node.inputs}
-    data = {name: tensor for name, tensor in named.items() if tensor in used}
-    # In the order of their first use, so that the same program has the same names.
-    made = dict.fromkeys(x for node in graph.nodes for x in node.inputs if x.storage is not None)
-    constants = {f"c{number}": x for number, x in enumerate(made)}
-    try:
-        with quiet_builds():
+        inputs = graph.inputs[: len(program.inputs)]
+        named = dict(program.weight_placeholders)
+        if program.coordinate is not None:
+            named[COORDINATE] = program.coordinate
+        used = {x for node in graph.nodes for x in node.inputs}
+        data = {name: tensor for name, tensor in named.items() if tensor in used}
+        # In the order of their first use, so that the same program has the same names.
+        made = dict.fromkeys(x for node in graph.nodes for x in node.inputs if x.storage is not None)
+        constants = {f"c{number}": x for number, x in enumerate(made)}
+        try:
             launcher = build_launcher(graph, inputs, [*data.values(), *constants.values()], kernel_of_node)
-    except (RuntimeError, ValueError, OSError) as error:
-        raise CompileError(f"The launch function does not compile: {error}") from error
-    kernels = [Path(task.task_dir) / "lib.so" for task in compiled]
+        except (RuntimeError, ValueError, OSError) as error:
+            raise CompileError(f"The launch function does not compile: {error}") from error
     return CompiledProgram(
         graph,
         launcher,
-        kernels,
-        [node.name for _, node in tasks.values()],
+        [folder / "lib.so" for folder in folders],
+        [node.name for node in nodes],
+        [int(json.loads((folder / "meta.json").read_text())["num_candidates"]) for folder in folders],
         [*data, *constants],
         constants,
         (openblas.NAME,) if _needs_openblas(graph) else (),
+        None if program.symbols else _workspace_bytes(launcher),
     )
+
+
+def _task_folder(node: Operator, target: Target) -> Path:
+    """Where hidet has built an operator's kernel."""
+    cache = os.path.join(hidet.option.get_cache_dir(), "ops")
+    folder, _ = _build_task.prepare_cache_paths(cache, f"{target.kind}_space_{target.space}", node.task)
+    return Path(folder)
+
+
+def _workspace_bytes(launcher: Path) -> dict[str, int]:
+    sizes = (ctypes.c_int64 * len(_MEMORIES))()
+    ctypes.CDLL(str(launcher)).hidet_get_workspace_size(sizes)
+    return {memory: size for memory, size in zip(_MEMORIES, sizes, strict=True) if size}

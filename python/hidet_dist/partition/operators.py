@@ -33,7 +33,7 @@ class CommunicationOp(NativeCallOp):
     group_size: int
         Ranks in the group.
     reduce_op: str
-        ``sum``, ``max``, ``min`` or ``product``; empty for a collective that does not reduce.
+        ``sum``, ``max``, ``min``, ``product`` or ``mean``; empty for a collective that does not reduce.
 
     Raises
     ------

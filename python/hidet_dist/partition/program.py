@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -100,8 +101,13 @@ def communication_operators(graph: FlowGraph) -> list[CommunicationOp]:
     return [node for node in graph.nodes if isinstance(node, CommunicationOp)]
 
 
-def partition_graph(graph: FlowGraph, plan: Plan, files: SafetensorsFiles | None = None) -> Program:
+def partition_graph(
+    graph: FlowGraph, plan: Plan, files: SafetensorsFiles | None = None, device: str | None = None
+) -> Program:
     """Turn a graph into the program that its plan describes; ``files`` have the weights that it knows by name only.
+
+    The program is for ``device`` (``cpu`` or ``cuda:0``); for the one that the graph was traced on by default. Nothing
+    is put there: a program's inputs and weights are placeholders.
 
     Raises
     ------
@@ -121,11 +127,11 @@ def partition_graph(graph: FlowGraph, plan: Plan, files: SafetensorsFiles | None
         raise PlanError(
             f"The plan was made for the graph {stage.fingerprint}, not this one ({view.fingerprint()}). Plan it anew."
         )
-    return _Partitioner(view, stage, files).run()
+    return _Partitioner(view, stage, files, device or str(view.graph.outputs[0].device)).run()
 
 
 class _Partitioner:
-    def __init__(self, view: GraphView, stage: StagePlan, files: SafetensorsFiles | None):
+    def __init__(self, view: GraphView, stage: StagePlan, files: SafetensorsFiles | None, device: str):
         self.view = view
         self.stage = stage
         self.files = files
@@ -141,7 +147,7 @@ class _Partitioner:
         self.lies: dict[str, TensorShardSpec] = {}
         # Tensors whose padding, if there is any, is known to be zero.
         self.zero_padded: set[Tensor] = set()
-        device = view.graph.outputs[0].device
+        self.device = device
         self.coordinate: Tensor = hidet.symbol([self.mesh.ndim], "int32", device)
         self.coordinate_used = False
 
@@ -152,6 +158,13 @@ class _Partitioner:
                     tensor.spec.validate(self.view.pieces(tensor.name)[0], self.mesh)
                 except SpecError as error:
                     raise PlanError(f"The plan's spec of the {what} {tensor.name} does not fit: {error}") from error
+        with hidet.option.context():
+            if self.device != "cpu":
+                # An operator without inputs, such as a scalar, would run right away.
+                hidet.option.execution_mode("symbolic")
+            return self.program()
+
+    def program(self) -> Program:
         placeholders = {tensor.name: self.placeholder(tensor) for tensor in (*self.stage.inputs, *self.stage.weights)}
         for plan in self.stage.operators:
             self.operator(self.view.operators[plan.index], plan)
@@ -184,7 +197,7 @@ class _Partitioner:
             shape = self.local_shape(tensor.name, tensor.spec)
         except SpecError as error:
             raise PlanError(f"The plan's spec of {tensor.name} does not fit: {error}") from error
-        local = hidet.symbol(list(shape), whole.dtype, whole.device)
+        local = hidet.symbol(list(shape), whole.dtype, self.device)
         self.lies[tensor.name] = tensor.spec
         self.local[tensor.name, tensor.spec] = local
         self.zero_padded.add(local)
@@ -200,6 +213,7 @@ class _Partitioner:
             self.mask(op, spec, inputs)
             shapes = [self.local_shape(name, spec.partial_spec(o)) for o, name in enumerate(names)]
             partial = localize(op, inputs, spec.in_specs, shapes, self.mesh, self.own_coordinate)
+            partial = [_made_on(self.device, y) for y in partial]
         except (SpecError, ValueError) as error:
             raise PartitionError(
                 f"Operator {plan.index}, {op.name}, cannot run on shards as {spec}: {error}"
@@ -285,6 +299,17 @@ class _Partitioner:
 
     def split_order(self, mesh_axes: Sequence[int]) -> SplitOrder:
         return SplitOrder(tuple(mesh_axes), tuple(self.mesh.shape[axis] for axis in mesh_axes))
+
+
+def _made_on(device: str, y: Tensor) -> Tensor:
+    """The output of an operator that makes a tensor out of nothing, made on ``device``; any other as it is."""
+    if str(y.device) == device or y.op is None or y.op.inputs:
+        return y
+    op = copy.copy(y.op)
+    op.attrs = {**op.attrs, "device": device}
+    op.outputs = op.symbolic_run()
+    made: Tensor = op.outputs[y.trace[1]]
+    return made
 
 
 def _shaped(x: Tensor, shape: Sequence[Extent]) -> Tensor:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hidet_dist.errors import CommunicationError, ConfigError
 from hidet_dist.runtime import liveness, native
-from hidet_dist.runtime.liveness import Verdict
+from hidet_dist.runtime.liveness import Progress, Verdict
 
 if TYPE_CHECKING:
     from hidet_dist.runtime.rendezvous import Rendezvous
@@ -79,7 +79,7 @@ class Communicator:
             raise ConfigError(str(error)) from None
         if rendezvous is not None and world_size > 1:
             handle = self._handle
-            rendezvous.heartbeat.watch(self._name, lambda: native.sequence(handle), self._on_verdict)
+            rendezvous.heartbeat.watch(self._name, lambda: _progress(handle), self._on_verdict)
         _open_communicators.add(self)
 
     def bind(self) -> None:
@@ -90,6 +90,11 @@ class Communicator:
     def sequence(self) -> int:
         """The number of collectives started on it."""
         return native.sequence(self._open_handle())
+
+    @property
+    def shared_peers(self) -> tuple[int, ...]:
+        """The ranks, of those that messages were exchanged with so far, to and from which they go through memory."""
+        return () if self._transport is None else tuple(self._transport.shared_peers)
 
     @property
     def shared_groups(self) -> tuple[tuple[int, ...], ...]:
@@ -195,7 +200,7 @@ class Communicator:
                 self._name,
                 self.rank,
                 self.world_size,
-                native.sequence(handle),
+                _progress(handle),
                 rendezvous.settings.host_rank,
             )
         else:
@@ -203,6 +208,10 @@ class Communicator:
             verdict = liveness.publish(rendezvous.failure_store, self._name, own)
         rendezvous.mark_gone(tuple(rank for rank in verdict.ranks if rank != self.rank))
         return verdict
+
+
+def _progress(handle: int) -> Progress:
+    return Progress(native.sequence(handle), native.peers(handle))
 
 
 @atexit.register

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,7 +15,8 @@ import torch.distributed as dist
 from hidet_dist.runtime import native
 from hidet_dist.runtime.meeting import await_ranks
 from hidet_dist.runtime.mesh_groups import group_ranks
-from hidet_dist.runtime.rendezvous import Rendezvous
+from hidet_dist.runtime.rendezvous import Rendezvous, own_address
+from hidet_dist.runtime.store.torch_store import TorchStore
 
 # Up to this many bytes from all ranks together, an all-reduce is an all-gather and a local reduction. Gloo's own takes
 # twice as many steps, and measured on one host, 2 and 4 processes, a step costs more than these bytes.
@@ -24,25 +24,33 @@ SMALL_BYTES = 256 * 1024
 
 _DTYPES = {code: getattr(torch, name) for name, code in native.DTYPE_CODES.items()}
 _BOOL = native.dtype_code("bool")
-_SUM, _MAX, _MIN, _PRODUCT = (native.reduce_op_code(name) for name in ("sum", "max", "min", "product"))
+_SUM, _MAX, _MIN, _PRODUCT, _MEAN = (native.reduce_op_code(name) for name in ("sum", "max", "min", "product", "mean"))
 _REDUCE_OPS: dict[int, Any] = {
     _SUM: dist.ReduceOp.SUM,
     _MAX: dist.ReduceOp.MAX,
     _MIN: dist.ReduceOp.MIN,
     _PRODUCT: dist.ReduceOp.PRODUCT,
+    _MEAN: dist.ReduceOp.SUM,
 }
+
+
+# The tags of a message's length and of its data.
+_LENGTH_TAG, _DATA_TAG = 0, 1
 
 
 @dataclass(frozen=True)
 class _Group:
     backend: Any  # a ProcessGroupGloo, most of whose methods torch's stubs lack
     size: int
+    place: int
+    store: TorchStore  # the backend does not keep it
 
 
 class GlooTransport:
     """Carries out a communicator's collectives between processes on CPUs.
 
-    A process group is made per group of ranks, when it is first used. One thread at a time may use it.
+    A process group is made per group of ranks, when it is first used, and per pair of ranks that exchange messages.
+    One thread at a time may use it.
 
     Parameters
     ----------
@@ -69,7 +77,14 @@ class GlooTransport:
         fail: Callable[[str], None],
         failed: Callable[[], bool],
     ):
-        self.table = native.make_transport(self._all_reduce, self._all_gather, self._reduce_scatter, self._all_to_all)
+        self.table = native.make_transport(
+            self._all_reduce,
+            self._all_gather,
+            self._reduce_scatter,
+            self._all_to_all,
+            self._broadcast,
+            self._send_recv,
+        )
         self.failed_by_peer = False
         self.interrupt: BaseException | None = None
         self._rank = rendezvous.settings.rank
@@ -80,7 +95,7 @@ class GlooTransport:
         self._failed = failed
         # Not its store: that one is to go when the rendezvous is closed, whoever still has this.
         self._rendezvous = rendezvous
-        self._device = _open_device(rendezvous.settings.master_addr, rendezvous.settings.master_port or 0)
+        self._device = _open_device(rendezvous.address, rendezvous.port)
         self._groups: dict[tuple[int, ...], _Group] = {}
         self._scratch: dict[str, torch.Tensor] = {}
 
@@ -101,11 +116,17 @@ class GlooTransport:
                 self._gather(peers, source.view(torch.uint8), gathered.view(torch.uint8))
                 _reduce(gathered.view(peers.size, count), result, op)
                 return
-            if send != recv:
+            # The sum of half-type numbers may be too large where their mean is not.
+            divide_first = op == _MEAN and dtype_ in (torch.float16, torch.bfloat16)
+            if divide_first:
+                torch.div(source, peers.size, out=result)
+            elif send != recv:
                 result.copy_(source)
             options = dist.AllreduceOptions()
             options.reduceOp = _REDUCE_OPS[op]
             peers.backend.allreduce([result], options).wait()
+            if op == _MEAN and not divide_first:
+                _divide(result, peers.size)
 
         return self._guard(run)
 
@@ -140,6 +161,52 @@ class GlooTransport:
 
         return self._guard(run)
 
+    def _broadcast(self, send: int | None, recv: int, count: int, dtype: int, root: int, group: int) -> int:
+        def run() -> None:
+            peers = self._group(group)
+            size = count * native.dtype_size(dtype)
+            result = _tensor(recv, size, torch.uint8)
+            if send is not None and send != recv and peers.place == root:
+                result.copy_(_tensor(send, size, torch.uint8))
+            options = dist.BroadcastOptions()
+            options.rootRank = root
+            peers.backend.broadcast([result], options).wait()
+
+        return self._guard(run)
+
+    def _send_recv(
+        self, send: int, send_count: int, to: int, recv: int, recv_count: int, from_: int, dtype: int
+    ) -> int:
+        def run() -> None:
+            # In the same order on all ranks, so that the pairs of a ring do not wait for one another.
+            pairs = {
+                rank: tuple(sorted((self._rank, rank))) for rank in dict.fromkeys((to, from_)) if rank != native.NOBODY
+            }
+            for pair in sorted(pairs.values()):
+                self._peers(pair)
+            works = []
+            if to != native.NOBODY:
+                peers = self._peers(pairs[to])
+                message = _tensor(send, send_count * native.dtype_size(dtype), torch.uint8)
+                own_length = torch.tensor([message.numel()])
+                for part, tag in ((own_length, _LENGTH_TAG), (message, _DATA_TAG)):
+                    works.append(peers.backend.send([part], 1 - peers.place, tag))
+            if from_ != native.NOBODY:
+                peers = self._peers(pairs[from_])
+                message = _tensor(recv, recv_count * native.dtype_size(dtype), torch.uint8)
+                # Gloo ends the process where more comes than is expected.
+                length = torch.zeros(1, dtype=torch.int64)
+                peers.backend.recv([length], 1 - peers.place, _LENGTH_TAG).wait()
+                if int(length) != message.numel():
+                    raise ValueError(
+                        f"rank {from_} sent a message of {int(length)} bytes where one of {message.numel()} is expected"
+                    )
+                works.append(peers.backend.recv([message], 1 - peers.place, _DATA_TAG))
+            for work in works:
+                work.wait()
+
+        return self._guard(run)
+
     def _guard(self, run: Callable[[], None]) -> int:
         """Runs it; whatever it raises is recorded, as native code is waiting for the answer."""
         try:
@@ -169,14 +236,16 @@ class GlooTransport:
         return self._scratch[use][:size].view(dtype)
 
     def _group(self, group: int) -> _Group:
-        ranks = group_ranks(self._mesh_shape, self._rank, group)
+        return self._peers(group_ranks(self._mesh_shape, self._rank, group))
+
+    def _peers(self, ranks: tuple[int, ...]) -> _Group:
         if ranks not in self._groups:
             self._groups[ranks] = self._make_group(ranks)
         return self._groups[ranks]
 
     def _make_group(self, ranks: tuple[int, ...]) -> _Group:
         prefix = f"{self._name}/group/" + ",".join(map(str, ranks))
-        store = dist.PrefixStore(prefix, self._rendezvous.store)
+        store = self._rendezvous.store.prefixed(prefix)
         # Gloo would wait the whole time-out for a member that is dead, as there is no connection yet to break.
         store.set(f"ready/{self._rank}", "")
         ready = {rank: f"ready/{rank}" for rank in ranks}
@@ -185,18 +254,16 @@ class GlooTransport:
         options = gloo._Options()
         options._devices = [self._device]
         options._timeout = timedelta(seconds=self._timeout_seconds)
-        return _Group(gloo(store, ranks.index(self._rank), len(ranks), options), len(ranks))
+        place, own_store = ranks.index(self._rank), TorchStore(store)
+        return _Group(gloo(own_store, place, len(ranks), options), len(ranks), place, own_store)
 
 
-def _open_device(master_addr: str, master_port: int) -> dist.ProcessGroupGloo.Device:
+def _open_device(address: str, port: int) -> dist.ProcessGroupGloo.Device:
     """Gloo's listening socket: on loopback unless the ranks met at another address, then on the way there."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
     if interface:
         return dist.ProcessGroupGloo.create_device(interface=interface)
-    family, kind, protocol, _, address = socket.getaddrinfo(master_addr, master_port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)  # sends nothing: it only has the system choose a route
-        return dist.ProcessGroupGloo.create_device(hostname=probe.getsockname()[0])
+    return dist.ProcessGroupGloo.create_device(hostname=own_address(address, port))
 
 
 def _tensor(address: int, count: int, dtype: torch.dtype) -> torch.Tensor:
@@ -212,10 +279,20 @@ def _as_gloo(dtype: int, reduce_op: int) -> tuple[torch.dtype, int]:
     return _DTYPES[dtype], reduce_op
 
 
+def _divide(sums: torch.Tensor, ranks: int) -> None:
+    """Makes means of sums; those of integers are rounded towards zero."""
+    sums.div_(ranks, rounding_mode=None if sums.dtype.is_floating_point else "trunc")
+
+
 def _reduce(rows: torch.Tensor, result: torch.Tensor, reduce_op: int) -> None:
     """Reduces over the first dim. torch keeps half types in float32 meanwhile."""
     if reduce_op == _SUM:
         torch.sum(rows, 0, dtype=rows.dtype, out=result)
+    elif reduce_op == _MEAN and rows.dtype.itemsize == 2:
+        result.copy_(torch.sum(rows, 0, dtype=torch.float32).div_(rows.shape[0]))
+    elif reduce_op == _MEAN:
+        torch.sum(rows, 0, dtype=rows.dtype, out=result)
+        _divide(result, rows.shape[0])
     elif reduce_op == _MAX:
         torch.amax(rows, 0, out=result)
     elif reduce_op == _MIN:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from hidet_dist.runtime.store import Store
 
 BEAT_SECONDS = 0.5
 """How often each rank publishes a heartbeat."""
@@ -50,14 +50,24 @@ def run_bounded(function: Callable[[], T], seconds: float) -> T:
 
 
 @dataclass(frozen=True)
+class Progress:
+    """How many collectives a rank has started on a communicator, and which other ranks the one under way is with."""
+
+    sequence: int
+    peers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Beat:
     """What a rank last said of itself.
 
     ``sequences`` has the number of collectives started on each of its communicators, ``None`` for a closed one.
+    ``peers`` has the other ranks of the collective that is under way on each, or that failed.
     """
 
     count: int
     sequences: dict[str, int | None]
+    peers: dict[str, list[int]]
     left: bool = False
 
     def dumps(self) -> str:
@@ -101,7 +111,7 @@ def verdict_key(communicator: str) -> str:
 
 @dataclass(frozen=True)
 class _Watched:
-    sequence: Callable[[], int]
+    progress: Callable[[], Progress]
     on_verdict: Callable[[Verdict], None]
 
 
@@ -131,13 +141,13 @@ class Heartbeat:
         self._publish()
         self._thread.start()
 
-    def watch(self, communicator: str, sequence: Callable[[], int], on_verdict: Callable[[Verdict], None]) -> None:
-        """Publish a communicator's sequence number too, and call ``on_verdict``, once, when it has a verdict.
+    def watch(self, communicator: str, progress: Callable[[], Progress], on_verdict: Callable[[Verdict], None]) -> None:
+        """Publish a communicator's progress too, and call ``on_verdict``, once, when it has a verdict.
 
         Both functions are called from the heartbeat's thread, and not after ``unwatch`` has returned.
         """
         with self._lock:
-            self._watched[communicator] = _Watched(sequence, on_verdict)
+            self._watched[communicator] = _Watched(progress, on_verdict)
 
     def unwatch(self, communicator: str) -> None:
         """Say from now on that this rank has closed the communicator."""
@@ -154,9 +164,11 @@ class Heartbeat:
     def _publish(self) -> None:
         with self._lock:
             sequences: dict[str, int | None] = dict.fromkeys(self._closed)
-            sequences.update({name: watched.sequence() for name, watched in self._watched.items()})
+            progress = {name: watched.progress() for name, watched in self._watched.items()}
+        sequences.update({name: each.sequence for name, each in progress.items()})
+        peers = {name: list(each.peers) for name, each in progress.items()}
         self._count += 1
-        self._store.set(beat_key(self._rank), Beat(self._count, sequences, left=self._stop.is_set()).dumps())
+        self._store.set(beat_key(self._rank), Beat(self._count, sequences, peers, left=self._stop.is_set()).dumps())
 
     def _run(self) -> None:
         told: set[str] = set()
@@ -211,12 +223,12 @@ def read_beats(store: Store, ranks: tuple[int, ...]) -> dict[int, Beat]:
     return dict(zip(ranks, map(Beat.loads, store.multi_get([beat_key(rank) for rank in ranks])), strict=True))
 
 
-def blame(store: Store, communicator: str, rank: int, world_size: int, sequence: int, host: int | None) -> Verdict:
+def blame(store: Store, communicator: str, rank: int, world_size: int, progress: Progress, host: int | None) -> Verdict:
     """Find the ranks that made a communicator's collective fail, and publish the verdict, or adopt an earlier one.
 
-    Those are the ranks whose heartbeat stopped or that have left; else those that have started the fewest collectives,
-    if fewer than this one; else, where the store cannot be reached, its host. Takes ``SILENCE_SECONDS`` and one second
-    more at most.
+    Those are the ranks whose heartbeat stopped. Else, of the ranks that this one waits for, and those that these wait
+    for, and so on: those that have left; else those that wait for nobody. Else, where the store cannot be reached, its
+    host. Takes ``SILENCE_SECONDS`` and one second more at most.
 
     Parameters
     ----------
@@ -226,15 +238,15 @@ def blame(store: Store, communicator: str, rank: int, world_size: int, sequence:
         Its name.
     rank, world_size: int
         This rank, and the number of ranks.
-    sequence: int
-        The number of collectives that this rank has started.
+    progress: Progress
+        This rank's, with the ranks of the collective that failed.
     host: int | None
         The rank that hosts the store, ``None`` where that is no rank.
     """
 
     def search() -> Verdict:
         key = verdict_key(communicator)
-        verdict = _earlier_verdict(store, key) or _search(store, communicator, rank, world_size, sequence)
+        verdict = _earlier_verdict(store, key) or _search(store, communicator, rank, world_size, progress)
         return Verdict.loads(store.compare_set(key, "", verdict.dumps()))
 
     try:
@@ -259,7 +271,7 @@ def _earlier_verdict(store: Store, key: str) -> Verdict | None:
     return Verdict.loads(store.get(key)) if store.check([key]) else None
 
 
-def _search(store: Store, communicator: str, rank: int, world_size: int, sequence: int) -> Verdict:
+def _search(store: Store, communicator: str, rank: int, world_size: int, progress: Progress) -> Verdict:
     others = tuple(other for other in range(world_size) if other != rank)
     deadline = time.monotonic() + SILENCE_SECONDS
     first = read_beats(store, others)
@@ -268,8 +280,13 @@ def _search(store: Store, communicator: str, rank: int, world_size: int, sequenc
         if earlier is not None:
             return earlier
         beats = read_beats(store, others)
-        left = [other for other in others if beats[other].left or beats[other].sequences.get(communicator, 0) is None]
-        silent = [other for other in others if other not in left and beats[other].count == first[other].count]
+        awaited = _awaited(rank, progress.peers, communicator, beats)
+        left = [other for other in awaited if _has_left(beats[other], communicator)]
+        silent = [
+            other
+            for other in others
+            if not _has_left(beats[other], communicator) and beats[other].count == first[other].count
+        ]
         if not silent or time.monotonic() > deadline:
             break
         time.sleep(0.1)
@@ -277,14 +294,37 @@ def _search(store: Store, communicator: str, rank: int, world_size: int, sequenc
         return Verdict(tuple(silent), f"{_ranks(silent)} stopped responding", rank)
     if left:
         return Verdict(tuple(left), f"{_ranks(left)} left before the collective", rank)
-    # A rank that waits for a late one is behind this rank too, so only the last ones are to blame.
-    started = {other: beats[other].sequences.get(communicator, ABSENT) for other in others}
-    counts = {other: ABSENT if count is None else count for other, count in started.items()}
-    least = min(counts.values())
-    if least < sequence:
-        late = [other for other in others if counts[other] == least]
+    idle = [other for other in awaited if not beats[other].peers.get(communicator)]
+    # A rank that gets on is not to blame for what takes so long, unless there is no other.
+    late = [other for other in idle if _started(beats[other], communicator) == _started(first[other], communicator)]
+    late = late or idle
+    if late:
+        least = min(_started(beats[other], communicator) for other in late)
         return Verdict(tuple(late), f"{_ranks(late)} did not reach collective {max(least, 0) + 1}", rank)
-    return Verdict((), "all ranks are alive and have reached the same collective", rank)
+    if all(_started(beats[other], communicator) == progress.sequence for other in awaited):
+        return Verdict((), "all ranks are alive and have reached the same collective", rank)
+    return Verdict((), f"{_ranks(sorted([rank, *awaited]))} wait for one another: they do not do the same", rank)
+
+
+def _awaited(rank: int, peers: tuple[int, ...], communicator: str, beats: dict[int, Beat]) -> list[int]:
+    """The ranks that a rank waits for, and those that these wait for, and so on, in ascending order."""
+    awaited: set[int] = set()
+    found = list(peers)
+    while found:
+        other = found.pop()
+        if other != rank and other not in awaited:
+            awaited.add(other)
+            found.extend(beats[other].peers.get(communicator, []))
+    return sorted(awaited)
+
+
+def _has_left(beat: Beat, communicator: str) -> bool:
+    return beat.left or beat.sequences.get(communicator, ABSENT) is None
+
+
+def _started(beat: Beat, communicator: str) -> int:
+    count = beat.sequences.get(communicator, ABSENT)
+    return ABSENT if count is None else count
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from hidet_dist.runtime.liveness import SilenceWatch
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from hidet_dist.runtime.store import Store
 
 _POLL_SECONDS = 0.002
 

@@ -14,7 +14,7 @@ from typing import Any
 from hidet_dist.errors import HidetDistError
 
 LIBRARY_NAME = "hidet_dist"
-ABI_VERSION = 2
+ABI_VERSION = 3
 
 DTYPE_CODES: dict[str, int] = {
     "float32": 0,
@@ -29,7 +29,10 @@ DTYPE_CODES: dict[str, int] = {
 }
 """The code of each dtype that collectives take, by its name in hidet and NumPy."""
 
-REDUCE_OP_CODES: dict[str, int] = {"sum": 0, "max": 1, "min": 2, "product": 3}
+REDUCE_OP_CODES: dict[str, int] = {"sum": 0, "max": 1, "min": 2, "product": 3, "mean": 4}
+
+NOBODY = -1
+"""Stands for no rank in a send or receive."""
 
 OK = 0
 NO_COMMUNICATOR = 1
@@ -40,6 +43,8 @@ AllReduceFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_in
 AllGatherFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int64, c_int32, c_int32)
 ReduceScatterFunction = AllReduceFunction
 AllToAllFunction = AllGatherFunction
+BroadcastFunction = AllReduceFunction
+SendRecvFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_int64, c_int32, c_int32)
 ConnectFunction = ctypes.CFUNCTYPE(c_int32, c_int32)
 CopyFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int64)
 
@@ -53,6 +58,8 @@ class Transport(ctypes.Structure):
         ("all_gather", AllGatherFunction),
         ("reduce_scatter", ReduceScatterFunction),
         ("all_to_all", AllToAllFunction),
+        ("broadcast", BroadcastFunction),
+        ("send_recv", SendRecvFunction),
         ("copy", CopyFunction),
     )
 
@@ -66,7 +73,7 @@ def dtype_code(name: str) -> int:
 
 
 def reduce_op_code(name: str) -> int:
-    """The native code of ``'sum'``, ``'max'``, ``'min'`` or ``'product'``; ``ValueError`` for any other name."""
+    """The native code of one of ``REDUCE_OP_CODES``; ``ValueError`` for any other name."""
     try:
         return REDUCE_OP_CODES[name]
     except KeyError:
@@ -126,6 +133,12 @@ def library() -> ctypes.CDLL:
     declare("all_gather", c_int32, c_void_p, c_void_p, c_int64, c_int32, c_int32)
     declare("reduce_scatter", c_int32, c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int32)
     declare("all_to_all", c_int32, c_void_p, c_void_p, c_int64, c_int32, c_int32)
+    declare("broadcast", c_int32, c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int32)
+    declare("send", c_int32, c_void_p, c_int64, c_int32, c_int32, c_int32)
+    declare("recv", c_int32, c_void_p, c_int64, c_int32, c_int32, c_int32)
+    declare("send_recv", c_int32, c_void_p, c_int64, c_int32, c_void_p, c_int64, c_int32, c_int32, c_int32)
+    declare("group_place", c_int32, c_int32)
+    declare("group_size", c_int32, c_int32)
     declare("dtype_size", c_int64, c_int32)
     declare("communicator_create", c_void_p, POINTER(Transport), POINTER(c_int64), c_int32, c_int64)
     declare("communicator_destroy", None, c_void_p)
@@ -133,13 +146,26 @@ def library() -> ctypes.CDLL:
     declare("communicator_error", c_char_p, c_void_p)
     declare("fail", None, c_void_p, c_char_p)
     declare("communicator_sequence", c_int64, c_void_p)
+    declare("communicator_peers", c_int64, c_void_p, POINTER(c_int64), c_int64)
     declare("communicator_group_size", c_int64, c_void_p, c_int32)
     declare("last_error", c_char_p)
-    declare("shm_create", c_void_p, POINTER(Transport), ConnectFunction, ctypes.c_double)
+    declare(
+        "shm_create",
+        c_void_p,
+        POINTER(Transport),
+        ConnectFunction,
+        ConnectFunction,
+        c_int32,
+        c_int32,
+        ctypes.c_double,
+    )
     declare("shm_table", None, c_void_p, POINTER(Transport))
     declare("shm_segment", c_int32, c_int32)
     declare("shm_attach", c_int32, c_void_p, c_int32, c_int32, c_int32, c_int32)
     declare("shm_delegate", None, c_void_p, c_int32)
+    declare("shm_inbox", c_int32, c_void_p)
+    declare("shm_attach_peer", c_int32, c_void_p, c_int32, c_int32)
+    declare("shm_delegate_peer", None, c_void_p, c_int32)
     declare("shm_failed_by_peer", c_int32, c_void_p)
     declare("shm_close", None, c_void_p)
     declare("shm_destroy", None, c_void_p)
@@ -164,6 +190,33 @@ def reduce_scatter(send: int, recv: int, recv_count: int, dtype: int, reduce_op:
 def all_to_all(send: int, recv: int, count: int, dtype: int, group: int) -> int:
     """Send each rank of the group its ``count`` elements at ``send``, get as many; the status code is returned."""
     return int(library().hidet_dist_all_to_all(send, recv, count, dtype, group))
+
+
+def broadcast(send: int, recv: int, count: int, dtype: int, root: int, group: int) -> int:
+    """Get ``count`` elements at ``send`` of the rank in place ``root`` of the group; the status code is returned."""
+    return int(library().hidet_dist_broadcast(send, recv, count, dtype, root, group))
+
+
+def send(send: int, count: int, dtype: int, to: int, group: int) -> int:
+    """Send ``count`` elements to the rank in place ``to`` of the group; the status code is returned."""
+    return int(library().hidet_dist_send(send, count, dtype, to, group))
+
+
+def recv(recv: int, count: int, dtype: int, from_: int, group: int) -> int:
+    """Receive ``count`` elements from the rank in place ``from_`` of the group; the status code is returned."""
+    return int(library().hidet_dist_recv(recv, count, dtype, from_, group))
+
+
+def send_recv(
+    send: int, send_count: int, to: int, recv: int, recv_count: int, from_: int, dtype: int, group: int
+) -> int:
+    """Send to one place of the group, or ``NOBODY``, and receive from another at once; the status code is returned."""
+    return int(library().hidet_dist_send_recv(send, send_count, to, recv, recv_count, from_, dtype, group))
+
+
+def group_place(group: int) -> int:
+    """The place in its group of the rank that the calling thread is bound to, or -1."""
+    return int(library().hidet_dist_group_place(group))
 
 
 def dtype_size(dtype: int) -> int:
@@ -203,8 +256,16 @@ def fail(handle: int, message: str) -> None:
 
 
 def sequence(handle: int) -> int:
-    """How many collectives were started on a communicator."""
+    """How many collectives, sends and receives were started on a communicator."""
     return int(library().hidet_dist_communicator_sequence(handle))
+
+
+def peers(handle: int) -> tuple[int, ...]:
+    """The other ranks of a communicator's collective that is under way, or that failed; empty where there is none."""
+    function = library().hidet_dist_communicator_peers
+    count = function(handle, None, 0)
+    ranks = (c_int64 * count)()
+    return tuple(ranks[: min(function(handle, ranks, count), count)])
 
 
 def group_size(handle: int, group: int) -> int:
@@ -226,16 +287,36 @@ def make_transport(
     all_gather: TransportFunction,
     reduce_scatter: TransportFunction,
     all_to_all: TransportFunction,
+    broadcast: TransportFunction,
+    send_recv: TransportFunction,
 ) -> Transport:
-    """A transport for host memory made of Python functions, which must not raise."""
+    """A transport for host memory made of Python functions, which must not raise. A null address is ``None``."""
     return Transport(
         None,
         AllReduceFunction(lambda _context, *arguments: all_reduce(*arguments)),
         AllGatherFunction(lambda _context, *arguments: all_gather(*arguments)),
         ReduceScatterFunction(lambda _context, *arguments: reduce_scatter(*arguments)),
         AllToAllFunction(lambda _context, *arguments: all_to_all(*arguments)),
+        BroadcastFunction(lambda _context, *arguments: broadcast(*arguments)),
+        SendRecvFunction(lambda _context, *arguments: send_recv(*arguments)),
         CopyFunction(),
     )
+
+
+def deferred_transport(make: Callable[[], Transport]) -> Transport:
+    """A transport whose functions are those of the transport that ``make()`` gives, which is called when one is.
+
+    ``make`` must give the same one each time, and must not raise; only host memory is carried.
+    """
+
+    def forward(name: str, kind: Any) -> Any:
+        return kind(lambda _context, *arguments: getattr(make(), name)(None, *arguments))
+
+    table = Transport()
+    for name, kind, *_ in Transport._fields_:
+        if name not in ("context", "copy"):
+            setattr(table, name, forward(name, kind))
+    return table
 
 
 class SharedMemory:
@@ -244,17 +325,30 @@ class SharedMemory:
     Parameters
     ----------
     fallback: Transport
-        Carries out the collectives of groups that are delegated to it.
-    connect: Callable[[int], int]
-        Called with a group's mask when it is first used: attaches it or delegates it and returns 0. Must not raise.
+        Carries out the collectives of groups, and the messages from and to ranks, that are delegated to it.
+    connect, connect_peer: Callable[[int], int]
+        Called with a group's mask, or another rank, when it is first used: attaches it or delegates it and returns 0.
+        Must not raise.
+    rank, ranks: int
+        This rank of the mesh, and their number.
     timeout_seconds: float
         How long a collective waits for another rank.
     """
 
-    def __init__(self, fallback: Transport, connect: Callable[[int], int], timeout_seconds: float):
+    def __init__(
+        self,
+        fallback: Transport,
+        connect: Callable[[int], int],
+        connect_peer: Callable[[int], int],
+        rank: int,
+        ranks: int,
+        timeout_seconds: float,
+    ):
         self._fallback = fallback
-        self._connect = ConnectFunction(connect)
-        self._handle = library().hidet_dist_shm_create(ctypes.byref(fallback), self._connect, timeout_seconds)
+        self._connect = ConnectFunction(connect), ConnectFunction(connect_peer)
+        self._handle = library().hidet_dist_shm_create(
+            ctypes.byref(fallback), *self._connect, rank, ranks, timeout_seconds
+        )
         if not self._handle:
             raise ValueError(f"no shared-memory transport with a time-out of {timeout_seconds} s")
         self.table = Transport()
@@ -272,6 +366,18 @@ class SharedMemory:
     def delegate(self, group: int) -> None:
         """Route a group to the fallback."""
         library().hidet_dist_shm_delegate(self._handle, group)
+
+    def inbox(self) -> int:
+        """A file descriptor of this rank's inbox, which is kept open, or -1 where the system has none."""
+        return int(library().hidet_dist_shm_inbox(self._handle))
+
+    def attach_peer(self, rank: int, descriptor: int) -> bool:
+        """Exchange messages with a rank through inboxes, given its own; False where that cannot be."""
+        return bool(library().hidet_dist_shm_attach_peer(self._handle, rank, descriptor) == OK)
+
+    def delegate_peer(self, rank: int) -> None:
+        """Hand messages from and to a rank to the fallback."""
+        library().hidet_dist_shm_delegate_peer(self._handle, rank)
 
     @property
     def failed_by_peer(self) -> bool:

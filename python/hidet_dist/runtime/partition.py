@@ -57,6 +57,11 @@ class LoadedPartition:
             raise ArtifactError(
                 f"{folder} was built with hidet {manifest.hidet_version}, not {installed}. Build the artifacts again."
             )
+        if manifest.target != "cpu":
+            raise ArtifactError(
+                f"{folder} was built for {manifest.target} ({manifest.arch}), which cannot be served yet. Build the "
+                "artifacts with optimization_config['target'] = 'cpu' to serve them on CPUs."
+            )
         (stage,) = manifest.stages
         if rank is not None and not 0 <= rank < stage.size:
             raise ConfigError(f"{folder} has the ranks 0 to {stage.size - 1}; there is no rank {rank}.")

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import itertools
+import json
 import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from hidet_dist.errors import ConfigError, RendezvousError
 from hidet_dist.runtime.liveness import BEAT_SECONDS, Heartbeat, run_bounded
+from hidet_dist.runtime.store import SecretError, Store, StoreClient, StoreError, StoreServer
 
-if TYPE_CHECKING:
-    from torch.distributed import Store, TCPStore
+SECRET_VARIABLE = "HIDET_DIST_SECRET"
+"""The environment variable with the secret that the ranks share."""
+
+LEAST_SECRET_BYTES = 16
+"""Where other hosts can reach the store, a shorter secret is refused: it could be found out by trying."""
 
 LINGER_SECONDS = 5.0
 """How long the store's host waits at its end, at most, for the others to be done with the store."""
 
 _POLL_SECONDS = 0.02
+_PORT_SECONDS = 1.0  # a port can be taken for moments, by a socket that looks for a listener on it
 
-# Under torchrun one store serves all of a process's rendezvous in turn, so each needs keys of its own.
+# Under torchrun one agent serves all of a process's rendezvous in turn, so each needs a key of its own.
 _generations = itertools.count()
 
 
@@ -43,9 +49,13 @@ class Settings:
     timeout_seconds: float
         How long the ranks wait for one another.
     agent_store: bool
-        Whether torchrun's agent hosts the store, rather than rank 0.
+        Whether that is the store of torchrun's agent, which then tells the ranks where to find rank 0's.
     attempt: int
         How often torchrun has restarted the ranks.
+    one_host: bool
+        Whether all ranks are said to be on one host.
+    secret: bytes
+        What the ranks must prove to know.
     """
 
     rank: int
@@ -55,11 +65,13 @@ class Settings:
     timeout_seconds: float = 60.0
     agent_store: bool = False
     attempt: int = 0
+    one_host: bool = False
+    secret: bytes = field(default=b"", repr=False)
 
     @property
-    def host_rank(self) -> int | None:
-        """The rank that hosts the store, or ``None`` where torchrun's agent does."""
-        return None if self.agent_store else 0
+    def host_rank(self) -> int:
+        """The rank that hosts the store."""
+        return 0
 
 
 def resolve_settings(
@@ -72,7 +84,8 @@ def resolve_settings(
 ) -> Settings:
     """Complete the arguments from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; with neither, there is one rank.
 
-    An address or port given here is used in place of the environment's: a program may need a second one. Raises
+    The secret comes from HIDET_DIST_SECRET, and from nowhere else: arguments end up in logs and process lists. An
+    address or port given here is used in place of the environment's: a program may need a second one. Raises
     ``ConfigError`` where a value is missing or malformed, or where rank or world size contradict the environment.
     """
     env = os.environ if environment is None else environment
@@ -105,6 +118,8 @@ def resolve_settings(
         timeout_seconds=float(timeout_seconds),
         agent_store=not own_store and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         attempt=_integer("TORCHELASTIC_RESTART_COUNT", env) or 0,
+        one_host=_integer("LOCAL_WORLD_SIZE", env) == world_size,
+        secret=env.get(SECRET_VARIABLE, "").encode(),
     )
 
 
@@ -132,11 +147,12 @@ class Rendezvous:
     ----------
     settings: Settings
         What they met by.
+    address: str
+        Where their store is: on loopback, unless they are said to be on several hosts.
     store: Store
-        A client of their store, for threads that communicate.
+        A connection to their store, for threads that communicate.
     failure_store: Store
-        Another, for finding out about failures: a client serves one call at a time, and another's may wait for long.
-        It is opened in advance, as opening one looks up host names, which can take longer than there is time then.
+        Another, for finding out about failures: a connection serves one call at a time, and it may take long.
     heartbeat: Heartbeat
         This rank's.
     """
@@ -144,23 +160,37 @@ class Rendezvous:
     def __init__(self, settings: Settings):
         """Meet the others; returns once all ranks have come.
 
-        Raises ``RendezvousError`` within the time-out where a rank did not come, came twice or has another world size,
-        or the store's port is taken.
+        Raises ``RendezvousError`` within the time-out where a rank did not come, came twice or has another world size
+        or secret, or the store's port is taken; ``ConfigError`` where other hosts could reach the store, and there is
+        no secret.
         """
         self.settings = settings
         self._gone: set[int] = set()
         self._names = itertools.count()
+        self._loadings = itertools.count()
         self._closed = False
+        self._server: StoreServer | None = None
+        self._clients: list[Store] = []
         deadline = time.monotonic() + settings.timeout_seconds
-        generation = next(_generations) if settings.agent_store else 0
-        self._prefix = f"hidet_dist/{settings.attempt}/{generation}"
-        while not self._claim(deadline):
-            time.sleep(_POLL_SECONDS)
-        self._meet(deadline)
+        try:
+            self.address, self.port = self._locate(deadline)
+            while not self._claim(deadline):
+                time.sleep(_POLL_SECONDS)
+            self._meet(deadline)
+        except BaseException:
+            if settings.rank == settings.host_rank:
+                # Others are to learn from the store why this fails, as this rank did.
+                time.sleep(BEAT_SECONDS)
+            self._release()
+            raise
 
     def next_name(self) -> str:
         """A name for the next communicator, the same on all ranks that make theirs in the same order."""
         return f"communicator{next(self._names)}"
+
+    def next_loading(self) -> str:
+        """A name for the next turn of loading, as ``next_name``."""
+        return f"loading{next(self._loadings)}"
 
     def mark_gone(self, ranks: tuple[int, ...]) -> None:
         """Do not wait long for these ranks at the end: they died, or do not keep up."""
@@ -171,15 +201,14 @@ class Rendezvous:
         if self._closed:
             return
         self._closed = True
-        self.heartbeat.stop()
         # The store may have gone first, with its host.
         with contextlib.suppress(RuntimeError, TimeoutError):
             run_bounded(self._leave, LINGER_SECONDS + 1.0)
-        # With the last reference to it, the host's store stops listening.
-        del self.store, self.failure_store, self.heartbeat
+        self._release()
 
     def _leave(self) -> None:
         store = self.failure_store
+        self.heartbeat.stop()
         store.set(f"left/{self.settings.rank}", "")
         if self.settings.host_rank != self.settings.rank:
             return
@@ -191,98 +220,105 @@ class Rendezvous:
         while not store.check(waited) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
 
+    def _release(self) -> None:
+        self._close_clients()
+        if self._server is not None:
+            self._server.close()
+
+    def _close_clients(self) -> None:
+        for client in self._clients:
+            client.close()
+
+    def _locate(self, deadline: float) -> tuple[str, int]:
+        """Where the store is, once it is certain that strangers cannot use it. On rank 0, it is there then."""
+        settings = self.settings
+        assert settings.master_port is not None
+        if not settings.agent_store:
+            _check_exposure(settings.master_addr, settings.secret)
+            if settings.rank == settings.host_rank:
+                self._host(settings.master_addr, settings.master_port)
+            return settings.master_addr, settings.master_port
+        own = "127.0.0.1" if settings.one_host else own_address(settings.master_addr, settings.master_port)
+        _check_exposure(own, settings.secret)
+        agent = _agent_store(settings, deadline)
+        key = f"hidet_dist/{settings.attempt}/{next(_generations)}/store"
+        if settings.rank == settings.host_rank:
+            self._host(own, 0)
+            assert self._server is not None
+            agent.set(key, json.dumps([own, self._server.port]))
+        try:
+            place = json.loads(run_bounded(lambda: agent.get(key), max(deadline - time.monotonic(), 0.1)))
+        except (RuntimeError, TimeoutError) as error:
+            raise RendezvousError(
+                f"rank {settings.host_rank}, which hosts the rendezvous store, did not tell torchrun's agent at "
+                f"{settings.master_addr}:{settings.master_port} within {settings.timeout_seconds:g} s where it is"
+            ) from error
+        return str(place[0]), int(place[1])
+
+    def _host(self, address: str, port: int) -> None:
+        until = time.monotonic() + _PORT_SECONDS
+        while True:
+            try:
+                self._server = StoreServer(address, port, self.settings.secret)
+                return
+            except OSError as error:
+                taken = error.errno == errno.EADDRINUSE
+                if taken and time.monotonic() < until:
+                    time.sleep(_POLL_SECONDS)
+                    continue
+                hint = "another program, or another rank 0, is using the port" if taken else error
+                raise RendezvousError(f"rank 0 cannot host the rendezvous store on {address}:{port}: {hint}") from error
+
     def _claim(self, deadline: float) -> bool:
-        """Open the store and say there that this process is its rank. False where it is the store of last time.
+        """Connect to the store and say there that this process is its rank. False where it is the store of last time.
 
         That one lives on until its host has seen all ranks leave, and a rank may be early with its next rendezvous.
         """
-        from torch.distributed import PrefixStore
-
         rank = self.settings.rank
-        base: Any = self._open(deadline)  # a TCPStore, whose clone() torch's stubs lack
+        client = self._connect(deadline)
+        self._clients = [client]
         try:
-            self.store: Store = PrefixStore(self._prefix, base)
-            if self.store.add(f"claim/{rank}", 1) == 1:
-                self.failure_store: Store = PrefixStore(self._prefix, base.clone())
-                self.heartbeat = Heartbeat(PrefixStore(self._prefix, base.clone()), rank)
+            if client.add(f"claim/{rank}", 1) == 1:
+                self.store: Store = client
+                self.failure_store: Store = client.clone()
+                self._clients.append(self.failure_store)
+                beats = client.clone()
+                self._clients.append(beats)
+                self.heartbeat = Heartbeat(beats, rank)
                 return True
-            left = self.store.check([f"left/{rank}"])
-        except RuntimeError:
+            left = client.check([f"left/{rank}"])
+        except StoreError:
             left = True
         if left and time.monotonic() < deadline:
+            self._close_clients()
             return False
         raise RendezvousError(f"two processes are rank {rank}: each rank must be launched once")
 
-    def _open(self, deadline: float) -> TCPStore:
+    def _connect(self, deadline: float) -> StoreClient:
         settings = self.settings
-        assert settings.master_port is not None
-        where = f"{settings.master_addr}:{settings.master_port}"
-        if settings.host_rank == settings.rank:
-            return self._host(where)
-        self._await_listener(deadline, where)
-        from torch.distributed import TCPStore
-
-        def connect() -> TCPStore:
-            assert settings.master_port is not None
-            return TCPStore(
-                settings.master_addr,
-                settings.master_port,
-                settings.world_size,
-                is_master=False,
-                timeout=timedelta(seconds=settings.timeout_seconds),
-                wait_for_workers=False,
-            )
-
-        try:
-            return run_bounded(connect, max(deadline - time.monotonic(), 0.1))
-        except (RuntimeError, TimeoutError) as error:
-            raise RendezvousError(
-                f"rank {settings.rank} reached {where}, but no rendezvous store answers there ({error}): "
-                "another program may be listening on that port"
-            ) from error
-
-    def _host(self, where: str) -> TCPStore:
-        from torch.distributed import TCPStore
-
-        settings = self.settings
-        assert settings.master_port is not None
-        # Left to itself, TCPStore would listen on every interface, and it asks for no credentials.
-        try:
-            family, kind, protocol, _, address = socket.getaddrinfo(
-                settings.master_addr, settings.master_port, type=socket.SOCK_STREAM
-            )[0]
-            with socket.socket(family, kind, protocol) as listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(address)
-                listener.listen(socket.SOMAXCONN)
-                descriptor = os.dup(listener.fileno())
-        except OSError as error:
-            hint = "another program, or another rank 0, is using the port" if error.errno == errno.EADDRINUSE else error
-            raise RendezvousError(f"rank 0 cannot host the rendezvous store on {where}: {hint}") from error
-        return TCPStore(
-            settings.master_addr,
-            settings.master_port,
-            settings.world_size,
-            is_master=True,
-            timeout=timedelta(seconds=settings.timeout_seconds),
-            wait_for_workers=False,
-            master_listen_fd=descriptor,
-        )
-
-    def _await_listener(self, deadline: float, where: str) -> None:
-        settings = self.settings
+        where = f"{self.address}:{self.port}"
         problem: OSError | None = None
         while (left := deadline - time.monotonic()) > 0:
             try:
-                with socket.create_connection((settings.master_addr, settings.master_port or 0), timeout=left):
-                    return
+                return StoreClient(self.address, self.port, settings.secret, settings.timeout_seconds, left)
+            except SecretError as error:
+                raise RendezvousError(
+                    f"rank {settings.rank} and the rendezvous store at {where} have different secrets: give all ranks "
+                    f"the same {SECRET_VARIABLE}, unless this is the port of another job"
+                ) from error
+            except StoreError as error:
+                raise RendezvousError(
+                    f"rank {settings.rank} reached {where}, but no rendezvous store answers there ({error}): "
+                    "another program may be listening on that port"
+                ) from error
+            except TimeoutError as error:
+                problem = error
             except OSError as error:
                 problem = error
-            time.sleep(min(_POLL_SECONDS * 5, max(left, 0.0)))
-        host = "torchrun's agent" if settings.host_rank is None else f"rank {settings.host_rank}"
+                time.sleep(min(_POLL_SECONDS, max(deadline - time.monotonic(), 0.0)))
         raise RendezvousError(
-            f"{host}, which hosts the rendezvous store on {where}, was not there within "
-            f"{settings.timeout_seconds:g} s: {problem}"
+            f"rank {settings.host_rank}, which hosts the rendezvous store on {where}, was not there within "
+            f"{settings.timeout_seconds:g} s: {problem or 'no answer'}"
         )
 
     def _meet(self, deadline: float) -> None:
@@ -293,8 +329,8 @@ class Rendezvous:
             if isinstance(error, RendezvousError):
                 raise
             raise RendezvousError(
-                f"rank {self.settings.rank} lost the rendezvous store at {self.settings.master_addr}:"
-                f"{self.settings.master_port} ({error}) while it waited for ranks {_join(missing)}"
+                f"rank {self.settings.rank} lost the rendezvous store at {self.address}:{self.port} "
+                f"({error}) while it waited for ranks {_join(missing)}"
             ) from error
 
     def _announce_and_wait(self, deadline: float, missing: list[int]) -> None:
@@ -317,15 +353,65 @@ class Rendezvous:
             if not missing:
                 return
             if time.monotonic() > deadline:
-                self.mark_gone(tuple(missing))
-                # Ranks that came a little later than this one are still waiting: let them time out with the store.
-                time.sleep(BEAT_SECONDS)
                 raise RendezvousError(
                     f"ranks {_join(missing)} of {settings.world_size} did not come within "
-                    f"{settings.timeout_seconds:g} s (store at {settings.master_addr}:{settings.master_port})"
+                    f"{settings.timeout_seconds:g} s (store at {self.address}:{self.port})"
                 )
             time.sleep(_POLL_SECONDS)
 
 
 def _join(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks))
+
+
+def own_address(address: str, port: int) -> str:
+    """This host's address on the way to another; on loopback, if that is where the other one is."""
+    family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(place)  # sends nothing: it only has the system choose a route
+        return str(probe.getsockname()[0])
+
+
+def _check_exposure(address: str, secret: bytes) -> None:
+    """Refuse a store that other hosts can reach, without a secret."""
+    if _is_loopback(address) or len(secret) >= LEAST_SECRET_BYTES:
+        return
+    given = f"of {len(secret)} bytes is too short" if secret else "is missing"
+    raise ConfigError(
+        f"other hosts can reach a rendezvous on {address}, which is not loopback, so the ranks must share a secret; it "
+        f"{given}: set {SECRET_VARIABLE} on all ranks to the same {LEAST_SECRET_BYTES} random characters or more"
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        places = {str(entry[4][0]) for entry in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)}
+    except OSError:
+        return False  # a name that may be known later
+    return all(ipaddress.ip_address(place.partition("%")[0]).is_loopback for place in places)
+
+
+def _agent_store(settings: Settings, deadline: float) -> Any:
+    """A connection to the store of torchrun's agent: PyTorch's own, which is imported for this only."""
+    from datetime import timedelta
+
+    from torch.distributed import TCPStore
+
+    def connect() -> TCPStore:
+        assert settings.master_port is not None
+        return TCPStore(
+            settings.master_addr,
+            settings.master_port,
+            settings.world_size,
+            is_master=False,
+            timeout=timedelta(seconds=settings.timeout_seconds),
+            wait_for_workers=False,
+        )
+
+    try:
+        return run_bounded(connect, max(deadline - time.monotonic(), 0.1))
+    except (RuntimeError, TimeoutError) as error:
+        raise RendezvousError(
+            f"rank {settings.rank} cannot reach the store of torchrun's agent at {settings.master_addr}:"
+            f"{settings.master_port}: {error}"
+        ) from error

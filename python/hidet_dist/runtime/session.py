@@ -5,9 +5,12 @@ from __future__ import annotations
 import atexit
 import math
 import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from hidet_dist.errors import ConfigError
 from hidet_dist.runtime.communicator import Communicator
+from hidet_dist.runtime.loading import Loading
 from hidet_dist.runtime.rendezvous import Rendezvous, Settings, resolve_settings
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
@@ -80,6 +83,53 @@ def shutdown() -> None:
 def current() -> Settings | None:
     """The settings of the session, or ``None`` before ``init`` and the first communicator."""
     return None if _session is None else _session.settings
+
+
+def meet() -> None:
+    """Meet the other ranks now, if there are several and they have not met before.
+
+    Raises
+    ------
+    ConfigError
+        Where neither ``init`` nor the environment says who this process is.
+    RendezvousError
+        Where the ranks do not all come.
+    """
+    global _session  # noqa: PLW0603
+    _session = _Session(resolve_settings()) if _session is None else _session
+    if _session.settings.world_size > 1:
+        _session.meet()
+
+
+@contextmanager
+def loading(identity: Callable[[], str], timeout_seconds: float | None = None) -> Iterator[None]:
+    """Load something together: the block ends well where it does on all ranks, with the same identity.
+
+    All ranks enter their blocks in the same order, and :func:`meet` within the first one at the latest.
+
+    Parameters
+    ----------
+    identity: Callable[[], str]
+        Called at the end of the block: what must be the same on all ranks.
+    timeout_seconds: float | None
+        How long to wait for the others; the session's time-out by default.
+
+    Raises
+    ------
+    ArtifactError
+        Where another rank has another identity.
+    RendezvousError
+        Where another rank's block did not end well, or not in time.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if _session is not None and _session.rendezvous is not None:
+            Loading(_session.rendezvous, _session.rendezvous.next_loading()).fail(error)
+        raise
+    if _session is not None and _session.rendezvous is not None:
+        turn = Loading(_session.rendezvous, _session.rendezvous.next_loading())
+        turn.finish(identity(), _session.settings.timeout_seconds if timeout_seconds is None else timeout_seconds)
 
 
 def communicator_for(

@@ -6,15 +6,16 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from hidet_dist.errors import ConfigError
 from hidet_dist.runtime import native
-from hidet_dist.runtime.gloo import GlooTransport
 from hidet_dist.runtime.meeting import await_ranks
 from hidet_dist.runtime.mesh_groups import group_ranks
 from hidet_dist.runtime.rendezvous import Rendezvous
+
+if TYPE_CHECKING:
+    from hidet_dist.runtime.gloo import GlooTransport
 
 VARIABLE = "HIDET_DIST_TRANSPORT"
 """The environment variable that chooses: ``auto``, the default, or ``gloo`` for Gloo within a host as well."""
@@ -24,7 +25,8 @@ class CpuTransport:
     """Carries out a communicator's collectives between processes on CPUs.
 
     Ranks find out whether they can share memory when a group is first used: one of them makes a segment, and the others
-    try to open it. Where one of them cannot, all of them use Gloo for this group.
+    try to open it. Where one of them cannot, all of them use Gloo for this group. Two ranks that exchange messages try
+    to open each other's inbox when they do so for the first time.
 
     Parameters
     ----------
@@ -60,8 +62,17 @@ class CpuTransport:
         if choice not in ("auto", "gloo"):
             raise ConfigError(f"{VARIABLE} must be 'auto' or 'gloo', not {choice!r}")
         self._shares = choice == "auto"
-        self._gloo = GlooTransport(rendezvous, name, mesh_shape, timeout_seconds, fail, failed)
-        self._shared = native.SharedMemory(self._gloo.table, self._connect, timeout_seconds)
+        self._gloo: GlooTransport | None = None
+        settings = rendezvous.settings
+        self._shared = native.SharedMemory(
+            # PyTorch, which Gloo comes with, takes a second to import: not before a group needs it.
+            native.deferred_transport(lambda: self._open_gloo().table),
+            self._guarded(self._meet),
+            self._guarded(self._meet_peer),
+            settings.rank,
+            settings.world_size,
+            timeout_seconds,
+        )
         self._failed_to_meet = False
         self._rendezvous = rendezvous
         self._rank = rendezvous.settings.rank
@@ -70,8 +81,13 @@ class CpuTransport:
         self._timeout_seconds = timeout_seconds
         self._fail = fail
         self._failed = failed
+        self._interrupt: BaseException | None = None
         self.shared_groups: list[tuple[int, ...]] = []
-        """The groups that communicate through shared memory, so far."""
+        """The groups whose collectives go through shared memory, so far."""
+        self.shared_peers: list[int] = []
+        """The ranks that messages are exchanged with through shared memory, so far."""
+        if not self._shares:
+            self._open_gloo()
 
     @property
     def table(self) -> native.Transport:
@@ -81,43 +97,59 @@ class CpuTransport:
     @property
     def failed_by_peer(self) -> bool:
         """Whether a collective failed because of another rank."""
-        return self._failed_to_meet or self._shared.failed_by_peer or self._gloo.failed_by_peer
+        others = self._gloo is not None and self._gloo.failed_by_peer
+        return self._failed_to_meet or self._shared.failed_by_peer or others
 
     @property
     def interrupt(self) -> BaseException | None:
         """What interrupted a collective from outside, such as KeyboardInterrupt."""
-        return self._gloo.interrupt
+        return self._interrupt if self._gloo is None else self._interrupt or self._gloo.interrupt
 
     @interrupt.setter
     def interrupt(self, value: BaseException | None) -> None:
-        self._gloo.interrupt = value
+        self._interrupt = value
+        if self._gloo is not None:
+            self._gloo.interrupt = value
 
     def close(self) -> None:
         """Close this rank's ends, at which collectives that wait for this rank fail on the other ranks."""
         self._shared.close()
-        self._gloo.close()
+        if self._gloo is not None:
+            self._gloo.close()
 
     def destroy(self) -> None:
         """Free it, once its communicator has been destroyed."""
         self._shared.destroy()
 
-    def _connect(self, group: int) -> int:
-        try:
-            self._meet(group)
-        except RuntimeError as error:
-            self._failed_to_meet = True
-            self._fail(str(error))
-            return native.FAILED
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                self.interrupt = error
-            self._fail(f"{type(error).__name__}: {error}")
-            return native.FAILED
-        return native.OK
+    def _open_gloo(self) -> GlooTransport:
+        if self._gloo is None:
+            from hidet_dist.runtime.gloo import GlooTransport
+
+            self._gloo = GlooTransport(
+                self._rendezvous, self._name, self._mesh_shape, self._timeout_seconds, self._fail, self._failed
+            )
+        return self._gloo
+
+    def _guarded(self, meet: Callable[[int], None]) -> Callable[[int], int]:
+        def connect(group_or_rank: int) -> int:
+            try:
+                meet(group_or_rank)
+            except RuntimeError as error:
+                self._failed_to_meet = True
+                self._fail(str(error))
+                return native.FAILED
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    self.interrupt = error
+                self._fail(f"{type(error).__name__}: {error}")
+                return native.FAILED
+            return native.OK
+
+        return connect
 
     def _meet(self, group: int) -> None:
         ranks = group_ranks(self._mesh_shape, self._rank, group)
-        store = dist.PrefixStore(f"{self._name}/shared/" + ",".join(map(str, ranks)), self._rendezvous.store)
+        store = self._rendezvous.store.prefixed(f"{self._name}/shared/" + ",".join(map(str, ranks)))
 
         def wait(keys: dict[int, str]) -> None:
             await_ranks(store, self._rendezvous.store, keys, self._timeout_seconds, self._failed)
@@ -125,9 +157,12 @@ class CpuTransport:
         own = native.SharedMemory.segment(len(ranks)) if self._shares and self._rank == ranks[0] else -1
         try:
             if self._rank == ranks[0]:
-                store.set("segment", json.dumps({"host": _host(), "process": os.getpid(), "descriptor": own}))
+                store.set("segment", _file(own))
             wait({ranks[0]: "segment"})
-            attached = self._shares and self._attach(store.get("segment"), group, ranks)
+            place = ranks.index(self._rank)
+            attached = self._shares and _with_file(
+                store.get("segment"), lambda descriptor: self._shared.attach(group, descriptor, place, len(ranks))
+            )
             store.set(f"attached/{self._rank}", "yes" if attached else "no")
             wait({rank: f"attached/{rank}" for rank in ranks})
         finally:
@@ -136,22 +171,48 @@ class CpuTransport:
         if all(store.get(f"attached/{rank}") == b"yes" for rank in ranks):
             self.shared_groups.append(ranks)
         else:
+            self._open_gloo()
             self._shared.delegate(group)
 
-    def _attach(self, segment: bytes, group: int, ranks: tuple[int, ...]) -> bool:
-        """Try to map the segment of the first rank of the group."""
-        where = json.loads(segment)
-        if where["descriptor"] < 0 or where["host"] != _host():
-            return False
-        try:
-            # The file has no name: this is how another process of the same user gets at it.
-            descriptor = os.open(f"/proc/{int(where['process'])}/fd/{int(where['descriptor'])}", os.O_RDWR)
-        except OSError:
-            return False
-        try:
-            return self._shared.attach(group, descriptor, ranks.index(self._rank), len(ranks))
-        finally:
-            os.close(descriptor)
+    def _meet_peer(self, peer: int) -> None:
+        pair = sorted((self._rank, peer))
+        store = self._rendezvous.store.prefixed(f"{self._name}/messages/{pair[0]},{pair[1]}")
+
+        def wait(key: str) -> bytes:
+            await_ranks(store, self._rendezvous.store, {peer: key}, self._timeout_seconds, self._failed)
+            return store.get(key)
+
+        own = self._shared.inbox() if self._shares else -1
+        store.set(f"inbox/{self._rank}", _file(own))
+        inbox = wait(f"inbox/{peer}")
+        attached = own >= 0 and _with_file(inbox, lambda descriptor: self._shared.attach_peer(peer, descriptor))
+        store.set(f"attached/{self._rank}", "yes" if attached else "no")
+        if wait(f"attached/{peer}") == b"yes" and attached:
+            self.shared_peers.append(peer)
+        else:
+            self._open_gloo()
+            self._shared.delegate_peer(peer)
+
+
+def _file(descriptor: int) -> str:
+    """Tells other processes of the same host where this one's file is."""
+    return json.dumps({"host": _host(), "process": os.getpid(), "descriptor": descriptor})
+
+
+def _with_file(where: bytes, use: Callable[[int], bool]) -> bool:
+    """What ``use`` returns, given a descriptor of another process's file; False where it cannot be opened."""
+    place = json.loads(where)
+    if place["descriptor"] < 0 or place["host"] != _host():
+        return False
+    try:
+        # The file has no name: this is how another process of the same user gets at it.
+        descriptor = os.open(f"/proc/{int(place['process'])}/fd/{int(place['descriptor'])}", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        return use(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _host() -> str:

@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <array>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -21,6 +23,8 @@ constexpr int kRounds = 150;
 
 std::mutex segments_mutex;
 std::map<std::vector<int>, int> segments;
+std::array<int, kRanks> inboxes{-1, -1, -1, -1};
+std::condition_variable inbox_made;
 
 thread_local hidet_dist_shm *own_transport = nullptr;
 thread_local int own_rank = 0;
@@ -54,6 +58,14 @@ int32_t connect_group(int32_t group) {
                                static_cast<int32_t>(ranks.size()));
 }
 
+int32_t connect_peer(int32_t peer) {
+  std::unique_lock<std::mutex> lock(segments_mutex);
+  inboxes[static_cast<size_t>(own_rank)] = hidet_dist_shm_inbox(own_transport);
+  inbox_made.notify_all();
+  inbox_made.wait(lock, [&] { return inboxes[static_cast<size_t>(peer)] >= 0; });
+  return hidet_dist_shm_attach_peer(own_transport, peer, inboxes[static_cast<size_t>(peer)]);
+}
+
 void require(bool condition, const char *what) {
   if (condition) return;
   std::fprintf(stderr, "rank %d: %s: %s\n", own_rank, what, hidet_dist_last_error());
@@ -65,7 +77,7 @@ float value(int rank, int64_t i, int round) { return static_cast<float>((rank * 
 void run_rank(int rank) {
   own_rank = rank;
   hidet_dist_transport none{};
-  own_transport = hidet_dist_shm_create(&none, connect_group, 60.0);
+  own_transport = hidet_dist_shm_create(&none, connect_group, connect_peer, rank, kRanks, 60.0);
   hidet_dist_transport table;
   hidet_dist_shm_table(own_transport, &table);
   const int64_t shape[] = {2, 2};
@@ -105,6 +117,29 @@ void run_rank(int rank) {
     for (int64_t i = 0; i < count * size; ++i) {
       const float expected = value(ranks[static_cast<size_t>(i / count)], place * count + i % count, round);
       require(recv[static_cast<size_t>(i)] == expected, "all_to_all's result");
+    }
+    const auto root = static_cast<int32_t>(random() % static_cast<size_t>(size));
+    require(hidet_dist_broadcast(send.data(), recv.data(), count, HIDET_DIST_F32, root, group) == 0, "broadcast");
+    for (int64_t i = 0; i < count; ++i) {
+      const float expected = value(ranks[static_cast<size_t>(root)], i, round);
+      require(recv[static_cast<size_t>(i)] == expected, "broadcast's result");
+    }
+    const auto to = static_cast<int32_t>((place + 1) % size);
+    const auto from = static_cast<int32_t>((place + size - 1) % size);
+    require(hidet_dist_send_recv(send.data(), count, to, recv.data(), count, from, HIDET_DIST_F32, group) == 0,
+            "send_recv");
+    for (int64_t i = 0; i < count; ++i) {
+      const float expected = value(ranks[static_cast<size_t>(from)], i, round);
+      require(recv[static_cast<size_t>(i)] == expected, "send_recv's result");
+    }
+    // Down a chain.
+    if (place > 0) {
+      require(hidet_dist_recv(recv.data(), count, HIDET_DIST_F32, place - 1, group) == 0, "recv");
+      for (int64_t i = 0; i < count; ++i) require(recv[static_cast<size_t>(i)] == value(ranks[0], i, round), "a chain");
+    }
+    if (place + 1 < size) {
+      const float *passed_on = place == 0 ? send.data() : recv.data();
+      require(hidet_dist_send(passed_on, count, HIDET_DIST_F32, place + 1, group) == 0, "send");
     }
   }
   hidet_dist_communicator_destroy(communicator);

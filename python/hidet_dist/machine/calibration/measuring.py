@@ -134,13 +134,16 @@ def calibrate(
     mesh = DeviceMesh(tuple(mesh_shape))
     out = Path(out)
     _check(out, dtypes, sizes, repeats, timeout_seconds)
+    from hidet_dist.machine.calibration.kernels import build_kernels
     from hidet_dist.machine.calibration.probes import build_probe, probes
 
     programs = probes(dtypes)
     with tempfile.TemporaryDirectory(prefix="hidet_dist-calibration-") as name, Progress() as progress:
         folder = Path(name)
         with progress.task("Compiling") as task:
-            task.total(len(programs))
+            task.total(len(programs) + 1)
+            build_kernels(mesh, folder / "kernels.json")
+            task.advance()
             for probe in programs:
                 build_probe(probe, mesh, folder / probe.name)
                 task.advance()
@@ -201,8 +204,6 @@ def _device(mesh: DeviceMesh, programs: Sequence[Probe], times: Sequence[ProbeSa
     seconds = {sample.name: sample.seconds for sample in times}
     rates, launch, bandwidth = {}, 0.0, 0.0
     for probe in programs:
-        if probe.kernel:
-            continue
         if probe.operations:
             rates[probe.name.removeprefix("matmul_")] = probe.operations / seconds[probe.name]
         elif probe.moved_bytes:
@@ -220,20 +221,16 @@ def _device(mesh: DeviceMesh, programs: Sequence[Probe], times: Sequence[ProbeSa
         launch,
         cache_bytes=_cache_bytes() // mesh.size,
     )
-    return replace(device, kernels=_kernels(device, programs, seconds))
+    return replace(device, kernels=_kernels(device, seconds))
 
 
-def _kernels(device: Device, programs: Sequence[Probe], seconds: Mapping[str, float]) -> dict[str, KernelCost]:
+def _kernels(device: Device, seconds: Mapping[str, float]) -> dict[str, KernelCost]:
     """What each class of kernels costs: all probes of it together."""
-    from hidet_dist.machine.calibration.probes import work_in
+    from hidet_dist.machine.calibration.kernels import KERNEL_PROBES, work_in
 
     samples: dict[str, list[tuple[list[Work], float]]] = {}
-    for probe in programs:
-        if probe.kernel:
-            work, launches = work_in(probe)
-            # What is left of a very short time is noise, but not nothing.
-            own = max(seconds[probe.name] - launches * device.launch_seconds, device.launch_seconds)
-            samples.setdefault(probe.kernel, []).append((work, own))
+    for probe in KERNEL_PROBES:
+        samples.setdefault(probe.kernel, []).append((work_in(probe), seconds[probe.title]))
     functions = samples.pop("function", [])
     kernels = {
         kernel: fit_kernel(device, kernel, _UNKNOWN.get(kernel, _BYTES_AND_CALLS), own)
@@ -244,9 +241,9 @@ def _kernels(device: Device, programs: Sequence[Probe], seconds: Mapping[str, fl
     for work, own in functions:
         around = sum(device.kernel_seconds(one) or 0.0 for one in work)
         count = sum(one.functions for one in work)
+        # What is left of a very short time is noise, but not nothing.
         calls.append(([Work("function", count, 0, calls=0)], max(own - around, device.launch_seconds)))
-    if calls:
-        kernels["function"] = fit_kernel(device, "function", _UNKNOWN["function"], calls)
+    kernels["function"] = fit_kernel(device, "function", _UNKNOWN["function"], calls)
     return kernels
 
 

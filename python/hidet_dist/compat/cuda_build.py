@@ -1,0 +1,106 @@
+"""hidet 0.6.1 builds for CUDA only where there is a GPU, and for that GPU; here it builds for a described one.
+
+While :func:`described_gpu` is active:
+
+* ``hidet.cuda`` says that there is a GPU with the described properties. It reads those of device 0 when kernels are
+  chosen (matrix products split k by the number of multiprocessors) and refuses to compile where there is no libcuda.
+* Operators without inputs are not run. hidet runs them, on the GPU, while it optimizes a graph.
+* The processes that kernels are built in are not preceded by a query of all devices.
+* nvcc is the one that was found, and libraries that a kernel does not use are not among those that it needs to be
+  loaded: hidet links everything against libcuda, which only a machine with a GPU has.
+* Kernels are cached apart for each GPU, compiler and choice of options: the key of hidet's cache has none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import hidet
+import hidet.cuda
+from hidet.backend.build import NVCC
+
+from hidet_dist.compile.cuda.toolkit import Toolkit
+from hidet_dist.machine.gpu import Gpu
+
+_compiler: Any = importlib.import_module("hidet.backend.build")
+_device: Any = importlib.import_module("hidet.cuda.device")
+_startup: Any = importlib.import_module("hidet.drivers.utils").lazy_initialize_cuda
+
+
+def properties_of(gpu: Gpu) -> SimpleNamespace:
+    """The described GPU as ``cudaDeviceProp``, of which nothing else can be read."""
+    major, minor = gpu.capability
+    return SimpleNamespace(
+        name=gpu.name,
+        major=major,
+        minor=minor,
+        multiProcessorCount=gpu.multiprocessors,
+        sharedMemPerBlock=gpu.shared_memory_per_block_bytes,
+        sharedMemPerBlockOptin=gpu.shared_memory_per_block_optin_bytes,
+        regsPerMultiprocessor=gpu.registers_per_multiprocessor,
+        maxThreadsPerMultiProcessor=gpu.threads_per_multiprocessor,
+        warpSize=32,
+    )
+
+
+@contextmanager
+def described_gpu(gpu: Gpu, toolkit: Toolkit, link_folder: Path, cache: Path, space: int) -> Iterator[None]:
+    """Let hidet optimize and build for ``gpu`` while the block runs, with kernels cached in ``cache``."""
+    properties = properties_of(gpu)
+
+    class Compiler(NVCC):
+        _resolve_nvcc_path = staticmethod(lambda: str(toolkit.nvcc))
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.library_dirs: list[str] = [str(link_folder), *self.library_dirs]
+
+        def run_compile_command(self, command: str, src_path: str, out_lib_path: str) -> None:
+            nvcc = str(toolkit.nvcc)
+            linked = command.replace(nvcc, f"{nvcc} -Xlinker --as-needed", 1)
+            super().run_compile_command(linked, src_path, out_lib_path)
+
+    described = {
+        "available": lambda: True,
+        "is_available": lambda: True,
+        "properties": lambda device_id=0: properties,
+        "compute_capability": lambda device_id=0: gpu.capability,
+    }
+    with (
+        _replaced(hidet.cuda, described),
+        _replaced(_device, described),
+        _replaced(_compiler, {"NVCC": Compiler}),
+        _replaced(_startup, {"_initialized": True}),
+        _replaced(hidet.option, {"execution_mode": lambda _=None: _symbolic()}),
+        hidet.option.context(),
+    ):
+        _symbolic()
+        hidet.option.cuda.arch(gpu.arch)
+        hidet.option.search_space(space)
+        hidet.option.cache_dir(str(cache))
+        yield
+
+
+def _symbolic() -> None:
+    hidet.option.set_option("execution_mode", "symbolic")
+
+
+@contextmanager
+def _replaced(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    missing = object()
+    before = {name: getattr(owner, name, missing) for name in values}
+    try:
+        for name, value in values.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            if value is missing:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)

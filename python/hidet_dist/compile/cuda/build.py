@@ -1,0 +1,41 @@
+"""Optimizing and building for CUDA: what is in force meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import hidet
+from hidet.graph.transforms import PassContext
+
+from hidet_dist.compat.cuda_build import described_gpu
+from hidet_dist.compile.cuda.toolkit import find_toolkit, link_folder
+from hidet_dist.compile.target import Target
+
+
+@contextmanager
+def cuda_target(target: Target) -> Iterator[None]:
+    """Optimize and build for ``target`` while the block runs.
+
+    Raises
+    ------
+    CompileError
+        When there is no nvcc.
+    """
+    assert target.gpu is not None
+    toolkit = find_toolkit()
+    caches = Path(hidet.option.get_cache_dir()) / "cuda" / f"nvcc-{toolkit.version}"
+    libraries = link_folder(toolkit, caches / "link")
+    cache = caches / f"{target.gpu.arch}-{target.gpu.name}"
+    with described_gpu(target.gpu, toolkit, libraries, cache, target.space), _graph_options(target):
+        yield
+
+
+@contextmanager
+def _graph_options(target: Target) -> Iterator[None]:
+    current = PassContext.current()
+    with PassContext() as context:
+        context.instruments = current.instruments
+        context.configs = {**current.configs, "mma": target.mma}
+        yield

@@ -1,0 +1,110 @@
+"""nvcc, and what kernels are linked against on a machine without a GPU.
+
+nvcc comes with the CUDA toolkit, or from PyPI. The PyPI packages have libraries without the names that a linker looks
+for, and a machine without a GPU has no libcuda: a folder of links and of a stand-in for libcuda serves the linker.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from hidet_dist.errors import CompileError
+
+HOW_TO_GET = (
+    "Install the CUDA toolkit (13.0 is known to work) and put its bin folder on PATH or its root into CUDA_HOME, or "
+    "`pip install hidet_dist[nvcc]`, which takes nvcc from PyPI (nvidia-cuda-nvcc and what it needs)."
+)
+# The functions of libcuda that hidet's kernels call: tensor maps of the Hopper tensor memory accelerator.
+_DRIVER_FUNCTIONS = ("cuTensorMapEncodeTiled",)
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """nvcc's path and version, and the folder of its ``libcudart.so``, under whatever version."""
+
+    nvcc: Path
+    version: str
+    runtime: Path
+
+
+def find_toolkit() -> Toolkit:
+    """The CUDA compiler: of CUDA_HOME, on PATH, from PyPI, or where the toolkit is usually installed.
+
+    Raises
+    ------
+    CompileError
+        When there is none, or it does not run; it says how to get it.
+    """
+    for nvcc in _places():
+        if nvcc.is_file():
+            return _inspect(nvcc)
+    raise CompileError(f"The target 'cuda' needs nvcc, and there is none. {HOW_TO_GET}")
+
+
+def _places() -> Iterator[Path]:
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(variable):
+            yield Path(os.environ[variable]) / "bin" / "nvcc"
+    on_path = shutil.which("nvcc")
+    if on_path:
+        yield Path(on_path)
+    found = importlib.util.find_spec("nvidia")
+    for folder in found.submodule_search_locations or [] if found else []:
+        yield Path(folder) / "cu13" / "bin" / "nvcc"
+    yield Path("/usr/local/cuda/bin/nvcc")
+
+
+@lru_cache
+def _inspect(nvcc: Path) -> Toolkit:
+    try:
+        version = _output(nvcc, "--version")
+        # What nvcc would do, which says where its own root is: nvcc may be a link, or a script that calls another.
+        plan = _output(nvcc, "--dryrun", "-c", "-x", "cu", "/dev/null", "-o", "/dev/null")
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise CompileError(f"{nvcc} does not run: {error}. {HOW_TO_GET}") from error
+    release = re.search(r"release [\d.]+, V([\d.]+)", version)
+    root = re.search(r"#\$ TOP=(.+)", plan)
+    if release is None or root is None:
+        raise CompileError(f"{nvcc} is not NVIDIA's: it says {version!r}. {HOW_TO_GET}")
+    top = Path(root[1].strip()).resolve()
+    for folder in (top / "lib64", top / "lib", top / "targets" / "x86_64-linux" / "lib"):
+        if next(folder.glob("libcudart.so*"), None):
+            return Toolkit(nvcc, release[1], folder)
+    raise CompileError(f"{nvcc} has no libcudart.so beside it, below {top}. {HOW_TO_GET}")
+
+
+def _output(*command: str | Path) -> str:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True, text=True)
+    return done.stdout
+
+
+def link_folder(toolkit: Toolkit, folder: Path) -> Path:
+    """A folder for the linker, made once: ``libcudart.so`` and a ``libcuda.so`` with the real one's soname."""
+    if not folder.is_dir():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        try:
+            (made / "libcudart.so").symlink_to(next(iter(sorted(toolkit.runtime.glob("libcudart.so*")))))
+            source = made / "libcuda.c"
+            source.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in _DRIVER_FUNCTIONS))
+            compiler = ["g++", "-x", "c", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
+            _output(*compiler, "-o", made / "libcuda.so", source)
+            made.chmod(0o755)
+            os.rename(made, folder)
+        except subprocess.CalledProcessError as error:
+            raise CompileError(f"g++ does not make a shared library: {error.stdout}") from error
+        except OSError:
+            if not folder.is_dir():  # unless another process was faster
+                raise
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    return folder

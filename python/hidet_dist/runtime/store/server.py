@@ -1,0 +1,269 @@
+"""The store's host: one thread that serves all connections, none of which can hold it up."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+from hidet_dist.runtime.store import wire
+from hidet_dist.runtime.store.wire import Channel, ProtocolError
+
+HANDSHAKE_SECONDS = 10.0
+"""How long a connection may take to prove itself."""
+
+MAX_STRANGERS = 128
+"""How many connections may be about to prove themselves; of more, the oldest is closed."""
+
+MAX_STORE_BYTES = 1 << 28
+"""The most that keys and values may take together."""
+
+_READ_BYTES = 1 << 16
+_PAUSE_SECONDS = 0.1
+
+
+class _Table:
+    """The values, and what can be asked of them. A refused request raises ``ValueError``."""
+
+    def __init__(self) -> None:
+        self._values: dict[bytes, bytes] = {}
+        self._bytes = 0
+
+    def answer(self, request: Sequence[bytes]) -> list[bytes]:
+        if not request:
+            raise ValueError("an empty request")
+        name, *arguments = request
+        if name == b"get":
+            found = [self._values.get(key) for key in arguments]
+            return [b"missing"] if None in found else [b"ok", *(value for value in found if value is not None)]
+        if name == b"check":
+            return [b"ok", b"1" if all(key in self._values for key in arguments) else b"0"]
+        if name == b"set" and len(arguments) == 2:
+            self._put(*arguments)
+            return [b"ok"]
+        if name == b"add" and len(arguments) == 2:
+            total = str(_integer(self._values.get(arguments[0], b"0")) + _integer(arguments[1])).encode()
+            self._put(arguments[0], total)
+            return [b"ok", total]
+        if name == b"compare_set" and len(arguments) == 3:
+            key, expected, value = arguments
+            current = self._values.get(key)
+            if current == expected or (current is None and not expected):
+                self._put(key, value)
+                return [b"ok", value]
+            return [b"ok", expected if current is None else current]
+        if name == b"delete" and len(arguments) == 1:
+            old = self._values.pop(arguments[0], None)
+            self._bytes -= 0 if old is None else len(arguments[0]) + len(old)
+            return [b"ok", b"0" if old is None else b"1"]
+        raise ValueError(f"an unknown request {name[:32]!r} with {len(arguments)} arguments")
+
+    def _put(self, key: bytes, value: bytes) -> None:
+        old = self._values.get(key)
+        grown = len(value) - len(old) if old is not None else len(key) + len(value)
+        if self._bytes + grown > MAX_STORE_BYTES:
+            raise ValueError(f"more than {MAX_STORE_BYTES} bytes in the store")
+        self._values[key] = value
+        self._bytes += grown
+
+
+def _integer(digits: bytes) -> int:
+    if len(digits) > 20:
+        raise ValueError("a number of more than 20 digits")
+    return int(digits)
+
+
+class _Connection:
+    """One client's: what came from it and is not used yet, what is to go to it, and how far it has proved itself."""
+
+    def __init__(self, peer: socket.socket, secret: bytes):
+        self.peer = peer
+        self.since = time.monotonic()
+        self.outgoing = bytearray()
+        self._incoming = bytearray()
+        self._secret = secret
+        self._nonces: tuple[bytes, bytes] | None = None
+        self._channel: Channel | None = None
+
+    @property
+    def trusted(self) -> bool:
+        return self._channel is not None
+
+    def receive(self) -> None:
+        """Take what has come. Raises ``OSError`` or ``ProtocolError`` where this is the end of the connection."""
+        data = self.peer.recv(_READ_BYTES)
+        if not data:
+            raise ConnectionResetError("closed")
+        self._incoming += data
+
+    def send(self) -> None:
+        """Send what can be sent without waiting."""
+        if self.outgoing:
+            with contextlib.suppress(BlockingIOError):
+                del self.outgoing[: self.peer.send(self.outgoing)]
+
+    def work(self, table: _Table) -> None:
+        """Answer what has come whole, one request after the other, each once the answer before it has gone out."""
+        while not self.outgoing:
+            if self._channel is None:
+                if not self._prove():
+                    return
+            elif (message := self._message()) is not None:
+                try:
+                    answer = table.answer(self._channel.open(message))
+                    self.outgoing += self._channel.seal(answer)
+                except (ValueError, UnicodeError) as error:
+                    self.outgoing += self._channel.seal([b"refused", str(error).encode()])
+            else:
+                return
+            self.send()
+
+    def _prove(self) -> bool:
+        """The next step of the proofs. False where more has to come first."""
+        if self._nonces is None:
+            if not wire.MAGIC.startswith(self._incoming[: len(wire.MAGIC)]):
+                raise ProtocolError("another protocol")
+            if len(self._incoming) < wire.HELLO_BYTES:
+                return False
+            client_nonce, server_nonce = self._take(wire.HELLO_BYTES)[len(wire.MAGIC) :], wire.nonce()
+            self._nonces = client_nonce, server_nonce
+            own = wire.proof(self._secret, wire.SERVER, client_nonce, server_nonce)
+            self.outgoing += wire.MAGIC + server_nonce + own
+            return True
+        if len(self._incoming) < wire.DIGEST_BYTES:
+            return False
+        expected = wire.proof(self._secret, wire.CLIENT, *self._nonces)
+        if not hmac.compare_digest(self._take(wire.DIGEST_BYTES), expected):
+            raise ProtocolError("a wrong proof")
+        self._channel = Channel(self._secret, wire.SERVER, *self._nonces)
+        return True
+
+    def _message(self) -> bytes | None:
+        if len(self._incoming) < wire.LENGTH_BYTES:
+            return None
+        length = wire.message_length(self._incoming)
+        if len(self._incoming) < wire.LENGTH_BYTES + length:
+            return None
+        return self._take(wire.LENGTH_BYTES + length)[wire.LENGTH_BYTES :]
+
+    def _take(self, count: int) -> bytes:
+        data = bytes(self._incoming[:count])
+        del self._incoming[:count]
+        return data
+
+
+class StoreServer:
+    """Hosts a store until it is closed.
+
+    Parameters
+    ----------
+    address: str
+        The name or address to listen on; nothing is heard on others.
+    port: int
+        The TCP port; 0 for any that is free.
+    secret: bytes
+        What clients must prove to know; may be empty.
+
+    Raises
+    ------
+    OSError
+        Where it cannot listen there.
+    """
+
+    def __init__(self, address: str, port: int, secret: bytes = b""):
+        family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        self._listener = socket.socket(family, kind, protocol)
+        try:
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._listener.bind(place)
+            self._listener.listen(socket.SOMAXCONN)
+            self._listener.setblocking(False)
+        except BaseException:
+            self._listener.close()
+            raise
+        self.port: int = self._listener.getsockname()[1]
+        self._secret = secret
+        self._table = _Table()
+        self._connections: dict[socket.socket, _Connection] = {}
+        self._selector = selectors.DefaultSelector()
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, name="hidet_dist-store", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening, and close all connections."""
+        with contextlib.suppress(OSError):
+            self._wake_writer.send(b"\0")
+        self._thread.join()
+        self._wake_writer.close()
+
+    def _run(self) -> None:
+        selector = self._selector
+        selector.register(self._wake_reader, selectors.EVENT_READ)
+        selector.register(self._listener, selectors.EVENT_READ)
+        try:
+            while True:
+                strangers = any(not connection.trusted for connection in self._connections.values())
+                for key, _ in selector.select(1.0 if strangers else None):
+                    if key.fileobj is self._wake_reader:
+                        return
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    elif key.fileobj in self._connections:
+                        self._serve(key.data)
+                self._drop_strangers()
+        finally:
+            for connection in tuple(self._connections.values()):
+                self._drop(connection)
+            selector.close()
+            self._listener.close()
+            self._wake_reader.close()
+
+    def _accept(self) -> None:
+        try:
+            peer, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError, InterruptedError):
+            return
+        except OSError:
+            # No more descriptors. It would be tried again at once, and at once in vain.
+            time.sleep(_PAUSE_SECONDS)
+            return
+        peer.setblocking(False)
+        with contextlib.suppress(OSError):
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = _Connection(peer, self._secret)
+        self._connections[peer] = connection
+        self._selector.register(peer, selectors.EVENT_READ, connection)
+
+    def _serve(self, connection: _Connection) -> None:
+        # Whatever is wrong with one connection is no reason to fail the others.
+        try:
+            if connection.outgoing:
+                connection.send()
+            else:
+                connection.receive()
+            connection.work(self._table)
+            # While an answer waits to go out, nothing more is taken in.
+            wanted = selectors.EVENT_WRITE if connection.outgoing else selectors.EVENT_READ
+            self._selector.modify(connection.peer, wanted, connection)
+        except (BlockingIOError, InterruptedError):
+            return
+        except Exception:
+            self._drop(connection)
+
+    def _drop_strangers(self) -> None:
+        strangers = [connection for connection in self._connections.values() if not connection.trusted]
+        now = time.monotonic()
+        excess = len(strangers) - MAX_STRANGERS
+        for number, connection in enumerate(strangers):  # oldest first
+            if number < excess or now - connection.since > HANDSHAKE_SECONDS:
+                self._drop(connection)
+
+    def _drop(self, connection: _Connection) -> None:
+        if self._connections.pop(connection.peer, None) is not None:
+            self._selector.unregister(connection.peer)
+            connection.peer.close()

@@ -1,0 +1,86 @@
+"""The bytes of a store's connection: proofs, and messages that are lists of byte strings."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import struct
+from collections.abc import Sequence
+
+MAGIC = b"hidetds1"
+NONCE_BYTES = 32
+DIGEST_BYTES = 32
+HELLO_BYTES = len(MAGIC) + NONCE_BYTES
+ANSWER_BYTES = len(MAGIC) + NONCE_BYTES + DIGEST_BYTES
+MAX_MESSAGE_BYTES = 1 << 20
+"""The longest content of a message; far more than any value that the ranks exchange."""
+
+_LENGTH = struct.Struct("!I")
+_NUMBER = struct.Struct("!Q")
+LENGTH_BYTES = _LENGTH.size
+
+CLIENT, SERVER = b"client", b"server"
+
+
+class ProtocolError(RuntimeError):
+    """What came is not what this protocol sends."""
+
+
+def nonce() -> bytes:
+    """Random bytes that were never used before."""
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def proof(secret: bytes, role: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
+    """What only somebody who knows the secret can send in this role on this connection."""
+    return hmac.digest(secret, b"hidet_dist store " + role + client_nonce + server_nonce, "sha256")
+
+
+def message_length(data: bytes | bytearray) -> int:
+    """The bytes that follow a message's length. Raises ``ProtocolError`` where they are too many, or too few."""
+    (length,) = _LENGTH.unpack_from(data)
+    if not DIGEST_BYTES <= length <= MAX_MESSAGE_BYTES + DIGEST_BYTES:
+        raise ProtocolError(f"a message of {length} bytes")
+    return int(length)
+
+
+class Channel:
+    """One side of a connection whose ends have proved themselves: makes and reads numbered, signed messages."""
+
+    def __init__(self, secret: bytes, sender: bytes, client_nonce: bytes, server_nonce: bytes):
+        self._key = proof(secret, b"messages", client_nonce, server_nonce)
+        self._sender = sender
+        self._receiver = SERVER if sender == CLIENT else CLIENT
+        self._sent = 0
+        self._received = 0
+
+    def seal(self, parts: Sequence[bytes]) -> bytes:
+        """A message, length and all. Raises ``ProtocolError`` where it is too long."""
+        content = b"".join(piece for part in parts for piece in (_LENGTH.pack(len(part)), part))
+        if len(content) > MAX_MESSAGE_BYTES:
+            raise ProtocolError(f"a message of {len(content)} bytes; {MAX_MESSAGE_BYTES} are the most")
+        digest = self._digest(self._sender, self._sent, content)
+        self._sent += 1
+        return _LENGTH.pack(len(content) + DIGEST_BYTES) + content + digest
+
+    def open(self, message: bytes) -> list[bytes]:
+        """The parts of a message, given what follows its length. Raises ``ProtocolError`` where it is not genuine."""
+        content, digest = message[:-DIGEST_BYTES], message[-DIGEST_BYTES:]
+        if not hmac.compare_digest(digest, self._digest(self._receiver, self._received, content)):
+            raise ProtocolError("a message that was not sent so")
+        self._received += 1
+        parts = []
+        position = 0
+        while position < len(content):
+            if position + LENGTH_BYTES > len(content):
+                raise ProtocolError("a message with a broken length")
+            (length,) = _LENGTH.unpack_from(content, position)
+            position += LENGTH_BYTES
+            if position + length > len(content):
+                raise ProtocolError("a message with a part that is longer than it")
+            parts.append(content[position : position + length])
+            position += length
+        return parts
+
+    def _digest(self, sender: bytes, number: int, content: bytes) -> bytes:
+        return hmac.digest(self._key, sender + _NUMBER.pack(number) + content, "sha256")

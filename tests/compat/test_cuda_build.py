@@ -1,0 +1,113 @@
+"""Each test fails when hidet no longer needs what is bent of its way to CUDA kernels."""
+
+import importlib
+from dataclasses import replace
+
+import hidet
+import hidet.cuda
+import pytest
+
+from hidet_dist.compat.cuda_build import described_gpu
+from hidet_dist.compile.cuda.toolkit import Toolkit
+from hidet_dist.machine.gpu import GPUS
+
+H100 = GPUS["H100-SXM5-80GB"]
+compiler = importlib.import_module("hidet.backend.build")
+build_task = importlib.import_module("hidet.drivers.build_task")
+
+
+@pytest.fixture
+def described(tmp_path):
+    """A described GPU, with an nvcc that is never called."""
+    toolkit = Toolkit(tmp_path / "nvcc", "13.0.88", tmp_path)
+
+    def describe(gpu=H100, space=0):
+        return described_gpu(gpu, toolkit, tmp_path / "link", tmp_path / "cache", space)
+
+    return describe
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """The commands that hidet's compiler would run."""
+    seen = []
+    monkeypatch.setattr(compiler.NVCC, "run_compile_command", lambda self, command, *_: seen.append(command))
+    return seen
+
+
+def compile_nothing(tmp_path):
+    compiler.compile_source(str(tmp_path / "a.cu"), str(tmp_path / "lib.so"), "cuda")
+
+
+def test_hidet_still_compiles_only_where_there_is_a_driver(described, commands, tmp_path, monkeypatch):
+    monkeypatch.setattr(hidet.cuda, "available", lambda: False)
+    with pytest.raises(RuntimeError, match="CUDA is not available"):
+        compile_nothing(tmp_path)
+    with described():
+        compile_nothing(tmp_path)
+    assert len(commands) == 1
+
+
+def test_hidet_still_links_every_kernel_against_the_driver(described, commands, tmp_path):
+    with described():
+        compile_nothing(tmp_path)
+    (command,) = commands
+    words = command.split()
+    assert "-lcuda" in words, "hidet does not ask for libcuda any more: drop --as-needed"
+    assert words[:3] == [str(tmp_path / "nvcc"), "-Xlinker", "--as-needed"]
+    assert f"-L{tmp_path / 'link'}" in words
+    assert "arch=compute_90a,code=sm_90a" in words
+
+
+def test_hidets_cache_still_takes_one_architecture_for_another(monkeypatch):
+    task = (hidet.symbol([2, 3], "float32", "cpu") + 1.0).op.task
+    folders = []
+    monkeypatch.setattr(build_task, "compile_task_from_scratch", lambda *arguments: folders.append(arguments[3]))
+    for arch in ("sm_80", "sm_90"):
+        with hidet.option.context():
+            hidet.option.cuda.arch(arch)
+            hidet.option.cache_operator(False)
+            build_task.build_task(task, "cuda", load=False)
+    assert folders[0] == folders[1], "the key of the cache has the architecture: one cache will do"
+
+
+def test_hidet_still_counts_the_multiprocessors_of_a_present_gpu(described):
+    from hidet.graph.ops.matmul.resolve import parallel_k_heuristic_nparts
+
+    parts = []
+    for multiprocessors in (1, H100.multiprocessors):
+        with described(replace(H100, multiprocessors=multiprocessors)):
+            parts.append(parallel_k_heuristic_nparts(1, 64, 64, 4096))
+    assert parts == [4, 8]
+
+
+def test_hidet_still_runs_operators_without_inputs_while_it_optimizes(described):
+    x = hidet.symbol([2], "float32", "cpu")
+    graph = hidet.trace_from(x + 1.0, [x])
+    modes = []
+    option = hidet.option.execution_mode
+    try:
+        hidet.option.execution_mode = lambda kind="compilation": (modes.append(kind), option(kind))
+        hidet.graph.optimize(graph)
+    finally:
+        hidet.option.execution_mode = option
+    assert "interpreter" in modes, "graphs are optimized without running anything: drop the mode"
+    with described():
+        hidet.option.execution_mode("interpreter")
+        assert hidet.full([2], 1.0, device="cuda:0").storage is None
+
+
+def test_all_is_as_before_afterwards(described):
+    startup = importlib.import_module("hidet.drivers.utils").lazy_initialize_cuda
+    before = [hidet.cuda.available, hidet.cuda.properties, compiler.NVCC, hidet.option.execution_mode]
+    options = [hidet.option.get_option(name) for name in ("cuda.arch", "search_space", "cache_dir", "execution_mode")]
+    initialized = vars(startup).copy()
+    with pytest.raises(RuntimeError, match="on purpose"), described(space=2):
+        assert hidet.option.cuda.get_arch_pair() == (9, 0)
+        assert hidet.cuda.properties().multiProcessorCount == 132
+        assert hidet.option.get_option("search_space") == 2
+        raise RuntimeError("on purpose")
+    assert before == [hidet.cuda.available, hidet.cuda.properties, compiler.NVCC, hidet.option.execution_mode]
+    names = ("cuda.arch", "search_space", "cache_dir", "execution_mode")
+    assert options == [hidet.option.get_option(name) for name in names]
+    assert vars(startup) == initialized
