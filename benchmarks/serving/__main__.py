@@ -71,6 +71,11 @@ def variants_of(case: Case, threads: int) -> dict[str, tuple[str, int, int]]:
     return found
 
 
+def last_line(text: str) -> str:
+    """Of what a process said: its exception, as a rule."""
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "it said nothing")
+
+
 class Benchmark:
     """One run: what was measured, and what failed."""
 
@@ -132,7 +137,7 @@ class Benchmark:
                 self.failed(f"{name}, building for {ranks} ranks", f"not done after {BUILD_SECONDS:g} s")
                 continue
             if done.returncode:
-                self.failed(f"{name}, building for {ranks} ranks", done.stderr.strip()[-2000:])
+                self.failed(f"{name}, building for {ranks} ranks", last_line(done.stderr))
             else:
                 built[ranks] = json.loads(done.stdout.splitlines()[-1])
         return built
@@ -230,7 +235,7 @@ class Benchmark:
             command = [sys.executable, str(HERE.parent / "collectives.py"), "2"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            self.failed("all-reduce", done.stderr.strip()[-2000:])
+            self.failed("all-reduce", last_line(done.stderr))
         else:
             self.all_reduce = json.loads(done.stdout.splitlines()[-1])["all_reduce"]
 
@@ -245,7 +250,8 @@ def report(console: Console, run: Benchmark) -> dict[str, Any]:
         console.print(times_table(run.cases))
         for own in run.cases.values():
             console.print(f"torch_parallel of {own['title']}: {own['torch_parallel_is'] or 'no plan of DTensor fits'}")
-        console.print(prediction_table(run.cases))
+        if any(prediction_errors(own) for own in run.cases.values()):
+            console.print(prediction_table(run.cases))
     if run.all_reduce:
         console.print(all_reduce_table(run.all_reduce))
     console.print(goals_table({**{run.cases[name]["title"]: own for name, own in goals.items()}, "all": whole}))

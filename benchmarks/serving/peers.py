@@ -177,7 +177,7 @@ PEERS = {
 
 
 def make(name: str, weights: Path, how: str) -> Callable[..., Any]:
-    """The model ready to be called: ``how`` is ``eager``, ``compile`` or ``parallel`` (this process is one of several)."""
+    """The model ready to be called, ``eager``, by ``compile``, or ``parallel``: then this process is one of several."""
     model = PEERS[name].build(weights).eval()
     if how == "parallel":
         dist.init_process_group("gloo")

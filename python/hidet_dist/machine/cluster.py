@@ -46,9 +46,9 @@ class Device:
     between the device and its memory, ``memory_bytes``, and ``launch_seconds``, the least time of one kernel.
 
     Where float32 kernels were measured, ``kernels`` has what each class of them costs (see
-    :data:`hidet_dist.machine.kernels.KERNEL_CLASSES`), and ``cache_bytes`` what a kernel finds in a cache if it was just
-    written; of what a kernel moves beyond that, and of weights, each byte takes no less than memory does. The roofline
-    serves all else.
+    :data:`hidet_dist.machine.kernels.KERNEL_CLASSES`), and ``cache_bytes`` what a kernel finds in a cache if it was
+    just written; of what a kernel moves beyond that, and of weights, each byte takes no less than memory does. The
+    roofline serves all else.
     """
 
     name: str

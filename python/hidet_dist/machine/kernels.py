@@ -19,8 +19,8 @@ KERNEL_CLASSES = (
     "elementwise",
     "function",
 )
-"""Kernels that spend their time alike. ``copy`` moves elements to other places. ``function`` is no kernel: its operations
-are the calls of functions, such as exp, in element-wise kernels."""
+"""Kernels that spend their time alike. ``copy`` moves elements to other places. ``function`` is no kernel: its
+operations are the calls of functions, such as exp, in element-wise kernels."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class Work:
 class KernelCost:
     """Seconds that a kernel of one class takes for each operation, each byte that a cache holds, and each call.
 
-    The times add up: the cores that compute are the ones that wait for memory, and a library packs before it multiplies.
+    The times add up: the cores that compute are the ones that wait for memory, and a library packs before it
+    multiplies.
     """
 
     seconds_per_operation: float

@@ -13,6 +13,7 @@ must have the canonical form of the whole operator with the extents that the sha
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -152,31 +153,7 @@ class Definition:
 _REDUCE_OPS = {"sum": "sum", "max": "max", "min": "min", "average": "average", "product": "product"}
 _BOOLEAN_REDUCE_OPS = {"and": "min", "or": "max", "max": "max", "min": "min"}
 # hidet's names of functions that no processor has an instruction for.
-_FUNCTIONS = frozenset(
-    [
-        "exp",
-        "expm1",
-        "erf",
-        "log",
-        "log2",
-        "log10",
-        "log1p",
-        "pow",
-        "sin",
-        "cos",
-        "tan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "asin",
-        "acos",
-        "atan",
-        "atan2",
-        "asinh",
-        "acosh",
-        "atanh",
-    ]
-)
+_FUNCTION = re.compile("generic_(a?(sin|cos|tan)h?|atan2|exp(m1)?|log(2|10|1p)?|erf|pow)")
 _MAX_SPLITS = 64  # far above any real reshape; bounds the restarts on a pathological definition
 
 
@@ -435,7 +412,7 @@ class _Walker:
             return (type(e).__name__, self.value(e.a, env, nest))
         if isinstance(e, ir.Call):
             name = e.func_var.name or e.func_var.hint
-            self.count(nest, 1, int(name.removeprefix("generic_") in _FUNCTIONS))
+            self.count(nest, 1, int(_FUNCTION.fullmatch(name) is not None))
             return ("call", name, *(self.value(arg, env, nest) for arg in e.args))
         if isinstance(e, ScalarInput):
             raise UnsupportedDefinition("it has a scalar input")

@@ -29,8 +29,8 @@ Layout = tuple[tuple[Digit, ...] | None, ...]
 class Choice:
     """One way to shard an operator: its spec, and the work that is left to each device.
 
-    ``operations`` counts the scalar operations of the compute definition, ``functions`` those of them that are functions
-    such as exp; ``read_bytes`` and ``written_bytes`` are what the local operator must move at least.
+    ``operations`` counts the scalar operations of the compute definition, ``functions`` those of them that are
+    functions such as exp; ``read_bytes`` and ``written_bytes`` are what the local operator must move at least.
     """
 
     spec: OpShardSpec

@@ -55,8 +55,8 @@ def kernel_class(op: Operator) -> str:
 def work_of(op: Operator, choice: Choice, mesh: DeviceMesh, passing_bytes: int | None = None) -> Work:
     """The work of a local operator.
 
-    ``passing_bytes`` pass to or from a neighbour, in whose kernel the operator runs, without touching memory; None where
-    it has a kernel of its own. A stack of products is a call for each, unless one matrix multiplies all.
+    ``passing_bytes`` pass to or from a neighbour, in whose kernel the operator runs, without touching memory; None
+    where it has a kernel of its own. A stack of products is a call for each, unless one matrix multiplies all.
     """
     kernel = kernel_class(op)
     moved = choice.read_bytes + choice.written_bytes

@@ -73,8 +73,8 @@ def fit_kernel(
     """The costs of a class of kernels for which the cost model comes closest to its samples' seconds.
 
     A sample is the work of kernels and their seconds without launches. ``unknown`` are the fields of
-    :class:`KernelCost` that are not 0. Of what comes from memory each byte takes as long as the device's bandwidth says,
-    or as one from a cache if that is longer. Errors count relative to the time; no cost is below 0.
+    :class:`KernelCost` that are not 0. Of what comes from memory each byte takes as long as the device's bandwidth
+    says, or as one from a cache if that is longer. Errors count relative to the time; no cost is below 0.
 
     Raises
     ------

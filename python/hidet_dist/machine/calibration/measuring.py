@@ -62,8 +62,18 @@ class Calibration:
         """For each measured collective how far the cost model is off: fitted over measured seconds, less 1."""
         return [predicted_seconds(self.cluster, sample) / sample.seconds - 1 for sample in self.collectives]
 
+    def kernel_errors(self) -> dict[str, float]:
+        """For each probe of kernels how far the cost model is off: fitted over measured seconds, less 1."""
+        from hidet_dist.machine.calibration.kernels import KERNEL_PROBES, work_in
+
+        seconds, device = {sample.name: sample.seconds for sample in self.probes}, self.cluster.device
+        return {
+            probe.title: sum(device.kernel_seconds(one) or 0.0 for one in work_in(probe)) / seconds[probe.title] - 1
+            for probe in KERNEL_PROBES
+        }
+
     def tables(self) -> list[Table]:
-        """The device, the links, and each collective as it was measured and as the cost model has it."""
+        """The device, the links, and each kernel and collective as it was measured and as the cost model has it."""
         from rich.table import Table
 
         device, mesh = self.cluster.device, self.cluster.mesh
@@ -73,6 +83,7 @@ class Calibration:
         for dtype, rate in device.flops_per_second.items():
             rates.add_row(f"arithmetic, {dtype}", f"{rate / 1e9:.2f} GFLOP/s")
         rates.add_row("memory bandwidth", f"{device.memory_bandwidth_bytes_per_second / 1e9:.2f} GB/s")
+        rates.add_row("caches", f"{device.cache_bytes / 2**20:.2f} MiB")
         rates.add_row("memory", f"{device.memory_bytes / 2**30:.2f} GiB")
         rates.add_row("launch of a kernel", f"{device.launch_seconds * 1e6:.2f} us")
         for axis, link in enumerate(self.cluster.links):
@@ -88,7 +99,15 @@ class Calibration:
             fits.add_row(
                 sample.kind, axes, str(sample.nbytes), f"{micro:.1f}", f"{micro * (1 + error):.1f}", f"{error:+.0%}"
             )
-        return [rates, fits] if self.collectives else [rates]
+        kernels = Table(title="Kernels, and what the cost model makes of them", title_justify="left")
+        kernels.add_column("kernel")
+        for column in ("measured [us]", "fitted [us]", "error"):
+            kernels.add_column(column, justify="right")
+        seconds = {sample.name: sample.seconds for sample in self.probes}
+        for title, error in self.kernel_errors().items():
+            micro = seconds[title] * 1e6
+            kernels.add_row(title, f"{micro:.1f}", f"{micro * (1 + error):.1f}", f"{error:+.0%}")
+        return [rates, kernels, fits] if self.collectives else [rates, kernels]
 
 
 def calibrate(
@@ -105,8 +124,8 @@ def calibrate(
     Each rank is a process of the project's launcher and communicates as serving processes do. Collectives over every
     mesh axis (and over all together) are measured by size, and each axis gets the latency and bandwidth that fit best.
     Small programs, compiled as any is, are run by all ranks at once: products of matrices by dtype, an element-wise
-    operator on more than a cache holds, and a chain of kernels with next to nothing to do. Nothing else should run
-    meanwhile.
+    operator on more than a cache holds, a chain of kernels with next to nothing to do, and float32 kernels of each
+    class at sizes that models have. Nothing else should run meanwhile.
 
     Parameters
     ----------
