@@ -11,7 +11,7 @@ from typing import Any
 from hidet.graph import FlowGraph
 
 from hidet_dist.artifacts.write import check_destination, replacing, write_artifacts
-from hidet_dist.compile import compile_program
+from hidet_dist.compile import check_compiler, compile_program
 from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.errors import ConfigError, PlanError
 from hidet_dist.partition import Program, partition_graph
@@ -84,6 +84,7 @@ def auto_parallel(
     optimization = OptimizationConfig.parse(optimization_config or {})
     distributed = DistributedConfig.parse(distributed_config, optimization.default_machine)
     target = optimization.target_on(distributed.cluster.device)
+    check_compiler(target)
     if not isinstance(graph, FlowGraph):
         raise ConfigError(f"auto_parallel takes a hidet FlowGraph; got a {type(graph).__name__}.")
     out_dir = Path(out_dir)

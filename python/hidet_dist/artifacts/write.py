@@ -12,17 +12,19 @@ from pathlib import Path
 
 import hidet
 import torch
-from hidet.graph import Tensor
+from hidet.graph import Operator, Tensor
 
 import hidet_dist
-from hidet_dist.artifacts.manifest import NAME, Manifest, StageManifest, TensorSignature
+from hidet_dist.artifacts.manifest import NAME, Launch, Manifest, StageManifest, TensorSignature
 from hidet_dist.compile import CompiledProgram
 from hidet_dist.compile.target import CPU, Target
 from hidet_dist.errors import ArtifactError
 from hidet_dist.files import sha256, write_text
 from hidet_dist.partition import Program
+from hidet_dist.partition.operators import CommunicationOp
 from hidet_dist.partition.program import COORDINATE
 from hidet_dist.runtime import native
+from hidet_dist.runtime.memory import ALIGNMENT
 from hidet_dist.spec import Plan, TensorPlan
 from hidet_dist.symbolic.extents import extents_of
 from hidet_dist.weights import Layout, shard_blocks, write_safetensors
@@ -107,7 +109,7 @@ def write_artifacts(
         tuple(compiled.kernel_names),
         tuple(compiled.data),
         tuple(compiled.constants),
-        tuple(program.communications()),
+        tuple(map(_launch, compiled.graph.nodes, compiled.kernel_of_node)),
         compiled.libraries,
         program.symbols,
         program.local_symbols,
@@ -121,7 +123,7 @@ def write_artifacts(
     if compiled.constants:
         constants = {name: c.torch().contiguous() for name, c in compiled.constants.items()}
         layouts = {name: Layout(c.dtype.name, tuple(c.shape)) for name, c in compiled.constants.items()}
-        write_safetensors(folder / stage.constants_file, layouts, lambda name: [constants[name]])
+        write_safetensors(folder / stage.constants_file, layouts, lambda name: [constants[name]], ALIGNMENT)
     for rank in range(program.mesh.size):
         _write_rank(folder / stage.weights_file(rank), program, rank, compiled.data)
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -143,6 +145,11 @@ def write_artifacts(
     return manifest
 
 
+def _launch(node: Operator, kernel: int) -> Launch:
+    outputs = (f"{y.dtype.name}[{', '.join(map(str, extents_of(y)))}]" for y in node.outputs)
+    return Launch(kernel, ", ".join(outputs), node.description if isinstance(node, CommunicationOp) else "")
+
+
 def _write_rank(path: Path, program: Program, rank: int, names: Sequence[str]) -> None:
     """Write a rank's shards block by block, so that memory is taken neither for all ranks nor for one."""
     coordinate = program.mesh.coordinate(rank)
@@ -159,4 +166,4 @@ def _write_rank(path: Path, program: Program, rank: int, names: Sequence[str]) -
             return [torch.tensor(coordinate, dtype=torch.int32)]
         return shard_blocks(program.sources[name], weights[name], program.mesh, coordinate)
 
-    write_safetensors(path, layouts, blocks)
+    write_safetensors(path, layouts, blocks, ALIGNMENT)

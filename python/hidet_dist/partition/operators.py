@@ -77,6 +77,14 @@ class CommunicationOp(NativeCallOp):
         )
         self.name = "".join(word.capitalize() for word in kind.split("_"))
 
+    @property
+    def description(self) -> str:
+        """What is communicated, as one line of text."""
+        reduction = f"{self.reduce_op}, " if self.reduce_op else ""
+        shapes = (f"[{', '.join(map(str, x.shape))}]" for x in (self.inputs[0], self.outputs[0]))
+        axes = "".join(map(str, self.mesh_axes))
+        return f"{self.kind}({reduction}axes={axes}) {self.inputs[0].dtype.name}{' -> '.join(shapes)}"
+
 
 class ShardSliceTask(Task, metaclass=MadeOnce):
     """Cut the own shard out of dim ``dim``, with zeros beyond its end; which one is data, the device's coordinate."""
