@@ -56,7 +56,7 @@ class StageManifest:
     runtimes of hidet and hidet_dist. ``symbols`` are the symbolic dims, ``local_symbols`` those that the program knows.
     ``candidates`` is, for each kernel, how many candidates its library has (``hidet_launch_0`` and so on).
     ``workspace_bytes`` is the room that activations take by kind of memory (``cpu``, ``cuda``), or None where that
-    depends on symbolic dims; ``weight_bytes`` the weights of one rank by the plan.
+    depends on symbolic dims; ``weight_bytes`` what one rank's weights take.
     """
 
     folder: str
@@ -152,24 +152,14 @@ class Manifest:
             When there is none, it was altered, or it is of another format.
         """
         path = folder / NAME
-        try:
-            where = path if directory is None else NAME
-            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
-            with open(os.open(where, flags, dir_fd=directory), encoding="utf-8") as file:
-                body = json.load(file)
-        except FileNotFoundError as error:
+        body = _read(folder, directory)
+        if body.get("format") != FORMAT:
             raise ArtifactError(
-                f"{folder} holds no artifacts: there is no {NAME}. Build them with hidet.distributed.auto_parallel."
-            ) from error
-        except (OSError, RecursionError, ValueError) as error:
-            raise ArtifactError(f"{path} cannot be read: {error}. Build the artifacts again.") from error
-        if not isinstance(body, dict) or body.get("format") != FORMAT:
-            found = body.get("format") if isinstance(body, dict) else None
-            raise ArtifactError(f"{path} has format {found!r}, not {FORMAT}; build the artifacts with this version.")
-        checksum = body.pop("checksum", None)
-        if checksum != _checksum(body):
+                f"{path} has format {body.get('format')!r}, not {FORMAT}; build the artifacts with this version."
+            )
+        if not _is_whole(body):
             raise ArtifactError(f"{path} was altered: its checksum does not fit. Build the artifacts again.")
-        body.pop("format")
+        del body["format"], body["checksum"]
         try:
             body["stages"] = tuple(_stage(stage) for stage in body["stages"])
             body["files"] = {name: (int(size), str(digest)) for name, (size, digest) in body["files"].items()}
@@ -178,8 +168,40 @@ class Manifest:
             raise ArtifactError(f"{path} is not a manifest of format {FORMAT}: {error}.") from error
 
 
+def holds_artifacts(folder: Path) -> bool:
+    """Whether a folder has a manifest as it was written, of this format or another one."""
+    try:
+        return _is_whole(_read(folder, None))
+    except ArtifactError:
+        return False
+
+
+def _read(folder: Path, directory: int | None) -> dict[str, Any]:
+    path = folder / NAME
+    try:
+        where = path if directory is None else NAME
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+        with open(os.open(where, flags, dir_fd=directory), encoding="utf-8") as file:
+            body = json.load(file)
+    except FileNotFoundError as error:
+        raise ArtifactError(
+            f"{folder} holds no artifacts: there is no {NAME}. Build them with hidet.distributed.auto_parallel."
+        ) from error
+    except (OSError, RecursionError, ValueError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}. Build the artifacts again.") from error
+    if not isinstance(body, dict):
+        raise ArtifactError(f"{path} is no manifest. Build the artifacts again.")
+    return body
+
+
+def _is_whole(body: Mapping[str, Any]) -> bool:
+    return bool(body.get("checksum") == _checksum(body))
+
+
 def _checksum(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    """The SHA-256, in hex, of all else that a manifest says."""
+    rest = {key: value for key, value in body.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _stage(body: dict[str, Any]) -> StageManifest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -15,7 +16,7 @@ import torch
 from hidet.graph import Operator, Tensor
 
 import hidet_dist
-from hidet_dist.artifacts.manifest import NAME, Launch, Manifest, StageManifest, TensorSignature
+from hidet_dist.artifacts.manifest import NAME, Launch, Manifest, StageManifest, TensorSignature, holds_artifacts
 from hidet_dist.compile import CompiledProgram
 from hidet_dist.compile.target import CPU, Target
 from hidet_dist.errors import ArtifactError
@@ -40,19 +41,11 @@ def check_destination(out_dir: Path, recompile: bool) -> None:
     """
     if out_dir.exists() and not out_dir.is_dir():
         raise ArtifactError(f"{out_dir} is not a folder; name another out_dir.")
-    if not recompile and out_dir.is_dir() and any(out_dir.iterdir()) and not _is_own(out_dir):
+    if not recompile and out_dir.is_dir() and any(out_dir.iterdir()) and not holds_artifacts(out_dir):
         raise ArtifactError(
             f"{out_dir} is not empty and holds no artifacts of hidet_dist; name another out_dir, or set "
             "optimization_config['recompile'] to move its content aside."
         )
-
-
-def _is_own(folder: Path) -> bool:
-    try:
-        Manifest.load(folder)
-    except ArtifactError:
-        return False
-    return True
 
 
 @contextmanager
@@ -69,7 +62,7 @@ def replacing(out_dir: Path) -> Iterator[Path]:
         removable = False
         aside = _free_name(out_dir)
         if out_dir.exists():
-            removable = _is_own(out_dir) or not any(out_dir.iterdir())
+            removable = holds_artifacts(out_dir) or not any(out_dir.iterdir())
             os.rename(out_dir, aside)
         os.rename(staging, out_dir)
         if removable:
@@ -115,7 +108,7 @@ def write_artifacts(
         program.local_symbols,
         tuple(compiled.candidates),
         compiled.workspace_bytes,
-        plan.stage.weight_bytes_per_device,
+        sum(_nbytes(x) for name, x in program.weight_placeholders.items() if name in compiled.data),
     )
     shutil.copyfile(compiled.launcher, folder / stage.launcher_file)
     for number, kernel in enumerate(compiled.kernels):
@@ -148,6 +141,10 @@ def write_artifacts(
 def _launch(node: Operator, kernel: int) -> Launch:
     outputs = (f"{y.dtype.name}[{', '.join(map(str, extents_of(y)))}]" for y in node.outputs)
     return Launch(kernel, ", ".join(outputs), node.description if isinstance(node, CommunicationOp) else "")
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return math.prod(int(size) for size in tensor.shape) * int(tensor.dtype.nbytes)
 
 
 def _write_rank(path: Path, program: Program, rank: int, names: Sequence[str]) -> None:

@@ -20,7 +20,8 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet_dist.compat.graph_module import build_launcher
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
-from hidet_dist.compile.cpu.blas import BlasMatmulOp, blas_matmuls
+from hidet_dist.compile.cpu import TiledOp, cpu_kernels
+from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
 from hidet_dist.compile.cuda.build import cuda_target
 from hidet_dist.compile.cuda.toolkit import find_toolkit
 from hidet_dist.compile.target import CPU, Target
@@ -85,7 +86,7 @@ def _building_for(target: Target) -> Iterator[None]:
         if target.kind == "cuda":
             stack.enter_context(cuda_target(target))
         else:
-            stack.enter_context(blas_matmuls())
+            stack.enter_context(cpu_kernels())
         yield
 
 
@@ -99,6 +100,8 @@ def optimize_program(program: Program, target: Target = CPU) -> FlowGraph:
     """
     with _building_for(target):
         graph = hidet.graph.optimize(program.graph)
+    if target.kind == "cpu":
+        graph = lower_to_kernels(graph)
     graph.update_nodes()
     if _needs_openblas(graph):
         openblas.load_openblas()  # or the kernels cannot be loaded
@@ -115,7 +118,7 @@ def optimize_program(program: Program, target: Target = CPU) -> FlowGraph:
 
 
 def _needs_openblas(graph: FlowGraph) -> bool:
-    return any(isinstance(node, BlasMatmulOp) for node in graph.nodes)
+    return any(isinstance(node, TiledOp) for node in graph.nodes)
 
 
 def compile_program(

@@ -67,8 +67,8 @@ class CommunicationOp(NativeCallOp):
             shape,
             NativeCall(
                 f"hidet_dist_{kind}({arguments});",
-                "hidet_dist/collectives.h",
-                str(native.include_dir()),
+                ("hidet_dist/collectives.h",),
+                (str(native.include_dir()),),
                 str(native.library_dir()),
                 "hidet_dist",
                 {"count": hidet.utils.prod([int64(1), *map(int64, per_rank)])},

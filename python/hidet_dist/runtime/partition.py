@@ -184,8 +184,9 @@ class LoadedPartition:
         inputs, outputs:
             As for :meth:`run`.
         repeats: int
-            How many calls to make; the profile is that of the call of median duration (the shorter of two). The first
-            call of a partition takes longer than those after it: see :meth:`warm_up`.
+            How many calls to make; the profile is that of the call of median duration (the shorter of two), which may
+            be another one on each rank: for traces to be merged, make one. The first call of a partition takes longer
+            than those after it: see :meth:`warm_up`.
 
         Raises
         ------

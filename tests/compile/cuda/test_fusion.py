@@ -1,4 +1,4 @@
-"""Which kernels a program becomes for CUDA. Nothing is compiled here, so no nvcc is needed: one that is never called."""
+"""Which kernels a program becomes for CUDA. Nothing is compiled here: the nvcc is one that is never called."""
 
 from collections import Counter
 

@@ -1,0 +1,246 @@
+"""Indices as sums of products: what a kernel reads where, as far as it is linear in the loops around it.
+
+hidet writes a reshape as divisions and remainders by the sizes of dims. Here they are resolved: a loop is split where a
+division cuts it, so that nothing but products and sums is left in the innermost loops.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Size:
+    """A product of a number and of variables that are set when a kernel is called."""
+
+    number: int
+    symbols: tuple[str, ...] = ()
+
+    def __mul__(self, other: Size) -> Size:
+        return Size(self.number * other.number, tuple(sorted(self.symbols + other.symbols)))
+
+    def per(self, other: Size) -> Size | None:
+        """This size divided by another; None where the other is no factor of it."""
+        left = list(self.symbols)
+        for symbol in other.symbols:
+            if symbol not in left:
+                return None
+            left.remove(symbol)
+        if other.number == 0 or self.number % other.number:
+            return None
+        return Size(self.number // other.number, tuple(left))
+
+    def at_least(self, other: Size) -> bool:
+        """Whether this is no less than another, whatever the variables are, all being at least 1."""
+        left = list(self.symbols)
+        for symbol in other.symbols:
+            if symbol not in left:
+                return False
+            left.remove(symbol)
+        return self.number >= other.number
+
+    @property
+    def constant(self) -> int | None:
+        """The size if it is known."""
+        return None if self.symbols else self.number
+
+    def __str__(self) -> str:
+        number = f"INT64_C({self.number})"
+        return " * ".join([number, *self.symbols] if self.number != 1 or not self.symbols else self.symbols)
+
+
+ONE = Size(1)
+_names = itertools.count()
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """A loop from 0 to ``extent``. Each is its own; ``name`` is for the kernel's text, set when that is written."""
+
+    extent: Size
+    number: int = field(default_factory=lambda: next(_names))
+
+    def split(self, factor: Size) -> tuple[Axis, Axis]:
+        """Two loops that make up this one, the inner one of ``factor``, which divides it."""
+        outer = self.extent.per(factor)
+        assert outer is not None
+        return Axis(outer), Axis(factor)
+
+
+@dataclass(frozen=True, eq=False)
+class Opaque:
+    """A part of an index that is read from memory or not linear; ``term`` says how it is computed."""
+
+    term: Any
+    axes: frozenset[Axis]
+
+
+Atom = Axis | Opaque
+_Key = tuple[Atom | None, tuple[str, ...]]
+
+
+class SplitNeeded(Exception):
+    """An axis must be two for an index to be linear."""
+
+    def __init__(self, axis: Axis, factor: Size):
+        super().__init__()
+        self.axis, self.factor = axis, factor
+
+
+class Index:
+    """A sum of products of sizes and axes (or opaque parts)."""
+
+    __slots__ = ("terms",)
+
+    def __init__(self, terms: Mapping[_Key, int] | None = None):
+        self.terms: dict[_Key, int] = {key: value for key, value in (terms or {}).items() if value}
+
+    @staticmethod
+    def of(value: int | Size | Atom) -> Index:
+        """A number, a size or an axis as an index."""
+        key: _Key = (value, ()) if isinstance(value, Axis | Opaque) else (None, ())
+        if isinstance(value, Size):
+            key = (None, value.symbols)
+        return Index({key: value.number if isinstance(value, Size) else value if isinstance(value, int) else 1})
+
+    def __add__(self, other: Index) -> Index:
+        terms = dict(self.terms)
+        for key, value in other.terms.items():
+            terms[key] = terms.get(key, 0) + value
+        return Index(terms)
+
+    def __sub__(self, other: Index) -> Index:
+        return self + other.times(Size(-1))
+
+    def times(self, size: Size) -> Index:
+        """This index, multiplied."""
+        return Index(
+            {
+                (atom, tuple(sorted(symbols + size.symbols))): value * size.number
+                for (atom, symbols), value in self.terms.items()
+            }
+        )
+
+    def product(self, other: Index) -> Index | None:
+        """The product with another index, if that is linear: one of the two does not depend on loops."""
+        for a, b in ((self, other), (other, self)):
+            if all(atom is None for atom, _ in b.terms):
+                total = Index()
+                for (_, symbols), value in b.terms.items():
+                    total = total + a.times(Size(value, symbols))
+                return total
+        return None
+
+    @property
+    def axes(self) -> set[Axis]:
+        """The axes that the index depends on."""
+        found: set[Axis] = set()
+        for atom, _ in self.terms:
+            if isinstance(atom, Axis):
+                found.add(atom)
+            elif isinstance(atom, Opaque):
+                found |= atom.axes
+        return found
+
+    @property
+    def constant(self) -> int | None:
+        """The index if it is a number."""
+        if not self.terms:
+            return 0
+        return self.terms.get((None, ())) if len(self.terms) == 1 else None
+
+    def step(self, axis: Axis) -> Size | None:
+        """What is added for each step of an axis; None where that is no product or the index is not linear in it."""
+        found = [Size(value, symbols) for (atom, symbols), value in self.terms.items() if atom is axis]
+        if any(isinstance(atom, Opaque) and axis in atom.axes for atom, _ in self.terms):
+            return None
+        if not found:
+            return Size(0)
+        return found[0] if len(found) == 1 else None
+
+    def lone_axis(self) -> Axis | None:
+        """The axis that the index is, if it is one and nothing else."""
+        if len(self.terms) != 1:
+            return None
+        ((atom, symbols), value) = next(iter(self.terms.items()))
+        return atom if isinstance(atom, Axis) and not symbols and value == 1 else None
+
+    def divided(self, size: Size) -> tuple[Index, Index] | None:
+        """Quotient and remainder by a size; None where they are not linear.
+
+        Raises
+        ------
+        SplitNeeded
+            When they are, once an axis is split.
+        """
+        if size.constant == 1:
+            return self, Index()
+        quotient: dict[_Key, int] = {}
+        rest: dict[_Key, int] = {}
+        for (atom, symbols), value in self.terms.items():
+            if value < 0 or isinstance(atom, Opaque):
+                return None  # C rounds towards zero, and an opaque part may be less than that
+            if atom is None and not symbols and size.constant:
+                if value // size.constant:
+                    quotient[atom, symbols] = value // size.constant
+                if value % size.constant:
+                    rest[atom, symbols] = value % size.constant
+                continue
+            whole = Size(value, symbols).per(size)
+            if whole is None:
+                rest[atom, symbols] = value
+            else:
+                key = (atom, whole.symbols)
+                quotient[key] = quotient.get(key, 0) + whole.number
+        if _less_than(rest, size):
+            return Index(quotient), Index(rest)
+        for (atom, symbols), value in rest.items():
+            factor = size.per(Size(value, symbols))
+            if isinstance(atom, Axis) and factor not in (None, ONE) and atom.extent.per(factor) not in (None, ONE):
+                raise SplitNeeded(atom, factor)
+        return None
+
+    def within(self, ranges: Mapping[Axis, tuple[int, int]]) -> tuple[int, int] | None:
+        """The least and the greatest value, if all sizes are known; ``ranges`` are of axes that do not run whole."""
+        low = high = 0
+        for (atom, symbols), value in self.terms.items():
+            if symbols or isinstance(atom, Opaque):
+                return None
+            if atom is None:
+                low, high = low + value, high + value
+                continue
+            if atom in ranges:
+                first, end = ranges[atom]
+            elif atom.extent.constant is not None:
+                first, end = 0, atom.extent.constant
+            else:
+                return None
+            ends = (value * first, value * (end - 1))
+            low, high = low + min(ends), high + max(ends)
+        return low, high
+
+
+def _less_than(rest: Mapping[_Key, int], size: Size) -> bool:
+    """Whether a sum of non-negative products is less than a size: digits of mixed radix, each below the next."""
+    digits: list[tuple[Size, Size]] = []
+    bound = ONE
+    for (atom, symbols), value in rest.items():
+        if atom is None:
+            if symbols:
+                return False
+            bound = Size(bound.number + value)
+        else:
+            assert isinstance(atom, Axis)
+            digits.append((Size(value, symbols), atom.extent))
+    digits.sort(key=lambda digit: (len(digit[0].symbols), digit[0].number))
+    constant = size.constant is not None and all(not a.symbols and not b.symbols for a, b in digits)
+    if constant:
+        return bound.number + sum(a.number * (b.number - 1) for a, b in digits) <= size.number
+    for step, extent in digits:
+        if not step.at_least(bound):
+            return False
+        bound = step * extent
+    return size.at_least(bound)

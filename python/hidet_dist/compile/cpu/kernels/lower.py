@@ -1,0 +1,162 @@
+"""An optimized graph with kernels of its own for all that is no matrix product, convolution or communication."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.graph.ops.fusion.fused_operator import FusedTask
+from hidet.graph.ops.normalize.norm import NormalizeTask
+from hidet.graph.ops.opaque import OpaqueOperator
+from hidet.graph.ops.softmax import SoftmaxTask
+from hidet.ir.compute import TensorInput, TensorNode
+from hidet.ir.expr import Constant
+from hidet.ir.task import Task
+from hidet.ir.tools import rewrite
+
+from hidet_dist.compile.cpu.kernels.emit import kernel_text
+from hidet_dist.compile.cpu.kernels.operators import Kernel, KernelOp, function_name
+from hidet_dist.compile.cpu.kernels.schedule import KEPT_BYTES, USUAL_SIZE, Schedule, schedule, work
+from hidet_dist.compile.cpu.kernels.terms import UnsupportedComputationError
+from hidet_dist.symbolic.extents import extents_of
+
+_MOST_MERGED = 24  # operators in one kernel
+_LONGEST_NAME = 60
+_WRITTEN_BY_HIDET = (SoftmaxTask, NormalizeTask)  # what hidet has kernels for that are slower than those here
+
+
+class _Group:
+    """Operators that are computed together: the last one's output, from what none of them computes."""
+
+    def __init__(self, node: Operator):
+        self.nodes = [node]  # the last one first, each before those that it reads
+        self.inputs: list[tuple[Tensor, TensorInput]] = list(zip(node.inputs, node.task.inputs, strict=True))
+        self.output: TensorNode = node.task.outputs[0]
+        self.schedule: Schedule = schedule([own for _, own in self.inputs], self.output)
+
+    @property
+    def tensor(self) -> Tensor:
+        return self.nodes[0].outputs[0]
+
+    def with_producer(self, producer: Operator) -> bool:
+        """Compute what an operator does as well, unless that is no gain; whether it is done."""
+        task = producer.task
+        (result,) = producer.outputs
+        computed = task.outputs[0]
+        replaced = {own: computed for tensor, own in self.inputs if tensor is result}
+        kept = [(tensor, own) for tensor, own in self.inputs if tensor is not result]
+        own_inputs = list(zip(producer.inputs, task.inputs, strict=True))
+        output = rewrite(self.output, replaced)
+        inputs, output = _distinct([*kept, *own_inputs], output)
+        try:
+            arranged = schedule([own for _, own in inputs], output)
+            alone = schedule(list(task.inputs), computed)
+        except UnsupportedComputationError:
+            return False
+        if not _worthwhile(self.schedule, alone, arranged, _elements(computed)):
+            return False
+        self.nodes.append(producer)
+        self.inputs, self.output, self.schedule = inputs, output, arranged
+        return True
+
+
+def _elements(tensor: TensorNode) -> int:
+    return math.prod(int(n) if isinstance(n, int | Constant) else USUAL_SIZE for n in tensor.shape)
+
+
+def _distinct(
+    inputs: Sequence[tuple[Tensor, TensorInput]], output: TensorNode
+) -> tuple[list[tuple[Tensor, TensorInput]], TensorNode]:
+    """Each tensor once."""
+    first: dict[Tensor, TensorInput] = {}
+    replaced: dict[TensorInput, TensorInput] = {}
+    for tensor, own in inputs:
+        if tensor in first and first[tensor] is not own:
+            replaced[own] = first[tensor]
+        first.setdefault(tensor, own)
+    return list(first.items()), rewrite(output, replaced) if replaced else output
+
+
+def lower_to_kernels(graph: FlowGraph) -> FlowGraph:
+    """Give an optimized graph on the CPU kernels of its own, with what can be computed together in one of them.
+
+    What the kernels cannot do stays as it is: opaque operators (so matrix products by a library, and communication),
+    those whose implementation hidet wrote by hand, and computations that have no kernel here. A reshape is no
+    computation and stays, too, unless it is between operators that become one.
+    """
+    nodes = graph.nodes
+    readers: dict[Tensor, list[Operator]] = {}
+    for node in nodes:
+        for x in node.inputs:
+            readers.setdefault(x, []).append(node)
+    groups: dict[Operator, _Group] = {}
+    for node in reversed(nodes):
+        if not _can_lower(node):
+            continue
+        (result,) = node.outputs
+        users = {groups.get(reader) for reader in readers.get(result, ())}
+        if len(users) == 1 and not any(result is y for y in graph.outputs):
+            (group,) = users
+            if group is not None and len(group.nodes) < _MOST_MERGED and group.with_producer(node):
+                groups[node] = group
+                continue
+        if node.task.share_map:
+            continue
+        try:
+            groups[node] = _Group(node)
+        except UnsupportedComputationError:
+            continue
+    return _rebuilt(graph, groups)
+
+
+def _can_lower(node: Operator) -> bool:
+    task = node.task
+    if node.build_target != "cpu" or isinstance(node, OpaqueOperator) or len(task.outputs) != 1:
+        return False
+    if task.attrs.get("is_opaque") or task.assertions or not task.inputs:
+        return False
+    own = task.fused_graph.nodes[task.anchor].task if isinstance(task, FusedTask) else task
+    return type(own).implement_cpu is Task.implement_cpu or isinstance(own, _WRITTEN_BY_HIDET)
+
+
+def _rebuilt(graph: FlowGraph, groups: dict[Operator, _Group]) -> FlowGraph:
+    made: dict[Tensor, Tensor] = {}
+    for node in graph.nodes:
+        group = groups.get(node)
+        if group is None:
+            inputs = [made.get(x, x) for x in node.inputs]
+            if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
+                made.update(zip(node.outputs, node.reforward(inputs), strict=True))
+        elif group.nodes[0] is node:
+            made[group.tensor] = _operator(group, made)
+    outputs = [made.get(y, y) for y in graph.outputs]
+    result = FlowGraph(outputs, inputs=graph.inputs)
+    result.update_nodes()
+    return result
+
+
+def _operator(group: _Group, made: dict[Tensor, Tensor]) -> Tensor:
+    result = group.tensor
+    text = kernel_text(group.schedule, function_name())
+    kernel = Kernel(_name(group.nodes), text, tuple(group.schedule.symbols.values()))
+    inputs = [made.get(tensor, tensor) for tensor, _ in group.inputs]
+    return KernelOp(*inputs, kernel=kernel, shape=list(extents_of(result)), dtype=result.dtype.name).outputs[0]
+
+
+def _name(nodes: Sequence[Operator]) -> str:
+    if len(nodes) == 1:
+        return str(nodes[0].name)
+    parts = dict.fromkeys(re.sub("^Fused", "", node.name) for node in reversed(nodes))
+    return "Fused" + "".join(part for part in parts if part != "Reshape" or len(parts) == 1)[:_LONGEST_NAME]
+
+
+def _worthwhile(before: Schedule, producer: Schedule, merged: Schedule, size: int) -> bool:
+    """Whether to compute two in one kernel: not if that computes much twice, or keeps more than the cache holds."""
+    kept = merged.kept_bytes()
+    if len(merged.nests) > 1 and (kept is None or kept > KEPT_BYTES) and not merged.outer:
+        return False
+    if kept is not None and kept > KEPT_BYTES:
+        return False
+    return work(merged) <= work(before) + work(producer) + 2 * size

@@ -1,0 +1,226 @@
+// Elementary functions without branches, so that loops of them become vector code, and accumulators of many lanes.
+//
+// Built without -ffast-math, which takes it that there is no NaN and no infinity. Polynomials: S. L. Moshier, Cephes
+// Mathematical Library, single precision (exp, log, tanh); for erf see below. Their errors are within 2 units in the last place.
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <limits>
+#include <memory>
+#include <type_traits>
+
+#pragma GCC push_options
+#pragma GCC optimize("no-fast-math", "no-math-errno", "no-trapping-math")
+
+#define HD_INLINE static inline __attribute__((always_inline))
+
+namespace hd {
+
+HD_INLINE uint32_t bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
+HD_INLINE float from_bits(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
+
+// 16 bit floats are only stored: arithmetic is in float.
+struct bf16 { uint16_t u; };
+struct f16 { uint16_t u; };
+
+template <class T> HD_INLINE T load(const T &x) { return x; }
+HD_INLINE float load(const bf16 &x) { return from_bits(uint32_t(x.u) << 16); }
+HD_INLINE float load(const f16 &x) {
+  const uint32_t sign = uint32_t(x.u & 0x8000u) << 16, rest = x.u & 0x7fffu;
+  const uint32_t normal = (rest << 13) + 0x38000000u;
+  const uint32_t special = (rest << 13) | 0x7f800000u;
+  const uint32_t tiny = bits(from_bits(0x38800000u + (rest << 13)) - from_bits(0x38800000u));  // rest * 2^-24
+  const uint32_t u = rest < 0x0400u ? tiny : rest >= 0x7c00u ? special : normal;
+  return from_bits(u | sign);
+}
+
+template <class T> struct To {
+  template <class S> HD_INLINE T from(S x) { return (T)x; }
+};
+template <> struct To<bf16> {
+  HD_INLINE bf16 from(float x) {
+    const uint32_t u = bits(x), rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    bf16 y;
+    y.u = uint16_t(x != x ? (u >> 16) | 0x0040u : rounded);
+    return y;
+  }
+};
+template <> struct To<f16> {
+  HD_INLINE f16 from(float x) {
+    const uint32_t u = bits(x), sign = (u >> 16) & 0x8000u, rest = u & 0x7fffffffu;
+    const uint32_t normal = (rest - 0x38000000u + 0x0fffu + ((rest >> 13) & 1u)) >> 13;
+    const uint32_t tiny = bits(from_bits(rest) + 0.5f) - 0x3f000000u;  // the sum rounds to multiples of 2^-24
+    const uint32_t large = rest > 0x7f800000u ? 0x7e00u : 0x7c00u;
+    f16 y;
+    y.u = uint16_t(sign | (rest >= 0x47800000u ? large : rest < 0x38800000u ? tiny : normal));
+    return y;
+  }
+};
+
+// max and min keep NaN, as PyTorch's do.
+template <class T> HD_INLINE T max(T a, T b) { return (b > a) | (b != b) ? b : a; }
+template <class T> HD_INLINE T min(T a, T b) { return (b < a) | (b != b) ? b : a; }
+template <class T> HD_INLINE T square(T x) { return x * x; }
+template <class T> HD_INLINE T cube(T x) { return x * x * x; }
+HD_INLINE float abs(float x) { return from_bits(bits(x) & 0x7fffffffu); }
+HD_INLINE double abs(double x) { return __builtin_fabs(x); }
+template <class T> HD_INLINE T abs(T x) { return x < 0 ? -x : x; }
+
+HD_INLINE float exp(float x) {
+  float c = x < -104.0f ? -104.0f : x;
+  c = c > 89.0f ? 89.0f : c;
+  const float n = __builtin_rintf(c * 1.44269504088896341f);
+  const float r = (c - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  // 2^n in two steps: it may be less or more than a float holds, the product not.
+  const int32_t i = (int32_t)n, half = i >> 1;
+  return p * from_bits(uint32_t(half + 127) << 23) * from_bits(uint32_t(i - half + 127) << 23);
+}
+
+HD_INLINE float log(float x) {
+  const bool tiny = x < 1.17549435e-38f;
+  const float y = tiny ? x * 8388608.0f : x;
+  const uint32_t u = bits(y);
+  int32_t e = (int32_t)(u >> 23) - 126 - (tiny ? 23 : 0);
+  float m = from_bits((u & 0x007fffffu) | 0x3f000000u);  // in [0.5, 1)
+  const bool low = m < 0.707106781186547524f;
+  e -= low ? 1 : 0;
+  m = low ? m + m - 1.0f : m - 1.0f;
+  const float z = m * m, n = (float)e;
+  float p = 7.0376836292e-2f;
+  p = p * m - 1.1514610310e-1f;
+  p = p * m + 1.1676998740e-1f;
+  p = p * m - 1.2420140846e-1f;
+  p = p * m + 1.4249322787e-1f;
+  p = p * m - 1.6668057665e-1f;
+  p = p * m + 2.0000714765e-1f;
+  p = p * m - 2.4999993993e-1f;
+  p = p * m + 3.3333331174e-1f;
+  float value = p * m * z + n * -2.12194440e-4f - 0.5f * z;
+  value = m + value + n * 0.693359375f;
+  value = x == 0.0f ? -INFINITY : value;
+  value = x < 0.0f ? NAN : value;
+  return x < INFINITY ? value : x;  // infinity and NaN are their own
+}
+
+HD_INLINE float tanh(float x) {
+  const float z = x * x, a = abs(x);
+  float p = -5.70498872745e-3f;
+  p = p * z + 2.06390887954e-2f;
+  p = p * z - 5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z - 3.33332819422e-1f;
+  const float small = p * z * x + x;
+  const float large = 1.0f - 2.0f / (exp(a + a) + 1.0f);
+  return a < 0.625f ? small : from_bits(bits(large) | (bits(x) & 0x80000000u));
+}
+
+// Minimax polynomials, fitted for this file: erf(x) / x in x^2 for |x| < 1, and -log(erfc(|x|)) up to 4, beyond which
+// erf is 1 in single precision.
+HD_INLINE float erf(float x) {
+  const float a = abs(x), c = a > 4.0f ? 4.0f : a, z = x * x;
+  float p = 7.8538544494e-05f;
+  p = p * z - 8.0101915363e-04f;
+  p = p * z + 5.1883274483e-03f;
+  p = p * z - 2.6853811811e-02f;
+  p = p * z + 1.1283585146e-01f;
+  p = p * z - 3.7612625824e-01f;
+  p = p * z + 1.1283791657e+00f;
+  float q = 1.4681882538e-05f;
+  q = q * c - 3.4113454169e-04f;
+  q = q * c + 3.6048373379e-03f;
+  q = q * c - 2.3264737189e-02f;
+  q = q * c + 1.0474107970e-01f;
+  q = q * c + 6.3727823219e-01f;
+  q = q * c + 1.1271613800e+00f;
+  q = q * c + 4.1126096518e-04f;
+  const float large = 1.0f - exp(-q);
+  return a < 1.0f ? p * x : from_bits(bits(large) | (bits(x) & 0x80000000u));
+}
+
+HD_INLINE float rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
+HD_INLINE double rsqrt(double x) { return 1.0 / __builtin_sqrt(x); }
+HD_INLINE float sqrt(float x) { return __builtin_sqrtf(x); }
+HD_INLINE double sqrt(double x) { return __builtin_sqrt(x); }
+HD_INLINE float floor(float x) { return __builtin_floorf(x); }
+HD_INLINE double floor(double x) { return __builtin_floor(x); }
+HD_INLINE float ceil(float x) { return __builtin_ceilf(x); }
+HD_INLINE double ceil(double x) { return __builtin_ceil(x); }
+HD_INLINE float trunc(float x) { return __builtin_truncf(x); }
+HD_INLINE double trunc(double x) { return __builtin_trunc(x); }
+HD_INLINE double exp(double x) { return ::exp(x); }
+HD_INLINE double log(double x) { return ::log(x); }
+HD_INLINE double tanh(double x) { return ::tanh(x); }
+HD_INLINE double erf(double x) { return ::erf(x); }
+
+// What accumulates: the identity, and how two values become one.
+template <class T> struct Sum {
+  static constexpr T identity() { return T(0); }
+  template <class V> HD_INLINE V combine(V a, V b) { return a + b; }
+};
+template <class T> struct Product {
+  static constexpr T identity() { return T(1); }
+  template <class V> HD_INLINE V combine(V a, V b) { return a * b; }
+};
+template <class T, bool floating = std::is_floating_point<T>::value> struct Bounds {
+  static constexpr T low() { return -INFINITY; }
+  static constexpr T high() { return INFINITY; }
+};
+template <class T> struct Bounds<T, false> {
+  static constexpr T low() { return std::numeric_limits<T>::min(); }
+  static constexpr T high() { return std::numeric_limits<T>::max(); }
+};
+template <class T> struct Max {
+  static constexpr T identity() { return Bounds<T>::low(); }
+  template <class V> HD_INLINE V combine(V a, V b) { return (b > a) | (b != b) ? b : a; }
+};
+template <class T> struct Min {
+  static constexpr T identity() { return Bounds<T>::high(); }
+  template <class V> HD_INLINE V combine(V a, V b) { return (b < a) | (b != b) ? b : a; }
+};
+struct And {
+  static constexpr bool identity() { return true; }
+  HD_INLINE bool combine(bool a, bool b) { return a & b; }
+};
+struct Or {
+  static constexpr bool identity() { return false; }
+  HD_INLINE bool combine(bool a, bool b) { return a | b; }
+};
+
+// A row reduced in 32 lanes, which are combined in a fixed order at the end.
+constexpr int LANES = 32;
+template <class T, class Op> struct Lanes {
+  static constexpr int WIDTH = 32 / sizeof(T);
+  static constexpr int COUNT = LANES / WIDTH;
+  typedef T Vector __attribute__((vector_size(32)));
+  Vector lanes[COUNT];
+  HD_INLINE void start(Lanes &self) {
+    for (int j = 0; j < COUNT; ++j)
+      for (int l = 0; l < WIDTH; ++l) self.lanes[j][l] = Op::identity();
+  }
+  HD_INLINE void add(Lanes &self, const T *values) {
+    for (int j = 0; j < COUNT; ++j) {
+      Vector v;
+      memcpy(&v, values + j * WIDTH, sizeof(v));
+      self.lanes[j] = Op::combine(self.lanes[j], v);
+    }
+  }
+  HD_INLINE T finish(const Lanes &self) {
+    T all[LANES];
+    memcpy(all, self.lanes, sizeof(all));
+    for (int half = LANES / 2; half; half /= 2)
+      for (int l = 0; l < half; ++l) all[l] = Op::combine(all[l], all[l + half]);
+    return all[0];
+  }
+};
+
+}  // namespace hd
+#pragma GCC pop_options

@@ -1,0 +1,114 @@
+"""Operators whose kernel is C++ that is written here, opaque to hidet."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from hidet.graph import Operator, Tensor
+from hidet.graph.ops.opaque import OpaqueOperator
+from hidet.graph.ops.utils import Task, input_like, tensor_input
+from hidet.ir.builders import FunctionBuilder
+from hidet.ir.dtypes import int64
+from hidet.ir.expr import Expr, Var
+from hidet.ir.module import IRModule
+from hidet.ir.stmt import BlackBoxStmt
+from hidet.ir.type import void_p
+
+_FUNCTION = "hidet_dist_kernel"
+_MATH = Path(__file__).parent / "math.h"
+
+
+@cache
+def _math() -> str:
+    return _MATH.read_text()
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel's text: a function of the inputs, the output and ``values``, which are int64 of symbolic dims."""
+
+    name: str
+    text: str
+    values: tuple[Expr, ...]
+
+    @property
+    def digest(self) -> str:
+        """Names the text, and what it is compiled with."""
+        return hashlib.sha256((_math() + self.text).encode()).hexdigest()[:16]
+
+
+def function_name() -> str:
+    """What the function in a kernel's text is to be called."""
+    return _FUNCTION
+
+
+class KernelTask(Task):
+    """The task of such an operator. hidet compiles one kernel for a name and shapes, so the name says the rest."""
+
+    def __init__(self, kernel: Kernel, inputs: Sequence[Tensor], shape: Sequence[int], dtype: str):
+        self.kernel = kernel
+        super().__init__(
+            f"{kernel.name}_{kernel.digest}",
+            [input_like(x, f"x{number}") for number, x in enumerate(inputs)],
+            [tensor_input("y", dtype, list(shape))],
+            attributes={"is_opaque": True},
+        )
+
+    def allow_prologue(self) -> bool:
+        """Nothing more is computed while inputs are read."""
+        return False
+
+    def allow_epilogue(self) -> bool:
+        """Nothing more is computed while the output is written."""
+        return False
+
+    def implement_cpu(self, working_dir: str) -> IRModule:
+        """A launch function that calls the kernel, which is in a file of its own beside it."""
+        folder = Path(working_dir).resolve()
+        (folder / "kernel.h").write_text(
+            f"{_math()}\n#pragma GCC push_options\n"
+            '#pragma GCC optimize("no-fast-math", "no-math-errno", "no-trapping-math")\n'
+            f"{self.kernel.text}#pragma GCC pop_options\n"
+        )
+        parameters = [Var(tensor.name, void_p) for tensor in (*self.inputs, *self.outputs)]
+        kinds = [*(f"const {_ctype(x)} *" for x in self.inputs), f"{_ctype(self.outputs[0])} *"]
+        arguments = [*(f"({kind}){{}}" for kind in kinds), *("{}" for _ in self.kernel.values)]
+        with FunctionBuilder("launch", kind="public") as builder:
+            builder.extend_params(parameters)
+            values = [int64(value) for value in self.kernel.values]
+            builder.append(BlackBoxStmt(f"{_FUNCTION}({', '.join(arguments)});", *parameters, *values))
+        module = IRModule(functions={"launch": builder.func})
+        module.include_headers.append("kernel.h")
+        module.include_dirs.append(str(folder))
+        return module
+
+
+def _ctype(tensor: object) -> str:
+    from hidet_dist.compile.cpu.kernels.terms import TYPES
+
+    return TYPES[tensor.type.dtype.name]  # type: ignore[attr-defined]
+
+
+class KernelOp(OpaqueOperator):
+    """An operator of one output that a kernel computes.
+
+    Parameters
+    ----------
+    inputs: Tensor
+        What the kernel reads.
+    kernel: Kernel
+        The kernel.
+    shape, dtype
+        Of the output.
+    """
+
+    def __init__(self, *inputs: Tensor, kernel: Kernel, shape: Sequence[int], dtype: str):
+        attributes = {"kernel": kernel, "shape": list(shape), "dtype": dtype}
+        Operator.__init__(
+            self, inputs=list(inputs), attributes=attributes, task=KernelTask(kernel, inputs, shape, dtype)
+        )
+        self.name = kernel.name

@@ -1,0 +1,336 @@
+"""Which loops a computation runs in: what is kept between them, and which loop runs over all of it, row by row.
+
+A computation is a chain of definitions: of a softmax the greatest of each row, the exponentials, their sum and the
+quotients. Those with a reduction, and costly ones that are read more than once, are kept; all others are computed where
+they are read. The loops that all kept definitions have in common go around everything, so that what is kept is a number
+or a row, and stays in the cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hidet.ir import expr as ir
+from hidet.ir.compute import ArgReduceCompute, GridCompute, ReduceCompute, TensorInput, TensorNode
+from hidet.ir.expr import Expr
+from hidet.ir.tools import collect
+
+from hidet_dist.compile.cpu.kernels.index import ONE, Axis, Index, Size, SplitNeeded
+from hidet_dist.compile.cpu.kernels.terms import (
+    Apply,
+    ArgReduction,
+    Buffer,
+    Load,
+    Lowering,
+    Reduction,
+    UnsupportedComputationError,
+    free_axes,
+    walk,
+)
+
+_MOST_SPLITS = 64
+KEPT_BYTES = 2**18  # what is kept of a row: half of a core's second-level cache of 512 KiB
+BLOCK = 256  # of a row that is computed at a time where columns are reduced
+COSTLY_WORK = 16  # an elementary function beside an addition
+USUAL_SIZE = 64  # of a dim whose size is not known
+_SHORTEST_LANE = 8  # a shorter loop is not worth lanes
+
+
+@dataclass(frozen=True, eq=False)
+class Nest:
+    """A definition as loops: over ``axes``, ``value`` is written to ``target`` at the axes."""
+
+    target: Buffer
+    axes: tuple[Axis, ...]
+    value: Any
+
+    def reductions(self) -> list[Any]:
+        """The reductions in the value, in the order in which they are computed."""
+        return [term for term in reversed(walk(self.value)) if isinstance(term, Reduction | ArgReduction)]
+
+
+@dataclass
+class Schedule:
+    """A computation as nests of loops, the last of which writes the output.
+
+    Attributes
+    ----------
+    inputs, nests: what is read, and the loops in their order.
+    outer: the loops around all nests, of the last nest's axes.
+    block: the axis of the last nest that goes around all nests in blocks, if any.
+    same: which axis of the last nest an axis of another one is, if any.
+    symbols: the variables of sizes.
+    """
+
+    inputs: list[Buffer]
+    nests: list[Nest]
+    outer: list[Axis]
+    block: Axis | None
+    same: dict[Axis, Axis | None]
+    symbols: dict[str, Expr]
+
+    def inner(self, nest: Nest) -> list[Axis]:
+        """The axes of a nest that its own loops are over."""
+        return [axis for axis in nest.axes if self.same.get(axis) not in self.outer]
+
+    def kept_bytes(self) -> int | None:
+        """The bytes that are kept while the outer loops are at one place; None if that depends on symbolic sizes."""
+        total = 0
+        for nest in self.nests[:-1]:
+            number = 1
+            for axis in self.inner(nest):
+                extent = BLOCK if self.same[axis] is self.block and self.block is not None else axis.extent.constant
+                if extent is None:
+                    return None
+                number *= extent
+            total += 8 * number
+        return total
+
+
+def schedule(inputs: Sequence[TensorInput], output: TensorNode) -> Schedule:
+    """Arrange a computation.
+
+    Raises
+    ------
+    UnsupportedComputationError
+        When it is none that kernels are written for here.
+    """
+    if not isinstance(output, GridCompute):
+        raise UnsupportedComputationError("an output that is not computed")
+    grids = _grids(output)
+    reduced = [grid for grid in grids[:-1] if _has_reduction(grid)]
+    twice = _read_twice(grids)
+    if reduced or _has_reduction(output):
+        # Rows that several loops read are computed once, if they are rows and not all there is.
+        kept = [grid for grid in grids[:-1] if grid in reduced or grid in twice]
+        found = _arranged(inputs, [*kept, output])
+        if len(kept) == len(reduced) or (found.outer and (found.kept_bytes() or 0) <= KEPT_BYTES):
+            return found
+    return _arranged(inputs, [*reduced, output])
+
+
+def _grids(output: GridCompute) -> list[GridCompute]:
+    """All definitions that an output depends on, each after those it reads; the output is last."""
+    order: dict[int, GridCompute] = {}
+
+    def visit(grid: GridCompute) -> None:
+        for read in collect(grid.value, GridCompute, stop_when_found=True):
+            if id(read) not in order:
+                visit(read)
+        order[id(grid)] = grid
+
+    visit(output)
+    return list(order.values())
+
+
+def _has_reduction(grid: GridCompute) -> bool:
+    found = collect(grid.value, (ReduceCompute, ArgReduceCompute, GridCompute), stop_when_found=True)
+    return any(isinstance(node, ReduceCompute | ArgReduceCompute) for node in found)
+
+
+def _read_twice(grids: Sequence[GridCompute]) -> list[GridCompute]:
+    """Definitions that compute something without a reduction and are read in more than one loop."""
+    loops: dict[int, int] = {}
+    for grid in reversed(grids):
+        readers = [
+            reader
+            for reader in grids
+            if any(x is grid for x in collect(reader.value, GridCompute, stop_when_found=True))
+        ]
+        loops[id(grid)] = sum(
+            1 if reader is grids[-1] or _has_reduction(reader) or _computes(reader) else loops[id(reader)]
+            for reader in readers
+            if reader is not grid
+        )
+    return [grid for grid in grids[:-1] if loops[id(grid)] > 1 and _computes(grid) and not _has_reduction(grid)]
+
+
+def _computes(grid: GridCompute) -> bool:
+    return not isinstance(grid.value, ir.TensorElement)
+
+
+def work(arranged: Schedule) -> int:
+    """What a schedule does, in additions and reads: each term as often as the loops that it depends on run."""
+    total = 0
+    for nest in arranged.nests:
+        total += math.prod(_length(axis) for axis in nest.axes)
+        for term in dict.fromkeys(walk(nest.value)):
+            if isinstance(term, Load | Apply) and (isinstance(term, Load) or term.arguments):
+                times = math.prod(_length(axis) for axis in free_axes(term))
+                total += times * (COSTLY_WORK if isinstance(term, Apply) and term.costly else 1)
+    return total
+
+
+def _length(axis: Axis) -> int:
+    return axis.extent.number * USUAL_SIZE ** len(axis.extent.symbols)
+
+
+def _arranged(inputs: Sequence[TensorInput], kept: Sequence[GridCompute]) -> Schedule:
+    splits: dict[Any, list[Size]] = {}
+    for _ in range(_MOST_SPLITS):
+        symbols: dict[str, Expr] = {}
+        lowering = Lowering({}, splits, symbols)
+        try:
+            buffers, nests = _lowered(lowering, inputs, kept)
+        except SplitNeeded as needed:
+            key, stride = lowering.origin[needed.axis]
+            _add(splits, key, stride * needed.factor)
+            continue
+        wanted = _splits_of_reads(nests, kept)
+        added = [_add(splits, key, stride) for key, stride in wanted]
+        if not any(added):
+            return _with_rows(buffers, nests, symbols)
+    raise UnsupportedComputationError("a computation whose loops are split without an end")
+
+
+def _add(splits: dict[Any, list[Size]], key: Any, stride: Size) -> bool:
+    """Note a split; False if it is known."""
+    strides = splits.setdefault(key, [])
+    if stride in strides:
+        return False
+    strides.append(stride)
+    strides.sort(key=lambda size: (len(size.symbols), size.number, size.symbols))
+    return True
+
+
+def _lowered(
+    lowering: Lowering, inputs: Sequence[TensorInput], kept: Sequence[GridCompute]
+) -> tuple[list[Buffer], list[Nest]]:
+    buffers: dict[TensorNode, Buffer] = {}
+    for tensor in inputs:
+        if tensor.type.layout is not None and not _is_row_major(tensor):
+            raise UnsupportedComputationError("a tensor with a layout of its own")
+        buffers[tensor] = Buffer(tensor.type.dtype.name, tuple(lowering.size(n) for n in tensor.shape), tensor)
+    read = list(buffers.values())
+    lowering.buffers = buffers
+    nests: list[Nest] = []
+    for grid in kept:
+        if grid.layout is not None:
+            raise UnsupportedComputationError("a definition with a layout of its own")
+        scope: dict[Any, Index] = {}
+        axes: list[Axis] = []
+        for dim, (axis, extent) in enumerate(zip(grid.axes, grid.shape, strict=True)):
+            scope[axis], own = lowering.axis((id(grid), -1, dim), extent)
+            axes += own
+        value = lowering.term(grid.value, scope)
+        target = Buffer(grid.type.dtype.name, tuple(axis.extent for axis in axes), grid)
+        buffers[grid] = target
+        nests.append(Nest(target, tuple(axes), value))
+        if any(isinstance(x, Reduction | ArgReduction) for r in nests[-1].reductions() for x in walk(r.value)):
+            raise UnsupportedComputationError("a reduction of reductions")
+    return read, nests
+
+
+def _is_row_major(tensor: TensorInput) -> bool:
+    layout = tensor.type.layout
+    return type(layout).__name__ == "RowMajorLayout" or (
+        hasattr(layout, "strides") and list(map(str, layout.strides)) == list(map(str, _row_major(tensor)))
+    )
+
+
+def _row_major(tensor: TensorInput) -> list[Any]:
+    strides: list[Any] = []
+    stride: Any = 1
+    for extent in reversed(tensor.shape):
+        strides.insert(0, stride)
+        stride = stride * extent
+    return strides
+
+
+def loads_of(nest: Nest) -> list[Load]:
+    """All that a nest reads."""
+    return [term for term in walk(nest.value) if isinstance(term, Load)]
+
+
+def _splits_of_reads(nests: Sequence[Nest], kept: Sequence[GridCompute]) -> list[tuple[Any, Size]]:
+    """Where the dims of what is kept are to be split so that readers' loops are theirs."""
+    wanted: list[tuple[Any, Size]] = []
+    for nest in nests:
+        for load in loads_of(nest):
+            if load.buffer.node not in kept:
+                continue
+            grid = load.buffer.node
+            if len(load.indices) != len(grid.shape):
+                continue  # split already
+            for dim, index in enumerate(load.indices):
+                steps = [
+                    Size(value, symbols) for (atom, symbols), value in index.terms.items() if isinstance(atom, Axis)
+                ]
+                if len(steps) == len(index.terms) > 1:
+                    wanted += [((id(grid), -1, dim), step) for step in steps if step != ONE]
+    return wanted
+
+
+def _with_rows(inputs: list[Buffer], nests: list[Nest], symbols: dict[str, Expr]) -> Schedule:
+    output = nests[-1]
+    same: dict[Axis, Axis | None] = {axis: axis for axis in output.axes}
+    for nest in reversed(nests[:-1]):
+        reads = [load for reader in nests for load in loads_of(reader) if load.buffer is nest.target]
+        for dim, axis in enumerate(nest.axes):
+            found = {_row_axis(load.indices[dim], same) for load in reads}
+            same[axis] = found.pop() if len(found) == 1 else None
+    outer = [
+        axis for axis in output.axes if all([same[own] for own in nest.axes].count(axis) == 1 for nest in nests[:-1])
+    ]
+    result = Schedule(inputs, nests, outer, None, same, symbols)
+    block = _column_axis(result)
+    if block is None and len(nests) == 1 and not output.reductions():
+        result.outer = outer[:-1]  # nothing is reduced: the last loop is over what lies together in the output
+    elif block is not None and block in result.outer:
+        result.outer.remove(block)
+        result.block = block
+    return result
+
+
+def _row_axis(index: Index, same: dict[Axis, Axis | None]) -> Axis | None:
+    axis = index.lone_axis()
+    return None if axis is None else same.get(axis)
+
+
+def lane_axis(reduction: Any, candidates: Sequence[Axis]) -> Axis | None:
+    """The axis to vectorise a reduction over: one that it reduces, or one of ``candidates`` around it, or neither."""
+    loads = [term for term in walk(reduction.value) if isinstance(term, Load)]
+    if isinstance(reduction, ArgReduction):
+        return reduction.axis
+    own = [axis for axis in reduction.axes if (axis.extent.constant or _SHORTEST_LANE) >= _SHORTEST_LANE]
+    if not own and len(reduction.axes) > 1 and _one_run(loads, *reduction.axes[-2:]):
+        own = [reduction.axes[-1]]
+    best, best_score = None, 0.0
+    for number, axis in enumerate([*own, *candidates]):
+        score = sum(_preference(load.buffer.flat(load.indices).step(axis)) for load in loads) + (
+            0.01 if axis in own else 0
+        )
+        if best is None or score >= best_score + (0 if number and axis in own else 1e-9):
+            best, best_score = axis, score
+    return best
+
+
+def _one_run(loads: Sequence[Load], first: Axis, second: Axis) -> bool:
+    """Whether two short axes are one longer one in memory."""
+    for load in loads:
+        place = load.buffer.flat(load.indices)
+        steps = place.step(first), place.step(second)
+        if steps[0] is None or steps[1] is None or steps[0] != steps[1] * second.extent:
+            return False
+    return True
+
+
+def _preference(step: Size | None) -> float:
+    if step is None or step.constant is None:
+        return -1.0
+    number = abs(step.constant)
+    return 0.0 if number == 0 else 1.0 if number == 1 else -1.0 + 1.0 / number
+
+
+def _column_axis(result: Schedule) -> Axis | None:
+    """The outer axis that lies together where what is reduced does not, so that columns are reduced side by side."""
+    for nest in result.nests:
+        around = [axis for axis in nest.axes if axis.extent != ONE]
+        for reduction in nest.reductions():
+            axis = lane_axis(reduction, around)
+            if axis in around and result.same[axis] is not None:
+                return result.same[axis]
+    return None
