@@ -65,9 +65,8 @@ class PredictedCost:
         self.cluster = cluster
 
     def fused(self, view: GraphView) -> Mapping[int, Fused]:
-        """The operators that run in the kernel of a neighbour. On CPUs, matrix products are calls of a library."""
-        device = self.cluster.device
-        return fused_operators(view, library_matmuls=device.name == "cpu" or "matmul" in device.kernels)
+        """The operators that run in the kernel of a neighbour."""
+        return fused_operators(view, library_products="matmul" in self.cluster.device.kernels)
 
     def operator(self, op: Operator, choice: Choice) -> float:
         """The local operator with a kernel of its own, without its reduce functions."""

@@ -83,7 +83,6 @@ KERNEL_PROBES = (
     KernelProbe("normalization", "few", [[128, 768]], ops.layer_norm),
     KernelProbe("reduction", "rows", [[96, 128, 128]], lambda x: ops.max(x, -1, keep_dim=True)),
     KernelProbe("reduction", "few", [[12, 128, 128]], lambda x: ops.sum(x, -1, keep_dim=True)),
-    KernelProbe("reduction", "columns", [[8, 128, 384]], lambda x: ops.sum(x, dims=1)),
     KernelProbe("pooling", "windows", [[1, 64, 112, 112]], lambda x: ops.max_pool2d(x, 3, 2, 1)),
     KernelProbe("lookup", "rows", [[1024]], lambda ids, table: ops.take(table, ids), [[ROWS, 384]], "int32"),
     KernelProbe("copy", "heads", [[8, 128, 12, 32]], _heads),
