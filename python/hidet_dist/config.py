@@ -97,6 +97,9 @@ class OptimizationConfig:
     precision: str, optional
         ``float16`` or ``bfloat16`` to compute a float32 graph in half precision where that is sound, with weights kept
         in it; see :mod:`hidet_dist.normalize.precision`. Inputs and outputs keep their dtypes. For the target ``cuda``.
+    cuda_graph: bool
+        Whether serving processes run the program as a CUDA graph: captured when it runs for the second time at the same
+        sizes of symbolic dims, and replayed from then on. Inputs and outputs are copied then, on the device.
     mem_budget: int, optional
         Bytes that each device may hold at any time, by the plan: weights, graph inputs and outputs, and activations
         while they live; the device's memory by default.
@@ -135,6 +138,7 @@ class OptimizationConfig:
     space: int = 0
     mma: str | None = None
     precision: str | None = None
+    cuda_graph: bool = False
     mem_budget: int | None = None
     input_specs: tuple[TensorShardSpec | None, ...] | None = None
     output_specs: tuple[TensorShardSpec | None, ...] | None = None
@@ -186,7 +190,7 @@ class OptimizationConfig:
             raise ConfigError(
                 f"optimization_config['solver_threads'] must be an int of 1 or more; got {config.solver_threads!r}."
             )
-        for key in ("recompile", "refine_mesh"):
+        for key in ("recompile", "refine_mesh", "cuda_graph"):
             if not isinstance(getattr(config, key), bool):
                 raise ConfigError(f"optimization_config[{key!r}] must be True or False; got {getattr(config, key)!r}.")
         return config
@@ -205,6 +209,9 @@ class OptimizationConfig:
                 raise ConfigError(
                     f"optimization_config[{key!r}] = {value!r} is for the target 'cuda'; the target is 'cpu'."
                 )
+
+        if self.target == "cpu" and self.cuda_graph:
+            raise ConfigError("optimization_config['cuda_graph'] is for the target 'cuda'; the target is 'cpu'.")
 
     @property
     def default_machine(self) -> str:
@@ -233,7 +240,7 @@ class OptimizationConfig:
             raise ConfigError(
                 f"optimization_config['arch'] = {self.arch!r}, but the machine's device {gpu.name} is {gpu.arch}."
             )
-        return Target("cuda", gpu, self.space, self.mma or "simt")
+        return Target("cuda", gpu, self.space, self.mma or "simt", self.cuda_graph)
 
 
 def _symbols(given: Any) -> dict[str, SymbolSize]:

@@ -24,26 +24,6 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
-@pytest.fixture(scope="session")
-def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the two libraries."""
-    folder = tmp_path_factory.mktemp("stand_ins")
-    compiler = ["g++", "-std=c++17", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden", "-DHIDET_DIST_BUILD"]
-    include = [f"-I{ROOT / 'hidet_dist' / each}" for each in ("include", "src")]
-    native_dir = Path(__file__).parent / "native"
-    for name, sources, more in (
-        ("libcuda.so.1", [native_dir / "fake_cuda.cpp"], []),
-        (
-            "libnccl.so.2",
-            [native_dir / "fake_nccl.cpp", ROOT / "hidet_dist/src/reduce.cpp"],
-            [f"-L{folder}", "-l:libcuda.so.1", "-Wl,-rpath,$ORIGIN"],
-        ),
-    ):
-        command = [*compiler, *include, *map(str, sources), *more, f"-Wl,-soname,{name}", "-o", str(folder / name)]
-        subprocess.run(command, check=True, timeout=300)
-    return folder
-
-
 class Ranks:
     """Runs scenarios with the stand-ins."""
 

@@ -1,5 +1,6 @@
 /*
- * Included by the library that launches a whole graph: when each of its kernels began and ended, if asked for.
+ * Included by the library that launches a whole graph: when each of its kernels began and ended, if asked for, by the
+ * host's clock or by events of a CUDA stream.
  *
  * The launch function calls hidet_dist_mark before and after the kernel of each node. While nobody records, that is a
  * load and a branch; the times themselves come from the clock that Python's time.perf_counter_ns reads on Linux.
@@ -16,7 +17,23 @@ static int64_t *hidet_dist_times;
 /* Records into `times` from the next launch on; null ends that. Not while the graph runs. */
 extern "C" __attribute__((visibility("default"))) void hidet_dist_record(int64_t *times) { hidet_dist_times = times; }
 
+/* cuEventRecord, two events for each node in execution order, and the stream they are recorded on; or null. */
+static int (*hidet_dist_record_event)(void *event, void *stream);
+static void **hidet_dist_events;
+static void *hidet_dist_stream;
+
+/* Records events from the next launch on; null ends that. Not while the graph runs. */
+extern "C" __attribute__((visibility("default"))) void hidet_dist_record_events(int (*record)(void *event, void *stream),
+                                                                               void **events, void *stream) {
+  hidet_dist_record_event = record;
+  hidet_dist_events = events;
+  hidet_dist_stream = stream;
+}
+
 static inline void hidet_dist_mark(int64_t place) {
+  if (__builtin_expect(hidet_dist_record_event != nullptr, 0)) {
+    hidet_dist_record_event(hidet_dist_events[place], hidet_dist_stream);
+  }
   if (__builtin_expect(hidet_dist_times != nullptr, 0)) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);

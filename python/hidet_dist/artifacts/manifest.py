@@ -14,7 +14,7 @@ from hidet_dist.errors import ArtifactError
 from hidet_dist.files import write_text
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
 
-FORMAT = 3
+FORMAT = 4
 NAME = "manifest.json"
 
 
@@ -56,7 +56,8 @@ class StageManifest:
     runtimes of hidet and hidet_dist. ``symbols`` are the symbolic dims, ``local_symbols`` those that the program knows.
     ``candidates`` is, for each kernel, how many candidates its library has (``hidet_launch_0`` and so on).
     ``workspace_bytes`` is the room that activations take by kind of memory (``cpu``, ``cuda``), or None where that
-    depends on symbolic dims; ``weight_bytes`` what one rank's weights take.
+    depends on symbolic dims; ``weight_bytes`` what one rank's weights take. ``cuda_graph`` says whether the program
+    is run as a CUDA graph.
     """
 
     folder: str
@@ -74,6 +75,7 @@ class StageManifest:
     candidates: tuple[int, ...] = ()
     workspace_bytes: Mapping[str, int] | None = None
     weight_bytes: int = 0
+    cuda_graph: bool = False
 
     @property
     def communications(self) -> tuple[str, ...]:

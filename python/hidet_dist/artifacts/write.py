@@ -112,6 +112,7 @@ def write_artifacts(
         tuple(compiled.candidates),
         compiled.workspace_bytes,
         sum(_nbytes(x) for name, x in program.weight_placeholders.items() if name in compiled.data),
+        target.cuda_graph,
     )
     shutil.copyfile(compiled.launcher, folder / stage.launcher_file)
     for number, kernel in enumerate(compiled.kernels):

@@ -49,7 +49,7 @@ class CompiledProgram:
     candidates: for each kernel, how many candidates its library has; the fastest is found where the program runs.
     data: the names of the weights (and the coordinate) in the order that the launcher's ``init`` takes them.
     constants: constants that optimizing the program made, by name; the same for every rank.
-    libraries: what the kernels need besides the runtimes: ``openblas`` or nothing.
+    libraries: what the kernels need besides the runtimes: ``openblas`` or nothing, the CUDA runtime for CUDA.
     workspace_bytes: room for activations, by kind of memory; None where it depends on symbolic dims.
     """
 
@@ -117,6 +117,13 @@ def optimize_program(program: Program, target: Target = CPU) -> FlowGraph:
     return graph
 
 
+def _libraries(graph: FlowGraph, target: Target) -> tuple[str, ...]:
+    """What the kernels need to be loaded besides the runtimes of hidet and hidet_dist."""
+    if target.kind == "cuda":
+        return (find_toolkit().runtime_name,)
+    return (openblas.NAME,) if _needs_openblas(graph) else ()
+
+
 def _needs_openblas(graph: FlowGraph) -> bool:
     return any(isinstance(node, TiledOp) for node in graph.nodes)
 
@@ -182,7 +189,7 @@ def compile_program(
         [int(json.loads((folder / "meta.json").read_text())["num_candidates"]) for folder in folders],
         [*data, *constants],
         constants,
-        (openblas.NAME,) if _needs_openblas(graph) else (),
+        _libraries(graph, target),
         None if program.symbols else _workspace_bytes(launcher),
     )
 

@@ -19,12 +19,14 @@ class Target:
     gpu: the GPU that CUDA code is for; None for the CPU.
     space: how many candidates there are of a kernel: 0 for one, 1 and 2 for hidet's small and large search spaces.
     mma: ``mma`` for float32 matrix products on tensor cores (as tf32, of 10 bits of mantissa), ``simt`` for none.
+    cuda_graph: whether a process runs the program as a CUDA graph.
     """
 
     kind: str = "cpu"
     gpu: Gpu | None = None
     space: int = 0
     mma: str = "simt"
+    cuda_graph: bool = False
 
     @property
     def device(self) -> str:

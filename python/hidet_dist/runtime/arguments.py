@@ -7,6 +7,7 @@ from typing import Any
 
 from hidet_dist.artifacts.manifest import StageManifest, TensorSignature
 from hidet_dist.errors import InputError
+from hidet_dist.runtime import dlpack
 from hidet_dist.runtime.dlpack import DEVICE_NAMES
 from hidet_dist.runtime.memory import Memory
 from hidet_dist.runtime.tensors import NUMPY, Buffer, buffer_of, has_dtype, kind_of
@@ -46,7 +47,7 @@ class Signature:
             buffer = buffer_of(x, f"Input {number}")
             if buffer.dtype != dtype or buffer.shape != shape or not self._memory.holds(buffer.device):
                 self._check_input(number, buffer)
-            buffers.append(buffer if buffer.contiguous else buffer.packed())
+            buffers.append(buffer if buffer.contiguous else self._memory.packed(buffer, f"Input {number}"))
         return buffers
 
     def sizes(self, inputs: Sequence[Buffer]) -> dict[str, int]:
@@ -90,9 +91,14 @@ class Signature:
             buffers.append(buffer)
         return buffers
 
-    def new_outputs(self, kind: str, shapes: Sequence[tuple[int, ...]]) -> tuple[list[Any], list[Buffer]]:
-        """New outputs of a library's kind, and where they lie."""
-        made = [self._memory.empty(kind, shape, dtype) for shape, dtype in zip(shapes, self._outputs, strict=True)]
+    def new_outputs(
+        self, kind: str, shapes: Sequence[tuple[int, ...]], inputs: Sequence[Buffer]
+    ) -> tuple[list[Any], list[Buffer]]:
+        """New outputs of a library's kind, and where they lie: on the first input's device, where memory has others."""
+        device = inputs[0].device if inputs else (dlpack.CPU, 0)
+        made = [
+            self._memory.empty(kind, shape, dtype, device) for shape, dtype in zip(shapes, self._outputs, strict=True)
+        ]
         return made, [buffer_of(y, f"Output {number}") for number, y in enumerate(made)]
 
     def zeros(self, sizes: Mapping[str, int]) -> list[Buffer]:

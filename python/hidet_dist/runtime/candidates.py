@@ -102,6 +102,12 @@ class Choices:
         self._remember(chosen, seconds)
         return tuple(chosen)
 
+    def accompany(self, time: Timer) -> None:
+        """Time what :meth:`choose` times, in its order, for the sake of a rank that chooses: collectives take all."""
+        for kernel, count in enumerate(self.candidates):
+            for candidate in range(count if count > 1 else 0):
+                _seconds(time, kernel, candidate)
+
     def _remember(self, chosen: Sequence[int], seconds: Mapping[str, Any]) -> None:
         text = json.dumps({**self._key(), "chosen": chosen, "seconds": seconds}, indent=1) + "\n"
         for path in self._paths():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -53,6 +53,7 @@ class Launcher:
         self._launch.argtypes = (ctypes.c_void_p,) * (tensors + 1)
         self._launch.restype = None
         self._workspace = 0
+        self._times = np.zeros((0, 2), np.int64)
         self._sizes = (ctypes.c_int64 * _KINDS_OF_MEMORY)()
 
     def workspace_bytes(self) -> int:
@@ -73,16 +74,25 @@ class Launcher:
         self._library.hidet_get_output_shape(ctypes.c_int32(number), dims)
         return tuple(dims)
 
-    def launch(self, addresses: Sequence[int]) -> None:
-        """Run the program on inputs, into outputs. Other Python threads run meanwhile."""
+    def launch(self, addresses: Sequence[int], sizes: tuple[int, ...], check: Callable[[], None]) -> None:
+        """Run the program on inputs, into outputs. Other Python threads run meanwhile.
+
+        ``sizes`` are those of the symbolic dims, ``check`` raises what went wrong so far; a CUDA graph needs them.
+        """
         self._launch(*addresses, self._table_address)
 
-    def record(self, addresses: Sequence[int]) -> np.ndarray:
-        """As :meth:`launch`; returns int64[nodes, 2], when each kernel began and ended, as time.perf_counter_ns."""
-        times = np.zeros((self._nodes, 2), np.int64)
-        self._library.hidet_dist_record(times.ctypes.data)
+    def record(self, addresses: Sequence[int], sizes: tuple[int, ...], check: Callable[[], None]) -> None:
+        """As :meth:`launch`, for :meth:`times` to tell when each kernel began and ended."""
+        self._times = np.zeros((self._nodes, 2), np.int64)
+        self._library.hidet_dist_record(self._times.ctypes.data)
         try:
-            self.launch(addresses)
+            self.launch(addresses, sizes, check)
         finally:
             self._library.hidet_dist_record(None)
-        return times
+
+    def times(self) -> np.ndarray:
+        """int64[nodes, 2]: when each recorded kernel began and ended, as time.perf_counter_ns."""
+        return self._times
+
+    def close(self) -> None:
+        """Give back what was made for launching."""

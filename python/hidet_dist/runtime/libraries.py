@@ -12,9 +12,10 @@ from pathlib import Path
 
 from hidet_dist.errors import ArtifactError, HidetDistError
 from hidet_dist.runtime import native, openblas
+from hidet_dist.runtime.cuda.cudart import is_runtime, load_runtime
 from hidet_dist.runtime.threads import wait_without_spinning
 
-_KERNEL = "hidet_launch_0"  # the name under which a kernel library exports its only candidate
+_KERNEL = "hidet_launch_"  # the name under which a kernel library exports a candidate, without its number
 
 
 class Libraries:
@@ -48,14 +49,14 @@ class Libraries:
             target.write(source.read())
         return self.load_shared(copy)
 
-    def load_kernels(self, files: Sequence[int]) -> list[int]:
-        """The addresses of the kernels in libraries, by their descriptors, which are taken."""
-        addresses = []
-        for file in files:
-            address = ctypes.cast(getattr(self.load_shared(file), _KERNEL), ctypes.c_void_p).value
-            assert address is not None
-            addresses.append(address)
-        return addresses
+    def load_kernels(self, files: Sequence[int], candidates: Sequence[int]) -> list[list[int]]:
+        """The addresses of the kernels in libraries, by their descriptors, which are taken: of each, its candidates."""
+        kernels = []
+        for file, count in zip(files, candidates, strict=True):
+            library = self.load_shared(file)
+            found = (getattr(library, f"{_KERNEL}{candidate}") for candidate in range(count))
+            kernels.append([ctypes.cast(function, ctypes.c_void_p).value or 0 for function in found])
+        return kernels
 
 
 def load_needed(names: Sequence[str], folder: Path) -> None:
@@ -65,14 +66,19 @@ def load_needed(names: Sequence[str], folder: Path) -> None:
     ------
     ArtifactError
         When a name is unknown.
+    ConfigError
+        When the CUDA runtime is not there.
     """
     wait_without_spinning()
     native.library()
     hidet_runtime()
     for name in names:
-        if name != openblas.NAME:
+        if is_runtime(name):
+            load_runtime(name)
+        elif name == openblas.NAME:
+            openblas.load_openblas()
+        else:
             raise ArtifactError(f"{folder} needs the unknown library {name!r}. Build the artifacts again.")
-        openblas.load_openblas()
 
 
 def hidet_runtime() -> ctypes.CDLL:
@@ -85,6 +91,12 @@ def hidet_runtime() -> ctypes.CDLL:
     runtime.hidet_get_last_error.restype = ctypes.c_char_p
     runtime.set_symbol_value.argtypes = (ctypes.c_char_p, ctypes.c_int32)
     runtime.set_symbol_value.restype = None
+    runtime.hidet_set_last_error.argtypes = (ctypes.c_char_p,)
+    runtime.get_cuda_stream.restype = ctypes.c_void_p
+    runtime.set_cuda_stream.argtypes = (ctypes.c_void_p,)
+    runtime.get_use_torch_cuda_stream.restype = ctypes.c_bool
+    runtime.use_torch_cuda_stream.argtypes = (ctypes.c_bool,)
+    runtime.register_callback.argtypes = (ctypes.c_char_p, ctypes.c_void_p)
     return runtime
 
 

@@ -1,7 +1,8 @@
 """Where a partition's weights, workspace, inputs and outputs lie: one class for each kind of memory.
 
-Only host memory so far. A kind of memory says which tensors the kernels can read where they lie, takes the weights from
-their files, and makes room for activations and results; nothing else knows where they are.
+Host memory here; that of CUDA devices is in :mod:`hidet_dist.runtime.cuda.memory`. A kind of memory says which tensors
+the kernels can read where they lie, takes the weights from their files, and makes room for activations and results;
+nothing else knows where they are.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ import mmap
 import os
 import weakref
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from hidet_dist.errors import ArtifactError, WeightsError
-from hidet_dist.runtime import dlpack
+from hidet_dist.runtime import dlpack, native
 from hidet_dist.runtime.tensors import Buffer, host_tensor
 from hidet_dist.weights import header
+
+if TYPE_CHECKING:
+    from hidet_dist.runtime.communicator import Communicator
 
 ALIGNMENT = 64
 """Bytes: a cache line, and the widest vector register. What kernels are given lies at a multiple of it."""
@@ -38,7 +43,13 @@ class Memory(Protocol):
     number: int
 
     def holds(self, device: tuple[int, int]) -> bool:
-        """Whether kernels can read and write a tensor on this DLPack device (type and number)."""
+        """Whether a tensor on this DLPack device (type and number) may be given."""
+
+    def active(self) -> AbstractContextManager[None]:
+        """While it lasts, kernels can be launched by this thread."""
+
+    def packed(self, buffer: Buffer, what: str) -> Buffer:
+        """A tensor row by row: itself or a copy. Raises InputError, which calls it ``what``, where that is not made."""
 
     def load(self, file: int, path: Path, names: Sequence[str]) -> dict[str, int]:
         """The addresses of those of the tensors ``names`` that a file has. Takes the file's descriptor."""
@@ -49,11 +60,23 @@ class Memory(Protocol):
     def workspace(self, nbytes: int) -> int:
         """The address of at least ``nbytes`` bytes for activations; what was there before is given up."""
 
-    def empty(self, kind: str, shape: Sequence[int], dtype: str) -> Any:
-        """A new tensor of a library that has the dtype, its content undefined."""
+    def empty(self, kind: str, shape: Sequence[int], dtype: str, device: tuple[int, int]) -> Any:
+        """A new tensor of a library that has the dtype, on a DLPack device, its content undefined."""
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Buffer:
         """A new tensor of zeros, of no library."""
+
+    def stage(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> list[int]:
+        """The addresses where kernels find the inputs and put the outputs, within :meth:`active`."""
+
+    def deliver(self, outputs: Sequence[Buffer], addresses: Sequence[int]) -> None:
+        """Bring outputs from these addresses to where they belong, once they are there."""
+
+    def wait(self, communicator: Communicator) -> None:
+        """Return once what was launched is over; raise CommunicationError where a collective failed."""
+
+    def all_gather(self, communicator: Communicator, own: np.ndarray) -> np.ndarray:
+        """All ranks' arrays of the same size, a row each. The communicator is bound to this thread."""
 
     def close(self) -> None:
         """Give everything back."""
@@ -88,7 +111,7 @@ class HostMemory:
         ArtifactError
             When one of these tensors is not aligned as kernels need it, or the file's header makes no sense.
         """
-        self._files.append((file, path, _identity(file)))
+        self._files.append((file, path, file_identity(file)))
         mapping = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
         self._mappings.append(mapping)
         length = int.from_bytes(mapping[: header.LENGTH_BYTES], "little")
@@ -109,7 +132,7 @@ class HostMemory:
     def check(self) -> None:
         """Raise ArtifactError where a mapped file was changed: reading beyond a new end would end the process."""
         for file, path, before in self._files:
-            if _identity(file) != before:
+            if file_identity(file) != before:
                 raise ArtifactError(
                     f"{path} was changed while it was in use: the weights are not what they were. Load the artifacts "
                     "again; builds replace them without touching the old files."
@@ -121,16 +144,41 @@ class HostMemory:
             self._workspace = _aligned(nbytes)
         return int(self._workspace.ctypes.data)
 
-    def empty(self, kind: str, shape: Sequence[int], dtype: str) -> Any:
+    def active(self) -> AbstractContextManager[None]:
+        """Nothing needs to be made ready."""
+        return nullcontext()
+
+    def packed(self, buffer: Buffer, what: str) -> Buffer:
+        """A tensor row by row: itself or a copy."""
+        return buffer.packed()
+
+    def empty(self, kind: str, shape: Sequence[int], dtype: str, device: tuple[int, int]) -> Any:
         """A new tensor in host memory."""
         return host_tensor(kind, shape, dtype)
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Buffer:
         """A new tensor of zeros."""
-        itemsize = header.ITEMSIZE[dtype] if dtype in header.ITEMSIZE else np.dtype(dtype).itemsize
-        memory = np.zeros(math.prod(shape) * itemsize, np.uint8)
-        place = memory.ctypes.data
-        return Buffer(place, tuple(shape), dtype, memory.nbytes, True, (dlpack.CPU, 0), False, memory)
+        return host_zeros(shape, dtype)
+
+    def stage(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> list[int]:
+        """Where they lie."""
+        return [buffer.address for buffer in (*inputs, *outputs)]
+
+    def deliver(self, outputs: Sequence[Buffer], addresses: Sequence[int]) -> None:
+        """They are there."""
+
+    def wait(self, communicator: Communicator) -> None:
+        """All is over; raises CommunicationError where a collective failed."""
+        communicator.check()
+
+    def all_gather(self, communicator: Communicator, own: np.ndarray) -> np.ndarray:
+        """All ranks' arrays of the same size, a row each."""
+        everyone = np.empty((communicator.world_size, own.size), own.dtype)
+        whole_mesh = (1 << len(communicator.mesh_shape)) - 1
+        dtype = native.dtype_code(own.dtype.name)
+        native.all_gather(own.ctypes.data, everyone.ctypes.data, own.size, dtype, whole_mesh)
+        communicator.check()
+        return everyone
 
     def close(self) -> None:
         """Unmap the weights. Their addresses must not be used any more."""
@@ -138,7 +186,15 @@ class HostMemory:
         self._close()
 
 
-def _identity(file: int) -> tuple[int, ...]:
+def host_zeros(shape: Sequence[int], dtype: str) -> Buffer:
+    """A new tensor of zeros in host memory, of no library."""
+    itemsize = header.ITEMSIZE[dtype] if dtype in header.ITEMSIZE else np.dtype(dtype).itemsize
+    memory = np.zeros(math.prod(shape) * itemsize, np.uint8)
+    place = memory.ctypes.data
+    return Buffer(place, tuple(shape), dtype, memory.nbytes, True, (dlpack.CPU, 0), False, memory)
+
+
+def file_identity(file: int) -> tuple[int, ...]:
     """What changes when a file's content does."""
     status = os.fstat(file)
     return status.st_size, status.st_mtime_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import os
 import statistics
 import threading
@@ -21,6 +22,10 @@ from hidet_dist.errors import ArtifactError, CommunicationError, ConfigError, Hi
 from hidet_dist.runtime import native, session
 from hidet_dist.runtime.agreement import agree, refuse
 from hidet_dist.runtime.arguments import Signature
+from hidet_dist.runtime.candidates import Choices
+from hidet_dist.runtime.cuda.driver import check_architecture, device_of_rank
+from hidet_dist.runtime.cuda.launcher import CudaLauncher
+from hidet_dist.runtime.cuda.memory import CudaMemory
 from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.libraries import Libraries, hidet_runtime, load_needed
 from hidet_dist.runtime.memory import HostMemory, Memory
@@ -30,6 +35,7 @@ from hidet_dist.runtime.tensors import Buffer
 _sizes_lock = threading.Lock()  # hidet's runtime has one table of symbolic dims' sizes
 _MOST_SIZES = 1024  # how many combinations of symbolic dims' sizes are remembered
 _NANOSECONDS = 1e9  # in a second
+_TIMED_RUNS = 4  # of a candidate; the fastest counts
 
 
 class LoadedPartition:
@@ -60,6 +66,7 @@ class LoadedPartition:
         self._lock = threading.Lock()
         self._running: int | None = None  # the thread that is in a call
         self._memory: Memory = HostMemory()
+        self._launcher: Launcher | None = None
         self._libraries = Libraries()
         try:
             with session.loading(lambda: self.manifest.identity, timeout_seconds):
@@ -69,7 +76,7 @@ class LoadedPartition:
                     settings = session.current()
                     self.rank = settings.rank if settings is not None else (rank or 0)
                     self.world_size = self.stage.size
-                    self._launcher = self._load(artifacts)
+                    self._load(artifacts)
                 self._communicates = self.world_size > 1 and bool(self.stage.communications)
                 self._owner = threading.get_ident() if self._communicates else None
                 self._signature = Signature(self.stage, self._memory)
@@ -80,17 +87,35 @@ class LoadedPartition:
                     self._reserve_workspace({})
                     self._shapes_at({})
                 self._check_runtime()
-            self._communicator = session.communicator_for(self.stage.mesh_shape, rank, timeout_seconds)
+            self._communicator = session.communicator_for(
+                self.stage.mesh_shape, rank, timeout_seconds, self.manifest.target, self._device
+            )
+            launcher = self._program
+            if isinstance(launcher, CudaLauncher):
+                self._choose_candidates(folder, launcher)
         except BaseException:
             self._free()
             raise
 
-    def _load(self, artifacts: OpenedArtifacts) -> Launcher:
+    @property
+    def _program(self) -> Launcher:
+        assert self._launcher is not None
+        return self._launcher
+
+    @property
+    def _device(self) -> int | None:
+        return self._memory.device if isinstance(self._memory, CudaMemory) else None
+
+    def _load(self, artifacts: OpenedArtifacts) -> None:
         stage, folder = self.stage, artifacts.folder
+        if self.manifest.target == "cuda":
+            device = device_of_rank(self.rank)
+            check_architecture(self.manifest.arch, device)
+            self._memory = CudaMemory(device, static=stage.cuda_graph)
         load_needed(stage.libraries, folder)
         self._runtime = hidet_runtime()
         launcher, *kernels = (artifacts.take(name) for name in stage.libraries_of())
-        addresses = self._libraries.load_kernels(kernels)
+        self._kernels = self._libraries.load_kernels(kernels, stage.candidates)
         library = self._libraries.load_own(launcher)
         data: dict[str, int] = {}
         for name in stage.data_of(self.rank):
@@ -102,7 +127,63 @@ class LoadedPartition:
             )
         tensors = len(stage.inputs) + len(stage.outputs)
         own = [data[name] for name in stage.data]
-        return Launcher(library, addresses, own, tensors, len(stage.launches), self._memory)
+        first = [candidates[0] for candidates in self._kernels]
+        if isinstance(self._memory, CudaMemory):
+            nodes = len(stage.launches)
+            self._launcher = CudaLauncher(library, first, own, tensors, nodes, self._memory, stage.cuda_graph)
+        else:
+            self._launcher = Launcher(library, first, own, tensors, len(stage.launches), self._memory)
+
+    def _choose_candidates(self, folder: Path, launcher: CudaLauncher) -> None:
+        """Take the fastest candidate of each kernel on this device: all ranks take what the first one finds."""
+        memory, communicator, stage = self._memory, self._communicator, self.stage
+        assert isinstance(memory, CudaMemory)
+        name = memory.driver.device_name(memory.device)
+        choices = Choices(folder.resolve(), self.manifest.identity, name, stage.candidates)
+        if not choices.is_needed:
+            return
+        whole = {symbol.name: symbol.size for symbol in stage.symbols}
+        sizes = {own.name: whole[own.symbol] // own.shards for own in stage.local_symbols}
+        arguments = self._signature.zeros(sizes)
+        sizes = self._signature.sizes(arguments)
+
+        with self._turn(), _sizes_lock if sizes else nullcontext(), memory.active():
+            communicator.bind()
+            outputs = self._signature.scratch(self._shapes_at(sizes))
+            self._reserve_workspace(sizes)
+            addresses = memory.stage(arguments, outputs)
+
+            def seconds(kernel: int, candidate: int) -> float:
+                launcher.use(kernel, self._kernels[kernel][candidate])
+                nodes = [number for number, launch in enumerate(stage.launches) if launch.kernel == kernel]
+                best = math.inf
+                for _ in range(_TIMED_RUNS):
+                    launcher.record(addresses, tuple(sizes.values()), communicator.check)
+                    memory.wait(communicator)
+                    best = min(best, launcher.seconds_of(nodes))
+                launcher.use(kernel, self._kernels[kernel][0])
+                self._check_runtime()
+                return best
+
+            def told(own: Sequence[int]) -> list[int]:
+                if self.world_size == 1:
+                    return list(own)
+                return [int(x) for x in memory.all_gather(communicator, np.array(own, np.int32))[0]]
+
+            known = choices.remembered() if self.rank == 0 else None
+            chosen = told([-1] * len(stage.candidates) if known is None else known)
+            if -1 in chosen:
+                if self.rank == 0:
+                    try:
+                        chosen = list(choices.choose(seconds))
+                    finally:
+                        communicator.check()
+                else:
+                    choices.accompany(seconds)
+                    communicator.check()
+                chosen = told(chosen)
+            for kernel, candidate in enumerate(chosen):
+                launcher.use(kernel, self._kernels[kernel][candidate])
 
     def __call__(self, *inputs: Any) -> Any:
         """Run once. Takes and returns the rank's shards; a single output is returned bare, several as a list.
@@ -118,15 +199,17 @@ class LoadedPartition:
         Parameters
         ----------
         inputs: sequence of tensors
-            NumPy arrays, torch or hidet tensors, or whatever else has ``__dlpack__``, in host memory. They are read
-            where they lie; what does not lie row by row is copied first.
+            NumPy arrays, torch or hidet tensors, or whatever else has ``__dlpack__``, in the memory of the program's
+            device: they are read where they lie. In host memory, what does not lie row by row is copied first. A
+            program on a CUDA device takes tensors in host memory too, copied there and back.
         outputs: sequence of tensors, optional
             Where the results go: contiguous and writable, of the outputs' dtypes and shapes, and sharing no memory
             with an input or with one another. They save the time that the system takes to find new memory.
 
         Returns
         -------
-        The outputs: those given, or new tensors of the first input's library (NumPy's where that is none of the three).
+        The outputs: those given, or new tensors of the first input's library (NumPy's where that is none of the three),
+        on the first input's device.
         NumPy has no bfloat16, so a program with such outputs is given torch or hidet tensors, as its first input or as
         outputs. (The ml_dtypes package adds it: where that is imported, NumPy arrays will do.)
 
@@ -244,8 +327,9 @@ class LoadedPartition:
         record: bool = False,
     ) -> tuple[list[Any], np.ndarray | None]:
         """Run on checked inputs. Outputs are ``given``, or of the library ``kind``, or thrown away if that is None."""
-        with self._turn(), _sizes_lock if sizes else nullcontext():
-            self._memory.check()
+        launcher, memory = self._program, self._memory
+        with self._turn(), _sizes_lock if sizes else nullcontext(), memory.active():
+            memory.check()
             communicator = self._communicator
             communicator.check()
             communicator.bind()
@@ -255,24 +339,27 @@ class LoadedPartition:
                 if given is not None and fit:
                     results, buffers = list(given), self._signature.outputs(given, shapes, arguments)
             if self._communicates:
-                agree(communicator, {symbol.name: sizes[symbol.name] for symbol in self.stage.symbols})
+                agree(communicator, memory, {symbol.name: sizes[symbol.name] for symbol in self.stage.symbols})
             if not fit:
                 self._refuse_sizes(shapes)
             if given is None and kind is not None:
-                results, buffers = self._signature.new_outputs(kind, shapes)
+                results, buffers = self._signature.new_outputs(kind, shapes, arguments)
             elif given is None:
                 results, buffers = [], self._signature.scratch(shapes)
             if sizes:
                 self._reserve_workspace(sizes)
-            addresses = [buffer.address for buffer in (*arguments, *buffers)]
-            times = None
-            if record:
-                times = self._launcher.record(addresses)
-            else:
-                self._launcher.launch(addresses)
-            communicator.check()
+            addresses = memory.stage(arguments, buffers)
+            run = launcher.record if record else launcher.launch
+            run(addresses, tuple(sizes.values()), self._check_launched)
+            memory.wait(communicator)
+            times = launcher.times() if record else None
             self._check_runtime()
+            memory.deliver(buffers, addresses[len(arguments) :])
         return results, times
+
+    def _check_launched(self) -> None:
+        self._communicator.check()
+        self._check_runtime()
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
@@ -311,12 +398,12 @@ class LoadedPartition:
         """Room for the activations at these sizes, which hidet's runtime has been told."""
         key = tuple(sizes.values())
         if key not in self._workspaces:
-            self._workspaces[key] = self._launcher.workspace_bytes()
-        self._launcher.reserve(self._workspaces[key])
+            self._workspaces[key] = self._program.workspace_bytes()
+        self._program.reserve(self._workspaces[key])
 
     def _output_shapes(self) -> list[tuple[int, ...]]:
         return [
-            self._launcher.output_shape(number, len(y.shape))
+            self._program.output_shape(number, len(y.shape))
             if y.is_symbolic
             else tuple(int(extent) for extent in y.shape)
             for number, y in enumerate(self.stage.outputs)
@@ -339,11 +426,16 @@ class LoadedPartition:
         except InputError as error:
             if self._communicates:
                 symbols = [symbol.name for symbol in self.stage.symbols]
-                with suppress(CommunicationError), nullcontext() if bound else self._turn():
-                    self._communicator.check()
-                    self._communicator.bind()
-                    refuse(self._communicator, symbols, error)
+                with suppress(CommunicationError), nullcontext() if bound else self._refusing():
+                    refuse(self._communicator, self._memory, symbols, error)
             raise
+
+    @contextmanager
+    def _refusing(self) -> Iterator[None]:
+        with self._turn(), self._memory.active():
+            self._communicator.check()
+            self._communicator.bind()
+            yield
 
     def _check_runtime(self) -> None:
         message = self._runtime.hidet_get_last_error()
@@ -368,6 +460,8 @@ class LoadedPartition:
                 self._free()
 
     def _free(self) -> None:
+        if self._launcher is not None:
+            self._launcher.close()
         self._libraries.close()
         self._memory.close()
 
@@ -426,11 +520,8 @@ def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> Open
                     f"{folder} was built with hidet {manifest.hidet_version}, not {installed}. Build the artifacts "
                     "again."
                 )
-            if manifest.target != "cpu":
-                raise ArtifactError(
-                    f"{folder} was built for {manifest.target} ({manifest.arch}), which cannot be served yet. "
-                    "Build the artifacts with optimization_config['target'] = 'cpu' to serve them on CPUs."
-                )
+            if manifest.target == "cuda":
+                device_of_rank(0)  # before the ranks meet: there is a device at all
             (stage,) = manifest.stages
             own = _enter_session(rank, stage, timeout_seconds, folder)
             others = {stage.weights_file(other) for other in range(stage.size) if other != own}

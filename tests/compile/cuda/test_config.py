@@ -56,6 +56,8 @@ def test_options_reach_the_target():
         ({"arch": "sm_80"}, "is for the target 'cuda'; the target is 'cpu'"),
         ({"space": 1}, "is for the target 'cuda'; the target is 'cpu'"),
         ({"mma": "simt"}, "is for the target 'cuda'; the target is 'cpu'"),
+        ({"cuda_graph": True}, "is for the target 'cuda'; the target is 'cpu'"),
+        ({"target": "cuda", "cuda_graph": 1}, "'cuda_graph'\\] must be True or False; got 1"),
     ],
 )
 def test_values_that_make_no_sense_are_refused(keys, message):

@@ -1,10 +1,13 @@
 // Stands in for the CUDA driver where there is no GPU: exactly the functions that the native runtime and the stand-in for
 // NCCL use, and those that tests use to make streams and graphs. Device memory is host memory, a stream is a queue that
-// a thread works off, and a graph is a list of functions.
+// a thread works off, and a graph is a list of functions. With FAKE_CUDA_SYNCHRONOUS=1 a call waits for what it puts on
+// a stream, so that functions of the host can stand in for kernels: they read and write in their turn.
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <cstdio>
 #include <deque>
 #include <functional>
 #include <mutex>
@@ -20,8 +23,9 @@ constexpr int kInvalidDevice = 101;
 constexpr int kNotReady = 600;
 constexpr int kCaptureUnsupported = 900;
 
-std::mutex mutex;
-std::condition_variable changed;
+// Never destroyed: the streams' threads wait on them when the process ends.
+std::mutex &mutex = *new std::mutex;
+std::condition_variable &changed = *new std::condition_variable;
 int captures = 0;
 
 struct Stream {
@@ -48,6 +52,7 @@ struct Stream {
       function();
       lock.lock();
       queue.pop_front();
+      changed.notify_all();
     }
   }
 
@@ -61,6 +66,14 @@ Stream *default_stream() {
   return stream;
 }
 
+using Clock = std::chrono::steady_clock;
+
+struct Event {
+  int recorded = 0;  // by calls
+  int happened = 0;
+  Clock::time_point time;
+};
+
 Stream &of(void *handle) { return handle == nullptr ? *default_stream() : *static_cast<Stream *>(handle); }
 
 int device_count() {
@@ -69,6 +82,19 @@ int device_count() {
 }
 
 void *current_stream = nullptr;
+thread_local void *current_context = nullptr;
+
+bool is_synchronous() {
+  static const bool is = std::getenv("FAKE_CUDA_SYNCHRONOUS") != nullptr;
+  return is;
+}
+
+void put(void *handle, const Function &function) {
+  std::unique_lock<std::mutex> lock(mutex);
+  Stream &stream = of(handle);
+  stream.add(function);
+  if (is_synchronous()) changed.wait(lock, [&stream] { return stream.queue.empty(); });
+}
 
 }  // namespace
 
@@ -98,7 +124,26 @@ API int cuDevicePrimaryCtxRetain(void **context, int) {
 }
 
 API int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
-API int cuCtxSetCurrent(void *) { return 0; }
+
+API int cuCtxSetCurrent(void *context) {
+  current_context = context;
+  return 0;
+}
+
+API int cuCtxGetCurrent(void **context) {
+  *context = current_context;
+  return 0;
+}
+
+API int cuDeviceGetName(char *name, int size, int) {
+  std::snprintf(name, static_cast<size_t>(size), "Stand-in");
+  return 0;
+}
+
+API int cuDeviceGetAttribute(int *value, int attribute, int) {
+  *value = attribute == 75 ? 9 : 0;  // compute capability 9.0
+  return 0;
+}
 
 API int cuStreamCreate(void **stream, unsigned int) {
   *stream = new Stream;
@@ -120,14 +165,12 @@ API int cuStreamIsCapturing(void *stream, int *status) {
 }
 
 API int cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  of(stream).add([function, data] { function(data); });
+  put(stream, [function, data] { function(data); });
   return 0;
 }
 
 API int cuMemcpyAsync(unsigned long long target, unsigned long long source, size_t bytes, void *stream) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  of(stream).add([=] { std::memcpy(reinterpret_cast<void *>(target), reinterpret_cast<void *>(source), bytes); });
+  put(stream, [=] { std::memcpy(reinterpret_cast<void *>(target), reinterpret_cast<void *>(source), bytes); });
   return 0;
 }
 
@@ -140,6 +183,76 @@ API int cuMemAlloc_v2(unsigned long long *pointer, size_t bytes) {
 
 API int cuMemFree_v2(unsigned long long pointer) {
   std::free(reinterpret_cast<void *>(pointer));
+  return 0;
+}
+
+API int cuMemAllocHost_v2(void **pointer, size_t bytes) {
+  *pointer = std::calloc(1, bytes);
+  return 0;
+}
+
+API int cuMemFreeHost(void *pointer) {
+  std::free(pointer);
+  return 0;
+}
+
+API int cuMemsetD8Async(unsigned long long target, unsigned char value, size_t bytes, void *stream) {
+  put(stream, [=] { std::memset(reinterpret_cast<void *>(target), value, bytes); });
+  return 0;
+}
+
+API int cuStreamSynchronize(void *stream) {
+  std::unique_lock<std::mutex> lock(mutex);
+  if (of(stream).capturing) return kCaptureUnsupported;
+  changed.wait(lock, [stream] { return of(stream).queue.empty(); });
+  return 0;
+}
+
+API int cuEventCreate(void **event, unsigned int) {
+  *event = new Event;
+  return 0;
+}
+
+API int cuEventDestroy_v2(void *) { return 0; }  // a stream may have it yet
+
+API int cuEventRecord(void *handle, void *stream) {
+  auto *event = static_cast<Event *>(handle);
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    ++event->recorded;
+  }
+  put(stream, [event] {
+    const std::lock_guard<std::mutex> lock(mutex);
+    ++event->happened;
+    event->time = Clock::now();
+    changed.notify_all();
+  });
+  return 0;
+}
+
+API int cuEventSynchronize(void *handle) {
+  auto *event = static_cast<Event *>(handle);
+  std::unique_lock<std::mutex> lock(mutex);
+  changed.wait(lock, [event] { return event->happened == event->recorded; });
+  return 0;
+}
+
+API int cuStreamWaitEvent(void *stream, void *handle, unsigned int) {
+  auto *event = static_cast<Event *>(handle);
+  put(stream, [event] {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [event] { return event->happened == event->recorded; });
+  });
+  return 0;
+}
+
+API int cuEventElapsedTime(float *milliseconds, void *first, void *second) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto *begin = static_cast<Event *>(first);
+  const auto *end = static_cast<Event *>(second);
+  if (begin->recorded == 0 || end->recorded == 0) return kInvalidValue;
+  if (begin->happened != begin->recorded || end->happened != end->recorded) return kNotReady;
+  *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
   return 0;
 }
 
@@ -167,9 +280,16 @@ API int cuStreamEndCapture(void *stream, void **graph) {
 }
 
 API int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long) {
-  *executable = graph;
+  *executable = new std::vector<Function>(*static_cast<std::vector<Function> *>(graph));
   return 0;
 }
+
+API int cuGraphDestroy(void *graph) {
+  delete static_cast<std::vector<Function> *>(graph);
+  return 0;
+}
+
+API int cuGraphExecDestroy(void *executable) { return cuGraphDestroy(executable); }
 
 API int cuGraphLaunch(void *executable, void *stream) {
   const std::lock_guard<std::mutex> lock(mutex);

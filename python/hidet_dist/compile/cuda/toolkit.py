@@ -36,6 +36,11 @@ class Toolkit:
     version: str
     runtime: Path
 
+    @property
+    def runtime_name(self) -> str:
+        """The name by which programs that are linked against the CUDA runtime look for it, ``libcudart.so.13``."""
+        return f"libcudart.so.{self.version.partition('.')[0]}"
+
 
 def find_toolkit() -> Toolkit:
     """The CUDA compiler: of CUDA_HOME, on PATH, from PyPI, or where the toolkit is usually installed.

@@ -1,0 +1,260 @@
+"""The CUDA driver, loaded when it is first needed: devices, memory, streams, events and graphs, as Python calls.
+
+Names and numbers are those of the CUDA Driver API reference. Everything acts on a device's primary context, which the
+CUDA runtime (and with it hidet's kernels, PyTorch and NCCL) uses too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from typing import Any
+
+from hidet_dist.errors import ConfigError, HidetDistError
+from hidet_dist.runtime.nccl import DRIVER_VARIABLE
+
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
+_CAPTURE_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may go on as ever
+_NAME_BYTES = 256
+_MILLISECONDS = 1e3  # in a second
+
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "cuInit": (c_uint,),
+    "cuDeviceGetCount": (POINTER(c_int),),
+    "cuDeviceGet": (POINTER(c_int), c_int),
+    "cuDeviceGetName": (c_char_p, c_int, c_int),
+    "cuDeviceGetAttribute": (POINTER(c_int), c_int, c_int),
+    "cuDevicePrimaryCtxRetain": (POINTER(c_void_p), c_int),
+    "cuDevicePrimaryCtxRelease_v2": (c_int,),
+    "cuCtxGetCurrent": (POINTER(c_void_p),),
+    "cuCtxSetCurrent": (c_void_p,),
+    "cuMemAlloc_v2": (POINTER(c_uint64), c_size_t),
+    "cuMemFree_v2": (c_uint64,),
+    "cuMemAllocHost_v2": (POINTER(c_void_p), c_size_t),
+    "cuMemFreeHost": (c_void_p,),
+    "cuMemcpyAsync": (c_uint64, c_uint64, c_size_t, c_void_p),
+    "cuMemsetD8Async": (c_uint64, ctypes.c_ubyte, c_size_t, c_void_p),
+    "cuStreamCreate": (POINTER(c_void_p), c_uint),
+    "cuStreamDestroy_v2": (c_void_p,),
+    "cuStreamSynchronize": (c_void_p,),
+    "cuStreamWaitEvent": (c_void_p, c_void_p, c_uint),
+    "cuStreamBeginCapture_v2": (c_void_p, c_int),
+    "cuStreamEndCapture": (c_void_p, POINTER(c_void_p)),
+    "cuGraphInstantiateWithFlags": (POINTER(c_void_p), c_void_p, ctypes.c_ulonglong),
+    "cuGraphLaunch": (c_void_p, c_void_p),
+    "cuGraphDestroy": (c_void_p,),
+    "cuGraphExecDestroy": (c_void_p,),
+    "cuEventCreate": (POINTER(c_void_p), c_uint),
+    "cuEventDestroy_v2": (c_void_p,),
+    "cuEventRecord": (c_void_p, c_void_p),
+    "cuEventSynchronize": (c_void_p,),
+    "cuEventElapsedTime": (POINTER(c_float), c_void_p, c_void_p),
+    "cuGetErrorString": (c_int, POINTER(c_char_p)),
+}
+
+
+class DeviceError(HidetDistError):
+    """A CUDA device refused something, or failed."""
+
+
+class Driver:
+    """The driver's functions that serving needs. Each raises DeviceError where CUDA reports an error.
+
+    Parameters
+    ----------
+    path: str
+        The library, ``libcuda.so.1`` or its path.
+
+    Raises
+    ------
+    ConfigError
+        Where it cannot be loaded, or there is no device.
+    """
+
+    def __init__(self, path: str):
+        try:
+            library = ctypes.CDLL(path)
+            self._functions = {name: getattr(library, name) for name in _FUNCTIONS}
+        except (OSError, AttributeError) as error:
+            raise ConfigError(f"CUDA devices cannot be used: {error} (is a CUDA driver installed?)") from None
+        for name, arguments in _FUNCTIONS.items():
+            self._functions[name].argtypes = arguments
+            self._functions[name].restype = c_int
+        status = self._functions["cuInit"](0)
+        if status:
+            raise ConfigError(f"CUDA devices cannot be used: {self._text(status)}")
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function of the driver."""
+        status = self._functions[name](*arguments)
+        if status:
+            raise DeviceError(f"{name} failed: {self._text(status)}")
+
+    def _text(self, status: int) -> str:
+        text = c_char_p()
+        self._functions["cuGetErrorString"](status, byref(text))
+        return f"CUDA error {status}" + (f", {text.value.decode(errors='replace')}" if text.value else "")
+
+    @property
+    def record_event(self) -> int:
+        """The address of ``cuEventRecord``, for native code."""
+        return ctypes.cast(self._functions["cuEventRecord"], c_void_p).value or 0
+
+    def device_count(self) -> int:
+        """The number of devices."""
+        count = c_int()
+        self.call("cuDeviceGetCount", byref(count))
+        return count.value
+
+    def device_name(self, device: int) -> str:
+        """A device's name, such as ``NVIDIA H100 80GB HBM3``."""
+        name = ctypes.create_string_buffer(_NAME_BYTES)
+        self.call("cuDeviceGetName", name, _NAME_BYTES, device)
+        return name.value.decode(errors="replace")
+
+    def capability(self, device: int) -> tuple[int, int]:
+        """A device's compute capability, major and minor."""
+        values = []
+        for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR):
+            value = c_int()
+            self.call("cuDeviceGetAttribute", byref(value), attribute, device)
+            values.append(value.value)
+        return values[0], values[1]
+
+    def retain_context(self, device: int) -> int:
+        """A device's primary context; to be given back by :meth:`release_context`."""
+        return self._handle("cuDevicePrimaryCtxRetain", device)
+
+    def release_context(self, device: int) -> None:
+        """Give a device's primary context back."""
+        self.call("cuDevicePrimaryCtxRelease_v2", device)
+
+    def current_context(self) -> int:
+        """The calling thread's context, or 0."""
+        return self._handle("cuCtxGetCurrent")
+
+    def set_context(self, context: int) -> None:
+        """Make a context the calling thread's."""
+        self.call("cuCtxSetCurrent", context or None)
+
+    def allocate(self, nbytes: int) -> int:
+        """New device memory, at a multiple of 256 bytes."""
+        address = c_uint64()
+        self.call("cuMemAlloc_v2", byref(address), max(1, nbytes))
+        return address.value
+
+    def free(self, address: int) -> None:
+        """Give device memory back, once what uses it is over."""
+        self.call("cuMemFree_v2", address)
+
+    def allocate_host(self, nbytes: int) -> int:
+        """New pinned host memory."""
+        return self._handle("cuMemAllocHost_v2", nbytes)
+
+    def free_host(self, address: int) -> None:
+        """Give pinned host memory back."""
+        self.call("cuMemFreeHost", address)
+
+    def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy between any two of host and device memory, on a stream."""
+        if nbytes:
+            self.call("cuMemcpyAsync", target, source, nbytes, stream)
+
+    def clear(self, address: int, value: int, nbytes: int, stream: int) -> None:
+        """Set bytes of device memory, on a stream."""
+        if nbytes:
+            self.call("cuMemsetD8Async", address, value, nbytes, stream)
+
+    def new_stream(self) -> int:
+        """A stream that keeps the order with the legacy default stream."""
+        return self._handle("cuStreamCreate", 0)
+
+    def synchronize(self, stream: int) -> None:
+        """Wait until a stream's work is over; raises what went wrong in it."""
+        self.call("cuStreamSynchronize", stream)
+
+    def new_event(self) -> int:
+        """An event that has a time."""
+        return self._handle("cuEventCreate", 0)
+
+    def record(self, event: int, stream: int) -> None:
+        """Let an event happen when a stream has come so far."""
+        self.call("cuEventRecord", event, stream or None)
+
+    def wait_for(self, stream: int, event: int) -> None:
+        """Let a stream wait for an event."""
+        self.call("cuStreamWaitEvent", stream, event, 0)
+
+    def seconds_between(self, first: int, second: int) -> float:
+        """The time between two events that have happened."""
+        milliseconds = c_float()
+        self.call("cuEventElapsedTime", byref(milliseconds), first, second)
+        return milliseconds.value / _MILLISECONDS
+
+    def begin_capture(self, stream: int) -> None:
+        """From now on, what this thread puts on the stream is not run but becomes a graph."""
+        self.call("cuStreamBeginCapture_v2", stream, _CAPTURE_THREAD_LOCAL)
+
+    def end_capture(self, stream: int) -> int:
+        """The graph of what was captured."""
+        return self._handle("cuStreamEndCapture", stream, result_last=True)
+
+    def instantiate(self, graph: int) -> int:
+        """An executable of a graph."""
+        executable = c_void_p()
+        self.call("cuGraphInstantiateWithFlags", byref(executable), graph, 0)
+        return executable.value or 0
+
+    def _handle(self, name: str, *arguments: Any, result_last: bool = False) -> int:
+        handle = c_void_p()
+        self.call(name, *((*arguments, byref(handle)) if result_last else (byref(handle), *arguments)))
+        return handle.value or 0
+
+
+@functools.cache
+def load() -> Driver:
+    """The system's driver, or the one that ``HIDET_DIST_CUDA_DRIVER`` names; loaded once a process.
+
+    Raises
+    ------
+    ConfigError
+        Where there is none, or none that works.
+    """
+    return Driver(os.environ.get(DRIVER_VARIABLE, "libcuda.so.1"))
+
+
+def device_of_rank(rank: int) -> int:
+    """The CUDA device of a rank: torchrun's LOCAL_RANK, or the rank, modulo the number of devices.
+
+    Raises
+    ------
+    ConfigError
+        Where there is no driver or no device.
+    """
+    devices = load().device_count()
+    if devices < 1:
+        raise ConfigError("There is no CUDA device.")
+    return int(os.environ.get("LOCAL_RANK") or rank) % devices
+
+
+def check_architecture(arch: str | None, device: int) -> None:
+    """Refuse a device that code for ``arch``, such as ``sm_90``, does not run on.
+
+    Device code runs on devices of its own major capability, from its own minor one on (CUDA C++ Programming Guide,
+    "Binary Compatibility").
+
+    Raises
+    ------
+    ConfigError
+        It says what to build for.
+    """
+    driver = load()
+    major, minor = driver.capability(device)
+    digits = (arch or "").removeprefix("sm_")
+    if not digits.isdigit() or int(digits) // 10 != major or int(digits) % 10 > minor:
+        raise ConfigError(
+            f"The artifacts were built for {arch}, but CUDA device {device} ({driver.device_name(device)}) is "
+            f"sm_{major}{minor}. Build them with optimization_config['arch'] = 'sm_{major}{minor}'."
+        )

@@ -1,0 +1,93 @@
+"""A compiled program on a CUDA device: launched kernel by kernel or as a graph, and timed by the device."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from hidet_dist.runtime.cuda.driver import DeviceError
+from hidet_dist.runtime.cuda.graphs import Graphs
+from hidet_dist.runtime.cuda.memory import CudaMemory
+from hidet_dist.runtime.launcher import Launcher
+
+_NANOSECONDS = 1e9  # in a second
+
+
+class CudaLauncher(Launcher):
+    """A launcher library whose kernels run on a CUDA device.
+
+    Parameters
+    ----------
+    library, kernels, data, tensors, nodes:
+        As for Launcher.
+    memory: CudaMemory
+        Where everything lies.
+    as_graph: bool
+        Whether the program is captured into a CUDA graph.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        kernels: Sequence[int],
+        data: Sequence[int],
+        tensors: int,
+        nodes: int,
+        memory: CudaMemory,
+        as_graph: bool,
+    ):
+        super().__init__(library, kernels, data, tensors, nodes, memory)
+        self._device = memory
+        self._graphs = Graphs(memory.driver, memory.stream) if as_graph else None
+        library.hidet_dist_record_events.argtypes = (ctypes.c_void_p,) * 3
+        self._events: ctypes.Array[ctypes.c_void_p] | None = None
+
+    def use(self, kernel: int, address: int) -> None:
+        """Take another candidate of a kernel."""
+        self._table[kernel] = address
+
+    def launch(self, addresses: Sequence[int], sizes: tuple[int, ...], check: Callable[[], None]) -> None:
+        """Put the program on the stream, as a graph where it is one."""
+        if self._graphs is None:
+            super().launch(addresses, sizes, check)
+        else:
+            key = (*addresses, self._workspace, *sizes)
+            self._graphs.run(key, lambda: super(CudaLauncher, self).launch(addresses, sizes, check), check)
+
+    def record(self, addresses: Sequence[int], sizes: tuple[int, ...], check: Callable[[], None]) -> None:
+        """As :meth:`launch`, kernel by kernel, with events around each; a kernel that comes to an idle device counts
+        the host's work of launching it too."""
+        if self._events is None:
+            events = (self._device.new_event() for _ in range(2 * self._nodes))
+            self._events = (ctypes.c_void_p * (2 * self._nodes))(*events)
+        record = self._device.driver.record_event
+        self._library.hidet_dist_record_events(record, ctypes.addressof(self._events), self._device.stream)
+        try:
+            super().launch(addresses, sizes, check)
+        finally:
+            self._library.hidet_dist_record_events(None, None, None)
+
+    def times(self) -> np.ndarray:
+        """As of the base class, by the device, once its work is over; it ended now, by the host's clock."""
+        now = time.perf_counter_ns()
+        if not self._events:
+            return np.zeros((0, 2), np.int64)
+        events = [event or 0 for event in self._events]
+        seconds = [self._device.driver.seconds_between(events[0], event) for event in events]
+        elapsed = np.rint(np.array(seconds).reshape(-1, 2) * _NANOSECONDS).astype(np.int64)
+        return np.asarray(now - elapsed[-1, 1] + elapsed)
+
+    def seconds_of(self, nodes: Sequence[int]) -> float:
+        """What some of the kernels took together, when they were last recorded."""
+        times = self.times()[list(nodes)]
+        return float((times[:, 1] - times[:, 0]).sum()) / _NANOSECONDS
+
+    def close(self) -> None:
+        """Free the graphs."""
+        if self._graphs is not None:
+            with suppress(DeviceError), self._device.active():  # after a kernel that failed, none can be freed
+                self._graphs.clear()

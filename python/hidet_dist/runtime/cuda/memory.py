@@ -1,0 +1,347 @@
+"""Device memory of one partition: its weights, workspace and staging, and the stream that everything happens on."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hidet_dist.errors import ArtifactError, InputError, WeightsError
+from hidet_dist.runtime import dlpack, native
+from hidet_dist.runtime.cuda import driver
+from hidet_dist.runtime.cuda.driver import DeviceError, Driver
+from hidet_dist.runtime.cuda.storage import provide_storage
+from hidet_dist.runtime.libraries import hidet_runtime
+from hidet_dist.runtime.memory import file_identity, host_zeros
+from hidet_dist.runtime.tensors import HIDET, TORCH, Buffer, host_tensor
+from hidet_dist.weights import header
+
+if TYPE_CHECKING:
+    from hidet_dist.runtime.communicator import Communicator
+
+_ALIGNMENT = 256  # bytes, as cuMemAlloc aligns; the tensor maps of Hopper's memory accelerator need 128
+_LOAD_BYTES = 16  # the widest that a thread reads or writes at once
+_BLOCK_BYTES = 2**24  # of pinned memory that weights pass through; two of them
+
+
+@dataclass
+class _Resources:
+    """What is given back when the partition goes."""
+
+    driver: Driver
+    device: int
+    context: int
+    streams: list[int] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
+    allocations: dict[int, int] = field(default_factory=dict)
+
+
+class CudaMemory:
+    """Memory of a CUDA device, with a stream of its own.
+
+    Kernels, copies and collectives of a call go on that stream, after what the caller's own stream (hidet's or torch's
+    current one) had to do by then; the call returns when they are over.
+
+    Parameters
+    ----------
+    device: int
+        The device's number in this process.
+    static: bool
+        Whether all inputs and outputs pass through memory of the partition's own, so that kernels find them at the same
+        addresses in each call, as CUDA graphs need it.
+
+    Raises
+    ------
+    ConfigError, DeviceError
+        When there is no such device, or it cannot be used.
+    """
+
+    number = 1
+
+    def __init__(self, device: int, static: bool = False):
+        self.name = f"CPU or CUDA device {device}"
+        self.device = device
+        self.driver = driver.load()
+        self._static = static
+        self._resources = _Resources(self.driver, device, self.driver.retain_context(device))
+        self._close = weakref.finalize(self, _release, self._resources)
+        self._close.atexit = False  # the driver may have gone before
+        self._runtime = hidet_runtime()
+        self._workspace = (0, 0)  # address and bytes
+        self._slots: dict[int, tuple[int, int]] = {}  # staging of inputs, outputs and messages, by place
+        with self._context():
+            self.stream = self.driver.new_stream()
+            self._resources.streams.append(self.stream)
+            self._before = self.new_event()
+        provide_storage(self.driver)
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Device memory that the partition holds: weights, workspace and staging."""
+        return sum(self._resources.allocations.values())
+
+    def new_event(self) -> int:
+        """An event, freed with the memory."""
+        event = self.driver.new_event()
+        self._resources.events.append(event)
+        return event
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """While it lasts, this thread uses the device, and hidet's runtime launches kernels on the stream."""
+        with self._context():
+            runtime = self._runtime
+            follows_torch = bool(runtime.get_use_torch_cuda_stream())
+            runtime.use_torch_cuda_stream(False)
+            before = runtime.get_cuda_stream()
+            runtime.set_cuda_stream(self.stream)
+            try:
+                self.driver.record(self._before, self._callers_stream(before if not follows_torch else None))
+                self.driver.wait_for(self.stream, self._before)
+                yield
+            finally:
+                runtime.set_cuda_stream(before)
+                runtime.use_torch_cuda_stream(follows_torch)
+
+    @contextmanager
+    def _context(self) -> Iterator[None]:
+        before = self.driver.current_context()
+        self.driver.set_context(self._resources.context)
+        try:
+            yield
+        finally:
+            self.driver.set_context(before)
+
+    def _callers_stream(self, hidets: int | None) -> int:
+        """Where the inputs come from: hidet's stream if one was set, or torch's, or the default stream."""
+        if hidets:
+            return hidets
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            return int(torch.cuda.current_stream(self.device).cuda_stream)
+        return 0
+
+    def holds(self, device: tuple[int, int]) -> bool:
+        """Whether a tensor is on the device, or in the host's memory, from and to which it is copied."""
+        return device == (dlpack.CUDA, self.device) or device[0] in (dlpack.CPU, dlpack.CUDA_HOST)
+
+    def packed(self, buffer: Buffer, what: str) -> Buffer:
+        """A tensor row by row; one on the device must be so already."""
+        if buffer.contiguous or buffer.device[0] != dlpack.CUDA:
+            return buffer.packed()
+        raise InputError(f"{what} must be contiguous, row by row, on a CUDA device; give x.contiguous().")
+
+    def load(self, file: int, path: Path, names: Sequence[str]) -> dict[str, int]:
+        """Copy tensors of a safetensors file to the device, block by block through pinned memory.
+
+        Raises
+        ------
+        ArtifactError
+            When the file's header makes no sense, or the file changes meanwhile.
+        DeviceError
+            When the device has too little memory.
+        """
+        with os.fdopen(file, "rb", buffering=0) as stream:
+            before = file_identity(file)
+            length = int.from_bytes(os.pread(file, header.LENGTH_BYTES, 0), "little")
+            try:
+                text = os.pread(file, length, header.LENGTH_BYTES)
+                places = header.parse(text, os.fstat(file).st_size)
+            except (WeightsError, OverflowError) as error:
+                raise ArtifactError(f"{path} is no safetensors file: {error} Build the artifacts again.") from error
+            found = [name for name in names if name in places]
+            with self._context():
+                addresses = self._place([places[name].nbytes for name in found])
+                copies = [
+                    (address, places[name].begin, places[name].begin + places[name].nbytes)
+                    for name, address in zip(found, addresses, strict=True)
+                ]
+                self._fill(stream.fileno(), path, copies)
+            if file_identity(file) != before:
+                raise ArtifactError(f"{path} was changed while it was loaded. Load the artifacts again.")
+        return dict(zip(found, addresses, strict=True))
+
+    def _place(self, sizes: Sequence[int]) -> list[int]:
+        """Addresses for tensors of these sizes, in one allocation."""
+        offsets, total = [], 0
+        for size in sizes:
+            offsets.append(total)
+            total += -(-size // _ALIGNMENT) * _ALIGNMENT
+        base = self._allocate(total) if total else 0
+        return [base + offset for offset in offsets]
+
+    def _fill(self, file: int, path: Path, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Read parts of a file (from, to) to addresses: one block is copied to the device while the next is read."""
+        blocks = [self.driver.allocate_host(_BLOCK_BYTES) for _ in range(2)]
+        try:
+            turn = 0
+            events = [self.driver.new_event() for _ in blocks]
+            self._resources.events += events
+            for event in events:
+                self.driver.record(event, self.stream)
+            for address, begin, end in copies:
+                for at in range(begin, end, _BLOCK_BYTES):
+                    size = min(_BLOCK_BYTES, end - at)
+                    self.driver.call("cuEventSynchronize", events[turn])
+                    view = memoryview((ctypes.c_char * size).from_address(blocks[turn])).cast("B")
+                    _read(file, view, at, path)
+                    self.driver.copy(address + at - begin, blocks[turn], size, self.stream)
+                    self.driver.record(events[turn], self.stream)
+                    turn = 1 - turn
+            self.driver.synchronize(self.stream)
+        finally:
+            for block in blocks:
+                self.driver.free_host(block)
+
+    def check(self) -> None:
+        """The weights are copies: they are what they were."""
+
+    def workspace(self, nbytes: int) -> int:
+        """The address of at least ``nbytes`` bytes for activations; what was there before is given up."""
+        address, size = self._workspace
+        if size < nbytes:
+            with self._context():
+                if size:
+                    self._free(address)
+                    self._workspace = (0, 0)
+                address = self._allocate(nbytes)
+            self._workspace = (address, nbytes)
+        return address
+
+    def empty(self, kind: str, shape: Sequence[int], dtype: str, device: tuple[int, int]) -> Any:
+        """A new tensor of a library: on the device for one on the device, in host memory otherwise."""
+        if device[0] == dlpack.CUDA and kind == TORCH:
+            import torch
+
+            return torch.empty(tuple(shape), dtype=getattr(torch, dtype), device=f"cuda:{self.device}")
+        if device[0] == dlpack.CUDA and kind == HIDET:
+            import hidet
+
+            return hidet.empty(list(shape), dtype, device=f"cuda:{self.device}")
+        return host_tensor(kind, shape, dtype)
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> Buffer:
+        """A new tensor of zeros, in host memory."""
+        return host_zeros(shape, dtype)
+
+    def stage(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> list[int]:
+        """Where kernels find the inputs and put the outputs: where they lie on the device, or in copies there."""
+        addresses = []
+        for place, buffer in enumerate((*inputs, *outputs)):
+            if not self._needs_copy(buffer):
+                addresses.append(buffer.address)
+                continue
+            address = self._slot(place, buffer.nbytes)
+            if place < len(inputs):
+                self.driver.copy(address, buffer.address, buffer.nbytes, self.stream)
+            addresses.append(address)
+        return addresses
+
+    def deliver(self, outputs: Sequence[Buffer], addresses: Sequence[int]) -> None:
+        """Copy outputs that are elsewhere to where they belong, once the program is through."""
+        copied = [
+            (buffer, address) for buffer, address in zip(outputs, addresses, strict=True) if buffer.address != address
+        ]
+        for buffer, address in copied:
+            self.driver.copy(buffer.address, address, buffer.nbytes, self.stream)
+        if copied:
+            self.driver.synchronize(self.stream)
+
+    def wait(self, communicator: Communicator) -> None:
+        """Return once the stream's work is over.
+
+        Raises
+        ------
+        CommunicationError
+            When a collective failed, or the other ranks do not come within the time-out.
+        DeviceError
+            When a kernel failed.
+        """
+        if communicator.world_size > 1:
+            communicator.wait(self.stream)
+        else:
+            communicator.check()
+        self.driver.synchronize(self.stream)
+
+    def all_gather(self, communicator: Communicator, own: np.ndarray) -> np.ndarray:
+        """All ranks' arrays of the same size, a row each. The communicator is bound to this thread."""
+        everyone = np.empty((communicator.world_size, own.size), own.dtype)
+        send = self._slot(_MESSAGE, own.nbytes)
+        receive = self._slot(_MESSAGES, everyone.nbytes)
+        self.driver.copy(send, own.ctypes.data, own.nbytes, self.stream)
+        whole_mesh = (1 << len(communicator.mesh_shape)) - 1
+        native.all_gather(send, receive, own.size, native.dtype_code(own.dtype.name), whole_mesh)
+        self.wait(communicator)
+        self.driver.copy(everyone.ctypes.data, receive, everyone.nbytes, self.stream)
+        self.driver.synchronize(self.stream)
+        return everyone
+
+    def close(self) -> None:
+        """Free everything. Addresses must not be used any more."""
+        self._close()
+
+    def _needs_copy(self, buffer: Buffer) -> bool:
+        elsewhere = buffer.device != (dlpack.CUDA, self.device)
+        return elsewhere or self._static or buffer.address % _LOAD_BYTES != 0
+
+    def _slot(self, place: int, nbytes: int) -> int:
+        address, size = self._slots.get(place, (0, 0))
+        if size < nbytes or not size:
+            if size:
+                del self._slots[place]
+                self._free(address)
+            address = self._allocate(nbytes)
+            self._slots[place] = (address, max(1, nbytes))
+        return address
+
+    def _allocate(self, nbytes: int) -> int:
+        try:
+            address = self.driver.allocate(nbytes)
+        except DeviceError as error:
+            raise DeviceError(
+                f"CUDA device {self.device} has no {nbytes} bytes left, beside {self.allocated_bytes} of this "
+                f"partition: {error}. Build the artifacts with a smaller optimization_config['mem_budget']."
+            ) from error
+        self._resources.allocations[address] = nbytes
+        return address
+
+    def _free(self, address: int) -> None:
+        del self._resources.allocations[address]
+        self.driver.free(address)
+
+
+_MESSAGE, _MESSAGES = -1, -2  # the places of what is exchanged beside inputs and outputs
+
+
+def _read(file: int, block: memoryview, at: int, path: Path) -> None:
+    done = 0
+    while done < len(block):
+        count = os.preadv(file, [block[done:]], at + done)
+        if count == 0:
+            raise ArtifactError(f"{path} was changed while it was loaded. Load the artifacts again.")
+        done += count
+
+
+def _release(resources: _Resources) -> None:
+    cuda = resources.driver
+    with suppress(DeviceError):  # after a kernel that failed, the context is of no use any more
+        before = cuda.current_context()
+        cuda.set_context(resources.context)
+        try:
+            for stream in resources.streams:
+                cuda.call("cuStreamDestroy_v2", stream)
+            for event in resources.events:
+                cuda.call("cuEventDestroy_v2", event)
+            for address in resources.allocations:
+                cuda.free(address)
+        finally:
+            cuda.set_context(before)
+            cuda.release_context(resources.device)

@@ -1,0 +1,93 @@
+"""A rank on the stand-ins for CUDA and NCCL: ``serve_on_stand_ins.py MODE ARTIFACTS``; prints what it found."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+
+import numpy as np
+
+import hidet_dist
+from hidet_dist.errors import InputError
+from hidet_dist.runtime.cuda.memory import CudaMemory
+from hidet_dist.runtime.partition import LoadedPartition
+
+X = np.arange(32, dtype=np.float32).reshape(4, 8)
+
+
+class OnDevice:
+    """A tensor in the stand-in's device memory, which is the host's: what has DLPack, but says that it is on CUDA."""
+
+    def __init__(self, array: np.ndarray, device: int):
+        self.array = array
+        self._device = device
+
+    def __dlpack__(self, **arguments: object) -> object:
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self._device
+
+
+def answers(model: LoadedPartition) -> object:
+    """From host memory, not row by row, from the device, and into memory that is given; several times."""
+    found = [model(X), model(np.asfortranarray(X)), model(OnDevice(X.copy(), 0))]
+    for _ in range(3):
+        y = np.full((4, 8), -1, np.float32)
+        given = OnDevice(y, 0)
+        model.run([OnDevice(X.copy(), 0)], outputs=[y])
+        found.append(y)
+        del given
+    return [y.tolist() for y in found]
+
+
+def refusals(model: LoadedPartition) -> object:
+    """What each bad input is told."""
+    messages = []
+    for x in (OnDevice(X, 1), OnDevice(np.asfortranarray(X), 0), X.astype(np.float64)):
+        try:
+            model(x)
+        except InputError as error:
+            messages.append(str(error))
+    return [messages, model(X).tolist()]
+
+
+def profile(model: LoadedPartition) -> object:
+    """What the profile says, in seconds: the call, the one kernel, and where it began."""
+    model.warm_up()
+    found = model.profile(X)
+    (operator,) = found.operators
+    return [found.call_seconds, operator.seconds, operator.begin_seconds]
+
+
+def memory(model: LoadedPartition) -> object:
+    """Bytes on the device, before and after a call, and after closing."""
+    held = model._memory
+    assert isinstance(held, CudaMemory)
+    before = held.allocated_bytes
+    model(X)
+    return [before, held.allocated_bytes]
+
+
+def product(model: LoadedPartition) -> object:
+    """A rank's shard of X through the program."""
+    columns = int(model.stage.inputs[0].shape[1])
+    x = np.ascontiguousarray(X[:, model.rank * columns % 8 :][:, :columns])
+    return [model(x).tolist(), model(x).tolist()]
+
+
+MODES: dict[str, Callable[[LoadedPartition], object]] = {
+    each.__name__: each for each in (answers, refusals, profile, memory, product)
+}
+
+
+def main() -> None:
+    mode, artifacts = sys.argv[1:]
+    if mode == "product":
+        CudaMemory.number = 0  # the kernels are the host's
+    with hidet_dist.load_partition(artifacts) as model:
+        print(json.dumps({"rank": model.rank, "result": MODES[mode](model)}))
+
+
+main()
