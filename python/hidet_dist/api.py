@@ -11,9 +11,10 @@ from typing import Any
 from hidet.graph import FlowGraph
 
 from hidet_dist.artifacts.write import check_destination, replacing, write_artifacts
-from hidet_dist.compile import compile_program
+from hidet_dist.compile import check_compiler, compile_program
 from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.errors import ConfigError, PlanError
+from hidet_dist.normalize.precision import in_precision
 from hidet_dist.partition import Program, partition_graph
 from hidet_dist.progress import Progress
 from hidet_dist.search import search
@@ -84,8 +85,13 @@ def auto_parallel(
     optimization = OptimizationConfig.parse(optimization_config or {})
     distributed = DistributedConfig.parse(distributed_config, optimization.default_machine)
     target = optimization.target_on(distributed.cluster.device)
+    check_compiler(target)
     if not isinstance(graph, FlowGraph):
         raise ConfigError(f"auto_parallel takes a hidet FlowGraph; got a {type(graph).__name__}.")
+    names = optimization.names
+    if optimization.precision is not None:
+        half = in_precision(graph, optimization.precision)
+        graph, names = half.graph, {name: half.weights.get(x, x) for name, x in names.items()}
     out_dir = Path(out_dir)
     check_destination(out_dir, optimization.recompile)
     files = None if optimization.weights is None else SafetensorsFiles.open(optimization.weights)
@@ -108,7 +114,7 @@ def auto_parallel(
                 optimization.solver_time_limit_seconds,
                 optimization.solver_gap,
                 optimization.pins,
-                optimization.names,
+                names,
                 optimization.mode,
                 optimization.solver_threads,
                 symbols=optimization.symbols,

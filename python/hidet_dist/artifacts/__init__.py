@@ -10,6 +10,6 @@
     stage0/rank0.safetensors ...      each rank's weight shards and coordinate
 """
 
-from hidet_dist.artifacts.manifest import Manifest, StageManifest, TensorSignature
+from hidet_dist.artifacts.manifest import Launch, Manifest, StageManifest, TensorSignature
 
-__all__ = ["Manifest", "StageManifest", "TensorSignature"]
+__all__ = ["Launch", "Manifest", "StageManifest", "TensorSignature"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from hidet_dist.errors import ArtifactError
-from hidet_dist.files import sha256, write_text
+from hidet_dist.files import write_text
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
 
 FORMAT = 3
@@ -36,14 +37,26 @@ class TensorSignature:
 
 
 @dataclass(frozen=True)
+class Launch:
+    """One kernel's turn in the program: the kernel's number, dtypes and shapes of what it writes, as text.
+
+    ``communication`` says what it communicates; it is empty for a kernel that only computes.
+    """
+
+    kernel: int
+    output: str
+    communication: str
+
+
+@dataclass(frozen=True)
 class StageManifest:
     """One stage: folder, mesh, signatures, the kernels' names, and the order in which the launcher takes its data.
 
-    ``communications`` says what is communicated, a line a collective; ``libraries`` what the kernels need besides the
+    ``launches`` are the kernels' turns, in the order of execution; ``libraries`` what the kernels need besides the
     runtimes of hidet and hidet_dist. ``symbols`` are the symbolic dims, ``local_symbols`` those that the program knows.
     ``candidates`` is, for each kernel, how many candidates its library has (``hidet_launch_0`` and so on).
     ``workspace_bytes`` is the room that activations take by kind of memory (``cpu``, ``cuda``), or None where that
-    depends on symbolic dims; ``weight_bytes`` the weights of one rank by the plan.
+    depends on symbolic dims; ``weight_bytes`` what one rank's weights take.
     """
 
     folder: str
@@ -54,13 +67,18 @@ class StageManifest:
     kernels: tuple[str, ...]
     data: tuple[str, ...]
     constants: tuple[str, ...]
-    communications: tuple[str, ...]
+    launches: tuple[Launch, ...]
     libraries: tuple[str, ...]
     symbols: tuple[SymbolPlan, ...] = ()
     local_symbols: tuple[LocalSymbol, ...] = ()
     candidates: tuple[int, ...] = ()
     workspace_bytes: Mapping[str, int] | None = None
     weight_bytes: int = 0
+
+    @property
+    def communications(self) -> tuple[str, ...]:
+        """What is communicated, a line a collective, in the order of execution."""
+        return tuple(launch.communication for launch in self.launches if launch.communication)
 
     @property
     def size(self) -> int:
@@ -88,11 +106,13 @@ class StageManifest:
         """The path of a kernel library."""
         return f"{self.folder}/kernels/{number}.so"
 
-    def files_of(self, rank: int) -> list[str]:
-        """All files that a rank needs."""
-        kernels = [self.kernel_file(number) for number in range(len(self.kernels))]
-        constants = [self.constants_file] if self.constants else []
-        return [self.launcher_file, *kernels, *constants, self.weights_file(rank)]
+    def libraries_of(self) -> list[str]:
+        """The paths of the libraries that were compiled: the launcher's and the kernels'."""
+        return [self.launcher_file, *(self.kernel_file(number) for number in range(len(self.kernels)))]
+
+    def data_of(self, rank: int) -> list[str]:
+        """The paths of the safetensors files with what a rank holds."""
+        return [*([self.constants_file] if self.constants else []), self.weights_file(rank)]
 
 
 @dataclass(frozen=True)
@@ -110,6 +130,11 @@ class Manifest:
     stages: tuple[StageManifest, ...]
     files: Mapping[str, tuple[int, str]]
 
+    @property
+    def identity(self) -> str:
+        """The same for equal artifacts, and for no others: in hex."""
+        return _checksum(asdict(self))
+
     def save(self, folder: Path) -> None:
         """Write ``manifest.json`` into a folder, whole or not at all."""
         body = asdict(self)
@@ -118,8 +143,8 @@ class Manifest:
         write_text(folder / NAME, json.dumps(body, indent=1, sort_keys=True) + "\n")
 
     @classmethod
-    def load(cls, folder: Path) -> Manifest:
-        """Read the manifest of an artifact folder.
+    def load(cls, folder: Path, directory: int | None = None) -> Manifest:
+        """Read the manifest of an artifact folder, or of that which ``directory`` is the descriptor of.
 
         Raises
         ------
@@ -127,21 +152,14 @@ class Manifest:
             When there is none, it was altered, or it is of another format.
         """
         path = folder / NAME
-        try:
-            body = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
+        body = _read(folder, directory)
+        if body.get("format") != FORMAT:
             raise ArtifactError(
-                f"{folder} holds no artifacts: there is no {NAME}. Build them with hidet.distributed.auto_parallel."
-            ) from error
-        except (OSError, UnicodeDecodeError, ValueError) as error:
-            raise ArtifactError(f"{path} cannot be read: {error}. Build the artifacts again.") from error
-        if not isinstance(body, dict) or body.get("format") != FORMAT:
-            found = body.get("format") if isinstance(body, dict) else None
-            raise ArtifactError(f"{path} has format {found!r}, not {FORMAT}; build the artifacts with this version.")
-        checksum = body.pop("checksum", None)
-        if checksum != _checksum(body):
+                f"{path} has format {body.get('format')!r}, not {FORMAT}; build the artifacts with this version."
+            )
+        if not _is_whole(body):
             raise ArtifactError(f"{path} was altered: its checksum does not fit. Build the artifacts again.")
-        body.pop("format")
+        del body["format"], body["checksum"]
         try:
             body["stages"] = tuple(_stage(stage) for stage in body["stages"])
             body["files"] = {name: (int(size), str(digest)) for name, (size, digest) in body["files"].items()}
@@ -149,29 +167,41 @@ class Manifest:
         except (KeyError, TypeError, ValueError) as error:
             raise ArtifactError(f"{path} is not a manifest of format {FORMAT}: {error}.") from error
 
-    def verify(self, folder: Path, names: Sequence[str]) -> None:
-        """Check files against their sizes and SHA-256.
 
-        Raises
-        ------
-        ArtifactError
-            For the first file that is missing, unlisted or altered, by name.
-        """
-        for name in names:
-            if name not in self.files:
-                raise ArtifactError(f"{folder / NAME} does not list {name}. Build the artifacts again.")
-            size, digest = self.files[name]
-            path = folder / name
-            if not path.is_file():
-                raise ArtifactError(f"{path} is missing. Build the artifacts again, or copy the folder whole.")
-            if path.stat().st_size != size or sha256(path) != digest:
-                raise ArtifactError(
-                    f"{path} was altered: its SHA-256 is not the manifest's. Build the artifacts again."
-                )
+def holds_artifacts(folder: Path) -> bool:
+    """Whether a folder has a manifest as it was written, of this format or another one."""
+    try:
+        return _is_whole(_read(folder, None))
+    except ArtifactError:
+        return False
+
+
+def _read(folder: Path, directory: int | None) -> dict[str, Any]:
+    path = folder / NAME
+    try:
+        where = path if directory is None else NAME
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+        with open(os.open(where, flags, dir_fd=directory), encoding="utf-8") as file:
+            body = json.load(file)
+    except FileNotFoundError as error:
+        raise ArtifactError(
+            f"{folder} holds no artifacts: there is no {NAME}. Build them with hidet.distributed.auto_parallel."
+        ) from error
+    except (OSError, RecursionError, ValueError) as error:
+        raise ArtifactError(f"{path} cannot be read: {error}. Build the artifacts again.") from error
+    if not isinstance(body, dict):
+        raise ArtifactError(f"{path} is no manifest. Build the artifacts again.")
+    return body
+
+
+def _is_whole(body: Mapping[str, Any]) -> bool:
+    return bool(body.get("checksum") == _checksum(body))
 
 
 def _checksum(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    """The SHA-256, in hex, of all else that a manifest says."""
+    rest = {key: value for key, value in body.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _stage(body: dict[str, Any]) -> StageManifest:
@@ -180,6 +210,7 @@ def _stage(body: dict[str, Any]) -> StageManifest:
         values[key] = tuple(
             TensorSignature(t["dtype"], tuple(t["shape"]), tuple(t["whole_shape"]), t["spec"]) for t in body[key]
         )
+    values["launches"] = tuple(Launch(**launch) for launch in body["launches"])
     values["symbols"] = tuple(SymbolPlan(**symbol) for symbol in body["symbols"])
     values["local_symbols"] = tuple(LocalSymbol(**symbol) for symbol in body["local_symbols"])
     return StageManifest(**values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -12,17 +13,19 @@ from pathlib import Path
 
 import hidet
 import torch
-from hidet.graph import Tensor
+from hidet.graph import Operator, Tensor
 
 import hidet_dist
-from hidet_dist.artifacts.manifest import NAME, Manifest, StageManifest, TensorSignature
+from hidet_dist.artifacts.manifest import NAME, Launch, Manifest, StageManifest, TensorSignature, holds_artifacts
 from hidet_dist.compile import CompiledProgram
 from hidet_dist.compile.target import CPU, Target
 from hidet_dist.errors import ArtifactError
-from hidet_dist.files import sha256, write_text
+from hidet_dist.files import exchange, sha256, write_text
 from hidet_dist.partition import Program
+from hidet_dist.partition.operators import CommunicationOp
 from hidet_dist.partition.program import COORDINATE
 from hidet_dist.runtime import native
+from hidet_dist.runtime.memory import ALIGNMENT
 from hidet_dist.spec import Plan, TensorPlan
 from hidet_dist.symbolic.extents import extents_of
 from hidet_dist.weights import Layout, shard_blocks, write_safetensors
@@ -38,36 +41,31 @@ def check_destination(out_dir: Path, recompile: bool) -> None:
     """
     if out_dir.exists() and not out_dir.is_dir():
         raise ArtifactError(f"{out_dir} is not a folder; name another out_dir.")
-    if not recompile and out_dir.is_dir() and any(out_dir.iterdir()) and not _is_own(out_dir):
+    if not recompile and out_dir.is_dir() and any(out_dir.iterdir()) and not holds_artifacts(out_dir):
         raise ArtifactError(
             f"{out_dir} is not empty and holds no artifacts of hidet_dist; name another out_dir, or set "
             "optimization_config['recompile'] to move its content aside."
         )
 
 
-def _is_own(folder: Path) -> bool:
-    try:
-        Manifest.load(folder)
-    except ArtifactError:
-        return False
-    return True
-
-
 @contextmanager
 def replacing(out_dir: Path) -> Iterator[Path]:
     """A fresh folder beside ``out_dir`` that takes its place when the block ends well, and is removed when it does not.
 
-    Old artifacts are removed; any other content is kept, as ``<out_dir>.before-<n>``.
+    Old artifacts are removed; any other content is kept, as ``<out_dir>.before-<n>``. Where the file system can
+    exchange folders, there are artifacts at ``out_dir`` at any time, the old ones or the new.
     """
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(dir=out_dir.parent, prefix=f".{out_dir.name}.partial-"))
     try:
         yield staging
         staging.chmod(0o755)
-        removable = False
+        own = holds_artifacts(out_dir)
+        if own and exchange(staging, out_dir):
+            return  # what is removed below is what was there
         aside = _free_name(out_dir)
+        removable = own or (out_dir.exists() and not any(out_dir.iterdir()))
         if out_dir.exists():
-            removable = _is_own(out_dir) or not any(out_dir.iterdir())
             os.rename(out_dir, aside)
         os.rename(staging, out_dir)
         if removable:
@@ -107,13 +105,13 @@ def write_artifacts(
         tuple(compiled.kernel_names),
         tuple(compiled.data),
         tuple(compiled.constants),
-        tuple(program.communications()),
+        tuple(map(_launch, compiled.graph.nodes, compiled.kernel_of_node)),
         compiled.libraries,
         program.symbols,
         program.local_symbols,
         tuple(compiled.candidates),
         compiled.workspace_bytes,
-        plan.stage.weight_bytes_per_device,
+        sum(_nbytes(x) for name, x in program.weight_placeholders.items() if name in compiled.data),
     )
     shutil.copyfile(compiled.launcher, folder / stage.launcher_file)
     for number, kernel in enumerate(compiled.kernels):
@@ -121,7 +119,7 @@ def write_artifacts(
     if compiled.constants:
         constants = {name: c.torch().contiguous() for name, c in compiled.constants.items()}
         layouts = {name: Layout(c.dtype.name, tuple(c.shape)) for name, c in compiled.constants.items()}
-        write_safetensors(folder / stage.constants_file, layouts, lambda name: [constants[name]])
+        write_safetensors(folder / stage.constants_file, layouts, lambda name: [constants[name]], ALIGNMENT)
     for rank in range(program.mesh.size):
         _write_rank(folder / stage.weights_file(rank), program, rank, compiled.data)
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -143,6 +141,15 @@ def write_artifacts(
     return manifest
 
 
+def _launch(node: Operator, kernel: int) -> Launch:
+    outputs = (f"{y.dtype.name}[{', '.join(map(str, extents_of(y)))}]" for y in node.outputs)
+    return Launch(kernel, ", ".join(outputs), node.description if isinstance(node, CommunicationOp) else "")
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return math.prod(int(size) for size in tensor.shape) * int(tensor.dtype.nbytes)
+
+
 def _write_rank(path: Path, program: Program, rank: int, names: Sequence[str]) -> None:
     """Write a rank's shards block by block, so that memory is taken neither for all ranks nor for one."""
     coordinate = program.mesh.coordinate(rank)
@@ -159,4 +166,4 @@ def _write_rank(path: Path, program: Program, rank: int, names: Sequence[str]) -
             return [torch.tensor(coordinate, dtype=torch.int32)]
         return shard_blocks(program.sources[name], weights[name], program.mesh, coordinate)
 
-    write_safetensors(path, layouts, blocks)
+    write_safetensors(path, layouts, blocks, ALIGNMENT)

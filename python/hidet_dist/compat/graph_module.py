@@ -1,10 +1,11 @@
-"""hidet 0.6.1's generator of a graph's launch function, with two things set right.
+"""hidet 0.6.1's generator of a graph's launch function, with two things set right and one added.
 
 * It is made for graphs whose weights are constants with storage. Here weights are data: placeholders that every rank
   fills with its own shards. The generator needs no storage for what it calls weights, but takes each graph input for a
   parameter of the launch function, so the placeholders must not be among the inputs while it runs.
 * It gives memory back too early. An operator that only renames its input's memory (a reshape) makes two tensors of one
   buffer, whose uses are counted apart: the buffer is free for others as soon as the reshaped tensor has one use left.
+* It cannot tell how long each kernel takes. Here the launch function marks when each begins and ends: see launch.h.
 """
 
 from __future__ import annotations
@@ -16,6 +17,13 @@ from typing import Any
 
 from hidet.drivers.build_graph import Tensor2VarMap
 from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.ir.functors import IRRewriter
+from hidet.ir.module import IRModule
+from hidet.ir.stmt import BlackBoxStmt, LetStmt, SeqStmt, Stmt
+from hidet.ir.type import FuncType
+from hidet.lang.script import ScriptModuleContext
+
+from hidet_dist.runtime import native
 
 _generator: Any = importlib.import_module("hidet.drivers.build_graph")
 
@@ -49,6 +57,32 @@ class SharedCounts(Tensor2VarMap):
         return super().get_usage_count(x) if self._left is None else self._left[self.get_var(x)]
 
 
+class _Marks(IRRewriter):
+    """Puts a mark before and after each call of a kernel. The kernel's pointer is bound to a name just for its call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels = 0
+
+    def visit_LetStmt(self, let: LetStmt) -> Stmt:
+        """The generator's binding of a kernel, with marks around it."""
+        if not isinstance(let.bind_vars[0].type, FuncType):
+            return super().visit_LetStmt(let)
+        before, after = (BlackBoxStmt(f"hidet_dist_mark({2 * self.kernels + end});") for end in (0, 1))
+        self.kernels += 1
+        return SeqStmt([before, let, after])
+
+
+def _marked(module: IRModule, kernels: int) -> IRModule:
+    marks = _Marks()
+    module.functions["launch"] = marks(module.functions["launch"])
+    if marks.kernels != kernels:
+        raise RuntimeError(f"The launch function calls {marks.kernels} kernels, not the graph's {kernels}.")
+    module.include_headers.append("hidet_dist/launch.h")
+    module.include_dirs.append(str(native.include_dir()))
+    return module
+
+
 def build_launcher(
     graph: FlowGraph, inputs: Sequence[Tensor], weights: Sequence[Tensor], kernel_of_node: list[int]
 ) -> Path:
@@ -56,16 +90,19 @@ def build_launcher(
 
     ``kernel_of_node[i]`` is the place of node i's kernel in the table that the launch function gets. Returns the path
     of the library in hidet's cache. Its functions are ``hidet_init``, ``hidet_get_workspace_size`` (which writes three
-    int64: hidet's own binding passes two), ``hidet_set_workspace`` and ``hidet_launch``.
+    int64: hidet's own binding passes two), ``hidet_set_workspace``, ``hidet_launch`` and ``hidet_dist_record``.
     """
     whole = graph.inputs
     nodes = graph.nodes  # analysed with all inputs; the analysis is kept while they are hidden
+    build = ScriptModuleContext.build
     try:
         _generator.Tensor2VarMap = SharedCounts
+        ScriptModuleContext.build = lambda context: _marked(context.ir_module(), len(nodes)).build()
         graph.inputs = list(inputs)
         assert graph.nodes is nodes
         module = _generator.build_graph_module(graph, list(weights), kernel_of_node)
     finally:
+        ScriptModuleContext.build = build
         _generator.Tensor2VarMap = Tensor2VarMap
         graph.inputs = whole
     return Path(module.shared_library.lib_path)

@@ -1,4 +1,4 @@
-"""Operators whose kernel is one statement of C, opaque to hidet's fusion.
+"""Operators whose kernel is one statement of C++, opaque to hidet's fusion.
 
 hidet 0.6.1 has opaque operators, which its fusion leaves alone, but their task holds the operator and so the graph
 before it. Kernels that are built in parallel are pickled, and the graph with them: slow, and impossible once any of its
@@ -15,27 +15,45 @@ from hidet.graph import Operator, Tensor
 from hidet.graph.ops.opaque import OpaqueOperator
 from hidet.graph.ops.utils import Task, TensorInput, input_like, tensor_input
 from hidet.ir.builders import FunctionBuilder
-from hidet.ir.dtypes import int64
-from hidet.ir.expr import Expr, Var
+from hidet.ir.dtypes import float32, int64
+from hidet.ir.expr import Expr, Var, call, cast
+from hidet.ir.func import Function
 from hidet.ir.module import IRModule
 from hidet.ir.stmt import BlackBoxStmt
 from hidet.ir.type import void_p
 
+STORE = "store"
+"""The name under which a statement calls the function that writes a tile of the output; see :class:`NativeCall`."""
+
 
 @dataclass(frozen=True)
 class NativeCall:
-    """A statement of C++, with ``{}`` for the address of each input and of the output, and what it needs to compile.
+    """A statement of C++, and what it needs to compile.
 
-    ``values`` are int64 variables that the statement may use, each with its value: an int, or an expression of symbolic
-    dims.
+    Attributes
+    ----------
+    statement: str
+        Has ``{}`` for the address of each input in turn, and of the output after them; it need not use the last ones.
+        Other braces are doubled.
+    headers, include_dirs: sequence of str
+        What is included.
+    library_dir, library: str
+        What is linked.
+    values: mapping of str to int or expression
+        int64 variables that the statement may use, each with its value: an int, or an expression of symbolic dims.
+    store: Function, optional
+        Writes a part of the output. Parameters: the float32 tile, its leading dimension, its first row, its rows, its
+        first column, its columns (int64), then the output and the inputs after the first two. The statement may call
+        it as ``store(tile, ld, row, rows, column, columns)``.
     """
 
     statement: str
-    header: str
-    include_dir: str
+    headers: tuple[str, ...]
+    include_dirs: tuple[str, ...]
     library_dir: str
     library: str
     values: Mapping[str, int | Expr] = field(default_factory=dict)
+    store: Function | None = None
 
 
 class NativeCallTask(Task):
@@ -50,7 +68,7 @@ class NativeCallTask(Task):
         return False
 
     def allow_epilogue(self) -> bool:
-        """Nothing is computed while the output is written."""
+        """hidet adds nothing to what is computed while the output is written."""
         return False
 
     def implement_cpu(self, working_dir: str) -> IRModule:
@@ -62,27 +80,47 @@ class NativeCallTask(Task):
         return self._launch()
 
     def _launch(self) -> IRModule:
+        module = IRModule()
         parameters = [Var(tensor.name, void_p) for tensor in (*self.inputs, *self.outputs)]
+        names = list(self.call.values)
+        text = "".join(f"const int64_t {name} = {{}}; " for name in names)
+        values: list[Expr] = [int64(self.call.values[name]) for name in names]
+        if self.call.store is not None:
+            module.functions[STORE] = self.call.store
+            tile = [Var("tile", ~float32), *(Var(f"at{number}", int64) for number in range(5))]
+            others = [parameters[-1], *parameters[2:-1]]
+            types = [parameter.type for parameter in self.call.store.params[len(tile) :]]
+            arguments = [*tile, *(cast(p, dtype) for p, dtype in zip(others, types, strict=True))]
+            text += f"auto {STORE} = [&](float *{{}}{', int64_t {}' * 5}) {{{{ {{}} ; }}}}; "
+            values += [*tile, call(module.lookup_var(STORE), arguments)]
+        used = parameters[: self.call.statement.replace("{{", "").replace("}}", "").count("{}")]
         with FunctionBuilder("launch", kind="public") as builder:
             builder.extend_params(parameters)
-            declarations = "".join(f"const int64_t {name} = {{}}; " for name in self.call.values)
-            values = [int64(value) for value in self.call.values.values()]
-            builder.append(BlackBoxStmt(declarations + self.call.statement, *values, *parameters))
-        module = IRModule(functions={"launch": builder.func})
-        module.include_headers.append(self.call.header)
-        module.include_dirs.append(self.call.include_dir)
+            builder.append(BlackBoxStmt(text + self.call.statement, *values, *used))
+        module.functions["launch"] = builder.func
+        module.include_headers.extend(self.call.headers)
+        module.include_dirs.extend(self.call.include_dirs)
         module.linking_dirs.append(self.call.library_dir)
         module.linking_libs.append(self.call.library)
         return module
 
 
 class NativeCallOp(OpaqueOperator):
-    """An operator of one output, of its first input's dtype and device, computed by a native call."""
+    """An operator of one output, on its first input's device, computed by a native call.
+
+    The output has the first input's dtype unless told otherwise.
+    """
 
     def __init__(
-        self, name: str, inputs: dict[str, Tensor], shape: Sequence[int], call: NativeCall, attributes: dict[str, Any]
+        self,
+        name: str,
+        inputs: dict[str, Tensor],
+        shape: Sequence[int | Expr],
+        call: NativeCall,
+        attributes: dict[str, Any],
+        dtype: str | None = None,
     ):
         tensors = list(inputs.values())
-        output = tensor_input("result", tensors[0].dtype, list(shape))
+        output = tensor_input("result", dtype or tensors[0].dtype, list(shape))
         task = NativeCallTask(name, [input_like(x, parameter) for parameter, x in inputs.items()], output, call)
         Operator.__init__(self, inputs=tensors, attributes=attributes, task=task)

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import tqdm
 from hidet.ir.library import tune
 
+_tqdm: Any = importlib.import_module("tqdm")
 # Not by attribute: hidet.drivers re-exports functions of the same names as these modules.
 _MODULES: tuple[Any, ...] = (
     importlib.import_module("hidet.drivers.build_task"),
@@ -32,16 +32,16 @@ def quiet_builds(advance: Callable[[], None] = lambda: None) -> Iterator[None]:
 
     levels = [module.logger.level for module in _MODULES]
     bars = [module.tqdm for module in _MODULES]
-    tune_bar, everyones_bar = tune.tqdm, tqdm.tqdm
+    tune_bar, everyones_bar = tune.tqdm, _tqdm.tqdm
     try:
         for module in _MODULES:
             module.logger.setLevel(logging.WARNING)
             module.tqdm = silent
         tune.tqdm = lambda iterable, **_: iterable
-        tqdm.tqdm = tune.tqdm  # some of hidet's functions import it when they are called
+        _tqdm.tqdm = tune.tqdm  # some of hidet's functions import it when they are called
         yield
     finally:
         for module, level, bar in zip(_MODULES, levels, bars, strict=True):
             module.logger.setLevel(level)
             module.tqdm = bar
-        tune.tqdm, tqdm.tqdm = tune_bar, everyones_bar
+        tune.tqdm, _tqdm.tqdm = tune_bar, everyones_bar

@@ -20,9 +20,10 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet_dist.compat.graph_module import build_launcher
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
-from hidet_dist.compile.cpu.blas import BlasMatmulOp, blas_matmuls
+from hidet_dist.compile.cpu import TiledOp, cpu_kernels
 from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
 from hidet_dist.compile.cuda.build import cuda_target
+from hidet_dist.compile.cuda.toolkit import find_toolkit
 from hidet_dist.compile.target import CPU, Target
 from hidet_dist.errors import CompileError
 from hidet_dist.partition import Program
@@ -43,7 +44,8 @@ class CompiledProgram:
     ----------
     graph: the optimized graph.
     launcher: the library that launches the whole graph.
-    kernels: the kernel libraries, in the order of the table that the launcher gets; ``kernel_names`` say what they do.
+    kernels: the kernel libraries, in the order of the table that the launcher gets; ``kernel_names`` say what they do,
+        and ``kernel_of_node`` which of them computes each node of the graph.
     candidates: for each kernel, how many candidates its library has; the fastest is found where the program runs.
     data: the names of the weights (and the coordinate) in the order that the launcher's ``init`` takes them.
     constants: constants that optimizing the program made, by name; the same for every rank.
@@ -55,11 +57,24 @@ class CompiledProgram:
     launcher: Path
     kernels: list[Path]
     kernel_names: list[str]
+    kernel_of_node: list[int]
     candidates: list[int]
     data: list[str]
     constants: dict[str, Tensor]
     libraries: tuple[str, ...]
     workspace_bytes: dict[str, int] | None
+
+
+def check_compiler(target: Target) -> None:
+    """Refuse a target that there is no compiler for, before work starts.
+
+    Raises
+    ------
+    CompileError
+        It says how to get the compiler.
+    """
+    if target.kind == "cuda":
+        find_toolkit()
 
 
 @contextmanager
@@ -71,7 +86,7 @@ def _building_for(target: Target) -> Iterator[None]:
         if target.kind == "cuda":
             stack.enter_context(cuda_target(target))
         else:
-            stack.enter_context(blas_matmuls())
+            stack.enter_context(cpu_kernels())
         yield
 
 
@@ -103,7 +118,7 @@ def optimize_program(program: Program, target: Target = CPU) -> FlowGraph:
 
 
 def _needs_openblas(graph: FlowGraph) -> bool:
-    return any(isinstance(node, BlasMatmulOp) for node in graph.nodes)
+    return any(isinstance(node, TiledOp) for node in graph.nodes)
 
 
 def compile_program(
@@ -163,6 +178,7 @@ def compile_program(
         launcher,
         [folder / "lib.so" for folder in folders],
         [node.name for node in nodes],
+        kernel_of_node,
         [int(json.loads((folder / "meta.json").read_text())["num_candidates"]) for folder in folders],
         [*data, *constants],
         constants,

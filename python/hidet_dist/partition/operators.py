@@ -67,8 +67,8 @@ class CommunicationOp(NativeCallOp):
             shape,
             NativeCall(
                 f"hidet_dist_{kind}({arguments});",
-                "hidet_dist/collectives.h",
-                str(native.include_dir()),
+                ("hidet_dist/collectives.h",),
+                (str(native.include_dir()),),
                 str(native.library_dir()),
                 "hidet_dist",
                 {"count": hidet.utils.prod([int64(1), *map(int64, per_rank)])},
@@ -76,6 +76,14 @@ class CommunicationOp(NativeCallOp):
             {"kind": kind, "mesh_axes": list(self.mesh_axes), "group_size": group_size, "reduce_op": reduce_op},
         )
         self.name = "".join(word.capitalize() for word in kind.split("_"))
+
+    @property
+    def description(self) -> str:
+        """What is communicated, as one line of text."""
+        reduction = f"{self.reduce_op}, " if self.reduce_op else ""
+        shapes = (f"[{', '.join(map(str, x.shape))}]" for x in (self.inputs[0], self.outputs[0]))
+        axes = "".join(map(str, self.mesh_axes))
+        return f"{self.kind}({reduction}axes={axes}) {self.inputs[0].dtype.name}{' -> '.join(shapes)}"
 
 
 class ShardSliceTask(Task, metaclass=MadeOnce):

@@ -72,11 +72,7 @@ class Program:
 
     def communications(self) -> list[str]:
         """Each communication operator in execution order, as one line of text."""
-        return [
-            f"{op.kind}({op.reduce_op + ', ' if op.reduce_op else ''}axes={''.join(map(str, op.mesh_axes))}) "
-            f"{op.inputs[0].dtype.name}{_text(op.inputs[0])} -> {_text(op.outputs[0])}"
-            for op in communication_operators(self.graph)
-        ]
+        return [op.description for op in communication_operators(self.graph)]
 
     def data_of(self, rank: int) -> dict[str, torch.Tensor]:
         """What differs between ranks: the rank's shard of each weight by name, and its coordinate.
@@ -90,10 +86,6 @@ class Program:
         if self.coordinate is not None:
             data[COORDINATE] = torch.tensor(coordinate, dtype=torch.int32)
         return data
-
-
-def _text(x: Tensor) -> str:
-    return f"[{', '.join(map(str, x.shape))}]"
 
 
 def communication_operators(graph: FlowGraph) -> list[CommunicationOp]:

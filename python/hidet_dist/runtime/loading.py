@@ -64,8 +64,7 @@ class Loading:
         except RuntimeError as error:
             host = self._rendezvous.settings.host_rank
             raise RendezvousError(
-                f"rank {self._rank} lost the rendezvous store, which rank {host} hosts, while the "
-                f"others loaded: {error}"
+                f"rank {self._rank} lost the rendezvous store, which rank {host} hosts, on loading: {error}"
             ) from error
         for rank, (reason, _) in said.items():
             if reason:

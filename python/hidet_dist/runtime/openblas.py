@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.util
+import os
 from pathlib import Path
 
 from hidet_dist.errors import HidetDistError
 
 NAME = "openblas"
+_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def openblas_dir() -> Path:
@@ -22,5 +24,17 @@ def openblas_dir() -> Path:
 
 @functools.cache
 def load_openblas() -> ctypes.CDLL:
-    """Load it, so that kernels which need it find it. Its threads are OMP_NUM_THREADS, or all cores."""
-    return ctypes.CDLL(str(openblas_dir() / "lib" / "libscipy_openblas.so"), mode=ctypes.RTLD_GLOBAL)
+    """Load it, so that kernels which need it find it.
+
+    It computes on the calling thread only. Kernels cut their products into parts for their own threads
+    (OMP_NUM_THREADS, or all cores), which then need not share the cores with a second pool.
+    """
+    before = os.environ.get(_THREADS)
+    os.environ[_THREADS] = "1"  # or it starts a thread a core while it is loaded
+    try:
+        return ctypes.CDLL(str(openblas_dir() / "lib" / "libscipy_openblas.so"), mode=ctypes.RTLD_GLOBAL)
+    finally:
+        if before is None:
+            del os.environ[_THREADS]
+        else:
+            os.environ[_THREADS] = before

@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
-import _ctypes
-import ctypes
 import importlib.metadata
-import importlib.util
 import os
+import statistics
 import threading
-import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 
-from hidet_dist.artifacts.manifest import Manifest, StageManifest, TensorSignature
-from hidet_dist.errors import ArtifactError, ConfigError, HidetDistError, InputError
-from hidet_dist.runtime import native, openblas, session
-from hidet_dist.runtime.threads import wait_without_spinning
-from hidet_dist.spec.symbols import bind
-from hidet_dist.weights import SafetensorsFiles
+from hidet_dist.artifacts.manifest import StageManifest
+from hidet_dist.artifacts.opened import OpenedArtifacts
+from hidet_dist.errors import ArtifactError, CommunicationError, ConfigError, HidetDistError, InputError
+from hidet_dist.runtime import native, session
+from hidet_dist.runtime.agreement import agree, refuse
+from hidet_dist.runtime.arguments import Signature
+from hidet_dist.runtime.launcher import Launcher
+from hidet_dist.runtime.libraries import Libraries, hidet_runtime, load_needed
+from hidet_dist.runtime.memory import HostMemory, Memory
+from hidet_dist.runtime.profile import OperatorTime, Profile
+from hidet_dist.runtime.tensors import Buffer
 
-_ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 _sizes_lock = threading.Lock()  # hidet's runtime has one table of symbolic dims' sizes
-_KERNEL = "hidet_launch_0"  # the name under which a kernel library exports its only candidate
+_MOST_SIZES = 1024  # how many combinations of symbolic dims' sizes are remembered
+_NANOSECONDS = 1e9  # in a second
 
 
 class LoadedPartition:
     """One rank's part of a program. Call it with the rank's shards of the graph inputs.
 
-    All ranks must call theirs in the same order. Calls from several threads run one after the other, as do those of all
-    partitions with symbolic dims in a process: hidet's runtime has one table of their sizes.
+    All ranks must make their calls in the same order: nothing tells apart two calls with inputs of the same shapes.
+
+    * A partition of one rank, or one that communicates nothing, may be called from several threads. The calls run one
+      after the other, as do those of all partitions with symbolic dims in a process: hidet's runtime has one table of
+      their sizes.
+    * A partition that communicates is called from one thread, as threads take turns in an order of their own on each
+      rank: the one that loaded it, or the one that called :meth:`attach` last. Calls from others are refused.
+
+    :meth:`close` may be called from any thread; it waits for the call that runs.
 
     Parameters
     ----------
@@ -46,172 +56,294 @@ class LoadedPartition:
     """
 
     def __init__(self, folder: Path, rank: int | None, timeout_seconds: float | None):
-        manifest = Manifest.load(folder)
-        if manifest.abi_version != native.ABI_VERSION:
-            raise ArtifactError(
-                f"{folder} was built for the native interface {manifest.abi_version}; this is {native.ABI_VERSION}. "
-                "Build the artifacts again."
-            )
-        installed = importlib.metadata.version("hidet")
-        if manifest.hidet_version != installed:
-            raise ArtifactError(
-                f"{folder} was built with hidet {manifest.hidet_version}, not {installed}. Build the artifacts again."
-            )
-        if manifest.target != "cpu":
-            raise ArtifactError(
-                f"{folder} was built for {manifest.target} ({manifest.arch}), which cannot be served yet. Build the "
-                "artifacts with optimization_config['target'] = 'cpu' to serve them on CPUs."
-            )
-        (stage,) = manifest.stages
-        if rank is not None and not 0 <= rank < stage.size:
-            raise ConfigError(f"{folder} has the ranks 0 to {stage.size - 1}; there is no rank {rank}.")
-        _enter_session(rank, stage.size, timeout_seconds, folder)
-        settings = session.current()
-        self.rank = settings.rank if settings is not None else (rank or 0)
-        self.world_size = stage.size
-        self.manifest = manifest
-        self.stage = stage
-        manifest.verify(folder, stage.files_of(self.rank))
-        self._lock = threading.Lock()
-        self._data = _load_data(folder, stage, self.rank)
-        self._load_libraries(folder)
-        self._communicator = session.communicator_for(stage.mesh_shape, rank, timeout_seconds)
         self._closed = False
+        self._lock = threading.Lock()
+        self._running: int | None = None  # the thread that is in a call
+        self._memory: Memory = HostMemory()
+        self._libraries = Libraries()
+        try:
+            with session.loading(lambda: self.manifest.identity, timeout_seconds):
+                with _open(folder, rank, timeout_seconds) as artifacts:
+                    self.manifest = artifacts.manifest
+                    (self.stage,) = self.manifest.stages
+                    settings = session.current()
+                    self.rank = settings.rank if settings is not None else (rank or 0)
+                    self.world_size = self.stage.size
+                    self._launcher = self._load(artifacts)
+                self._communicates = self.world_size > 1 and bool(self.stage.communications)
+                self._owner = threading.get_ident() if self._communicates else None
+                self._signature = Signature(self.stage, self._memory)
+                # By the sizes of the symbolic dims: the outputs' shapes, and the bytes of workspace.
+                self._shapes: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+                self._workspaces: dict[tuple[int, ...], int] = {}
+                if not self.stage.symbols:
+                    self._reserve_workspace({})
+                    self._shapes_at({})
+                self._check_runtime()
+            self._communicator = session.communicator_for(self.stage.mesh_shape, rank, timeout_seconds)
+        except BaseException:
+            self._free()
+            raise
 
-    def _load_libraries(self, folder: Path) -> None:
-        wait_without_spinning()
-        native.library()
-        self._runtime = _hidet_runtime()
-        for name in self.stage.libraries:
-            if name != openblas.NAME:
-                raise ArtifactError(f"{folder} needs the unknown library {name!r}. Build the artifacts again.")
-            openblas.load_openblas()
-        opened: list[tuple[int, ctypes.CDLL]] = []
-        self._unload = weakref.finalize(self, _unload, opened)
-        self._unload.atexit = False
-        table = []
-        for number in range(len(self.stage.kernels)):
-            file = os.open(folder / self.stage.kernel_file(number), os.O_RDONLY | os.O_CLOEXEC)
-            table.append(ctypes.cast(getattr(_load(file, opened), _KERNEL), ctypes.c_void_p).value)
-        self._table = (ctypes.c_void_p * max(1, len(table)))(*table)
-        # The launcher keeps its weights and workspace in globals, so each partition has a copy of its own.
-        file = os.memfd_create("hidet_dist_launcher")
-        with os.fdopen(file, "wb", closefd=False) as copy:
-            copy.write((folder / self.stage.launcher_file).read_bytes())
-        launcher = _load(file, opened)
-        pointers = [self._data[name].ctypes.data for name in self.stage.data]
-        launcher.hidet_init(ctypes.c_int32(len(pointers)), (ctypes.c_void_p * max(1, len(pointers)))(*pointers))
-        self._launcher = launcher
-        self._launch = launcher.hidet_launch
-        self._launch.restype = None
-        self._workspace = _aligned(0)
-        if not self.stage.symbols:
-            self._reserve_workspace()
-        self._check_runtime()
-
-    def _reserve_workspace(self) -> None:
-        """Room for the activations; with symbolic dims, for those of the present sizes."""
-        sizes = (ctypes.c_int64 * 3)()  # host, CUDA and HIP memory
-        self._launcher.hidet_get_workspace_size(sizes)
-        if self._workspace.nbytes < max(1, sizes[0]):
-            self._workspace = _aligned(max(1, sizes[0]))
-            self._launcher.hidet_set_workspace(ctypes.c_int32(0), ctypes.c_void_p(self._workspace.ctypes.data))
-
-    def _agree_on(self, sizes: Mapping[str, int]) -> None:
-        """Refuse sizes that another rank does not have: a collective would not end well."""
-        if self.world_size == 1 or not self.stage.communications:
-            return
-        own = np.array([sizes[symbol.name] for symbol in self.stage.symbols], np.int32)
-        everyone = np.empty((self.world_size, own.size), np.int32)
-        whole_mesh = (1 << len(self.stage.mesh_shape)) - 1
-        native.all_gather(
-            own.ctypes.data, everyone.ctypes.data, own.size, native.dtype_code(own.dtype.name), whole_mesh
-        )
-        self._communicator.check()
-        for rank, others in enumerate(everyone):
-            for symbol, size, other in zip(self.stage.symbols, own, others, strict=True):
-                if size != other:
-                    raise InputError(
-                        f"The symbolic dim {symbol.name} must be the same on all ranks; it is {size} on rank "
-                        f"{self.rank} but {other} on rank {rank}."
-                    )
-
-    def _set_sizes(self, sizes: Mapping[str, int]) -> None:
-        """Tell hidet's runtime the sizes of symbolic dims, which kernels ask it for."""
-        for name, size in sizes.items():
-            self._runtime.set_symbol_value(name.encode(), ctypes.c_int32(size))
-
-    def _output_shape(self, number: int, signature: TensorSignature) -> tuple[int, ...]:
-        if not signature.is_symbolic:
-            return tuple(int(extent) for extent in signature.shape)
-        dims = (ctypes.c_int32 * len(signature.shape))()
-        self._launcher.hidet_get_output_shape(ctypes.c_int32(number), dims)
-        if min(dims) < 1:
-            written = _text(signature.shape)
-            raise InputError(f"The inputs are too small: output {number}, {written}, would be {list(dims)}.")
-        return tuple(dims)
+    def _load(self, artifacts: OpenedArtifacts) -> Launcher:
+        stage, folder = self.stage, artifacts.folder
+        load_needed(stage.libraries, folder)
+        self._runtime = hidet_runtime()
+        launcher, *kernels = (artifacts.take(name) for name in stage.libraries_of())
+        addresses = self._libraries.load_kernels(kernels)
+        library = self._libraries.load_own(launcher)
+        data: dict[str, int] = {}
+        for name in stage.data_of(self.rank):
+            data.update(self._memory.load(artifacts.take(name), folder / name, stage.data))
+        missing = [name for name in stage.data if name not in data]
+        if missing:
+            raise ArtifactError(
+                f"{folder / stage.weights_file(self.rank)} lacks {', '.join(missing)}. Build the artifacts again."
+            )
+        tensors = len(stage.inputs) + len(stage.outputs)
+        own = [data[name] for name in stage.data]
+        return Launcher(library, addresses, own, tensors, len(stage.launches), self._memory)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run once. Takes and returns the rank's shards; a single output is returned bare, several as a list.
 
-        Inputs are NumPy arrays, torch tensors or hidet tensors on the CPU; outputs are of the first input's kind.
+        As :meth:`run`, which says what inputs may be and what is raised.
+        """
+        outputs = self.run(inputs)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def run(self, inputs: Sequence[Any], outputs: Sequence[Any] | None = None) -> list[Any]:
+        """Run once, on the rank's shards of the inputs.
+
+        Parameters
+        ----------
+        inputs: sequence of tensors
+            NumPy arrays, torch or hidet tensors, or whatever else has ``__dlpack__``, in host memory. They are read
+            where they lie; what does not lie row by row is copied first.
+        outputs: sequence of tensors, optional
+            Where the results go: contiguous and writable, of the outputs' dtypes and shapes, and sharing no memory
+            with an input or with one another. They save the time that the system takes to find new memory.
+
+        Returns
+        -------
+        The outputs: those given, or new tensors of the first input's library (NumPy's where that is none of the three).
+        NumPy has no bfloat16, so a program with such outputs is given torch or hidet tensors, as its first input or as
+        outputs. (The ml_dtypes package adds it: where that is imported, NumPy arrays will do.)
 
         Raises
         ------
         InputError
-            When the inputs' number, dtypes or shapes are not the program's, a symbolic dim's size is not a multiple of
-            what was declared, or two inputs or two ranks disagree on it. No data has been sent then.
+            When the number, dtypes, shapes or devices of inputs or outputs are not the program's, a symbolic dim's size
+            is not a multiple of what was declared, or two inputs or two ranks disagree on it. All ranks refuse the call
+            then, also those whose own inputs are right, and no data of the inputs has been sent.
         CommunicationError
             When a collective fails; the partition cannot be used any more.
+        ArtifactError
+            When the weights' files were changed since they were loaded.
+        HidetDistError
+            When the partition is closed, or may not be called from this thread.
         """
-        outputs = self.run(inputs)
-        kind = _kind(inputs[0]) if inputs else "numpy"
-        converted = [_convert(y, kind) for y in outputs]
-        return converted[0] if len(converted) == 1 else converted
+        with self._refusing_together():
+            arguments = self._signature.inputs(inputs)
+            sizes = self._signature.sizes(arguments)
+        kind = self._signature.kind(inputs) if outputs is None else None
+        results, _ = self._execute(arguments, sizes, kind, outputs)
+        return results
 
-    def run(self, inputs: Sequence[Any]) -> list[np.ndarray]:
-        """As calling, but always with a list of NumPy arrays as the result."""
-        arguments = self._arguments(inputs)
-        written = [signature.shape for signature in self.stage.inputs]
-        shapes = zip(written, (array.shape for array in arguments), strict=True)
-        sizes = bind(self.stage.symbols, self.stage.local_symbols, shapes)
-        with self._lock, _sizes_lock if sizes else nullcontext():
+    def warm_up(self, sizes: Mapping[str, int] | None = None) -> None:
+        """Run the program once on zeros, so that the first request finds everything in place.
+
+        That connects the ranks' groups, starts the kernels' threads, reads the weights into memory, and takes the
+        memory for activations. All ranks call it together, like any call.
+
+        Parameters
+        ----------
+        sizes: mapping, optional
+            The whole sizes of symbolic dims, by name; those that the plan was made for by default.
+
+        Raises
+        ------
+        InputError
+            When a name is not one of the program's symbolic dims, or a size does not fit it.
+        """
+        stage = self.stage
+        whole = {symbol.name: symbol.size for symbol in stage.symbols}
+        unknown = sorted(set(sizes or {}) - set(whole))
+        if unknown:
+            raise InputError(
+                f"The program has no symbolic dim {', '.join(unknown)}; it has {', '.join(whole) or 'none'}."
+            )
+        whole.update(sizes or {})
+        local = {own.name: whole[own.symbol] // own.shards for own in stage.local_symbols}
+        with self._refusing_together():
+            arguments = self._signature.zeros(local)
+            local_sizes = self._signature.sizes(arguments)
+        self._execute(arguments, local_sizes, None, None)
+
+    def profile(self, *inputs: Any, outputs: Sequence[Any] | None = None, repeats: int = 1) -> Profile:
+        """Run, and say where the time went. All ranks call it together, like any call.
+
+        Parameters
+        ----------
+        inputs, outputs:
+            As for :meth:`run`.
+        repeats: int
+            How many calls to make; the profile is that of the call of median duration (the shorter of two), which may
+            be another one on each rank: for traces to be merged, make one. The first call of a partition takes longer
+            than those after it: see :meth:`warm_up`.
+
+        Raises
+        ------
+        ConfigError
+            When there are to be no calls.
+        InputError, CommunicationError, ArtifactError, HidetDistError
+            As :meth:`run`.
+        """
+        if repeats < 1:
+            raise ConfigError(f"profile makes at least one call; got repeats={repeats}.")
+        profiles = [self._profile(inputs, outputs) for _ in range(repeats)]
+        median = statistics.median_low(profile.call_seconds for profile in profiles)
+        return next(profile for profile in profiles if profile.call_seconds == median)
+
+    def _profile(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> Profile:
+        begin = time.perf_counter_ns()
+        with self._refusing_together():
+            arguments = self._signature.inputs(inputs)
+            sizes = self._signature.sizes(arguments)
+        kind = self._signature.kind(inputs) if outputs is None else None
+        _, times = self._execute(arguments, sizes, kind, outputs, record=True)
+        end = time.perf_counter_ns()
+        assert times is not None
+        operators = tuple(
+            OperatorTime(
+                number,
+                self.stage.kernels[launch.kernel],
+                launch.kernel,
+                launch.output,
+                launch.communication,
+                (int(start) - begin) / _NANOSECONDS,
+                int(stop - start) / _NANOSECONDS,
+            )
+            for number, (launch, (start, stop)) in enumerate(zip(self.stage.launches, times, strict=True))
+        )
+        seconds = begin / _NANOSECONDS, (end - begin) / _NANOSECONDS
+        return Profile(self.rank, self.world_size, *seconds, operators)
+
+    def attach(self) -> None:
+        """Make the calling thread the one that calls this partition, if it communicates. Waits for a call that runs."""
+        with self._lock:
+            if self._owner is not None:
+                self._owner = threading.get_ident()
+
+    def _execute(
+        self,
+        arguments: Sequence[Buffer],
+        sizes: Mapping[str, int],
+        kind: str | None,
+        given: Sequence[Any] | None,
+        record: bool = False,
+    ) -> tuple[list[Any], np.ndarray | None]:
+        """Run on checked inputs. Outputs are ``given``, or of the library ``kind``, or thrown away if that is None."""
+        with self._turn(), _sizes_lock if sizes else nullcontext():
+            self._memory.check()
+            communicator = self._communicator
+            communicator.check()
+            communicator.bind()
+            shapes = self._shapes_at(sizes)
+            fit = all(min(shape, default=1) > 0 for shape in shapes)
+            with self._refusing_together(bound=True):
+                if given is not None and fit:
+                    results, buffers = list(given), self._signature.outputs(given, shapes, arguments)
+            if self._communicates:
+                agree(communicator, {symbol.name: sizes[symbol.name] for symbol in self.stage.symbols})
+            if not fit:
+                self._refuse_sizes(shapes)
+            if given is None and kind is not None:
+                results, buffers = self._signature.new_outputs(kind, shapes)
+            elif given is None:
+                results, buffers = [], self._signature.scratch(shapes)
+            if sizes:
+                self._reserve_workspace(sizes)
+            addresses = [buffer.address for buffer in (*arguments, *buffers)]
+            times = None
+            if record:
+                times = self._launcher.record(addresses)
+            else:
+                self._launcher.launch(addresses)
+            communicator.check()
+            self._check_runtime()
+        return results, times
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """One call at a time, from a thread that may call, until the partition is closed."""
+        thread = threading.get_ident()
+        if self._running == thread:
+            raise HidetDistError("The partition is in a call of this thread already; it cannot be called within that.")
+        if self._owner is not None and self._owner != thread and not self._closed:
+            raise HidetDistError(
+                "The partition communicates, and was loaded by another thread. Ranks must make their calls in the same "
+                "order, which threads do not keep: call it from one thread only, after attach() there."
+            )
+        with self._lock:
             if self._closed:
                 raise HidetDistError("The partition is closed; load it again.")
-            self._communicator.check()
-            self._communicator.bind()
-            if sizes:
-                self._agree_on(sizes)
-                self._set_sizes(sizes)
-            outputs = [
-                np.empty(self._output_shape(number, signature), _numpy_dtype(signature))
-                for number, signature in enumerate(self.stage.outputs)
-            ]
-            if sizes:
-                self._reserve_workspace()
-            pointers = [ctypes.c_void_p(array.ctypes.data) for array in (*arguments, *outputs)]
-            self._launch(*pointers, self._table)
-            self._communicator.check()
-            self._check_runtime()
-        return outputs
+            self._running = thread
+            try:
+                yield
+            finally:
+                self._running = None
 
-    def _arguments(self, inputs: Sequence[Any]) -> list[np.ndarray]:
-        if len(inputs) != len(self.stage.inputs):
-            raise InputError(f"The program takes {len(self.stage.inputs)} inputs; {len(inputs)} were given.")
-        arguments = []
-        for number, (x, signature) in enumerate(zip(inputs, self.stage.inputs, strict=True)):
-            array = _as_numpy(x, number)
-            if array.dtype != _numpy_dtype(signature):
-                raise InputError(f"Input {number} must be {signature.dtype}; got {array.dtype}.")
-            if not _fits(array.shape, signature):
-                whole = (
-                    "" if signature.shape == signature.whole_shape else f", a shard of {_text(signature.whole_shape)}"
-                )
-                raise InputError(
-                    f"Input {number} must have the shape {_text(signature.shape)}{whole}; got {_text(array.shape)}."
-                )
-            arguments.append(np.ascontiguousarray(array))
-        return arguments
+    def _shapes_at(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
+        """The outputs' shapes. Tells hidet's runtime the sizes of symbolic dims, which kernels ask it for."""
+        for name, size in sizes.items():
+            self._runtime.set_symbol_value(name.encode(), size)
+        key = tuple(sizes.values())
+        shapes = self._shapes.get(key)
+        if shapes is None:
+            if len(self._shapes) >= _MOST_SIZES:
+                self._shapes.clear()
+                self._workspaces.clear()
+            shapes = self._shapes[key] = self._output_shapes()
+        return shapes
+
+    def _reserve_workspace(self, sizes: Mapping[str, int]) -> None:
+        """Room for the activations at these sizes, which hidet's runtime has been told."""
+        key = tuple(sizes.values())
+        if key not in self._workspaces:
+            self._workspaces[key] = self._launcher.workspace_bytes()
+        self._launcher.reserve(self._workspaces[key])
+
+    def _output_shapes(self) -> list[tuple[int, ...]]:
+        return [
+            self._launcher.output_shape(number, len(y.shape))
+            if y.is_symbolic
+            else tuple(int(extent) for extent in y.shape)
+            for number, y in enumerate(self.stage.outputs)
+        ]
+
+    def _refuse_sizes(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        for number, (shape, signature) in enumerate(zip(shapes, self.stage.outputs, strict=True)):
+            if min(shape, default=1) < 1:
+                written = ", ".join(map(str, signature.shape))
+                raise InputError(f"The inputs are too small: output {number}, [{written}], would be {list(shape)}.")
+
+    @contextmanager
+    def _refusing_together(self, bound: bool = False) -> Iterator[None]:
+        """What this rank refuses, all refuse: they would wait for it, or take its next call for this one.
+
+        ``bound`` says that this is within a turn, with the communicator bound to this thread.
+        """
+        try:
+            yield
+        except InputError as error:
+            if self._communicates:
+                symbols = [symbol.name for symbol in self.stage.symbols]
+                with suppress(CommunicationError), nullcontext() if bound else self._turn():
+                    self._communicator.check()
+                    self._communicator.bind()
+                    refuse(self._communicator, symbols, error)
+            raise
 
     def _check_runtime(self) -> None:
         message = self._runtime.hidet_get_last_error()
@@ -219,14 +351,25 @@ class LoadedPartition:
             raise HidetDistError(f"hidet's runtime reports: {message.decode(errors='replace')}")
 
     def close(self) -> None:
-        """Leave the other ranks and free the weights. Closing twice does nothing."""
+        """Leave the other ranks and free the weights, after the call that runs. Closing twice does nothing.
+
+        Raises
+        ------
+        HidetDistError
+            When this thread is in a call, as a signal handler may be.
+        """
+        if self._running == threading.get_ident():
+            raise HidetDistError("The partition is in a call of this thread; it cannot be closed within that.")
         with self._lock:
             if not self._closed:
                 self._closed = True
                 native.bind(None)
                 self._communicator.close()
-                self._unload()
-                self._data.clear()
+                self._free()
+
+    def _free(self) -> None:
+        self._libraries.close()
+        self._memory.close()
 
     def __enter__(self) -> LoadedPartition:
         return self
@@ -241,6 +384,9 @@ def load_partition(
     out_dir: str | Path, rank: int | None = None, timeout_seconds: float | None = None
 ) -> LoadedPartition:
     """Load one rank's part of a program from artifacts, and meet the other ranks.
+
+    Every byte that is loaded is checked against the manifest's SHA-256 first. Weights are mapped, not copied: processes
+    of a host share what they read of the same file, and builds replace artifacts without touching what is in use.
 
     Parameters
     ----------
@@ -263,120 +409,60 @@ def load_partition(
     return LoadedPartition(Path(out_dir), rank, timeout_seconds)
 
 
-def _enter_session(rank: int | None, size: int, timeout_seconds: float | None, folder: Path) -> None:
+def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> OpenedArtifacts:
+    """Artifacts that this process can load, their files verified; those that replace them meanwhile instead of them."""
+    while True:
+        artifacts = OpenedArtifacts(folder)
+        try:
+            manifest = artifacts.manifest
+            if manifest.abi_version != native.ABI_VERSION:
+                raise ArtifactError(
+                    f"{folder} was built for the native interface {manifest.abi_version}; this is "
+                    f"{native.ABI_VERSION}. Build the artifacts again."
+                )
+            installed = importlib.metadata.version("hidet")
+            if manifest.hidet_version != installed:
+                raise ArtifactError(
+                    f"{folder} was built with hidet {manifest.hidet_version}, not {installed}. Build the artifacts "
+                    "again."
+                )
+            if manifest.target != "cpu":
+                raise ArtifactError(
+                    f"{folder} was built for {manifest.target} ({manifest.arch}), which cannot be served yet. "
+                    "Build the artifacts with optimization_config['target'] = 'cpu' to serve them on CPUs."
+                )
+            (stage,) = manifest.stages
+            own = _enter_session(rank, stage, timeout_seconds, folder)
+            others = {stage.weights_file(other) for other in range(stage.size) if other != own}
+            artifacts.verify([name for name in manifest.files if name not in others])
+        except ArtifactError:
+            replaced = not artifacts.is_current()
+            artifacts.close()
+            if not replaced or not folder.exists():
+                raise
+        except BaseException:
+            artifacts.close()
+            raise
+        else:
+            return artifacts
+
+
+def _enter_session(rank: int | None, stage: StageManifest, timeout_seconds: float | None, folder: Path) -> int:
     """Take the place among the ranks that the arguments or the environment give; refuse one that does not fit."""
+    if rank is not None and not 0 <= rank < stage.size:
+        raise ConfigError(f"{folder} has the ranks 0 to {stage.size - 1}; there is no rank {rank}.")
     if session.current() is None:
         timeout = session.DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
         if rank is not None and "RANK" not in os.environ:
-            session.init(rank=rank, world_size=size, timeout_seconds=timeout)
+            session.init(rank=rank, world_size=stage.size, timeout_seconds=timeout)
         else:
             session.init(timeout_seconds=timeout)
     settings = session.current()
     assert settings is not None
-    if settings.world_size != size:
+    if settings.world_size != stage.size:
         raise ConfigError(
-            f"{folder} was built for {size} ranks, but the world size is {settings.world_size}: launch it with "
-            f"`python -m hidet_dist.launch -n {size}` or torchrun."
+            f"{folder} was built for {stage.size} ranks, but the world size is {settings.world_size}: launch it with "
+            f"`python -m hidet_dist.launch -n {stage.size}` or torchrun."
         )
-
-
-def _hidet_runtime() -> ctypes.CDLL:
-    """hidet's runtime library, which kernels need; found without importing hidet, whose compiler is not needed here."""
-    found = importlib.util.find_spec("hidet")
-    if found is None or not found.submodule_search_locations:
-        raise HidetDistError("hidet is not installed; install hidet==0.6.1.")
-    path = Path(found.submodule_search_locations[0]) / "lib" / "libhidet_runtime.so"
-    runtime = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
-    runtime.hidet_get_last_error.restype = ctypes.c_char_p
-    return runtime
-
-
-def _load(file: int, opened: list[tuple[int, ctypes.CDLL]]) -> ctypes.CDLL:
-    """Load a library by its open file, which stays open as long as the library is loaded.
-
-    The loader takes two libraries of the same path for one, even when the file has been replaced in between: a process
-    that loads artifacts, builds them anew and loads them again would run the old kernels.
-    """
-    try:
-        library = ctypes.CDLL(f"/proc/self/fd/{file}")
-    except OSError:
-        os.close(file)
-        raise
-    opened.append((file, library))
-    return library
-
-
-def _unload(opened: list[tuple[int, ctypes.CDLL]]) -> None:
-    while opened:
-        file, library = opened.pop()
-        _ctypes.dlclose(library._handle)
-        os.close(file)
-
-
-def _aligned(nbytes: int) -> np.ndarray:
-    buffer = np.empty(nbytes + _ALIGNMENT, np.uint8)
-    offset = -buffer.ctypes.data % _ALIGNMENT
-    return buffer[offset : offset + nbytes]
-
-
-def _load_data(folder: Path, stage: StageManifest, rank: int) -> dict[str, np.ndarray]:
-    """The rank's weight shards and coordinate and the shared constants, as bytes in aligned memory."""
-    data = {}
-    for name in (stage.weights_file(rank), *([stage.constants_file] if stage.constants else [])):
-        for key, tensor in SafetensorsFiles.open(folder / name).tensors.items():
-            data[key] = _aligned(tensor.nbytes)
-            tensor.read_bytes(data[key].data)
-    missing = [name for name in stage.data if name not in data]
-    if missing:
-        raise ArtifactError(
-            f"{folder / stage.weights_file(rank)} lacks {', '.join(missing)}. Build the artifacts again."
-        )
-    return data
-
-
-def _fits(shape: Sequence[int], signature: TensorSignature) -> bool:
-    """Whether a shape is the signature's, its symbolic dims being of any size."""
-    return len(shape) == len(signature.shape) and all(
-        isinstance(extent, str) or size == extent for size, extent in zip(shape, signature.shape, strict=True)
-    )
-
-
-def _text(shape: Sequence[int | str]) -> str:
-    return f"[{', '.join(map(str, shape))}]"
-
-
-def _numpy_dtype(signature: TensorSignature) -> np.dtype:
-    try:
-        return np.dtype("bool" if signature.dtype in ("bool", "boolean") else signature.dtype)
-    except TypeError as error:
-        raise InputError(f"The program's dtype {signature.dtype} has no NumPy form; cast it in the graph.") from error
-
-
-def _kind(x: Any) -> str:
-    return "numpy" if isinstance(x, np.ndarray) else type(x).__module__.partition(".")[0]
-
-
-def _as_numpy(x: Any, number: int) -> np.ndarray:
-    if isinstance(x, np.ndarray):
-        return x
-    if _kind(x) == "torch":
-        x = x.detach()
-    try:
-        return np.from_dlpack(x)
-    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise InputError(
-            f"Input {number} is a {type(x).__name__} that NumPy cannot read ({error}). Give a NumPy array, a torch or "
-            "a hidet tensor on the CPU."
-        ) from error
-
-
-def _convert(y: np.ndarray, kind: str) -> Any:
-    if kind == "torch":
-        import torch
-
-        return torch.from_numpy(y)
-    if kind == "hidet":
-        import hidet
-
-        return hidet.graph.from_numpy(y)
-    return y
+    session.meet()  # so that the others hear of what is wrong with this rank's files
+    return settings.rank

@@ -1,18 +1,20 @@
-"""How the threads of CPU kernels wait for work."""
+"""How many threads CPU kernels use, and how they wait for work."""
 
 from __future__ import annotations
 
 import os
 
-# Kernels use two thread pools, OpenMP's and OpenBLAS's, and serving processes share the cores. By default
-# both pools spin while they wait, which keeps the other one, and the other ranks, from working.
-_WAITING = {
-    "OMP_WAIT_POLICY": "passive",  # OpenMP 4.0, section 4.7
-    "OPENBLAS_THREAD_TIMEOUT": "4",  # 2^4 cycles, the least that OpenBLAS takes
-}
+# Serving processes share the cores. By default OpenMP's idle threads spin for a while, which keeps others from work.
+_WAIT_POLICY = "OMP_WAIT_POLICY"  # OpenMP 4.0, section 4.7
+_THREADS = "OMP_NUM_THREADS"
 
 
 def wait_without_spinning() -> None:
-    """Make idle threads sleep, unless the environment says otherwise. Takes effect for pools that do not exist yet."""
-    for name, value in _WAITING.items():
-        os.environ.setdefault(name, value)
+    """Make idle threads sleep, and share the cores among the ranks of this host, unless the environment says otherwise.
+
+    Takes effect if OpenMP's library is not loaded yet. How many ranks there are is LOCAL_WORLD_SIZE.
+    """
+    os.environ.setdefault(_WAIT_POLICY, "passive")
+    ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    if ranks.isdigit() and int(ranks) > 1:
+        os.environ.setdefault(_THREADS, str(max(1, len(os.sched_getaffinity(0)) // int(ranks))))

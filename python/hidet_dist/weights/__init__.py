@@ -1,16 +1,27 @@
-"""Weights that need not be there: named in a graph, lying in safetensors files, read slice by slice when it is time."""
+"""Weights that need not be there: named in a graph, lying in safetensors files, read slice by slice when it is time.
 
-from hidet_dist.weights.named import (
-    as_weight,
-    as_weights,
-    is_weight,
-    names_of,
-    part_of_weight,
-    weight,
-    weights_from_safetensors,
-)
-from hidet_dist.weights.safetensors_file import Layout, SafetensorsFiles, write_safetensors
-from hidet_dist.weights.sources import Source, check_weights, read_shard, shard_blocks, source_of
+Serving needs :mod:`hidet_dist.weights.header` only, so the rest, which needs hidet and torch, is imported on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from hidet_dist.weights.header import Layout
+
+if TYPE_CHECKING:
+    from hidet_dist.weights.named import (
+        as_weight,
+        as_weights,
+        is_weight,
+        names_of,
+        part_of_weight,
+        weight,
+        weights_from_safetensors,
+    )
+    from hidet_dist.weights.safetensors_file import SafetensorsFiles, write_safetensors
+    from hidet_dist.weights.sources import Source, check_weights, read_shard, shard_blocks, source_of
 
 __all__ = [
     "Layout",
@@ -29,3 +40,15 @@ __all__ = [
     "weights_from_safetensors",
     "write_safetensors",
 ]
+
+_MODULES = {
+    **dict.fromkeys(("SafetensorsFiles", "write_safetensors"), "safetensors_file"),
+    **dict.fromkeys(("Source", "check_weights", "read_shard", "shard_blocks", "source_of"), "sources"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(f"{__name__}.{_MODULES.get(name, 'named')}")
+    return globals().setdefault(name, getattr(module, name))

@@ -1,8 +1,7 @@
 """Safetensors files too large to hold: read slice by slice, and written block by block.
 
-The format is eight bytes with the length of a header (little endian), the header in JSON, and the tensors' bytes, row
-by row (https://huggingface.co/docs/safetensors). The safetensors library reads through a memory map, whose pages count
-as the process's memory until the file is closed, and writes only what is in memory; here a slice costs its own bytes.
+The safetensors library reads through a memory map, whose pages count as the process's memory until the file is closed,
+and writes only what is in memory; here a slice costs its own bytes.
 """
 
 from __future__ import annotations
@@ -21,31 +20,10 @@ import safetensors
 import torch
 
 from hidet_dist.errors import WeightsError
+from hidet_dist.weights.header import ITEMSIZE, LENGTH_BYTES, LIBRARY_ALIGNMENT, Layout, arrange, parse
 
-# The format's dtypes, in the order in which the library writes them, with their names in hidet and torch.
-_CODES = {
-    "uint64": "U64",
-    "int64": "I64",
-    "float64": "F64",
-    "float32": "F32",
-    "uint32": "U32",
-    "int32": "I32",
-    "bfloat16": "BF16",
-    "float16": "F16",
-    "uint16": "U16",
-    "int16": "I16",
-    "float8_e4m3": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "int8": "I8",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
-_NAMES = {code: name for name, code in _CODES.items()}
-_ORDER = {code: number for number, code in enumerate(_NAMES)}
-_TORCH = {name: getattr(torch, "float8_e4m3fn" if name == "float8_e4m3" else name) for name in _CODES}
+_TORCH = {name: getattr(torch, "float8_e4m3fn" if name == "float8_e4m3" else name) for name in ITEMSIZE}
 
-_LENGTH_BYTES = 8
-_HEADER_ALIGNMENT = 8
 _SHORT_RUN_BYTES = 4096  # a page: below it, reading what lies between two runs costs less than another call
 _SPAN_BYTES = 2**24  # what is read at once where what lies between runs is read along
 
@@ -70,16 +48,6 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     begin: int
-
-    @property
-    def nbytes(self) -> int:
-        """The tensor's size in bytes."""
-        return math.prod(self.shape) * int(_TORCH[self.dtype].itemsize)
-
-    def read_bytes(self, memory: memoryview) -> None:
-        """Fill memory of ``nbytes`` bytes with the tensor, row by row. Raises WeightsError as :meth:`read` does."""
-        with self._opened() as file:
-            self._fill_bytes(file, memory, self.begin)
 
     def read(self, region: Sequence[slice]) -> torch.Tensor:
         """The elements of ``region``, a slice with whole bounds and step 1 for each dim; contiguous.
@@ -233,32 +201,20 @@ def _open_file(path: Path) -> dict[str, StoredTensor]:
         with safetensors.safe_open(path, framework="pt"):
             pass  # refuses whatever is not as it must be: offsets, sizes, names
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            header = json.loads(file.read(length))
+            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+            places = parse(file.read(length), os.fstat(file.fileno()).st_size)
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise WeightsError(f"{path} cannot be read as a safetensors file: {error}.") from error
-    header.pop("__metadata__", None)
-    tensors = {}
-    for name, entry in header.items():
-        if entry["dtype"] not in _NAMES:
-            raise WeightsError(f"The tensor {name!r} of {path} has the dtype {entry['dtype']}, which hidet has not.")
-        begin = _LENGTH_BYTES + length + entry["data_offsets"][0]
-        tensors[name] = StoredTensor(path, name, _NAMES[entry["dtype"]], tuple(entry["shape"]), begin)
-    return tensors
-
-
-@dataclass(frozen=True)
-class Layout:
-    """A tensor to be written: hidet's name of its dtype, and its shape in elements."""
-
-    dtype: str
-    shape: tuple[int, ...]
+    return {name: StoredTensor(path, name, place.dtype, place.shape, place.begin) for name, place in places.items()}
 
 
 def write_safetensors(
-    path: Path, tensors: Mapping[str, Layout], blocks: Callable[[str], Iterable[torch.Tensor]]
+    path: Path,
+    tensors: Mapping[str, Layout],
+    blocks: Callable[[str], Iterable[torch.Tensor]],
+    alignment: int = LIBRARY_ALIGNMENT,
 ) -> None:
-    """Write a safetensors file, byte for byte as the safetensors library would, without holding its tensors.
+    """Write a safetensors file without holding its tensors.
 
     Parameters
     ----------
@@ -268,29 +224,23 @@ def write_safetensors(
         What it is to hold.
     blocks: callable
         Gives the elements of a tensor by its name, row by row, in contiguous tensors of any size.
+    alignment: int
+        A multiple of 8. Each tensor begins at a multiple of so many bytes, so that it can be used where it is mapped;
+        with 8 the file is byte for byte what the safetensors library would write.
 
     Raises
     ------
     WeightsError
         When a dtype is not one that the format has.
     """
-    for name, tensor in tensors.items():
-        if tensor.dtype not in _CODES:
-            raise WeightsError(f"The tensor {name} has the dtype {tensor.dtype}, which safetensors files cannot hold.")
-    ordered = sorted(tensors, key=lambda name: (_ORDER[_CODES[tensors[name].dtype]], name.encode()))
-    header = {}
-    begin = 0
-    for name in ordered:
-        code = _CODES[tensors[name].dtype]
-        end = begin + math.prod(tensors[name].shape) * _TORCH[tensors[name].dtype].itemsize
-        header[name] = {"dtype": code, "shape": list(tensors[name].shape), "data_offsets": [begin, end]}
-        begin = end
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % _HEADER_ALIGNMENT)
+    head, places = arrange(tensors, alignment)
     with path.open("wb") as file:
-        file.write(len(text).to_bytes(_LENGTH_BYTES, "little") + text)
-        for name in ordered:
+        file.write(head)
+        for name, place in places.items():
+            assert file.tell() == place.begin
+            if name not in tensors:
+                file.write(bytes(place.nbytes))
+                continue
             for block in blocks(name):
                 file.write(_bytes_of(block))
-            _, end = header[name]["data_offsets"]
-            assert file.tell() == _LENGTH_BYTES + len(text) + end
+            assert file.tell() == place.begin + place.nbytes

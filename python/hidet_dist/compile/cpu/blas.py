@@ -1,5 +1,6 @@
 """Matrix products by OpenBLAS: hidet's generic CPU schedules of them are two orders of magnitude slower.
 
+Float16 and bfloat16 are read as float32, a panel at a time, and summed up in float32.
 The operands are read through the reshapes, permutes and slices before them wherever BLAS can: a matrix with one unit
 stride is what its leading dimension and transpose arguments describe, so that neither a transposed key nor an im2col'ed
 filter is ever written out.
@@ -7,26 +8,23 @@ filter is ever written out.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import hidet
-from hidet.graph import Operator, PassContext, Tensor
+from hidet.graph import Operator, Tensor
 from hidet.graph.ops.matmul.matmul import MatmulOp
 from hidet.graph.transforms import ResolveRule, register_resolve_rule
 from hidet.ir.expr import Constant
 from hidet.utils import prod
 
-from hidet_dist.compat.native_call import NativeCall, NativeCallOp
+from hidet_dist.compat.native_call import STORE
+from hidet_dist.compile.cpu.active import is_active
+from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, Values
 from hidet_dist.compile.cpu.views import View, contiguous, view_of
-from hidet_dist.runtime.openblas import openblas_dir
-from hidet_dist.symbolic.extents import Extent, extents_of, factors_of, same_extent, same_shape
+from hidet_dist.symbolic.extents import Extent, extents_of, factors_of, same_extent
 
-_SWITCH = "hidet_dist.blas"
 _INT_MAX = 2**31 - 1  # BLAS counts with 32 bit integers
 
 
@@ -40,99 +38,94 @@ class Operand:
     offset: Extent
 
 
-class BlasMatmulOp(NativeCallOp):
-    """``c[..., m, n] = a[..., m, k] @ b[..., k, n]`` in float32, for operands that BLAS can read as they lie.
+class BlasMatmulOp(TiledOp):
+    """``c[..., m, n] = a[..., m, k] @ b[..., k, n]``, summed up in float32, of operands that BLAS can read in place.
 
     Parameters
     ----------
     a, b: Tensor
-        The memory of the operands, in whatever shape.
+        The memory of the operands, in whatever shape: float32, float16 or bfloat16. ``others`` are for the epilogue.
     operands: sequence of (batch_strides, transposed, leading, offset)
         How ``a`` and ``b`` are read, in elements: numbers, or expressions of symbolic dims.
+    product: sequence of int or expression
+        The shape of the stack of products.
     shape: sequence of int or expression
-        The shape of ``c``.
+        The shape of ``c``: that of the products, or another one of as many elements and the same last dim.
     k: int or expression
         The length of the products.
+    epilogue: Epilogue, optional
+        What is done to the elements of ``c``.
     """
 
-    def __init__(self, a: Tensor, b: Tensor, operands: Sequence[Sequence[Any]], shape: Sequence[Extent], k: Extent):
+    def __init__(
+        self,
+        a: Tensor,
+        b: Tensor,
+        *others: Tensor,
+        operands: Sequence[Sequence[Any]],
+        product: Sequence[Extent],
+        shape: Sequence[Extent],
+        k: Extent,
+        epilogue: Epilogue | None = None,
+    ):
         left, right = (Operand(tuple(o[0]), bool(o[1]), _plain_int(o[2]), _plain_int(o[3])) for o in operands)
-        how = "_".join(
-            f"{'t' if o.transposed else 'n'}{o.leading}o{o.offset}s{'x'.join(map(str, o.batch_strides))}"
-            for o in (left, right)
-        )
-        folder = openblas_dir()
-        values: dict[str, Extent] = {}
-        statement = _sgemm(left, right, shape, k, values)
+        stores = epilogue is not None or a.dtype.name != "float32"
+        text = Values()
+        statement = _call(left, right, product, k, ELEMENT_TYPES[a.dtype.name], stores, text)
         super().__init__(
-            f"hidet_dist_sgemm_{_name(f'k{k}_{how}')}",
-            {"a": a, "b": b},
+            "matmul",
+            a,
+            b,
+            others,
             shape,
-            NativeCall(statement, "cblas.h", str(folder / "include"), str(folder / "lib"), "scipy_openblas", values),
-            {"operands": [list(o) for o in operands], "shape": list(shape), "k": k},
+            len(shape) - 1,
+            "matmul.h",
+            statement,
+            text.values,
+            stores,
+            epilogue,
+            {"operands": [list(o) for o in operands], "product": list(product), "shape": list(shape), "k": k},
         )
         self.name = "BlasMatmul"
+
+    def reshaped(self, shape: Sequence[Extent]) -> dict[str, Any] | None:
+        """Another shape of as many elements will do, if its rows are as long."""
+        if len(shape) < 2 or not same_extent(shape[-1], self.attrs["shape"][-1]):
+            return None
+        return {"shape": list(shape)}
 
 
 def _plain_int(value: Any) -> Extent:
     return int(value) if isinstance(value, Constant) else value
 
 
-def _name(how: str) -> str:
-    """A name for a file and a function: expressions of symbolic dims are not."""
-    return how if how.replace("_", "").isalnum() else hashlib.sha256(how.encode()).hexdigest()[:16]
-
-
-def _sgemm(left: Operand, right: Operand, shape: Sequence[Extent], k: Extent, values: dict[str, Extent]) -> str:
-    """Loops over the stack around one call of sgemm. Expressions that it uses are put in ``values``, by name."""
-
-    def text(value: Extent) -> str:
-        if isinstance(value, int):
-            return str(value)
-        return next((name for name, known in values.items() if known is value), None) or added(value)
-
-    def added(value: Extent) -> str:
-        name = f"v{len(values)}"
-        values[name] = value
-        return name
-
-    *batch, m, n = shape
-    loops = "".join(f"for (int64_t i{d} = 0; i{d} < {text(size)}; ++i{d}) " for d, size in enumerate(batch))
-    strides = [prod(shape[d + 1 :]) for d in range(len(batch))]
-
-    def address(constant: Extent, steps: Sequence[Extent]) -> str:
-        moves = "".join(
-            f" + i{d} * INT64_C({step})" if isinstance(step, int) else f" + i{d} * {text(step)}"
-            for d, step in enumerate(steps)
-            if not (isinstance(step, int) and step == 0)
+def _call(
+    left: Operand, right: Operand, product: Sequence[Extent], k: Extent, element: str, stores: bool, text: Values
+) -> str:
+    *stack, m, n = product
+    statement = [
+        text.array("sizes", stack),
+        text.array("left_steps", left.batch_strides),
+        text.array("right_steps", right.batch_strides),
+        f"const hidet_dist::kernels::Product product = {{{{ {len(stack)}, sizes, {text(m)}, {text(n)}, {text(k)} }}}};",
+    ]
+    for name, operand in (("left", left), ("right", right)):
+        transposed = "true" if operand.transposed else "false"
+        statement.append(
+            f"const hidet_dist::kernels::Matrices<{element}> {name} = {{{{ (const {element} *)({{}}) + "
+            f"{text(operand.offset)}, {transposed}, {text(operand.leading)}, {name}_steps }}}};"
         )
-        return f"{{}} + {text(constant)}{moves}"
-
-    flags = ", ".join("CblasTrans" if o.transposed else "CblasNoTrans" for o in (left, right))
-    return (
-        f"{loops}scipy_cblas_sgemm(CblasRowMajor, {flags}, {text(m)}, {text(n)}, {text(k)}, 1.0f, "
-        f"(const float *){address(left.offset, left.batch_strides)}, {text(left.leading)}, "
-        f"(const float *){address(right.offset, right.batch_strides)}, {text(right.leading)}, 0.0f, "
-        f"(float *){address(0, strides)}, {text(n)});"
-    )
-
-
-@contextmanager
-def blas_matmuls() -> Iterator[None]:
-    """Resolve matrix products on the CPU to OpenBLAS while the block runs."""
-    current = PassContext.current()
-    with PassContext() as context:
-        context.instruments = current.instruments
-        context.configs = {**current.configs, _SWITCH: True}
-        yield
+    statement.append(f"hidet_dist::kernels::matmul(left, right, product, {STORE if stores else '(float *)({})'});")
+    return " ".join(statement)
 
 
 @register_resolve_rule(MatmulOp)
 class _BlasRule(ResolveRule):
     def resolve(self, op: Operator) -> list[Tensor] | None:
-        if not self.get_config(_SWITCH, False) or op.build_target != "cpu":
+        dtype = op.outputs[0].dtype
+        if not is_active(op) or dtype.name not in ELEMENT_TYPES:
             return None
-        if op.inputs[0].dtype.name != "float32" or any(len(x.shape) < 2 for x in op.inputs):
+        if any(x.dtype != dtype or len(x.shape) < 2 for x in op.inputs):
             return None
         shape = extents_of(op.outputs[0])
         # Through what lies before an operand if BLAS can read it so, or else as it is, which it always can.
@@ -167,8 +160,9 @@ def _products(left: View, right: View, shape: tuple[Extent, ...]) -> Iterator[_P
 def _build(product: _Product, operands: Sequence[Operand], shape: tuple[Extent, ...]) -> Tensor:
     how = [[list(o.batch_strides), o.transposed, o.leading, o.offset] for o in operands]
     left, right = product.left, product.right
-    c = BlasMatmulOp(left.source, right.source, how, list(product.shape), left.shape[-1]).outputs[0]
-    return c if same_shape(product.shape, shape) else hidet.ops.reshape(c, list(shape))
+    return BlasMatmulOp(
+        left.source, right.source, operands=how, product=list(product.shape), shape=list(shape), k=left.shape[-1]
+    ).outputs[0]
 
 
 def _operand(view: View, batch: tuple[Extent, ...]) -> Operand | None:

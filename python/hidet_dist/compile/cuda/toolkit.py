@@ -23,6 +23,7 @@ HOW_TO_GET = (
     "Install the CUDA toolkit (13.0 is known to work) and put its bin folder on PATH or its root into CUDA_HOME, or "
     "`pip install hidet_dist[nvcc]`, which takes nvcc from PyPI (nvidia-cuda-nvcc and what it needs)."
 )
+USUAL = Path("/usr/local/cuda/bin/nvcc")
 # The functions of libcuda that hidet's kernels call: tensor maps of the Hopper tensor memory accelerator.
 _DRIVER_FUNCTIONS = ("cuTensorMapEncodeTiled",)
 
@@ -60,7 +61,7 @@ def _places() -> Iterator[Path]:
     found = importlib.util.find_spec("nvidia")
     for folder in found.submodule_search_locations or [] if found else []:
         yield Path(folder) / "cu13" / "bin" / "nvcc"
-    yield Path("/usr/local/cuda/bin/nvcc")
+    yield USUAL
 
 
 @lru_cache

@@ -1,0 +1,259 @@
+/*
+ * Convolutions of one to three spatial dims as products with a BLAS: the columns of a tile of outputs are gathered
+ * (im2col) a few channels at a time into scratch memory that stays in the cache, with zeros for padding, and multiplied
+ * by the filters. A convolution with a kernel of one is multiplied where it lies. One of a few channels a group
+ * (depthwise) is summed up directly.
+ */
+#ifndef HIDET_DIST_KERNELS_CONVOLUTION_H
+#define HIDET_DIST_KERNELS_CONVOLUTION_H
+
+#include "hidet_dist/kernels/matmul.h"
+
+namespace hidet_dist {
+namespace kernels {
+
+/* Sizes of x[images, channels, ...in], w[out_channels, channels / groups, ...kernel] and y[images, out_channels,
+ * ...out]; the last dim of each is the one that lies packed. `pad` is what comes before the first element. */
+struct Convolution {
+  int64_t images, channels, out_channels, groups;
+  int64_t in[3], out[3], kernel[3], stride[3], dilation[3], pad[3];
+
+  int64_t in_size() const { return in[0] * in[1] * in[2]; }
+  int64_t out_size() const { return out[0] * out[1] * out[2]; }
+  int64_t taps() const { return kernel[0] * kernel[1] * kernel[2]; }
+  int64_t group_channels() const { return channels / groups; }
+  int64_t group_out_channels() const { return out_channels / groups; }
+
+  bool is_pointwise() const {
+    for (int dim = 0; dim < 3; ++dim) {
+      if (kernel[dim] != 1 || stride[dim] != 1 || pad[dim] != 0 || in[dim] != out[dim]) return false;
+    }
+    return true;
+  }
+
+  /* The outputs along the last dim that tap `at` of it reads from within the input. */
+  void inside(int64_t at, int64_t *begin, int64_t *end) const {
+    const int64_t offset = at * dilation[2] - pad[2];
+    const int64_t first = offset < 0 ? divide_up(-offset, stride[2]) : 0;
+    const int64_t last = in[2] - 1 - offset;
+    *begin = std::min(first, out[2]);
+    *end = std::max(*begin, last < 0 ? 0 : std::min(out[2], last / stride[2] + 1));
+  }
+};
+
+/* A run of outputs along the last dim: those of one image that differ in nothing else. */
+struct Line {
+  int64_t image, depth, height, begin, end;
+};
+
+/* Calls `visit(line, column)` for the lines of the columns `first` to `last`: outputs of all images, counted on. */
+template <class Visit>
+inline void for_lines(const Convolution &v, int64_t first, int64_t last, const Visit &visit) {
+  int64_t column = first, rest = first;
+  Line line;
+  line.begin = rest % v.out[2];
+  rest /= v.out[2];
+  line.height = rest % v.out[1];
+  rest /= v.out[1];
+  line.depth = rest % v.out[0];
+  line.image = rest / v.out[0];
+  while (column < last) {
+    line.end = std::min(v.out[2], line.begin + (last - column));
+    visit(line, column - first);
+    column += line.end - line.begin;
+    line.begin = 0;
+    if (++line.height == v.out[1]) {
+      line.height = 0;
+      if (++line.depth == v.out[0]) {
+        line.depth = 0;
+        ++line.image;
+      }
+    }
+  }
+}
+
+/* The rows of im2col for `count` channels from `channel` on, and the columns `first` to `last`. */
+template <class T>
+inline void gather_columns(const Convolution &v, const T *x, int64_t channel, int64_t count, int64_t first,
+                           int64_t last, float *tile, int64_t ld) {
+  float *row = tile;
+  for (int64_t c = channel; c < channel + count; ++c) {
+    for (int64_t i = 0; i < v.kernel[0]; ++i) {
+      for (int64_t j = 0; j < v.kernel[1]; ++j) {
+        for (int64_t k = 0; k < v.kernel[2]; ++k, row += ld) {
+          int64_t begin, end;
+          v.inside(k, &begin, &end);
+          const int64_t offset = k * v.dilation[2] - v.pad[2];
+          for_lines(v, first, last, [&](const Line &line, int64_t column) {
+            float *const target = row + column - line.begin;
+            const int64_t depth = line.depth * v.stride[0] + i * v.dilation[0] - v.pad[0];
+            const int64_t height = line.height * v.stride[1] + j * v.dilation[1] - v.pad[1];
+            if (depth < 0 || depth >= v.in[0] || height < 0 || height >= v.in[1]) {
+              std::fill(target + line.begin, target + line.end, 0.0f);
+              return;
+            }
+            const int64_t from = std::min(std::max(begin, line.begin), line.end);
+            const int64_t to = std::max(from, std::min(end, line.end));
+            std::fill(target + line.begin, target + from, 0.0f);
+            const T *const source = x + (((line.image * v.channels + c) * v.in[0] + depth) * v.in[1] + height) * v.in[2];
+            read_strided(source + from * v.stride[2] + offset, v.stride[2], to - from, target + from);
+            std::fill(target + to, target + line.end, 0.0f);
+          });
+        }
+      }
+    }
+  }
+}
+
+/* Gives the part of a tile that belongs to each image to `store`. */
+template <class Store>
+inline void store_images(const Convolution &v, float *tile, int64_t ld, int64_t channel, int64_t rows,
+                         int64_t first, int64_t last, const Store &store) {
+  const int64_t size = v.out_size();
+  for (int64_t column = first; column < last;) {
+    const int64_t image = column / size, position = column % size;
+    const int64_t count = std::min(size - position, last - column);
+    store(tile + (column - first), ld, image * v.out_channels + channel, rows, position, count);
+    column += count;
+  }
+}
+
+/* The filters of `rows` output channels, a few input channels of them. */
+inline const float *filters(const float *w, int64_t, int64_t, int64_t, float *, int64_t *) { return w; }
+
+template <class T>
+inline const float *filters(const T *w, int64_t rows, int64_t depth, int64_t leading, float *scratch, int64_t *ld) {
+  *ld = leading_dimension(depth);
+  for (int64_t r = 0; r < rows; ++r) read_run(w + r * leading, depth, scratch + r * *ld);
+  return scratch;
+}
+
+/* Whether inputs of this type are multiplied where they lie. */
+inline const float *in_place(const float *x) { return x; }
+template <class T>
+inline const float *in_place(const T *) {
+  return nullptr;
+}
+
+/* Groups of fewer output channels are summed up directly: BLAS is made for more. */
+const int64_t kFewChannels = 8;
+const int64_t kConvolutionRows = 512;
+const int64_t kConvolutionColumns = 384;
+/* Columns of one image that are worth a product of their own; below, those of several images are gathered. */
+const int64_t kImageColumns = 128;
+
+template <class T, class Store>
+void multiply_columns(const Convolution &v, const T *x, const T *w, const Store &store) {
+  const int64_t size = v.out_size(), taps = v.taps();
+  const int64_t rows_of_group = v.group_out_channels(), channels = v.group_channels(), depth = channels * taps;
+  const bool by_image = v.is_pointwise() && in_place(x) != nullptr && (size >= kImageColumns || v.images == 1);
+  const int64_t products = v.groups * (by_image ? v.images : 1);
+  const int64_t columns = by_image ? size : size * v.images;
+  const double work = static_cast<double>(rows_of_group) * depth * columns * products;
+  const int64_t threads = threads_for(work);
+  const Cut cut(rows_of_group, columns, kConvolutionRows, kConvolutionColumns, parts_of_each(products, threads));
+  const int64_t down = divide_up(rows_of_group, cut.rows), across = divide_up(columns, cut.columns);
+  const int64_t ld = leading_dimension(cut.columns);
+  const int64_t at_once = std::max<int64_t>(1, std::min(channels, kPanelDepth / taps));
+  const bool reads_filters = in_place(w) == nullptr;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    const Scratch tile(cut.rows * ld), gathered(by_image ? 0 : at_once * taps * ld),
+        read(reads_filters ? cut.rows * leading_dimension(at_once * taps) : 0);
+#pragma omp for schedule(dynamic)
+    for (int64_t unit = 0; unit < products * down * across; ++unit) {
+      const int64_t product = unit / (down * across);
+      const int64_t group = product % v.groups, image = product / v.groups;
+      const int64_t row = unit / across % down * cut.rows, first = unit % across * cut.columns;
+      const int64_t rows = std::min(cut.rows, rows_of_group - row), last = std::min(first + cut.columns, columns);
+      const int64_t channel = group * rows_of_group + row;
+      if (by_image) {
+        const float *const matrix = in_place(x) + (image * v.channels + group * channels) * size;
+        sgemm(false, false, rows, last - first, depth, in_place(w) + channel * depth, depth, matrix + first, size,
+              false, tile.get(), ld);
+        store(tile.get(), ld, image * v.out_channels + channel, rows, first, last - first);
+        continue;
+      }
+      for (int64_t c = 0; c < channels; c += at_once) {
+        const int64_t count = std::min(at_once, channels - c);
+        gather_columns(v, x, group * channels + c, count, first, last, gathered.get(), ld);
+        int64_t leading = depth;
+        const float *const left =
+            filters(w + channel * depth + c * taps, rows, count * taps, depth, read.get(), &leading);
+        sgemm(false, false, rows, last - first, count * taps, left, leading, gathered.get(), ld, c > 0, tile.get(),
+              ld);
+      }
+      store_images(v, tile.get(), ld, channel, rows, first, last, store);
+    }
+  }
+}
+
+/* The outputs that are summed up at once: they stay in the first level cache. */
+const int64_t kRun = 2048;
+
+template <class T, class Store>
+void sum_directly(const Convolution &v, const T *x, const T *w, const Store &store) {
+  const int64_t size = v.out_size(), taps = v.taps(), channels = v.group_channels();
+  const double work = static_cast<double>(v.images) * v.out_channels * size * channels * taps;
+  const int64_t threads = threads_for(work);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    const Scratch sums(kRun);
+#pragma omp for schedule(static)
+    for (int64_t row = 0; row < v.images * v.out_channels; ++row) {
+      const int64_t image = row / v.out_channels, channel = row % v.out_channels;
+      const int64_t group = channel / v.group_out_channels();
+      for (int64_t start = 0; start < size; start += kRun) {
+        const int64_t count = std::min(kRun, size - start);
+        float *const run = sums.get();
+        std::fill(run, run + count, 0.0f);
+        for (int64_t c = 0; c < channels; ++c) {
+          const T *const plane = x + (image * v.channels + group * channels + c) * v.in_size();
+          const T *filter = w + (channel * channels + c) * taps;
+          for (int64_t i = 0; i < v.kernel[0]; ++i) {
+            for (int64_t j = 0; j < v.kernel[1]; ++j, filter += v.kernel[2]) {
+              for_lines(v, start, start + count, [&](const Line &line, int64_t column) {
+                const int64_t depth = line.depth * v.stride[0] + i * v.dilation[0] - v.pad[0];
+                const int64_t height = line.height * v.stride[1] + j * v.dilation[1] - v.pad[1];
+                if (depth < 0 || depth >= v.in[0] || height < 0 || height >= v.in[1]) return;
+                const T *const source = plane + (depth * v.in[1] + height) * v.in[2];
+                for (int64_t k = 0; k < v.kernel[2]; ++k) {
+                  int64_t begin, end;
+                  v.inside(k, &begin, &end);
+                  begin = std::max(begin, line.begin);
+                  end = std::min(end, line.end);
+                  const float factor = as_float(filter[k]);
+                  float *const target = run + column - line.begin;
+                  const T *const from = source + k * v.dilation[2] - v.pad[2];
+                  if (v.stride[2] == 1) {
+                    for (int64_t o = begin; o < end; ++o) target[o] += factor * as_float(from[o]);
+                  } else if (v.stride[2] == 2) {
+                    for (int64_t o = begin; o < end; ++o) target[o] += factor * as_float(from[2 * o]);
+                  } else {
+                    for (int64_t o = begin; o < end; ++o) target[o] += factor * as_float(from[o * v.stride[2]]);
+                  }
+                }
+              });
+            }
+          }
+        }
+        store(run, kRun, row, 1, start, count);
+      }
+    }
+  }
+}
+
+/* The result goes to a `store`, as one matrix of images * out_channels rows. */
+template <class T, class Store>
+void convolve(const Convolution &v, const T *x, const T *w, const Store &store) {
+  if (v.groups > 1 && v.group_out_channels() < kFewChannels) {
+    sum_directly(v, x, w, store);
+  } else {
+    multiply_columns(v, x, w, store);
+  }
+}
+
+}  // namespace kernels
+}  // namespace hidet_dist
+
+#endif

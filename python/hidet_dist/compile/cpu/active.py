@@ -1,0 +1,28 @@
+"""When the CPU target's own kernels are in force: while a program for it is optimized, and never otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from hidet.graph import Operator, PassContext
+
+from hidet_dist.compat.passes import cpu_passes
+from hidet_dist.compile.cpu.epilogue import fuse_epilogues
+
+_SWITCH = "hidet_dist.cpu_kernels"
+
+
+@contextmanager
+def cpu_kernels() -> Iterator[None]:
+    """Resolve operators on the CPU to this target's own kernels while the block runs."""
+    current = PassContext.current()
+    with PassContext() as context, cpu_passes(before_fusion=fuse_epilogues):
+        context.instruments = current.instruments
+        context.configs = {**current.configs, _SWITCH: True}
+        yield
+
+
+def is_active(op: Operator) -> bool:
+    """Whether an operator is to get a kernel of this target."""
+    return bool(PassContext.current().configs.get(_SWITCH, False)) and op.build_target == "cpu"

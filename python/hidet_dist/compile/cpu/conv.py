@@ -1,0 +1,127 @@
+"""Convolutions as products of filters with gathered columns; see ``hidet_dist/kernels/convolution.h``.
+
+hidet's own way gathers all columns at once (im2col), as large as the kernel's size times the input, after padding the
+input in a pass of its own. Padding operators before a convolution become part of the gathering here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hidet.graph import Operator, Tensor
+from hidet.graph.ops.conv1d.conv1d import Conv1dOp
+from hidet.graph.ops.conv2d.conv2d import Conv2dOp
+from hidet.graph.ops.conv3d.conv3d import Conv3dOp
+from hidet.graph.ops.transform import PadOp
+from hidet.graph.transforms import ResolveRule, register_resolve_rule
+
+from hidet_dist.compat.native_call import STORE
+from hidet_dist.compile.cpu.active import is_active
+from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, Values
+from hidet_dist.symbolic.extents import Extent, extents_of
+
+_SPATIAL = 3  # what the kernel counts with: fewer dims are preceded by dims of one
+
+
+class ConvolutionOp(TiledOp):
+    """``y[n, oc, ...] = sum x[n, ic, ...] w[oc, ic, ...]`` over one to three spatial dims, summed up in float32.
+
+    Parameters
+    ----------
+    x: Tensor
+        [images, channels, ...], float32, float16 or bfloat16. ``others`` are for the epilogue.
+    w: Tensor
+        [out_channels, channels / groups, ...].
+    pads: sequence of int
+        The zeros before the first element of each spatial dim; ``out`` tells how many there are behind the last.
+    stride, dilation: sequence of int
+        One for each spatial dim.
+    groups: int
+        Channels are in as many groups, and so are output channels.
+    out: sequence of int or expression
+        The spatial dims of ``y``.
+    epilogue: Epilogue, optional
+        What is done to the elements of ``y``.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        w: Tensor,
+        *others: Tensor,
+        pads: Sequence[int],
+        stride: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+        out: Sequence[Extent],
+        epilogue: Epilogue | None = None,
+    ):
+        text = Values()
+        images, channels, *inner = extents_of(x)
+        out_channels, _, *kernel = extents_of(w)
+        missing = _SPATIAL - len(out)
+
+        def three(values: Sequence[Extent], otherwise: int) -> str:
+            return f"{{{{ {', '.join(text(value) for value in [otherwise] * missing + list(values))} }}}}"
+
+        element = ELEMENT_TYPES[x.dtype.name]
+        sizes = [text(value) for value in (images, channels, out_channels, groups)]
+        dims = [three(inner, 1), three(out, 1), three(kernel, 1), three(stride, 1), three(dilation, 1), three(pads, 0)]
+        operand = f"(const {element} *)({{}})"
+        statement = (
+            f"const hidet_dist::kernels::Convolution convolution = {{{{ {', '.join(sizes + dims)} }}}}; "
+            f"hidet_dist::kernels::convolve(convolution, {operand}, {operand}, {STORE});"
+        )
+        attributes: dict[str, Any] = {
+            "pads": list(pads),
+            "stride": list(stride),
+            "dilation": list(dilation),
+            "groups": groups,
+            "out": list(out),
+        }
+        shape = [images, out_channels, *out]
+        super().__init__(
+            "convolution", x, w, others, shape, 2, "convolution.h", statement, text.values, True, epilogue, attributes
+        )
+        self.name = "BlasConvolution"
+
+
+class _ConvolutionRule(ResolveRule):
+    def resolve(self, op: Operator) -> list[Tensor] | None:
+        x, w = op.inputs
+        if not is_active(op) or x.dtype != w.dtype or x.dtype.name not in ELEMENT_TYPES:
+            return None
+        spatial = len(w.shape) - 2
+        pads = list(op.attrs.get("padding", [0] * spatial))[:spatial]
+        source, before = _unpadded(x)
+        y = ConvolutionOp(
+            source,
+            w,
+            pads=[a + b for a, b in zip(pads, before, strict=True)],
+            stride=_each(op.attrs["stride"], spatial),
+            dilation=_each(op.attrs["dilations"], spatial),
+            groups=int(op.attrs["groups"]),
+            out=extents_of(op.outputs[0])[2:],
+        )
+        return [y.outputs[0]]
+
+
+for _operator in (Conv1dOp, Conv2dOp, Conv3dOp):
+    register_resolve_rule(_operator)(_ConvolutionRule)
+
+
+def _each(value: Any, dims: int) -> list[int]:
+    values = [value] if isinstance(value, int) else list(value)
+    return [int(v) for v in (values * dims if len(values) == 1 else values)]
+
+
+def _unpadded(x: Tensor) -> tuple[Tensor, list[int]]:
+    """What a tensor is padded from with zeros along its spatial dims, and how many come before; or itself."""
+    dims = len(x.shape)
+    op = x.op
+    if isinstance(op, PadOp) and op.attrs["value"] == 0.0:
+        pads = list(op.attrs["pads"])
+        if all(isinstance(pad, int) and pad >= 0 for pad in pads) and pads[:2] == pads[dims : dims + 2] == [0, 0]:
+            return op.inputs[0], pads[2:dims]
+    return x, [0] * (dims - 2)

@@ -1,0 +1,200 @@
+"""What is done to each element of a product while it is written: biases, activations, residuals, normalizations.
+
+A product is computed tile by tile (see ``hidet_dist/kernels/tiles.h``), and a tile is written out while it is in the
+cache. The elementwise operators behind a product become part of the loop that writes it, so that they cost no pass over
+memory of their own. The loop is hidet's IR: each operator's own definition.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.graph.ops.arithmetic import (
+    BinaryElementwiseOp,
+    CompositeElementwiseOp,
+    UnaryElementwiseOp,
+    WhereOp,
+    WhereScalarScalarOp,
+    WhereScalarTensorOp,
+    WhereTensorScalarOp,
+)
+from hidet.graph.ops.transform import CastOp, FlattenOp, ReshapeOp, SqueezeOp, UnsqueezeOp
+from hidet.graph.ops.utils import TensorInput, input_like
+from hidet.ir.compute import GridCompute
+from hidet.ir.expr import Cast, Constant, Expr, TensorElement, Var, cast, constant, tensor_element
+from hidet.ir.functors import IRRewriter
+from hidet.ir.tools import rewrite, simplify
+from hidet.ir.type import DataType
+
+from hidet_dist.compile.cpu.tiled import Epilogue, NotInOrder, TiledOp, follows, nothing, store_of, wide
+from hidet_dist.symbolic.extents import extents_of, same_shape
+
+_ELEMENTWISE = (
+    CastOp,
+    UnaryElementwiseOp,
+    BinaryElementwiseOp,
+    CompositeElementwiseOp,
+    WhereOp,
+    WhereTensorScalarOp,
+    WhereScalarTensorOp,
+    WhereScalarScalarOp,
+)
+_RESHAPES = (ReshapeOp, SqueezeOp, UnsqueezeOp, FlattenOp)
+_SMALL = (*_ELEMENTWISE, *_RESHAPES)
+_MOST_STEPS = 24  # operators in one loop; more would not stay in registers
+
+
+class _Chain:
+    """A product and the operators behind it, as far as they go into its loop."""
+
+    def __init__(self, product: TiledOp, uses: dict[Tensor, list[Operator | None]]):
+        self.product = product
+        self.uses = uses
+        self.inputs: dict[Tensor, TensorInput] = {}
+        self.inside: list[Operator] = []
+        self.shape = extents_of(product.outputs[0])
+        self.start(product.outputs[0])
+
+    def start(self, first: Tensor) -> None:
+        """Begin with the product itself, or with a reshape of it."""
+        self.last = first
+        self.shape = extents_of(first)
+        self.row_dims = self.product.row_dims + len(self.shape) - len(self.product.outputs[0].shape)
+        self.epilogue = nothing(len(self.shape), first.dtype)
+        self.found: dict[Tensor, Expr] = {first: self.epilogue.value}
+
+    @property
+    def user(self) -> Operator | None:
+        """The only operator that reads what the loop computes so far, if there is one."""
+        users = self.uses[self.last]
+        return users[0] if len(users) == 1 else None
+
+    def reshape(self, op: Operator) -> bool:
+        """Have the product write its rows as another shape's, if that is all that a reshape behind it does."""
+        if not isinstance(op, _RESHAPES) or self.product.reshaped(extents_of(op.outputs[0])) is None:
+            return False
+        self.start(op.outputs[0])
+        self.inside.append(op)
+        return True
+
+    def add(self, op: Operator) -> bool:
+        """Put the only user of the last tensor into the loop, if it can be there."""
+        y = op.outputs[0]
+        if len(op.outputs) != 1 or not isinstance(op, _ELEMENTWISE) or len(self.epilogue.steps) == _MOST_STEPS:
+            return False
+        if not same_shape(extents_of(y), self.shape):
+            return False
+        inputs, inside = dict(self.inputs), list(self.inside)
+        try:
+            expr = simplify(self.element(y, self.epilogue.axes, {op}))
+            step = Var(f"step{len(self.epilogue.steps)}", wide(y.dtype))
+            epilogue = Epilogue(
+                self.epilogue.axes,
+                self.epilogue.value,
+                tuple(self.inputs.values()),
+                (*self.epilogue.steps, (step, expr)),
+                y.dtype.name,
+            )
+            store_of(self.shape, self.row_dims, epilogue)
+        except NotInOrder:
+            self.inputs, self.inside = inputs, inside
+            return False
+        self.epilogue, self.last = epilogue, y
+        self.found[y] = step
+        self.inside.append(op)
+        return True
+
+    def element(self, x: Tensor, indices: Sequence[Expr], within: set[Operator]) -> Expr:
+        """The element of a tensor at these indices, by the definitions of the operators in the loop."""
+        if x in self.found:
+            if not follows([simplify(index) for index in indices], self.epilogue.axes, extents_of(x)):
+                raise NotInOrder
+            return self.found[x]
+        op = x.op
+        if op is None or (op not in within and not self.is_small(x)):
+            if x not in self.inputs:
+                self.inputs[x] = input_like(x, f"other{len(self.inputs)}")
+            element = tensor_element(self.inputs[x], list(indices))
+            return element if wide(x.dtype) == x.dtype else cast(element, wide(x.dtype))
+        if op not in within:
+            self.inside.append(op)
+        grid = op.task.outputs[0]
+        if not isinstance(grid, GridCompute):
+            raise NotInOrder
+        value = rewrite(grid.value, dict(zip(grid.axes, indices, strict=True)))
+        sources = dict(zip(op.task.inputs, op.inputs, strict=True))
+
+        class Sources(IRRewriter):
+            def visit_TensorElement(rewriter, e: TensorElement) -> Expr:
+                if e.base not in sources:
+                    raise NotInOrder
+                at = [simplify(rewriter.visit(index)) for index in e.indices]
+                return self.element(sources[e.base], at, within)
+
+            def visit_Constant(rewriter, e: Constant) -> Constant:
+                return constant(e.value, wide(e.type)) if isinstance(e.type, DataType) else e
+
+            def visit_Cast(rewriter, e: Cast) -> Expr:
+                rounded = cast(rewriter.visit(e.expr), e.target_type)
+                return rounded if wide(e.target_type) == e.target_type else cast(rounded, wide(e.target_type))
+
+        return Sources().visit(value)
+
+    def is_small(self, x: Tensor) -> bool:
+        """Whether a tensor is one number a row, computed for this loop only: it costs nothing to compute it there."""
+        op = x.op
+        if not isinstance(op, _SMALL) or len(op.outputs) != 1 or len(self.uses[x]) != 1:
+            return False
+        inner = len(self.shape) - self.row_dims
+        return all(isinstance(size, int) and size == 1 for size in extents_of(x)[-inner:])
+
+
+def fuse_epilogues(graph: FlowGraph) -> FlowGraph:
+    """The graph with the elementwise operators behind each product in the product's loop.
+
+    An operator goes there if nobody else reads what it reads of the product, and its other inputs lie as the output
+    does, or are broadcast along whole rows or columns.
+    """
+    graph.update_nodes()
+    uses: dict[Tensor, list[Operator | None]] = {}
+    for op in graph.nodes:
+        for x in op.inputs:
+            uses.setdefault(x, []).append(op)
+    for y in graph.outputs:
+        uses.setdefault(y, []).append(None)
+    taken: set[Operator] = set()
+    chains: dict[Operator, _Chain] = {}  # by the last operator
+    for op in graph.nodes:
+        if not isinstance(op, TiledOp) or op.attrs["epilogue"] is not None:
+            continue
+        chain = _Chain(op, uses)
+        while chain.user is not None and chain.user not in taken:
+            if not chain.add(chain.user) and (chain.epilogue.steps or not chain.reshape(chain.user)):
+                break
+        if chain.epilogue.steps:
+            taken.update((op, *chain.inside))
+            chains[chain.inside[-1]] = chain
+    return _rebuilt(graph, taken, chains)
+
+
+def _rebuilt(graph: FlowGraph, taken: set[Operator], chains: dict[Operator, _Chain]) -> FlowGraph:
+    if not chains:
+        return graph
+    new: dict[Tensor, Tensor] = {}
+    for op in graph.nodes:
+        if op in chains:
+            chain = chains[op]
+            product = chain.product
+            inputs = [new.get(x, x) for x in (*product.inputs, *chain.inputs)]
+            attributes = {**product.attrs, "epilogue": chain.epilogue, **(product.reshaped(chain.shape) or {})}
+            new[chain.last] = type(product)(*inputs, **attributes).outputs[0]
+        elif op not in taken and any(x in new for x in op.inputs):
+            moved = copy.copy(op)
+            moved.inputs = [new.get(x, x) for x in op.inputs]
+            moved.outputs = moved.symbolic_run()
+            new.update(zip(op.outputs, moved.outputs, strict=True))
+    result = FlowGraph([new.get(y, y) for y in graph.outputs], graph.inputs)
+    result.update_nodes()
+    return result

@@ -1,0 +1,259 @@
+"""Products that are computed tile by tile, and what is done to each element of a tile while it is written."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hidet.graph import Tensor
+from hidet.graph.ops.utils import TensorInput
+from hidet.ir.dtypes import float32, int64
+from hidet.ir.expr import Constant, Expr, TensorElement, Var, cast, tensor_element
+from hidet.ir.func import Function
+from hidet.ir.functors import IRRewriter
+from hidet.ir.stmt import BufferStoreStmt, ForStmt, ForStmtAttr, LetStmt
+from hidet.ir.tools import collect, simplify
+from hidet.ir.type import PointerType, VoidType, data_type
+from hidet.utils import prod
+
+from hidet_dist.compat.native_call import STORE, NativeCall, NativeCallOp
+from hidet_dist.runtime import native
+from hidet_dist.runtime.openblas import openblas_dir
+from hidet_dist.symbolic.extents import Extent, same_shape
+
+ELEMENT_TYPES = {
+    "float32": "float",
+    "float16": "hidet_dist::kernels::Float16",
+    "bfloat16": "hidet_dist::kernels::BFloat16",
+}
+"""What the kernels multiply, as they name it."""
+
+
+class Values:
+    """The sizes in a statement: numbers are written out, expressions become variables."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Extent] = {}
+
+    def __call__(self, value: Extent) -> str:
+        """How a size is written."""
+        if isinstance(value, int):
+            return f"INT64_C({value})"
+        for name, known in self.values.items():
+            if known is value:
+                return name
+        name = f"v{len(self.values)}"
+        self.values[name] = value
+        return name
+
+    def array(self, name: str, values: Sequence[Extent]) -> str:
+        """The declaration of an array of sizes, with a 0 behind them, so that it has an element."""
+        return f"const int64_t {name}[] = {{{{ {''.join(self(value) + ', ' for value in values)}0 }}}};"
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """The steps from an element of a product to what is written.
+
+    Attributes
+    ----------
+    axes: the indices of the element, one for each dim.
+    value: the element, a float32.
+    inputs: the tensors that the steps read besides.
+    steps: variables and their values, each in terms of the axes, the inputs, and the variables before.
+    dtype: of what is written.
+    """
+
+    axes: tuple[Var, ...]
+    value: Var
+    inputs: tuple[TensorInput, ...]
+    steps: tuple[tuple[Var, Expr], ...]
+    dtype: str
+
+
+class TiledOp(NativeCallOp):
+    """A product of two tensors, ``row_dims`` leading dims of which are the rows of the matrix that is cut into tiles.
+
+    Parameters
+    ----------
+    kernel: str
+        What the kernel does, in a word.
+    a, b: Tensor
+        What is multiplied; ``others`` are what the epilogue reads.
+    shape: sequence of int or expression
+        The shape of the output.
+    row_dims: int
+        The leading dims of it that make the rows; the others are the columns.
+    statement: str
+        Calls a function of ``header``, with ``values``; see :class:`NativeCall`. With no epilogue it writes to the
+        output itself unless ``stores``.
+    epilogue: Epilogue, optional
+        What is done to the elements.
+    attributes: dict
+        The other arguments of the operator's class.
+    """
+
+    def __init__(
+        self,
+        kernel: str,
+        a: Tensor,
+        b: Tensor,
+        others: Sequence[Tensor],
+        shape: Sequence[Extent],
+        row_dims: int,
+        header: str,
+        statement: str,
+        values: dict[str, Extent],
+        stores: bool,
+        epilogue: Epilogue | None,
+        attributes: dict[str, Any],
+    ):
+        self.row_dims = row_dims
+        store = store_of(shape, row_dims, epilogue or nothing(len(shape), a.dtype)) if stores else None
+        path = f"hidet_dist/kernels/{header}"
+        parts = [statement, str(store), _headers(), *(f"{name}={value}" for name, value in values.items())]
+        digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+        call = NativeCall(
+            statement,
+            (path,),
+            (str(native.include_dir()),),
+            str(openblas_dir() / "lib"),
+            "scipy_openblas",
+            values,
+            store,
+        )
+        inputs = {"a": a, "b": b, **{f"other{number}": x for number, x in enumerate(others)}}
+        super().__init__(
+            f"hidet_dist_{kernel}_{digest}",
+            inputs,
+            shape,
+            call,
+            {**attributes, "epilogue": epilogue},
+            epilogue.dtype if epilogue else None,
+        )
+
+    def reshaped(self, shape: Sequence[Extent]) -> dict[str, Any] | None:
+        """The attributes of the operator that gives the same elements this shape; None where there is none."""
+        return None
+
+
+@functools.cache
+def _headers() -> str:
+    """A digest of the headers that kernels are compiled from: hidet keeps compiled kernels by their names."""
+    digest = hashlib.sha256()
+    for path in sorted((native.include_dir() / "hidet_dist" / "kernels").glob("*.h")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def nothing(dims: int, dtype: Any) -> Epilogue:
+    """Writes each element of a tensor of so many dims as it is, in ``dtype``."""
+    return Epilogue(tuple(Var(f"i{dim}", int64) for dim in range(dims)), Var("value", float32), (), (), dtype.name)
+
+
+def wide(dtype: Any) -> Any:
+    """The dtype that a dtype is computed in: half types are rounded once, when they are written."""
+    return float32 if dtype.name in ("float16", "bfloat16") else dtype
+
+
+class NotInOrder(Exception):
+    """An index that the loop over a tile does not have."""
+
+
+def store_of(shape: Sequence[Extent], row_dims: int, epilogue: Epilogue) -> Function:
+    """The loop that writes a tile. Raises NotInOrder when an input of the epilogue does not lie as the output does."""
+    tile, ld, first_row, rows, first_column, columns = (
+        Var("tile", ~float32),
+        *(Var(name, int64) for name in ("ld", "first_row", "rows", "first_column", "columns")),
+    )
+    result = Var("result", PointerType(data_type(epilogue.dtype)))
+    inputs = {x: Var(x.name, PointerType(x.type.dtype)) for x in epilogue.inputs}
+    i, j, row, column = (Var(name, int64) for name in ("i", "j", "row", "column"))
+    width = prod([int64(1), *(int64(size) for size in shape[row_dims:])])
+    # The indices of the row; the columns' dims are only ever counted together.
+    names: list[Var] = []
+    values: list[Expr] = []
+    rest: Expr = row
+    for dim in reversed(range(row_dims)):
+        names.append(epilogue.axes[dim])
+        values.append(rest % int64(shape[dim]) if dim else rest)
+        rest = rest / int64(shape[dim])
+    flat = _Flat(shape, row_dims, epilogue, inputs, row, column, width)
+    steps = [(name, flat.visit(value)) for name, value in epilogue.steps]
+    last = steps[-1][0] if steps else epilogue.value
+    out_type = data_type(epilogue.dtype)
+    written = last if last.type == out_type else cast(last, out_type)
+    inner = LetStmt(
+        [column, epilogue.value, *(name for name, _ in steps)],
+        [first_column + j, tensor_element(tile, [i * ld + j]), *(value for _, value in steps)],
+        BufferStoreStmt(result, [row * width + column], written),
+    )
+    body = LetStmt([row], [first_row + i], LetStmt(names, values, ForStmt(j, columns, inner, attr=ForStmtAttr())))
+    return Function(
+        STORE,
+        [tile, ld, first_row, rows, first_column, columns, result, *inputs.values()],
+        ForStmt(i, rows, body, attr=ForStmtAttr()),
+        VoidType(),
+        "cpu_kernel",
+    )
+
+
+def follows(indices: Sequence[Expr], axes: Sequence[Var], shape: Sequence[Extent]) -> bool:
+    """Whether indices are the axes of a shape; along a dim of one entry, 0 is as good."""
+    return len(indices) == len(axes) and all(
+        index is axis or (isinstance(size, int) and size == 1 and isinstance(index, Constant) and int(index) == 0)
+        for index, axis, size in zip(indices, axes, shape, strict=True)
+    )
+
+
+class _Flat(IRRewriter):
+    """Turns elements of tensors into elements of memory."""
+
+    def __init__(
+        self,
+        shape: Sequence[Extent],
+        row_dims: int,
+        epilogue: Epilogue,
+        inputs: dict[TensorInput, Var],
+        row: Var,
+        column: Var,
+        width: Expr,
+    ):
+        super().__init__()
+        self.shape = list(shape)
+        self.row_dims = row_dims
+        self.axes = list(epilogue.axes)
+        self.inputs, self.row, self.column, self.width = inputs, row, column, width
+
+    def visit_Var(self, v: Var) -> Var:
+        if v in self.axes[self.row_dims :]:
+            raise NotInOrder
+        return v
+
+    def visit_TensorElement(self, e: TensorElement) -> Expr:
+        indices = [simplify(index) for index in e.indices]
+        extents = [int(size) if isinstance(size, Constant) else size for size in e.base.type.shape]
+        ours = self.axes[self.row_dims :]
+        inner = len(ours)
+        along = [index for index in indices if any(axis in ours for axis in collect(index, Var))]
+        offset: Expr = int64(0)
+        if along:
+            wide = self.shape[self.row_dims :]
+            if not follows(indices[-inner:], ours, wide) or not same_shape(extents[-inner:], wide):
+                raise NotInOrder
+            indices, extents = indices[:-inner], extents[:-inner]
+            if any(axis in ours for index in indices for axis in collect(index, Var)):
+                raise NotInOrder
+            rows = self.shape[: self.row_dims]
+            if follows(indices, self.axes[: len(rows)], rows) and same_shape(extents, rows):
+                return tensor_element(self.inputs[e.base], [self.row * self.width + self.column])
+            offset = self.column
+        stride: Expr = self.width if along else int64(1)
+        for index, size in zip(reversed(indices), reversed(extents), strict=True):
+            if not (isinstance(index, Constant) and int(index) == 0):
+                offset = offset + int64(index) * stride
+            stride = stride * int64(size)
+        return tensor_element(self.inputs[e.base], [offset])

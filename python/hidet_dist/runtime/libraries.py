@@ -1,0 +1,95 @@
+"""Loading what the kernels need, the kernels, and the function that launches them all."""
+
+from __future__ import annotations
+
+import _ctypes
+import ctypes
+import importlib.util
+import os
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+from hidet_dist.errors import ArtifactError, HidetDistError
+from hidet_dist.runtime import native, openblas
+from hidet_dist.runtime.threads import wait_without_spinning
+
+_KERNEL = "hidet_launch_0"  # the name under which a kernel library exports its only candidate
+
+
+class Libraries:
+    """The libraries of one partition, unloaded by :meth:`close` or with this object."""
+
+    def __init__(self) -> None:
+        self._opened: list[tuple[int, ctypes.CDLL]] = []
+        self.close = weakref.finalize(self, _unload, self._opened)
+        self.close.atexit = False
+
+    def load_shared(self, file: int) -> ctypes.CDLL:
+        """Load a library that keeps nothing between calls, such as a kernel, by its descriptor, which is taken.
+
+        The loader takes two libraries of the same path for one, even when the file has been replaced in between: a
+        process that loads artifacts, builds them anew and loads them again would run the old kernels. So the path is
+        that of the descriptor, which stays open as long as the library is loaded. All partitions and processes that
+        load the same file share its pages.
+        """
+        try:
+            library = ctypes.CDLL(f"/proc/self/fd/{file}")
+        except OSError:
+            os.close(file)
+            raise
+        self._opened.append((file, library))
+        return library
+
+    def load_own(self, file: int) -> ctypes.CDLL:
+        """Load a copy of a library that keeps something of its own, such as a launcher. The descriptor is taken."""
+        copy = os.memfd_create("hidet_dist_launcher")
+        with os.fdopen(file, "rb") as source, os.fdopen(copy, "wb", closefd=False) as target:
+            target.write(source.read())
+        return self.load_shared(copy)
+
+    def load_kernels(self, files: Sequence[int]) -> list[int]:
+        """The addresses of the kernels in libraries, by their descriptors, which are taken."""
+        addresses = []
+        for file in files:
+            address = ctypes.cast(getattr(self.load_shared(file), _KERNEL), ctypes.c_void_p).value
+            assert address is not None
+            addresses.append(address)
+        return addresses
+
+
+def load_needed(names: Sequence[str], folder: Path) -> None:
+    """Load the runtimes that kernels link against, and the further libraries that a manifest names.
+
+    Raises
+    ------
+    ArtifactError
+        When a name is unknown.
+    """
+    wait_without_spinning()
+    native.library()
+    hidet_runtime()
+    for name in names:
+        if name != openblas.NAME:
+            raise ArtifactError(f"{folder} needs the unknown library {name!r}. Build the artifacts again.")
+        openblas.load_openblas()
+
+
+def hidet_runtime() -> ctypes.CDLL:
+    """hidet's runtime library, which kernels need; found without importing hidet, whose compiler is not needed here."""
+    found = importlib.util.find_spec("hidet")
+    if found is None or not found.submodule_search_locations:
+        raise HidetDistError("hidet is not installed; install hidet==0.6.1.")
+    path = Path(found.submodule_search_locations[0]) / "lib" / "libhidet_runtime.so"
+    runtime = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+    runtime.hidet_get_last_error.restype = ctypes.c_char_p
+    runtime.set_symbol_value.argtypes = (ctypes.c_char_p, ctypes.c_int32)
+    runtime.set_symbol_value.restype = None
+    return runtime
+
+
+def _unload(opened: list[tuple[int, ctypes.CDLL]]) -> None:
+    while opened:
+        file, library = opened.pop()
+        _ctypes.dlclose(library._handle)
+        os.close(file)

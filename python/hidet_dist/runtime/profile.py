@@ -1,0 +1,196 @@
+"""Where the time of a call went, operator by operator: as values, as a table, and as a Chrome trace.
+
+Traces are in Chrome's trace event format (JSON object format, complete events), which chrome://tracing and Perfetto
+show; a rank is a process there. Times are those of the host's monotonic clock, so that the traces of ranks on one host
+fit together.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hidet_dist.errors import HidetDistError
+from hidet_dist.files import write_text
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+COMPUTE, COMMUNICATION = "compute", "communication"
+_MICROSECONDS = 1e6  # in a second: the unit of times in a trace
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """One operator's turn in a call.
+
+    Attributes
+    ----------
+    number: its place in the order of execution.
+    name: the operator's name, which its kernel has too.
+    kernel: the number of its kernel; operators that do the same share one.
+    output: dtypes and shapes of what it writes, as text.
+    communication: what it communicates; empty for an operator that only computes.
+    begin_seconds: from the beginning of the call.
+    seconds: how long it took. For a collective that includes the wait for the other ranks.
+    """
+
+    number: int
+    name: str
+    kernel: int
+    output: str
+    communication: str
+    begin_seconds: float
+    seconds: float
+
+    @property
+    def kind(self) -> str:
+        """``compute`` or ``communication``."""
+        return COMMUNICATION if self.communication else COMPUTE
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One call of a partition on one rank.
+
+    Attributes
+    ----------
+    rank, world_size: which rank, of how many.
+    begin_seconds: when the call began, by the host's monotonic clock (``time.perf_counter``).
+    call_seconds: the whole call, from checking the inputs to the outputs being there.
+    operators: the operators, in the order of execution.
+    """
+
+    rank: int
+    world_size: int
+    begin_seconds: float
+    call_seconds: float
+    operators: tuple[OperatorTime, ...]
+
+    @property
+    def compute_seconds(self) -> float:
+        """What the operators that only compute took together."""
+        return sum(operator.seconds for operator in self.operators if operator.kind == COMPUTE)
+
+    @property
+    def communication_seconds(self) -> float:
+        """What the collectives took together, waiting included."""
+        return sum(operator.seconds for operator in self.operators if operator.kind == COMMUNICATION)
+
+    @property
+    def overhead_seconds(self) -> float:
+        """The call without its operators: checking inputs, making outputs, and launching one kernel after the other."""
+        return self.call_seconds - self.compute_seconds - self.communication_seconds
+
+    def table(self) -> Table:
+        """What took how long, the operators of each kernel together, the longest first; to be printed by rich."""
+        from rich.table import Table
+
+        title = f"Rank {self.rank} of {self.world_size}: {1e3 * self.call_seconds:.3f} ms"
+        table = Table("operator", "writes", "communicates", title=title)
+        for heading in ("count", "ms", "share"):
+            table.add_column(heading, justify="right")
+        groups: dict[tuple[int, str], list[OperatorTime]] = {}
+        for operator in self.operators:
+            groups.setdefault((operator.kernel, operator.communication), []).append(operator)
+
+        def row(name: str, output: str, communication: str, count: str, seconds: float) -> None:
+            table.add_row(
+                name, output, communication, count, f"{1e3 * seconds:.3f}", f"{seconds / self.call_seconds:.1%}"
+            )
+
+        for same in sorted(groups.values(), key=lambda same: -sum(one.seconds for one in same)):
+            first = same[0]
+            row(first.name, first.output, first.communication, str(len(same)), sum(one.seconds for one in same))
+        table.add_section()
+        counts = [sum(operator.kind == kind for operator in self.operators) for kind in (COMPUTE, COMMUNICATION)]
+        row("all that computes", "", "", str(counts[0]), self.compute_seconds)
+        row("all that communicates", "", "", str(counts[1]), self.communication_seconds)
+        row("around them", "", "", "", self.overhead_seconds)
+        return table
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """The call as a Chrome trace: plain values, ready for JSON. Times are in microseconds."""
+        begin = self.begin_seconds * _MICROSECONDS
+
+        def event(name: str, category: str, start: float, seconds: float, details: dict[str, Any]) -> dict[str, Any]:
+            return {
+                "name": name,
+                "cat": category,
+                "ph": "X",
+                "pid": self.rank,
+                "tid": 0,
+                "ts": begin + start * _MICROSECONDS,
+                "dur": seconds * _MICROSECONDS,
+                "args": details,
+            }
+
+        def label(what: str, value: dict[str, Any]) -> dict[str, Any]:
+            return {"name": what, "ph": "M", "pid": self.rank, "tid": 0, "args": value}
+
+        events = [
+            label("process_name", {"name": f"rank {self.rank} of {self.world_size}"}),
+            label("process_sort_index", {"sort_index": self.rank}),
+            label("thread_name", {"name": "kernels"}),
+            event("call", "call", 0.0, self.call_seconds, {}),
+        ]
+        for operator in self.operators:
+            details = {"number": operator.number, "kernel": operator.kernel, "writes": operator.output}
+            if operator.communication:
+                details["communicates"] = operator.communication
+            events.append(event(operator.name, operator.kind, operator.begin_seconds, operator.seconds, details))
+        return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+    def save(self, path: str | Path) -> None:
+        """Write the Chrome trace to a file, whole or not at all."""
+        write_text(Path(path), json.dumps(self.chrome_trace()) + "\n")
+
+
+def merge_traces(traces: Iterable[str | Path | Profile], path: str | Path | None = None) -> dict[str, Any]:
+    """The traces of several ranks as one, its times counted from the first event.
+
+    Parameters
+    ----------
+    traces: iterable of path or Profile
+        Profiles, or files that :meth:`Profile.save` wrote.
+    path: str or Path, optional
+        Where to write the whole, as JSON.
+
+    Raises
+    ------
+    HidetDistError
+        When there are none, a file is no such trace, or two traces are of one rank.
+    """
+    parts = [(str(trace), _events(trace)) for trace in traces]
+    if not parts:
+        raise HidetDistError("No traces are given to merge.")
+    ranks: dict[int, str] = {}
+    for name, events in parts:
+        for rank in {event["pid"] for event in events}:
+            if rank in ranks:
+                raise HidetDistError(f"Two traces are of rank {rank}; merge one of each rank.")
+            ranks[rank] = name
+    first = min((event["ts"] for _, events in parts for event in events if "ts" in event), default=0.0)
+    merged = [
+        {**event, "ts": event["ts"] - first} if "ts" in event else event for _, events in parts for event in events
+    ]
+    whole = {"traceEvents": merged, "displayTimeUnit": "ms"}
+    if path is not None:
+        write_text(Path(path), json.dumps(whole) + "\n")
+    return whole
+
+
+def _events(trace: str | Path | Profile) -> Sequence[dict[str, Any]]:
+    if isinstance(trace, Profile):
+        events = trace.chrome_trace()["traceEvents"]
+    else:
+        try:
+            events = json.loads(Path(trace).read_text(encoding="utf-8"))["traceEvents"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise HidetDistError(f"{trace} is no trace: {type(error).__name__}: {error}.") from error
+    if not isinstance(events, list) or not all(isinstance(event, dict) and "pid" in event for event in events):
+        raise HidetDistError(f"{trace} is no trace of a rank: its events name no process.")
+    return events

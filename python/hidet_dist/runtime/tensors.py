@@ -1,0 +1,178 @@
+"""The tensors that callers give and get: NumPy arrays, torch and hidet tensors, or whatever speaks DLPack.
+
+Neither torch nor hidet is imported here: a torch tensor can only come from a program that has imported torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hidet_dist.errors import InputError
+from hidet_dist.runtime import dlpack
+
+NUMPY, TORCH, HIDET = "numpy", "torch", "hidet"
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor in memory.
+
+    Attributes
+    ----------
+    address: of the first element.
+    shape: in elements.
+    dtype: hidet's name, such as ``bfloat16``.
+    nbytes: bytes from the first to the last element, when it is contiguous.
+    contiguous: whether the elements lie row by row without gaps, each at a multiple of its size.
+    device: the DLPack device type and number.
+    read_only: whether it must not be written to; None where that is unknown.
+    owner: keeps the memory.
+    strides: in bytes; only where it is not contiguous.
+    """
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    contiguous: bool
+    device: tuple[int, int]
+    read_only: bool | None
+    owner: Any
+    strides: tuple[int, ...] = ()
+
+    def packed(self) -> Buffer:
+        """This tensor in host memory, row by row: itself if it is so already, or a copy."""
+        if self.contiguous:
+            return self
+        itemsize = self.nbytes // math.prod(self.shape)
+        low = sum(min(0, (n - 1) * step) for n, step in zip(self.shape, self.strides, strict=True))
+        high = sum(max(0, (n - 1) * step) for n, step in zip(self.shape, self.strides, strict=True)) + itemsize
+        memory = (ctypes.c_char * (high - low)).from_address(self.address + low)
+        view = np.ndarray(self.shape, np.dtype((np.void, itemsize)), memoryview(memory), -low, self.strides)
+        copy = view.copy(order="C")
+        return Buffer(
+            copy.ctypes.data, self.shape, self.dtype, self.nbytes, True, (dlpack.CPU, 0), False, (copy, self.owner)
+        )
+
+    def overlaps(self, other: Buffer) -> bool:
+        """Whether two contiguous tensors share bytes."""
+        return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
+
+
+def kind_of(x: Any) -> str:
+    """Which library's tensor it is; NumPy's for one that is only known by DLPack."""
+    for name in (TORCH, HIDET):
+        known = getattr(sys.modules.get(name), "Tensor", None)
+        if known is not None and isinstance(x, known):
+            return name
+    return NUMPY
+
+
+def buffer_of(x: Any, what: str, to_write: bool = False) -> Buffer:
+    """Where a tensor lies. Nothing is copied.
+
+    Parameters
+    ----------
+    x: object
+        A NumPy array, or any tensor with ``__dlpack__``.
+    what: str
+        What to call it in an error, such as ``Input 0``.
+    to_write: bool
+        Whether its content is to be replaced.
+
+    Raises
+    ------
+    InputError
+        When it cannot be read where it lies.
+    """
+    if isinstance(x, np.ndarray):
+        flags = x.flags
+        contiguous = flags.c_contiguous and flags.aligned
+        return Buffer(
+            x.ctypes.data,
+            x.shape,
+            _numpy_name(x.dtype),
+            x.nbytes,
+            contiguous,
+            (dlpack.CPU, 0),
+            not flags.writeable,
+            x,
+            () if contiguous else x.strides,
+        )
+    kind = kind_of(x)
+    try:
+        device = dlpack.device_of(x)
+        if kind == TORCH:
+            if to_write and x.requires_grad:
+                raise InputError(f"{what} requires a gradient, so that it cannot be written to; give x.detach().")
+            export = dlpack.Export(x.detach())
+        else:
+            export = dlpack.Export(x)
+    except InputError:
+        raise
+    except Exception as error:  # whatever the library raises
+        raise InputError(
+            f"{what} is a {type(x).__name__} that cannot be read through DLPack ({error}). Give a NumPy array, a torch "
+            "or a hidet tensor."
+        ) from error
+    shape = export.shape
+    expected = dlpack.row_major(shape)
+    contiguous = export.address % export.itemsize == 0 and (
+        export.strides == expected
+        or 0 in shape
+        or all(n == 1 or a == b for n, a, b in zip(shape, export.strides, expected, strict=True))
+    )
+    return Buffer(
+        export.address,
+        shape,
+        export.dtype,
+        math.prod(shape) * export.itemsize,
+        contiguous,
+        device,
+        # Neither torch nor hidet has tensors that cannot be written to.
+        export.read_only if kind == NUMPY else False,
+        (x, export),
+        () if contiguous else tuple(step * export.itemsize for step in export.strides),
+    )
+
+
+@functools.cache
+def _numpy_name(dtype: np.dtype) -> str:
+    """A dtype's name; another one for numbers whose bytes are in another order than this machine's."""
+    return dtype.name if dtype.isnative else dtype.str
+
+
+def has_dtype(kind: str, dtype: str) -> bool:
+    """Whether a library (``numpy``, ``torch`` or ``hidet``) has a dtype, by hidet's name."""
+    if kind == TORCH:
+        import torch
+
+        return isinstance(getattr(torch, dtype, None), torch.dtype)
+    if kind == HIDET:
+        return True
+    try:
+        np.dtype(dtype)
+    except TypeError:
+        return False
+    return True
+
+
+def host_tensor(kind: str, shape: Sequence[int], dtype: str) -> Any:
+    """A new tensor of a library (``numpy``, ``torch`` or ``hidet``) in host memory, its content undefined."""
+    if kind == TORCH:
+        import torch
+
+        return torch.empty(tuple(shape), dtype=getattr(torch, dtype))
+    if kind == HIDET:
+        import hidet
+
+        return hidet.empty(list(shape), dtype, device="cpu")
+    return np.empty(tuple(shape), np.dtype(dtype))

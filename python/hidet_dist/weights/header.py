@@ -1,0 +1,154 @@
+"""The header of a safetensors file: what lies where. Needs neither torch nor the safetensors library.
+
+The format is eight bytes with the length of a header (little endian), the header in JSON, and the tensors' bytes, row
+by row (https://huggingface.co/docs/safetensors).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hidet_dist.errors import WeightsError
+
+# hidet's names of the format's dtypes, in the order in which the library writes them, and the bytes of an element.
+_DTYPES = {
+    "uint64": ("U64", 8),
+    "int64": ("I64", 8),
+    "float64": ("F64", 8),
+    "float32": ("F32", 4),
+    "uint32": ("U32", 4),
+    "int32": ("I32", 4),
+    "bfloat16": ("BF16", 2),
+    "float16": ("F16", 2),
+    "uint16": ("U16", 2),
+    "int16": ("I16", 2),
+    "float8_e4m3": ("F8_E4M3", 1),
+    "float8_e5m2": ("F8_E5M2", 1),
+    "int8": ("I8", 1),
+    "uint8": ("U8", 1),
+    "bool": ("BOOL", 1),
+}
+_NAMES = {code: name for name, (code, _) in _DTYPES.items()}
+_ORDER = {name: number for number, name in enumerate(_DTYPES)}
+
+ITEMSIZE = {name: size for name, (_, size) in _DTYPES.items()}
+"""The bytes of an element of each dtype that the format has, by hidet's name."""
+
+LENGTH_BYTES = 8
+"""How many bytes say how long the header is."""
+
+LIBRARY_ALIGNMENT = 8
+"""The multiple of bytes at which the safetensors library lets the tensors begin."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tensor in a file: hidet's name of its dtype, and its shape in elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return math.prod(self.shape) * ITEMSIZE[self.dtype]
+
+
+@dataclass(frozen=True)
+class Place(Layout):
+    """A tensor in a file, and the byte of the file at which it begins."""
+
+    begin: int
+
+
+def parse(text: bytes, file_bytes: int) -> dict[str, Place]:
+    """Where each tensor lies, in the order of the header.
+
+    Parameters
+    ----------
+    text: bytes
+        The header, without its length.
+    file_bytes: int
+        The size of the whole file in bytes.
+
+    Raises
+    ------
+    WeightsError
+        When the header is malformed, or puts a tensor where the file has none.
+    """
+    try:
+        header = json.loads(text)
+        header.pop("__metadata__", None)
+        data = LENGTH_BYTES + len(text)
+        places = {}
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            place = Place(_name(name, entry["dtype"]), tuple(entry["shape"]), data + begin)
+            if not all(isinstance(extent, int) and extent >= 0 for extent in (*place.shape, begin)):
+                raise WeightsError(
+                    f"The tensor {name!r} has the shape {entry['shape']} at {begin}, which makes no sense."
+                )
+            if place.nbytes != end - begin or place.begin + place.nbytes > file_bytes:
+                raise WeightsError(
+                    f"The tensor {name!r} does not fit the bytes {begin} to {end} that it is said to have."
+                )
+            places[name] = place
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, WeightsError):
+            raise
+        raise WeightsError(f"Its header makes no sense: {type(error).__name__}: {error}.") from error
+    return places
+
+
+def _name(tensor: str, code: str) -> str:
+    if code not in _NAMES:
+        raise WeightsError(f"The tensor {tensor!r} has the dtype {code}, which hidet has not.")
+    return _NAMES[code]
+
+
+def arrange(tensors: Mapping[str, Layout], alignment: int = LIBRARY_ALIGNMENT) -> tuple[bytes, dict[str, Place]]:
+    """The first bytes of a file with these tensors, header included, and where each tensor then lies, in that order.
+
+    With the library's alignment it is what the library writes. With more, each tensor begins at a multiple of
+    ``alignment`` bytes: as the format allows no gaps, tensors of bytes named ``gap0``, ... fill them.
+
+    Raises
+    ------
+    WeightsError
+        When a dtype is not one that the format has.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _DTYPES:
+            raise WeightsError(f"The tensor {name} has the dtype {tensor.dtype}, which safetensors files cannot hold.")
+    offsets: dict[str, tuple[Layout, int]] = {}
+    end = 0
+    for name in sorted(tensors, key=lambda name: (_ORDER[tensors[name].dtype], name.encode())):
+        gap = -end % alignment
+        if gap and alignment > LIBRARY_ALIGNMENT:
+            offsets[_unused(tensors, offsets)] = (Layout("uint8", (gap,)), end)
+            end += gap
+        offsets[name] = (tensors[name], end)
+        end += tensors[name].nbytes
+    header = {
+        name: {
+            "dtype": _DTYPES[tensor.dtype][0],
+            "shape": list(tensor.shape),
+            "data_offsets": [begin, begin + tensor.nbytes],
+        }
+        for name, (tensor, begin) in offsets.items()
+    }
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-(LENGTH_BYTES + len(text)) % alignment)
+    data = LENGTH_BYTES + len(text)
+    places = {name: Place(tensor.dtype, tensor.shape, data + begin) for name, (tensor, begin) in offsets.items()}
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text, places
+
+
+def _unused(tensors: Mapping[str, Layout], offsets: Mapping[str, object]) -> str:
+    number = 0
+    while (name := f"gap{number}") in tensors or name in offsets:
+        number += 1
+    return name

@@ -1,0 +1,99 @@
+"""Which kernels a program becomes for CUDA. Nothing is compiled here: the nvcc is one that is never called."""
+
+from collections import Counter
+
+import hidet
+import pytest
+
+from hidet_dist.compile import optimize_program
+from hidet_dist.compile.cuda import build
+from hidet_dist.compile.cuda.toolkit import Toolkit
+from hidet_dist.compile.target import Target
+from hidet_dist.machine import builtin
+from hidet_dist.machine.gpu import GPUS
+from hidet_dist.partition import partition_graph
+from hidet_dist.search import search
+from hidet_dist.spec import DeviceMesh
+
+from .conftest import MODELS
+
+H100 = Target("cuda", GPUS["H100-SXM5-80GB"])
+
+
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch, tmp_path):
+    monkeypatch.setattr(build, "find_toolkit", lambda: Toolkit(tmp_path / "nvcc", "13.0.88", tmp_path))
+    monkeypatch.setattr(build, "link_folder", lambda toolkit, folder: tmp_path)
+
+
+def launched(graph, ranks=1, **options):
+    """The operators that launch a kernel: not those that only rename memory."""
+    plan = search(graph, builtin("dgx-h100", DeviceMesh((ranks,))), **options)
+    program = partition_graph(graph, plan, device="cuda:0")
+    return [node for node in optimize_program(program, H100).nodes if not node.share_map]
+
+
+def what(node):
+    return node.task.attrs.get("fused_ops", node.task.name)
+
+
+# Two norms, queries, keys, values, scores, the softmax in three, the mix, the output and the two products of the MLP
+# make 13; MiniLM scales its mask in every layer, LLaMA has a third product in its MLP, two kernels for each norm, and
+# rotates queries and keys, for which it cuts tables of angles anew.
+KERNELS_OF_A_LAYER = {"minilm": 14, "gpt2": 13, "llama": 23}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_layer_is_as_many_kernels(name):
+    one, two = (launched(MODELS[name](layers)) for layers in (1, 2))
+    layer = Counter(map(what, two)) - Counter(map(what, one))
+    assert len(two) - len(one) == KERNELS_OF_A_LAYER[name], layer
+    # No element-wise operator has a kernel of its own, and every projection has what follows it in its kernel.
+    assert {kernel for kernel in layer if " " not in kernel} <= {"reduce_max", "reduce_sum", "concat", "slice"}
+    words = "\n".join(map(what, two))
+    assert {"minilm": "add gelu", "gpt2": "add gelu", "llama": "silu mul"}[name] in words
+    assert {"minilm": "muls add", "gpt2": "divs add", "llama": "divs add"}[name] in words
+
+
+def mlp():
+    x = hidet.symbol([16, 32], "float32", "cpu")
+    up, down = hidet.randn([32, 64]), hidet.randn([64, 32])
+    return hidet.trace_from(hidet.ops.gelu(x @ up) @ down + x, [x])
+
+
+def test_communication_is_a_barrier_and_all_else_is_fused_around_it():
+    nodes = launched(mlp(), 2, pins={"w0": "(R, S0)", "w1": "(S0, R)"})
+    assert ["gelu" in what(node) for node in nodes] == [True, False, False, False]
+    assert ["batch_matmul" in what(node) for node in nodes] == [True, True, False, False]
+    assert [node.name for node in nodes][2:] == ["AllReduce", "Add"]
+
+
+def test_the_kernels_are_as_many_however_many_ranks_there_are():
+    counts = set()
+    for ranks in (2, 4, 8):
+        nodes = launched(mlp(), ranks, pins={"w0": "(R, S0)", "w1": "(S0, R)"})
+        counts.add(len({str(node.task) for node in nodes}))
+    assert len(counts) == 1
+
+
+def test_the_same_program_for_the_cpu_is_on_the_cpu():
+    graph = mlp()
+    plan = search(graph, builtin("dgx-h100", DeviceMesh((2,))))
+    for device, kind in ((None, "cpu"), ("cpu", "cpu"), ("cuda:0", "cuda")):
+        program = partition_graph(graph, plan, device=device)
+        tensors = [*program.graph.inputs, *program.graph.outputs, *(y for n in program.graph.nodes for y in n.outputs)]
+        assert {x.device.kind for x in tensors} == {kind}
+
+
+def test_a_graph_on_a_device_and_named_weights_become_a_program_for_it():
+    """Traced for a GPU that is not there; an operator without inputs moves along."""
+    with hidet.option.context():
+        hidet.option.execution_mode("symbolic")
+        x = hidet.symbol([16, 32], "float32", "cuda:0")
+        w = hidet.distributed.weight("w", [32, 64], device="cuda:0")
+        y = hidet.ops.relu(x @ w) + hidet.full([16, 64], 2.0, "float32", "cuda:0")
+        graph = hidet.trace_from(y, [x])
+    nodes = launched(graph, 2, pins={"w0": "(R, S0)"})
+    assert {node.build_target for node in nodes} == {"cuda"}
+    on_cpu = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,)))), device="cpu").graph
+    assert {node.build_target for node in on_cpu.nodes} == {"cpu"}

@@ -1,0 +1,230 @@
+"""Artifacts to serve, ranks under remote control to serve them, and a look at what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import hidet
+import numpy as np
+import pytest
+
+import hidet_dist
+from hidet_dist.launch import free_port
+
+INTERPRETER = [sys.executable]
+"""What runs a rank."""
+
+MARK = "HIDET_DIST_FAULT_TEST"
+TIMEOUT_SECONDS = 6.0
+"""How long the ranks wait for one another in these tests, unless a test says otherwise."""
+
+MOST_SECONDS = 5.0
+"""How long after that, at most, the others may take to say what is wrong."""
+
+_HELD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HIDET_DIST_SECRET")
+
+X = np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)
+
+
+def weights(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Those of the model with this seed."""
+    rng = np.random.default_rng(seed)
+    return tuple(rng.standard_normal(shape).astype(np.float32) for shape in ((8, 16), (16, 8)))  # type: ignore
+
+
+def whole(x: np.ndarray, seed: int = 0) -> np.ndarray:
+    """What the unsharded model answers."""
+    first, second = weights(seed)
+    return np.maximum(x @ first, 0) @ second + np.arange(8, dtype=np.float32)
+
+
+def build(folder: Path, ranks: int, seed: int = 0, batch: int | str = 4) -> Path:
+    """A model of two layers, split by its hidden dim: its ranks add up what they have at the end."""
+    x = hidet.symbol([batch, 8], "float32", "cpu")
+    first, second = map(hidet.asarray, weights(seed))
+    bias = hidet.asarray(np.arange(8, dtype=np.float32))
+    y = hidet.ops.matmul(hidet.ops.relu(hidet.ops.matmul(x, first)), second) + bias
+    config: dict[str, Any] = {"pins": {"w0": "(R, S0)", "w1": "(S0, R)", "w2": "(R)"}} if ranks > 1 else {}
+    if isinstance(batch, str):
+        config["symbols"] = {batch: 4}
+    result = hidet_dist.auto_parallel(hidet.trace_from(y, [x]), {"mesh_shape": [ranks]}, config, folder)
+    assert bool(result.communications) == (ranks > 1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For two ranks. Not to be changed: copy them."""
+    return build(tmp_path_factory.mktemp("faults") / "artifacts", 2)
+
+
+@pytest.fixture(scope="session")
+def symbolic(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For two ranks, and batches of any size."""
+    return build(tmp_path_factory.mktemp("faults") / "symbolic", 2, batch="batch")
+
+
+class Rank:
+    """A process that serves, told what to do."""
+
+    def __init__(self, environment: dict[str, str]):
+        self._buffer = b""
+        self.process = subprocess.Popen(
+            [*INTERPRETER, str(Path(__file__).with_name("rank.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+
+    def send(self, do: str, **arguments: Any) -> None:
+        """Give a command, and do not wait."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
+        self.process.stdin.flush()
+
+    def answer(self, within: float = 40.0) -> dict[str, Any]:
+        """The answer to the oldest command that has none yet; fails the test where there is none in time."""
+        assert self.process.stdout is not None
+        deadline = time.monotonic() + within
+        while b"\n" not in self._buffer:
+            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"no answer within {within} s"
+            piece = os.read(self.process.stdout.fileno(), 1 << 16)
+            assert piece, "the process has ended"
+            self._buffer += piece
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def do(self, do: str, **arguments: Any) -> Any:
+        """Give a command, and return what it returns."""
+        self.send(do, **arguments)
+        answer = self.answer()
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Send a signal."""
+        self.process.send_signal(number)
+
+    def dismiss(self) -> None:
+        """Let it end on its own."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+
+
+Start = Callable[..., list[Rank]]
+
+
+def marked(mark: str) -> list[int]:
+    """The processes that were started with this mark, and what they started."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal() and int(entry.name) != os.getpid():
+            try:
+                environment = (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if f"{MARK}={mark}".encode() in environment.split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start ranks, and see to it that nothing is left of them at the end: no process, no memory, no file."""
+    mark = uuid.uuid4().hex
+    scratch = tmp_path / "scratch"  # for their temporary files
+    scratch.mkdir()
+    before = set(os.listdir("/dev/shm"))
+    started: list[Rank] = []
+
+    def run(count: int, port: int | None = None, environment: Sequence[dict[str, str]] | None = None) -> list[Rank]:
+        base = {name: value for name, value in os.environ.items() if name not in _HELD}
+        base |= {
+            MARK: mark,
+            "TMPDIR": str(scratch),
+            "OMP_NUM_THREADS": "1",
+            "WORLD_SIZE": str(count),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port or free_port()),
+        }
+        ranks = [
+            Rank({**base, "RANK": str(rank), **(environment[rank] if environment else {})}) for rank in range(count)
+        ]
+        started.extend(ranks)
+        for rank in ranks:
+            rank.do("shared")  # once it answers, all that takes time is imported
+        return ranks
+
+    yield run
+    for rank in started:
+        rank.kill(signal.SIGCONT)
+        rank.dismiss()
+    try:
+        for rank in started:
+            rank.process.wait(20)
+    finally:
+        for rank in started:
+            rank.kill()
+            rank.process.wait()
+            if rank.process.stdout is not None:
+                rank.process.stdout.close()
+    # What has no name, such as the memory that ranks share, goes with the last process that has it open.
+    assert not marked(mark), "processes are left"
+    assert not list(scratch.iterdir()), "temporary files are left"
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if "hidet" in name], "shared memory is left"
+
+
+def load_all(ranks: Sequence[Rank], folder: Path | Sequence[Path], timeout: float = TIMEOUT_SECONDS) -> None:
+    """Load artifacts on all ranks, with success."""
+    folders = [folder] * len(ranks) if isinstance(folder, Path) else folder
+    for rank, own in zip(ranks, folders, strict=True):
+        rank.send("load", folder=str(own), timeout_seconds=timeout)
+    for number, rank in enumerate(ranks):
+        answer = rank.answer()
+        assert answer.get("result") == number, answer
+
+
+def call_all(ranks: Sequence[Rank], x: np.ndarray = X, seed: int = 0) -> None:
+    """Call the partition on all ranks, which must answer as the whole model does."""
+    for rank in ranks:
+        rank.send("call", inputs=[x.tolist()])
+    for rank in ranks:
+        answer = rank.answer()
+        assert "error" not in answer, answer
+        np.testing.assert_allclose(answer["result"], whole(x, seed), atol=1e-4)
+
+
+def assert_blames(answer: dict[str, Any], rank: int, kind: str, *says: str, within: float) -> None:
+    """The error names the rank and the cause, and came in time."""
+    assert answer.get("error") == kind, answer
+    assert f"rank {rank}" in answer["message"] or f"ranks {rank}" in answer["message"], answer
+    for text in says:
+        assert text in answer["message"], answer
+    if kind == "CommunicationError":
+        assert answer["ranks"] == [rank], answer
+    assert answer["seconds"] < within, answer
+
+
+@pytest.fixture
+def next_run_works(start: Start, artifacts: Path) -> Iterator[None]:
+    """After the test, two ranks load and answer as if nothing had happened."""
+    yield
+    ranks = start(2)
+    load_all(ranks, artifacts)
+    call_all(ranks)
+    for rank in ranks:
+        rank.dismiss()
+    assert [rank.process.wait(20) for rank in ranks] == [0, 0]

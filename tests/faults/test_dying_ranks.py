@@ -1,0 +1,115 @@
+"""Ranks that are killed or stop, at every stage of serving; the others say which one, in time."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from .conftest import MOST_SECONDS, TIMEOUT_SECONDS, Start, X, assert_blames, call_all, load_all
+
+pytestmark = pytest.mark.usefixtures("next_run_works")
+
+WITHIN = TIMEOUT_SECONDS + MOST_SECONDS
+BOTH = pytest.mark.parametrize("victim", [0, 1])  # rank 0 hosts the store that the ranks meet in
+
+
+@BOTH
+def test_killed_before_a_collective(start: Start, artifacts: Path, victim: int) -> None:
+    ranks = start(2)
+    load_all(ranks, artifacts)
+    call_all(ranks)
+    ranks[victim].kill()
+    survivor = ranks[1 - victim]
+    survivor.send("call", inputs=[X.tolist()])
+    assert_blames(survivor.answer(), victim, "CommunicationError", within=WITHIN)
+    survivor.send("call", inputs=[X.tolist()])  # what has failed stays failed, at once
+    assert_blames(survivor.answer(), victim, "CommunicationError", within=0.5)
+
+
+@BOTH
+def test_killed_within_a_collective(start: Start, artifacts: Path, victim: int) -> None:
+    """The victim waits in it already, and the survivor has yet to come."""
+    ranks = start(2)
+    load_all(ranks, artifacts)
+    call_all(ranks)
+    ranks[victim].send("call", inputs=[X.tolist()])
+    time.sleep(0.5)
+    ranks[victim].kill()
+    survivor = ranks[1 - victim]
+    survivor.send("call", inputs=[X.tolist()])
+    answer = survivor.answer()
+    if "error" not in answer:  # it had given all that was wanted of it
+        survivor.send("call", inputs=[X.tolist()])
+        answer = survivor.answer()
+    assert_blames(answer, victim, "CommunicationError", within=WITHIN)
+
+
+@BOTH
+def test_killed_while_another_waits_for_it(start: Start, artifacts: Path, victim: int) -> None:
+    ranks = start(2)
+    load_all(ranks, artifacts)
+    survivor = ranks[1 - victim]
+    survivor.send("call", inputs=[X.tolist()])
+    time.sleep(0.5)
+    ranks[victim].kill()
+    assert_blames(survivor.answer(), victim, "CommunicationError", within=WITHIN)
+
+
+@BOTH
+def test_killed_before_it_loads(start: Start, artifacts: Path, victim: int) -> None:
+    ranks = start(2)
+    survivor = ranks[1 - victim]
+    survivor.send("load", folder=str(artifacts), timeout_seconds=2.0)
+    ranks[victim].kill()
+    assert_blames(survivor.answer(), victim, "RendezvousError", within=2.0 + MOST_SECONDS)
+
+
+@BOTH
+def test_killed_while_it_loads(start: Start, artifacts: Path, victim: int) -> None:
+    """The ranks have met, and the other one has loaded its part."""
+    ranks = start(2)
+    ranks[victim].do("stall")
+    for rank in ranks:
+        rank.send("load", folder=str(artifacts), timeout_seconds=TIMEOUT_SECONDS)
+    time.sleep(1.0)
+    ranks[victim].kill()
+    assert_blames(ranks[1 - victim].answer(), victim, "RendezvousError", within=WITHIN)
+
+
+@BOTH
+def test_slower_to_load_than_the_others_wait(start: Start, artifacts: Path, victim: int) -> None:
+    ranks = start(2)
+    ranks[victim].do("stall")
+    for rank in ranks:
+        rank.send("load", folder=str(artifacts), timeout_seconds=2.0)
+    assert_blames(ranks[1 - victim].answer(), victim, "RendezvousError", "timed out", within=2.0 + MOST_SECONDS)
+    ranks[victim].kill()
+
+
+@BOTH
+def test_stopped_beyond_the_time_out(start: Start, artifacts: Path, victim: int) -> None:
+    ranks = start(2)
+    load_all(ranks, artifacts, timeout=2.0)
+    call_all(ranks)
+    ranks[victim].kill(signal.SIGSTOP)
+    survivor = ranks[1 - victim]
+    survivor.send("call", inputs=[X.tolist()])
+    assert_blames(survivor.answer(), victim, "CommunicationError", within=2.0 + MOST_SECONDS)
+    ranks[victim].kill(signal.SIGCONT)
+    ranks[victim].send("call", inputs=[X.tolist()])
+    answer = ranks[victim].answer(within=2.0 + MOST_SECONDS)
+    assert answer["error"] == "CommunicationError", answer  # it has missed it, and knows
+
+
+def test_stopped_for_less_than_the_time_out(start: Start, artifacts: Path) -> None:
+    ranks = start(2)
+    load_all(ranks, artifacts, timeout=30.0)
+    ranks[1].kill(signal.SIGSTOP)
+    ranks[0].send("call", inputs=[X.tolist()])
+    time.sleep(1.0)
+    ranks[1].kill(signal.SIGCONT)
+    ranks[1].send("call", inputs=[X.tolist()])
+    assert all("error" not in rank.answer() for rank in ranks)
