@@ -172,9 +172,10 @@ def test_lookups_and_other_types():
             (lambda a: ops.cast(ops.cast(a, "bfloat16"), "float32"), lambda a: a.bfloat16().float(), [half]),
             (lambda a: ops.where(a > 0.5, a, a * 2.0), lambda a: torch.where(a > 0.5, a, a * 2.0), [table]),
             (lambda a: ops.exp(ops.cast(a, "float64")), lambda a: a.double().exp(), [table]),
+            # Short floats are rounded where they are written to memory, and here they are not.
             (
                 lambda a: ops.cast(ops.softmax(a, -1), "float32"),
-                lambda a: a.float().softmax(-1).half().float(),
+                lambda a: a.float().softmax(-1),
                 [table.astype(np.float16)],
             ),
         ]
