@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from hidet import ops
-from hypothesis import HealthCheck, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from hidet_dist.compile import optimize_program
@@ -15,6 +15,7 @@ from hidet_dist.partition import partition_graph
 from hidet_dist.search import search
 from hidet_dist.simulate import simulate
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.symbols import SymbolSize
 
 functional = torch.nn.functional
 RNG = np.random.default_rng(0)
@@ -31,7 +32,8 @@ def numbers(*shape):
 def computed(outputs, inputs, data):
     """The outputs, and the names of the optimized graph's operators but for reshapes."""
     graph = hidet.trace_from(outputs, inputs)
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))))
+    names = {symbol.name: SymbolSize(8) for x in inputs for symbol in x.shape if not isinstance(symbol, int)}
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,))), symbols=names))
     compiled = optimize_program(program)
     assert all(hasattr(node.task, "kernel") or node.share_map for node in compiled.nodes), "hidet's own kernel is left"
     names = [node.name for node in compiled.nodes if not node.share_map]
@@ -185,7 +187,7 @@ def test_softmax_of_short_floats():
     np.testing.assert_allclose(result.astype("f"), exact, rtol=3 * 2.0**-11, atol=2.0**-24)  # three roundings
 
 
-@settings(max_examples=5, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, derandomize=True, deadline=None, phases=[Phase.generate])
 @given(st.data())
 def test_chains_of_any_shape(data):
     cases = []
@@ -197,7 +199,7 @@ def test_chains_of_any_shape(data):
         kind = data.draw(st.sampled_from(["softmax", "sum", "max", "none"]))
 
         def ours(a, b, axes=axes, axis=axis, kind=kind):
-            y = ops.transpose(a * b + a, list(axes))
+            y = ops.permute_dims(a * b + a, list(axes))
             if kind == "softmax":
                 y = ops.softmax(y, axis)
             elif kind != "none":
@@ -268,14 +270,6 @@ def test_division_of_an_index(a, b, c, divisor):
 
     for places in np.ndindex(a, b, c):
         assert (value(both[0], places), value(both[1], places)) == divmod(value(index, places), divisor)
-
-
-def test_what_is_read_twice_is_no_reason_to_compute_a_product_often():
-    x = symbol(64, 48)
-    graph = hidet.trace_from(ops.max_pool2d(ops.reshape(ops.exp(x), [1, 1, 64, 48]), 5, 1, 2), [x])
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))))
-    names = [node.name for node in optimize_program(program).nodes if not node.share_map]
-    assert names == ["Exp", "MaxPool2d"]
 
 
 @pytest.mark.parametrize("size", [1, 7])
