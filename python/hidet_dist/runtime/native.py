@@ -207,6 +207,7 @@ def library() -> ctypes.CDLL:
         ctypes.c_double,
     )
     declare("nccl_table", None, c_void_p, POINTER(Transport))
+    declare("nccl_overlap", None, c_void_p, POINTER(Overlap))
     declare("nccl_has", c_int32, c_void_p, c_int32)
     declare("nccl_await", None, c_void_p)
     declare("nccl_begin", c_int32, c_void_p, c_int32, c_char_p)
@@ -544,6 +545,8 @@ class Nccl:
             raise ValueError(last_error())
         self.table = Transport()
         library().hidet_dist_nccl_table(self._handle, ctypes.byref(self.table))
+        self.overlap = Overlap()
+        library().hidet_dist_nccl_overlap(self._handle, ctypes.byref(self.overlap))
 
     def spans(self, group: int) -> bool:
         """Whether a group has two ranks or more."""
