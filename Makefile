@@ -1,4 +1,4 @@
-# Targets: setup, demo, test, slow-test, soundness, bench-search, bench-rules, bench-collectives, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
+# Targets: setup, demo, test, slow-test, soundness, bench, bench-search, bench-rules, bench-collectives, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
 PYTHON ?= python3
 RANKS ?= 2
 
@@ -10,7 +10,7 @@ NATIVE := CMakeLists.txt $(shell find hidet_dist -type f 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks)
 
-.PHONY: setup demo test lint slow-test soundness bench-search bench-rules bench-collectives format clean FORCE
+.PHONY: setup demo test lint slow-test soundness bench bench-search bench-rules bench-collectives format clean FORCE
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/installed
@@ -51,6 +51,10 @@ slow-test: setup
 # Every choice of every rule, and random plans of whole graphs, at full size; the last line is JSON.
 soundness: setup
 	$(BIN)/python -m hidet_dist.rules.soundness
+
+# hidet_dist beside PyTorch on whole models; MODELS takes some of them. The last line is JSON.
+bench: setup
+	$(BIN)/python benchmarks/serving $(if $(MODELS),--models $(MODELS))
 
 bench-search: setup
 	$(BIN)/python benchmarks/search.py

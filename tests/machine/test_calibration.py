@@ -20,8 +20,10 @@ from hidet_dist.errors import CalibrationError, ConfigError, SpecError
 from hidet_dist.machine import Cluster, Device, Link, builtin, calibrate, load_machine
 from hidet_dist.machine.__main__ import app
 from hidet_dist.machine.calibration.fit import fit_link, predicted_seconds
+from hidet_dist.machine.calibration.kernels import KERNEL_PROBES
 from hidet_dist.machine.calibration.probes import probes
 from hidet_dist.machine.calibration.samples import KINDS, CollectiveSample
+from hidet_dist.machine.kernels import KERNEL_CLASSES
 from hidet_dist.partition import partition_graph
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
@@ -99,9 +101,13 @@ def test_two_processes_measure_this_machine(calibrated: Any) -> None:
         assert times[SIZES[-1]] > times[SIZES[0]]
     assert device.flops_per_second["float32"] == device.flops_per_second["default"]
     # The table has a row a measurement, and what it says of the error is so.
-    rates, fits = found.tables()
+    rates, kernels, fits = found.tables()
     assert fits.row_count == len(found.collectives)
-    assert rates.row_count == 7
+    assert rates.row_count == 8
+    assert kernels.row_count == len(KERNEL_PROBES)
+    assert set(device.kernels) == set(KERNEL_CLASSES)
+    errors = found.kernel_errors()
+    assert all(math.isfinite(error) and error >= -1 for error in errors.values())
     for sample, error in zip(found.collectives, found.relative_errors(), strict=True):
         assert sample.seconds * (1 + error) == pytest.approx(predicted_seconds(found.cluster, sample))
 

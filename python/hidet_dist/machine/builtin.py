@@ -27,6 +27,7 @@ from dataclasses import dataclass
 
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine.cluster import Cluster, Device, Link
+from hidet_dist.machine.kernels import KernelCost
 from hidet_dist.spec import DeviceMesh
 
 _GB = 1e9
@@ -47,17 +48,35 @@ _H100 = Device("H100-SXM5-80GB", _H100_RATES, 3350 * _GB, 80 * 10**9, _LAUNCH, T
 _H100_PCIE = Device("H100-PCIE-80GB", _rates(756e12, 51e12, 26e12, 1513e12), 2000 * _GB, 80 * 10**9, _LAUNCH, True)
 _H200 = Device("H200-SXM5-141GB", _H100_RATES, 4800 * _GB, 141 * 10**9, _LAUNCH, True)
 _L40S = Device("L40S-48GB", _rates(362e12, 91.6e12, 91.6e12 / 64, 733e12), 864 * _GB, 48 * 10**9, _LAUNCH, True)
-# A rank of one core, as measured on a 2-core x86-64 (AVX2) virtual machine: OpenBLAS's sgemm of 768 x 768 matrices,
-# hidet's generic CPU kernel of a float64 product, and the rate at which its element-wise kernels go through memory (the
-# memory itself copies at 34 GB/s).
-_CPU = Device("cpu", {"default": 1.7e9, "float32": 1.1e11}, 10 * _GB, 8 * 2**30, 2e-6)
+# A rank of one core, as calibrated on a 2-core x86-64 (AVX-512) virtual machine; the default rate is that of hidet's
+# generic CPU kernel of a float64 product.
+_CPU_KERNELS = {
+    "matmul": KernelCost(8.8e-12, 4.2e-11),
+    "convolution": KernelCost(1.0e-11, 0.0, 1.1e-4),
+    "normalization": KernelCost(0.0, 4.7e-11),
+    "reduction": KernelCost(0.0, 9.5e-11),
+    "pooling": KernelCost(0.0, 5.0e-11),
+    "lookup": KernelCost(0.0, 1.1e-11),
+    "copy": KernelCost(0.0, 9.4e-12),
+    "elementwise": KernelCost(0.0, 7.0e-12, 3.4e-6),
+    "function": KernelCost(5.2e-10, 0.0),
+}
+_CPU = Device(
+    "cpu",
+    {"default": 1.7e9, "float32": 1.1e11},
+    20 * _GB,
+    8 * 2**30,
+    2e-7,
+    cache_bytes=16 * 2**20,
+    kernels=_CPU_KERNELS,
+)
 
 _NVLINK3 = Link(3.4e-6, 300 * _GB)
 _NVLINK4 = Link(3.4e-6, 450 * _GB)
 _PCIE4 = Link(5.7e-6, 16 * 16e9 * 128 / 130 / 8)
 _PCIE5 = Link(5.7e-6, 16 * 32e9 * 128 / 130 / 8)
-# Gloo between two processes of that machine, all-gathers of 256 bytes and of 4 MiB.
-_LOOPBACK = Link(1.5e-4, 1.5 * _GB)
+# Two ranks of that machine, through the memory that they share.
+_SHARED_MEMORY = Link(3e-6, 10.7 * _GB)
 
 _HDR = Link(14e-6, 25 * _GB)
 _NDR = Link(14e-6, 50 * _GB)
@@ -81,7 +100,7 @@ class Machine:
 
 
 MACHINES: dict[str, Machine] = {
-    "cpu": Machine(_CPU, None, _LOOPBACK),
+    "cpu": Machine(_CPU, None, _SHARED_MEMORY),
     "dgx-a100": Machine(_A100, 8, _NVLINK3),
     "dgx-h100": Machine(_H100, 8, _NVLINK4),
     "hgx-h200": Machine(_H200, 8, _NVLINK4),

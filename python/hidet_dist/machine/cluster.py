@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hidet_dist.errors import ConfigError
+from hidet_dist.machine.kernels import KernelCost, Work, check_kernels
 from hidet_dist.spec import DeviceMesh
 
 
@@ -44,6 +45,11 @@ class Device:
     ``flops_per_second`` by dtype name (the ``default`` entry serves the others), ``memory_bandwidth_bytes_per_second``
     between the device and its memory, ``memory_bytes``, and ``launch_seconds``, the least time of one kernel.
     ``overlaps_communication`` says whether collectives run beside computation, in a stream of their own.
+
+    Where float32 kernels were measured, ``kernels`` has what each class of them costs (see
+    :data:`hidet_dist.machine.kernels.KERNEL_CLASSES`), and ``cache_bytes`` what a kernel finds in a cache if it was
+    just written; of what a kernel moves beyond that, and of weights, each byte takes no less than memory does. The
+    roofline serves all else.
     """
 
     name: str
@@ -52,6 +58,8 @@ class Device:
     memory_bytes: int
     launch_seconds: float
     overlaps_communication: bool = False
+    cache_bytes: int = 0
+    kernels: Mapping[str, KernelCost] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.flops_per_second, Mapping) or "default" not in self.flops_per_second:
@@ -68,6 +76,9 @@ class Device:
             raise ConfigError(
                 f"A device's overlaps_communication is true or false; got {self.overlaps_communication!r}."
             )
+        if not (_finite(self.cache_bytes) and self.cache_bytes >= 0):
+            raise ConfigError(f"A device needs cache_bytes of 0 or more; got {self.cache_bytes!r}.")
+        check_kernels(self.kernels)
 
     def operator_seconds(self, operations: int, moved_bytes: int, dtype: str) -> float:
         """Time of one operator: the roofline (Williams et al., CACM 52(4), 2009), never below a launch.
@@ -78,6 +89,25 @@ class Device:
             return 0.0
         rate = self.flops_per_second.get(dtype, self.flops_per_second["default"])
         return self.launch_seconds + max(operations / rate, moved_bytes / self.memory_bandwidth_bytes_per_second)
+
+    def beyond_cache(self, work: Work) -> int:
+        """Bytes of what a kernel moves that no cache holds."""
+        return work.weight_bytes + max(0, work.moved_bytes - work.weight_bytes - self.cache_bytes)
+
+    def kernel_seconds(self, work: Work) -> float | None:
+        """Time of a kernel of a class that was measured, without its launch; None where it was not."""
+        cost = self.kernels.get(work.kernel)
+        if cost is None:
+            return None
+        beyond = self.beyond_cache(work)
+        function = self.kernels.get("function")
+        return (
+            (work.functions * function.seconds_per_operation if function is not None else 0.0)
+            + work.operations * cost.seconds_per_operation
+            + (work.moved_bytes - beyond) * cost.seconds_per_byte
+            + beyond * max(cost.seconds_per_byte, 1 / self.memory_bandwidth_bytes_per_second)
+            + work.calls * cost.seconds_per_call
+        )
 
 
 @dataclass(frozen=True)
@@ -126,4 +156,7 @@ class Cluster:
 
     def copy_seconds(self, nbytes: int) -> float:
         """Time to copy ``nbytes`` within a device: each byte is read and written."""
+        seconds = self.device.kernel_seconds(Work("copy", 0, 2 * nbytes)) if nbytes else None
+        if seconds is not None:
+            return self.device.launch_seconds + seconds
         return self.device.operator_seconds(0, 2 * nbytes, "default")

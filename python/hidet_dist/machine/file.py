@@ -9,10 +9,16 @@ from typing import Any
 from hidet_dist.errors import ConfigError
 from hidet_dist.files import write_text
 from hidet_dist.machine.cluster import Cluster, Device, Link
+from hidet_dist.machine.kernels import KernelCost
 from hidet_dist.spec import DeviceMesh
 
 _DEVICE = ("name", "flops_per_second", "memory_bandwidth_bytes_per_second", "memory_bytes", "launch_seconds")
-_OPTIONAL = ("overlaps_communication",)  # of a device: files that were written without it hold
+_OPTIONAL = (
+    "overlaps_communication",
+    "cache_bytes",
+    "kernels",
+)  # of a device: files that were written without them hold
+_KERNEL = ("seconds_per_operation", "seconds_per_byte", "seconds_per_call")
 _LINK = ("latency_seconds", "bandwidth_bytes_per_second")
 
 
@@ -20,6 +26,9 @@ def save_machine(cluster: Cluster, path: str | Path) -> None:
     """Write the device and the link of each mesh axis to a JSON file, whole or not at all."""
     device = {key: getattr(cluster.device, key) for key in (*_DEVICE, *_OPTIONAL)}
     device["flops_per_second"] = dict(cluster.device.flops_per_second)
+    device["kernels"] = {
+        name: {key: getattr(cost, key) for key in _KERNEL} for name, cost in cluster.device.kernels.items()
+    }
     links = [{key: getattr(link, key) for key in _LINK} for link in cluster.links]
     write_text(Path(path), json.dumps({"device": device, "links": links}, indent=1) + "\n")
 
@@ -28,8 +37,8 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
     """The machine of a JSON file with ``mesh`` on it.
 
     The file has ``device`` (name, flops_per_second by dtype, memory_bandwidth_bytes_per_second, memory_bytes,
-    launch_seconds; overlaps_communication, false where it is left out) and ``links`` (latency_seconds,
-    bandwidth_bytes_per_second): one a mesh axis, or one for all.
+    launch_seconds; overlaps_communication, false where it is left out; cache_bytes and kernels if these were measured)
+    and ``links`` (latency_seconds, bandwidth_bytes_per_second): one a mesh axis, or one for all.
 
     Raises
     ------
@@ -46,12 +55,20 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
         raise ConfigError(f"'links' of {path} must be a list with a link a mesh axis, or one for all; got {links!r}.")
     try:
         found = tuple(Link(**_fields(link, _LINK, f"a link of {path}")) for link in links)
-        made = Device(**device)
+        made = Device(**{**device, "kernels": _kernels(device.get("kernels", {}), path)})
     except ConfigError as error:
         raise ConfigError(f"The machine {path} makes no sense: {error}") from error
     if len(found) not in (1, mesh.ndim):
         raise ConfigError(f"The machine {path} has {len(found)} links, but the mesh {mesh} has {mesh.ndim} axes.")
     return Cluster(mesh, found * mesh.ndim if len(found) == 1 else found, made)
+
+
+def _kernels(given: Any, path: str | Path) -> dict[str, KernelCost]:
+    if not isinstance(given, dict):
+        raise ConfigError(f"'kernels' of {path} must map classes of kernels to their costs; got {given!r}.")
+    return {
+        name: KernelCost(**_fields(cost, _KERNEL, f"the kernel {name!r} of {path}")) for name, cost in given.items()
+    }
 
 
 def _fields(given: Any, keys: tuple[str, ...], what: str, optional: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -13,6 +13,7 @@ must have the canonical form of the whole operator with the extents that the sha
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -128,7 +129,8 @@ class Definition:
     reductions: the root reductions.
     pinned: digits that must not be sharded, since their value, not only their range, matters.
     canonical: the definition in canonical form.
-    work: (digits of the loop nest, scalar operations an iteration) for each part of the definition.
+    work: (digits of the loop nest, scalar operations an iteration, and those of them that are functions such as exp)
+        for each part of the definition.
     """
 
     accesses: list[Access] = field(default_factory=list)
@@ -136,16 +138,22 @@ class Definition:
     reductions: list[Reduction] = field(default_factory=list)
     pinned: set[Digit] = field(default_factory=set)
     canonical: Any = ()
-    work: list[tuple[frozenset[Digit], int]] = field(default_factory=list)
+    work: list[tuple[frozenset[Digit], int, int]] = field(default_factory=list)
 
     def operations(self, extents: Mapping[Digit, int]) -> int:
         """Scalar operations of the operator on a device that has ``extents`` of the sharded digits."""
-        return sum(n * math.prod(extents.get(d, d.extent) for d in nest) for nest, n in self.work)
+        return sum(n * math.prod(extents.get(d, d.extent) for d in nest) for nest, n, _ in self.work)
+
+    def functions(self, extents: Mapping[Digit, int]) -> int:
+        """Those of the operations that are functions such as exp, which take many instructions each."""
+        return sum(n * math.prod(extents.get(d, d.extent) for d in nest) for nest, _, n in self.work if n)
 
 
 # The reduce function of each kind of reduction; on booleans "and" is the least value and "or" the greatest.
 _REDUCE_OPS = {"sum": "sum", "max": "max", "min": "min", "average": "average", "product": "product"}
 _BOOLEAN_REDUCE_OPS = {"and": "min", "or": "max", "max": "max", "min": "min"}
+# hidet's names of functions that no processor has an instruction for.
+_FUNCTION = re.compile("generic_(a?(sin|cos|tan)h?|atan2|exp(m1)?|log(2|10|1p)?|erf|pow)")
 _MAX_SPLITS = 64  # far above any real reshape; bounds the restarts on a pathological definition
 
 
@@ -403,14 +411,15 @@ class _Walker:
             self.count(nest, 1)
             return (type(e).__name__, self.value(e.a, env, nest))
         if isinstance(e, ir.Call):
-            self.count(nest, 1)
-            return ("call", e.func_var.name or e.func_var.hint, *(self.value(arg, env, nest) for arg in e.args))
+            name = e.func_var.name or e.func_var.hint
+            self.count(nest, 1, int(_FUNCTION.fullmatch(name) is not None))
+            return ("call", name, *(self.value(arg, env, nest) for arg in e.args))
         if isinstance(e, ScalarInput):
             raise UnsupportedDefinition("it has a scalar input")
         raise UnsupportedDefinition(f"its definition has a {type(e).__name__}")
 
-    def count(self, nest: frozenset[Digit], operations: int) -> None:
-        self.definition.work.append((nest, operations))
+    def count(self, nest: frozenset[Digit], operations: int, functions: int = 0) -> None:
+        self.definition.work.append((nest, operations, functions))
 
     def bind(self, axes: Iterable[ir.Var], shape: Iterable[Any], env: _Env) -> frozenset[Digit]:
         digits: set[Digit] = set()

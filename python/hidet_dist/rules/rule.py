@@ -29,14 +29,15 @@ Layout = tuple[tuple[Digit, ...] | None, ...]
 class Choice:
     """One way to shard an operator: its spec, and the work that is left to each device.
 
-    ``operations`` counts the scalar operations of the compute definition; ``read_bytes`` and ``written_bytes`` are what
-    the local operator must move at least.
+    ``operations`` counts the scalar operations of the compute definition, ``functions`` those of them that are
+    functions such as exp; ``read_bytes`` and ``written_bytes`` are what the local operator must move at least.
     """
 
     spec: OpShardSpec
     operations: int
     read_bytes: int
     written_bytes: int
+    functions: int = 0
 
 
 @dataclass
@@ -205,7 +206,9 @@ class Rule:
         written = sum(_local_nbytes(y, s, mesh) for y, s in zip(self.op.outputs, partial, strict=True))
         if self.op.share_map:
             read = written = 0  # the output is the input's memory
-        return Choice(spec, self.definition.operations(extents) if self.definition else 0, read, written)
+        if self.definition is None:
+            return Choice(spec, 0, read, written)
+        return Choice(spec, self.definition.operations(extents), read, written, self.definition.functions(extents))
 
     def _most_read(self, tensor: int, extents: Mapping[Digit, int]) -> int:
         """No more elements of an input can be read than its accesses are executed: a lookup reads few rows."""

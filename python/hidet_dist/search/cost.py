@@ -17,6 +17,7 @@ from hidet_dist.connect import Connection, Element, connect, connect_all, reduce
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice
 from hidet_dist.search.fusion import Fused, fused_operators
+from hidet_dist.search.work import MEASURED_DTYPE, work_of
 from hidet_dist.spec import DeviceMesh, ReduceFn, TensorShardSpec
 from hidet_dist.view import GraphView
 
@@ -64,14 +65,17 @@ class PredictedCost:
         self.cluster = cluster
 
     def fused(self, view: GraphView) -> Mapping[int, Fused]:
-        """The operators that run in the kernel of a neighbour. On CPUs, matrix products are calls of a library."""
-        return fused_operators(view, library_matmuls=self.cluster.device.name == "cpu")
+        """The operators that run in the kernel of a neighbour."""
+        return fused_operators(view, library_products="matmul" in self.cluster.device.kernels)
 
     def operator(self, op: Operator, choice: Choice) -> float:
         """The local operator with a kernel of its own, without its reduce functions."""
         moved = choice.read_bytes + choice.written_bytes
         if not moved:
             return 0.0
+        measured = self._measured(op, choice)
+        if measured is not None:
+            return self.cluster.device.launch_seconds + measured
         return self.cluster.device.operator_seconds(choice.operations, moved, op.outputs[0].dtype.name)
 
     def absorbed(self, op: Operator, choice: Choice, nbytes: int) -> float:
@@ -83,10 +87,20 @@ class PredictedCost:
         moved = choice.read_bytes + choice.written_bytes
         if not moved:
             return 0.0
+        measured = self._measured(op, choice, nbytes)
+        if measured is not None:
+            return measured
         device = self.cluster.device
         rest = max(0, moved - 2 * nbytes)
         seconds = device.operator_seconds(choice.operations, rest, op.outputs[0].dtype.name)
         return max(0.0, seconds - device.launch_seconds)
+
+    def _measured(self, op: Operator, choice: Choice, passing_bytes: int | None = None) -> float | None:
+        """Seconds of a kernel as it was measured, without its launch; None where none of its class was."""
+        device = self.cluster.device
+        if not device.kernels or op.outputs[0].dtype.name != MEASURED_DTYPE:
+            return None
+        return device.kernel_seconds(work_of(op, choice, self.cluster.mesh, passing_bytes))
 
     def split(self, nbytes: int) -> float:
         """What it costs more if such an operator needs a kernel of its own: a launch and a pass."""

@@ -5,16 +5,31 @@ operator that is no element-wise (injective) one is an *anchor*. The only reader
 epilogue where that output's elements map to elements of the reader's output one to one; then what is read by one kernel
 only becomes its prologue; what is left over fuses among itself. A conversion or a reduce function between two such
 operators is a barrier: then the one that would have been absorbed pays for a launch and a pass over memory.
+
+On CPUs, products and convolutions are kernels around a library's calls (``hidet_dist.compile.cpu``), which read through
+renamings of their operands and through the padding before a convolution, and write through element-wise operators.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hidet.graph import Operator
+from hidet.graph.ops.arithmetic import (
+    BinaryElementwiseOp,
+    CompositeElementwiseOp,
+    UnaryElementwiseOp,
+    WhereOp,
+    WhereScalarScalarOp,
+    WhereScalarTensorOp,
+    WhereTensorScalarOp,
+)
+from hidet.graph.ops.conv1d.conv1d import Conv1dOp
+from hidet.graph.ops.conv2d.conv2d import Conv2dOp
+from hidet.graph.ops.conv3d.conv3d import Conv3dOp
 from hidet.graph.ops.matmul.matmul import MatmulOp
 from hidet.graph.ops.transform import (
     FlattenOp,
+    PadOp,
     PermuteDimsOp,
     RearrangeOp,
     ReshapeOp,
@@ -26,6 +41,16 @@ from hidet.graph.transforms.fuse_operator import NOT_FUSIBLE
 
 from hidet_dist.view import GraphView
 
+_CONVOLUTIONS = (Conv1dOp, Conv2dOp, Conv3dOp)
+_ELEMENTWISE = (
+    BinaryElementwiseOp,
+    CompositeElementwiseOp,
+    UnaryElementwiseOp,
+    WhereOp,
+    WhereScalarScalarOp,
+    WhereScalarTensorOp,
+    WhereTensorScalarOp,
+)
 _RENAMED = (FlattenOp, PermuteDimsOp, RearrangeOp, ReshapeOp, SqueezeOp, StridedSliceOp, UnsqueezeOp)
 
 
@@ -41,19 +66,18 @@ class Fused:
     prologue: bool
 
 
-def fused_operators(view: GraphView, library_matmuls: bool = False) -> dict[int, Fused]:
+def fused_operators(view: GraphView, library_products: bool = False) -> dict[int, Fused]:
     """The absorbed operators of a graph, by number.
 
-    ``library_matmuls``: float32 matrix products are calls of a library, which absorb nothing but renamings of their
-    operands' memory.
+    ``library_products``: matrix products and convolutions are kernels around a library's calls.
     """
-    return _Fusion(view, library_matmuls).run()
+    return _Fusion(view, library_products).run()
 
 
 class _Fusion:
-    def __init__(self, view: GraphView, library_matmuls: bool):
+    def __init__(self, view: GraphView, library_products: bool):
         self.view = view
-        self.library_matmuls = library_matmuls
+        self.library_products = library_products
         self.readers: dict[str, list[tuple[int | None, int]]] = {}
         for name, use in view.uses():
             self.readers.setdefault(name, []).append((use.operator, use.position))
@@ -69,7 +93,7 @@ class _Fusion:
         for i in anchors:
             self._join(i, i)
         for anchor in anchors:
-            if operators[anchor].task.allow_epilogue() and not self._fixed(anchor):
+            if operators[anchor].task.allow_epilogue() and not isinstance(operators[anchor], NOT_FUSIBLE):
                 self._epilogue(anchor)
         for anchor in anchors:
             self._prologue(anchor)
@@ -85,11 +109,7 @@ class _Fusion:
         self.members.setdefault(anchor, []).append(number)
 
     def _library(self, number: int) -> bool:
-        op = self.view.operators[number]
-        return self.library_matmuls and isinstance(op, MatmulOp) and op.inputs[0].dtype.name == "float32"
-
-    def _fixed(self, number: int) -> bool:
-        return isinstance(self.view.operators[number], NOT_FUSIBLE) or self._library(number)
+        return self.library_products and isinstance(self.view.operators[number], (MatmulOp, *_CONVOLUTIONS))
 
     def _epilogue(self, anchor: int) -> None:
         open_ = [self.view.names[y] for y in self.view.operators[anchor].outputs]
@@ -117,6 +137,10 @@ class _Fusion:
         op = self.view.operators[reader]
         if isinstance(op, NOT_FUSIBLE) or op.task.inputs[position] not in op.task.inverse_map:
             return None
+        if self._library(self.group[self.maker[name]]):
+            same = self.view.shape(self.view.names[op.outputs[0]]) == self.view.shape(name)
+            if not isinstance(op, _ELEMENTWISE) or not same:
+                return None
         others = {self.view.names[x] for x in op.inputs} - {name}
         return None if others & set(open_) else reader
 
@@ -130,7 +154,7 @@ class _Fusion:
         while waiting:
             name = waiting.pop(0)
             maker = self.maker.get(name)
-            if maker is None or maker in self.group or not self._can_prologue(self.view.operators[maker], library):
+            if maker is None or maker in self.group or not self._can_prologue(maker, anchor if library else None):
                 continue
             readers = [reader for reader, _ in self.readers[name]]
             if any(reader is None or self.group.get(reader) != anchor for reader in readers):
@@ -141,8 +165,12 @@ class _Fusion:
             # Absorbing one reader more may be what another tensor was waiting for.
             waiting.extend(self.view.names[x] for x in self.view.operators[maker].inputs)
 
-    def _can_prologue(self, op: Operator, library: bool) -> bool:
-        return not isinstance(op, NOT_FUSIBLE) and (not library or isinstance(op, _RENAMED))
+    def _can_prologue(self, maker: int, library: int | None) -> bool:
+        """Whether an operator can be part of how an anchor reads its inputs; ``library`` is one around such calls."""
+        op = self.view.operators[maker]
+        if library is None:
+            return not isinstance(op, NOT_FUSIBLE)
+        return isinstance(op, PadOp if isinstance(self.view.operators[library], _CONVOLUTIONS) else _RENAMED)
 
     def _free(self, number: int) -> bool:
         """Whether an operator costs nothing alone: its output is its input's memory."""

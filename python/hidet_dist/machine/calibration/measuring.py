@@ -8,16 +8,17 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hidet_dist.errors import CalibrationError, ConfigError
-from hidet_dist.machine.calibration.fit import fit_link, predicted_seconds
+from hidet_dist.machine.calibration.fit import fit_kernel, fit_link, predicted_seconds
 from hidet_dist.machine.calibration.samples import KINDS, CollectiveSample, ProbeSample, load_slowest
 from hidet_dist.machine.cluster import Cluster, Device, Link
 from hidet_dist.machine.file import save_machine
+from hidet_dist.machine.kernels import KernelCost, Work
 from hidet_dist.progress import Progress
 from hidet_dist.spec import DeviceMesh
 
@@ -31,6 +32,14 @@ SIZES = tuple(4**exponent for exponent in range(4, 13))
 """Bytes of the collectives that are measured: 256 B to 16 MiB."""
 REPEATS = 20
 TIMEOUT_SECONDS = 600.0
+# What is fitted of a class of kernels; of others their bytes and calls.
+_UNKNOWN = {
+    "matmul": ("seconds_per_operation", "seconds_per_byte", "seconds_per_call"),
+    "convolution": ("seconds_per_operation", "seconds_per_byte", "seconds_per_call"),
+    "elementwise": ("seconds_per_operation", "seconds_per_byte", "seconds_per_call"),
+    "function": ("seconds_per_operation",),
+}
+_BYTES_AND_CALLS = ("seconds_per_byte", "seconds_per_call")
 _STOP_SECONDS = 30.0  # what the launcher may take to end ranks once the time is up
 
 
@@ -53,8 +62,18 @@ class Calibration:
         """For each measured collective how far the cost model is off: fitted over measured seconds, less 1."""
         return [predicted_seconds(self.cluster, sample) / sample.seconds - 1 for sample in self.collectives]
 
+    def kernel_errors(self) -> dict[str, float]:
+        """For each probe of kernels how far the cost model is off: fitted over measured seconds, less 1."""
+        from hidet_dist.machine.calibration.kernels import KERNEL_PROBES, work_in
+
+        seconds, device = {sample.name: sample.seconds for sample in self.probes}, self.cluster.device
+        return {
+            probe.title: sum(device.kernel_seconds(one) or 0.0 for one in work_in(probe)) / seconds[probe.title] - 1
+            for probe in KERNEL_PROBES
+        }
+
     def tables(self) -> list[Table]:
-        """The device, the links, and each collective as it was measured and as the cost model has it."""
+        """The device, the links, and each kernel and collective as it was measured and as the cost model has it."""
         from rich.table import Table
 
         device, mesh = self.cluster.device, self.cluster.mesh
@@ -64,6 +83,7 @@ class Calibration:
         for dtype, rate in device.flops_per_second.items():
             rates.add_row(f"arithmetic, {dtype}", f"{rate / 1e9:.2f} GFLOP/s")
         rates.add_row("memory bandwidth", f"{device.memory_bandwidth_bytes_per_second / 1e9:.2f} GB/s")
+        rates.add_row("caches", f"{device.cache_bytes / 2**20:.2f} MiB")
         rates.add_row("memory", f"{device.memory_bytes / 2**30:.2f} GiB")
         rates.add_row("launch of a kernel", f"{device.launch_seconds * 1e6:.2f} us")
         for axis, link in enumerate(self.cluster.links):
@@ -79,7 +99,15 @@ class Calibration:
             fits.add_row(
                 sample.kind, axes, str(sample.nbytes), f"{micro:.1f}", f"{micro * (1 + error):.1f}", f"{error:+.0%}"
             )
-        return [rates, fits] if self.collectives else [rates]
+        kernels = Table(title="Kernels, and what the cost model makes of them", title_justify="left")
+        kernels.add_column("kernel")
+        for column in ("measured [us]", "fitted [us]", "error"):
+            kernels.add_column(column, justify="right")
+        seconds = {sample.name: sample.seconds for sample in self.probes}
+        for title, error in self.kernel_errors().items():
+            micro = seconds[title] * 1e6
+            kernels.add_row(title, f"{micro:.1f}", f"{micro * (1 + error):.1f}", f"{error:+.0%}")
+        return [rates, kernels, fits] if self.collectives else [rates, kernels]
 
 
 def calibrate(
@@ -96,8 +124,8 @@ def calibrate(
     Each rank is a process of the project's launcher and communicates as serving processes do. Collectives over every
     mesh axis (and over all together) are measured by size, and each axis gets the latency and bandwidth that fit best.
     Small programs, compiled as any is, are run by all ranks at once: products of matrices by dtype, an element-wise
-    operator on more than a cache holds, and a chain of kernels with next to nothing to do. Nothing else should run
-    meanwhile.
+    operator on more than a cache holds, a chain of kernels with next to nothing to do, and float32 kernels of each
+    class at sizes that models have. Nothing else should run meanwhile.
 
     Parameters
     ----------
@@ -125,13 +153,16 @@ def calibrate(
     mesh = DeviceMesh(tuple(mesh_shape))
     out = Path(out)
     _check(out, dtypes, sizes, repeats, timeout_seconds)
+    from hidet_dist.machine.calibration.kernels import build_kernels
     from hidet_dist.machine.calibration.probes import build_probe, probes
 
     programs = probes(dtypes)
     with tempfile.TemporaryDirectory(prefix="hidet_dist-calibration-") as name, Progress() as progress:
         folder = Path(name)
         with progress.task("Compiling") as task:
-            task.total(len(programs))
+            task.total(len(programs) + 1)
+            build_kernels(mesh, folder / "kernels.json")
+            task.advance()
             for probe in programs:
                 build_probe(probe, mesh, folder / probe.name)
                 task.advance()
@@ -201,7 +232,38 @@ def _device(mesh: DeviceMesh, programs: Sequence[Probe], times: Sequence[ProbeSa
     default = rates.get("float64", min(rates.values()))
     threads = os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // mesh.size)
     name = f"{_processor()}, {threads} of {os.cpu_count()} threads"
-    return Device(name, {"default": default, **rates}, bandwidth, _memory_bytes() // mesh.size, launch)
+    device = Device(
+        name,
+        {"default": default, **rates},
+        bandwidth,
+        _memory_bytes() // mesh.size,
+        launch,
+        cache_bytes=_cache_bytes() // mesh.size,
+    )
+    return replace(device, kernels=_kernels(device, seconds))
+
+
+def _kernels(device: Device, seconds: Mapping[str, float]) -> dict[str, KernelCost]:
+    """What each class of kernels costs: all probes of it together."""
+    from hidet_dist.machine.calibration.kernels import KERNEL_PROBES, work_in
+
+    samples: dict[str, list[tuple[list[Work], float]]] = {}
+    for probe in KERNEL_PROBES:
+        samples.setdefault(probe.kernel, []).append((work_in(probe), seconds[probe.title]))
+    functions = samples.pop("function", [])
+    kernels = {
+        kernel: fit_kernel(device, kernel, _UNKNOWN.get(kernel, _BYTES_AND_CALLS), own)
+        for kernel, own in samples.items()
+    }
+    device = replace(device, kernels=kernels)
+    calls = []
+    for work, own in functions:
+        around = sum(device.kernel_seconds(one) or 0.0 for one in work)
+        count = sum(one.functions for one in work)
+        # What is left of a very short time is noise, but not nothing.
+        calls.append(([Work("function", count, 0, calls=0)], max(own - around, device.launch_seconds)))
+    kernels["function"] = fit_kernel(device, "function", _UNKNOWN["function"], calls)
+    return kernels
 
 
 def _link(mesh: DeviceMesh, axis: int, collectives: Sequence[CollectiveSample], device: Device) -> Link:
@@ -216,6 +278,15 @@ def _processor() -> str:
     except OSError:
         return "cpu"
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "cpu")
+
+
+def _cache_bytes() -> int:
+    """The largest cache of the first core, which all cores are taken to share; 0 where the system does not say."""
+    sizes = [0]
+    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        digits = file.read_text(encoding="utf-8").strip().removesuffix("K")
+        sizes.append(int(digits) * 2**10 if digits.isdigit() else 0)
+    return max(sizes)
 
 
 def _memory_bytes() -> int:

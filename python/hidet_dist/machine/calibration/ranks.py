@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import statistics
 import sys
 import time
@@ -17,13 +18,23 @@ from typing import Any
 
 import numpy as np
 
-from hidet_dist.machine.calibration.samples import CollectiveSample, ProbeSample, save_samples
-from hidet_dist.runtime import native, session
+from hidet_dist.machine.calibration.samples import (
+    ROWS,
+    CollectiveSample,
+    KernelCalls,
+    ProbeSample,
+    load_kernels,
+    save_samples,
+)
+from hidet_dist.runtime import native, openblas, session
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.partition import LoadedPartition, load_partition
 
 _FLOAT32, _SUM = native.dtype_code("float32"), native.reduce_op_code("sum")
 _ITEM_BYTES = 4
+_SHORT_SECONDS = 2e-4  # what is shorter is timed several times at once
+_KERNEL = "hidet_launch_0"  # hidet's name of what a kernel's library exports
+_PRIME = 7919  # a stride that shares no factor with the rows of a table
 _SHORT_BYTES, _BATCH = 2**16, 8  # collectives up to this size are timed so many at a time: a clock has its own cost
 
 # malloc.h: all memory from the heap, of which nothing goes back to the system.
@@ -46,6 +57,11 @@ def main(settings_file: str) -> None:
     for name in settings["probes"]:
         with load_partition(folder / name) as model:
             probes.append(ProbeSample(name, _probe(communicator, model, settings["repeats"])))
+    openblas.load_openblas()
+    probes += [
+        ProbeSample(probe.title, _kernels(communicator, probe, settings["repeats"]))
+        for probe in load_kernels(folder / "kernels.json")
+    ]
     save_samples(folder / f"rank{communicator.rank}.json", collectives, probes)
 
 
@@ -102,6 +118,36 @@ def _call(kind: str, count: int, ranks: int, group: int) -> Callable[[], int]:
 def _probe(communicator: Communicator, model: LoadedPartition, repeats: int) -> float:
     inputs = [np.ones([int(extent) for extent in x.shape], x.dtype) for x in model.stage.inputs]
     return _median(communicator, lambda: model.run(inputs), repeats)
+
+
+def _kernels(communicator: Communicator, probe: KernelCalls, repeats: int) -> float:
+    """The seconds of a probe's kernels: more than once in a row where they are short."""
+    buffers = [_filled(nbytes, dtype) for nbytes, dtype in probe.buffers]
+    calls = []
+    for file, places in probe.calls:
+        kernel = getattr(ctypes.CDLL(file), _KERNEL)
+        calls.append((kernel, [ctypes.c_void_p(buffers[place].ctypes.data) for place in places]))
+
+    def run() -> None:
+        for kernel, pointers in calls:
+            kernel(*pointers)
+
+    once = _median(communicator, run, 1)
+    batch = max(1, math.ceil(_SHORT_SECONDS / once))
+
+    def several() -> None:
+        for _ in range(batch):
+            run()
+
+    return _median(communicator, several, repeats) / batch
+
+
+def _filled(nbytes: int, dtype: str) -> np.ndarray:
+    """A buffer of ones; of integers, of rows all over the table that is looked up."""
+    if dtype.startswith("int"):
+        count = nbytes // np.dtype(dtype).itemsize
+        return (np.arange(count) * _PRIME % ROWS).astype(dtype)
+    return np.ones(nbytes // _ITEM_BYTES, np.float32)
 
 
 def _median(communicator: Communicator, run: Callable[[], Any], repeats: int) -> float:

@@ -11,6 +11,21 @@ from hidet_dist.files import write_text
 
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 
+ROWS = 30000
+"""Of the table that a kernel looks up: integers that it reads are below it."""
+
+
+@dataclass(frozen=True)
+class KernelCalls:
+    """Kernels that are timed: the bytes and the dtype of each buffer, and which kernel gets which buffers, in order.
+
+    A kernel is the file of its library.
+    """
+
+    title: str
+    buffers: list[tuple[int, str]]
+    calls: list[tuple[str, list[int]]]
+
 
 @dataclass(frozen=True)
 class CollectiveSample:
@@ -28,6 +43,16 @@ class ProbeSample:
 
     name: str
     seconds: float
+
+
+def save_kernels(path: Path, kernels: Sequence[KernelCalls]) -> None:
+    """Write kernels to be timed, whole or not at all."""
+    write_text(path, json.dumps([asdict(probe) for probe in kernels]))
+
+
+def load_kernels(path: Path) -> list[KernelCalls]:
+    """What :func:`save_kernels` wrote."""
+    return [KernelCalls(**probe) for probe in json.loads(path.read_text(encoding="utf-8"))]
 
 
 def save_samples(path: Path, collectives: Sequence[CollectiveSample], probes: Sequence[ProbeSample]) -> None:

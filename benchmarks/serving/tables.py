@@ -1,0 +1,82 @@
+"""What a person sees of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from goals import Goal
+from rich.table import Table
+
+
+def _table(title: str, first: str, columns: list[str]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column(first, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right")
+    return table
+
+
+def _columns(cases: Mapping[str, Mapping[str, Any]], key: str) -> list[str]:
+    """The variants of all cases, in the order of their first."""
+    return list(dict.fromkeys(variant for own in cases.values() for variant in own[key]))
+
+
+def answers_table(cases: Mapping[str, Mapping[str, Any]]) -> Table:
+    """How far the answers of each variant are from PyTorch eager's."""
+    columns = _columns(cases, "max_abs_error")
+    table = _table("Largest absolute difference from PyTorch eager's answers", "model", columns)
+    for own in cases.values():
+        errors = own["max_abs_error"]
+        table.add_row(own["title"], *(f"{errors[name]:.1e}" if name in errors else "-" for name in columns))
+    return table
+
+
+def times_table(cases: Mapping[str, Mapping[str, Any]]) -> Table:
+    """The median of each variant's calls."""
+    columns = _columns(cases, "median_seconds")
+    table = _table("Median time of a call [ms]", "model", columns)
+    for own in cases.values():
+        seconds = own["median_seconds"]
+        table.add_row(own["title"], *(f"{seconds[name] * 1e3:.1f}" if name in seconds else "-" for name in columns))
+    return table
+
+
+def goals_table(rows: Mapping[str, Mapping[str, Goal]]) -> Table:
+    """Each ratio, with its goal."""
+    table = _table("Goals", "model", [])
+    table.add_column("ratio")
+    for column in ("value", "goal"):
+        table.add_column(column, justify="right")
+    table.add_column("")
+    for title, goals in rows.items():
+        for number, (name, goal) in enumerate(goals.items()):
+            met = "[green]met[/]" if goal.met else "[bold red]not met[/]"
+            bound = f"{'<=' if goal.at_most else '>='} {goal.bound:g}"
+            table.add_row("" if number else title, name, f"{goal.value:.3g}", bound, met)
+        table.add_section()
+    return table
+
+
+def prediction_table(cases: Mapping[str, Mapping[str, Any]]) -> Table:
+    """What the cost model said beforehand, and what was measured."""
+    table = _table("The cost model of this machine, as calibrated, against reality [ms]", "model", [])
+    table.add_column("variant")
+    for column in ("predicted", "measured", "error"):
+        table.add_column(column, justify="right")
+    for own in cases.values():
+        for variant, predicted in own["predicted_seconds"].items():
+            if variant in own["median_seconds"]:
+                measured = own["median_seconds"][variant]
+                figures = (f"{predicted * 1e3:.2f}", f"{measured * 1e3:.2f}", f"{predicted / measured - 1:+.0%}")
+                table.add_row(own["title"], variant, *figures)
+    return table
+
+
+def all_reduce_table(times: Mapping[str, Mapping[str, float]]) -> Table:
+    """All-reduce through shared memory and through Gloo, by bytes."""
+    table = _table("All-reduce between two processes [us]", "bytes", ["shared memory", "Gloo", "ratio"])
+    for nbytes, own in times.items():
+        shared, gloo = own["shared_memory_seconds"] * 1e6, own["gloo_seconds"] * 1e6
+        table.add_row(nbytes, f"{shared:.0f}", f"{gloo:.0f}", f"{own['ratio']:.1f}")
+    return table

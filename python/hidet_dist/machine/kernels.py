@@ -1,0 +1,71 @@
+"""What kernels of a class cost on a device whose kernels were measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from hidet_dist.errors import ConfigError
+
+KERNEL_CLASSES = (
+    "matmul",
+    "convolution",
+    "normalization",
+    "reduction",
+    "pooling",
+    "lookup",
+    "copy",
+    "elementwise",
+    "function",
+)
+"""Kernels that spend their time alike. ``copy`` moves elements to other places. ``function`` is no kernel: its
+operations are the calls of functions, such as exp, in element-wise kernels."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a kernel does: its class, scalar operations, bytes moved, and calls: of itself, or of a library in it.
+
+    ``weight_bytes`` are those of weights: there are more of them than a cache holds, so that they come from memory.
+    ``functions`` are operations that no processor has an instruction for, such as exp.
+    """
+
+    kernel: str
+    operations: int
+    moved_bytes: int
+    weight_bytes: int = 0
+    calls: int = 1
+    functions: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kernel not in KERNEL_CLASSES:
+            raise ValueError(f"No class of kernels is called {self.kernel!r}; there are {', '.join(KERNEL_CLASSES)}.")
+
+
+@dataclass(frozen=True)
+class KernelCost:
+    """Seconds that a kernel of one class takes for each operation, each byte that a cache holds, and each call.
+
+    The times add up: the cores that compute are the ones that wait for memory, and a library packs before it
+    multiplies.
+    """
+
+    seconds_per_operation: float
+    seconds_per_byte: float
+    seconds_per_call: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf):
+                raise ConfigError(f"A kernel's {field.name} is a number of 0 or more; got {value!r}.")
+
+
+def check_kernels(kernels: Mapping[str, KernelCost]) -> None:
+    """Raise ConfigError unless all keys are classes of kernels, and all values their costs."""
+    for name, cost in kernels.items():
+        if name not in KERNEL_CLASSES or not isinstance(cost, KernelCost):
+            raise ConfigError(
+                f"A device's kernels map {', '.join(KERNEL_CLASSES)} to their costs; got {name!r}: {cost!r}."
+            )

@@ -1,0 +1,75 @@
+"""The work of an operator on a device whose kernels were measured: which class they are of, and how much they do."""
+
+from __future__ import annotations
+
+import math
+
+from hidet.graph import Operator
+from hidet.graph.ops import transform
+from hidet.graph.ops.conv1d.conv1d import Conv1dOp
+from hidet.graph.ops.conv2d.conv2d import Conv2dOp
+from hidet.graph.ops.conv3d.conv3d import Conv3dOp
+from hidet.graph.ops.matmul.matmul import MatmulOp
+from hidet.graph.ops.normalize.norm import NormalizeOp
+from hidet.graph.ops.pool import AdaptivePoolNdOp, AvgPoolNdOp, MaxPoolNdOp
+
+from hidet_dist.machine.kernels import Work
+from hidet_dist.rules.rule import Choice
+from hidet_dist.spec import DeviceMesh
+from hidet_dist.weights.named import is_weight
+
+MEASURED_DTYPE = "float32"
+"""Of the kernels that are measured."""
+
+_CLASSES: dict[type[Operator], str] = {
+    **dict.fromkeys((MatmulOp,), "matmul"),
+    **dict.fromkeys((Conv1dOp, Conv2dOp, Conv3dOp), "convolution"),
+    NormalizeOp: "normalization",
+    **dict.fromkeys((AvgPoolNdOp, MaxPoolNdOp, AdaptivePoolNdOp), "pooling"),
+    **dict.fromkeys((transform.TakeOp, transform.GatherOp), "lookup"),
+    **dict.fromkeys(
+        (
+            transform.PermuteDimsOp,
+            transform.RearrangeOp,
+            transform.ConcatOp,
+            transform.StridedSliceOp,
+            transform.BroadcastOp,
+            transform.PadOp,
+            transform.TileOp,
+            transform.FlipOp,
+            transform.Im2ColOp,
+        ),
+        "copy",
+    ),
+}
+
+
+def kernel_class(op: Operator) -> str:
+    """The class of an operator's kernel; of operators that are of no other, whether they reduce decides."""
+    for base in type(op).__mro__:
+        if base in _CLASSES:
+            return _CLASSES[base]
+    return "elementwise" if op.task.is_injective() else "reduction"
+
+
+def work_of(op: Operator, choice: Choice, mesh: DeviceMesh, passing_bytes: int | None = None) -> Work:
+    """The work of a local operator.
+
+    ``passing_bytes`` pass to or from a neighbour, in whose kernel the operator runs, without touching memory; None
+    where it has a kernel of its own. A stack of products is a call for each, unless one matrix multiplies all.
+    """
+    kernel = kernel_class(op)
+    moved = choice.read_bytes + choice.written_bytes
+    weights = 0
+    if kernel != "lookup":  # which reads few rows of its table
+        for x, spec in zip(op.inputs, choice.spec.in_specs, strict=True):
+            if x.storage is not None or is_weight(x):
+                weights += spec.local_nbytes([int(size) for size in x.shape], int(x.dtype.nbytes), mesh)
+    calls = 1
+    if passing_bytes is not None:
+        moved, calls = max(0, moved - 2 * passing_bytes), 0
+    elif kernel == "matmul" and len(op.inputs[1].shape) > 2:
+        y, spec = op.outputs[0], choice.spec.out_specs[0]
+        calls = math.prod(spec.local_shape([int(size) for size in y.shape], mesh)[:-2])
+    functions = choice.functions if kernel == "elementwise" else 0
+    return Work(kernel, choice.operations, moved, min(weights, moved), calls, functions)
