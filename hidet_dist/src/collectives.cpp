@@ -113,7 +113,7 @@ int32_t run_between_two(hidet_dist_communicator &communicator, const Call &call,
     communicator.begin(0, HIDET_DIST_NOBODY, HIDET_DIST_NOBODY);
     return HIDET_DIST_OK;
   }
-  const std::vector<int64_t> ranks = communicator.group_ranks(call.group);
+  const std::vector<int64_t> ranks = communicator.mesh().group_ranks(call.group);
   const int64_t to = sends ? ranks[static_cast<size_t>(call.to)] : HIDET_DIST_NOBODY;
   const int64_t from = receives ? ranks[static_cast<size_t>(call.from)] : HIDET_DIST_NOBODY;
   communicator.begin(0, to, from);
@@ -132,8 +132,8 @@ int32_t run(const Call &call) {
     hidet_dist::set_last_error(error);
     return HIDET_DIST_FAILED;
   }
-  const int64_t group_size = communicator->group_size(call.group);
-  const int64_t place = communicator->group_place(call.group);
+  const int64_t group_size = communicator->mesh().group_size(call.group);
+  const int64_t place = communicator->mesh().group_place(call.group);
   const std::string problem = check(call, place, group_size);
   if (!problem.empty()) {
     // Kernels need not look at what a collective returns, so this too must stay on the communicator.

@@ -1,7 +1,9 @@
 #include "communicator.hpp"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 namespace {
@@ -29,48 +31,54 @@ std::string check_mesh(const int64_t *shape, int32_t axes, int64_t rank, int64_t
 
 }  // namespace
 
-int64_t hidet_dist_communicator::group_size(int32_t group) const {
-  if (group < 0 || (group >> mesh_shape_.size()) != 0) return -1;
+namespace hidet_dist {
+
+int64_t Mesh::size() const { return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()); }
+
+int64_t Mesh::group_size(int32_t group) const {
+  if (group < 0 || (group >> shape.size()) != 0) return -1;
   int64_t size = 1;
-  for (size_t axis = 0; axis < mesh_shape_.size(); ++axis) {
-    if ((group >> axis) & 1) size *= mesh_shape_[axis];
+  for (size_t axis = 0; axis < shape.size(); ++axis) {
+    if ((group >> axis) & 1) size *= shape[axis];
   }
   return size;
 }
 
-int64_t hidet_dist_communicator::group_place(int32_t group) const {
+int64_t Mesh::group_place(int32_t group) const {
   if (group_size(group) < 0) return -1;
   int64_t place = 0;
   int64_t place_stride = 1;
-  int64_t rest = rank_;
-  for (size_t axis = mesh_shape_.size(); axis-- > 0;) {
+  int64_t rest = rank;
+  for (size_t axis = shape.size(); axis-- > 0;) {
     if ((group >> axis) & 1) {
-      place += rest % mesh_shape_[axis] * place_stride;
-      place_stride *= mesh_shape_[axis];
+      place += rest % shape[axis] * place_stride;
+      place_stride *= shape[axis];
     }
-    rest /= mesh_shape_[axis];
+    rest /= shape[axis];
   }
   return place;
 }
 
-std::vector<int64_t> hidet_dist_communicator::group_ranks(int32_t group) const {
+std::vector<int64_t> Mesh::group_ranks(int32_t group) const {
   if (group_size(group) < 0) return {};
   std::vector<int64_t> ranks{0};
-  std::vector<int64_t> strides(mesh_shape_.size(), 1);
-  for (size_t axis = mesh_shape_.size(); axis-- > 1;) strides[axis - 1] = strides[axis] * mesh_shape_[axis];
-  for (size_t axis = 0; axis < mesh_shape_.size(); ++axis) {
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t axis = shape.size(); axis-- > 1;) strides[axis - 1] = strides[axis] * shape[axis];
+  for (size_t axis = 0; axis < shape.size(); ++axis) {
     const bool spanned = (group >> axis) & 1;
-    const int64_t own = rank_ / strides[axis] % mesh_shape_[axis];
+    const int64_t own = rank / strides[axis] % shape[axis];
     std::vector<int64_t> longer;
-    for (const int64_t rank : ranks) {
-      for (int64_t index = spanned ? 0 : own; index < (spanned ? mesh_shape_[axis] : own + 1); ++index) {
-        longer.push_back(rank + index * strides[axis]);
+    for (const int64_t first : ranks) {
+      for (int64_t index = spanned ? 0 : own; index < (spanned ? shape[axis] : own + 1); ++index) {
+        longer.push_back(first + index * strides[axis]);
       }
     }
     ranks = std::move(longer);
   }
   return ranks;
 }
+
+}  // namespace hidet_dist
 
 void hidet_dist_communicator::begin(int32_t group, int64_t to, int64_t from) {
   {
@@ -83,15 +91,24 @@ void hidet_dist_communicator::begin(int32_t group, int64_t to, int64_t from) {
   sequence_.fetch_add(1, std::memory_order_relaxed);
 }
 
+void hidet_dist_communicator::await(int32_t group) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    group_ = group;
+    to_ = from_ = HIDET_DIST_NOBODY;
+  }
+  under_way_.store(true, std::memory_order_release);
+}
+
 std::vector<int64_t> hidet_dist_communicator::peers() const {
   if (!under_way_.load(std::memory_order_acquire)) return {};
   const std::lock_guard<std::mutex> lock(mutex_);
   std::vector<int64_t> peers;
-  for (const int64_t rank : group_ranks(group_)) {
-    if (rank != rank_) peers.push_back(rank);
+  for (const int64_t rank : mesh_.group_ranks(group_)) {
+    if (rank != mesh_.rank) peers.push_back(rank);
   }
   for (const int64_t rank : {to_, from_}) {
-    if (rank >= 0 && rank != rank_ && (peers.empty() || peers.back() != rank)) peers.push_back(rank);
+    if (rank >= 0 && rank != mesh_.rank && (peers.empty() || peers.back() != rank)) peers.push_back(rank);
   }
   return peers;
 }
@@ -155,7 +172,7 @@ int64_t hidet_dist_communicator_sequence(const hidet_dist_communicator *communic
 }
 
 int64_t hidet_dist_communicator_group_size(const hidet_dist_communicator *communicator, int32_t group) {
-  return communicator->group_size(group);
+  return communicator->mesh().group_size(group);
 }
 
 int64_t hidet_dist_communicator_peers(const hidet_dist_communicator *communicator, int64_t *ranks, int64_t capacity) {
@@ -166,11 +183,11 @@ int64_t hidet_dist_communicator_peers(const hidet_dist_communicator *communicato
 }
 
 int32_t hidet_dist_group_place(int32_t group) {
-  return current_communicator == nullptr ? -1 : static_cast<int32_t>(current_communicator->group_place(group));
+  return current_communicator == nullptr ? -1 : static_cast<int32_t>(current_communicator->mesh().group_place(group));
 }
 
 int32_t hidet_dist_group_size(int32_t group) {
-  return current_communicator == nullptr ? -1 : static_cast<int32_t>(current_communicator->group_size(group));
+  return current_communicator == nullptr ? -1 : static_cast<int32_t>(current_communicator->mesh().group_size(group));
 }
 
 const char *hidet_dist_last_error(void) { return last_error.c_str(); }

@@ -9,21 +9,35 @@
 
 #include "hidet_dist/collectives.h"
 
-struct hidet_dist_communicator {
- public:
-  hidet_dist_communicator(const hidet_dist_transport &transport, std::vector<int64_t> mesh_shape, int64_t rank)
-      : transport_(transport), mesh_shape_(std::move(mesh_shape)), rank_(rank) {}
+namespace hidet_dist {
 
-  const hidet_dist_transport &transport() const { return transport_; }
+// The ranks of a mesh, as one of them sees them.
+struct Mesh {
+  std::vector<int64_t> shape;
+  int64_t rank = 0;  // of the one that sees it
 
-  // The ranks of the group, in its order; none for a mask with an axis that the mesh does not have.
+  int64_t size() const;
+
+  // The ranks of its group, in their order; none for a mask with an axis that the mesh does not have.
   std::vector<int64_t> group_ranks(int32_t group) const;
 
   // Their number, or -1.
   int64_t group_size(int32_t group) const;
 
-  // This rank's place among them, or -1.
+  // Its place among them, or -1.
   int64_t group_place(int32_t group) const;
+};
+
+}  // namespace hidet_dist
+
+struct hidet_dist_communicator {
+ public:
+  hidet_dist_communicator(const hidet_dist_transport &transport, std::vector<int64_t> mesh_shape, int64_t rank)
+      : transport_(transport), mesh_{std::move(mesh_shape), rank} {}
+
+  const hidet_dist_transport &transport() const { return transport_; }
+
+  const hidet_dist::Mesh &mesh() const { return mesh_; }
 
   // Keeps the first message only: what fails after it is a consequence of it.
   void fail(const std::string &message);
@@ -33,6 +47,9 @@ struct hidet_dist_communicator {
 
   // A collective begins, with all of the group, or with these two ranks only where there is no group.
   void begin(int32_t group, int64_t to, int64_t from);
+
+  // The rank begins to wait for collectives with this group to end, that it began before.
+  void await(int32_t group);
 
   // It went well. After a failure it stays, to tell whom this rank had to do with.
   void end() { under_way_.store(false, std::memory_order_release); }
@@ -44,8 +61,7 @@ struct hidet_dist_communicator {
 
  private:
   const hidet_dist_transport transport_;
-  const std::vector<int64_t> mesh_shape_;
-  const int64_t rank_;
+  const hidet_dist::Mesh mesh_;
   std::atomic<int64_t> sequence_{0};
   std::atomic<bool> under_way_{false};
   mutable std::mutex mutex_;

@@ -24,6 +24,18 @@ def test_a_machine_comes_back_from_its_file(tmp_path: Path) -> None:
     assert config.cluster == Cluster(config.mesh, builtin("dgx-a100-pod", MESH).links, MACHINES["dgx-a100"].device)
 
 
+def test_a_file_that_does_not_say_whether_communication_overlaps_describes_a_machine_where_it_does_not(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "machine.json"
+    save_machine(builtin("dgx-a100-pod", MESH), path)
+    assert load_machine(path, MESH).device.overlaps_communication
+    data = json.loads(path.read_text())
+    del data["device"]["overlaps_communication"]
+    path.write_text(json.dumps(data))
+    assert not load_machine(path, MESH).device.overlaps_communication
+
+
 def test_one_link_serves_every_axis(tmp_path: Path) -> None:
     path = tmp_path / "machine.json"
     save_machine(builtin("cpu", DeviceMesh((4,))), path)
@@ -46,6 +58,8 @@ def test_one_link_serves_every_axis(tmp_path: Path) -> None:
         (lambda data: data["links"][1].update(latency_seconds=None), "latency of 0 or more seconds; got None"),
         (lambda data: data["device"].update(flops_per_second=[1e9]), "'default' entry"),
         (lambda data: data.update(links=[]), "one for all"),
+        (lambda data: data["device"].update(overlaps_communication=1), "true or false; got 1"),
+        (lambda data: data["device"].update(overlaps=True), "must have the keys name"),
     ],
 )
 def test_a_file_that_describes_no_machine_is_refused(tmp_path: Path, change: Any, message: str) -> None:

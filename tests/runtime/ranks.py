@@ -15,127 +15,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import cuda_ranks
 import numpy as np
 import torch
 import torch.distributed
+from checked import Checked, address
 
 from hidet_dist.errors import HidetDistError
 from hidet_dist.runtime import gloo, native, session
 from hidet_dist.runtime.communicator import Communicator
-from hidet_dist.runtime.mesh_groups import group_ranks
 
 MAX_SECONDS = 60.0
-
-NUMPY_REDUCE: dict[str, Callable[..., Any]] = {
-    "sum": np.sum,
-    "max": np.max,
-    "min": np.min,
-    "product": np.prod,
-    "mean": np.mean,
-}
-
-
-def _address(array: np.ndarray | torch.Tensor) -> int:
-    return array.data_ptr() if isinstance(array, torch.Tensor) else int(array.ctypes.data)
-
-
-def _as_dtype(values: np.ndarray, dtype: str) -> torch.Tensor:
-    return torch.from_numpy(values).to(getattr(torch, dtype), copy=True).contiguous()
-
-
-def _inputs(rank: int, count: int, dtype: str) -> np.ndarray:
-    """A rank's data: integers so small that no dtype overflows, and rounds only means, whatever is done with them."""
-    low, high = {"bool": (0, 2), "uint8": (0, 4)}.get(dtype, (-3, 4))
-    return np.random.default_rng(rank + 1).integers(low, high, size=count).astype(np.float64)
-
-
-def _reduced(stack: np.ndarray, dtype: str, op: str) -> np.ndarray:
-    values = NUMPY_REDUCE[op](stack, axis=0)
-    if op == "mean" and "int" in dtype:
-        return np.trunc(values)
-    return np.minimum(values, 1) if dtype == "bool" else values
-
-
-class _Checked:
-    """Collectives of one rank in one group, each checked against NumPy."""
-
-    def __init__(self, comm: Communicator, mesh: tuple[int, ...], group: int):
-        self.comm = comm
-        self.group = group
-        self.ranks = group_ranks(mesh, comm.rank, group)
-        self.size, self.place = len(self.ranks), self.ranks.index(comm.rank)
-        self.calls = 0
-
-    def call(self, function: Callable[..., int], *arguments: int) -> None:
-        assert function(*arguments, self.group) == native.OK, native.last_error()
-        self.calls += 1
-
-    def expect(self, got: torch.Tensor, expected: torch.Tensor, *label: object) -> None:
-        assert torch.equal(got, expected), f"{label} over {self.ranks}: {got} is not {expected}"
-
-    def reductions(self, dtype: str, op: str, count: int) -> None:
-        codes = native.dtype_code(dtype), native.reduce_op_code(op)
-        whole = [_inputs(rank, count * self.size, dtype) for rank in self.ranks]
-        send = _as_dtype(whole[self.place], dtype)
-        recv = torch.zeros_like(send)
-        expected = _as_dtype(_reduced(np.stack(whole), dtype, op), dtype)
-        self.call(native.all_reduce, _address(send), _address(recv), count * self.size, *codes)
-        self.expect(recv, expected, "all_reduce", dtype, op)
-        self.call(native.all_reduce, _address(send), _address(send), count * self.size, *codes)
-        self.expect(send, expected, "all_reduce in place", dtype, op)
-        send = _as_dtype(whole[self.place], dtype)
-        recv = torch.zeros(count, dtype=send.dtype)
-        self.call(native.reduce_scatter, _address(send), _address(recv), count, *codes)
-        self.expect(recv, expected[self.place * count : (self.place + 1) * count], "reduce_scatter", dtype, op)
-
-    def moves(self, dtype: str, count: int) -> None:
-        code, size, place = native.dtype_code(dtype), self.size, self.place
-        whole = [_as_dtype(_inputs(rank, count * size, dtype), dtype) for rank in self.ranks]
-        send = whole[place]
-        recv = torch.zeros(size * size * count, dtype=send.dtype)
-        self.call(native.all_gather, _address(send), _address(recv), size * count, code)
-        self.expect(recv, torch.cat(whole), "all_gather", dtype)
-        recv = torch.zeros_like(send)
-        self.call(native.all_to_all, _address(send), _address(recv), count, code)
-        parts = [values[place * count : (place + 1) * count] for values in whole]
-        self.expect(recv, torch.cat(parts), "all_to_all", dtype)
-        for root in range(size):
-            recv = torch.zeros_like(send)
-            source = _address(send) if place == root else 0
-            self.call(native.broadcast, source, _address(recv), count * size, code, root)
-            self.expect(recv, whole[root], "broadcast", dtype, root)
-            in_place = send.clone()
-            self.call(native.broadcast, _address(in_place), _address(in_place), count * size, code, root)
-            self.expect(in_place, whole[root], "broadcast in place", dtype, root)
-
-    def messages(self, dtype: str, count: int) -> None:
-        code, size, place = native.dtype_code(dtype), self.size, self.place
-        # A message's length depends on who sends it.
-        whole = [_as_dtype(_inputs(rank, count + rank, dtype), dtype) for rank in self.ranks]
-        own = whole[place]
-        for step in range(size):  # 0: to itself
-            to, from_ = (place + step) % size, (place - step) % size
-            recv = torch.zeros_like(whole[from_])
-            arguments = (_address(own), own.numel(), to, _address(recv), recv.numel(), from_, code)
-            self.call(native.send_recv, *arguments)
-            self.expect(recv, whole[from_], "send_recv", dtype, step)
-        # Down a chain, whose ends have nothing to receive and to send.
-        to = place + 1 if place + 1 < size else native.NOBODY
-        recv = torch.zeros_like(whole[place - 1])
-        self.call(native.send_recv, _address(own), own.numel(), to, _address(recv), recv.numel(), place - 1, code)
-        self.expect(recv, whole[place - 1] if place else torch.zeros_like(recv), "chain", dtype)
-        if size == 1:
-            return
-        # From all to the first, two from each: they come in the order of sending.
-        for sender in range(1, size):
-            for scale in (1, 2):
-                if place == sender:
-                    message = own[: own.numel() // scale].clone()
-                    self.call(native.send, _address(message), message.numel(), code, 0)
-                elif place == 0:
-                    recv = torch.zeros_like(whole[sender][: whole[sender].numel() // scale])
-                    self.call(native.recv, _address(recv), recv.numel(), code, sender)
-                    self.expect(recv, whole[sender][: recv.numel()], "recv", dtype, sender)
 
 
 def collectives(mesh: list[int]) -> bool:
@@ -144,14 +34,9 @@ def collectives(mesh: list[int]) -> bool:
         comm.bind()
         calls = 0
         for group in range(1 << len(mesh)):
-            checked = _Checked(comm, tuple(mesh), group)
+            checked = Checked(comm, tuple(mesh), group)
             assert native.group_place(group) == checked.place
-            for dtype in native.DTYPE_CODES:
-                for op in native.REDUCE_OP_CODES:
-                    if (dtype, op) != ("bool", "mean"):
-                        checked.reductions(dtype, op, count=5)
-                checked.moves(dtype, count=5)
-                checked.messages(dtype, count=5)
+            checked.everything()
             calls += checked.calls
         comm.check()
         assert comm.sequence == calls
@@ -169,34 +54,34 @@ def large(mesh: list[int], count: int) -> bool:
         recv = np.empty_like(send)
         group = (1 << len(mesh)) - 1
         for target in (recv, send):
-            assert native.all_reduce(_address(send), _address(target), count, 0, 0, group) == 0
+            assert native.all_reduce(address(send), address(target), count, 0, 0, group) == 0
         np.testing.assert_allclose(recv, total, rtol=1e-6)
         np.testing.assert_array_equal(send, recv)
         sums = np.empty_like(send)  # every rank has the very same bits
-        native.all_reduce(_address(recv), _address(sums), count, 0, native.reduce_op_code("max"), group)
+        native.all_reduce(address(recv), address(sums), count, 0, native.reduce_op_code("max"), group)
         np.testing.assert_array_equal(sums, recv)
         gathered = np.empty((comm.world_size, count), dtype=np.float32)
-        assert native.all_gather(_address(data[comm.rank]), _address(gathered), count, 0, group) == 0
+        assert native.all_gather(address(data[comm.rank]), address(gathered), count, 0, group) == 0
         np.testing.assert_array_equal(gathered, np.stack(data))
         means = np.empty_like(send)
         mean = native.reduce_op_code("mean")
-        assert native.all_reduce(_address(data[comm.rank]), _address(means), count, 0, mean, group) == 0
+        assert native.all_reduce(address(data[comm.rank]), address(means), count, 0, mean, group) == 0
         np.testing.assert_allclose(means, total / comm.world_size, rtol=1e-6)
         # The sum of these is beyond the range of binary16, their mean is not.
         halves, half_means = np.full(count, 60000, np.float16), np.empty(count, np.float16)
         half = native.dtype_code("float16")
-        assert native.all_reduce(_address(halves), _address(half_means), count, half, mean, group) == 0
+        assert native.all_reduce(address(halves), address(half_means), count, half, mean, group) == 0
         np.testing.assert_allclose(half_means, halves, rtol=1e-3)
         root = comm.world_size - 1
-        assert native.broadcast(_address(data[comm.rank]), _address(send), count, 0, root, group) == 0
+        assert native.broadcast(address(data[comm.rank]), address(send), count, 0, root, group) == 0
         np.testing.assert_array_equal(send, data[root])
         to, from_ = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
-        source = _address(data[comm.rank])
-        assert native.send_recv(source, count, to, _address(recv), count, from_, 0, group) == 0
+        source = address(data[comm.rank])
+        assert native.send_recv(source, count, to, address(recv), count, from_, 0, group) == 0
         np.testing.assert_array_equal(recv, data[from_])
         share = count // comm.world_size
         scattered = np.empty(share, dtype=np.float32)
-        assert native.reduce_scatter(_address(data[comm.rank]), _address(scattered), share, 0, 0, group) == 0
+        assert native.reduce_scatter(address(data[comm.rank]), address(scattered), share, 0, 0, group) == 0
         np.testing.assert_allclose(scattered, total[comm.rank * share : (comm.rank + 1) * share], rtol=1e-6)
         comm.check()
         return True
@@ -226,7 +111,7 @@ def waits(seconds: float) -> float:
 def _sum(comm: Communicator, group: int, value: float | None = None) -> float:
     """All-reduces one number; raises what check() raises."""
     send = np.array([comm.rank + 1 if value is None else value], dtype=np.float32)
-    native.all_reduce(_address(send), _address(send), 1, 0, 0, group)
+    native.all_reduce(address(send), address(send), 1, 0, 0, group)
     comm.check()
     return float(send[0])
 
@@ -293,15 +178,15 @@ def messages_to_a_bad_rank(how: str) -> float:
             if turn == 1:
                 _misbehave(comm, how)
                 return 0.0
-            native.send(_address(own), own.size, 0, 0, 1)
-            native.recv(_address(own), own.size, 0, 1, 1)
-            native.send_recv(_address(own), own.size, 2, _address(other), own.size, 2, 0, 1)
+            native.send(address(own), own.size, 0, 0, 1)
+            native.recv(address(own), own.size, 0, 1, 1)
+            native.send_recv(address(own), own.size, 2, address(other), own.size, 2, 0, 1)
         elif comm.rank == 0:
-            native.recv(_address(own), own.size, 0, bad, 1)
+            native.recv(address(own), own.size, 0, bad, 1)
         elif comm.rank == 1:
-            native.send(_address(own), own.size, 0, bad, 1)
+            native.send(address(own), own.size, 0, bad, 1)
         else:
-            native.send_recv(_address(own), own.size, bad, _address(other), own.size, bad, 0, 1)
+            native.send_recv(address(own), own.size, bad, address(other), own.size, bad, 0, 1)
         comm.check()
     return 0.0
 
@@ -315,7 +200,7 @@ def broadcasts_with_a_bad_rank(how: str, who: int) -> float:
         if comm.rank == who and turn == 1:
             _misbehave(comm, how)
             return 0.0
-        native.broadcast(_address(data), _address(data), data.size, 0, 0, 1)
+        native.broadcast(address(data), address(data), data.size, 0, 0, 1)
         comm.check()
     return 0.0
 
@@ -329,9 +214,9 @@ def chain(who: int) -> float:
         if comm.rank == who and turn == 1:
             time.sleep(5)
         if comm.rank > 0:
-            native.recv(_address(data), 1, 0, comm.rank - 1, 1)
+            native.recv(address(data), 1, 0, comm.rank - 1, 1)
         if comm.rank + 1 < comm.world_size:
-            native.send(_address(data), 1, 0, comm.rank + 1, 1)
+            native.send(address(data), 1, 0, comm.rank + 1, 1)
         comm.check()
     # The first rank, which waits for nobody, goes on to a collective.
     return _sum(comm, 1)
@@ -343,9 +228,9 @@ def wrong_length() -> float:
     comm.bind()
     data = np.zeros(8, dtype=np.float32)
     if comm.rank == 0:
-        native.send(_address(data), 8, 0, 1, 1)
+        native.send(address(data), 8, 0, 1, 1)
     else:
-        native.recv(_address(data), 4, 0, 0, 1)
+        native.recv(address(data), 4, 0, 0, 1)
         comm.check()
     return _sum(comm, 1)
 
@@ -356,7 +241,7 @@ def message_routes() -> list[int]:
         comm.bind()
         own, other = np.full(1 << 18, comm.rank, dtype=np.float32), np.zeros(1 << 18, dtype=np.float32)
         to, from_ = (comm.rank + 1) % 4, (comm.rank - 1) % 4
-        native.send_recv(_address(own), own.size, to, _address(other), own.size, from_, 0, 1)
+        native.send_recv(address(own), own.size, to, address(other), own.size, from_, 0, 1)
         comm.check()
         assert (other == from_).all()
         return sorted(comm.shared_peers)
@@ -393,10 +278,10 @@ def after_failure(who: int) -> list[float]:
         time.sleep(5)
         return []
     send = np.ones(1, dtype=np.float32)
-    assert native.all_reduce(_address(send), _address(send), 1, 0, 0, 1) == native.FAILED
+    assert native.all_reduce(address(send), address(send), 1, 0, 0, 1) == native.FAILED
     start = time.monotonic()
     for _ in range(100):
-        assert native.all_gather(_address(send), _address(send), 1, 0, 1) == native.FAILED
+        assert native.all_gather(address(send), address(send), 1, 0, 1) == native.FAILED
     seconds = [time.monotonic() - start]
     for _ in range(2):
         start = time.monotonic()
@@ -461,6 +346,7 @@ SCENARIOS: dict[str, Callable[..., Any]] = {
         several,
         meet,
         other_mesh,
+        *cuda_ranks.SCENARIOS,
     )
 }
 

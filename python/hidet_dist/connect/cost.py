@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from hidet.ir.type import DataType, data_type
 
@@ -22,10 +22,18 @@ def itemsize(dtype: Element) -> int:
     return dtype if isinstance(dtype, int) else int(data_type(dtype).nbytes)
 
 
-def step_seconds(
+class StepSeconds(NamedTuple):
+    """The predicted times of a step in turn: what is copied before it communicates, communicating, copying after."""
+
+    pack: float
+    communicate: float
+    unpack: float
+
+
+def step_parts(
     step: Step, before: Layout, after: Layout, shape: Sequence[int], element_bytes: int, cluster: Cluster
-) -> float:
-    """Predicted time of a step on a tensor of ``shape`` (whole), with the copies that its order in memory needs.
+) -> StepSeconds:
+    """Predicted times of a step on a tensor of ``shape`` (whole), with the copies that its order in memory needs.
 
     A slice copies what it keeps. A collective along a dim whose parts do not lie one behind the other in the group's
     order packs what it sends, or unpacks what it receives, which copies it (:meth:`Step.packs`, :meth:`Step.unpacks`).
@@ -37,7 +45,7 @@ def step_seconds(
     received = split_of(after).local_shape(shape, mesh)
     received_bytes = math.prod(received) * element_bytes
     if step.kind == "slice":
-        return cluster.copy_seconds(received_bytes)
+        return StepSeconds(cluster.copy_seconds(received_bytes), 0.0, 0.0)
     if step.kind == "all_gather":
         seconds = cluster.all_gather_seconds(sent_bytes * mesh.group_size(step.mesh_axes), step.mesh_axes)
     elif step.kind == "all_to_all":
@@ -46,11 +54,19 @@ def step_seconds(
         seconds = cluster.reduce_scatter_seconds(sent_bytes, step.mesh_axes)
     else:
         seconds = cluster.all_reduce_seconds(sent_bytes, step.mesh_axes)
-    if step.packs(sent):
-        seconds += cluster.copy_seconds(sent_bytes)
-    if step.unpacks(sent, received, mesh):
-        seconds += cluster.copy_seconds(received_bytes)
-    return seconds
+    return StepSeconds(
+        cluster.copy_seconds(sent_bytes) if step.packs(sent) else 0.0,
+        seconds,
+        cluster.copy_seconds(received_bytes) if step.unpacks(sent, received, mesh) else 0.0,
+    )
+
+
+def step_seconds(
+    step: Step, before: Layout, after: Layout, shape: Sequence[int], element_bytes: int, cluster: Cluster
+) -> float:
+    """Predicted time of a step in all, as :func:`step_parts` has it."""
+    pack, communicate, unpack = step_parts(step, before, after, shape, element_bytes, cluster)
+    return communicate + pack + unpack
 
 
 def reduce_seconds(

@@ -16,6 +16,8 @@ Links, what one device sends in one direction:
 
 Latency of one ring step over NVLink, PCIe, InfiniBand: NCCL 2.x, src/graph/tuning, the hardware latencies of the Simple
 protocol. Launch of one kernel: NVIDIA's "CUDA Graphs" posts measure 2 to 3 microseconds.
+
+GPUs run collectives beside kernels, in a stream of their own; that both then slow each other down is not counted.
 """
 
 from __future__ import annotations
@@ -39,13 +41,13 @@ def _rates(half: float, float32: float, float64: float, int8: float) -> dict[str
 
 
 _A100_RATES = _rates(312e12, 19.5e12, 9.7e12, 624e12)
-_A100 = Device("A100-SXM4-80GB", _A100_RATES, 2039 * _GB, 80 * 10**9, _LAUNCH)
-_A100_PCIE = Device("A100-PCIE-80GB", _A100_RATES, 1935 * _GB, 80 * 10**9, _LAUNCH)
+_A100 = Device("A100-SXM4-80GB", _A100_RATES, 2039 * _GB, 80 * 10**9, _LAUNCH, True)
+_A100_PCIE = Device("A100-PCIE-80GB", _A100_RATES, 1935 * _GB, 80 * 10**9, _LAUNCH, True)
 _H100_RATES = _rates(989e12, 67e12, 34e12, 1979e12)
-_H100 = Device("H100-SXM5-80GB", _H100_RATES, 3350 * _GB, 80 * 10**9, _LAUNCH)
-_H100_PCIE = Device("H100-PCIE-80GB", _rates(756e12, 51e12, 26e12, 1513e12), 2000 * _GB, 80 * 10**9, _LAUNCH)
-_H200 = Device("H200-SXM5-141GB", _H100_RATES, 4800 * _GB, 141 * 10**9, _LAUNCH)
-_L40S = Device("L40S-48GB", _rates(362e12, 91.6e12, 91.6e12 / 64, 733e12), 864 * _GB, 48 * 10**9, _LAUNCH)
+_H100 = Device("H100-SXM5-80GB", _H100_RATES, 3350 * _GB, 80 * 10**9, _LAUNCH, True)
+_H100_PCIE = Device("H100-PCIE-80GB", _rates(756e12, 51e12, 26e12, 1513e12), 2000 * _GB, 80 * 10**9, _LAUNCH, True)
+_H200 = Device("H200-SXM5-141GB", _H100_RATES, 4800 * _GB, 141 * 10**9, _LAUNCH, True)
+_L40S = Device("L40S-48GB", _rates(362e12, 91.6e12, 91.6e12 / 64, 733e12), 864 * _GB, 48 * 10**9, _LAUNCH, True)
 # A rank of one core, as calibrated on a 2-core x86-64 (AVX-512) virtual machine; the default rate is that of hidet's
 # generic CPU kernel of a float64 product.
 _CPU_KERNELS = {

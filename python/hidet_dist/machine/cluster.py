@@ -44,6 +44,7 @@ class Device:
 
     ``flops_per_second`` by dtype name (the ``default`` entry serves the others), ``memory_bandwidth_bytes_per_second``
     between the device and its memory, ``memory_bytes``, and ``launch_seconds``, the least time of one kernel.
+    ``overlaps_communication`` says whether collectives run beside computation, in a stream of their own.
 
     Where float32 kernels were measured, ``kernels`` has what each class of them costs (see
     :data:`hidet_dist.machine.kernels.KERNEL_CLASSES`), and ``cache_bytes`` what a kernel finds in a cache if it was
@@ -56,6 +57,7 @@ class Device:
     memory_bandwidth_bytes_per_second: float
     memory_bytes: int
     launch_seconds: float
+    overlaps_communication: bool = False
     cache_bytes: int = 0
     kernels: Mapping[str, KernelCost] = field(default_factory=dict, hash=False)
 
@@ -70,6 +72,10 @@ class Device:
                 raise ConfigError(f"A device needs rates above 0; its {what} is {rate!r}.")
         if not (_finite(self.launch_seconds) and self.launch_seconds >= 0):
             raise ConfigError(f"A device needs a launch_seconds of 0 or more; got {self.launch_seconds!r}.")
+        if not isinstance(self.overlaps_communication, bool):
+            raise ConfigError(
+                f"A device's overlaps_communication is true or false; got {self.overlaps_communication!r}."
+            )
         if not (_finite(self.cache_bytes) and self.cache_bytes >= 0):
             raise ConfigError(f"A device needs cache_bytes of 0 or more; got {self.cache_bytes!r}.")
         check_kernels(self.kernels)

@@ -51,6 +51,8 @@ class Signature:
 
     def sizes(self, inputs: Sequence[Buffer]) -> dict[str, int]:
         """The size of each symbolic dim that the program knows. Raises InputError where it may not have that size."""
+        if not self._stage.symbols:
+            return {}
         written = [x.shape for x in self._stage.inputs]
         shapes = zip(written, (buffer.shape for buffer in inputs), strict=True)
         return bind(self._stage.symbols, self._stage.local_symbols, shapes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import math
 import weakref
+from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from hidet_dist.runtime import liveness, native
 from hidet_dist.runtime.liveness import Progress, Verdict
 
 if TYPE_CHECKING:
+    from hidet_dist.runtime.nccl import NcclTransport
     from hidet_dist.runtime.rendezvous import Rendezvous
     from hidet_dist.runtime.shared_memory import CpuTransport
 
@@ -35,6 +37,10 @@ class Communicator:
         How long a collective waits for the other ranks before it fails.
     rendezvous: Rendezvous | None
         Where the ranks met. Not needed with one rank, which opens no socket.
+    target: str
+        ``cpu`` or ``cuda``: where the buffers of collectives are.
+    device: int | None
+        This rank's CUDA device; ``nccl.default_device`` where it is not given.
 
     Raises
     ------
@@ -51,6 +57,8 @@ class Communicator:
         mesh_shape: tuple[int, ...],
         timeout_seconds: float = 60.0,
         rendezvous: Rendezvous | None = None,
+        target: str = "cpu",
+        device: int | None = None,
     ):
         if math.prod(mesh_shape) != world_size:
             raise ConfigError(
@@ -58,20 +66,22 @@ class Communicator:
             )
         if not timeout_seconds > 0:
             raise ConfigError(f"timeout_seconds must be positive, not {timeout_seconds}")
+        if target not in ("cpu", "cuda"):
+            raise ConfigError(f"target must be 'cpu' or 'cuda', not {target!r}")
         self.rank = rank
         self.world_size = world_size
         self.mesh_shape = tuple(mesh_shape)
         self.timeout_seconds = timeout_seconds
         self._rendezvous = rendezvous
         self._name = ""
-        self._transport: CpuTransport | None = None
+        self._transport: CpuTransport | NcclTransport | None = None
         self._verdict: Verdict | None = None
         self._reported: Verdict | None = None
         self._handle: int | None = None
         if world_size > 1:
             if rendezvous is None:
                 raise ConfigError(f"a world size of {world_size} needs a rendezvous")
-            self._join(rendezvous)
+            self._join(rendezvous, target, device)
         try:
             table = None if self._transport is None else self._transport.table
             self._handle = native.create_communicator(table, self.mesh_shape, rank)
@@ -101,6 +111,29 @@ class Communicator:
         """The groups of ranks, of those used so far, whose data travels through shared memory."""
         return () if self._transport is None else tuple(self._transport.shared_groups)
 
+    def warm_up(self, groups: Iterable[int]) -> None:
+        """Set up the collectives over the mesh and these groups, given as masks of mesh axes, before they are used.
+
+        All ranks must do so with the same groups. On CUDA devices it makes NCCL's communicators, without which no
+        stream can be captured; on CPUs it does nothing. Binds the communicator. Raises what ``check`` raises, and
+        ``ConfigError`` where NCCL is not set up for the devices.
+        """
+        self.bind()
+        if self._transport is not None:
+            self._transport.warm_up(groups)
+        self.check()
+
+    def wait(self, stream: int | None = None) -> None:
+        """Return once the work on a CUDA stream is over, by default on hidet's current one; on CPUs at once.
+
+        Binds the communicator. Raises what ``check`` raises. A dead rank is found within ``liveness.SILENCE_SECONDS`` +
+        2 s, one that does not come within the time-out.
+        """
+        self.bind()
+        if self._transport is not None:
+            self._transport.wait(stream)
+        self.check()
+
     def check(self) -> None:
         """Return if all collectives so far went well.
 
@@ -121,8 +154,9 @@ class Communicator:
             raise interrupt
         verdict = self._verdict
         who = "" if verdict.reporter == self.rank else f" (found by rank {verdict.reporter})"
+        more = "" if message in verdict.reason or verdict.reason in message else f" {message}"
         raise CommunicationError(
-            f"rank {self.rank}: collective {native.sequence(handle)} failed: {verdict.reason}{who}. {message}",
+            f"rank {self.rank}: collective {native.sequence(handle)} failed: {verdict.reason}{who}.{more}",
             verdict.ranks,
         )
 
@@ -152,24 +186,28 @@ class Communicator:
             raise CommunicationError(f"rank {self.rank}: the communicator is closed")
         return self._handle
 
-    def _join(self, rendezvous: Rendezvous) -> None:
+    def _join(self, rendezvous: Rendezvous, target: str, device: int | None) -> None:
         settings = rendezvous.settings
         if (self.rank, self.world_size) != (settings.rank, settings.world_size):
             raise ConfigError(
                 f"rank {self.rank} of {self.world_size} is not what the ranks met as: {settings.rank} of "
                 f"{settings.world_size}"
             )
-        from hidet_dist.runtime.shared_memory import CpuTransport
-
         self._name = rendezvous.next_name()
         try:
             shape = ",".join(map(str, self.mesh_shape))
             agreed = rendezvous.store.compare_set(f"{self._name}/mesh", "", shape).decode()
             if agreed != shape:
                 raise ConfigError(f"rank {self.rank} has the mesh ({shape}), but another rank ({agreed})")
-            self._transport = CpuTransport(
-                rendezvous, self._name, self.mesh_shape, self.timeout_seconds, self._fail, self._failed
-            )
+            arguments = (rendezvous, self._name, self.mesh_shape, self.timeout_seconds, self._fail, self._failed)
+            if target == "cuda":
+                from hidet_dist.runtime.nccl import NcclTransport
+
+                self._transport = NcclTransport(*arguments, device)
+            else:
+                from hidet_dist.runtime.shared_memory import CpuTransport
+
+                self._transport = CpuTransport(*arguments)
         except RuntimeError as error:
             host = settings.host_rank
             raise CommunicationError(
@@ -190,7 +228,7 @@ class Communicator:
 
     def _find_verdict(self, handle: int) -> Verdict:
         if self._rendezvous is None or self._transport is None:
-            return Verdict((self.rank,), "it was called wrongly", self.rank)
+            return Verdict((self.rank,), "it cannot be done", self.rank)
         rendezvous = self._rendezvous
         if self._reported is not None:
             verdict = self._reported
@@ -204,7 +242,7 @@ class Communicator:
                 rendezvous.settings.host_rank,
             )
         else:
-            own = Verdict((self.rank,), f"rank {self.rank} called it wrongly", self.rank)
+            own = Verdict((self.rank,), f"rank {self.rank} could not do its part: {native.error(handle)}", self.rank)
             verdict = liveness.publish(rendezvous.failure_store, self._name, own)
         rendezvous.mark_gone(tuple(rank for rank in verdict.ranks if rank != self.rank))
         return verdict

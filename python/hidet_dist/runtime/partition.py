@@ -8,7 +8,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,8 +17,9 @@ import numpy as np
 
 from hidet_dist.artifacts.manifest import StageManifest
 from hidet_dist.artifacts.opened import OpenedArtifacts
-from hidet_dist.errors import ArtifactError, ConfigError, HidetDistError, InputError
+from hidet_dist.errors import ArtifactError, CommunicationError, ConfigError, HidetDistError, InputError
 from hidet_dist.runtime import native, session
+from hidet_dist.runtime.agreement import agree, refuse
 from hidet_dist.runtime.arguments import Signature
 from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.libraries import Libraries, hidet_runtime, load_needed
@@ -34,7 +35,7 @@ _NANOSECONDS = 1e9  # in a second
 class LoadedPartition:
     """One rank's part of a program. Call it with the rank's shards of the graph inputs.
 
-    All ranks must make their calls in the same order: nothing tells apart two calls whose collectives fit together.
+    All ranks must make their calls in the same order: nothing tells apart two calls with inputs of the same shapes.
 
     * A partition of one rank, or one that communicates nothing, may be called from several threads. The calls run one
       after the other, as do those of all partitions with symbolic dims in a process: hidet's runtime has one table of
@@ -133,8 +134,8 @@ class LoadedPartition:
         ------
         InputError
             When the number, dtypes, shapes or devices of inputs or outputs are not the program's, a symbolic dim's size
-            is not a multiple of what was declared, or two inputs or two ranks disagree on it. No data of the inputs has
-            been sent then.
+            is not a multiple of what was declared, or two inputs or two ranks disagree on it. All ranks refuse the call
+            then, also those whose own inputs are right, and no data of the inputs has been sent.
         CommunicationError
             When a collective fails; the partition cannot be used any more.
         ArtifactError
@@ -142,8 +143,9 @@ class LoadedPartition:
         HidetDistError
             When the partition is closed, or may not be called from this thread.
         """
-        arguments = self._signature.inputs(inputs)
-        sizes = self._signature.sizes(arguments)
+        with self._refusing_together():
+            arguments = self._signature.inputs(inputs)
+            sizes = self._signature.sizes(arguments)
         kind = self._signature.kind(inputs) if outputs is None else None
         results, _ = self._execute(arguments, sizes, kind, outputs)
         return results
@@ -173,8 +175,10 @@ class LoadedPartition:
             )
         whole.update(sizes or {})
         local = {own.name: whole[own.symbol] // own.shards for own in stage.local_symbols}
-        arguments = self._signature.zeros(local)
-        self._execute(arguments, self._signature.sizes(arguments), None, None)
+        with self._refusing_together():
+            arguments = self._signature.zeros(local)
+            local_sizes = self._signature.sizes(arguments)
+        self._execute(arguments, local_sizes, None, None)
 
     def profile(self, *inputs: Any, outputs: Sequence[Any] | None = None, repeats: int = 1) -> Profile:
         """Run, and say where the time went. All ranks call it together, like any call.
@@ -203,8 +207,9 @@ class LoadedPartition:
 
     def _profile(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> Profile:
         begin = time.perf_counter_ns()
-        arguments = self._signature.inputs(inputs)
-        sizes = self._signature.sizes(arguments)
+        with self._refusing_together():
+            arguments = self._signature.inputs(inputs)
+            sizes = self._signature.sizes(arguments)
         kind = self._signature.kind(inputs) if outputs is None else None
         _, times = self._execute(arguments, sizes, kind, outputs, record=True)
         end = time.perf_counter_ns()
@@ -246,10 +251,11 @@ class LoadedPartition:
             communicator.bind()
             shapes = self._shapes_at(sizes)
             fit = all(min(shape, default=1) > 0 for shape in shapes)
-            if given is not None and fit:
-                results, buffers = list(given), self._signature.outputs(given, shapes, arguments)
-            if sizes and self._communicates:
-                self._agree_on(sizes)
+            with self._refusing_together(bound=True):
+                if given is not None and fit:
+                    results, buffers = list(given), self._signature.outputs(given, shapes, arguments)
+            if self._communicates:
+                agree(communicator, {symbol.name: sizes[symbol.name] for symbol in self.stage.symbols})
             if not fit:
                 self._refuse_sizes(shapes)
             if given is None and kind is not None:
@@ -322,24 +328,22 @@ class LoadedPartition:
                 written = ", ".join(map(str, signature.shape))
                 raise InputError(f"The inputs are too small: output {number}, [{written}], would be {list(shape)}.")
 
-    def _agree_on(self, sizes: Mapping[str, int]) -> None:
-        """Refuse sizes that another rank does not have: a collective would not end well."""
-        own = np.array([sizes[symbol.name] for symbol in self.stage.symbols], np.int32)
-        everyone = np.empty((self.world_size, own.size), np.int32)
-        whole_mesh = (1 << len(self.stage.mesh_shape)) - 1
-        native.all_gather(
-            own.ctypes.data, everyone.ctypes.data, own.size, native.dtype_code(own.dtype.name), whole_mesh
-        )
-        self._communicator.check()
-        if (everyone == own).all():
-            return
-        for rank, others in enumerate(everyone):
-            for symbol, size, other in zip(self.stage.symbols, own, others, strict=True):
-                if size != other:
-                    raise InputError(
-                        f"The symbolic dim {symbol.name} must be the same on all ranks; it is {size} on rank "
-                        f"{self.rank} but {other} on rank {rank}."
-                    )
+    @contextmanager
+    def _refusing_together(self, bound: bool = False) -> Iterator[None]:
+        """What this rank refuses, all refuse: they would wait for it, or take its next call for this one.
+
+        ``bound`` says that this is within a turn, with the communicator bound to this thread.
+        """
+        try:
+            yield
+        except InputError as error:
+            if self._communicates:
+                symbols = [symbol.name for symbol in self.stage.symbols]
+                with suppress(CommunicationError), nullcontext() if bound else self._turn():
+                    self._communicator.check()
+                    self._communicator.bind()
+                    refuse(self._communicator, symbols, error)
+            raise
 
     def _check_runtime(self) -> None:
         message = self._runtime.hidet_get_last_error()
@@ -396,11 +400,11 @@ def load_partition(
     Raises
     ------
     ArtifactError
-        When the artifacts are missing, incomplete, altered, of another version, or not those of the other ranks.
+        When the artifacts are missing, incomplete, altered, or of another version.
     ConfigError
         When the rank or the world size is not the artifacts'.
     RendezvousError
-        When the other ranks do not come, or one of them cannot load its part; it names them.
+        When the other ranks do not come; it names them.
     """
     return LoadedPartition(Path(out_dir), rank, timeout_seconds)
 
@@ -460,6 +464,4 @@ def _enter_session(rank: int | None, stage: StageManifest, timeout_seconds: floa
             f"{folder} was built for {stage.size} ranks, but the world size is {settings.world_size}: launch it with "
             f"`python -m hidet_dist.launch -n {stage.size}` or torchrun."
         )
-    # Before any work on files: whatever is wrong with them on this rank, the others are to learn it.
-    session.meet()
     return settings.rank

@@ -133,7 +133,11 @@ def loading(identity: Callable[[], str], timeout_seconds: float | None = None) -
 
 
 def communicator_for(
-    mesh_shape: tuple[int, ...], rank: int | None = None, timeout_seconds: float | None = None
+    mesh_shape: tuple[int, ...],
+    rank: int | None = None,
+    timeout_seconds: float | None = None,
+    target: str = "cpu",
+    device: int | None = None,
 ) -> Communicator:
     """A communicator for a mesh of all the ranks, initialized from the environment unless ``init`` was called.
 
@@ -147,11 +151,16 @@ def communicator_for(
         If given, the rank that this process must be.
     timeout_seconds: float | None
         How long a collective waits for the other ranks; the session's time-out by default.
+    target: str
+        ``cpu`` or ``cuda``: where the buffers of collectives are.
+    device: int | None
+        This rank's CUDA device; ``nccl.default_device`` where it is not given.
 
     Raises
     ------
     ConfigError
         Where the number of ranks is not that of the mesh's devices, or the rank is another. No socket is opened then.
+        Where CUDA devices are asked for and NCCL or the CUDA driver is missing or too old.
     RendezvousError
         Where the ranks do not all come.
     CommunicationError
@@ -172,6 +181,8 @@ def communicator_for(
     # Kept before the ranks meet, so that shutdown finds whatever was opened.
     _session = session
     rendezvous = session.meet() if devices > 1 else None
-    communicator = Communicator(settings.rank, settings.world_size, tuple(mesh_shape), timeout, rendezvous)
+    communicator = Communicator(
+        settings.rank, settings.world_size, tuple(mesh_shape), timeout, rendezvous, target, device
+    )
     session.communicators.add(communicator)
     return communicator

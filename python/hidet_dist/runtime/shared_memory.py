@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,6 +110,12 @@ class CpuTransport:
         self._interrupt = value
         if self._gloo is not None:
             self._gloo.interrupt = value
+
+    def warm_up(self, groups: Iterable[int]) -> None:
+        """Do nothing: groups meet when they are first used."""
+
+    def wait(self, stream: int | None = None) -> None:
+        """Do nothing: a collective that has returned is over."""
 
     def close(self) -> None:
         """Close this rank's ends, at which collectives that wait for this rank fail on the other ranks."""

@@ -6,6 +6,7 @@ Neither torch nor hidet is imported here: a torch tensor can only come from a pr
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import sys
 from collections.abc import Sequence
@@ -98,7 +99,7 @@ def buffer_of(x: Any, what: str, to_write: bool = False) -> Buffer:
         return Buffer(
             x.ctypes.data,
             x.shape,
-            x.dtype.name if x.dtype.isnative else x.dtype.str,
+            _numpy_name(x.dtype),
             x.nbytes,
             contiguous,
             (dlpack.CPU, 0),
@@ -141,6 +142,12 @@ def buffer_of(x: Any, what: str, to_write: bool = False) -> Buffer:
         (x, export),
         () if contiguous else tuple(step * export.itemsize for step in export.strides),
     )
+
+
+@functools.cache
+def _numpy_name(dtype: np.dtype) -> str:
+    """A dtype's name; another one for numbers whose bytes are in another order than this machine's."""
+    return dtype.name if dtype.isnative else dtype.str
 
 
 def has_dtype(kind: str, dtype: str) -> bool:

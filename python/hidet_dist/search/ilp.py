@@ -74,11 +74,15 @@ class Problem:
 
 @dataclass(frozen=True)
 class Solution:
-    """The choice of every entity; ``seconds`` is the objective, at most ``gap`` (relative) above the optimum."""
+    """The choice of every entity; ``seconds`` is the objective, at most ``gap`` (relative) above the optimum.
+
+    ``second_per_byte`` are the prices of the bytes of moments that it was found at; none if the budget does not bind.
+    """
 
     choices: tuple[int, ...]
     seconds: float
     gap: float
+    second_per_byte: tuple[float, ...] = ()
 
 
 def evaluate(problem: Problem, choices: Sequence[int]) -> float:

@@ -81,6 +81,7 @@ class _Search:
     seconds: float = math.inf
     bound: float = 0.0
     found: list[_Probe] = field(default_factory=list)
+    second_per_byte: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         self.groups = readers(self.problem)
@@ -151,7 +152,9 @@ def optimize(problem: Problem, options: Options = Options()) -> Solution:
             _without_activations(state, tables)
             if not state.done():
                 state.kept = [list(range(len(costs))) for costs in problem.cost]
-                _narrow(state, tables, _relax(state, tables))
+                prices = _relax(state, tables)
+                state.second_per_byte = prices.at
+                _narrow(state, tables, prices)
         except TooWide:
             pass
         if not state.done():
@@ -160,7 +163,8 @@ def optimize(problem: Problem, options: Options = Options()) -> Solution:
         if not state.best:
             limit = options.time_limit_seconds
             raise SolverError(f"No plan was found within the time limit of {limit} s; allow more.") from None
-    return Solution(state.best, state.seconds, max(0.0, 1 - state.bound / state.seconds) if state.seconds else 0.0)
+    gap = max(0.0, 1 - state.bound / state.seconds) if state.seconds else 0.0
+    return Solution(state.best, state.seconds, gap, state.second_per_byte)
 
 
 def _at(moment: int, price: float, count: int) -> Prices:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,10 +13,12 @@ from hidet.graph import FlowGraph
 
 from hidet_dist.errors import ConfigError, InfeasibleError, VerificationError
 from hidet_dist.machine import Cluster
+from hidet_dist.overlap.planned import PlannedTasks, overlapped
 from hidet_dist.search.cost import CostModel, PredictedCost
 from hidet_dist.search.labels import label_plan, parse_names
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.optimum import Options, optimize
+from hidet_dist.search.overlap import OverlapSearch
 from hidet_dist.search.pins import Pins, parse_pins
 from hidet_dist.search.propagate import propagate
 from hidet_dist.search.refine import refine
@@ -137,7 +140,7 @@ def search(
             raise min((infeasible, error), key=lambda one: one.least_budget) from None
     # Within the gap the finer mesh is no better, and the given one is what the user knows.
     first, last = plans[0], plans[-1]
-    return last if last.seconds < first.seconds * (1 - gap) else first
+    return last if last.makespan_seconds < first.makespan_seconds * (1 - gap) else first
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,7 @@ def find(
     report: bool = True,
     threads: int = 1,
     on_incumbent: OnBetter | None = None,
+    overlap: bool = True,
 ) -> Found:
     """As :func:`search`, with the bound that proves the plan, and with less to choose from.
 
@@ -185,6 +189,9 @@ def find(
         Whether to work out what ``plan.explain()`` says besides the plan.
     on_incumbent: callable, optional
         Called with the predicted seconds of the best plan known so far, and the seconds below which there is none.
+    overlap: bool
+        Whether to look for plans that take less time with communication beside computation
+        (:mod:`hidet_dist.search.overlap`), on a machine that can, and to say what it hides.
     """
     if mode not in MODES:
         raise ConfigError(f"Unknown mode {mode!r}; the modes are {', '.join(MODES)}.")
@@ -196,6 +203,7 @@ def find(
     tensors |= {name: x for name, x in names_of(view.tensors.values()).items() if name not in tensors}
     pinned = Pins(view, cluster.mesh, parse_pins(pins), tensors)
     model = PredictedCost(cluster) if cost_model is None else cost_model
+    overlaps = overlap and cost_model is None and cluster.device.overlaps_communication
     with collector_paused():
         statement = state(view, cluster, model, budget, input_specs, output_specs, pinned, allow)
         incumbents = Incumbents()
@@ -214,12 +222,26 @@ def find(
             _check_held(view, plan, budget)
         else:
             options = Options(solver, time_limit_seconds, gap, threads, tell)
+            begin = time.perf_counter()
             solution = optimize(statement.problem, options)
-            picks, own_gap = solution.choices, solution.gap
-            plan, bound = write(picks), solution.seconds * (1 - solution.gap)
+            bound = solution.seconds * (1 - solution.gap)
+            picks = solution.choices
+            if overlaps:
+                if time_limit_seconds is not None:
+                    options = replace(options, time_limit_seconds=time_limit_seconds - (time.perf_counter() - begin))
+                candidate = OverlapSearch(view, cluster, model, statement).better(solution, options)
+                picks = candidate.choices
+            plan = write(picks)
+            own_gap = solution.gap if picks == solution.choices else 1 - bound / plan.seconds
             most = max(live_bytes(view, plan.stage))
             if most > budget:
                 raise VerificationError(f"The plan holds {most} bytes on a device, more than mem_budget = {budget}.")
+        if overlaps:
+            if mode == "propagate":
+                found = overlapped(PlannedTasks(view, cluster, statement.fused), plan.stage, budget)
+            else:
+                found = candidate.found
+            plan = replace(plan, stages=(found.plan(plan.stage),))
         if report:
             known = [(one, plan if one.choices == picks else write(one.choices)) for one in incumbents.known]
             plan = replace(plan, report=write_report(view, statement, plan, picks, known, mode, own_gap, budget))

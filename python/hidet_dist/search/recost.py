@@ -9,6 +9,7 @@ from hidet.graph import FlowGraph
 from hidet_dist.connect import PlannedSteps
 from hidet_dist.errors import ConfigError, PlanError, SpecError
 from hidet_dist.machine import Cluster
+from hidet_dist.overlap.planned import PlannedTasks, overlapped
 from hidet_dist.rules.rule import Choice
 from hidet_dist.search.cost import CostModel, PredictedCost
 from hidet_dist.search.labels import label_plan
@@ -38,7 +39,13 @@ def recost(plan: Plan, graph: FlowGraph, cluster: Cluster, cost_model: CostModel
     stored = {tensor.name: tensor.spec for tensor in (*stage.weights, *stage.inputs)}
     outputs = [tensor.spec for tensor in stage.outputs]
     names = {t.label: view.tensors[t.name] for t in (*stage.weights, *stage.inputs, *stage.outputs) if t.label}
-    return label_plan(view, lay_out(view, stage.mesh, model, chosen, stored, outputs, notes), names)
+    fused = model.fused(view)
+    laid_out = lay_out(view, stage.mesh, model, chosen, stored, outputs, notes, fused)
+    if cost_model is None and cluster.device.overlaps_communication:
+        (new,) = laid_out.stages
+        found = overlapped(PlannedTasks(view, cluster, fused), new, cluster.device.memory_bytes)
+        laid_out = Plan((found.plan(new),))
+    return label_plan(view, laid_out, names)
 
 
 def validate(plan: Plan, graph: FlowGraph) -> None:

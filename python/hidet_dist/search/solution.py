@@ -10,6 +10,7 @@ from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice
 from hidet_dist.search.activations import held
 from hidet_dist.search.cost import CostModel, compute_seconds, reduction_seconds, split_seconds
+from hidet_dist.search.fusion import Fused
 from hidet_dist.search.ilp import evaluate
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.presolve import readers
@@ -27,12 +28,7 @@ def write_plan(view: GraphView, cluster: Cluster, model: CostModel, statement: S
     VerificationError
         When the plan, costed and measured anew on the unfolded graph, is not what the search took it for.
     """
-    chosen = [statement.choices[i][picks[i]] for i in range(len(view.operators))]
-    stored = [*statement.weight_specs, *statement.inputs]
-    specs = [own[picks[statement.weights.start + n]] for n, own in enumerate(stored)]
-    outputs = [own[picks[len(chosen) + len(stored) + n]] for n, own in enumerate(statement.outputs)]
-    lies = dict(zip((*view.weights, *view.inputs), specs, strict=True))
-    plan = lay_out(view, cluster.mesh, model, chosen, lies, outputs, statement.notes)
+    plan = plan_of(view, cluster, model, statement, picks)
     # The plan's own sum and the solver's objective are two ways to the same figure.
     solved = evaluate(statement.problem, picks)
     if not math.isclose(plan.seconds, solved, rel_tol=1e-9, abs_tol=1e-12):
@@ -44,6 +40,16 @@ def write_plan(view: GraphView, cluster: Cluster, model: CostModel, statement: S
     return plan
 
 
+def plan_of(view: GraphView, cluster: Cluster, model: CostModel, statement: Statement, picks: Sequence[int]) -> Plan:
+    """The plan that a choice for every entity makes, as it is."""
+    chosen = [statement.choices[i][picks[i]] for i in range(len(view.operators))]
+    stored = [*statement.weight_specs, *statement.inputs]
+    specs = [own[picks[statement.weights.start + n]] for n, own in enumerate(stored)]
+    outputs = [own[picks[len(chosen) + len(stored) + n]] for n, own in enumerate(statement.outputs)]
+    lies = dict(zip((*view.weights, *view.inputs), specs, strict=True))
+    return lay_out(view, cluster.mesh, model, chosen, lies, outputs, statement.notes, statement.fused)
+
+
 def lay_out(
     view: GraphView,
     mesh: DeviceMesh,
@@ -52,11 +58,12 @@ def lay_out(
     stored: Mapping[str, TensorShardSpec],
     outputs: Sequence[TensorShardSpec],
     notes: Sequence[str],
+    fused: Mapping[int, Fused],
 ) -> Plan:
     """The plan of given choices, with the conversions between them, and what everything costs.
 
     ``chosen`` and ``notes`` go by operator, ``stored`` are the specs of weights and graph inputs by name, ``outputs``
-    those of the graph outputs as they are delivered.
+    those of the graph outputs as they are delivered. ``fused`` is what the cost model says is.
     """
 
     def tensor(name: str, spec: TensorShardSpec) -> TensorPlan:
@@ -71,7 +78,6 @@ def lay_out(
             if fns:
                 reduced.add(view.names[y])
 
-    fused = model.fused(view)
     split_by = {own.tensor: number for number, own in fused.items()}
     compute = [compute_seconds(model, view, i, choice, fused.get(i), mesh) for i, choice in enumerate(chosen)]
 

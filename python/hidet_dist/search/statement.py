@@ -34,7 +34,11 @@ _Layout = tuple[TensorShardSpec, bool]  # a spec, and whether the tensor is redu
 
 @dataclass
 class Statement:
-    """The problem, and what its entities are: operators first, then weights, inputs, outputs."""
+    """The problem, and what its entities are: operators first, then weights, inputs, outputs.
+
+    ``layouts`` are the specs of each tensor by the numbers that edges have for them; tensors are in the order of their
+    numbers.
+    """
 
     problem: Problem
     fused: Mapping[int, Fused]
@@ -45,6 +49,7 @@ class Statement:
     inputs: list[list[TensorShardSpec]]
     outputs: list[list[TensorShardSpec]]
     pins: Pins
+    layouts: dict[str, list[TensorShardSpec]]
 
 
 def state(
@@ -166,7 +171,8 @@ def state(
         )
     activations = _activations(view, model, mesh, lifetimes, choices, outputs, numbering)
     problem = Problem(cost, memory, budget, edges, activations)
-    return Statement(problem, fused, choices, notes, weights, weight_specs, inputs, outputs, pinned)
+    by_number = {name: [spec for spec, _ in numbers] for name, numbers in numbering.items()}
+    return Statement(problem, fused, choices, notes, weights, weight_specs, inputs, outputs, pinned, by_number)
 
 
 def _activations(

@@ -14,6 +14,7 @@ from hidet_dist.errors import PlanError, SpecError
 from hidet_dist.files import write_text
 from hidet_dist.spec.mesh import DeviceMesh
 from hidet_dist.spec.operator import OpShardSpec
+from hidet_dist.spec.overlap import OverlapPlan
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.spec.tensor import TensorShardSpec
 
@@ -158,7 +159,7 @@ class OperatorPlan:
 class StagePlan:
     """The plan of one stage of the graph on its mesh. ``fingerprint`` names the graph that it was made for.
 
-    ``symbols`` are the symbolic dims of the graph.
+    ``symbols`` are the symbolic dims of the graph. ``overlap`` is there for machines that communicate beside computing.
     """
 
     mesh: DeviceMesh
@@ -169,11 +170,17 @@ class StagePlan:
     outputs: tuple[TensorPlan, ...]
     output_connections: tuple[ConnectionPlan, ...] = ()
     symbols: tuple[SymbolPlan, ...] = ()
+    overlap: OverlapPlan | None = None
 
     @property
     def seconds(self) -> float:
-        """Predicted time of one run of the stage."""
+        """Predicted time of one run of the stage, one operator or collective after the other."""
         return math.fsum([*(o.seconds for o in self.operators), *(c.seconds for c in self.output_connections)])
+
+    @property
+    def makespan_seconds(self) -> float:
+        """Predicted time of one run of the stage, with communication beside computation where the machine can."""
+        return self.seconds if self.overlap is None else self.overlap.seconds
 
     @property
     def weight_bytes_per_device(self) -> int:
@@ -196,7 +203,11 @@ class StagePlan:
             "outputs": [tensor.to_json() for tensor in self.outputs],
             "output_connections": [connection.to_json() for connection in self.output_connections],
         }
-        return {**data, "symbols": [symbol.to_json() for symbol in self.symbols]} if self.symbols else data
+        if self.symbols:
+            data["symbols"] = [symbol.to_json() for symbol in self.symbols]
+        if self.overlap is not None:
+            data["overlap"] = self.overlap.to_json()
+        return data
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> StagePlan:
@@ -210,6 +221,7 @@ class StagePlan:
             tuple(TensorPlan.from_json(t) for t in data["outputs"]),
             tuple(ConnectionPlan.from_json(c) for c in data["output_connections"]),
             tuple(SymbolPlan.from_json(s) for s in data.get("symbols", ())),
+            OverlapPlan.from_json(data["overlap"]) if "overlap" in data else None,
         )
 
 
@@ -231,8 +243,13 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Predicted time of one run."""
+        """Predicted time of one run, one operator or collective after the other: what the search minimises."""
         return math.fsum(stage.seconds for stage in self.stages)
+
+    @property
+    def makespan_seconds(self) -> float:
+        """Predicted time of one run, with communication beside computation where the machine can."""
+        return math.fsum(stage.makespan_seconds for stage in self.stages)
 
     @property
     def param_specs(self) -> dict[str, TensorShardSpec]:
@@ -279,7 +296,8 @@ class Plan:
         own_operators, weights, inputs, outputs = (
             tuple(edited[kind]) for kind in ("operators", "weights", "inputs", "outputs")
         )
-        return Plan((replace(stage, operators=own_operators, weights=weights, inputs=inputs, outputs=outputs),))
+        edited_stage = replace(stage, operators=own_operators, weights=weights, inputs=inputs, outputs=outputs)
+        return Plan((replace(edited_stage, overlap=None),))
 
     def validate(self, graph: FlowGraph) -> None:
         """Raise PlanError unless the plan is one of ``graph``: each spec proven, each conversion in its place."""

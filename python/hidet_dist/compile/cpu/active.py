@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from hidet.graph import Operator, PassContext
 
-from hidet_dist.compat.passes import before_fusion
+from hidet_dist.compat.passes import cpu_passes
 from hidet_dist.compile.cpu.epilogue import fuse_epilogues
 
 _SWITCH = "hidet_dist.cpu_kernels"
@@ -17,7 +17,7 @@ _SWITCH = "hidet_dist.cpu_kernels"
 def cpu_kernels() -> Iterator[None]:
     """Resolve operators on the CPU to this target's own kernels while the block runs."""
     current = PassContext.current()
-    with PassContext() as context, before_fusion(fuse_epilogues):
+    with PassContext() as context, cpu_passes(before_fusion=fuse_epilogues):
         context.instruments = current.instruments
         context.configs = {**current.configs, _SWITCH: True}
         yield

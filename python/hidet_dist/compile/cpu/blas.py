@@ -88,6 +88,12 @@ class BlasMatmulOp(TiledOp):
         )
         self.name = "BlasMatmul"
 
+    def reshaped(self, shape: Sequence[Extent]) -> dict[str, Any] | None:
+        """Another shape of as many elements will do, if its rows are as long."""
+        if len(shape) < 2 or not same_extent(shape[-1], self.attrs["shape"][-1]):
+            return None
+        return {"shape": list(shape)}
+
 
 def _plain_int(value: Any) -> Extent:
     return int(value) if isinstance(value, Constant) else value

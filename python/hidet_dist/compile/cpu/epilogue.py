@@ -20,7 +20,7 @@ from hidet.graph.ops.arithmetic import (
     WhereScalarTensorOp,
     WhereTensorScalarOp,
 )
-from hidet.graph.ops.transform import CastOp, ReshapeOp, SqueezeOp, UnsqueezeOp
+from hidet.graph.ops.transform import CastOp, FlattenOp, ReshapeOp, SqueezeOp, UnsqueezeOp
 from hidet.graph.ops.utils import TensorInput, input_like
 from hidet.ir.compute import GridCompute
 from hidet.ir.expr import Cast, Constant, Expr, TensorElement, Var, cast, constant, tensor_element
@@ -41,7 +41,8 @@ _ELEMENTWISE = (
     WhereScalarTensorOp,
     WhereScalarScalarOp,
 )
-_SMALL = (*_ELEMENTWISE, ReshapeOp, SqueezeOp, UnsqueezeOp)
+_RESHAPES = (ReshapeOp, SqueezeOp, UnsqueezeOp, FlattenOp)
+_SMALL = (*_ELEMENTWISE, *_RESHAPES)
 _MOST_STEPS = 24  # operators in one loop; more would not stay in registers
 
 
@@ -51,18 +52,39 @@ class _Chain:
     def __init__(self, product: TiledOp, uses: dict[Tensor, list[Operator | None]]):
         self.product = product
         self.uses = uses
-        self.last = product.outputs[0]
-        self.epilogue = nothing(len(product.outputs[0].shape), product.outputs[0].dtype)
-        self.found: dict[Tensor, Expr] = {self.last: self.epilogue.value}
         self.inputs: dict[Tensor, TensorInput] = {}
         self.inside: list[Operator] = []
+        self.shape = extents_of(product.outputs[0])
+        self.start(product.outputs[0])
+
+    def start(self, first: Tensor) -> None:
+        """Begin with the product itself, or with a reshape of it."""
+        self.last = first
+        self.shape = extents_of(first)
+        self.row_dims = self.product.row_dims + len(self.shape) - len(self.product.outputs[0].shape)
+        self.epilogue = nothing(len(self.shape), first.dtype)
+        self.found: dict[Tensor, Expr] = {first: self.epilogue.value}
+
+    @property
+    def user(self) -> Operator | None:
+        """The only operator that reads what the loop computes so far, if there is one."""
+        users = self.uses[self.last]
+        return users[0] if len(users) == 1 else None
+
+    def reshape(self, op: Operator) -> bool:
+        """Have the product write its rows as another shape's, if that is all that a reshape behind it does."""
+        if not isinstance(op, _RESHAPES) or self.product.reshaped(extents_of(op.outputs[0])) is None:
+            return False
+        self.start(op.outputs[0])
+        self.inside.append(op)
+        return True
 
     def add(self, op: Operator) -> bool:
         """Put the only user of the last tensor into the loop, if it can be there."""
         y = op.outputs[0]
         if len(op.outputs) != 1 or not isinstance(op, _ELEMENTWISE) or len(self.epilogue.steps) == _MOST_STEPS:
             return False
-        if not same_shape(extents_of(y), extents_of(self.last)):
+        if not same_shape(extents_of(y), self.shape):
             return False
         inputs, inside = dict(self.inputs), list(self.inside)
         try:
@@ -75,7 +97,7 @@ class _Chain:
                 (*self.epilogue.steps, (step, expr)),
                 y.dtype.name,
             )
-            store_of(extents_of(self.product.outputs[0]), self.product.row_dims, epilogue)
+            store_of(self.shape, self.row_dims, epilogue)
         except NotInOrder:
             self.inputs, self.inside = inputs, inside
             return False
@@ -125,7 +147,7 @@ class _Chain:
         op = x.op
         if not isinstance(op, _SMALL) or len(op.outputs) != 1 or len(self.uses[x]) != 1:
             return False
-        inner = len(self.epilogue.axes) - self.product.row_dims
+        inner = len(self.shape) - self.row_dims
         return all(isinstance(size, int) and size == 1 for size in extents_of(x)[-inner:])
 
 
@@ -148,8 +170,8 @@ def fuse_epilogues(graph: FlowGraph) -> FlowGraph:
         if not isinstance(op, TiledOp) or op.attrs["epilogue"] is not None:
             continue
         chain = _Chain(op, uses)
-        while len(uses[chain.last]) == 1 and (user := uses[chain.last][0]) is not None and user not in taken:
-            if not chain.add(user):
+        while chain.user is not None and chain.user not in taken:
+            if not chain.add(chain.user) and (chain.epilogue.steps or not chain.reshape(chain.user)):
                 break
         if chain.epilogue.steps:
             taken.update((op, *chain.inside))
@@ -166,7 +188,7 @@ def _rebuilt(graph: FlowGraph, taken: set[Operator], chains: dict[Operator, _Cha
             chain = chains[op]
             product = chain.product
             inputs = [new.get(x, x) for x in (*product.inputs, *chain.inputs)]
-            attributes = {**product.attrs, "epilogue": chain.epilogue}
+            attributes = {**product.attrs, "epilogue": chain.epilogue, **(product.reshaped(chain.shape) or {})}
             new[chain.last] = type(product)(*inputs, **attributes).outputs[0]
         elif op not in taken and any(x in new for x in op.inputs):
             moved = copy.copy(op)

@@ -135,6 +135,10 @@ class TiledOp(NativeCallOp):
             epilogue.dtype if epilogue else None,
         )
 
+    def reshaped(self, shape: Sequence[Extent]) -> dict[str, Any] | None:
+        """The attributes of the operator that gives the same elements this shape; None where there is none."""
+        return None
+
 
 @functools.cache
 def _headers() -> str:

@@ -1,0 +1,642 @@
+// The transport between ranks with a CUDA device each. See nccl.h; what NCCL calls a communicator is a Comm here.
+#include "hidet_dist/nccl.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "communicator.hpp"
+#include "nccl_library.hpp"
+
+namespace {
+
+namespace nccl = hidet_dist::nccl;
+using Clock = std::chrono::steady_clock;
+using nccl::Comm;
+using nccl::Library;
+using nccl::Result;
+using nccl::Stream;
+
+static_assert(sizeof(nccl::UniqueId) == HIDET_DIST_NCCL_ID_BYTES, "an id of NCCL's");
+
+constexpr auto kSpin = std::chrono::microseconds(100);   // so long, a thread that waits only lets others run
+constexpr auto kPause = std::chrono::microseconds(20);   // then it sleeps so long at a time: little against a collective
+constexpr auto kClosing = std::chrono::seconds(5);       // for communicators to be freed or aborted
+constexpr int kWarmUpBytesARank = 8;
+
+struct DataType {
+  nccl::DataType type;
+  size_t bytes;
+};
+
+DataType data_type(int32_t dtype) {
+  switch (dtype) {
+    case HIDET_DIST_F32:
+      return {nccl::kFloat32, 4};
+    case HIDET_DIST_F64:
+      return {nccl::kFloat64, 8};
+    case HIDET_DIST_F16:
+      return {nccl::kFloat16, 2};
+    case HIDET_DIST_BF16:
+      return {nccl::kBfloat16, 2};
+    case HIDET_DIST_I8:
+      return {nccl::kInt8, 1};
+    case HIDET_DIST_I32:
+      return {nccl::kInt32, 4};
+    case HIDET_DIST_I64:
+      return {nccl::kInt64, 8};
+    default:  // bytes, and bools, which are bytes of 0 and 1
+      return {nccl::kUint8, 1};
+  }
+}
+
+// NCCL has no bools: of bytes of 0 and 1, the max is "or" and the min is "and". Its average of integers is their sum,
+// divided and rounded towards zero.
+nccl::RedOp reduce_op_of(int32_t reduce_op, int32_t dtype) {
+  if (dtype == HIDET_DIST_BOOL) {
+    return reduce_op == HIDET_DIST_SUM || reduce_op == HIDET_DIST_MAX ? nccl::kMax : nccl::kMin;
+  }
+  switch (reduce_op) {
+    case HIDET_DIST_SUM:
+      return nccl::kSum;
+    case HIDET_DIST_MAX:
+      return nccl::kMax;
+    case HIDET_DIST_MIN:
+      return nccl::kMin;
+    case HIDET_DIST_PRODUCT:
+      return nccl::kProd;
+    default:
+      return nccl::kAvg;
+  }
+}
+
+const char *at(const void *buffer, size_t offset) { return static_cast<const char *>(buffer) + offset; }
+char *at(void *buffer, size_t offset) { return static_cast<char *>(buffer) + offset; }
+
+// Waits a little, longer the longer it has been waiting.
+void pause(Clock::time_point start) {
+  if (Clock::now() - start < kSpin) {
+    std::this_thread::yield();
+  } else {
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+std::string in_seconds(std::chrono::nanoseconds time) {
+  std::string text = std::to_string(std::chrono::duration<double>(time).count());
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') text.pop_back();
+  return text + " s";
+}
+
+bool failed_meanwhile() {
+  const auto *communicator = hidet_dist::current();
+  return communicator != nullptr && communicator->error() != nullptr;
+}
+
+}  // namespace
+
+struct hidet_dist_nccl {
+ public:
+  hidet_dist_nccl(const Library &library, hidet_dist::Mesh mesh, void *context, int device,
+                  hidet_dist_nccl_stream stream, hidet_dist_nccl_connect connect, std::chrono::nanoseconds timeout)
+      : library_(library),
+        mesh_(std::move(mesh)),
+        context_(context),
+        device_(device),
+        current_stream_(stream),
+        connect_(connect),
+        timeout_(timeout) {
+    for (size_t axis = 0; axis < mesh_.shape.size(); ++axis) {
+      if (mesh_.shape[axis] > 1) whole_ |= 1 << axis;
+    }
+  }
+  hidet_dist_nccl(const hidet_dist_nccl &) = delete;
+  hidet_dist_nccl &operator=(const hidet_dist_nccl &) = delete;
+  ~hidet_dist_nccl() {
+    close();
+    if (own_stream_ != nullptr) library_.cu_stream_destroy(own_stream_);
+    if (scratch_ != 0) library_.cu_mem_free(scratch_);
+    library_.cu_device_primary_ctx_release(device_);
+  }
+
+  bool has(int32_t group) const {
+    const auto found = comms_.find(key(group));
+    return found != comms_.end() && found->second->ready;
+  }
+
+  void await() const {
+    if (auto *communicator = hidet_dist::current(); communicator != nullptr) communicator->await(whole_);
+  }
+
+  int32_t begin(int32_t group, const char *id) {
+    if (pending_ != nullptr || closed_ || has(group) || (id == nullptr) != (has(whole_))) {
+      return fail("a communicator of NCCL's cannot be made now", false);
+    }
+    library_.cu_ctx_set_current(context_);
+    Result result;
+    if (id != nullptr) {
+      nccl::UniqueId unique;
+      std::memcpy(unique.internal, id, sizeof unique.internal);
+      nccl::Config config;
+      config.blocking = 0;
+      pending_ = add(whole_);
+      pending_parent_ = nullptr;
+      result = library_.comm_init_rank_config(&pending_->comm, static_cast<int>(mesh_.size()), unique,
+                                              static_cast<int>(mesh_.rank), &config);
+    } else {
+      pending_parent_ = comms_[whole_]->comm;
+      pending_ = add(group);
+      const auto color = static_cast<int>(mesh_.group_ranks(group).front());
+      result = library_.comm_split(pending_parent_, color, static_cast<int>(mesh_.rank), &pending_->comm, nullptr);
+    }
+    if (result == nccl::kSuccess || result == nccl::kInProgress) return HIDET_DIST_OK;
+    return fail_with(result, id != nullptr ? "ncclCommInitRankConfig" : "ncclCommSplit", pending_parent_);
+  }
+
+  int32_t progress() {
+    if (pending_ == nullptr) return fail("no communicator of NCCL's is being made", false);
+    // Until the one that is split is through, NCCL does not tell the other.
+    for (Comm *comm : {&pending_parent_, &pending_->comm}) {
+      if (*comm == nullptr) continue;
+      Result state = nccl::kSuccess;
+      Result result = library_.comm_get_async_error(*comm, &state);
+      if (result == nccl::kSuccess) result = state;
+      if (result == nccl::kInProgress) return HIDET_DIST_NCCL_IN_PROGRESS;
+      if (result != nccl::kSuccess) return fail_with(result, "making a communicator of NCCL's", *comm);
+    }
+    if (pending_->comm == nullptr) return HIDET_DIST_NCCL_IN_PROGRESS;
+    pending_->ready = true;
+    pending_ = nullptr;
+    return HIDET_DIST_OK;
+  }
+
+  int32_t warm_up(int32_t group) {
+    const Comm comm = comm_of(group);
+    if (comm == nullptr) return HIDET_DIST_FAILED;
+    library_.cu_ctx_set_current(context_);
+    const auto ranks = static_cast<size_t>(mesh_.group_size(group));
+    const auto bytes = static_cast<size_t>(mesh_.size()) * kWarmUpBytesARank;
+    int error = own_stream_ != nullptr ? 0 : library_.cu_stream_create(&own_stream_, nccl::kNonBlockingStream);
+    if (error == 0 && scratch_ == 0) error = library_.cu_mem_alloc(&scratch_, 2 * bytes);
+    if (error != 0) return fail_with_cuda(error, "preparing to warm up");
+    auto *send = reinterpret_cast<char *>(scratch_);
+    char *recv = send + bytes;
+    const Result result =
+        library_.all_reduce(send, recv, kWarmUpBytesARank, nccl::kUint8, nccl::kMax, comm, own_stream_);
+    const int32_t status = settle(comm, result, "ncclAllReduce");
+    if (status != HIDET_DIST_OK) return status;
+    return exchange(comm, [&](auto enqueue) {
+      for (size_t place = 0; place < ranks; ++place) {
+        const int peer = static_cast<int>(place);
+        const size_t offset = place * kWarmUpBytesARank;
+        enqueue(library_.send(send + offset, kWarmUpBytesARank, nccl::kUint8, peer, comm, own_stream_));
+        enqueue(library_.recv(recv + offset, kWarmUpBytesARank, nccl::kUint8, peer, comm, own_stream_));
+      }
+    });
+  }
+
+  int32_t wait(Stream stream, std::chrono::nanoseconds seconds) {
+    // Whom the failure was with is to stay.
+    if (failed_meanwhile()) return fail("the communicator failed meanwhile", false);
+    const auto start = Clock::now();
+    if (!waits_) wait_start_ = start;
+    waits_ = true;
+    auto *communicator = hidet_dist::current();
+    if (communicator != nullptr && used_ != 0) communicator->await(used_);
+    library_.cu_ctx_set_current(context_);
+    while (true) {
+      const int state = closed_ ? 0 : library_.cu_stream_query(stream);
+      if (state != 0 && state != nccl::kCudaNotReady) return fail_with_cuda(state, "waiting for the stream");
+      const int32_t status = check();
+      if (status != HIDET_DIST_OK) return status;
+      if (state == 0) break;
+      if (Clock::now() - wait_start_ > timeout_) {
+        return fail("timed out after " + in_seconds(timeout_) + ", waiting for the CUDA stream", true);
+      }
+      if (Clock::now() - start > seconds) return HIDET_DIST_NCCL_IN_PROGRESS;
+      pause(start);
+    }
+    waits_ = false;
+    if (communicator != nullptr) communicator->end();
+    return HIDET_DIST_OK;
+  }
+
+  int32_t all_reduce(const void *send, void *recv, int64_t count, int32_t dtype, int32_t op, int32_t group) {
+    return enqueue(group, "ncclAllReduce", [&](Comm comm, Stream stream) {
+      return library_.all_reduce(send, recv, static_cast<size_t>(count), data_type(dtype).type, reduce_op_of(op, dtype),
+                                 comm, stream);
+    });
+  }
+
+  int32_t all_gather(const void *send, void *recv, int64_t count, int32_t dtype, int32_t group) {
+    return enqueue(group, "ncclAllGather", [&](Comm comm, Stream stream) {
+      return library_.all_gather(send, recv, static_cast<size_t>(count), data_type(dtype).type, comm, stream);
+    });
+  }
+
+  int32_t reduce_scatter(const void *send, void *recv, int64_t count, int32_t dtype, int32_t op, int32_t group) {
+    return enqueue(group, "ncclReduceScatter", [&](Comm comm, Stream stream) {
+      return library_.reduce_scatter(send, recv, static_cast<size_t>(count), data_type(dtype).type,
+                                     reduce_op_of(op, dtype), comm, stream);
+    });
+  }
+
+  int32_t broadcast(const void *send, void *recv, int64_t count, int32_t dtype, int32_t root, int32_t group) {
+    // Only the root's is read, but NCCL wants an address from all.
+    const void *source = send == nullptr ? recv : send;
+    return enqueue(group, "ncclBroadcast", [&](Comm comm, Stream stream) {
+      return library_.broadcast(source, recv, static_cast<size_t>(count), data_type(dtype).type, root, comm, stream);
+    });
+  }
+
+  int32_t all_to_all(const void *send, void *recv, int64_t count, int32_t dtype, int32_t group) {
+    const Comm comm = comm_of(group);
+    if (comm == nullptr) return HIDET_DIST_FAILED;
+    const Stream stream = current_stream_();
+    const DataType type = data_type(dtype);
+    const auto elements = static_cast<size_t>(count);
+    return exchange(comm, [&](auto enqueue) {
+      for (int64_t place = 0; place < mesh_.group_size(group); ++place) {
+        const size_t offset = static_cast<size_t>(place) * elements * type.bytes;
+        enqueue(library_.send(at(send, offset), elements, type.type, static_cast<int>(place), comm, stream));
+        enqueue(library_.recv(at(recv, offset), elements, type.type, static_cast<int>(place), comm, stream));
+      }
+    });
+  }
+
+  int32_t send_recv(const void *send, int64_t send_count, int32_t to, void *recv, int64_t recv_count, int32_t from,
+                    int32_t dtype) {
+    const Comm comm = comm_of(whole_);
+    if (comm == nullptr) return HIDET_DIST_FAILED;
+    const Stream stream = current_stream_();
+    const nccl::DataType type = data_type(dtype).type;
+    return exchange(comm, [&](auto enqueue) {
+      if (to != HIDET_DIST_NOBODY) enqueue(library_.send(send, static_cast<size_t>(send_count), type, to, comm, stream));
+      if (from != HIDET_DIST_NOBODY) {
+        enqueue(library_.recv(recv, static_cast<size_t>(recv_count), type, from, comm, stream));
+      }
+    });
+  }
+
+  int32_t copy(const void *send, void *recv, int64_t bytes) {
+    const int error = library_.cu_memcpy_async(reinterpret_cast<nccl::DevicePointer>(recv),
+                                               reinterpret_cast<nccl::DevicePointer>(send), static_cast<size_t>(bytes),
+                                               current_stream_());
+    return error == 0 ? HIDET_DIST_OK : fail_with_cuda(error, "cuMemcpyAsync");
+  }
+
+  Stream own_stream() const { return own_stream_; }
+
+  bool failed_by_peer() const { return failed_by_peer_.load(); }
+
+  void close() {
+    if (closed_) return;
+    closed_ = true;
+    library_.cu_ctx_set_current(context_);
+    // What is still being made cannot be freed otherwise.
+    if (pending_ != nullptr || failed_meanwhile()) return abort();
+    std::vector<Comm> comms = take_comms();
+    std::vector<Comm> left;
+    const auto start = Clock::now();
+    for (const Comm comm : comms) {
+      Result state = library_.comm_finalize(comm);
+      while (state == nccl::kInProgress && Clock::now() - start < kClosing) {
+        pause(start);
+        if (library_.comm_get_async_error(comm, &state) != nccl::kSuccess) state = nccl::kInternalError;
+      }
+      if (state == nccl::kSuccess) {
+        library_.comm_destroy(comm);
+      } else {
+        left.push_back(comm);
+      }
+    }
+    abort(left);
+  }
+
+  static void fail_current(const std::string &message) {
+    if (auto *communicator = hidet_dist::current(); communicator != nullptr) communicator->fail(message);
+    hidet_dist::set_last_error(message);
+  }
+
+ private:
+  struct Slot {
+    Comm comm = nullptr;  // written by NCCL, so it stays where it is
+    bool ready = false;
+  };
+
+  Slot *add(int32_t group) {
+    std::unique_ptr<Slot> &slot = comms_[key(group)];
+    slot = std::make_unique<Slot>();
+    return slot.get();
+  }
+
+  // Axes of one device make no difference between groups.
+  int32_t key(int32_t group) const { return group & whole_; }
+
+  // The communicator of a group, made now if need be, or null after a failure.
+  Comm comm_of(int32_t group) {
+    if (!has(group)) {
+      int capturing = 0;
+      const int error = library_.cu_stream_is_capturing(current_stream_(), &capturing);
+      if (closed_ || error != 0 || capturing != 0) {
+        fail(closed_ ? "the transport is closed"
+                     : "group " + std::to_string(group) +
+                           " has no communicator of NCCL's, and none can be made while a stream is captured: warm up",
+             false);
+        return nullptr;
+      }
+      if (connect_(group) != HIDET_DIST_OK) return nullptr;
+      if (!has(group)) {
+        fail("the process did not make the communicator of group " + std::to_string(group), false);
+        return nullptr;
+      }
+    }
+    used_ |= group;
+    library_.cu_ctx_set_current(context_);
+    return comms_[key(group)]->comm;
+  }
+
+  template <typename Call>
+  int32_t enqueue(int32_t group, const char *what, Call call) {
+    const Comm comm = comm_of(group);
+    return comm == nullptr ? HIDET_DIST_FAILED : settle(comm, call(comm, current_stream_()), what);
+  }
+
+  // Sends and receives that are one operation to NCCL.
+  template <typename Calls>
+  int32_t exchange(Comm comm, Calls calls) {
+    Result first = library_.group_start();
+    calls([&](Result result) {
+      if (first == nccl::kSuccess && result != nccl::kInProgress) first = result;
+    });
+    const Result end = library_.group_end();
+    return settle(comm, first == nccl::kSuccess ? end : first, "ncclSend and ncclRecv");
+  }
+
+  // Returns once NCCL has put an operation on its stream, which later work on the stream must not overtake.
+  int32_t settle(Comm comm, Result result, const char *what) {
+    const auto start = Clock::now();
+    while (result == nccl::kInProgress) {
+      Result state = nccl::kSuccess;
+      const Result polled = library_.comm_get_async_error(comm, &state);
+      result = polled == nccl::kSuccess ? state : polled;
+      if (result != nccl::kInProgress) break;
+      if (failed_meanwhile()) return fail("the communicator failed meanwhile", false);
+      if (Clock::now() - start > timeout_) {
+        return fail(std::string(what) + " timed out after " + in_seconds(timeout_), true);
+      }
+      pause(start);
+    }
+    return result == nccl::kSuccess ? HIDET_DIST_OK : fail_with(result, what, comm);
+  }
+
+  // Whether all is well, as far as is known now.
+  int32_t check() {
+    if (failed_meanwhile()) return fail("the communicator failed meanwhile", false);
+    for (auto &[group, slot] : comms_) {
+      if (!slot->ready) continue;
+      Result state = nccl::kSuccess;
+      const Result polled = library_.comm_get_async_error(slot->comm, &state);
+      const Result result = polled == nccl::kSuccess ? state : polled;
+      if (result != nccl::kSuccess && result != nccl::kInProgress) return fail_with(result, "a collective", slot->comm);
+    }
+    return HIDET_DIST_OK;
+  }
+
+  int32_t fail(const std::string &message, bool by_peer) {
+    waits_ = false;
+    if (by_peer && !failed_meanwhile()) failed_by_peer_.store(true);
+    fail_current(message);
+    abort();
+    return HIDET_DIST_FAILED;
+  }
+
+  int32_t fail_with(Result result, const char *what, Comm comm) {
+    std::string message = std::string(what) + " failed: " + library_.get_error_string(result);
+    const char *detail = comm == nullptr ? nullptr : library_.get_last_error(comm);
+    if (detail != nullptr && *detail != '\0') message += std::string(" (") + detail + ")";
+    // Wrong arguments and CUDA's errors are this rank's own. A connection that breaks is a system error to NCCL.
+    const bool own = result == nccl::kInvalidArgument || result == nccl::kInvalidUsage ||
+                     result == nccl::kUnhandledCudaError;
+    return fail(message, !own);
+  }
+
+  int32_t fail_with_cuda(int error, const char *what) {
+    const char *text = nullptr;
+    library_.cu_get_error_string(error, &text);
+    return fail(std::string(what) + " failed: " + (text == nullptr ? "CUDA error " + std::to_string(error) : text), false);
+  }
+
+  std::vector<Comm> take_comms() {
+    std::vector<Comm> comms;
+    for (auto &[group, slot] : comms_) {
+      if (slot->comm != nullptr) comms.push_back(slot->comm);
+      // NCCL may write to it yet, at a time that it does not tell.
+      if (slot.get() == pending_) static_cast<void>(slot.release());
+    }
+    comms_.clear();
+    pending_ = nullptr;
+    pending_parent_ = nullptr;
+    return comms;
+  }
+
+  void abort() { abort(take_comms()); }
+
+  // Each in a thread of its own: to free one, NCCL waits for the device, on which the kernels of another one may hang
+  // until that one is aborted too. A thread that takes too long is left behind.
+  void abort(const std::vector<Comm> &comms) {
+    closed_ = true;
+    if (comms.empty()) return;
+    struct Left {
+      std::mutex mutex;
+      std::condition_variable changed;
+      size_t count;
+    };
+    const auto left = std::make_shared<Left>();
+    left->count = comms.size();
+    for (const Comm comm : comms) {
+      std::thread([left, comm, &library = library_, context = context_] {
+        library.cu_ctx_set_current(context);
+        library.comm_abort(comm);
+        const std::lock_guard<std::mutex> lock(left->mutex);
+        --left->count;
+        left->changed.notify_all();
+      }).detach();
+    }
+    std::unique_lock<std::mutex> lock(left->mutex);
+    left->changed.wait_for(lock, kClosing, [&] { return left->count == 0; });
+  }
+
+  const Library &library_;  // stays for as long as the process
+  const hidet_dist::Mesh mesh_;
+  void *const context_;
+  const int device_;
+  const hidet_dist_nccl_stream current_stream_;
+  const hidet_dist_nccl_connect connect_;
+  const std::chrono::nanoseconds timeout_;
+  int32_t whole_ = 0;  // the group of all ranks, without axes of one device
+  std::map<int32_t, std::unique_ptr<Slot>> comms_;
+  Slot *pending_ = nullptr;
+  Comm pending_parent_ = nullptr;
+  int32_t used_ = 0;  // the mesh axes of all groups used so far
+  bool waits_ = false;
+  Clock::time_point wait_start_{};
+  bool closed_ = false;
+  Stream own_stream_ = nullptr;
+  nccl::DevicePointer scratch_ = 0;
+  std::atomic<bool> failed_by_peer_{false};
+};
+
+namespace {
+
+hidet_dist_nccl &transport_of(void *context) { return *static_cast<hidet_dist_nccl *>(context); }
+
+int32_t table_all_reduce(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t op,
+                         int32_t group) {
+  return transport_of(context).all_reduce(send, recv, count, dtype, op, group);
+}
+
+int32_t table_all_gather(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t group) {
+  return transport_of(context).all_gather(send, recv, count, dtype, group);
+}
+
+int32_t table_reduce_scatter(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t op,
+                             int32_t group) {
+  return transport_of(context).reduce_scatter(send, recv, count, dtype, op, group);
+}
+
+int32_t table_all_to_all(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t group) {
+  return transport_of(context).all_to_all(send, recv, count, dtype, group);
+}
+
+int32_t table_broadcast(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t root,
+                        int32_t group) {
+  return transport_of(context).broadcast(send, recv, count, dtype, root, group);
+}
+
+int32_t table_send_recv(void *context, const void *send, int64_t send_count, int32_t to, void *recv,
+                        int64_t recv_count, int32_t from, int32_t dtype) {
+  return transport_of(context).send_recv(send, send_count, to, recv, recv_count, from, dtype);
+}
+
+int32_t table_copy(void *context, const void *send, void *recv, int64_t bytes) {
+  return transport_of(context).copy(send, recv, bytes);
+}
+
+// What was loaded, or null with an error.
+const Library *loaded_library() {
+  const Library *library = nccl::library();
+  if (library == nullptr) hidet_dist::set_last_error("NCCL is not loaded");
+  return library;
+}
+
+// Whether a call of the driver went well.
+bool succeeded(const Library &library, int error, const char *what) {
+  if (error == 0) return true;
+  const char *text = nullptr;
+  library.cu_get_error_string(error, &text);
+  hidet_dist::set_last_error(std::string(what) + " failed: " + (text == nullptr ? std::to_string(error) : text));
+  return false;
+}
+
+}  // namespace
+
+extern "C" {
+
+int32_t hidet_dist_nccl_load(const char *nccl_path, const char *driver_path) {
+  std::string problem;
+  const int version = nccl::load(nccl_path, driver_path, &problem);
+  if (version == 0) hidet_dist::set_last_error(problem);
+  return version;
+}
+
+int32_t hidet_dist_nccl_device_count(void) {
+  const Library *library = loaded_library();
+  int count = 0;
+  if (library == nullptr || !succeeded(*library, library->cu_device_get_count(&count), "cuDeviceGetCount")) return -1;
+  return count;
+}
+
+int32_t hidet_dist_nccl_device_uuid(int32_t device, char *uuid) {
+  const Library *library = loaded_library();
+  int number = 0;
+  const bool known = library != nullptr && succeeded(*library, library->cu_device_get(&number, device), "cuDeviceGet") &&
+                     succeeded(*library, library->cu_device_get_uuid(uuid, number), "cuDeviceGetUuid");
+  return known ? HIDET_DIST_OK : HIDET_DIST_FAILED;
+}
+
+int32_t hidet_dist_nccl_unique_id(char *id) {
+  const Library *library = loaded_library();
+  if (library == nullptr) return HIDET_DIST_FAILED;
+  nccl::UniqueId unique;
+  const Result result = library->get_unique_id(&unique);
+  if (result != nccl::kSuccess) {
+    hidet_dist::set_last_error(std::string("ncclGetUniqueId failed: ") + library->get_error_string(result));
+    return HIDET_DIST_FAILED;
+  }
+  std::memcpy(id, unique.internal, sizeof unique.internal);
+  return HIDET_DIST_OK;
+}
+
+hidet_dist_nccl *hidet_dist_nccl_create(const int64_t *mesh_shape, int32_t mesh_axes, int64_t rank, int32_t device,
+                                        hidet_dist_nccl_stream stream, hidet_dist_nccl_connect connect,
+                                        double timeout_seconds) {
+  const Library *library = loaded_library();
+  if (library == nullptr) return nullptr;
+  if (stream == nullptr || connect == nullptr || !(timeout_seconds > 0)) {
+    hidet_dist::set_last_error("a transport needs a stream, a way to connect, and a time-out above 0");
+    return nullptr;
+  }
+  int number = 0;
+  void *context = nullptr;
+  if (!succeeded(*library, library->cu_device_get(&number, device), "cuDeviceGet") ||
+      !succeeded(*library, library->cu_device_primary_ctx_retain(&context, number), "cuDevicePrimaryCtxRetain") ||
+      !succeeded(*library, library->cu_ctx_set_current(context), "cuCtxSetCurrent")) {
+    return nullptr;
+  }
+  const auto timeout = std::chrono::duration<double>(std::min(timeout_seconds, 1e9));
+  return new hidet_dist_nccl(*library, {std::vector<int64_t>(mesh_shape, mesh_shape + mesh_axes), rank}, context,
+                             number, stream, connect, std::chrono::duration_cast<std::chrono::nanoseconds>(timeout));
+}
+
+void hidet_dist_nccl_table(hidet_dist_nccl *transport, hidet_dist_transport *table) {
+  *table = hidet_dist_transport{transport,        table_all_reduce, table_all_gather, table_reduce_scatter,
+                                table_all_to_all, table_broadcast,  table_send_recv,  table_copy};
+}
+
+int32_t hidet_dist_nccl_has(const hidet_dist_nccl *transport, int32_t group) { return transport->has(group) ? 1 : 0; }
+
+void hidet_dist_nccl_await(const hidet_dist_nccl *transport) { transport->await(); }
+
+int32_t hidet_dist_nccl_begin(hidet_dist_nccl *transport, int32_t group, const char *id) {
+  return transport->begin(group, id);
+}
+
+int32_t hidet_dist_nccl_progress(hidet_dist_nccl *transport) { return transport->progress(); }
+
+int32_t hidet_dist_nccl_warm_up(hidet_dist_nccl *transport, int32_t group) { return transport->warm_up(group); }
+
+void *hidet_dist_nccl_own_stream(const hidet_dist_nccl *transport) { return transport->own_stream(); }
+
+int32_t hidet_dist_nccl_wait(hidet_dist_nccl *transport, void *stream, double seconds) {
+  const auto time = std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e9));
+  return transport->wait(stream, std::chrono::duration_cast<std::chrono::nanoseconds>(time));
+}
+
+int32_t hidet_dist_nccl_failed_by_peer(const hidet_dist_nccl *transport) { return transport->failed_by_peer() ? 1 : 0; }
+
+void hidet_dist_nccl_close(hidet_dist_nccl *transport) { transport->close(); }
+
+void hidet_dist_nccl_destroy(hidet_dist_nccl *transport) { delete transport; }
+
+}  // extern "C"

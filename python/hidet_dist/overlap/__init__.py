@@ -1,0 +1,1 @@
+"""Overlap: communication that runs beside computation."""

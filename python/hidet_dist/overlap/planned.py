@@ -1,0 +1,322 @@
+"""The kernels and collectives of a plan as tasks of two streams, and what overlap makes of the plan."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from hidet_dist.connect import Element, Step, StepSeconds, step_parts
+from hidet_dist.connect.cost import itemsize
+from hidet_dist.errors import VerificationError
+from hidet_dist.machine import Cluster
+from hidet_dist.overlap.streams import START, Schedule, Task, schedule
+from hidet_dist.search.fusion import Fused
+from hidet_dist.spec import ReduceFn, StagePlan, TensorShardSpec
+from hidet_dist.spec.overlap import HiddenPlan, OverlapPlan
+from hidet_dist.spec.partial import Layout, PartialSpec, split_of
+from hidet_dist.spec.plan import ConnectionPlan
+from hidet_dist.view import GraphView
+
+
+@dataclass(frozen=True)
+class Communication:
+    """What a collective is for: a conversion of ``tensor`` to ``target``, or the reduction of an operator's output.
+
+    ``operator`` is where the plan has it, None for a graph output; ``target`` is None for a reduction.
+    """
+
+    operator: int | None
+    tensor: str
+    target: TensorShardSpec | None
+    step: str
+
+
+@dataclass
+class _Unit:
+    """A task before it has its place among the others."""
+
+    place: tuple[int, int]  # the operator, and whether it is before, at or after it
+    seconds: float
+    nbytes: int
+    reads: list[int] = field(default_factory=list)
+    shares: int | None = None
+    communication: Communication | None = None
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A piece of a step: seconds, bytes of its result, and the step where it communicates."""
+
+    seconds: float
+    nbytes: int
+    step: str | None
+
+
+_BEFORE, _AT, _AFTER = range(3)
+
+
+class PlannedTasks:
+    """The tasks of plans of one graph on one machine; what one plan needs is remembered for the next.
+
+    Operators that run in the kernel of a neighbour (``fused``) are one task with it, unless what passes between the two
+    is reduced or converted.
+    """
+
+    def __init__(self, view: GraphView, cluster: Cluster, fused: Mapping[int, Fused]):
+        self.view = view
+        self.cluster = cluster
+        self.fused = fused
+        self._maker = {view.names[y]: i for i, op in enumerate(view.operators) for y in op.outputs}
+        self._readers: dict[str, list[int]] = {}
+        for name, use in view.uses():
+            if use.operator is not None:
+                self._readers.setdefault(name, []).append(use.operator)
+        self._parts: dict[object, tuple[_Part, ...]] = {}
+        self._sizes: dict[tuple[str, TensorShardSpec], int] = {}
+
+    def of(self, stage: StagePlan) -> tuple[list[Task], list[Communication | None]]:
+        """The tasks of a plan in execution order, and of each collective what it is for."""
+        units = _Units(self, stage, self._kernels(stage)).units
+        order = _sorted(units)
+        if len(order) < len(units):
+            # Operators that hidet would not fuse after all: one depends on the other through a third.
+            units = _Units(self, stage, list(range(len(self.view.operators)))).units
+            order = _sorted(units)
+        number = {unit: n for n, unit in enumerate(order)}
+        tasks = []
+        for unit in order:
+            own = units[unit]
+            reads = tuple(sorted({number[read] for read in own.reads}))
+            shares = None if own.shares is None else number[own.shares]
+            tasks.append(Task(own.seconds, own.communication is not None, reads, own.nbytes, shares))
+        return tasks, [units[unit].communication for unit in order]
+
+    def _kernels(self, stage: StagePlan) -> list[int]:
+        """Of each operator the one that stands for its kernel."""
+        apart = {connection.tensor for op in stage.operators for connection in op.connections}
+        apart |= {connection.tensor for connection in stage.output_connections}
+        kernel = list(range(len(self.view.operators)))
+
+        def root(number: int) -> int:
+            while kernel[number] != number:
+                kernel[number] = kernel[kernel[number]]
+                number = kernel[number]
+            return number
+
+        for number, own in self.fused.items():
+            made = self._maker[own.tensor]
+            output = next(
+                o for o, y in enumerate(self.view.operators[made].outputs) if self.view.names[y] == own.tensor
+            )
+            if own.tensor in apart or stage.operators[made].spec.reduce_fns[output]:
+                continue
+            for other in self._readers[own.tensor] if own.prologue else [made]:
+                kernel[root(number)] = root(other)
+        return [root(number) for number in range(len(kernel))]
+
+    def size(self, name: str, spec: TensorShardSpec) -> int:
+        """Bytes of a shard."""
+        key = name, spec
+        if key not in self._sizes:
+            self._sizes[key] = spec.local_nbytes(self.view.shape(name), self.view.itemsize(name), self.cluster.mesh)
+        return self._sizes[key]
+
+    def converting(self, connection: ConnectionPlan) -> tuple[_Part, ...]:
+        """The pieces of a conversion."""
+        shape, element = self.view.pieces(connection.tensor)
+        key = shape, itemsize(element), connection.source, connection.steps
+        if key not in self._parts:
+            steps = tuple(map(Step.parse, connection.steps))
+            self._parts[key] = self._cut(shape, element, connection.source, steps)
+        return self._parts[key]
+
+    def reducing(self, name: str, partial: TensorShardSpec, fns: tuple[ReduceFn, ...]) -> tuple[_Part, ...]:
+        """The pieces of an output's reduction."""
+        shape, element = self.view.shape(name), self.view.itemsize(name)
+        key = shape, element, partial, fns
+        if key not in self._parts:
+            axes = tuple(axis for fn in fns for axis in fn.mesh_axes)
+            lies = PartialSpec(partial, fns[0].op, axes)
+            self._parts[key] = self._cut(shape, element, lies, tuple(map(Step.of, fns)))
+        return self._parts[key]
+
+    def _cut(
+        self, shape: tuple[int, ...], element: Element, source: Layout, steps: Sequence[Step]
+    ) -> tuple[_Part, ...]:
+        mesh, element_bytes = self.cluster.mesh, itemsize(element)
+        parts: list[_Part] = []
+        for step in steps:
+            after = step.after(source, shape, mesh)
+            seconds: StepSeconds = step_parts(step, source, after, shape, element_bytes, self.cluster)
+            sent = split_of(source).local_nbytes(shape, element_bytes, mesh)
+            result = split_of(after).local_nbytes(shape, element_bytes, mesh)
+            source = after
+            if step.kind == "slice":
+                parts.append(_Part(seconds.pack, result, None))
+                continue
+            # What is gathered has the padding that is cut off then.
+            received = sent * mesh.group_size(step.mesh_axes) if step.kind == "all_gather" else result
+            if seconds.pack:
+                parts.append(_Part(seconds.pack, sent, None))
+            parts.append(_Part(seconds.communicate, received, str(step)))
+            if seconds.unpack:
+                parts.append(_Part(seconds.unpack, result, None))
+        return tuple(parts)
+
+
+class _Units:
+    """The tasks of one plan, in no order; ``kernel`` says of each operator which one stands for its kernel."""
+
+    def __init__(self, own: PlannedTasks, stage: StagePlan, kernel: Sequence[int]):
+        self.own = own
+        self.view = own.view
+        self.stage = stage
+        self.units: list[_Unit] = []
+        self.lies = {tensor.name: tensor.spec for tensor in (*stage.weights, *stage.inputs)}
+        self.resident = {(name, y.spec) for name, y in zip(own.view.outputs, stage.outputs, strict=True)}
+        self.unit_of: dict[tuple[str, TensorShardSpec], int | None] = {
+            (tensor.name, tensor.spec): None for tensor in (*stage.weights, *stage.inputs)
+        }
+        self._kernels(kernel)
+        for plan in stage.operators:
+            for connection in plan.connections:
+                self._convert(plan.index, connection)
+        for connection in stage.output_connections:
+            self._convert(None, connection)
+        self._reads(kernel)
+
+    def _kernels(self, kernel: Sequence[int]) -> None:
+        of_kernel: dict[int, int] = {}
+        self.unit_of_operator: list[int] = []
+        for number, (op, plan) in enumerate(zip(self.view.operators, self.stage.operators, strict=True)):
+            unit = of_kernel.setdefault(kernel[number], len(self.units))
+            if unit == len(self.units):
+                self.units.append(_Unit((number, _AT), 0.0, 0))
+            self.unit_of_operator.append(unit)
+            found = self.units[unit]
+            found.place = number, _AT  # where the last of its operators is
+            found.seconds += plan.compute_seconds
+            for o, (y, fns) in enumerate(zip(op.outputs, plan.spec.reduce_fns, strict=True)):
+                name, spec = self.view.names[y], plan.spec.out_specs[o]
+                self.lies[name] = spec
+                own = self.own
+                passes = [kernel[reader] for reader in own._readers.get(name, ())]
+                inside = bool(passes) and name not in self.view.outputs and set(passes) == {kernel[number]}
+                if fns:
+                    partial = plan.spec.partial_spec(o)
+                    found.nbytes += own.size(name, partial)
+                    parts = own.reducing(name, partial, fns)
+                    self.unit_of[name, spec] = self._chain((number, _AFTER), parts, unit, number, name, None, spec)
+                else:
+                    if not inside and (name, spec) not in self.resident and o not in op.task.share_map:
+                        found.nbytes += own.size(name, spec)
+                    self.unit_of[name, spec] = unit
+
+    def _chain(
+        self,
+        place: tuple[int, int],
+        parts: Sequence[_Part],
+        source: int | None,
+        operator: int | None,
+        name: str,
+        target: TensorShardSpec | None,
+        result: TensorShardSpec,
+    ) -> int | None:
+        """A task for each part, one behind the other; the last one."""
+        for n, part in enumerate(parts):
+            communication = None if part.step is None else Communication(operator, name, target, part.step)
+            last = n == len(parts) - 1
+            nbytes = 0 if last and (name, result) in self.resident else part.nbytes
+            reads = [] if source is None else [source]
+            source = len(self.units)
+            self.units.append(_Unit(place, part.seconds, nbytes, reads, communication=communication))
+        return source
+
+    def _convert(self, operator: int | None, connection: ConnectionPlan) -> None:
+        name, target = connection.tensor, connection.target
+        place = len(self.view.operators) if operator is None else operator, _BEFORE
+        parts, source = self.own.converting(connection), self.unit_of[name, connection.source]
+        self.unit_of[name, target] = self._chain(place, parts, source, operator, name, target, target)
+
+    def _reads(self, kernel: Sequence[int]) -> None:
+        members = Counter(kernel)
+        for number, (op, plan) in enumerate(zip(self.view.operators, self.stage.operators, strict=True)):
+            unit = self.unit_of_operator[number]
+            found = self.units[unit]
+            sources = []
+            for x, spec in zip(op.inputs, plan.spec.in_specs, strict=True):
+                source = self.unit_of[self.view.names[x], spec]
+                sources.append(source)
+                if source is not None and source != unit:
+                    found.reads.append(source)
+            if op.task.share_map and members[kernel[number]] == 1:
+                (position,) = op.task.share_map.values()
+                found.shares = sources[position]
+
+
+def _sorted(units: Sequence[_Unit]) -> list[int]:
+    """The units after what they read, by place otherwise; without those that depend on themselves."""
+    readers: list[list[int]] = [[] for _ in units]
+    missing = [0] * len(units)
+    for number, unit in enumerate(units):
+        for read in set(unit.reads):
+            readers[read].append(number)
+            missing[number] += 1
+    ready = [(unit.place, number) for number, unit in enumerate(units) if not missing[number]]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        number = heapq.heappop(ready)[1]
+        order.append(number)
+        for reader in readers[number]:
+            missing[reader] -= 1
+            if not missing[reader]:
+                heapq.heappush(ready, (units[reader].place, reader))
+    return order
+
+
+def resident_bytes(stage: StagePlan) -> int:
+    """Bytes of a stage that a device holds throughout: weights, graph inputs and outputs."""
+    return sum(tensor.local_nbytes(stage.mesh) for tensor in (*stage.weights, *stage.inputs, *stage.outputs))
+
+
+@dataclass(frozen=True)
+class Overlapped:
+    """A plan's schedule, and what each of its tasks is for where it communicates."""
+
+    schedule: Schedule
+    tasks: Sequence[Task]
+    communications: Sequence[Communication | None]
+
+    def plan(self, stage: StagePlan) -> StagePlan:
+        """The stage with what overlap makes of it."""
+        hidden = []
+        for launch in self.schedule.launches:
+            own = self.communications[launch.task]
+            if launch.what == START and own is not None:
+                seconds = self.tasks[launch.task].seconds
+                hid = max(0.0, seconds - self.schedule.exposed_seconds[launch.task])
+                hidden.append(HiddenPlan(own.operator, own.tensor, own.step, seconds, hid))
+        # Summed up in another order, a schedule that hides nothing may be an ulp longer than the plan without.
+        seconds = min(self.schedule.seconds, stage.seconds)
+        held = resident_bytes(stage) + self.schedule.peak_bytes
+        return replace(stage, overlap=OverlapPlan(seconds, held, tuple(hidden)))
+
+
+def overlapped(own: PlannedTasks, stage: StagePlan, budget: int) -> Overlapped:
+    """The schedule of a plan on two streams that keeps to ``budget`` bytes a device, as the plan without it does.
+
+    Raises
+    ------
+    VerificationError
+        When the tasks do not take the plan's time in all.
+    """
+    tasks, communications = own.of(stage)
+    found = schedule(tasks, max(0, budget - resident_bytes(stage)))
+    total = math.fsum(task.seconds for task in tasks)
+    if not math.isclose(total, stage.seconds, rel_tol=1e-6, abs_tol=1e-12):
+        raise VerificationError(f"The plan costs {stage.seconds} s, but its tasks on two streams {total} s.")
+    return Overlapped(found, tasks, communications)

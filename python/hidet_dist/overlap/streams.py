@@ -1,0 +1,407 @@
+"""The order in which kernels and collectives are launched on two streams, and the time that takes.
+
+A device computes on one stream and communicates on another. Each stream runs what is launched on it in that order. A
+collective is *started* (it begins when all that was launched on the computing stream before has ended, and the
+collectives before it) and *waited for* before its first reader: what is launched on the computing stream from then on
+begins when the collective has ended. In CUDA both are one event each. So a program is a list of launches, and the time
+it takes is known from the times of its parts (:func:`timeline`).
+
+:func:`schedule` finds such a list by list scheduling (Graham, SIAM J. Applied Mathematics 17(2), 1969): each stream,
+when it is free, takes of what is ready the task that is needed first. Starts are then moved back as far as the time
+allows, just in time, so that what is gathered early does not fill the memory, and further where memory asks for it.
+The result depends on nothing but the tasks, so that all ranks of a program launch their collectives in one order.
+"""
+
+from __future__ import annotations
+
+import bisect
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+RUN, START, WAIT = "run", "start", "wait"
+_TRIES = 4  # of a room that leaves more and more for what it did not foresee
+_EQUAL = 1e-12  # relative, of times that were added up in another order
+
+
+@dataclass(frozen=True)
+class Task:
+    """A kernel, or a collective.
+
+    Attributes
+    ----------
+    seconds: its time when it has the device to itself.
+    communicates: whether it runs on the communicating stream.
+    reads: the tasks whose results it reads; their numbers are less than its own.
+    nbytes: bytes of its result, held from its launch to the last task that reads it.
+    shares: the task whose result's memory its own result is in, as a view's is; it has no bytes of its own then.
+    """
+
+    seconds: float
+    communicates: bool = False
+    reads: tuple[int, ...] = ()
+    nbytes: int = 0
+    shares: int | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """``run`` a kernel, ``start`` a collective, or ``wait`` for one; ``task`` is its number."""
+
+    what: str
+    task: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Launches, and what becomes of them.
+
+    Attributes
+    ----------
+    seconds: the makespan, from the first launch to the end of the last task.
+    exposed_seconds: for each task the time that it keeps the computing stream idle; 0 for kernels. The seconds of all
+        kernels and the exposed seconds of all collectives add up to the makespan.
+    peak_bytes: most bytes of results held at a time, in the order of the launches.
+    """
+
+    launches: tuple[Launch, ...]
+    seconds: float
+    exposed_seconds: tuple[float, ...]
+    peak_bytes: int
+
+
+def serial(tasks: Sequence[Task]) -> Schedule:
+    """One task after the other, as a device runs them that does not overlap."""
+    return _evaluated(tasks, _serial(tasks))
+
+
+def schedule(tasks: Sequence[Task], room: int | None = None) -> Schedule:
+    """The best schedule found; it takes no longer than :func:`serial`, and ends with all collectives waited for.
+
+    A collective that only collectives read is not waited for: on one stream they follow each other.
+
+    Parameters
+    ----------
+    tasks: sequence of Task
+        In an order in which they can run.
+    room: int, optional
+        Bytes of results that may be held at a time; no limit when not given. Where even :func:`serial` holds more, what
+        that one holds is the limit.
+    """
+    plain = serial(tasks)
+    least = _least_seconds(tasks)
+    limit = None if room is None else max(room, plain.peak_bytes)
+    best = plain
+    for backwards in (True, False):
+        for in_order in (True, False):
+            if best.seconds <= least * (1 + _EQUAL):
+                return best
+            found = _Planned(tasks, _list_order(tasks, in_order, backwards)).schedule(limit)
+            if found is not None and found.seconds < best.seconds * (1 - _EQUAL):
+                best = found
+    return best
+
+
+def _least_seconds(tasks: Sequence[Task]) -> float:
+    """What no schedule takes less than: the tasks of each stream, and those that depend on each other."""
+    path: list[float] = []
+    for task in tasks:
+        path.append(task.seconds + max((path[read] for read in task.reads), default=0.0))
+    streams = (sum(task.seconds for task in tasks if task.communicates is own) for own in (True, False))
+    return max(*streams, max(path, default=0.0))
+
+
+def _serial(tasks: Sequence[Task]) -> list[Launch]:
+    launches = []
+    for number, task in enumerate(tasks):
+        if task.communicates:
+            launches += [Launch(START, number), Launch(WAIT, number)]
+        else:
+            launches.append(Launch(RUN, number))
+    return launches
+
+
+def _evaluated(tasks: Sequence[Task], launches: Sequence[Launch]) -> Schedule:
+    seconds, exposed = timeline(tasks, launches)
+    return Schedule(tuple(launches), seconds, exposed, max(held(tasks, launches), default=0))
+
+
+def timeline(tasks: Sequence[Task], launches: Sequence[Launch]) -> tuple[float, tuple[float, ...]]:
+    """The makespan of launches in seconds, and of each collective the time that it keeps the computing stream idle.
+
+    While that stream waits, some collective runs: the idle time is counted to the ones that run then.
+    """
+    computed = communicated = 0.0
+    exposed = [0.0] * len(tasks)
+    begin: dict[int, float] = {}
+    started: list[int] = []
+    end = [0.0] * len(tasks)
+    for launch in launches:
+        task = tasks[launch.task]
+        if launch.what == RUN:
+            computed += task.seconds
+        elif launch.what == START:
+            begin[launch.task] = max(computed, communicated)
+            end[launch.task] = communicated = begin[launch.task] + task.seconds
+            started.append(launch.task)
+        elif end[launch.task] > computed:
+            for other in reversed(started):
+                if end[other] <= computed:
+                    break
+                exposed[other] += max(0.0, min(end[other], end[launch.task]) - max(begin[other], computed))
+            computed = end[launch.task]
+    return max(computed, communicated), tuple(exposed)
+
+
+def held(tasks: Sequence[Task], launches: Sequence[Launch]) -> list[int]:
+    """Bytes of results held at each launch. What a collective sends is held until it was waited for."""
+    place: dict[int, int] = {}  # of each task: when its result is written
+    done: dict[int, int] = {}  # when it is known to read no more
+    waited = {launch.task for launch in launches if launch.what != START}
+    for at, launch in enumerate(launches):
+        place.setdefault(launch.task, at)
+        done[launch.task] = at
+    readers = _readers(tasks)
+    last = [0] * len(tasks)
+    change = [0] * (len(launches) + 1)
+    for number in reversed(range(len(tasks))):
+        task = tasks[number]
+        read = max((done[reader] for reader in readers[number]), default=0)
+        if number not in waited:  # known to have ended when the collective behind it has
+            done[number] = max(done[number], read)
+        last[number] = max(last[number], done[number], read)
+        if task.shares is None:
+            change[place[number]] += task.nbytes
+            change[last[number] + 1] -= task.nbytes
+        else:
+            last[task.shares] = max(last[task.shares], last[number])
+    return list(accumulate(change))[:-1]
+
+
+def _readers(tasks: Sequence[Task]) -> list[list[int]]:
+    readers: list[list[int]] = [[] for _ in tasks]
+    for number, task in enumerate(tasks):
+        for read in dict.fromkeys(task.reads):
+            readers[read].append(number)
+    return readers
+
+
+@dataclass(frozen=True)
+class _Order:
+    """The tasks of each stream in order, and when each task of both begins."""
+
+    computed: list[int]
+    communicated: list[int]
+    begin: list[float]
+
+
+def _list_order(tasks: Sequence[Task], in_order: bool, backwards: bool) -> _Order:
+    """List scheduling, from the first task on, or ``backwards`` from the last one.
+
+    Forwards, communication begins as soon as it can; backwards, as late as it can, and does not get in the way of what
+    is needed at once.
+    """
+    if not backwards:
+        return _ListScheduling([task.reads for task in tasks], tasks, in_order).order()
+    last = len(tasks) - 1
+    flipped = [[last - reader for reader in readers] for readers in reversed(_readers(tasks))]
+    order = _ListScheduling(flipped, [*reversed(tasks)], in_order).order()
+    ends = [begin + task.seconds for begin, task in zip(reversed(order.begin), tasks, strict=True)]
+    makespan = max(ends, default=0.0)
+    return _Order(
+        [last - number for number in reversed(order.computed)],
+        [last - number for number in reversed(order.communicated)],
+        [makespan - end for end in ends],
+    )
+
+
+class _ListScheduling:
+    """Both streams take what is wanted first, as soon as it is ready.
+
+    ``reads`` says what each task waits for. In order, a kernel waits for those that are wanted before it, whether it is
+    ready or not.
+    """
+
+    def __init__(self, reads: Sequence[Sequence[int]], tasks: Sequence[Task], in_order: bool):
+        self.tasks = tasks
+        self.in_order = in_order
+        self.reads = [tuple(dict.fromkeys(own)) for own in reads]
+        self.readers: list[list[int]] = [[] for _ in tasks]
+        for number, own in enumerate(self.reads):
+            for read in own:
+                self.readers[read].append(number)
+        self.wanted = self._wanted()
+
+    def _wanted(self) -> list[float]:
+        """By when each task should begin for all kernels to follow each other in program order, none of them waiting.
+
+        A collective, and a kernel that makes something for one, is wanted as long before its reader as it takes. Any
+        other kernel may begin as late as the next one: on a stream, what is wanted while it runs must go before it.
+        """
+        begin: list[float] = []
+        computed = 0.0
+        for task in self.tasks:
+            begin.append(computed)
+            computed += 0.0 if task.communicates else task.seconds
+        wanted = [0.0] * len(begin)
+        for number in reversed(range(len(begin))):
+            task, readers = self.tasks[number], self.readers[number]
+            sent = [begin[reader] for reader in readers if self.tasks[reader].communicates]
+            if task.communicates:
+                latest = min((begin[reader] for reader in readers), default=computed)
+                wanted[number] = begin[number] = latest - task.seconds
+            elif sent:
+                wanted[number] = begin[number] = min(begin[number], min(sent) - task.seconds)
+            else:
+                wanted[number] = begin[number] + task.seconds
+        return wanted
+
+    def order(self) -> _Order:
+        """Run through all tasks."""
+        tasks = self.tasks
+        missing = [len(own) for own in self.reads]
+        kernels = self._kernels_in_order() if self.in_order else []
+        ready: dict[bool, list[tuple[float, int]]] = {True: [], False: []}
+        kernels_ready: set[int] = set()
+        running: list[tuple[float, int]] = []
+        free = {True: True, False: True}
+        now = 0.0
+        order = _Order([], [], [0.0] * len(tasks))
+
+        def make_ready(number: int) -> None:
+            heapq.heappush(ready[tasks[number].communicates], (self.wanted[number], number))
+            kernels_ready.add(number)
+
+        for number, count in enumerate(missing):
+            if not count:
+                make_ready(number)
+        while True:
+            for communicates in (True, False):
+                if not free[communicates]:
+                    continue
+                if communicates or not self.in_order:
+                    if not ready[communicates]:
+                        continue
+                    number = heapq.heappop(ready[communicates])[1]
+                else:
+                    following = len(order.computed)
+                    if following == len(kernels) or kernels[following] not in kernels_ready:
+                        continue
+                    number = kernels[following]
+                (order.communicated if communicates else order.computed).append(number)
+                order.begin[number] = now
+                free[communicates] = False
+                heapq.heappush(running, (now + tasks[number].seconds, number))
+            if not running:
+                return order
+            now = running[0][0]
+            while running and running[0][0] <= now:
+                number = heapq.heappop(running)[1]
+                free[tasks[number].communicates] = True
+                for reader in self.readers[number]:
+                    missing[reader] -= 1
+                    if not missing[reader]:
+                        make_ready(reader)
+
+    def _kernels_in_order(self) -> list[int]:
+        """The kernels as they are wanted, each after what it depends on."""
+        missing = [len(own) for own in self.reads]
+        ready = [(self.wanted[number], number) for number, count in enumerate(missing) if not count]
+        heapq.heapify(ready)
+        order = []
+        while ready:
+            number = heapq.heappop(ready)[1]
+            if not self.tasks[number].communicates:
+                order.append(number)
+            for reader in self.readers[number]:
+                missing[reader] -= 1
+                if not missing[reader]:
+                    heapq.heappush(ready, (self.wanted[reader], reader))
+        return order
+
+
+class _Planned:
+    """A schedule in the making: where collectives are started, and where they are waited for."""
+
+    def __init__(self, tasks: Sequence[Task], order: _Order):
+        self.tasks = tasks
+        self.computed, self.communicated, self.begin = order.computed, order.communicated, order.begin
+        self.readers = _readers(tasks)
+
+    def schedule(self, limit: int | None) -> Schedule | None:
+        """The launches, with collectives started just in time; None where they hold more bytes than ``limit``."""
+        slots, waits = self._slots()
+        room = limit
+        for _ in range(_TRIES):
+            starts = slots if room is None else self._within(slots, waits, room)
+            found = _evaluated(self.tasks, self._launches(starts, waits))
+            if limit is None or room is None or found.peak_bytes <= limit:
+                return found
+            room -= found.peak_bytes - limit
+        return None
+
+    def _slots(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Of each collective how many kernels are launched before its start, and before it is waited for."""
+        place = {number: at for at, number in enumerate(self.computed)}
+        end = [self.begin[number] + self.tasks[number].seconds for number in self.computed]
+        waits: dict[int, int] = {}
+        latest: dict[int, float] = {}  # when each must begin so that nothing begins later than it did
+        following = math.inf
+        for number in reversed(self.communicated):
+            due, wait = following, len(self.computed)
+            for reader in self.readers[number]:
+                if self.tasks[reader].communicates:
+                    due, wait = min(due, latest[reader]), min(wait, waits[reader])
+                else:
+                    due, wait = min(due, self.begin[reader]), min(wait, place[reader])
+            waits[number] = wait
+            if due == math.inf:  # an output of the program: it need not end before all else does
+                due = max(end[-1] if end else 0.0, self.begin[number] + self.tasks[number].seconds)
+            latest[number] = following = max(due - self.tasks[number].seconds, self.begin[number])
+        slots = {}
+        for number in self.communicated:
+            made = [place[read] + 1 for read in self.tasks[number].reads if read in place]
+            slot = bisect.bisect_right(end, latest[number] + _EQUAL * abs(latest[number]))
+            slots[number] = min(max([slot, *made]), waits[number])
+        return slots, waits
+
+    def _within(self, slots: dict[int, int], waits: dict[int, int], room: int) -> dict[int, int]:
+        """The starts moved on as far as it takes for ``room`` to suffice, if that is enough."""
+        latest = dict(slots)
+        for number in reversed(self.communicated):  # where it is read, or where a collective is started that reads it
+            later = [latest[reader] for reader in self.readers[number] if self.tasks[reader].communicates]
+            latest[number] = min([waits[number], *later])
+        launches = self._launches(latest, waits)
+        nbytes = held(self.tasks, launches)
+        # Bytes held from one kernel to the next, kernels included.
+        level = [0] * (len(self.computed) + 1)
+        at = 0
+        for launch, own in zip(launches, nbytes, strict=True):
+            level[at] = max(level[at], own)
+            at += launch.what == RUN
+        starts: dict[int, int] = {}
+        for number in self.communicated:
+            size, slot = self.tasks[number].nbytes, latest[number]
+            earliest = max([slots[number], *(starts[r] for r in self.tasks[number].reads if r in starts)])
+            while slot > earliest and level[slot - 1] + size <= room:
+                slot -= 1
+                level[slot] += size
+            starts[number] = slot
+        return starts
+
+    def _launches(self, starts: dict[int, int], waits: dict[int, int]) -> list[Launch]:
+        begun: dict[int, list[int]] = {}
+        ended: dict[int, list[int]] = {}
+        for number in self.communicated:
+            begun.setdefault(starts[number], []).append(number)
+            if not self.readers[number] or any(not self.tasks[r].communicates for r in self.readers[number]):
+                ended.setdefault(waits[number], []).append(number)
+        launches = []
+        for at, kernel in enumerate([*self.computed, None]):
+            launches += [Launch(START, number) for number in begun.get(at, ())]
+            launches += [Launch(WAIT, number) for number in ended.get(at, ())]
+            if kernel is not None:
+                launches.append(Launch(RUN, kernel))
+        return launches

@@ -1,0 +1,241 @@
+"""Plans for machines that communicate beside computing.
+
+The search minimises a sum: one operator or collective after the other. How much of its communication a plan hides is
+known once it is scheduled (:mod:`hidet_dist.overlap`), and that is no sum. So the problem is solved again with what is
+hidden left out of the cost, and of all plans found the one of the least makespan is taken. Communicating what is made
+of weights alone can be hidden anywhere, as nothing need be computed before it: at first it is taken to be free, as far
+as the time of the computation goes if all weights were split; from then on it costs the share that the plan found last
+did not hide, and what else that plan hid is free as well, until plans repeat. Large problems, of which solving is most
+of the search's time, are solved anew once, at the prices of memory that were found before.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+
+from hidet_dist.connect import step_parts
+from hidet_dist.connect.cost import itemsize
+from hidet_dist.errors import InfeasibleError, SolverError
+from hidet_dist.machine import Cluster
+from hidet_dist.overlap.planned import Overlapped, PlannedTasks, overlapped
+from hidet_dist.search.activations import Converted, held
+from hidet_dist.search.cost import CostModel
+from hidet_dist.search.eliminate import Tables, TooWide, eliminate
+from hidet_dist.search.ilp import Problem, Solution
+from hidet_dist.search.optimum import Options, optimize
+from hidet_dist.search.presolve import readers
+from hidet_dist.search.prices import Prices
+from hidet_dist.search.solution import plan_of
+from hidet_dist.search.statement import Statement
+from hidet_dist.spec import StagePlan
+from hidet_dist.spec.partial import Layout
+from hidet_dist.view import GraphView
+
+_ROUNDS = 4
+_SMALL = 20_000  # choices of all entities, up to which the problem is solved again in earnest
+_COARSE = 0.01  # the gap at which that may stop: what is hidden is known no better
+_SHARES = 8  # shares of a collective's time are whole eighths, so that equal layers are as good as equal
+
+_Table = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan and its schedule."""
+
+    choices: tuple[int, ...]
+    stage: StagePlan
+    found: Overlapped
+
+    @property
+    def seconds(self) -> float:
+        """The makespan."""
+        return min(self.found.schedule.seconds, self.stage.seconds)
+
+
+class OverlapSearch:
+    """The search for plans of less makespan, from one of the least sum."""
+
+    def __init__(self, view: GraphView, cluster: Cluster, model: CostModel, statement: Statement):
+        self.view = view
+        self.cluster = cluster
+        self.model = model
+        self.statement = statement
+        self.planned = PlannedTasks(view, cluster, statement.fused)
+        self.number = {name: n for n, name in enumerate(statement.layouts)}
+        self.of_weights = _of_weights(view)
+        self._sent: dict[object, _Table] = {}
+        # The elimination knows equal tables by their identity: equal ones are the same.
+        self._tables: dict[object, _Table] = {}
+        self._held: dict[int, Converted] = {}
+
+    def better(self, solution: Solution, options: Options) -> Candidate:
+        """A plan that fits the budget and whose makespan is less by more than the gap, or that of the solution."""
+        begin = time.perf_counter()
+        best = last = self._candidate(solution.choices)
+        problem, groups = self.statement.problem, readers(self.statement.problem)
+        seen = {solution.choices}
+        paid = self._first_share(best)
+        size = sum(map(len, problem.cost))
+        for _ in range(_ROUNDS if size <= _SMALL else 1):
+            limit = options.time_limit_seconds
+            left = None if limit is None else limit - (time.perf_counter() - begin)
+            if left is not None and left <= 0:
+                break
+            discounted = self._discounted(last, paid)
+            if size <= _SMALL:
+                try:
+                    coarse = max(options.gap, _COARSE)
+                    choices = optimize(discounted, Options(options.solver, left, coarse, options.threads)).choices
+                except (InfeasibleError, SolverError):
+                    break  # there is no room to communicate early, or no time
+            else:
+                prices = Prices(solution.second_per_byte or (0.0,) * problem.activations.moments)
+                kept = [list(range(len(costs))) for costs in problem.cost]
+                try:
+                    choices = eliminate(discounted, kept, Tables(), prices, options.gap / 4).choices
+                except TooWide:
+                    break
+            if choices in seen or max(held(problem, groups, choices)) > problem.budget:
+                break
+            seen.add(choices)
+            last = self._candidate(choices)
+            if last.seconds < best.seconds * (1 - options.gap):
+                best = last
+            paid = self._exposed_share(last)
+        return best
+
+    def _candidate(self, choices: tuple[int, ...]) -> Candidate:
+        stage = plan_of(self.view, self.cluster, self.model, self.statement, choices).stage
+        return Candidate(choices, stage, overlapped(self.planned, stage, self.statement.problem.budget))
+
+    def _exposed_share(self, candidate: Candidate) -> float:
+        """Of the time in which what is made of weights is communicated, the share that nothing hides."""
+        found = candidate.found
+        sent = exposed = 0.0
+        for task, own, communication in zip(
+            found.tasks, found.schedule.exposed_seconds, found.communications, strict=True
+        ):
+            if communication is not None and communication.tensor in self.of_weights:
+                sent += task.seconds
+                exposed += own
+        return _rounded_up(exposed / sent) if sent else 0.0
+
+    def _first_share(self, candidate: Candidate) -> float:
+        """Of the time in which all weights could be gathered, the share that is longer than the computation."""
+        sent = sum(max(map(max, self._communicated(name))) for name in self.view.weights if name in self.number)
+        computed = sum(task.seconds for task in candidate.found.tasks if not task.communicates)
+        return _rounded_up(max(0.0, 1 - computed / sent)) if sent else 0.0
+
+    def _discounted(self, last: Candidate, paid: float) -> Problem:
+        """The problem with a share of the weights' communication ``paid`` for, and what ``last`` hides left out.
+
+        What is made of weights and converted takes twice the memory in it, for what is communicated meanwhile.
+        """
+        problem, statement = self.statement.problem, self.statement
+        cost = list(problem.cost)
+        hidden: dict[int, dict[tuple[int, int], float]] = {}
+        lies = {tensor.name: tensor.spec for tensor in (*last.stage.weights, *last.stage.inputs)}
+        for op, plan in zip(self.view.operators, last.stage.operators, strict=True):
+            lies.update(zip((self.view.names[y] for y in op.outputs), plan.spec.out_specs, strict=True))
+        found = last.found
+        for task, exposed, own in zip(found.tasks, found.schedule.exposed_seconds, found.communications, strict=True):
+            if own is None or own.tensor in self.of_weights or not task.seconds:
+                continue
+            seconds = math.floor((1 - exposed / task.seconds) * _SHARES + 1e-9) / _SHARES * task.seconds
+            if not seconds:
+                continue
+            if own.target is None:
+                assert own.operator is not None
+                pick = last.choices[own.operator]
+                costs = list(cost[own.operator])
+                costs[pick] = max(0.0, costs[pick] - seconds)
+                cost[own.operator] = costs
+            else:
+                specs = statement.layouts[own.tensor]
+                pairs = hidden.setdefault(self.number[own.tensor], {})
+                for s, source in enumerate(specs):
+                    for d, target in enumerate(specs):
+                        if source == lies[own.tensor] and target == own.target:
+                            pairs[s, d] = pairs.get((s, d), 0.0) + seconds
+        names = list(statement.layouts)
+        convert: dict[int, _Table] = {}
+        edges = []
+        for edge in problem.edges:
+            name = names[edge.tensor]
+            if edge.tensor not in convert:
+                if name in self.of_weights:
+                    convert[edge.tensor] = self._less(edge.convert, name, 1 - paid)
+                else:
+                    convert[edge.tensor] = self._without(edge.convert, hidden.get(edge.tensor, {}))
+            own_table = convert[edge.tensor]
+            edges.append(edge if own_table is edge.convert else replace(edge, convert=own_table))
+        # While what was gathered is read, what is gathered next needs room as well.
+        tensors = {
+            number: self._twice(own) if names[number] in self.of_weights else own
+            for number, own in problem.activations.tensors.items()
+        }
+        return replace(problem, cost=cost, edges=edges, activations=replace(problem.activations, tensors=tensors))
+
+    def _twice(self, memory: Converted) -> Converted:
+        if id(memory) not in self._held:
+            self._held[id(memory)] = replace(memory, nbytes=tuple(2 * n for n in memory.nbytes))
+        return self._held[id(memory)]
+
+    def _less(self, table: _Table, name: str, share: float) -> _Table:
+        """What conversions cost less a share of what they communicate."""
+        sent = self._communicated(name)
+        key = id(table), id(sent), share
+        if key not in self._tables:
+            self._tables[key] = tuple(
+                tuple(max(0.0, cost - share * own) for cost, own in zip(line, own_line, strict=True))
+                for line, own_line in zip(table, sent, strict=True)
+            )
+        return self._tables[key]
+
+    def _without(self, table: _Table, hidden: dict[tuple[int, int], float]) -> _Table:
+        if not hidden:
+            return table
+        key = id(table), tuple(sorted(hidden.items()))
+        if key not in self._tables:
+            self._tables[key] = tuple(
+                tuple(max(0.0, cost - hidden.get((s, d), 0.0)) for d, cost in enumerate(line))
+                for s, line in enumerate(table)
+            )
+        return self._tables[key]
+
+    def _communicated(self, name: str) -> _Table:
+        """Seconds of the collectives of each conversion of a tensor, without the copies around them."""
+        shape, element = self.view.pieces(name)
+        specs = tuple(self.statement.layouts[name])
+        key = shape, itemsize(element), specs
+        if key not in self._sent:
+            table = []
+            for source in specs:
+                line = []
+                for target in specs:
+                    seconds = 0.0
+                    lies: Layout = source
+                    for step in self.model.connect(shape, element, source, target).steps:
+                        after = step.after(lies, shape, self.cluster.mesh)
+                        own = step_parts(step, lies, after, shape, itemsize(element), self.cluster)
+                        seconds, lies = seconds + own.communicate, after
+                    line.append(seconds)
+                table.append(tuple(line))
+            self._sent[key] = tuple(table)
+        return self._sent[key]
+
+
+def _rounded_up(share: float) -> float:
+    return math.ceil(share * _SHARES - 1e-9) / _SHARES
+
+
+def _of_weights(view: GraphView) -> set[str]:
+    """The weights, and what is computed from nothing else."""
+    found = set(view.weights)
+    for op in view.operators:
+        if all(view.names[x] in found for x in op.inputs):
+            found.update(view.names[y] for y in op.outputs)
+    return found

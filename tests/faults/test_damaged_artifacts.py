@@ -1,0 +1,208 @@
+"""Artifact folders that are not as they were built: every byte is checked before it is used, and nothing outside."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hidet_dist
+from hidet_dist.artifacts import Manifest
+from hidet_dist.artifacts.write import replacing
+from hidet_dist.errors import ArtifactError
+
+from .conftest import Start, X, assert_blames, build, call_all, load_all, whole
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For one rank."""
+    return build(tmp_path_factory.mktemp("faults") / "alone", 1)
+
+
+@pytest.fixture
+def copy(alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """For one rank, to be damaged."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    return Path(shutil.copytree(alone, tmp_path / "copy"))
+
+
+def _flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+DAMAGES: list[Callable[[Path], None]] = [_flip_a_bit, _truncate, _empty, Path.unlink]
+damages = pytest.mark.parametrize("damage", DAMAGES, ids=["flipped", "truncated", "empty", "missing"])
+
+
+@damages
+def test_every_file_is_checked(copy: Path, damage: Callable[[Path], None]) -> None:
+    names = [*Manifest.load(copy).files, "manifest.json"]
+    assert {Path(name).suffix for name in names} == {".json", ".so", ".safetensors"}
+    for name in names:
+        content = (copy / name).read_bytes()
+        damage(copy / name)
+        with pytest.raises(ArtifactError, match=r"Build (the artifacts|them)|this version") as caught:
+            hidet_dist.load_partition(copy, 0)
+        assert Path(name).name in str(caught.value)
+        (copy / name).write_bytes(content)
+    with hidet_dist.load_partition(copy, 0) as model:
+        np.testing.assert_allclose(model(X), whole(X), atol=1e-4)
+
+
+def test_what_only_one_rank_finds_damaged_all_hear_of(start: Start, artifacts: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(artifacts, tmp_path / "copy"))
+    file = copy / "stage0" / "rank1.safetensors"
+    content = file.read_bytes()
+    ranks = start(2)
+    for damage in DAMAGES:
+        damage(file)
+        for rank in ranks:
+            rank.send("load", folder=str(copy), timeout_seconds=5.0)
+        other, own = (rank.answer() for rank in ranks)
+        assert own["error"] == "ArtifactError" and "rank1.safetensors" in own["message"]
+        assert_blames(other, 1, "RendezvousError", "ArtifactError", "rank1.safetensors", within=5.0)
+        file.write_bytes(content)
+    load_all(ranks, copy)
+    call_all(ranks)
+
+
+def _state(folder: Path) -> list[Any]:
+    paths = [folder, *sorted(folder.rglob("*"))]
+    return [(str(path), path.stat().st_mode, path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+
+
+def test_a_folder_that_may_only_be_read_will_do(start: Start, artifacts: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(artifacts, tmp_path / "copy"))
+    for path in (copy, *copy.rglob("*")):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    before = _state(copy)
+    ranks = start(2)
+    load_all(ranks, copy)
+    call_all(ranks)
+    assert _state(copy) == before
+    for path in (copy, *copy.rglob("*")):
+        path.chmod(0o755)
+
+
+def test_loading_while_builds_replace_the_folder(start: Start, artifacts: Path, tmp_path: Path) -> None:
+    """Each time, both ranks have the one build or the other whole, or both say that they have not."""
+    builds = [artifacts, build(tmp_path / "other", 2, seed=1)]
+    place = Path(shutil.copytree(artifacts, tmp_path / "place"))
+    stop = threading.Event()
+
+    def rebuild() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            with replacing(place) as staging:
+                shutil.copytree(builds[number % 2], staging, dirs_exist_ok=True)
+
+    thread = threading.Thread(target=rebuild)
+    thread.start()
+    ranks = start(2)
+    answers = []
+    try:
+        for _ in range(12):
+            for rank in ranks:
+                rank.send("load", folder=str(place), timeout_seconds=3.0)
+            loads = [rank.answer() for rank in ranks]
+            if all("error" not in load for load in loads):
+                for rank in ranks:
+                    rank.send("call", inputs=[X.tolist()])
+                answers.append([rank.answer()["result"] for rank in ranks])
+                for rank in ranks:
+                    rank.do("close")
+            else:
+                assert all(load.get("error") in {"ArtifactError", "RendezvousError"} for load in loads), loads
+    finally:
+        stop.set()
+        thread.join()
+    for first, second in answers:
+        assert first == second
+        assert any(np.allclose(first, whole(X, seed), atol=1e-4) for seed in (0, 1))
+    with replacing(place) as staging:
+        shutil.copytree(artifacts, staging, dirs_exist_ok=True)
+    load_all(ranks, place)
+    call_all(ranks)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "place", "scratch"]
+
+
+def _elsewhere(copy: Path, folder: str) -> None:
+    """Have the manifest put the stage somewhere else, where all of its files are, with their right checksums."""
+    manifest = Manifest.load(copy)
+    (stage,) = manifest.stages
+    files = {name.replace("stage0", folder, 1): entry for name, entry in manifest.files.items()}
+    dataclasses.replace(manifest, stages=(dataclasses.replace(stage, folder=folder),), files=files).save(copy)
+
+
+@pytest.mark.parametrize("where", ["../outside", "stage0/../../outside", "{}/outside", ".//stage0", "stage0/."])
+def test_names_lead_nowhere_else(copy: Path, tmp_path: Path, where: str) -> None:
+    shutil.copytree(copy / "stage0", tmp_path / "outside")
+    _elsewhere(copy, where.format(tmp_path))
+    with pytest.raises(ArtifactError, match="not in the folder"):
+        hidet_dist.load_partition(copy, 0)
+
+
+@pytest.mark.parametrize("name", ["stage0", "stage0/kernels", "stage0/launcher.so", "stage0/rank0.safetensors"])
+def test_links_are_not_followed(copy: Path, tmp_path: Path, name: str) -> None:
+    shutil.move(copy / name, tmp_path / "outside")
+    (copy / name).symlink_to(tmp_path / "outside")
+    with pytest.raises(ArtifactError, match="not in the folder: links are not followed"):
+        hidet_dist.load_partition(copy, 0)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "stage0/launcher.so"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_what_is_no_file_is_refused(copy: Path, name: str, make: Callable[[Path], None]) -> None:
+    (copy / name).unlink()
+    make(copy / name)
+    with pytest.raises(ArtifactError, match=Path(name).name):
+        hidet_dist.load_partition(copy, 0)
+
+
+def test_a_folder_may_be_reached_through_a_link(copy: Path, tmp_path: Path) -> None:
+    """As deployments do, which let ``current`` point to the newest version."""
+    (tmp_path / "current").symlink_to(copy)
+    with hidet_dist.load_partition(tmp_path / "current", 0) as model:
+        np.testing.assert_allclose(model(X), whole(X), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"format": 3}', "null", '"text"', "1e999", '{"format": 3, "stages": {"a": 1}}', "\ufeff{}"]
+)
+def test_a_manifest_that_makes_no_sense_is_refused(copy: Path, text: str) -> None:
+    (copy / "manifest.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ArtifactError, match="manifest"):
+        hidet_dist.load_partition(copy, 0)
+
+
+def test_a_kernel_that_is_not_the_manifests_is_not_loaded(copy: Path) -> None:
+    """Not even its initializers run: it would end this process."""
+    kernel = copy / "stage0" / "kernels" / "0.so"
+    source = copy / "evil.c"
+    source.write_text("#include <stdlib.h>\n__attribute__((constructor)) static void run(void) { _Exit(9); }\n")
+    assert os.system(f"cc -shared -fPIC -o {kernel} {source}") == 0
+    source.unlink()
+    with pytest.raises(ArtifactError, match=r"kernels/0\.so was altered"):
+        hidet_dist.load_partition(copy, 0)
+    assert json.loads((copy / "manifest.json").read_text())["files"]["stage0/kernels/0.so"]

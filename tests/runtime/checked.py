@@ -1,0 +1,133 @@
+"""Collectives of one rank, each checked against NumPy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from hidet_dist.runtime import native
+from hidet_dist.runtime.communicator import Communicator
+from hidet_dist.runtime.mesh_groups import group_ranks
+
+NUMPY_REDUCE: dict[str, Callable[..., Any]] = {
+    "sum": np.sum,
+    "max": np.max,
+    "min": np.min,
+    "product": np.prod,
+    "mean": np.mean,
+}
+
+
+def address(array: np.ndarray | torch.Tensor) -> int:
+    return array.data_ptr() if isinstance(array, torch.Tensor) else int(array.ctypes.data)
+
+
+def as_dtype(values: np.ndarray, dtype: str) -> torch.Tensor:
+    return torch.from_numpy(values).to(getattr(torch, dtype), copy=True).contiguous()
+
+
+def inputs(rank: int, count: int, dtype: str) -> np.ndarray:
+    """A rank's data: integers so small that no dtype overflows, and rounds only means, whatever is done with them."""
+    low, high = {"bool": (0, 2), "uint8": (0, 4)}.get(dtype, (-3, 4))
+    return np.random.default_rng(rank + 1).integers(low, high, size=count).astype(np.float64)
+
+
+def reduced(stack: np.ndarray, dtype: str, op: str) -> np.ndarray:
+    values = NUMPY_REDUCE[op](stack, axis=0)
+    if op == "mean" and "int" in dtype:
+        return np.trunc(values)
+    return np.minimum(values, 1) if dtype == "bool" else values
+
+
+class Checked:
+    """Collectives of one rank in one group, each checked against NumPy."""
+
+    def __init__(self, comm: Communicator, mesh: tuple[int, ...], group: int):
+        self.comm = comm
+        self.group = group
+        self.ranks = group_ranks(mesh, comm.rank, group)
+        self.size, self.place = len(self.ranks), self.ranks.index(comm.rank)
+        self.calls = 0
+
+    def call(self, function: Callable[..., int], *arguments: int) -> None:
+        assert function(*arguments, self.group) == native.OK, native.last_error()
+        self.comm.wait()
+        self.calls += 1
+
+    def everything(self) -> None:
+        for dtype in native.DTYPE_CODES:
+            for op in native.REDUCE_OP_CODES:
+                if (dtype, op) != ("bool", "mean"):
+                    self.reductions(dtype, op, count=5)
+            self.moves(dtype, count=5)
+            self.messages(dtype, count=5)
+
+    def expect(self, got: torch.Tensor, expected: torch.Tensor, *label: object) -> None:
+        assert torch.equal(got, expected), f"{label} over {self.ranks}: {got} is not {expected}"
+
+    def reductions(self, dtype: str, op: str, count: int) -> None:
+        codes = native.dtype_code(dtype), native.reduce_op_code(op)
+        whole = [inputs(rank, count * self.size, dtype) for rank in self.ranks]
+        send = as_dtype(whole[self.place], dtype)
+        recv = torch.zeros_like(send)
+        expected = as_dtype(reduced(np.stack(whole), dtype, op), dtype)
+        self.call(native.all_reduce, address(send), address(recv), count * self.size, *codes)
+        self.expect(recv, expected, "all_reduce", dtype, op)
+        self.call(native.all_reduce, address(send), address(send), count * self.size, *codes)
+        self.expect(send, expected, "all_reduce in place", dtype, op)
+        send = as_dtype(whole[self.place], dtype)
+        recv = torch.zeros(count, dtype=send.dtype)
+        self.call(native.reduce_scatter, address(send), address(recv), count, *codes)
+        self.expect(recv, expected[self.place * count : (self.place + 1) * count], "reduce_scatter", dtype, op)
+
+    def moves(self, dtype: str, count: int) -> None:
+        code, size, place = native.dtype_code(dtype), self.size, self.place
+        whole = [as_dtype(inputs(rank, count * size, dtype), dtype) for rank in self.ranks]
+        send = whole[place]
+        recv = torch.zeros(size * size * count, dtype=send.dtype)
+        self.call(native.all_gather, address(send), address(recv), size * count, code)
+        self.expect(recv, torch.cat(whole), "all_gather", dtype)
+        recv = torch.zeros_like(send)
+        self.call(native.all_to_all, address(send), address(recv), count, code)
+        parts = [values[place * count : (place + 1) * count] for values in whole]
+        self.expect(recv, torch.cat(parts), "all_to_all", dtype)
+        for root in range(size):
+            recv = torch.zeros_like(send)
+            source = address(send) if place == root else 0
+            self.call(native.broadcast, source, address(recv), count * size, code, root)
+            self.expect(recv, whole[root], "broadcast", dtype, root)
+            in_place = send.clone()
+            self.call(native.broadcast, address(in_place), address(in_place), count * size, code, root)
+            self.expect(in_place, whole[root], "broadcast in place", dtype, root)
+
+    def messages(self, dtype: str, count: int) -> None:
+        code, size, place = native.dtype_code(dtype), self.size, self.place
+        # A message's length depends on who sends it.
+        whole = [as_dtype(inputs(rank, count + rank, dtype), dtype) for rank in self.ranks]
+        own = whole[place]
+        for step in range(size):  # 0: to itself
+            to, from_ = (place + step) % size, (place - step) % size
+            recv = torch.zeros_like(whole[from_])
+            arguments = (address(own), own.numel(), to, address(recv), recv.numel(), from_, code)
+            self.call(native.send_recv, *arguments)
+            self.expect(recv, whole[from_], "send_recv", dtype, step)
+        # Down a chain, whose ends have nothing to receive and to send.
+        to = place + 1 if place + 1 < size else native.NOBODY
+        recv = torch.zeros_like(whole[place - 1])
+        self.call(native.send_recv, address(own), own.numel(), to, address(recv), recv.numel(), place - 1, code)
+        self.expect(recv, whole[place - 1] if place else torch.zeros_like(recv), "chain", dtype)
+        if size == 1:
+            return
+        # From all to the first, two from each: they come in the order of sending.
+        for sender in range(1, size):
+            for scale in (1, 2):
+                if place == sender:
+                    message = own[: own.numel() // scale].clone()
+                    self.call(native.send, address(message), message.numel(), code, 0)
+                elif place == 0:
+                    recv = torch.zeros_like(whole[sender][: whole[sender].numel() // scale])
+                    self.call(native.recv, address(recv), recv.numel(), code, sender)
+                    self.expect(recv, whole[sender][: recv.numel()], "recv", dtype, sender)

@@ -1,0 +1,199 @@
+"""Scenarios of ranks on CUDA devices, with the stand-ins for NCCL and the CUDA driver in native/."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from checked import Checked, address
+
+from hidet_dist.errors import ConfigError
+from hidet_dist.runtime import native, nccl, session
+from hidet_dist.runtime.communicator import Communicator
+
+SUM, F32 = native.reduce_op_code("sum"), native.dtype_code("float32")
+
+
+def _driver() -> ctypes.CDLL:
+    driver = ctypes.CDLL(os.environ[nccl.DRIVER_VARIABLE])
+    driver.fake_current_stream.restype = ctypes.c_void_p
+    driver.fake_set_current_stream.argtypes = (ctypes.c_void_p,)
+    driver.cuStreamCreate.argtypes = (ctypes.c_void_p, ctypes.c_uint)
+    driver.cuStreamBeginCapture_v2.argtypes = (ctypes.c_void_p, ctypes.c_int)
+    driver.cuStreamEndCapture.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    driver.cuGraphInstantiateWithFlags.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ulonglong)
+    driver.cuGraphLaunch.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    driver.cuStreamQuery.argtypes = (ctypes.c_void_p,)
+    return driver
+
+
+def _stream(driver: ctypes.CDLL) -> int:
+    """A new stream, made the current one."""
+    stream = ctypes.c_void_p()
+    assert driver.cuStreamCreate(ctypes.byref(stream), 1) == 0
+    driver.fake_set_current_stream(stream)
+    return stream.value or 0
+
+
+def _communicator(mesh: list[int], **arguments: Any) -> Communicator:
+    if os.environ.get(nccl.DRIVER_VARIABLE):
+        function = ctypes.cast(_driver().fake_current_stream, ctypes.c_void_p).value or 0
+        nccl.hidet_stream_function = lambda: function
+    return session.communicator_for(tuple(mesh), target="cuda", **arguments)
+
+
+def _sum(comm: Communicator, group: int) -> float:
+    send = np.array([comm.rank + 1], dtype=np.float32)
+    native.all_reduce(address(send), address(send), 1, F32, SUM, group)
+    comm.wait()
+    return float(send[0])
+
+
+def cuda_collectives(mesh: list[int], own_stream: bool, warm: bool) -> bool:
+    """Every collective, dtype, reduction and group of a mesh, against NumPy."""
+    groups = range(1 << len(mesh))
+    with _communicator(mesh) as comm:
+        if own_stream:
+            _stream(_driver())
+        if warm:
+            comm.warm_up(groups)
+        comm.bind()
+        calls = 0
+        for group in groups:
+            checked = Checked(comm, tuple(mesh), group)
+            checked.everything()
+            calls += checked.calls
+        assert comm.sequence == calls
+    return True
+
+
+def cuda_asynchronous() -> bool:
+    """A collective returns before it is over: a rank that is alone in it cannot have got its result."""
+    with _communicator([2]) as comm:
+        driver = _driver()
+        stream = _stream(driver)
+        comm.warm_up([1])
+        if comm.rank == 1:
+            time.sleep(1)
+        send, recv = np.full(3, comm.rank + 1, np.float32), np.zeros(3, np.float32)
+        start = time.monotonic()
+        assert native.all_reduce(address(send), address(recv), 3, F32, SUM, 1) == native.OK
+        assert time.monotonic() - start < 0.5
+        if comm.rank == 0:
+            assert driver.cuStreamQuery(stream) == 600
+            assert not recv.any()
+        comm.wait()
+        assert (recv == 3).all()
+    return True
+
+
+def cuda_graph(launches: int) -> list[float]:
+    """Collectives of every way that they go, captured once and run several times."""
+    with _communicator([2, 2]) as comm:
+        driver = _driver()
+        stream = _stream(driver)
+        comm.warm_up([1, 3])
+        value = np.array([comm.rank + 1], np.float32)
+        shared, passed = np.zeros(4, np.float32), np.zeros(1, np.float32)
+        exchanged = np.zeros(4, np.float32)
+        driver.cuStreamBeginCapture_v2(stream, 0)
+        native.all_reduce(address(value), address(value), 1, F32, SUM, 1)
+        native.all_gather(address(value), address(shared), 1, F32, 3)
+        native.all_to_all(address(shared), address(exchanged), 1, F32, 3)
+        to, from_ = (comm.rank + 1) % 4, (comm.rank - 1) % 4
+        native.send_recv(address(exchanged), 1, to, address(passed), 1, from_, F32, 3)
+        graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+        driver.cuStreamEndCapture(stream, ctypes.byref(graph))
+        driver.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, 0)
+        comm.check()
+        assert value[0] == comm.rank + 1
+        for _ in range(launches):
+            driver.cuGraphLaunch(executable, stream)
+        comm.wait()
+        return [float(value[0]), *map(float, shared), *map(float, exchanged), float(passed[0])]
+
+
+def cuda_capture_unprepared() -> bool:
+    """A group that was not warmed up cannot be used for the first time while a stream is captured."""
+    comm = _communicator([2, 2])
+    driver = _driver()
+    stream = _stream(driver)
+    comm.warm_up([1])
+    driver.cuStreamBeginCapture_v2(stream, 0)
+    value = np.ones(1, np.float32)
+    native.all_reduce(address(value), address(value), 1, F32, SUM, 2)
+    comm.check()
+    return True
+
+
+def cuda_bad_rank(mesh: list[int], how: str, who: int, when: str) -> float:
+    """One rank dies, stops or comes late: before NCCL's communicators are made, or after."""
+    comm = _communicator(mesh, timeout_seconds=30 if how == "dies" else 1.5)
+    comm.bind()
+    whole = (1 << len(mesh)) - 1
+    if when == "warm":
+        comm.warm_up(range(1 << len(mesh)))
+        assert _sum(comm, whole) == comm.world_size * (comm.world_size + 1) / 2
+    if comm.rank == who:
+        time.sleep(0.5)
+        if how == "dies":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(4)
+    if when == "warming":
+        comm.warm_up([1])
+    _sum(comm, 1)
+    return _sum(comm, whole)
+
+
+def cuda_error() -> float:
+    """NCCL reports an asynchronous error to one rank, while the others wait for it."""
+    comm = _communicator([2], timeout_seconds=20)
+    comm.warm_up([1])
+    for _ in range(4):
+        _sum(comm, 1)
+    return 0.0
+
+
+def cuda_wrong_call() -> float:
+    """One rank calls wrongly, and the other waits for its stream."""
+    comm = _communicator([2], timeout_seconds=20)
+    comm.warm_up([1])
+    if comm.rank == 1:
+        native.all_reduce(1, 1, 1, 99, 0, 1)
+        comm.check()
+    return _sum(comm, 1)
+
+
+def cuda_refused() -> bool:
+    """A communicator that cannot be made."""
+    try:
+        session.communicator_for((2,), target="cuda")
+    except ConfigError:
+        session.shutdown()
+        raise
+    return True
+
+
+def cuda_devices() -> float:
+    """A sum, on the devices that there are."""
+    with _communicator([2]) as comm:
+        comm.warm_up([])
+        return _sum(comm, 1)
+
+
+SCENARIOS: tuple[Callable[..., Any], ...] = (
+    cuda_collectives,
+    cuda_asynchronous,
+    cuda_graph,
+    cuda_capture_unprepared,
+    cuda_bad_rank,
+    cuda_error,
+    cuda_wrong_call,
+    cuda_refused,
+    cuda_devices,
+)

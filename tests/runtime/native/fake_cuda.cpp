@@ -1,0 +1,182 @@
+// Stands in for the CUDA driver where there is no GPU: exactly the functions that the native runtime and the stand-in for
+// NCCL use, and those that tests use to make streams and graphs. Device memory is host memory, a stream is a queue that
+// a thread works off, and a graph is a list of functions.
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace {
+
+using Function = std::function<void()>;
+
+constexpr int kInvalidValue = 1;
+constexpr int kInvalidDevice = 101;
+constexpr int kNotReady = 600;
+constexpr int kCaptureUnsupported = 900;
+
+std::mutex mutex;
+std::condition_variable changed;
+int captures = 0;
+
+struct Stream {
+  Stream() {
+    std::thread([this] { run(); }).detach();
+  }
+
+  // With the mutex held.
+  void add(Function function) {
+    if (capturing) {
+      captured.push_back(std::move(function));
+      return;
+    }
+    queue.push_back(std::move(function));
+    changed.notify_all();
+  }
+
+  void run() {
+    std::unique_lock<std::mutex> lock(mutex);
+    while (true) {
+      changed.wait(lock, [this] { return !queue.empty(); });
+      const Function function = queue.front();
+      lock.unlock();
+      function();
+      lock.lock();
+      queue.pop_front();
+    }
+  }
+
+  std::deque<Function> queue;  // the first one is being run
+  bool capturing = false;
+  std::vector<Function> captured;
+};
+
+Stream *default_stream() {
+  static Stream *stream = new Stream;
+  return stream;
+}
+
+Stream &of(void *handle) { return handle == nullptr ? *default_stream() : *static_cast<Stream *>(handle); }
+
+int device_count() {
+  const char *text = std::getenv("FAKE_CUDA_DEVICES");
+  return text == nullptr ? 8 : std::atoi(text);
+}
+
+void *current_stream = nullptr;
+
+}  // namespace
+
+#define API extern "C" __attribute__((visibility("default")))
+
+API int cuInit(unsigned int) { return 0; }
+
+API int cuDeviceGetCount(int *count) {
+  *count = device_count();
+  return 0;
+}
+
+API int cuDeviceGet(int *device, int ordinal) {
+  *device = ordinal;
+  return ordinal >= 0 && ordinal < device_count() ? 0 : kInvalidDevice;
+}
+
+API int cuDeviceGetUuid_v2(char *uuid, int device) {
+  std::memset(uuid, device, 16);
+  return 0;
+}
+
+API int cuDevicePrimaryCtxRetain(void **context, int) {
+  static int any;
+  *context = &any;
+  return 0;
+}
+
+API int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
+API int cuCtxSetCurrent(void *) { return 0; }
+
+API int cuStreamCreate(void **stream, unsigned int) {
+  *stream = new Stream;
+  return 0;
+}
+
+API int cuStreamDestroy_v2(void *) { return 0; }  // its thread may be at work yet
+
+API int cuStreamQuery(void *stream) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (of(stream).capturing) return kCaptureUnsupported;
+  return of(stream).queue.empty() ? 0 : kNotReady;
+}
+
+API int cuStreamIsCapturing(void *stream, int *status) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  *status = of(stream).capturing ? 1 : 0;
+  return 0;
+}
+
+API int cuLaunchHostFunc(void *stream, void (*function)(void *), void *data) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  of(stream).add([function, data] { function(data); });
+  return 0;
+}
+
+API int cuMemcpyAsync(unsigned long long target, unsigned long long source, size_t bytes, void *stream) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  of(stream).add([=] { std::memcpy(reinterpret_cast<void *>(target), reinterpret_cast<void *>(source), bytes); });
+  return 0;
+}
+
+API int cuMemAlloc_v2(unsigned long long *pointer, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (captures > 0) return kCaptureUnsupported;
+  *pointer = reinterpret_cast<unsigned long long>(std::calloc(1, bytes));
+  return 0;
+}
+
+API int cuMemFree_v2(unsigned long long pointer) {
+  std::free(reinterpret_cast<void *>(pointer));
+  return 0;
+}
+
+API int cuGetErrorString(int error, const char **text) {
+  *text = error == kCaptureUnsupported ? "operation not permitted when stream is capturing"
+          : error == kInvalidDevice    ? "invalid device ordinal"
+                                       : nullptr;
+  return *text == nullptr ? kInvalidValue : 0;
+}
+
+API int cuStreamBeginCapture_v2(void *stream, int) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  of(stream).capturing = true;
+  of(stream).captured.clear();
+  ++captures;
+  return 0;
+}
+
+API int cuStreamEndCapture(void *stream, void **graph) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  of(stream).capturing = false;
+  --captures;
+  *graph = new std::vector<Function>(of(stream).captured);
+  return 0;
+}
+
+API int cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long) {
+  *executable = graph;
+  return 0;
+}
+
+API int cuGraphLaunch(void *executable, void *stream) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (const Function &function : *static_cast<std::vector<Function> *>(executable)) of(stream).add(function);
+  return 0;
+}
+
+// Like hidet's: the stream that kernels are launched on.
+API void *fake_current_stream() { return current_stream; }
+API void fake_set_current_stream(void *stream) { current_stream = stream; }
