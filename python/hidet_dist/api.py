@@ -145,7 +145,7 @@ def auto_parallel(
         program.communications(),
         [stage.weight_bytes_per_device] * stage.mesh.size,
         sum(weight.nbytes for weight in stage.weights),
-        plan.seconds,
+        plan.makespan_seconds,
         planned - begin,
         done - planned,
     )
