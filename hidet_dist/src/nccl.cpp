@@ -212,7 +212,8 @@ struct hidet_dist_nccl {
     if (!waits_) wait_start_ = start;
     waits_ = true;
     auto *communicator = hidet_dist::current();
-    if (communicator != nullptr && used_ != 0) communicator->await(used_);
+    // A graph that is launched again uses groups without saying so.
+    if (communicator != nullptr && used_ != 0) communicator->await(recent_ != 0 ? recent_ : used_);
     library_.cu_ctx_set_current(context_);
     while (true) {
       const int state = closed_ ? 0 : library_.cu_stream_query(stream);
@@ -227,6 +228,7 @@ struct hidet_dist_nccl {
       pause(start);
     }
     waits_ = false;
+    recent_ = 0;
     if (communicator != nullptr) communicator->end();
     return HIDET_DIST_OK;
   }
@@ -362,6 +364,7 @@ struct hidet_dist_nccl {
       }
     }
     used_ |= group;
+    recent_ |= group;
     library_.cu_ctx_set_current(context_);
     return comms_[key(group)]->comm;
   }
@@ -488,7 +491,8 @@ struct hidet_dist_nccl {
   std::map<int32_t, std::unique_ptr<Slot>> comms_;
   Slot *pending_ = nullptr;
   Comm pending_parent_ = nullptr;
-  int32_t used_ = 0;  // the mesh axes of all groups used so far
+  int32_t used_ = 0;    // the mesh axes of all groups used so far
+  int32_t recent_ = 0;  // of those used since a wait was over
   bool waits_ = false;
   Clock::time_point wait_start_{};
   bool closed_ = false;

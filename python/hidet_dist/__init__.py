@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hidet_dist.api import AutoParallelResult, auto_parallel, partition
     from hidet_dist.machine import calibrate
     from hidet_dist.runtime.partition import LoadedPartition, load_partition
+    from hidet_dist.runtime.profile import Profile, merge_traces
     from hidet_dist.runtime.session import init, shutdown
     from hidet_dist.search import search_family
     from hidet_dist.search.recost import recost
@@ -31,6 +32,7 @@ __all__ = [
     "LoadedPartition",
     "OpShardSpec",
     "Plan",
+    "Profile",
     "ReduceFn",
     "TensorShardSpec",
     "as_weight",
@@ -39,6 +41,7 @@ __all__ = [
     "calibrate",
     "init",
     "load_partition",
+    "merge_traces",
     "partition",
     "recost",
     "search_family",
@@ -51,6 +54,7 @@ _HOMES = {
     "hidet_dist.api": ("AutoParallelResult", "auto_parallel", "partition"),
     "hidet_dist.machine": ("calibrate",),
     "hidet_dist.runtime.partition": ("LoadedPartition", "load_partition"),
+    "hidet_dist.runtime.profile": ("Profile", "merge_traces"),
     "hidet_dist.runtime.session": ("init", "shutdown"),
     "hidet_dist.search": ("recost", "search_family"),
     "hidet_dist.spec": ("DeviceMesh", "OpShardSpec", "Plan", "ReduceFn", "TensorShardSpec"),

@@ -14,6 +14,7 @@ from hidet_dist.artifacts.write import check_destination, replacing, write_artif
 from hidet_dist.compile import check_compiler, compile_program
 from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.errors import ConfigError, PlanError
+from hidet_dist.normalize.precision import in_precision
 from hidet_dist.partition import Program, partition_graph
 from hidet_dist.progress import Progress
 from hidet_dist.search import search
@@ -87,6 +88,10 @@ def auto_parallel(
     check_compiler(target)
     if not isinstance(graph, FlowGraph):
         raise ConfigError(f"auto_parallel takes a hidet FlowGraph; got a {type(graph).__name__}.")
+    names = optimization.names
+    if optimization.precision is not None:
+        half = in_precision(graph, optimization.precision)
+        graph, names = half.graph, {name: half.weights.get(x, x) for name, x in names.items()}
     out_dir = Path(out_dir)
     check_destination(out_dir, optimization.recompile)
     files = None if optimization.weights is None else SafetensorsFiles.open(optimization.weights)
@@ -109,7 +114,7 @@ def auto_parallel(
                 optimization.solver_time_limit_seconds,
                 optimization.solver_gap,
                 optimization.pins,
-                optimization.names,
+                names,
                 optimization.mode,
                 optimization.solver_threads,
                 symbols=optimization.symbols,

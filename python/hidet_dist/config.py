@@ -11,6 +11,7 @@ from hidet_dist.compile.target import CPU, MMA, Target
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster, Device, builtin, load_machine
 from hidet_dist.machine.gpu import GPUS, MACHINE_OF_ARCH
+from hidet_dist.normalize.precision import PRECISIONS
 from hidet_dist.search.labels import parse_names
 from hidet_dist.search.pins import parse_pins
 from hidet_dist.search.planner import MODES
@@ -93,6 +94,9 @@ class OptimizationConfig:
     mma: str, optional
         ``mma`` for float32 matrix products on tensor cores, which round their operands to tf32 (10 bits of mantissa),
         ``simt``, the default, for none. Half precision always goes to tensor cores.
+    precision: str, optional
+        ``float16`` or ``bfloat16`` to compute a float32 graph in half precision where that is sound, with weights kept
+        in it; see :mod:`hidet_dist.normalize.precision`. Inputs and outputs keep their dtypes. For the target ``cuda``.
     mem_budget: int, optional
         Bytes that each device may hold at any time, by the plan: weights, graph inputs and outputs, and activations
         while they live; the device's memory by default.
@@ -130,6 +134,7 @@ class OptimizationConfig:
     arch: str | None = None
     space: int = 0
     mma: str | None = None
+    precision: str | None = None
     mem_budget: int | None = None
     input_specs: tuple[TensorShardSpec | None, ...] | None = None
     output_specs: tuple[TensorShardSpec | None, ...] | None = None
@@ -190,7 +195,7 @@ class OptimizationConfig:
         if self.target not in ("cpu", "cuda"):
             raise ConfigError(f"optimization_config['target'] must be 'cpu' or 'cuda'; got {self.target!r}.")
         known = ("auto", *MACHINE_OF_ARCH)
-        for key, choices in (("arch", known), ("space", (0, 1, 2)), ("mma", MMA)):
+        for key, choices in (("arch", known), ("space", (0, 1, 2)), ("mma", MMA), ("precision", PRECISIONS)):
             value = getattr(self, key)
             if value is not None and (value not in choices or isinstance(value, bool)):
                 raise ConfigError(

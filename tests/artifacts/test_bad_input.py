@@ -1,11 +1,14 @@
 """What is refused, before any collective starts: each with a message that says what and where."""
 
 import dataclasses
+import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +19,7 @@ import torch
 
 import hidet_dist  # noqa: F401
 from hidet_dist.artifacts import Manifest
+from hidet_dist.artifacts.write import replacing
 from hidet_dist.config import DistributedConfig
 from hidet_dist.errors import (
     ArtifactError,
@@ -47,8 +51,6 @@ def artifacts(tmp_path_factory):
 @pytest.fixture
 def copy(artifacts, tmp_path):
     """Artifacts that a test may damage."""
-    import shutil
-
     return Path(shutil.copytree(artifacts, tmp_path / "copy"))
 
 
@@ -175,6 +177,48 @@ def test_own_artifacts_are_replaced_whole(copy):
     hidet.distributed.auto_parallel(linear(), {"mesh_shape": [2]}, {}, copy)
     assert not (copy / "stray").exists()
     assert [path.name for path in copy.parent.iterdir()] == ["copy"]
+
+
+def test_artifacts_of_another_format_are_replaced_too(copy):
+    path = copy / "manifest.json"
+    body = json.loads(path.read_text())
+    body["format"] = 1
+    body.pop("checksum")
+    checksum = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps({**body, "checksum": checksum}))
+    with pytest.raises(ArtifactError, match="format 1, not"):
+        hidet.distributed.load_partition(copy, 0)
+    hidet.distributed.auto_parallel(linear(), {"mesh_shape": [1]}, {}, copy)
+    with hidet.distributed.load_partition(copy, 0) as model:
+        model(X)
+
+
+def test_loading_while_builds_replace_the_folder(copy, tmp_path):
+    """Each load gives the artifacts that were there at some time: never none, and never parts of two."""
+    other = tmp_path / "other"
+    x = hidet.symbol([4, 8], "float32", "cpu")
+    hidet.distributed.auto_parallel(hidet.trace_from(hidet.ops.exp(x), [x]), {"mesh_shape": [1]}, {}, other)
+    original = shutil.copytree(copy, tmp_path / "original")
+    stop = threading.Event()
+
+    def replace():
+        while not stop.is_set():
+            for source in (other, original):
+                with replacing(copy) as folder:
+                    shutil.copytree(source, folder, dirs_exist_ok=True)
+
+    builder = threading.Thread(target=replace)
+    builder.start()
+    try:
+        whole = linear().forward([hidet.asarray(X)])[0].numpy()
+        for _ in range(30):
+            with hidet.distributed.load_partition(copy, 0) as model:
+                y = model(X)
+                np.testing.assert_allclose(y, np.exp(X) if y.shape == (4, 8) else whole, rtol=1e-4, atol=1e-4)
+    finally:
+        stop.set()
+        builder.join(60)
+    assert not [path for path in tmp_path.iterdir() if "partial" in path.name or "before" in path.name]
 
 
 def test_a_file_is_no_folder(tmp_path):

@@ -3,12 +3,16 @@
 import hidet
 import numpy as np
 import pytest
+import torch
 from hidet import ops
 
+from hidet_dist.compat.rewrites import sound_rewrites
 from hidet_dist.compile import optimize_program
+from hidet_dist.compile.cpu import cpu_kernels
 from hidet_dist.compile.cpu.views import view_of
 from hidet_dist.machine import builtin
 from hidet_dist.partition import partition_graph
+from hidet_dist.runtime.openblas import load_openblas
 from hidet_dist.search import search
 from hidet_dist.simulate import simulate
 from hidet_dist.spec import DeviceMesh
@@ -108,3 +112,92 @@ def test_a_view_reaches_as_far_as_memory_is_only_renamed():
     part = x[:, 2:4, 4:8]
     assert (view_of(part).source, view_of(part).strides, view_of(part).offset) == (x, (72, 12, 1), 28)
     assert view_of(ops.relu(x)).source is not x
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("layout", ["plain", "transposed b", "stacked", "both permuted"])
+def test_half_types_are_summed_up_in_float32_and_rounded_once(dtype, layout):
+    k = 1200  # more than a panel
+    shapes = {"stacked": ((2, 3, 9, k), (2, 3, k, 21)), "transposed b": ((9, k), (21, k))}
+    a, b = (half(*shape, dtype=dtype) for shape in shapes.get(layout, ((9, k), (k, 21))))
+    if layout == "both permuted":
+        a, b = a.t().contiguous(), b.t().contiguous()
+    c = half(21, dtype=dtype)
+    x, y, bias = (hidet.symbol(list(t.shape), dtype, "cpu") for t in (a, b, c))
+    if layout == "both permuted":
+        product, whole = ops.matmul(ops.transpose(x), ops.transpose(y)), a.t().double() @ b.t().double()
+    elif layout == "transposed b":
+        product, whole = ops.matmul_nt(x, y), a.double() @ b.t().double()
+    else:
+        product, whole = ops.matmul(x, y), a.double() @ b.double()
+    graph = cpu_optimized(ops.relu(product + bias), [x, y, bias])
+    assert [node.name for node in graph.nodes] == ["BlasMatmul"]
+    (result,) = graph.forward([hidet.from_torch(t) for t in (a, b, c)])
+    expected = torch.relu(whole + c.double())
+    # Half a unit in the last place, and what float32 sums are off.
+    unit = torch.finfo(getattr(torch, dtype)).eps
+    error = (result.torch().double() - expected).abs()
+    assert bool((error <= expected * unit * 0.51 + 1e-4).all())
+
+
+def half(*shape, dtype):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(getattr(torch, dtype))
+
+
+def cpu_optimized(outputs, inputs):
+    with sound_rewrites(), cpu_kernels():
+        graph = hidet.graph.optimize(hidet.trace_from(outputs, inputs))
+    load_openblas()
+    return graph
+
+
+EPILOGUES = {
+    "bias": ((2, 5, 7), (7, 3), lambda y, c: y + c, [(3,)]),
+    "column": ((2, 5, 7), (7, 3), lambda y, c: y * c, [(5, 1)]),
+    "residual": ((2, 5, 7), (7, 3), lambda y, c: y + c, [(2, 5, 3)]),
+    "mask of a stack": ((2, 3, 5, 7), (2, 3, 7, 4), lambda y, c: y * 0.5 + c, [(2, 1, 1, 4)]),
+    "triangle": ((2, 3, 5, 7), (2, 3, 7, 4), lambda y, c: y + c, [(1, 1, 5, 4)]),
+    "one row": ((1, 7), (7, 3), lambda y, c: y + c, [(3,)]),
+    "one column": ((5, 7), (7, 1), lambda y, c: y + c, [(1,)]),
+    "twice": ((5, 7), (7, 3), lambda y, c: y + c + c, [(3,)]),
+    "many tiles": ((300, 40), (40, 1100), lambda y, c: y + c, [(1100,)]),
+}
+
+
+@pytest.mark.parametrize("case", EPILOGUES)
+def test_what_lies_as_the_product_does_is_read_while_it_is_written(case):
+    a, b, apply, others = EPILOGUES[case]
+    tensors = [symbol(*a), symbol(*b), *(symbol(*shape) for shape in others)]
+    names, error = optimized([apply(ops.matmul(*tensors[:2]), *tensors[2:])], tensors)
+    assert names == ["BlasMatmul"]
+    assert error < 2e-5
+
+
+def test_a_reshape_between_product_and_bias_costs_nothing():
+    a, b, bias, residual = symbol(10, 7), symbol(7, 3), symbol(3), symbol(2, 5, 3)
+    y = ops.reshape(ops.matmul(a, b), [2, 5, 3]) + bias
+    names, error = optimized([ops.gelu(y) + residual], [a, b, bias, residual])
+    assert names == ["BlasMatmul"]
+    assert error < 1e-5
+
+
+def test_a_reshape_of_rows_is_not_taken_for_one():
+    a, b, bias = symbol(10, 7), symbol(7, 6), symbol(3)
+    names, error = optimized([ops.reshape(ops.matmul(a, b), [20, 3]) + bias], [a, b, bias])
+    assert len(names) > 1
+    assert error < 1e-5
+
+
+def test_products_and_epilogues_of_symbolic_sizes():
+    a, mask = hidet.symbol(["batch", "seq", 8], "float32", "cpu"), hidet.symbol(["batch", 1, "seq"], "float32", "cpu")
+    w, bias = symbol(8, 8), symbol(8)
+    keys = ops.matmul(a, w) + bias
+    scores = ops.matmul(a, ops.transpose(keys, [0, 2, 1])) * 0.125 + mask
+    graph = cpu_optimized(scores, [a, mask, w, bias])
+    assert [node.name for node in graph.nodes] == ["BlasMatmul", "BlasMatmul"]
+    weight, shift = torch.randn(8, 8), torch.randn(8)
+    for batch, seq in ((1, 1), (3, 5), (2, 70)):
+        x, m = torch.randn(batch, seq, 8), torch.randn(batch, 1, seq)
+        (result,) = graph.forward([hidet.from_torch(t) for t in (x, m, weight, shift)])
+        expected = x @ (x @ weight + shift).transpose(1, 2) * 0.125 + m
+        torch.testing.assert_close(result.torch(), expected, rtol=1e-5, atol=1e-5)

@@ -7,9 +7,12 @@ from hidet import ops
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hidet_dist.compat.rewrites import sound_rewrites
 from hidet_dist.compile import optimize_program
+from hidet_dist.compile.cpu import cpu_kernels
 from hidet_dist.machine import builtin
 from hidet_dist.partition import partition_graph
+from hidet_dist.runtime.openblas import load_openblas
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 
@@ -168,3 +171,19 @@ def test_hidets_own_optimize_is_untouched():
     a, b = symbols(random(1, 4, 6, 6), random(8, 4, 3, 3))
     graph = hidet.graph.optimize(hidet.trace_from(ops.conv2d(a, b), [a, b]))
     assert "BlasConvolution" not in names(graph)
+
+
+def test_sizes_may_be_symbolic():
+    a, b = hidet.symbol(["batch", 4, "height", 9], "float32", "cpu"), hidet.symbol([8, 4, 3, 3], "float32", "cpu")
+    c, residual = hidet.symbol([8], "float32", "cpu"), hidet.symbol(["batch", 8, "height", 9], "float32", "cpu")
+    y = ops.conv2d(ops.pad(a, [1, 1, 1, 1]), b) + c.unsqueeze([0, 2, 3])
+    with sound_rewrites(), cpu_kernels():
+        graph = hidet.graph.optimize(hidet.trace_from(ops.relu(y) + residual, [a, b, c, residual]))
+    load_openblas()
+    assert names(graph) == ["BlasConvolution"]
+    w, bias = random(8, 4, 3, 3), random(8)
+    for batch, height in ((1, 5), (3, 1), (2, 17)):
+        x, other = random(batch, 4, height, 9), random(batch, 8, height, 9)
+        (result,) = run(graph, x, w, bias, other)
+        expected = torch.relu(torch.conv2d(x, w, bias, padding=1)) + other
+        torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)

@@ -167,3 +167,21 @@ def test_artifacts_carry_the_explanation_and_the_program_prints_it(tmp_path) -> 
     missing = run(str(tmp_path / "nothing"))
     assert (missing.returncode, missing.stdout) == (1, "")
     assert "nothing" in missing.stderr
+
+
+def test_the_explanation_says_what_is_hidden_of_each_collective() -> None:
+    _, plan = planned(pins={"fc1.weight": "(S0, R)", "fc2.weight": "(S0, R)", "op:3": "?, (R, R) -> ?"})
+    overlap = plan.stage.overlap
+    data = json.loads(plan.explain().to_json())
+    assert data["overlap"] == overlap.to_json()
+    assert data["makespan_seconds"] == plan.makespan_seconds
+    collectives = [c["step"].partition("(")[0] for c in data["overlap"]["communications"]]
+    assert {kind: collectives.count(kind) for kind in sorted(set(collectives))} == plan.collectives()
+    # fc2's weight is gathered while the layer before it is computed.
+    assert plan.makespan_seconds < plan.seconds
+    assert plan.makespan_seconds == pytest.approx(plan.seconds - overlap.hidden_seconds)
+    text = str(plan.explain())
+    assert "Communicating beside computing" in text
+    assert "Collectives beside computation" in text
+    alone = builtin("cpu", plan.stage.mesh)
+    assert find(block()[0], alone).plan.explain().to_data()["overlap"] is None

@@ -164,6 +164,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
             Rank({**base, "RANK": str(rank), **(environment[rank] if environment else {})}) for rank in range(count)
         ]
         started.extend(ranks)
+        for rank in ranks:
+            rank.do("shared")  # once it answers, all that takes time is imported
         return ranks
 
     yield run

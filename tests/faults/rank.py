@@ -55,8 +55,7 @@ def stall() -> None:
 
 def shared() -> list[Any]:
     """The groups that share memory."""
-    assert model is not None
-    return [list(ranks) for ranks in model._communicator.shared_groups]
+    return [] if model is None else [list(ranks) for ranks in model._communicator.shared_groups]
 
 
 COMMANDS = {function.__name__: function for function in (load, call, close, limit, stall, shared)}

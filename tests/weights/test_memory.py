@@ -70,5 +70,5 @@ def test_the_peak_of_memory_is_not_that_of_the_weights(tmp_path: Path) -> None:
                 else:
                     assert large["specs"][name] == "(R, S0)"
                     np.testing.assert_array_equal(part[:, 0:1], written[number, :, rank : rank + 1])
-    # Loading takes the rank's own weights once, and no copy.
-    assert load(tmp_path / "large") - load(tmp_path / "small") < 1.25 * WEIGHT_BYTES / 2
+    # Loading maps the rank's own weights: nothing of them is in its memory before it is read.
+    assert load(tmp_path / "large") - load(tmp_path / "small") < WEIGHT_BYTES / 2 / 16

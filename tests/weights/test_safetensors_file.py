@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save, save_file
+from safetensors.torch import load_file, save, save_file
 
 from hidet_dist.errors import WeightsError
-from hidet_dist.weights import Layout, SafetensorsFiles, write_safetensors
+from hidet_dist.weights import Layout, SafetensorsFiles, header, write_safetensors
 
 # hidet's names, and torch's where they differ
 DTYPES = {
@@ -85,6 +85,59 @@ def test_written_files_are_those_of_the_library(tmp_path_factory: Any, drawn: An
     layouts = {name: Layout(dtype, tuple(shape)) for name, (dtype, shape) in drawn.items()}
     write_safetensors(path, layouts, lambda name: tensors[name].reshape(-1).split(5))
     assert path.read_bytes() == save(tensors)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.dictionaries(
+        st.sampled_from(["a", "b", "c", "gap0", "gap1"]),
+        st.tuples(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 20), max_size=3)),
+        min_size=1,
+    )
+)
+def test_aligned_files_are_files_too(tmp_path_factory: Any, drawn: Any) -> None:
+    path = tmp_path_factory.mktemp("aligned") / "a.safetensors"
+    tensors = {name: numbered(shape, DTYPES[dtype]) for name, (dtype, shape) in drawn.items()}
+    layouts = {name: Layout(dtype, tuple(shape)) for name, (dtype, shape) in drawn.items()}
+    write_safetensors(path, layouts, lambda name: tensors[name].reshape(-1).split(5), 64)
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    places = header.parse(content[8 : 8 + length], len(content))
+    for name, tensor in load_file(path).items():
+        if name in tensors:
+            assert places[name].begin % 64 == 0
+            assert torch.equal(tensor.flatten().view(torch.uint8), tensors[name].flatten().view(torch.uint8))
+        else:
+            assert name.startswith("gap")
+    assert tensors.keys() <= places.keys()
+
+
+ENTRY = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"data_offsets": [0, 20]}, "does not fit the bytes 0 to 20"),
+        ({"data_offsets": [8, 32]}, "does not fit the bytes 8 to 32"),
+        ({"data_offsets": [-24, 0]}, r"the shape \[2, 3\] at -24"),
+        ({"data_offsets": [0]}, "ValueError"),
+        ({"shape": [-2, -3]}, r"the shape \[-2, -3\]"),
+        ({"shape": [2.0, 3]}, r"the shape \[2.0, 3\]"),
+        ({"shape": None}, "TypeError"),
+        ({"dtype": "F4"}, "has the dtype F4"),
+        ({"dtype": []}, "makes no sense: TypeError"),
+    ],
+)
+def test_headers_that_make_no_sense_are_refused(change: dict[str, Any], says: str) -> None:
+    text = json.dumps({"w": ENTRY}).encode()
+    assert header.parse(text, 8 + len(text) + 24)["w"].begin == 8 + len(text)
+    text = json.dumps({"w": {**ENTRY, **change}}).encode()
+    with pytest.raises(WeightsError, match=says):
+        header.parse(text, 8 + len(text) + 24)
+    for text in (b"[]", b"{", b"3", b'{"w": 3}', b"\xff"):
+        with pytest.raises(WeightsError, match="Its header makes no sense"):
+            header.parse(text, 100)
 
 
 def test_a_dtype_that_the_format_lacks_is_refused(tmp_path: Path) -> None:

@@ -39,17 +39,24 @@ class OpenedArtifacts:
     def __init__(self, folder: Path):
         self.folder = folder
         self._files: dict[str, tuple[int, os.stat_result]] = {}
-        try:
-            self._directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as error:
-            raise ArtifactError(
-                f"{folder} holds no artifacts: {error.strerror}. Build them with hidet.distributed.auto_parallel."
-            ) from error
-        try:
-            self.manifest = Manifest.load(folder, self._directory)
-        except BaseException:
-            self.close()
-            raise
+        while True:
+            try:
+                self._directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except OSError as error:
+                raise ArtifactError(
+                    f"{folder} holds no artifacts: {error.strerror}. Build them with hidet.distributed.auto_parallel."
+                ) from error
+            try:
+                self.manifest = Manifest.load(folder, self._directory)
+                return
+            except ArtifactError:
+                replaced = not self.is_current()
+                self.close()
+                if not replaced:
+                    raise
+            except BaseException:
+                self.close()
+                raise
 
     def is_current(self) -> bool:
         """Whether the folder is still the one that was opened."""

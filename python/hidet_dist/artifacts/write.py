@@ -20,7 +20,7 @@ from hidet_dist.artifacts.manifest import NAME, Launch, Manifest, StageManifest,
 from hidet_dist.compile import CompiledProgram
 from hidet_dist.compile.target import CPU, Target
 from hidet_dist.errors import ArtifactError
-from hidet_dist.files import sha256, write_text
+from hidet_dist.files import exchange, sha256, write_text
 from hidet_dist.partition import Program
 from hidet_dist.partition.operators import CommunicationOp
 from hidet_dist.partition.program import COORDINATE
@@ -52,17 +52,20 @@ def check_destination(out_dir: Path, recompile: bool) -> None:
 def replacing(out_dir: Path) -> Iterator[Path]:
     """A fresh folder beside ``out_dir`` that takes its place when the block ends well, and is removed when it does not.
 
-    Old artifacts are removed; any other content is kept, as ``<out_dir>.before-<n>``.
+    Old artifacts are removed; any other content is kept, as ``<out_dir>.before-<n>``. Where the file system can
+    exchange folders, there are artifacts at ``out_dir`` at any time, the old ones or the new.
     """
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(dir=out_dir.parent, prefix=f".{out_dir.name}.partial-"))
     try:
         yield staging
         staging.chmod(0o755)
-        removable = False
+        own = holds_artifacts(out_dir)
+        if own and exchange(staging, out_dir):
+            return  # what is removed below is what was there
         aside = _free_name(out_dir)
+        removable = own or (out_dir.exists() and not any(out_dir.iterdir()))
         if out_dir.exists():
-            removable = holds_artifacts(out_dir) or not any(out_dir.iterdir())
             os.rename(out_dir, aside)
         os.rename(staging, out_dir)
         if removable:

@@ -14,6 +14,7 @@ While :func:`described_gpu` is active:
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,7 +64,9 @@ def described_gpu(gpu: Gpu, toolkit: Toolkit, link_folder: Path, cache: Path, sp
         def run_compile_command(self, command: str, src_path: str, out_lib_path: str) -> None:
             nvcc = str(toolkit.nvcc)
             linked = command.replace(nvcc, f"{nvcc} -Xlinker --as-needed", 1)
-            super().run_compile_command(linked, src_path, out_lib_path)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of nvcc's, about hidet's generated code
+                super().run_compile_command(linked, src_path, out_lib_path)
 
     described = {
         "available": lambda: True,

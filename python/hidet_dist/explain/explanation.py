@@ -14,6 +14,7 @@ from rich.text import Text
 
 from hidet_dist.explain.report import Incumbent, Row
 from hidet_dist.explain.schedule import schedule_lines
+from hidet_dist.spec.overlap import OverlapPlan
 
 if TYPE_CHECKING:
     from hidet_dist.spec import Plan
@@ -72,6 +73,8 @@ class Explanation:
             "seconds": plan.seconds,
             "compute_seconds": self.compute_seconds,
             "communication_seconds": plan.seconds - self.compute_seconds,
+            "makespan_seconds": plan.makespan_seconds,
+            "overlap": None if stage.overlap is None else stage.overlap.to_json(),
             "collectives": plan.collectives(),
             "weight_bytes_per_device": stage.weight_bytes_per_device,
             "operators": operators,
@@ -91,6 +94,9 @@ class Explanation:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from self._totals()
         yield self._operators()
+        overlap = self.plan.stage.overlap
+        if overlap is not None and overlap.communications:
+            yield self._overlap(overlap)
         report = self.plan.report
         if report is not None:
             for number, incumbent in enumerate(report.incumbents):
@@ -105,15 +111,22 @@ class Explanation:
             f"Plan on {plan.stage.mesh}: {_time(plan.seconds)}, of which {_time(self.compute_seconds)} compute and "
             f"{_time(communication)} communication"
         )
+        overlap = plan.stage.overlap
+        if overlap is not None:
+            yield Text(
+                f"Communicating beside computing: {_time(overlap.seconds)}, {_time(overlap.hidden_seconds)} of the "
+                f"collectives hidden; {overlap.held_bytes} bytes a device"
+            )
         if report is None:
             counts = ", ".join(f"{count} {kind}" for kind, count in plan.collectives().items())
             yield Text(f"Collectives: {counts or 'none'}")
             yield Text(f"Weights: {plan.stage.weight_bytes_per_device} bytes a device")
             return
+        serially = "" if overlap is None else " one operator or collective after the other"
         if report.mode == "propagate":
             yield Text("Propagated from pins; nothing is proven of it")
         else:
-            yield Text(f"No plan takes less than {_time(report.bound_seconds)} (gap {report.gap:.2%})")
+            yield Text(f"No plan takes less than {_time(report.bound_seconds)}{serially} (gap {report.gap:.2%})")
         traffic = ", ".join(f"{own.count} {kind} of {own.nbytes} bytes" for kind, own in report.traffic.items())
         yield Text(f"Collectives: {traffic or 'none'}")
         peak = max(report.live_bytes)
@@ -151,6 +164,19 @@ class Explanation:
                 runner_up,
             )
             table.add_row(*map(Text, cells))
+        return table
+
+    def _overlap(self, overlap: OverlapPlan) -> Table:
+        """Each collective in the order in which they are launched, and how much of it nothing waits for."""
+        table = Table(title=Text("Collectives beside computation [µs]"))
+        for column in ("operator", "tensor", "collective"):
+            table.add_column(column, overflow="fold")
+        for column in ("time", "hidden"):
+            table.add_column(column, justify="right")
+        for own in overlap.communications:
+            where = "output" if own.operator is None else str(own.operator)
+            times = f"{own.seconds * 1e6:.1f}", f"{own.hidden_seconds * 1e6:.1f}"
+            table.add_row(*map(Text, (where, own.tensor, own.step, *times)))
         return table
 
     def _incumbent(self, number: int, incumbent: Incumbent) -> Table:

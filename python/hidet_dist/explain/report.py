@@ -71,7 +71,8 @@ class SearchReport:
     live_bytes: most bytes that a device holds while each operator is at work, and at the end for the graph outputs.
     traffic: by kind of collective.
     runner_ups: one an operator; None where it has one choice only.
-    incumbents: the best plans known in turn, the last is the plan itself.
+    incumbents: the best plans known in turn, the last is the plan itself; its sum is greater than that of the one
+        before where it was taken for its makespan.
     """
 
     mode: str

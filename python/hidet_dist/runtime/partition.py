@@ -464,4 +464,5 @@ def _enter_session(rank: int | None, stage: StageManifest, timeout_seconds: floa
             f"{folder} was built for {stage.size} ranks, but the world size is {settings.world_size}: launch it with "
             f"`python -m hidet_dist.launch -n {stage.size}` or torchrun."
         )
+    session.meet()  # so that the others hear of what is wrong with this rank's files
     return settings.rank

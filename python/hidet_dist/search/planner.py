@@ -232,7 +232,10 @@ def find(
                 candidate = OverlapSearch(view, cluster, model, statement).better(solution, options)
                 picks = candidate.choices
             plan = write(picks)
-            own_gap = solution.gap if picks == solution.choices else 1 - bound / plan.seconds
+            own_gap = solution.gap
+            if picks != solution.choices:
+                own_gap = 1 - bound / plan.seconds
+                incumbents(picks, plan.seconds, bound, time.perf_counter() - begin)
             most = max(live_bytes(view, plan.stage))
             if most > budget:
                 raise VerificationError(f"The plan holds {most} bytes on a device, more than mem_budget = {budget}.")

@@ -19,13 +19,15 @@ _MARK = "_hidet_dist_weight"
 class Mark:
     """What makes a tensor a weight: its name, where it lies if that is known, and which part of what lies there it is.
 
-    ``part`` is a slice with whole bounds for each dim of a weight of ``shape`` (elements).
+    ``part`` is a slice with whole bounds for each dim of a weight of ``shape`` (elements). ``dtype`` is that of what
+    lies there, where the weight is of another and cast from it.
     """
 
     name: str
     stored: StoredTensor | None
     shape: tuple[int, ...]
     part: tuple[slice, ...]
+    dtype: str | None = None
 
     def __str__(self) -> str:
         bounds = [
@@ -129,7 +131,15 @@ def part_of_weight(tensor: Tensor, dim: int, start: int, stop: int) -> Tensor:
     part[dim] = slice(part[dim].start + start, part[dim].start + stop)
     shape = [stop - start if d == dim else int(size) for d, size in enumerate(tensor.shape)]
     own = hidet.symbol(shape, tensor.dtype, tensor.device)
-    return _mark(own, Mark(mark.name, mark.stored, mark.shape, tuple(part)))
+    return _mark(own, Mark(mark.name, mark.stored, mark.shape, tuple(part), mark.dtype))
+
+
+def weight_as(tensor: Tensor, dtype: str) -> Tensor:
+    """A weight in another dtype: what lies in the files is cast when it is read."""
+    mark = mark_of(tensor)
+    assert mark is not None
+    own = hidet.symbol([int(size) for size in tensor.shape], dtype, tensor.device)
+    return _mark(own, Mark(mark.name, mark.stored, mark.shape, mark.part, mark.dtype or tensor.dtype.name))
 
 
 def is_weight(tensor: Tensor) -> bool:

@@ -74,6 +74,24 @@ class Part:
         )
 
 
+class Cast:
+    """A floating-point weight that lies somewhere in another dtype."""
+
+    def __init__(self, stored: Source, dtype: torch.dtype):
+        self.stored = stored
+        self.dtype = dtype
+
+    def read(self, region: Sequence[slice]) -> torch.Tensor:
+        """The elements of ``region``, cast; contiguous."""
+        return cast_within(self.stored.read(region), self.dtype)
+
+
+def cast_within(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``values`` in ``dtype``, finite ones beyond its range being its largest instead of infinite."""
+    limit = torch.finfo(dtype).max
+    return torch.where(torch.isfinite(values), values.clamp(-limit, limit), values).to(dtype)
+
+
 def source_of(tensor: Tensor, files: SafetensorsFiles | None = None) -> Source:
     """Where a weight's data comes from: itself, the file that it was made from, or else ``files``.
 
@@ -87,8 +105,11 @@ def source_of(tensor: Tensor, files: SafetensorsFiles | None = None) -> Source:
         return Constant(tensor)
     stored = mark.stored
     if stored is None and files is not None:
-        stored = files.find(mark.name, tensor.dtype.name, mark.shape)
-    return Missing(mark.name) if stored is None else Part(stored, mark.part)
+        stored = files.find(mark.name, mark.dtype or tensor.dtype.name, mark.shape)
+    if stored is None:
+        return Missing(mark.name)
+    part = Part(stored, mark.part)
+    return part if mark.dtype is None else Cast(part, getattr(torch, tensor.dtype.name))
 
 
 def check_weights(weights: Iterable[Tensor], files: SafetensorsFiles | None) -> None:

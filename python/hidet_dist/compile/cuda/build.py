@@ -10,6 +10,7 @@ import hidet
 from hidet.graph.transforms import PassContext
 
 from hidet_dist.compat.cuda_build import described_gpu
+from hidet_dist.compat.half_products import small_products_in_float32
 from hidet_dist.compile.cuda.toolkit import find_toolkit, link_folder
 from hidet_dist.compile.target import Target
 
@@ -28,7 +29,11 @@ def cuda_target(target: Target) -> Iterator[None]:
     caches = Path(hidet.option.get_cache_dir()) / "cuda" / f"nvcc-{toolkit.version}"
     libraries = link_folder(toolkit, caches / "link")
     cache = caches / f"{target.gpu.arch}-{target.gpu.name}"
-    with described_gpu(target.gpu, toolkit, libraries, cache, target.space), _graph_options(target):
+    with (
+        described_gpu(target.gpu, toolkit, libraries, cache, target.space),
+        small_products_in_float32(),
+        _graph_options(target),
+    ):
         yield
 
 

@@ -210,8 +210,6 @@ class _Writer:
         self.extents[first] = ONE
         self.names[first] = "0"
         self.merged.add(first)
-        if first in self.schedule.outer:
-            self.schedule.outer.remove(first)
 
     def mergeable(self, first: Axis, second: Axis) -> bool:
         schedule = self.schedule
@@ -542,12 +540,11 @@ class _Writer:
         operation = f"hd::{reduction.operation}"
         lanes = lane is not None and lane in axes and reduction.ctype != "bool"
         if lanes and lane is not None and (self.extent(lane).constant or LANES) >= LANES:
-            kind = f"hd::Lanes<{reduction.ctype}, {operation}>"
-            self.put(f"{kind} a{result};")
-            self.put(f"{kind}::start(a{result});")
+            self.put(f"{reduction.ctype} a{result}[{LANES}];")
+            self.put(f"hd::start<{operation}>(a{result});")
             with self.loops([axis for axis in axes if axis is not lane]):
-                self.in_lanes(reduction, lane, kind, f"a{result}")
-            self.put(f"const {reduction.ctype} {result} = {kind}::finish(a{result});")
+                self.in_lanes(reduction, lane, operation, f"a{result}")
+            self.put(f"const {reduction.ctype} {result} = hd::finish<{operation}>(a{result});")
         else:
             self.put(f"{reduction.ctype} {result} = {operation}::identity();")
             with self.loops(axes):
@@ -557,30 +554,24 @@ class _Writer:
                     del self.results[term]
         self.results[reduction] = result
 
-    def in_lanes(self, reduction: Reduction, lane: Axis, kind: str, lanes: str) -> None:
-        start, values = f"b{next(self.fresh)}", f"v{next(self.fresh)}"
+    def in_lanes(self, reduction: Reduction, lane: Axis, operation: str, lanes: str) -> None:
+        start = f"b{next(self.fresh)}"
         extent = self.extent(lane)
-        whole = f"{extent}" if extent.constant is None else str(extent.constant - extent.constant % LANES)
-        condition = f"{start} + {LANES} <= {extent}" if extent.constant is None else f"{start} < {whole}"
+        whole = None if extent.constant is None else extent.constant - extent.constant % LANES
         self.put(f"int64_t {start} = 0;")
+        condition = f"{start} + {LANES} <= {extent}" if whole is None else f"{start} < {whole}"
         with self.braces(f"for (; {condition}; {start} += {LANES})"):
-            self.lane_values(reduction, lane, start, f"{start} + {LANES}", values)
-            self.put(f"{kind}::add({lanes}, {values});")
-        if extent.constant is None or extent.constant % LANES:
-            with self.braces(f"if ({start} < {extent})"):
-                self.put(f"{reduction.ctype} {values}[{LANES}];")
-                self.put(f"for (int64_t l = 0; l < {LANES}; ++l) {values}[l] = hd::{reduction.operation}::identity();")
-                self.lane_values(reduction, lane, start, str(extent), values, declare=False)
-                self.put(f"{kind}::add({lanes}, {values});")
+            self.lane_step(reduction, lane, operation, lanes, start, str(LANES))
+        if whole is None or whole != extent.constant:
+            self.lane_step(reduction, lane, operation, lanes, start, f"{extent} - {start}")
 
-    def lane_values(
-        self, reduction: Reduction, lane: Axis, start: str, end: str, values: str, declare: bool = True
-    ) -> None:
-        if declare:
-            self.put(f"{reduction.ctype} {values}[{LANES}];")
-        with self.simd(lane, start, end):
+    def lane_step(self, reduction: Reduction, lane: Axis, operation: str, lanes: str, start: str, number: str) -> None:
+        self.put("#pragma GCC ivdep")
+        with self.braces(f"for (int64_t l = 0; l < {number}; ++l)"):
+            self.put(f"const int64_t {self.name(lane)} = {start} + l;")
             shared = self.name_shared(reduction.value)
-            self.put(f"{values}[{self.name(lane)} - {start}] = {self.term(reduction.value)};")
+            value = f"({reduction.ctype}){self.term(reduction.value)}"
+            self.put(f"{lanes}[l] = {operation}::combine({lanes}[l], {value});")
             for term in shared:
                 del self.results[term]
 

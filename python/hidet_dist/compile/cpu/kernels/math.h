@@ -195,32 +195,28 @@ struct Or {
   HD_INLINE bool combine(bool a, bool b) { return a | b; }
 };
 
-// A row reduced in 32 lanes, which are combined in a fixed order at the end.
+// A row is reduced in 32 lanes, which are combined in a fixed order at the end.
 constexpr int LANES = 32;
-template <class T, class Op> struct Lanes {
-  static constexpr int WIDTH = 32 / sizeof(T);
-  static constexpr int COUNT = LANES / WIDTH;
-  typedef T Vector __attribute__((vector_size(32)));
-  Vector lanes[COUNT];
-  HD_INLINE void start(Lanes &self) {
-    for (int j = 0; j < COUNT; ++j)
-      for (int l = 0; l < WIDTH; ++l) self.lanes[j][l] = Op::identity();
+template <class Op, class T> HD_INLINE void start(T (&lanes)[LANES]) {
+  for (int l = 0; l < LANES; ++l) lanes[l] = Op::identity();
+}
+template <class Op, class T> HD_INLINE T finish(T (&lanes)[LANES]) {
+  constexpr int NUMBER = 16 / sizeof(T), ROWS = LANES / NUMBER;
+  typedef T Vector __attribute__((vector_size(16)));
+  typedef decltype(Vector() == Vector()) Places;
+  Vector rows[ROWS];
+  memcpy(rows, lanes, sizeof(rows));
+  for (int half = ROWS / 2; half; half /= 2)
+    for (int j = 0; j < half; ++j) rows[j] = Op::combine(rows[j], rows[j + half]);
+  Vector last = rows[0];
+#pragma GCC unroll 4
+  for (int half = NUMBER / 2; half; half /= 2) {
+    Places places;
+    for (int l = 0; l < NUMBER; ++l) places[l] = (l + half) % NUMBER;
+    last = Op::combine(last, __builtin_shuffle(last, places));
   }
-  HD_INLINE void add(Lanes &self, const T *values) {
-    for (int j = 0; j < COUNT; ++j) {
-      Vector v;
-      memcpy(&v, values + j * WIDTH, sizeof(v));
-      self.lanes[j] = Op::combine(self.lanes[j], v);
-    }
-  }
-  HD_INLINE T finish(const Lanes &self) {
-    T all[LANES];
-    memcpy(all, self.lanes, sizeof(all));
-    for (int half = LANES / 2; half; half /= 2)
-      for (int l = 0; l < half; ++l) all[l] = Op::combine(all[l], all[l + half]);
-    return all[0];
-  }
-};
+  return last[0];
+}
 
 }  // namespace hd
 #pragma GCC pop_options

@@ -1,0 +1,204 @@
+"""A float32 graph in half precision: matrix products and what lies between them, not what would lose by it.
+
+hidet 0.6.1 has options for this (``PassContext.set_precision`` and ``set_reduce_precision``) that none of its passes
+reads. Here the graph is rewritten before it is planned, so that costs, memory and communication are those of the dtype
+that runs. The rules are those of PyTorch's autocast: products take and give half precision; reductions, exponentials,
+powers and all operators that are not known to be safe are computed in float32, and give it; what takes both computes
+in float32. hidet accumulates products, sums and norms in float32 in either case. Beyond that:
+
+* Weights are kept in half precision, and cast when they are written or read, not in every run.
+* What is computed from integers and weights alone, such as the angles of rotary positions, stays in float32: positions
+  above 2048 are no numbers of float16 at all.
+* Values beyond what the dtype can hold (a mask of -1e9 in float16) become its largest, instead of infinite: a row that
+  is masked as a whole must not become NaN.
+* Inputs and outputs of the graph have the dtypes that they had.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import hidet
+import torch
+from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.graph.ops.activation import GeluOp, ReluOp, SigmoidOp, SiluOp
+from hidet.graph.ops.arithmetic import (
+    AddOp,
+    AddScalarOp,
+    DivideOp,
+    DivideScalarOp,
+    MultiplyOp,
+    MultiplyScalarOp,
+    NegativeOp,
+    RSubScalarOp,
+    SubScalarOp,
+    SubtractOp,
+    TanhOp,
+)
+from hidet.graph.ops.conv1d import Conv1dOp
+from hidet.graph.ops.conv2d.conv2d import Conv2dOp
+from hidet.graph.ops.conv3d import Conv3dOp
+from hidet.graph.ops.matmul.matmul import MatmulOp
+from hidet.graph.ops.transform import (
+    BroadcastOp,
+    CastOp,
+    ConcatOp,
+    FlattenOp,
+    GatherOp,
+    PermuteDimsOp,
+    RearrangeOp,
+    RepeatInterleaveOp,
+    ReshapeOp,
+    SqueezeOp,
+    StridedSliceOp,
+    TakeOp,
+    TileOp,
+    UnsqueezeOp,
+)
+from hidet.graph.ops.transpose2d import TransposeOp2D
+from hidet.ir import data_type
+
+from hidet_dist.rules.local import rebuild
+from hidet_dist.symbolic.extents import extents_of
+from hidet_dist.weights.named import is_weight, weight_as
+from hidet_dist.weights.sources import cast_within
+
+PRECISIONS = ("float16", "bfloat16")
+
+_PRODUCTS = (MatmulOp, Conv1dOp, Conv2dOp, Conv3dOp)
+_MOVES = (
+    BroadcastOp,
+    ConcatOp,
+    FlattenOp,
+    GatherOp,
+    PermuteDimsOp,
+    RearrangeOp,
+    RepeatInterleaveOp,
+    ReshapeOp,
+    SqueezeOp,
+    StridedSliceOp,
+    TakeOp,
+    TileOp,
+    TransposeOp2D,
+    UnsqueezeOp,
+)
+_SCALARS = (AddScalarOp, DivideScalarOp, MultiplyScalarOp, RSubScalarOp, SubScalarOp)
+_ELEMENTWISE = (
+    AddOp,
+    DivideOp,
+    GeluOp,
+    MultiplyOp,
+    NegativeOp,
+    ReluOp,
+    SigmoidOp,
+    SiluOp,
+    SubtractOp,
+    TanhOp,
+)
+
+
+@dataclass(frozen=True)
+class HalfGraph:
+    """The graph in half precision, and what has taken the place of each of its weights."""
+
+    graph: FlowGraph
+    weights: dict[Tensor, Tensor]
+
+
+def in_precision(graph: FlowGraph, dtype: str) -> HalfGraph:
+    """``graph`` with its float32 computation in ``dtype`` (``float16`` or ``bfloat16``) where that is sound.
+
+    ``graph`` itself is left as it is. What is not float32 in it stays what it is.
+    """
+    with hidet.option.context():
+        hidet.option.execution_mode("symbolic")
+        return _Rewriter(graph, dtype).run()
+
+
+class _Rewriter:
+    def __init__(self, graph: FlowGraph, dtype: str):
+        self.graph = graph
+        self.dtype = dtype
+        self.new: dict[Tensor, Tensor] = {}
+        self.cast_of: dict[tuple[Tensor, str], Tensor] = {}
+        self.half_weights: dict[Tensor, Tensor] = {}
+        self.inputs = set(graph.inputs)
+        # Computed from integers and weights alone.
+        self.exact: set[Tensor] = set()
+
+    def run(self) -> HalfGraph:
+        self.graph.update_nodes()
+        for op in self.graph.nodes:
+            outputs = self.rewritten(op)
+            for old, own in zip(op.outputs, outputs, strict=True):
+                self.new[old] = own
+        outputs = [self.cast(self.new.get(y, y), y.dtype.name) for y in self.graph.outputs]
+        graph = FlowGraph(outputs, list(self.graph.inputs))
+        graph.update_nodes()
+        return HalfGraph(graph, self.half_weights)
+
+    def rewritten(self, op: Operator) -> list[Tensor]:
+        floats = [x for x in op.inputs if x.dtype.name == "float32"]
+        if self.is_exact(op, floats):
+            self.exact.update(op.outputs)
+            return self.on(op, None)
+        if not floats:
+            return self.on(op, None)
+        if isinstance(op, _PRODUCTS):
+            return self.on(op, self.dtype)
+        if isinstance(op, _MOVES + _ELEMENTWISE) or (isinstance(op, _SCALARS) and self.holds(op.attrs["scalar"])):
+            now = {self.now(x) for x in floats}
+            return self.on(op, self.dtype if now == {self.dtype} else "float32")
+        return self.on(op, "float32")
+
+    def is_exact(self, op: Operator, floats: list[Tensor]) -> bool:
+        if isinstance(op, CastOp) and not op.inputs[0].dtype.is_float():
+            return op.outputs[0].dtype.name == "float32"
+        return any(x in self.exact for x in floats) and all(x in self.exact or self.is_weight(x) for x in floats)
+
+    def is_weight(self, x: Tensor) -> bool:
+        return x not in self.inputs and (x.storage is not None or is_weight(x))
+
+    def holds(self, scalar: Any) -> bool:
+        """Whether a number is one of the dtype's, or nearly: neither too large, nor one that would be 0."""
+        value = abs(float(scalar))
+        limits = torch.finfo(getattr(torch, self.dtype))
+        return value == 0 or limits.tiny <= value <= limits.max
+
+    def now(self, x: Tensor) -> str:
+        """The dtype in which a float32 tensor of the graph is at hand."""
+        return self.dtype if self.is_weight(x) else str(self.new.get(x, x).dtype.name)
+
+    def on(self, op: Operator, dtype: str | None) -> list[Tensor]:
+        """The operator with its float32 inputs in ``dtype``; with all of them as they are for None."""
+        inputs = [
+            self.new.get(x, x) if dtype is None or x.dtype.name != "float32" else self.at_hand(x, dtype)
+            for x in op.inputs
+        ]
+        if [x.dtype.name for x in inputs] == [x.dtype.name for x in op.inputs]:
+            return rebuild(op, inputs, [extents_of(y) for y in op.outputs])
+        scalar = {"scalar": data_type(dtype)(float(op.attrs["scalar"]))} if isinstance(op, _SCALARS) else None
+        return list(op.reforward(inputs, scalar))
+
+    def at_hand(self, x: Tensor, dtype: str) -> Tensor:
+        if not self.is_weight(x):
+            return self.cast(self.new.get(x, x), dtype)
+        if x not in self.half_weights:
+            self.half_weights[x] = weight_as(x, self.dtype) if is_weight(x) else _constant_as(x, self.dtype)
+        return self.cast(self.half_weights[x], dtype)
+
+    def cast(self, x: Tensor, dtype: str) -> Tensor:
+        if x.dtype.name == dtype:
+            return x
+        if (x, dtype) not in self.cast_of:
+            if dtype == "float16" and x.dtype.name == "float32":
+                limit = float(torch.finfo(torch.float16).max)
+                self.cast_of[x, dtype] = hidet.ops.cast(hidet.ops.clamp(x, -limit, limit), dtype)
+            else:
+                self.cast_of[x, dtype] = hidet.ops.cast(x, dtype)
+        return self.cast_of[x, dtype]
+
+
+def _constant_as(x: Tensor, dtype: str) -> Tensor:
+    return hidet.from_torch(cast_within(x.torch(), getattr(torch, dtype)))
