@@ -97,6 +97,8 @@ def kernels_table(title: str, parts: Mapping[str, float], profile: Mapping[str, 
     table.add_section()
     for own in profile["kernels"][:LONGEST]:
         table.add_row(own["name"], own["writes"], str(own["count"]), "", f"{own['seconds'] * 1e3:.3f}")
-    rest = sum(own["seconds"] for own in profile["kernels"][LONGEST:])
-    table.add_row("others", "", str(len(profile["kernels"][LONGEST:])), "", f"{rest * 1e3:.3f}")
+    others = profile["kernels"][LONGEST:]
+    if others:
+        seconds = sum(own["seconds"] for own in others)
+        table.add_row("others", "", str(sum(own["count"] for own in others)), "", f"{seconds * 1e3:.3f}")
     return table
