@@ -19,6 +19,7 @@ constexpr int kInvalidValue = 1;
 constexpr int kInvalidDevice = 101;
 constexpr int kNotReady = 600;
 constexpr int kCaptureUnsupported = 900;
+constexpr int kCaptureUnjoined = 904;
 
 std::mutex mutex;
 std::condition_variable changed;
@@ -31,6 +32,11 @@ struct Stream {
 
   // With the mutex held.
   void add(Function function) {
+    if (origin != nullptr) {  // in the order of the calls, which is one of those that the graph allows
+      origin->captured.push_back(std::move(function));
+      unjoined = true;
+      return;
+    }
     if (capturing) {
       captured.push_back(std::move(function));
       return;
@@ -54,7 +60,18 @@ struct Stream {
   std::deque<Function> queue;  // the first one is being run
   bool capturing = false;
   std::vector<Function> captured;
+  Stream *origin = nullptr;  // whose capture it takes part in, since it waited for an event of it
+  bool unjoined = false;     // whether it has work that the origin does not wait for
 };
+
+// A number of times that it was recorded, and passed.
+struct Event {
+  int64_t recorded = 0;
+  int64_t passed = 0;
+  Stream *capture = nullptr;  // the captured stream that it was recorded on last
+};
+
+std::vector<Stream *> joining;  // the streams that take part in a capture
 
 Stream *default_stream() {
   static Stream *stream = new Stream;
@@ -115,7 +132,57 @@ API int cuStreamQuery(void *stream) {
 
 API int cuStreamIsCapturing(void *stream, int *status) {
   const std::lock_guard<std::mutex> lock(mutex);
-  *status = of(stream).capturing ? 1 : 0;
+  *status = of(stream).capturing || of(stream).origin != nullptr ? 1 : 0;
+  return 0;
+}
+
+API int cuEventCreate(void **event, unsigned int) {
+  *event = new Event;
+  return 0;
+}
+
+API int cuEventDestroy_v2(void *) { return 0; }  // a stream may wait for it yet
+
+API int cuEventRecord(void *handle, void *stream) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto *event = static_cast<Event *>(handle);
+  Stream &own = of(stream);
+  if (own.capturing || own.origin != nullptr) {
+    event->capture = &own;
+    return 0;
+  }
+  event->capture = nullptr;
+  const int64_t number = ++event->recorded;
+  own.add([event, number] {
+    const std::lock_guard<std::mutex> inner(mutex);
+    event->passed = number;
+    changed.notify_all();
+  });
+  return 0;
+}
+
+API int cuStreamWaitEvent(void *stream, void *handle, unsigned int) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto *event = static_cast<Event *>(handle);
+  Stream &own = of(stream);
+  if (event->capture != nullptr) {
+    Stream *captured = event->capture;
+    if (captured->origin == &own) {
+      captured->unjoined = false;
+    } else if (captured->capturing && !own.capturing) {
+      own.origin = captured;
+      joining.push_back(&own);
+    } else {
+      return kCaptureUnsupported;
+    }
+    return 0;
+  }
+  if (own.capturing || own.origin != nullptr) return kCaptureUnsupported;
+  const int64_t number = event->recorded;
+  own.add([event, number] {
+    std::unique_lock<std::mutex> inner(mutex);
+    changed.wait(inner, [event, number] { return event->passed >= number; });
+  });
   return 0;
 }
 
@@ -162,6 +229,14 @@ API int cuStreamEndCapture(void *stream, void **graph) {
   const std::lock_guard<std::mutex> lock(mutex);
   of(stream).capturing = false;
   --captures;
+  bool unjoined = false;
+  for (Stream *other : joining) {
+    unjoined = unjoined || other->unjoined;
+    other->origin = nullptr;
+    other->unjoined = false;
+  }
+  joining.clear();
+  if (unjoined) return kCaptureUnjoined;
   *graph = new std::vector<Function>(of(stream).captured);
   return 0;
 }
