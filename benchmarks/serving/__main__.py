@@ -20,6 +20,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ from goals import goals_of, overall, prediction_errors, rounded
 from host import describe
 from rich.console import Console
 from rich.markup import escape
-from tables import all_reduce_table, answers_table, goals_table, prediction_table, times_table
+from tables import all_reduce_table, answers_table, goals_table, kernels_table, prediction_table, times_table
 from variants import Variant, VariantError, measure_in_turns, medians
 
 from hidet_dist.errors import HidetDistError
@@ -45,7 +46,7 @@ HERE = Path(__file__).parent
 TOLERANCE = 1e-4  # of answers, relative to the largest
 REFERENCE = "torch_eager"
 ALL_REDUCE_BYTES = 256 * 1024
-TIMING_SECONDS, QUICK_SECONDS = 40.0, 5.0  # about: for the calls of one model
+TIMING_SECONDS, QUICK_SECONDS = 30.0, 5.0  # about: for the calls of one model
 PROFILED = ("hidet_1", "hidet_2")
 PROFILED_CALLS = 5
 # Of each prediction the ranks of the plan, and of the machine as it was calibrated.
@@ -103,16 +104,17 @@ class Benchmark:
         """Note a failure, and go on."""
         self.failures.append(f"{what}: {error}")
 
-    def calibrate(self) -> None:
-        """Measure this machine as one rank of all threads, and as two that share them."""
+    def calibrate(self, known: Path | None) -> None:
+        """Measure this machine as one rank of all threads, and as two that share them; or take what is known of it."""
         with self.phase("Calibrating", 2) as task:
             for ranks in (1, 2):
-                file = self.work / f"machine-{ranks}.json"
+                file = (known or self.work) / f"machine-{ranks}.json"
                 try:
-                    calibrate([ranks], file, dtypes=["float32"])
-                    self.machines[ranks] = file
+                    if known is None:
+                        calibrate([ranks], file, dtypes=["float32"])
                     self.calibrated[str(ranks)] = json.loads(file.read_text(encoding="utf-8"))
-                except HidetDistError as error:
+                    self.machines[ranks] = file.resolve()
+                except (HidetDistError, OSError) as error:
                     self.failed(f"calibration of {ranks} ranks", error)
                 task.advance()
 
@@ -148,17 +150,19 @@ class Benchmark:
         inputs = self.work / f"{name}.npz"
         np.savez(inputs, *case.inputs())
         settings = {"inputs": str(inputs), "model": case.model, "weights": str(case.weights(self.work))}
-        for variant, (how, ranks, threads) in variants_of(case, self.threads).items():
-            if how == "hidet" and ranks not in built:
-                continue
-            task.say(f"{name}: loading {variant}")
-            own = Variant(
+        loading = [
+            Variant(
                 variant,
                 {**settings, "how": how, "artifacts": str(self.work / f"{name}-{ranks}")},
                 ranks,
                 threads,
                 self.work,
             )
+            for variant, (how, ranks, threads) in variants_of(case, self.threads).items()
+            if how != "hidet" or ranks in built
+        ]
+        for own in loading:
+            task.say(f"{name}: loading {own.name}")
             try:
                 own.ready()
                 started.append(own)
@@ -240,7 +244,7 @@ class Benchmark:
             self.all_reduce = json.loads(done.stdout.splitlines()[-1])["all_reduce"]
 
 
-def report(console: Console, run: Benchmark) -> dict[str, Any]:
+def report(console: Console, run: Benchmark, kernels: bool) -> dict[str, Any]:
     """Show what was measured; returns the ratios by model."""
     reduced = run.all_reduce[str(ALL_REDUCE_BYTES)]["ratio"] if run.all_reduce else None
     goals = {name: goals_of(own, CASES[name].most_of_eager) for name, own in run.cases.items()}
@@ -252,6 +256,10 @@ def report(console: Console, run: Benchmark) -> dict[str, Any]:
             console.print(f"torch_parallel of {own['title']}: {own['torch_parallel_is'] or 'no plan of DTensor fits'}")
         if any(prediction_errors(own) for own in run.cases.values()):
             console.print(prediction_table(run.cases))
+    for own in run.cases.values() if kernels else ():
+        for variant, profile in own["profile"].items():
+            parts = own["built"][str(PREDICTED[variant][0])]["predicted_parts"].get(variant, {})
+            console.print(kernels_table(f"{own['title']}, {variant}", parts, profile))
     if run.all_reduce:
         console.print(all_reduce_table(run.all_reduce))
     console.print(goals_table({**{run.cases[name]["title"]: own for name, own in goals.items()}, "all": whole}))
@@ -280,8 +288,13 @@ def main(
     models: Annotated[str, typer.Option(help=f"Some of {','.join(CASES)}.")] = ",".join(CASES),
     quick: Annotated[bool, typer.Option(help="Few calls: to see that all works.")] = False,
     kernels: Annotated[bool, typer.Option(help="Also predicted and measured times of single kernels.")] = False,
+    machines: Annotated[
+        Path | None, typer.Option(help="A folder with machine-1.json and machine-2.json, to measure none anew.")
+    ] = None,
     work: Annotated[Path, typer.Option(help="Where weights and artifacts lie meanwhile.")] = Path("out/serving"),
-    out: Annotated[Path, typer.Option(help="The folder for the results.")] = HERE.parent / "results",
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for the results; benchmarks/results for a whole run's.")
+    ] = None,
 ) -> None:
     """Measure hidet_dist beside PyTorch on this machine."""
     names = models.split(",")
@@ -295,16 +308,16 @@ def main(
     work = work.resolve()
     work.mkdir(parents=True, exist_ok=True)
     begin = time.perf_counter()
-    with Progress() as progress:
-        run = Benchmark(work, QUICK_SECONDS if quick else TIMING_SECONDS, progress)
-        try:
-            run.calibrate()
-            for name in names:
+    with Progress() as progress, tempfile.TemporaryDirectory(dir=work) as folder:
+        run = Benchmark(Path(folder), QUICK_SECONDS if quick else TIMING_SECONDS, progress)
+        run.calibrate(machines)
+        for name in names:
+            try:
                 run.measure(name)
-            run.measure_all_reduce()
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
-    ratios = report(console, run)
+            except Exception as error:  # whatever it is, the other models are to be measured
+                run.failed(name, f"{type(error).__name__}: {error}")
+        run.measure_all_reduce()
+    ratios = report(console, run, kernels)
     total = round(time.perf_counter() - begin, 1)
     console.print(f"took {total / 60:.1f} minutes: {', '.join(f'{name} {s:g} s' for name, s in run.phases.items())}")
     result = {
@@ -315,8 +328,11 @@ def main(
         "all_reduce": run.all_reduce,
         **ratios,
     }
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(out / f"serving-{run.threads}-cores.json", json.dumps(result, indent=1) + "\n")
+    if out is None and not quick and names == list(CASES):
+        out = HERE.parent / "results"
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        write_text(out / f"serving-{run.threads}-cores.json", json.dumps(result, indent=1) + "\n")
     print(json.dumps(ratios))
     if run.failures:
         raise typer.Exit(1)

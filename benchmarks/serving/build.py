@@ -29,7 +29,7 @@ def seconds_of_parts(plan: Plan, view: GraphView) -> dict[str, float]:
     for op, own in zip(view.operators, plan.stage.operators, strict=True):
         kernel = kernel_class(op)
         parts[kernel] = parts.get(kernel, 0.0) + own.compute_seconds
-    return {**parts, "communication": plan.seconds - sum(parts.values())}
+    return {**parts, "communication": max(0.0, plan.seconds - sum(parts.values()))}
 
 
 def main(name: str, ranks: str, weights: str, machine: str, out: str, *variants: str) -> None:

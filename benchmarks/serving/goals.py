@@ -28,9 +28,6 @@ class Goal:
         """Whether it is; a value that is none meets nothing."""
         return self.value <= self.bound if self.at_most else self.value >= self.bound
 
-    def __str__(self) -> str:
-        return f"{self.value:.3g} {'met' if self.met else 'NOT MET'} ({'<=' if self.at_most else '>='} {self.bound:g})"
-
 
 def goals_of(case: Mapping[str, Any], most_of_eager: float) -> dict[str, Goal]:
     """The goals of a case that could be measured, by name."""

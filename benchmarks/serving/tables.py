@@ -8,6 +8,9 @@ from typing import Any
 from goals import Goal
 from rich.table import Table
 
+LONGEST = 15
+"""Kernels of a variant that are shown one by one."""
+
 
 def _table(title: str, first: str, columns: list[str]) -> Table:
     table = Table(title=title, title_justify="left")
@@ -79,4 +82,23 @@ def all_reduce_table(times: Mapping[str, Mapping[str, float]]) -> Table:
     for nbytes, own in times.items():
         shared, gloo = own["shared_memory_seconds"] * 1e6, own["gloo_seconds"] * 1e6
         table.add_row(nbytes, f"{shared:.0f}", f"{gloo:.0f}", f"{own['ratio']:.1f}")
+    return table
+
+
+def kernels_table(title: str, parts: Mapping[str, float], profile: Mapping[str, Any]) -> Table:
+    """What each class of kernels was predicted to take, and what the kernels took that were longest."""
+    table = _table(f"Kernels of {title} [ms]", "kernel", [])
+    table.add_column("writes")
+    for column in ("count", "predicted", "measured"):
+        table.add_column(column, justify="right")
+    for kernel, seconds in sorted(parts.items(), key=lambda item: -item[1]):
+        measured = f"{profile['communication_seconds'] * 1e3:.3f}" if kernel == "communication" else ""
+        table.add_row(kernel, "", "", f"{seconds * 1e3:.3f}", measured)
+    table.add_section()
+    for own in profile["kernels"][:LONGEST]:
+        table.add_row(own["name"], own["writes"], str(own["count"]), "", f"{own['seconds'] * 1e3:.3f}")
+    others = profile["kernels"][LONGEST:]
+    if others:
+        seconds = sum(own["seconds"] for own in others)
+        table.add_row("others", "", str(sum(own["count"] for own in others)), "", f"{seconds * 1e3:.3f}")
     return table

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "hidet_dist/collectives.h"
+#include "overlap.hpp"
 
 namespace hidet_dist {
 
@@ -58,6 +59,9 @@ struct hidet_dist_communicator {
 
   // The other ranks of the collective under way, or of the one that failed.
   std::vector<int64_t> peers() const;
+
+  // Of the thread that runs its collectives.
+  hidet_dist::Overlap overlap;
 
  private:
   const hidet_dist_transport transport_;

@@ -22,6 +22,7 @@ namespace {
 namespace nccl = hidet_dist::nccl;
 using Clock = std::chrono::steady_clock;
 using nccl::Comm;
+using nccl::Event;
 using nccl::Library;
 using nccl::Result;
 using nccl::Stream;
@@ -125,6 +126,9 @@ struct hidet_dist_nccl {
   ~hidet_dist_nccl() {
     close();
     if (own_stream_ != nullptr) library_.cu_stream_destroy(own_stream_);
+    if (side_stream_ != nullptr) library_.cu_stream_destroy(side_stream_);
+    for (const auto &[ticket, event] : events_) library_.cu_event_destroy(event);
+    for (const Event event : idle_events_) library_.cu_event_destroy(event);
     if (scratch_ != 0) library_.cu_mem_free(scratch_);
     library_.cu_device_primary_ctx_release(device_);
   }
@@ -264,7 +268,7 @@ struct hidet_dist_nccl {
   int32_t all_to_all(const void *send, void *recv, int64_t count, int32_t dtype, int32_t group) {
     const Comm comm = comm_of(group);
     if (comm == nullptr) return HIDET_DIST_FAILED;
-    const Stream stream = current_stream_();
+    const Stream stream = here();
     const DataType type = data_type(dtype);
     const auto elements = static_cast<size_t>(count);
     return exchange(comm, [&](auto enqueue) {
@@ -280,7 +284,7 @@ struct hidet_dist_nccl {
                     int32_t dtype) {
     const Comm comm = comm_of(whole_);
     if (comm == nullptr) return HIDET_DIST_FAILED;
-    const Stream stream = current_stream_();
+    const Stream stream = here();
     const nccl::DataType type = data_type(dtype).type;
     return exchange(comm, [&](auto enqueue) {
       if (to != HIDET_DIST_NOBODY) enqueue(library_.send(send, static_cast<size_t>(send_count), type, to, comm, stream));
@@ -293,11 +297,46 @@ struct hidet_dist_nccl {
   int32_t copy(const void *send, void *recv, int64_t bytes) {
     const int error = library_.cu_memcpy_async(reinterpret_cast<nccl::DevicePointer>(recv),
                                                reinterpret_cast<nccl::DevicePointer>(send), static_cast<size_t>(bytes),
-                                               current_stream_());
+                                               here());
     return error == 0 ? HIDET_DIST_OK : fail_with_cuda(error, "cuMemcpyAsync");
   }
 
   Stream own_stream() const { return own_stream_; }
+
+  // Collectives go to a stream of their own, which first waits for the current one. An event that is waited for may be
+  // recorded anew at once: the stream waits for what it stood for when it was told to.
+  int32_t fork() {
+    library_.cu_ctx_set_current(context_);
+    if (side_stream_ == nullptr) {
+      const int error = library_.cu_stream_create(&side_stream_, nccl::kNonBlockingStream);
+      if (error != 0) return fail_with_cuda(error, "cuStreamCreate");
+    }
+    const Event event = recorded(current_stream_());
+    if (event == nullptr) return HIDET_DIST_FAILED;
+    idle_events_.push_back(event);
+    const int error = library_.cu_stream_wait_event(side_stream_, event, 0);
+    if (error != 0) return fail_with_cuda(error, "cuStreamWaitEvent");
+    forked_ = true;
+    return HIDET_DIST_OK;
+  }
+
+  int32_t mark(int64_t ticket) {
+    forked_ = false;
+    const Event event = recorded(side_stream_);
+    if (event == nullptr) return HIDET_DIST_FAILED;
+    events_[ticket] = event;
+    return HIDET_DIST_OK;
+  }
+
+  int32_t wait_for(int64_t ticket) {
+    const auto end = events_.upper_bound(ticket);
+    const auto found = events_.find(ticket);
+    if (found == events_.end()) return fail("there is no ticket " + std::to_string(ticket), false);
+    const int error = library_.cu_stream_wait_event(current_stream_(), found->second, 0);
+    for (auto each = events_.begin(); each != end; ++each) idle_events_.push_back(each->second);
+    events_.erase(events_.begin(), end);
+    return error == 0 ? HIDET_DIST_OK : fail_with_cuda(error, "cuStreamWaitEvent");
+  }
 
   bool failed_by_peer() const { return failed_by_peer_.load(); }
 
@@ -342,6 +381,26 @@ struct hidet_dist_nccl {
     return slot.get();
   }
 
+  // The stream that a collective is put on.
+  Stream here() const { return forked_ ? side_stream_ : current_stream_(); }
+
+  // An event that stands for what is on a stream now, or null after a failure.
+  Event recorded(Stream stream) {
+    Event event = nullptr;
+    if (!idle_events_.empty()) {
+      event = idle_events_.back();
+      idle_events_.pop_back();
+    } else if (const int error = library_.cu_event_create(&event, nccl::kNoTiming); error != 0) {
+      fail_with_cuda(error, "cuEventCreate");
+      return nullptr;
+    }
+    const int error = library_.cu_event_record(event, stream);
+    if (error == 0) return event;
+    idle_events_.push_back(event);
+    fail_with_cuda(error, "cuEventRecord");
+    return nullptr;
+  }
+
   // Axes of one device make no difference between groups.
   int32_t key(int32_t group) const { return group & whole_; }
 
@@ -349,7 +408,7 @@ struct hidet_dist_nccl {
   Comm comm_of(int32_t group) {
     if (!has(group)) {
       int capturing = 0;
-      const int error = library_.cu_stream_is_capturing(current_stream_(), &capturing);
+      const int error = library_.cu_stream_is_capturing(here(), &capturing);
       if (closed_ || error != 0 || capturing != 0) {
         fail(closed_ ? "the transport is closed"
                      : "group " + std::to_string(group) +
@@ -372,7 +431,7 @@ struct hidet_dist_nccl {
   template <typename Call>
   int32_t enqueue(int32_t group, const char *what, Call call) {
     const Comm comm = comm_of(group);
-    return comm == nullptr ? HIDET_DIST_FAILED : settle(comm, call(comm, current_stream_()), what);
+    return comm == nullptr ? HIDET_DIST_FAILED : settle(comm, call(comm, here()), what);
   }
 
   // Sends and receives that are one operation to NCCL.
@@ -497,6 +556,10 @@ struct hidet_dist_nccl {
   Clock::time_point wait_start_{};
   bool closed_ = false;
   Stream own_stream_ = nullptr;
+  Stream side_stream_ = nullptr;  // of collectives beside computation
+  bool forked_ = false;
+  std::map<int64_t, Event> events_;  // by ticket: the end of what was started and not waited for
+  std::vector<Event> idle_events_;
   nccl::DevicePointer scratch_ = 0;
   std::atomic<bool> failed_by_peer_{false};
 };
@@ -504,6 +567,14 @@ struct hidet_dist_nccl {
 namespace {
 
 hidet_dist_nccl &transport_of(void *context) { return *static_cast<hidet_dist_nccl *>(context); }
+
+int32_t overlap_fork(void *context) { return static_cast<hidet_dist_nccl *>(context)->fork(); }
+
+int32_t overlap_mark(void *context, int64_t ticket) { return static_cast<hidet_dist_nccl *>(context)->mark(ticket); }
+
+int32_t overlap_wait(void *context, int64_t ticket) {
+  return static_cast<hidet_dist_nccl *>(context)->wait_for(ticket);
+}
 
 int32_t table_all_reduce(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t op,
                          int32_t group) {
@@ -616,6 +687,10 @@ hidet_dist_nccl *hidet_dist_nccl_create(const int64_t *mesh_shape, int32_t mesh_
 void hidet_dist_nccl_table(hidet_dist_nccl *transport, hidet_dist_transport *table) {
   *table = hidet_dist_transport{transport,        table_all_reduce, table_all_gather, table_reduce_scatter,
                                 table_all_to_all, table_broadcast,  table_send_recv,  table_copy};
+}
+
+void hidet_dist_nccl_overlap(hidet_dist_nccl *transport, hidet_dist_overlap *overlap) {
+  *overlap = hidet_dist_overlap{transport, overlap_fork, overlap_mark, overlap_wait};
 }
 
 int32_t hidet_dist_nccl_has(const hidet_dist_nccl *transport, int32_t group) { return transport->has(group) ? 1 : 0; }

@@ -91,6 +91,10 @@ int load(const std::string &nccl_path, const std::string &driver_path, std::stri
   driver.find("cuStreamDestroy_v2", &library.cu_stream_destroy);
   driver.find("cuStreamQuery", &library.cu_stream_query);
   driver.find("cuStreamIsCapturing", &library.cu_stream_is_capturing);
+  driver.find("cuStreamWaitEvent", &library.cu_stream_wait_event);
+  driver.find("cuEventCreate", &library.cu_event_create);
+  driver.find("cuEventRecord", &library.cu_event_record);
+  driver.find("cuEventDestroy_v2", &library.cu_event_destroy);
   driver.find("cuMemcpyAsync", &library.cu_memcpy_async);
   driver.find("cuMemAlloc_v2", &library.cu_mem_alloc);
   driver.find("cuMemFree_v2", &library.cu_mem_free);

@@ -13,6 +13,7 @@ namespace hidet_dist::nccl {
 
 using Comm = ncclComm *;
 using Stream = void *;
+using Event = void *;
 using DevicePointer = unsigned long long;
 
 enum Result : int {
@@ -89,6 +90,10 @@ struct Library {
   int (*cu_stream_destroy)(Stream stream);
   int (*cu_stream_query)(Stream stream);
   int (*cu_stream_is_capturing)(Stream stream, int *status);
+  int (*cu_stream_wait_event)(Stream stream, Event event, unsigned int flags);
+  int (*cu_event_create)(Event *event, unsigned int flags);
+  int (*cu_event_record)(Event event, Stream stream);
+  int (*cu_event_destroy)(Event event);
   int (*cu_memcpy_async)(DevicePointer target, DevicePointer source, size_t bytes, Stream stream);
   int (*cu_mem_alloc)(DevicePointer *pointer, size_t bytes);
   int (*cu_mem_free)(DevicePointer pointer);
@@ -97,6 +102,7 @@ struct Library {
 
 constexpr int kCudaNotReady = 600;
 constexpr unsigned int kNonBlockingStream = 1;
+constexpr unsigned int kNoTiming = 2;
 
 // Loads them, unless they are loaded. Returns NCCL's version, or 0, then `problem` is set.
 int load(const std::string &nccl_path, const std::string &driver_path, std::string *problem);

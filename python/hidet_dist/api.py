@@ -15,9 +15,11 @@ from hidet_dist.compile import check_compiler, compile_program
 from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.errors import ConfigError, PlanError
 from hidet_dist.normalize.precision import in_precision
+from hidet_dist.overlap.planned import resident_bytes
 from hidet_dist.partition import Program, partition_graph
 from hidet_dist.progress import Progress
 from hidet_dist.search import search
+from hidet_dist.search.refine import cluster_of
 from hidet_dist.spec import Plan
 from hidet_dist.view import GraphView
 from hidet_dist.weights import SafetensorsFiles, check_weights
@@ -124,7 +126,15 @@ def auto_parallel(
         planned = time.perf_counter()
         program = partition_graph(graph, plan, files, target.device)
         with progress.task("Compiling") as task:
-            compiled = compile_program(program, target, task.total, task.advance)
+            overlap = plan.stage.overlap if target.kind == "cuda" else None
+            compiled = compile_program(
+                program,
+                target,
+                task.total,
+                task.advance,
+                None if overlap is None else cluster_of(plan.stage, graph, distributed.cluster),
+                None if overlap is None else max(0, overlap.held_bytes - resident_bytes(plan.stage)),
+            )
         with progress.task("Writing"), replacing(out_dir) as folder:
             write_artifacts(folder, plan, program, compiled, target)
     done = time.perf_counter()
@@ -135,7 +145,7 @@ def auto_parallel(
         program.communications(),
         [stage.weight_bytes_per_device] * stage.mesh.size,
         sum(weight.nbytes for weight in stage.weights),
-        plan.seconds,
+        plan.makespan_seconds,
         planned - begin,
         done - planned,
     )

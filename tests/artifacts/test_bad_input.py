@@ -3,13 +3,11 @@
 import dataclasses
 import hashlib
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import hidet
@@ -357,30 +355,3 @@ def test_artifacts_that_were_rebuilt_are_loaded_anew(tmp_path):
         np.testing.assert_allclose(model(X), graph.forward([hidet.asarray(X)])[0].numpy(), atol=1e-6)
         if close:
             model.close()
-
-
-def test_a_rank_that_dies_is_named_by_the_others(tmp_path):
-    out = tmp_path / "linear"
-    hidet.distributed.auto_parallel(linear(), {"mesh_shape": [2]}, {"pins": {"w0": "(R, S0)", "w1": "(S0)"}}, out)
-    script = tmp_path / "serve.py"
-    script.write_text(
-        "import os, signal, sys\n"
-        "import numpy as np, hidet, hidet_dist\n"
-        "from hidet_dist.errors import CommunicationError\n"
-        "model = hidet.distributed.load_partition(sys.argv[1], timeout_seconds=30)\n"
-        "x = np.ones((4, 8), np.float32)\n"
-        "model(x)\n"
-        "if model.rank == 1:\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "try:\n"
-        "    model(x)\n"
-        "except CommunicationError as error:\n"
-        "    print('blames', error.ranks, error, flush=True)\n"
-    )
-    begin = time.monotonic()
-    command = [sys.executable, "-m", "hidet_dist.launch", "-n", "2", str(script), str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, env=dict(os.environ))
-    assert "blames (1,)" in done.stdout, done.stdout + done.stderr
-    assert "rank 1" in done.stdout
-    assert done.returncode != 0
-    assert time.monotonic() - begin < 30  # found out, not timed out

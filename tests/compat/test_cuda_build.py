@@ -8,6 +8,7 @@ import hidet.cuda
 import pytest
 
 from hidet_dist.compat.cuda_build import described_gpu
+from hidet_dist.compat.half_products import small_products_in_float32
 from hidet_dist.compile.cuda.toolkit import Toolkit
 from hidet_dist.machine.gpu import GPUS
 
@@ -111,3 +112,26 @@ def test_all_is_as_before_afterwards(described):
     names = ("cuda.arch", "search_space", "cache_dir", "execution_mode")
     assert options == [hidet.option.get_option(name) for name in names]
     assert vars(startup) == initialized
+
+
+def half_product(k, n):
+    a, b = (hidet.symbol(shape, "float16", "cuda:0") for shape in ([16, k], [k, n]))
+    return hidet.trace_from(hidet.ops.matmul(a, b), [a, b])
+
+
+@pytest.mark.parametrize(("k", "n"), [(32, 64), (64, 16)])
+def test_hidet_still_chooses_a_kernel_that_is_none_for_small_products(described, k, n):
+    """In half precision: it has no candidates, and building it fails."""
+    with described():
+        (node,) = hidet.graph.optimize(half_product(k, n)).nodes
+        assert node.task.implement("cuda", "") == []
+        with small_products_in_float32():
+            names = [node.name for node in hidet.graph.optimize(half_product(k, n)).nodes]
+    assert [name for name in names if "BatchMatmul" in name]
+    assert not [name for name in names if "F16" in name]
+
+
+def test_larger_products_keep_hidets_kernel(described):
+    with described(), small_products_in_float32():
+        (node,) = hidet.graph.optimize(half_product(64, 32)).nodes
+    assert "MatmulF16Cute" in node.name

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -201,7 +202,7 @@ def test_a_kernel_that_is_not_the_manifests_is_not_loaded(copy: Path) -> None:
     kernel = copy / "stage0" / "kernels" / "0.so"
     source = copy / "evil.c"
     source.write_text("#include <stdlib.h>\n__attribute__((constructor)) static void run(void) { _Exit(9); }\n")
-    assert os.system(f"cc -shared -fPIC -o {kernel} {source}") == 0
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", kernel, source], check=True)
     source.unlink()
     with pytest.raises(ArtifactError, match=r"kernels/0\.so was altered"):
         hidet_dist.load_partition(copy, 0)

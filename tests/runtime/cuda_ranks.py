@@ -29,6 +29,7 @@ def _driver() -> ctypes.CDLL:
     driver.cuGraphInstantiateWithFlags.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ulonglong)
     driver.cuGraphLaunch.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
     driver.cuStreamQuery.argtypes = (ctypes.c_void_p,)
+    driver.cuMemcpyAsync.argtypes = (ctypes.c_ulonglong, ctypes.c_ulonglong, ctypes.c_size_t, ctypes.c_void_p)
     return driver
 
 
@@ -118,6 +119,77 @@ def cuda_graph(launches: int) -> list[float]:
         return [float(value[0]), *map(float, shared), *map(float, exchanged), float(passed[0])]
 
 
+def _start(send: np.ndarray, recv: np.ndarray, group: int) -> None:
+    assert native.start(address(recv)) == native.OK
+    assert native.all_gather(address(send), address(recv), send.size, F32, group) == native.OK
+    assert native.started(address(recv)) == native.OK
+
+
+def cuda_overlap(launches: int) -> list[float]:
+    """Collectives on a stream of their own: what is launched meanwhile goes ahead, what waits for them does not."""
+    with _communicator([2]) as comm:
+        driver = _driver()
+        stream = _stream(driver)
+        comm.warm_up([1])
+        comm.bind()
+        one, two = np.full(1, comm.rank + 1, np.float32), np.full(1, 10 * (comm.rank + 1), np.float32)
+        first, second, local, after = (np.zeros(2, np.float32) for _ in range(4))
+
+        def copy(to: np.ndarray, source: np.ndarray) -> None:
+            assert driver.cuMemcpyAsync(address(to), address(source), to.nbytes, stream) == 0
+
+        def program(kernel_source: np.ndarray) -> None:
+            _start(one, first, 1)
+            _start(two, second, 1)
+            copy(local, kernel_source)
+            assert native.wait(address(second)) == native.OK
+            copy(after, second)
+            assert native.wait(address(first)) == native.OK
+
+        if comm.rank == 1:
+            time.sleep(1)
+        source = np.full(2, 7, np.float32)
+        begin = time.monotonic()
+        program(source)
+        if comm.rank == 0:  # alone, so that its gathers are not over, but what was launched beside them is
+            while not local.any():
+                assert time.monotonic() - begin < 0.5
+            assert not after.any()
+        comm.wait()
+        comm.check()
+        assert first.tolist() == [1, 2]
+        assert after.tolist() == [10, 20]
+        assert native.overlapped(comm._open_handle()) == (2, 2)
+        # The same, captured.
+        first[:], second[:], local[:], after[:] = 0, 0, 0, 0
+        assert driver.cuStreamBeginCapture_v2(stream, 0) == 0
+        program(source)
+        graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+        assert driver.cuStreamEndCapture(stream, ctypes.byref(graph)) == 0
+        assert driver.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, 0) == 0
+        assert not local.any()
+        for number in range(launches):
+            source[:], one[:] = 8 + number, (comm.rank + 1) * (number + 3)
+            assert driver.cuGraphLaunch(executable, stream) == 0
+            comm.wait()
+        comm.check()
+        return [*map(float, first), *map(float, after), *map(float, local)]
+
+
+def cuda_overlap_unjoined() -> int:
+    """A capture that ends while a collective was not waited for is refused by CUDA."""
+    with _communicator([2]) as comm:
+        driver = _driver()
+        stream = _stream(driver)
+        comm.warm_up([1])
+        comm.bind()
+        one, first = np.zeros(1, np.float32), np.zeros(2, np.float32)
+        assert driver.cuStreamBeginCapture_v2(stream, 0) == 0
+        _start(one, first, 1)
+        graph = ctypes.c_void_p()
+        return int(driver.cuStreamEndCapture(stream, ctypes.byref(graph)))
+
+
 def cuda_capture_unprepared() -> bool:
     """A group that was not warmed up cannot be used for the first time while a stream is captured."""
     comm = _communicator([2, 2])
@@ -191,6 +263,8 @@ SCENARIOS: tuple[Callable[..., Any], ...] = (
     cuda_asynchronous,
     cuda_graph,
     cuda_capture_unprepared,
+    cuda_overlap,
+    cuda_overlap_unjoined,
     cuda_bad_rank,
     cuda_error,
     cuda_wrong_call,

@@ -91,6 +91,15 @@ def test_collectives_are_captured_into_a_graph(ranks: Ranks) -> None:
         assert result == [sums[rank], *sums, *[sums[rank]] * 4, sums[rank - 1]]
 
 
+def test_collectives_that_are_only_started_run_beside_what_is_launched_and_are_captured(ranks: Ranks) -> None:
+    for result in results(ranks("cuda_overlap", 2, launches=2)):
+        assert result == [4, 8, 10, 20, 9, 9]
+
+
+def test_a_capture_needs_what_was_started_to_be_waited_for(ranks: Ranks) -> None:
+    assert results(ranks("cuda_overlap_unjoined", 2)) == [904, 904]
+
+
 def test_a_group_that_was_not_warmed_up_is_not_captured(ranks: Ranks) -> None:
     for answer in ranks("cuda_capture_unprepared", 4):
         assert "group 2 has no communicator of NCCL's" in answer["message"]

@@ -175,6 +175,16 @@ def test_where_other_hosts_can_reach_the_store_a_secret_is_needed(rank: int, sec
         Rendezvous(settings)
 
 
+def test_under_torchrun_on_several_hosts_a_secret_is_needed_too() -> None:
+    if own_address(NOT_LOOPBACK, 9).startswith("127."):
+        pytest.skip("this host has loopback only")
+    environment = {**ENVIRONMENT, "TORCHELASTIC_USE_AGENT_STORE": "True", "LOCAL_WORLD_SIZE": "1"}
+    settings = resolve_settings(environment={**environment, "MASTER_ADDR": NOT_LOOPBACK}, timeout_seconds=2.0)
+    assert settings.agent_store and not settings.one_host
+    with pytest.raises(ConfigError, match="set HIDET_DIST_SECRET"):
+        Rendezvous(settings)
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.1.2.3", "localhost"])
 def test_loopback_needs_no_secret(address: str) -> None:
     Rendezvous(Settings(0, 1, address, free_port(), timeout_seconds=5.0)).close()

@@ -17,6 +17,7 @@
 #define HIDET_DIST_NCCL_H
 
 #include "hidet_dist/collectives.h"
+#include "hidet_dist/overlap.h"
 
 /* The bytes of what the ranks agree on to make the mesh's communicator. */
 #define HIDET_DIST_NCCL_ID_BYTES 128
@@ -59,6 +60,11 @@ HIDET_DIST_API hidet_dist_nccl *hidet_dist_nccl_create(const int64_t *mesh_shape
 
 /* The table to make a communicator with. */
 HIDET_DIST_API void hidet_dist_nccl_table(hidet_dist_nccl *transport, hidet_dist_transport *table);
+
+/* The overlap to give a communicator of this transport: collectives that are only started go to a CUDA stream of their
+ * own, by events, so that a CUDA graph captures them too. They must all be waited for before a capture ends, and before
+ * hidet_dist_nccl_wait. */
+HIDET_DIST_API void hidet_dist_nccl_overlap(hidet_dist_nccl *transport, hidet_dist_overlap *overlap);
 
 /* Whether a group's communicator is there. Groups of the same ranks share one. */
 HIDET_DIST_API int32_t hidet_dist_nccl_has(const hidet_dist_nccl *transport, int32_t group);

@@ -19,14 +19,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hidet
 import hidet.cuda
 from hidet.backend.build import NVCC
 
-from hidet_dist.compile.cuda.toolkit import Toolkit
 from hidet_dist.machine.gpu import Gpu
+
+if TYPE_CHECKING:
+    from hidet_dist.compile.cuda.toolkit import Toolkit
 
 _compiler: Any = importlib.import_module("hidet.backend.build")
 _device: Any = importlib.import_module("hidet.cuda.device")

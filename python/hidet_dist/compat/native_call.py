@@ -59,9 +59,16 @@ class NativeCall:
 class NativeCallTask(Task):
     """The task of such an operator. hidet compiles one kernel for a name and shapes, so the name says the rest."""
 
-    def __init__(self, name: str, inputs: Sequence[TensorInput], output: TensorInput, call: NativeCall):
+    def __init__(
+        self,
+        name: str,
+        inputs: Sequence[TensorInput],
+        output: TensorInput,
+        call: NativeCall,
+        share_map: dict[int, int] | None = None,
+    ):
         self.call = call
-        super().__init__(name, list(inputs), [output], attributes={"is_opaque": True})
+        super().__init__(name, list(inputs), [output], attributes={"is_opaque": True}, share_map=share_map)
 
     def allow_prologue(self) -> bool:
         """Nothing is computed while inputs are read."""
@@ -108,7 +115,8 @@ class NativeCallTask(Task):
 class NativeCallOp(OpaqueOperator):
     """An operator of one output, on its first input's device, computed by a native call.
 
-    The output has the first input's dtype unless told otherwise.
+    The output has the first input's dtype unless told otherwise. With ``share_map={0: 0}`` its memory is that of the
+    first input.
     """
 
     def __init__(
@@ -119,8 +127,11 @@ class NativeCallOp(OpaqueOperator):
         call: NativeCall,
         attributes: dict[str, Any],
         dtype: str | None = None,
+        share_map: dict[int, int] | None = None,
     ):
         tensors = list(inputs.values())
         output = tensor_input("result", dtype or tensors[0].dtype, list(shape))
-        task = NativeCallTask(name, [input_like(x, parameter) for parameter, x in inputs.items()], output, call)
+        task = NativeCallTask(
+            name, [input_like(x, parameter) for parameter, x in inputs.items()], output, call, share_map
+        )
         Operator.__init__(self, inputs=tensors, attributes=attributes, task=task)

@@ -26,6 +26,8 @@ from hidet_dist.compile.cuda.build import cuda_target
 from hidet_dist.compile.cuda.toolkit import find_toolkit
 from hidet_dist.compile.target import CPU, Target
 from hidet_dist.errors import CompileError
+from hidet_dist.machine import Cluster
+from hidet_dist.overlap.emit import overlap_graph
 from hidet_dist.partition import Program
 from hidet_dist.partition.program import COORDINATE, communication_operators
 from hidet_dist.runtime import openblas
@@ -133,6 +135,8 @@ def compile_program(
     target: Target = CPU,
     total: Callable[[int], None] = lambda _: None,
     advance: Callable[[], None] = lambda: None,
+    overlap: Cluster | None = None,
+    room: int | None = None,
 ) -> CompiledProgram:
     """Compile a program; nothing of it is loaded, so that it can be compiled where it cannot run.
 
@@ -144,6 +148,11 @@ def compile_program(
         What to compile it for.
     total, advance: callable, optional
         Progress: called with the number of kernels, and once for each that is built.
+    overlap: Cluster, optional
+        The machine by whose predicted times collectives are started before they are waited for, so that they run
+        beside computation (:mod:`hidet_dist.overlap.emit`); where it is not given, they are not.
+    room: int, optional
+        Bytes of activations that may then be held, if without overlap no more are.
 
     Raises
     ------
@@ -151,6 +160,10 @@ def compile_program(
         When a kernel or the launch function does not compile, or there is no compiler for the target.
     """
     graph = optimize_program(program, target)
+    if overlap is not None:
+        sizes = {symbol.name: symbol.size for symbol in program.symbols}
+        local = {own.name: sizes[own.symbol] // own.shards for own in program.local_symbols}
+        overlap_graph(graph, overlap, {**sizes, **local}, room)
     tasks: dict[str, tuple[int, Operator]] = {}
     kernel_of_node = []
     for node in graph.nodes:

@@ -13,11 +13,8 @@ from hidet_dist.machine.kernels import KernelCost
 from hidet_dist.spec import DeviceMesh
 
 _DEVICE = ("name", "flops_per_second", "memory_bandwidth_bytes_per_second", "memory_bytes", "launch_seconds")
-_OPTIONAL = (
-    "overlaps_communication",
-    "cache_bytes",
-    "kernels",
-)  # of a device: files that were written without them hold
+# Of a device: files that were written without these hold.
+_OPTIONAL = ("overlaps_communication", "cache_bytes", "kernels")
 _KERNEL = ("seconds_per_operation", "seconds_per_byte", "seconds_per_call")
 _LINK = ("latency_seconds", "bandwidth_bytes_per_second")
 

@@ -34,6 +34,8 @@ class CommunicationOp(NativeCallOp):
         Ranks in the group.
     reduce_op: str
         ``sum``, ``max``, ``min``, ``product`` or ``mean``; empty for a collective that does not reduce.
+    only_starts: bool
+        Whether the collective is only started: a :class:`WaitOp` then stands before its first reader.
 
     Raises
     ------
@@ -41,8 +43,17 @@ class CommunicationOp(NativeCallOp):
         When the first dim of a reduce-scatter's or all-to-all's tensor is not the group size.
     """
 
-    def __init__(self, x: Tensor, kind: str, mesh_axes: Sequence[int], group_size: int, reduce_op: str = ""):
+    def __init__(
+        self,
+        x: Tensor,
+        kind: str,
+        mesh_axes: Sequence[int],
+        group_size: int,
+        reduce_op: str = "",
+        only_starts: bool = False,
+    ):
         self.kind = kind
+        self.only_starts = only_starts
         self.mesh_axes = tuple(mesh_axes)
         self.group_size = group_size
         self.reduce_op = reduce_op
@@ -59,23 +70,42 @@ class CommunicationOp(NativeCallOp):
         if reduce_op:
             codes.append(native.reduce_op_code(reduce_op))
         group = sum(1 << axis for axis in self.mesh_axes)
-        arguments = f"{{}}, {{}}, count, {', '.join(map(str, codes))}, {group}"
-        parts = [kind, reduce_op, f"axes{group}", f"of{group_size}", f"abi{native.ABI_VERSION}"]
+        tail = f"count, {', '.join(map(str, codes))}, {group}"
+        statement = f"hidet_dist_{kind}({{}}, {{}}, {tail});"
+        if only_starts:
+            statement = (
+                "const void *send = {}; void *recv = {}; hidet_dist_start(recv); "
+                f"hidet_dist_{kind}(send, recv, {tail}); hidet_dist_started(recv);"
+            )
+        parts = [
+            "start" if only_starts else "",
+            kind,
+            reduce_op,
+            f"axes{group}",
+            f"of{group_size}",
+            f"abi{native.ABI_VERSION}",
+        ]
         super().__init__(
             "_".join(["hidet_dist", *filter(None, parts)]),
             {"x": x},
             shape,
             NativeCall(
-                f"hidet_dist_{kind}({arguments});",
-                ("hidet_dist/collectives.h",),
+                statement,
+                ("hidet_dist/collectives.h", "hidet_dist/overlap.h"),
                 (str(native.include_dir()),),
                 str(native.library_dir()),
                 "hidet_dist",
                 {"count": hidet.utils.prod([int64(1), *map(int64, per_rank)])},
             ),
-            {"kind": kind, "mesh_axes": list(self.mesh_axes), "group_size": group_size, "reduce_op": reduce_op},
+            {
+                "kind": kind,
+                "mesh_axes": list(self.mesh_axes),
+                "group_size": group_size,
+                "reduce_op": reduce_op,
+                "only_starts": only_starts,
+            },
         )
-        self.name = "".join(word.capitalize() for word in kind.split("_"))
+        self.name = ("Start" if only_starts else "") + "".join(word.capitalize() for word in kind.split("_"))
 
     @property
     def description(self) -> str:
@@ -84,6 +114,30 @@ class CommunicationOp(NativeCallOp):
         shapes = (f"[{', '.join(map(str, x.shape))}]" for x in (self.inputs[0], self.outputs[0]))
         axes = "".join(map(str, self.mesh_axes))
         return f"{self.kind}({reduction}axes={axes}) {self.inputs[0].dtype.name}{' -> '.join(shapes)}"
+
+
+class WaitOp(NativeCallOp):
+    """Waits for a collective that was only started; its output is the memory of ``received``.
+
+    ``sent`` is what the collective sends: it is an input so that its memory is not used for anything else before.
+    """
+
+    def __init__(self, received: Tensor, *sent: Tensor):
+        super().__init__(
+            "_".join(["hidet_dist", "wait", f"for{len(sent)}", f"abi{native.ABI_VERSION}"]),
+            {"received": received, **{f"sent{number}": x for number, x in enumerate(sent)}},
+            list(extents_of(received)),
+            NativeCall(
+                "hidet_dist_wait({});",
+                ("hidet_dist/overlap.h",),
+                (str(native.include_dir()),),
+                str(native.library_dir()),
+                "hidet_dist",
+            ),
+            {},
+            share_map={0: 0},
+        )
+        self.name = "Wait"
 
 
 class ShardSliceTask(Task, metaclass=MadeOnce):

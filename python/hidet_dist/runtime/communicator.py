@@ -87,6 +87,9 @@ class Communicator:
             self._handle = native.create_communicator(table, self.mesh_shape, rank)
         except ValueError as error:
             raise ConfigError(str(error)) from None
+        overlap = getattr(self._transport, "overlap", None)  # host memory has none
+        if overlap is not None:
+            native.set_overlap(self._handle, overlap)
         if rendezvous is not None and world_size > 1:
             handle = self._handle
             rendezvous.heartbeat.watch(self._name, lambda: _progress(handle), self._on_verdict)

@@ -52,6 +52,8 @@ SendRecvFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_int64, c_int3
 StreamFunction = ctypes.CFUNCTYPE(c_void_p)
 ConnectFunction = ctypes.CFUNCTYPE(c_int32, c_int32)
 CopyFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int64)
+ForkFunction = ctypes.CFUNCTYPE(c_int32, c_void_p)
+TicketFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64)
 
 
 class Transport(ctypes.Structure):
@@ -66,6 +68,17 @@ class Transport(ctypes.Structure):
         ("broadcast", BroadcastFunction),
         ("send_recv", SendRecvFunction),
         ("copy", CopyFunction),
+    )
+
+
+class Overlap(ctypes.Structure):
+    """``hidet_dist_overlap``. Whoever fills it in keeps it, and its functions, for as long as the communicator."""
+
+    _fields_ = (
+        ("context", c_void_p),
+        ("fork", ForkFunction),
+        ("mark", TicketFunction),
+        ("wait", TicketFunction),
     )
 
 
@@ -154,6 +167,12 @@ def library() -> ctypes.CDLL:
     declare("communicator_peers", c_int64, c_void_p, POINTER(c_int64), c_int64)
     declare("communicator_group_size", c_int64, c_void_p, c_int32)
     declare("last_error", c_char_p)
+    declare("start", c_int32, c_void_p)
+    declare("started", c_int32, c_void_p)
+    declare("wait", c_int32, c_void_p)
+    declare("communicator_set_overlap", None, c_void_p, POINTER(Overlap))
+    declare("communicator_started", c_int64, c_void_p)
+    declare("communicator_waited", c_int64, c_void_p)
     declare(
         "shm_create",
         c_void_p,
@@ -188,6 +207,7 @@ def library() -> ctypes.CDLL:
         ctypes.c_double,
     )
     declare("nccl_table", None, c_void_p, POINTER(Transport))
+    declare("nccl_overlap", None, c_void_p, POINTER(Overlap))
     declare("nccl_has", c_int32, c_void_p, c_int32)
     declare("nccl_await", None, c_void_p)
     declare("nccl_begin", c_int32, c_void_p, c_int32, c_char_p)
@@ -302,6 +322,34 @@ def peers(handle: int) -> tuple[int, ...]:
 def group_size(handle: int, group: int) -> int:
     """How many ranks the group along a mask of mesh axes has, or -1 for a mask with an unknown axis."""
     return int(library().hidet_dist_communicator_group_size(handle, group))
+
+
+def start(recv: int) -> int:
+    """What follows, up to :func:`started`, is a collective that is only started; the status code is returned."""
+    return int(library().hidet_dist_start(recv))
+
+
+def started(recv: int) -> int:
+    """The collective that receives at ``recv`` was started; the status code is returned."""
+    return int(library().hidet_dist_started(recv))
+
+
+def wait(recv: int) -> int:
+    """Wait for the collective that receives at ``recv``; the status code is returned."""
+    return int(library().hidet_dist_wait(recv))
+
+
+def set_overlap(handle: int, overlap: Overlap | None) -> None:
+    """Say how a communicator runs collectives beside computation; ``None``: they are over when they were started."""
+    library().hidet_dist_communicator_set_overlap(handle, None if overlap is None else ctypes.byref(overlap))
+
+
+def overlapped(handle: int) -> tuple[int, int]:
+    """How many collectives were only started on a communicator, and how many of these were waited for."""
+    return (
+        int(library().hidet_dist_communicator_started(handle)),
+        int(library().hidet_dist_communicator_waited(handle)),
+    )
 
 
 def last_error() -> str:
@@ -497,6 +545,8 @@ class Nccl:
             raise ValueError(last_error())
         self.table = Transport()
         library().hidet_dist_nccl_table(self._handle, ctypes.byref(self.table))
+        self.overlap = Overlap()
+        library().hidet_dist_nccl_overlap(self._handle, ctypes.byref(self.overlap))
 
     def spans(self, group: int) -> bool:
         """Whether a group has two ranks or more."""

@@ -160,6 +160,11 @@ class NcclTransport:
         return self._nccl.table
 
     @property
+    def overlap(self) -> native.Overlap:
+        """How it carries collectives out beside computation."""
+        return self._nccl.overlap
+
+    @property
     def failed_by_peer(self) -> bool:
         """Whether a collective failed because of another rank."""
         return self._peer_is_gone or self._nccl.failed_by_peer

@@ -105,7 +105,7 @@ def meet() -> None:
 def loading(identity: Callable[[], str], timeout_seconds: float | None = None) -> Iterator[None]:
     """Load something together: the block ends well where it does on all ranks, with the same identity.
 
-    All ranks enter their blocks in the same order, and :func:`meet` within the first one at the latest.
+    All ranks enter their blocks in the same order. What goes wrong before they :func:`meet`, the others do not hear of.
 
     Parameters
     ----------
@@ -127,8 +127,9 @@ def loading(identity: Callable[[], str], timeout_seconds: float | None = None) -
         if _session is not None and _session.rendezvous is not None:
             Loading(_session.rendezvous, _session.rendezvous.next_loading()).fail(error)
         raise
-    if _session is not None and _session.rendezvous is not None:
-        turn = Loading(_session.rendezvous, _session.rendezvous.next_loading())
+    if _session is not None and _session.settings.world_size > 1:
+        rendezvous = _session.meet()
+        turn = Loading(rendezvous, rendezvous.next_loading())
         turn.finish(identity(), _session.settings.timeout_seconds if timeout_seconds is None else timeout_seconds)
 
 

@@ -17,7 +17,7 @@ from hidet.graph.ops.transform import ReshapeOp
 
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import RuleTable
-from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.spec import DeviceMesh, StagePlan, TensorShardSpec
 from hidet_dist.spec.mesh import MAX_AXES
 from hidet_dist.view import GraphView
 
@@ -38,6 +38,12 @@ class Refinement:
     def translated_all(self, specs: Sequence[TensorShardSpec | None] | None) -> list[TensorShardSpec | None] | None:
         """Each given spec as one of the finer mesh."""
         return None if specs is None else [None if spec is None else self.translated(spec) for spec in specs]
+
+
+def cluster_of(stage: StagePlan, graph: FlowGraph, cluster: Cluster) -> Cluster:
+    """The cluster that a stage is planned for: the given one, or that with the finer mesh."""
+    finer = None if stage.mesh == cluster.mesh else refine(graph, cluster)
+    return cluster if finer is None else finer.cluster
 
 
 def refine(graph: FlowGraph, cluster: Cluster) -> Refinement | None:

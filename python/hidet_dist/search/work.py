@@ -6,12 +6,14 @@ import math
 
 from hidet.graph import Operator
 from hidet.graph.ops import transform
+from hidet.graph.ops.arithmetic import BinaryElementwiseOp, CompositeElementwiseOp, UnaryElementwiseOp
 from hidet.graph.ops.conv1d.conv1d import Conv1dOp
 from hidet.graph.ops.conv2d.conv2d import Conv2dOp
 from hidet.graph.ops.conv3d.conv3d import Conv3dOp
 from hidet.graph.ops.matmul.matmul import MatmulOp
 from hidet.graph.ops.normalize.norm import NormalizeOp
 from hidet.graph.ops.pool import AdaptivePoolNdOp, AvgPoolNdOp, MaxPoolNdOp
+from hidet.graph.ops.reduce.reduce import ReduceBaseOp
 
 from hidet_dist.machine.kernels import Work
 from hidet_dist.rules.rule import Choice
@@ -22,10 +24,12 @@ MEASURED_DTYPE = "float32"
 """Of the kernels that are measured."""
 
 _CLASSES: dict[type[Operator], str] = {
-    **dict.fromkeys((MatmulOp,), "matmul"),
+    MatmulOp: "matmul",
     **dict.fromkeys((Conv1dOp, Conv2dOp, Conv3dOp), "convolution"),
     NormalizeOp: "normalization",
     **dict.fromkeys((AvgPoolNdOp, MaxPoolNdOp, AdaptivePoolNdOp), "pooling"),
+    **dict.fromkeys((BinaryElementwiseOp, CompositeElementwiseOp, UnaryElementwiseOp), "elementwise"),
+    ReduceBaseOp: "reduction",
     **dict.fromkeys((transform.TakeOp, transform.GatherOp), "lookup"),
     **dict.fromkeys(
         (
@@ -45,7 +49,7 @@ _CLASSES: dict[type[Operator], str] = {
 
 
 def kernel_class(op: Operator) -> str:
-    """The class of an operator's kernel; of operators that are of no other, whether they reduce decides."""
+    """The class of an operator's kernel; of operators that are of none by their type, their definition decides."""
     for base in type(op).__mro__:
         if base in _CLASSES:
             return _CLASSES[base]

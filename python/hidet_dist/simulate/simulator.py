@@ -11,7 +11,7 @@ from hidet.ffi import runtime_api
 from hidet.graph import FlowGraph, Tensor
 
 from hidet_dist.errors import InputError, PartitionError
-from hidet_dist.partition import CommunicationOp, Program
+from hidet_dist.partition import CommunicationOp, Program, WaitOp
 from hidet_dist.partition.program import COORDINATE
 from hidet_dist.spec import DeviceMesh, TensorPlan
 
@@ -75,6 +75,8 @@ def simulate(program: Program, inputs: Sequence[np.ndarray], graph: FlowGraph | 
         arguments = [[x if x.storage is not None else values[r][x] for x in node.inputs] for r in ranks]
         if isinstance(node, CommunicationOp):
             results = [[y] for y in _communicate(mesh, node, [a[0].numpy() for a in arguments])]
+        elif isinstance(node, WaitOp):  # what was started is over
+            results = [a[:1] for a in arguments]
         else:
             results = [node.compiled_task.run_async(a) for a in arguments]
         for r in ranks:

@@ -22,6 +22,7 @@ constexpr int kInvalidValue = 1;
 constexpr int kInvalidDevice = 101;
 constexpr int kNotReady = 600;
 constexpr int kCaptureUnsupported = 900;
+constexpr int kCaptureUnjoined = 904;
 
 // Never destroyed: the streams' threads wait on them when the process ends.
 std::mutex &mutex = *new std::mutex;
@@ -35,6 +36,11 @@ struct Stream {
 
   // With the mutex held.
   void add(Function function) {
+    if (origin != nullptr) {  // in the order of the calls, which is one of those that the graph allows
+      origin->captured.push_back(std::move(function));
+      unjoined = true;
+      return;
+    }
     if (capturing) {
       captured.push_back(std::move(function));
       return;
@@ -59,20 +65,26 @@ struct Stream {
   std::deque<Function> queue;  // the first one is being run
   bool capturing = false;
   std::vector<Function> captured;
+  Stream *origin = nullptr;  // whose capture it takes part in, since it waited for an event of it
+  bool unjoined = false;     // whether it has work that the origin does not wait for
 };
+
+using Clock = std::chrono::steady_clock;
+
+// A number of times that it was recorded, and passed.
+struct Event {
+  int64_t recorded = 0;
+  int64_t passed = 0;
+  Clock::time_point time;     // when it was passed
+  Stream *capture = nullptr;  // the captured stream that it was recorded on last
+};
+
+std::vector<Stream *> joining;  // the streams that take part in a capture
 
 Stream *default_stream() {
   static Stream *stream = new Stream;
   return stream;
 }
-
-using Clock = std::chrono::steady_clock;
-
-struct Event {
-  int recorded = 0;  // by calls
-  int happened = 0;
-  Clock::time_point time;
-};
 
 Stream &of(void *handle) { return handle == nullptr ? *default_stream() : *static_cast<Stream *>(handle); }
 
@@ -160,7 +172,58 @@ API int cuStreamQuery(void *stream) {
 
 API int cuStreamIsCapturing(void *stream, int *status) {
   const std::lock_guard<std::mutex> lock(mutex);
-  *status = of(stream).capturing ? 1 : 0;
+  *status = of(stream).capturing || of(stream).origin != nullptr ? 1 : 0;
+  return 0;
+}
+
+API int cuEventCreate(void **event, unsigned int) {
+  *event = new Event;
+  return 0;
+}
+
+API int cuEventDestroy_v2(void *) { return 0; }  // a stream may wait for it yet
+
+API int cuEventRecord(void *handle, void *stream) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto *event = static_cast<Event *>(handle);
+  Stream &own = of(stream);
+  if (own.capturing || own.origin != nullptr) {
+    event->capture = &own;
+    return 0;
+  }
+  event->capture = nullptr;
+  const int64_t number = ++event->recorded;
+  own.add([event, number] {
+    const std::lock_guard<std::mutex> inner(mutex);
+    event->passed = number;
+    event->time = Clock::now();
+    changed.notify_all();
+  });
+  return 0;
+}
+
+API int cuStreamWaitEvent(void *stream, void *handle, unsigned int) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  auto *event = static_cast<Event *>(handle);
+  Stream &own = of(stream);
+  if (event->capture != nullptr) {
+    Stream *captured = event->capture;
+    if (captured->origin == &own) {
+      captured->unjoined = false;
+    } else if (captured->capturing && !own.capturing) {
+      own.origin = captured;
+      joining.push_back(&own);
+    } else {
+      return kCaptureUnsupported;
+    }
+    return 0;
+  }
+  if (own.capturing || own.origin != nullptr) return kCaptureUnsupported;
+  const int64_t number = event->recorded;
+  own.add([event, number] {
+    std::unique_lock<std::mutex> inner(mutex);
+    changed.wait(inner, [event, number] { return event->passed >= number; });
+  });
   return 0;
 }
 
@@ -208,41 +271,10 @@ API int cuStreamSynchronize(void *stream) {
   return 0;
 }
 
-API int cuEventCreate(void **event, unsigned int) {
-  *event = new Event;
-  return 0;
-}
-
-API int cuEventDestroy_v2(void *) { return 0; }  // a stream may have it yet
-
-API int cuEventRecord(void *handle, void *stream) {
-  auto *event = static_cast<Event *>(handle);
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    ++event->recorded;
-  }
-  put(stream, [event] {
-    const std::lock_guard<std::mutex> lock(mutex);
-    ++event->happened;
-    event->time = Clock::now();
-    changed.notify_all();
-  });
-  return 0;
-}
-
 API int cuEventSynchronize(void *handle) {
   auto *event = static_cast<Event *>(handle);
   std::unique_lock<std::mutex> lock(mutex);
-  changed.wait(lock, [event] { return event->happened == event->recorded; });
-  return 0;
-}
-
-API int cuStreamWaitEvent(void *stream, void *handle, unsigned int) {
-  auto *event = static_cast<Event *>(handle);
-  put(stream, [event] {
-    std::unique_lock<std::mutex> lock(mutex);
-    changed.wait(lock, [event] { return event->happened == event->recorded; });
-  });
+  changed.wait(lock, [event] { return event->passed == event->recorded; });
   return 0;
 }
 
@@ -251,7 +283,7 @@ API int cuEventElapsedTime(float *milliseconds, void *first, void *second) {
   const auto *begin = static_cast<Event *>(first);
   const auto *end = static_cast<Event *>(second);
   if (begin->recorded == 0 || end->recorded == 0) return kInvalidValue;
-  if (begin->happened != begin->recorded || end->happened != end->recorded) return kNotReady;
+  if (begin->passed != begin->recorded || end->passed != end->recorded) return kNotReady;
   *milliseconds = std::chrono::duration<float, std::milli>(end->time - begin->time).count();
   return 0;
 }
@@ -275,6 +307,14 @@ API int cuStreamEndCapture(void *stream, void **graph) {
   const std::lock_guard<std::mutex> lock(mutex);
   of(stream).capturing = false;
   --captures;
+  bool unjoined = false;
+  for (Stream *other : joining) {
+    unjoined = unjoined || other->unjoined;
+    other->origin = nullptr;
+    other->unjoined = false;
+  }
+  joining.clear();
+  if (unjoined) return kCaptureUnjoined;
   *graph = new std::vector<Function>(of(stream).captured);
   return 0;
 }

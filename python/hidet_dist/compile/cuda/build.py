@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,8 @@ def cuda_target(target: Target) -> Iterator[None]:
     assert target.gpu is not None
     toolkit = find_toolkit()
     caches = Path(hidet.option.get_cache_dir()) / "cuda" / f"nvcc-{toolkit.version}"
-    libraries = link_folder(toolkit, caches / "link")
+    place = hashlib.sha256(str(toolkit.runtime).encode()).hexdigest()[:16]
+    libraries = link_folder(toolkit, caches / f"link-{place}")
     cache = caches / f"{target.gpu.arch}-{target.gpu.name}"
     with (
         described_gpu(target.gpu, toolkit, libraries, cache, target.space),

@@ -1,7 +1,8 @@
 """nvcc, and what kernels are linked against on a machine without a GPU.
 
-nvcc comes with the CUDA toolkit, or from PyPI. The PyPI packages have libraries without the names that a linker looks
-for, and a machine without a GPU has no libcuda: a folder of links and of a stand-in for libcuda serves the linker.
+nvcc comes with the CUDA toolkit, or from PyPI. The PyPI packages have libraries where nvcc does not look, and without
+the names that a linker looks for, and a machine without a GPU has no libcuda: a folder of links and of a stand-in for
+libcuda serves the linker.
 """
 
 from __future__ import annotations
@@ -94,12 +95,13 @@ def _output(*command: str | Path) -> str:
 
 
 def link_folder(toolkit: Toolkit, folder: Path) -> Path:
-    """A folder for the linker, made once: ``libcudart.so`` and a ``libcuda.so`` with the real one's soname."""
+    """A folder for the linker, made once: CUDA's runtime, and a ``libcuda.so`` with the real one's soname."""
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         try:
-            (made / "libcudart.so").symlink_to(next(iter(sorted(toolkit.runtime.glob("libcudart.so*")))))
+            (made / "libcudart.so").symlink_to(sorted(toolkit.runtime.glob("libcudart.so*"))[0])
+            (made / "libcudadevrt.a").symlink_to(toolkit.runtime / "libcudadevrt.a")
             source = made / "libcuda.c"
             source.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in _DRIVER_FUNCTIONS))
             compiler = ["g++", "-x", "c", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]

@@ -22,6 +22,7 @@ from hidet_dist.compile.cpu.kernels.terms import (
     axes_of,
     parts,
     reduced_axes,
+    rounded,
     walk,
 )
 
@@ -383,7 +384,10 @@ class _Writer:
     def store(self, nest: Nest) -> None:
         shared = self.name_shared(nest.value)
         target = self.place(nest.target, [Index.of(axis) for axis in nest.axes])
-        self.put(f"{target} = hd::To<{TYPES[nest.target.dtype]}>::from({self.term(nest.value)});")
+        value = nest.value
+        if isinstance(value, Apply) and value.text == rounded(nest.target.dtype):
+            (value,) = value.arguments  # it is rounded as it is stored
+        self.put(f"{target} = hd::To<{TYPES[nest.target.dtype]}>::from({self.term(value)});")
         for term in shared:
             del self.results[term]
 

@@ -20,6 +20,7 @@ from hidet.ir.tools import collect
 
 from hidet_dist.compile.cpu.kernels.index import ONE, Axis, Index, Size, SplitNeeded
 from hidet_dist.compile.cpu.kernels.terms import (
+    SHORT_FLOATS,
     Apply,
     ArgReduction,
     Buffer,
@@ -216,7 +217,10 @@ def _lowered(
             scope[axis], own = lowering.axis((id(grid), -1, dim), extent)
             axes += own
         value = lowering.term(grid.value, scope)
-        target = Buffer(grid.type.dtype.name, tuple(axis.extent for axis in axes), grid)
+        dtype = grid.type.dtype.name
+        if dtype in SHORT_FLOATS and grid is not kept[-1]:
+            dtype = "float32"  # only what is written to memory is rounded
+        target = Buffer(dtype, tuple(axis.extent for axis in axes), grid)
         buffers[grid] = target
         nests.append(Nest(target, tuple(axes), value))
         if any(isinstance(x, Reduction | ArgReduction) for r in nests[-1].reductions() for x in walk(r.value)):

@@ -32,7 +32,7 @@ TYPES = {
     "float32": "float",
     "float64": "double",
 }
-_SHORT_FLOATS = ("float16", "bfloat16")
+SHORT_FLOATS = ("float16", "bfloat16")
 # What is worth keeping rather than computing twice, and how it is called for each floating type.
 COSTLY = {"exp", "log", "tanh", "erf", "sin", "cos", "pow", "tan", "expm1", "log1p", "asin", "acos", "atan", "sinh"}
 _OWN = {"exp", "log", "tanh", "erf", "rsqrt", "sqrt", "abs", "floor", "ceil", "trunc", "max", "min"}
@@ -171,6 +171,11 @@ def walk(term: Any) -> list[Any]:
             found[current] = None
             pending.extend(parts(current))
     return list(found)
+
+
+def rounded(dtype: str) -> str:
+    """The text of an :class:`Apply` that rounds to a short float."""
+    return f"hd::load(hd::To<{TYPES[dtype]}>::from({{}}))"
 
 
 def axes_of(term: Any) -> frozenset[Axis]:
@@ -386,8 +391,8 @@ class Lowering:
     def _cast(self, e: Any, scope: Mapping[Var, Index]) -> Any:
         source, target = _dtype(e.expr), _dtype(e)
         term = self._as(self.term(e.expr, scope), source, target)
-        if target.name in _SHORT_FLOATS and source.name != target.name:
-            return Apply(f"hd::load(hd::To<{TYPES[target.name]}>::from({{}}))", (term,))
+        if target.name in SHORT_FLOATS and source.name != target.name:
+            return Apply(rounded(target.name), (term,))
         return term
 
     def _call(self, name: str, arguments: list[Any], dtype: DataType, scope: Mapping[Var, Index]) -> Any:
@@ -488,7 +493,7 @@ class Lowering:
 
 
 def _computed(dtype: DataType) -> str:
-    return "float" if dtype.name in _SHORT_FLOATS else TYPES[dtype.name]
+    return "float" if dtype.name in SHORT_FLOATS else TYPES[dtype.name]
 
 
 def _dtype(e: Any) -> DataType:

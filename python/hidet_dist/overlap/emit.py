@@ -1,0 +1,145 @@
+"""Overlap in a compiled program: collectives that are started and waited for, in the order of a schedule.
+
+Memory is safe by construction: a :class:`WaitOp` reads what its collective receives and what it sends, so that the
+launcher's planning of memory, which frees a buffer behind its last reader, gives neither to anything in between.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from hidet.graph import FlowGraph, Operator, Tensor
+
+from hidet_dist.errors import CompileError
+from hidet_dist.machine import Cluster
+from hidet_dist.overlap.streams import RUN, START, Launch, Task, schedule
+from hidet_dist.partition.operators import CommunicationOp, WaitOp
+from hidet_dist.rules.access import UnsupportedDefinition, analyze
+from hidet_dist.symbolic.extents import evaluate, extents_of
+
+
+def overlap_graph(
+    graph: FlowGraph, cluster: Cluster, sizes: Mapping[str, int] | None = None, room: int | None = None
+) -> int:
+    """Put an optimized program into the order of its schedule on two streams, in place.
+
+    Parameters
+    ----------
+    graph: FlowGraph
+        The optimized program. Its nodes are reordered, and collectives that have something to run beside are split into
+        their start and the wait for them. It must not be analysed anew, which would lose the order.
+    cluster: Cluster
+        The machine whose predicted times the schedule goes by.
+    sizes: mapping, optional
+        The sizes of the program's symbolic dims to go by.
+    room: int, optional
+        Bytes of intermediate results that may be held at a time, if without overlap no more are.
+
+    Returns
+    -------
+    How many collectives are started.
+    """
+    nodes = list(graph.nodes)
+    tasks = _tasks(graph, cluster, sizes or {})
+    launches = schedule(tasks, room).launches
+    split = _split(launches)
+    if not split:
+        return 0
+    replaced: dict[Tensor, Tensor] = {}
+    started: dict[int, CommunicationOp] = {}
+    held: dict[Tensor, tuple[Tensor, ...]] = {}  # of what is received and not waited for, what was sent for it
+    order: list[Operator] = []
+    for launch in launches:
+        node = nodes[launch.task]
+        if launch.what == RUN or (launch.what == START and launch.task not in split):
+            node.inputs = [replaced.get(x, x) for x in node.inputs]
+            order.append(node)
+        elif launch.what == START:
+            assert isinstance(node, CommunicationOp)
+            (x,) = (replaced.get(x, x) for x in node.inputs)
+            start = CommunicationOp(x, node.kind, node.mesh_axes, node.group_size, node.reduce_op, only_starts=True)
+            started[launch.task] = start
+            replaced[node.outputs[0]] = start.outputs[0]
+            held[start.outputs[0]] = (x, *held.get(x, ()))
+            order.append(start)
+        elif launch.task in split:
+            received = started[launch.task].outputs[0]
+            wait = WaitOp(received, *held.pop(received))
+            replaced[nodes[launch.task].outputs[0]] = wait.outputs[0]
+            order.append(wait)
+    graph.outputs = [replaced.get(y, y) for y in graph.outputs]
+    graph.update_nodes()
+    if set(graph.nodes) != set(order):
+        raise CompileError("The schedule of the program has other operators than the program.")
+    graph._nodes = order
+    return len(started)
+
+
+def _split(launches: Sequence[Launch]) -> set[int]:
+    """The collectives that are started: beside all others nothing runs, from their start to the wait for them."""
+    found: set[int] = set()
+    flying: list[int] = []
+    beside = False
+    for launch in launches:
+        if launch.what == START:
+            beside = beside or bool(flying)
+            flying.append(launch.task)
+        elif launch.what == RUN:
+            beside = beside or bool(flying)
+        else:
+            # Those before it have ended too.
+            ended = flying[: flying.index(launch.task) + 1] if launch.task in flying else []
+            del flying[: len(ended)]
+            found.update(ended if beside else ())
+            beside = bool(flying)
+    return found
+
+
+def _tasks(graph: FlowGraph, cluster: Cluster, sizes: Mapping[str, int]) -> list[Task]:
+    number = {node: n for n, node in enumerate(graph.nodes)}
+    outputs = set(graph.outputs)
+    operations: dict[str, int] = {}
+    tasks = []
+    for node in graph.nodes:
+        reads = tuple(sorted({number[x.op] for x in node.inputs if x.op in number}))
+        shares = None
+        if node.share_map:
+            source = node.inputs[node.share_map[0]].op
+            shares = number.get(source)
+        own = 0 if node.share_map else sum(_nbytes(y, sizes) for y in node.outputs if y not in outputs)
+        communicates = isinstance(node, CommunicationOp)
+        tasks.append(Task(_seconds(node, cluster, sizes, operations), communicates, reads, own, shares))
+    return tasks
+
+
+def _nbytes(x: Tensor, sizes: Mapping[str, int]) -> int:
+    return math.prod(evaluate(extent, sizes) for extent in extents_of(x)) * int(x.dtype.nbytes)
+
+
+def _seconds(node: Operator, cluster: Cluster, sizes: Mapping[str, int], operations: dict[str, int]) -> float:
+    if node.share_map:
+        return 0.0
+    sent, received = _nbytes(node.inputs[0], sizes), _nbytes(node.outputs[0], sizes)
+    if isinstance(node, CommunicationOp):
+        if node.kind == "all_gather":
+            return cluster.all_gather_seconds(received, node.mesh_axes)
+        if node.kind == "reduce_scatter":
+            return cluster.reduce_scatter_seconds(sent, node.mesh_axes)
+        if node.kind == "all_to_all":
+            return cluster.all_to_all_seconds(sent * node.group_size, node.mesh_axes)
+        return cluster.all_reduce_seconds(sent, node.mesh_axes)
+    key = str(node.task)
+    if key not in operations:
+        fused = getattr(node.task, "fused_graph", None)
+        operations[key] = sum(_operations(one, sizes) for one in ([node] if fused is None else fused.nodes))
+    moved = sum(_nbytes(x, sizes) for x in (*node.inputs, *node.outputs))
+    return cluster.device.operator_seconds(operations[key], moved, node.outputs[0].dtype.name)
+
+
+def _operations(node: Operator, sizes: Mapping[str, int]) -> int:
+    """Scalar operations by the definition; of an operator that has none, what it moves is all that is known."""
+    try:
+        return analyze(node.task, sizes).operations({})
+    except UnsupportedDefinition:
+        return 0

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Runs the checks that need a GPU, from the root of a checkout: `make gpu-test`, which passes arguments on as ARGS.
+#
+# With .gpu/ in the checkout (an offline machine; what was packed there is used through .gpu/setup.sh) the python3 of the
+# system serves, with its own PyTorch, and the native library is built here into build/gpu. Otherwise .venv serves. Needs
+# g++, cmake and nvcc. Exits with 0 when all went well, 1 when a check failed, and 2 when there is no GPU.
+set -euo pipefail
+if [[ -f .gpu/setup.sh ]]; then
+  source .gpu/setup.sh
+  site=$PWD/build/gpu/site
+  rm -rf "$site"
+  mkdir -p "$site/hidet_dist-0.1.0.dist-info"
+  cp -r python/hidet_dist "$site/"
+  printf 'Metadata-Version: 2.1\nName: hidet_dist\nVersion: 0.1.0\n' >"$site/hidet_dist-0.1.0.dist-info/METADATA"
+  cmake -S . -B build/gpu/native -DCMAKE_BUILD_TYPE=Release >build/gpu/cmake.log
+  cmake --build build/gpu/native --parallel >>build/gpu/cmake.log
+  cmake --install build/gpu/native --prefix "$site" >>build/gpu/cmake.log
+  export PYTHONPATH=$site:$PYTHONPATH HIDET_DIST_NCCL_LIBRARY=${HIDET_DIST_NCCL_LIBRARY:-$HOME/nccl/libnccl.so.2}
+  python=python3
+else
+  python=.venv/bin/python
+fi
+export NCCL_MULTI_RANK_GPU_ENABLE=1 PYTHONUNBUFFERED=1
+exec "$python" tests/gpu/check.py "$@"

@@ -1,0 +1,30 @@
+"""The threads of a rank: what the environment says, or a share of the host's cores."""
+
+import os
+
+import pytest
+
+from hidet_dist.runtime.threads import wait_without_spinning
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    variables: dict[str, str] = {}
+    monkeypatch.setattr(os, "environ", variables)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    return variables
+
+
+@pytest.mark.parametrize(("ranks", "threads"), [("2", "4"), ("3", "2"), ("16", "1"), ("1", None), (None, None)])
+def test_the_ranks_of_a_host_share_its_cores(environment, ranks, threads):
+    if ranks is not None:
+        environment["LOCAL_WORLD_SIZE"] = ranks
+    wait_without_spinning()
+    assert environment.get("OMP_NUM_THREADS") == threads
+    assert environment["OMP_WAIT_POLICY"] == "passive"
+
+
+def test_what_is_set_stays(environment):
+    environment.update(LOCAL_WORLD_SIZE="2", OMP_NUM_THREADS="7", OMP_WAIT_POLICY="active")
+    wait_without_spinning()
+    assert (environment["OMP_NUM_THREADS"], environment["OMP_WAIT_POLICY"]) == ("7", "active")
