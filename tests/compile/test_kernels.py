@@ -275,3 +275,14 @@ def test_division_of_an_index(a, b, c, divisor):
 @pytest.mark.parametrize("size", [1, 7])
 def test_tensors_of_one_element(size):
     check([(lambda a: ops.softmax(a, 0) + a, lambda a: a.softmax(0) + a, [numbers(size, 1, 1)])])
+
+
+def test_sums_of_as_many_as_the_index_says_stay_with_hidet():
+    x = symbol(4, 9)
+    graph = hidet.trace_from(ops.relu(ops.cumsum(x, dim=1)), [x])
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))))
+    compiled = optimize_program(program)
+    assert any(not hasattr(node.task, "kernel") for node in compiled.nodes)
+    data = numbers(4, 9)
+    expected = torch.from_numpy(data).cumsum(1).relu().numpy()
+    np.testing.assert_allclose(simulate(program, [data], compiled)[0], expected, rtol=2e-5, atol=2e-5)

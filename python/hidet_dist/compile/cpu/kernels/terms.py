@@ -11,7 +11,7 @@ from hidet.ir import expr as ir
 from hidet.ir.compute import ArgReduceCompute, GridCompute, ReduceCompute, TensorInput, TensorNode
 from hidet.ir.dtypes import boolean
 from hidet.ir.expr import Constant, Expr, SymbolVar, Var
-from hidet.ir.tools import infer_type
+from hidet.ir.tools import collect_free_vars, infer_type
 from hidet.ir.type import DataType
 
 from hidet_dist.compile.cpu.kernels.index import ONE, Axis, Index, Opaque, Size
@@ -221,7 +221,10 @@ class Lowering:
     _known: dict[Any, Any] = field(default_factory=dict)
 
     def size(self, extent: Any) -> Size:
-        """An extent as a product; what is none becomes a variable of its own."""
+        """An extent as a product; what is none becomes a variable of its own.
+
+        Raises UnsupportedComputationError for one that depends on an index, such as a cumulative sum's.
+        """
         total = ONE
         for factor in factors_of(int(extent) if isinstance(extent, Constant) else extent):
             total = total * (Size(factor) if isinstance(factor, int) else Size(1, (self._symbol(factor),)))
@@ -229,6 +232,8 @@ class Lowering:
 
     def _symbol(self, expression: Expr) -> str:
         text = str(expression)
+        if not all(isinstance(variable, SymbolVar) for variable in collect_free_vars(expression)):
+            raise UnsupportedComputationError(f"an extent of {text}, which is not the same for all elements")
         for name, known in self.symbols.items():
             if str(known) == text:
                 return name
