@@ -22,7 +22,7 @@ from hidet_dist.compile.cpu.kernels.schedule import KEPT_BYTES, USUAL_SIZE, Sche
 from hidet_dist.compile.cpu.kernels.terms import UnsupportedComputationError
 from hidet_dist.symbolic.extents import extents_of
 
-_MOST_MERGED = 24  # operators in one kernel
+_MOST_MERGED = 8  # operators in one kernel: working out how to compute them takes time that grows with their square
 _LONGEST_NAME = 60
 _WRITTEN_BY_HIDET = (SoftmaxTask, NormalizeTask)  # what hidet has kernels for that are slower than those here
 
