@@ -146,7 +146,7 @@ def run(
     launcher.reserve(launcher.workspace_bytes())
     y = np.zeros_like(x)
     for _ in range(2):
-        launcher.launch([x.ctypes.data, y.ctypes.data])
+        launcher.launch([x.ctypes.data, y.ctypes.data], (), lambda: None)
         assert native.error(handle) is None
     return y, handle
 
