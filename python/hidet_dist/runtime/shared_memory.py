@@ -137,21 +137,13 @@ class CpuTransport:
         return self._gloo
 
     def _guarded(self, meet: Callable[[int], None]) -> Callable[[int], int]:
-        def connect(group_or_rank: int) -> int:
-            try:
-                meet(group_or_rank)
-            except RuntimeError as error:
-                self._failed_to_meet = True
-                self._fail(str(error))
-                return native.FAILED
-            except BaseException as error:
-                if not isinstance(error, Exception):
-                    self.interrupt = error
-                self._fail(f"{type(error).__name__}: {error}")
-                return native.FAILED
-            return native.OK
+        return lambda who: native.answer(lambda: meet(who), self._fail, self._blame_peer, self._interrupted)
 
-        return connect
+    def _blame_peer(self) -> None:
+        self._failed_to_meet = True
+
+    def _interrupted(self, error: BaseException) -> None:
+        self.interrupt = error
 
     def _meet(self, group: int) -> None:
         ranks = group_ranks(self._mesh_shape, self._rank, group)
