@@ -16,6 +16,7 @@ went well, 1 when something failed or there was no time for it, 2 when there is 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -26,10 +27,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 from gpu_cases import CASES, Case
 
 sys.path.append(str(Path(__file__).parents[1] / "serving"))
@@ -301,19 +301,27 @@ def report(run: GpuBenchmark, machine: dict[str, Any], out: Path) -> dict[str, A
     return {**ratios, "failed": [text.splitlines()[0] for text in run.failures], "not_run": run.not_run}
 
 
-def main(
-    cases: Annotated[str, typer.Option(help=f"Some of {','.join(CASES)}.")] = ",".join(CASES),
-    quick: Annotated[bool, typer.Option(help="Few calls: to see that all works.")] = False,
-    seconds: Annotated[float, typer.Option(help="Begin no case after so long.")] = float("inf"),
-    space: Annotated[int, typer.Option(help="Candidates of kernels: 0 for one, 1 for some, 2 for many.")] = 0,
-    kernels: Annotated[bool, typer.Option(help="Also the times of single kernels.")] = False,
-    out: Annotated[Path, typer.Option(help="The folder for the results.")] = HERE.parent / "results",
-) -> None:
-    """Measure hidet_dist beside PyTorch on this machine's GPU."""
-    names = cases.split(",")
-    unknown = [name for name in names if name not in CASES]
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description="Measures hidet_dist beside PyTorch on this machine's GPU.")
+    parser.add_argument("--cases", default=",".join(CASES), help=f"some of {','.join(CASES)}")
+    parser.add_argument("--quick", action="store_true", help="few calls: to see that all works")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case after so long")
+    parser.add_argument("--space", type=int, default=0, help="candidates of kernels: 0 for one, 1 for some, 2 for many")
+    parser.add_argument("--kernels", action="store_true", help="also the times of single kernels")
+    parser.add_argument("--out", type=Path, default=HERE.parent / "results", help="the folder for the results")
+    options = parser.parse_args(given)
+    options.cases = options.cases.split(",")
+    unknown = [name for name in options.cases if name not in CASES]
     if unknown:
-        raise typer.BadParameter(f"no {unknown[0]!r}; there are {', '.join(CASES)}", param_hint="--cases")
+        parser.error(f"there is no case {unknown[0]!r}; there are {', '.join(CASES)}")
+    return options
+
+
+def main(given: list[str] | None = None) -> int:
+    """Measure, and return the exit status."""
+    options = arguments(given)
+    names = options.cases
     console = Console(stderr=True)
     if not console.is_terminal:
         console = Console(stderr=True, width=160)
@@ -322,17 +330,18 @@ def main(
     except HidetDistError as error:
         console.print(f"no GPU, nothing was measured: {escape(str(error))}")
         print(json.dumps({"failed": ["no GPU"], "not_run": names}))
-        raise typer.Exit(NO_GPU) from None
+        return NO_GPU
     machine = {"gpus": gpus, "arch": arch, **describe()}
     console.print(f"{len(gpus)} GPU(s): {', '.join(gpus)}; {arch}; {os.cpu_count()} CPUs")
     with tempfile.TemporaryDirectory(prefix="hidet_dist-gpu-bench-") as folder:
-        run = GpuBenchmark(Path(folder), arch, QUICK_SECONDS if quick else TIMING_SECONDS, space, console)
-        run.run({name: CASES[name] for name in names}, seconds, lambda: report(run, machine, out))
-    ratios = report(run, machine, out)
+        seconds = QUICK_SECONDS if options.quick else TIMING_SECONDS
+        run = GpuBenchmark(Path(folder), arch, seconds, options.space, console)
+        run.run({name: CASES[name] for name in names}, options.seconds, lambda: report(run, machine, options.out))
+    ratios = report(run, machine, options.out)
     if run.cases:
         console.print(cases_table(run.cases))
         console.print(memory_table(run.cases))
-    for own in run.cases.values() if kernels else ():
+    for own in run.cases.values() if options.kernels else ():
         console.print(kernels_table(own))
     for failure in run.failures:
         console.print(f"[bold red]failed[/]: {escape(failure)}")
@@ -340,9 +349,8 @@ def main(
         console.print(f"not run: {name}")
     console.print(f"took {run.elapsed():.0f} s")
     print(json.dumps(ratios))
-    if run.failures or run.not_run:
-        raise typer.Exit(1)
+    return 1 if run.failures or run.not_run else 0
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    sys.exit(main())
