@@ -34,11 +34,13 @@
 #include <utility>
 #include <vector>
 
+#include "blocks.hpp"
 #include "communicator.hpp"
 #include "reduce.hpp"
 
 namespace {
 
+using hidet_dist::Blocks;
 using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kMagic = 0x686964646973746d;
@@ -539,14 +541,15 @@ void all_reduce(Segment &segment, const void *send, void *recv, int64_t count, i
   }
 }
 
-void all_gather(Segment &segment, const void *send, void *recv, int64_t bytes) {
+void all_gather(Segment &segment, const void *send, void *recv, const Blocks &received) {
+  const int64_t bytes = received.bytes();
   for (int64_t done = 0; done < bytes;) {
     const int64_t size = std::min(kSlotBytes, bytes - done);
     copy(segment.begin_turn(), at(send, done), size);
     segment.exchange();
     for (int32_t rank = 0; rank < segment.ranks(); ++rank) {
       const char *source = rank == segment.place() ? at(send, done) : segment.slot(rank);
-      copy(at(recv, rank * bytes + done), source, size);
+      received.put(recv, rank, done, size, source);
     }
     done += size;
   }
@@ -567,30 +570,30 @@ void broadcast(Segment &segment, const void *send, void *recv, int64_t bytes, in
 // A slot holds the same stretch of what each rank is to get.
 int64_t stretch(const Segment &segment, int64_t element) { return kSlotBytes / element / segment.ranks(); }
 
-void write_stretches(Segment &segment, const void *send, int64_t run, int64_t done, int64_t size, int64_t element) {
+void write_stretches(Segment &segment, const void *send, const Blocks &sent, int64_t done, int64_t size) {
   char *own = segment.begin_turn();
-  for (int32_t rank = 0; rank < segment.ranks(); ++rank) {
-    copy(own + rank * size * element, at(send, (rank * run + done) * element), size * element);
-  }
+  for (int32_t rank = 0; rank < segment.ranks(); ++rank) sent.take(send, rank, done, size, own + rank * size);
   segment.exchange();
 }
 
-void reduce_scatter(Segment &segment, const void *send, void *recv, int64_t count, int32_t dtype, int32_t op) {
+void reduce_scatter(Segment &segment, const void *send, void *recv, const Blocks &sent, int32_t dtype, int32_t op) {
   const int64_t element = hidet_dist_dtype_size(dtype);
-  for (int64_t done = 0; done < count;) {
-    const int64_t size = std::min(stretch(segment, element), count - done);
-    write_stretches(segment, send, count, done, size, element);
-    reduce_slots(segment, segment.place() * size * element, at(recv, done * element), size, dtype, op);
+  const int64_t bytes = sent.bytes();
+  for (int64_t done = 0; done < bytes;) {
+    const int64_t size = std::min(stretch(segment, element) * element, bytes - done);
+    write_stretches(segment, send, sent, done, size);
+    reduce_slots(segment, segment.place() * size, at(recv, done), size / element, dtype, op);
     done += size;
   }
 }
 
-void all_to_all(Segment &segment, const void *send, void *recv, int64_t bytes) {
+void all_to_all(Segment &segment, const void *send, const Blocks &sent, void *recv, const Blocks &received) {
+  const int64_t bytes = sent.bytes();
   for (int64_t done = 0; done < bytes;) {
     const int64_t size = std::min(stretch(segment, 1), bytes - done);
-    write_stretches(segment, send, bytes, done, size, 1);
+    write_stretches(segment, send, sent, done, size);
     for (int32_t rank = 0; rank < segment.ranks(); ++rank) {
-      copy(at(recv, rank * bytes + done), segment.slot(rank) + segment.place() * size, size);
+      received.put(recv, rank, done, size, segment.slot(rank) + segment.place() * size);
     }
     done += size;
   }
@@ -761,9 +764,16 @@ int32_t route_all_reduce(void *context, const void *send, void *recv, int64_t co
       });
 }
 
+int64_t size_of(int32_t group) { return hidet_dist::current()->mesh().group_size(group); }
+
+// Blocks of so many elements that lie one behind the other, for the ranks of a group.
+Blocks behind(const Segment &segment, int64_t count, int32_t dtype) {
+  return Blocks::behind(count, dtype, segment.ranks());
+}
+
 int32_t route_all_gather(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t group) {
   return transport_of(context).run(
-      group, [&](Segment &segment) { all_gather(segment, send, recv, count * hidet_dist_dtype_size(dtype)); },
+      group, [&](Segment &segment) { all_gather(segment, send, recv, behind(segment, count, dtype)); },
       [&](const hidet_dist_transport &other) {
         return other.all_gather(other.context, send, recv, count, dtype, group);
       });
@@ -772,7 +782,8 @@ int32_t route_all_gather(void *context, const void *send, void *recv, int64_t co
 int32_t route_reduce_scatter(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t op,
                              int32_t group) {
   return transport_of(context).run(
-      group, [&](Segment &segment) { reduce_scatter(segment, send, recv, count, dtype, op); },
+      group,
+      [&](Segment &segment) { reduce_scatter(segment, send, recv, behind(segment, count, dtype), dtype, op); },
       [&](const hidet_dist_transport &other) {
         return other.reduce_scatter(other.context, send, recv, count, dtype, op, group);
       });
@@ -780,9 +791,46 @@ int32_t route_reduce_scatter(void *context, const void *send, void *recv, int64_
 
 int32_t route_all_to_all(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t group) {
   return transport_of(context).run(
-      group, [&](Segment &segment) { all_to_all(segment, send, recv, count * hidet_dist_dtype_size(dtype)); },
+      group,
+      [&](Segment &segment) {
+        const Blocks blocks = behind(segment, count, dtype);
+        all_to_all(segment, send, blocks, recv, blocks);
+      },
       [&](const hidet_dist_transport &other) {
         return other.all_to_all(other.context, send, recv, count, dtype, group);
+      });
+}
+
+int32_t route_all_gather_blocks(void *context, const void *send, void *recv, const hidet_dist_blocks *received,
+                                int32_t dtype, int32_t group) {
+  return transport_of(context).run(
+      group, [&](Segment &segment) { all_gather(segment, send, recv, Blocks::of(*received, dtype)); },
+      [&](const hidet_dist_transport &other) {
+        return hidet_dist::all_gather_blocks(other, size_of(group), send, recv, received, dtype, group);
+      });
+}
+
+int32_t route_reduce_scatter_blocks(void *context, const void *send, void *recv, const hidet_dist_blocks *sent,
+                                    int32_t dtype, int32_t op, int32_t group) {
+  return transport_of(context).run(
+      group, [&](Segment &segment) { reduce_scatter(segment, send, recv, Blocks::of(*sent, dtype), dtype, op); },
+      [&](const hidet_dist_transport &other) {
+        return hidet_dist::reduce_scatter_blocks(other, size_of(group), send, recv, sent, dtype, op, group);
+      });
+}
+
+int32_t route_all_to_all_blocks(void *context, const void *send, const hidet_dist_blocks *sent, void *recv,
+                                const hidet_dist_blocks *received, int32_t dtype, int32_t group) {
+  return transport_of(context).run(
+      group,
+      [&](Segment &segment) {
+        const hidet_dist_blocks &known = sent != nullptr ? *sent : *received;
+        const Blocks plain = behind(segment, known.rows * known.row, dtype);
+        all_to_all(segment, send, sent != nullptr ? Blocks::of(*sent, dtype) : plain, recv,
+                   received != nullptr ? Blocks::of(*received, dtype) : plain);
+      },
+      [&](const hidet_dist_transport &other) {
+        return hidet_dist::all_to_all_blocks(other, size_of(group), send, sent, recv, received, dtype, group);
       });
 }
 
@@ -824,6 +872,9 @@ void hidet_dist_shm_table(hidet_dist_shm *transport, hidet_dist_transport *table
   table->all_to_all = route_all_to_all;
   table->broadcast = route_broadcast;
   table->send_recv = route_send_recv;
+  table->all_gather_blocks = route_all_gather_blocks;
+  table->reduce_scatter_blocks = route_reduce_scatter_blocks;
+  table->all_to_all_blocks = route_all_to_all_blocks;
 }
 
 int32_t hidet_dist_shm_segment(int32_t ranks) {

@@ -21,6 +21,7 @@ from hidet_dist.compat.graph_module import build_launcher
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
 from hidet_dist.compile.cpu import TiledOp, cpu_kernels
+from hidet_dist.compile.cpu.collectives import place_shards
 from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
 from hidet_dist.compile.cuda.build import cuda_target
 from hidet_dist.compile.cuda.toolkit import find_toolkit
@@ -100,8 +101,9 @@ def optimize_program(program: Program, target: Target = CPU) -> FlowGraph:
     CompileError
         When hidet's passes lose or change a communication operator: a program without it would compute something else.
     """
+    placed = place_shards(program.graph) if target.kind == "cpu" else program.graph
     with _building_for(target):
-        graph = hidet.graph.optimize(program.graph)
+        graph = hidet.graph.optimize(placed)
     if target.kind == "cpu":
         graph = lower_to_kernels(graph)
     graph.update_nodes()
@@ -109,7 +111,7 @@ def optimize_program(program: Program, target: Target = CPU) -> FlowGraph:
         openblas.load_openblas()  # or the kernels cannot be loaded
     before, after = (
         Counter((op.task.name, tuple(map(str, op.inputs[0].shape))) for op in communication_operators(g))
-        for g in (program.graph, graph)
+        for g in (placed, graph)
     )
     if before != after:
         raise CompileError(

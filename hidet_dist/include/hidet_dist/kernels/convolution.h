@@ -7,6 +7,8 @@
 #ifndef HIDET_DIST_KERNELS_CONVOLUTION_H
 #define HIDET_DIST_KERNELS_CONVOLUTION_H
 
+#include <vector>
+
 #include "hidet_dist/kernels/matmul.h"
 
 namespace hidet_dist {
@@ -105,6 +107,95 @@ inline void gather_columns(const Convolution &v, const T *x, int64_t channel, in
   }
 }
 
+/* Runs are copied a whole vector at a time: up to so many floats more are read and written than there are. */
+const int64_t kSpill = 16;
+
+template <int64_t stride>
+inline void copy_spilling(const float *source, int64_t count, float *target) {
+  for (int64_t first = 0; first < count; first += kSpill) {
+    float run[kSpill]; /* source and target may not be told apart otherwise */
+    for (int64_t i = 0; i < kSpill; ++i) run[i] = source[(first + i) * stride];
+    memcpy(target + first, run, sizeof(run));
+  }
+}
+
+/* What the columns of a tile read of one channel, in rows that have their padding with them: a tap of all columns is
+ * then runs of it, and nothing needs to be looked at for each. Of convolutions of two dims or one. */
+class Rows {
+ public:
+  /* A kernel of one reads each input once: no use in copying it before. */
+  static bool serve(const Convolution &v) {
+    return v.in[0] == 1 && v.kernel[0] == 1 && v.pad[0] == 0 && v.kernel[1] * v.kernel[2] > 1;
+  }
+
+  Rows(const Convolution &v, int64_t first, int64_t last)
+      : v_(v), width_((v.out[2] - 1) * v.stride[2] + (v.kernel[2] - 1) * v.dilation[2] + 1) {
+    const int64_t reach = (v.kernel[1] - 1) * v.dilation[1] + 1;
+    int64_t rows = 0;
+    for_lines(v, first, last, [&](const Line &line, int64_t column) {
+      if (images_.empty() || images_.back().image != line.image) {
+        images_.push_back({line.image, line.height * v.stride[1] - v.pad[1], rows, 0});
+      }
+      Image &image = images_.back();
+      const int64_t above = line.height * v.stride[1] - v.pad[1] - image.height;
+      runs_.push_back({(image.row + above) * width_ + line.begin * v.stride[2], column, line.end - line.begin});
+      image.rows = above + reach;
+      rows = image.row + image.rows;
+    });
+    memory_.resize(static_cast<size_t>(rows * width_ + kSpill * v.stride[2]));
+  }
+
+  /* The rows of im2col for `count` channels from `channel` on. Some floats behind the last are overwritten. */
+  template <class T>
+  void gather(const T *x, int64_t channel, int64_t count, float *tile, int64_t ld) {
+    for (int64_t c = channel; c < channel + count; ++c) {
+      for (const Image &image : images_) read(x + (image.image * v_.channels + c) * v_.in_size(), image);
+      for (int64_t j = 0; j < v_.kernel[1]; ++j) {
+        for (int64_t k = 0; k < v_.kernel[2]; ++k, tile += ld) {
+          const float *const source = memory_.data() + j * v_.dilation[1] * width_ + k * v_.dilation[2];
+          if (v_.stride[2] == 1) {
+            for (const Run &run : runs_) copy_spilling<1>(source + run.offset, run.count, tile + run.column);
+          } else if (v_.stride[2] == 2) {
+            for (const Run &run : runs_) copy_spilling<2>(source + run.offset, run.count, tile + run.column);
+          } else {
+            for (const Run &run : runs_) read_strided(source + run.offset, v_.stride[2], run.count, tile + run.column);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  struct Image {
+    int64_t image, height, row, rows; /* `rows` of input from `height` on, which may be above it */
+  };
+  struct Run {
+    int64_t offset, column, count;
+  };
+
+  template <class T>
+  void read(const T *plane, const Image &image) {
+    const int64_t before = std::min(v_.pad[2], width_);
+    const int64_t count = std::max<int64_t>(0, std::min(v_.in[2], width_ - before));
+    float *target = memory_.data() + image.row * width_;
+    for (int64_t height = image.height; height < image.height + image.rows; ++height, target += width_) {
+      if (height < 0 || height >= v_.in[1]) {
+        std::fill(target, target + width_, 0.0f);
+        continue;
+      }
+      std::fill(target, target + before, 0.0f);
+      read_run(plane + height * v_.in[2], count, target + before);
+      std::fill(target + before + count, target + width_, 0.0f);
+    }
+  }
+
+  const Convolution v_;
+  const int64_t width_;
+  std::vector<Image> images_;
+  std::vector<Run> runs_;
+  std::vector<float> memory_;
+};
+
 /* Gives the part of a tile that belongs to each image to `store`. */
 template <class Store>
 inline void store_images(const Convolution &v, float *tile, int64_t ld, int64_t channel, int64_t rows,
@@ -155,10 +246,10 @@ void multiply_columns(const Convolution &v, const T *x, const T *w, const Store 
   const int64_t down = divide_up(rows_of_group, cut.rows), across = divide_up(columns, cut.columns);
   const int64_t ld = leading_dimension(cut.columns);
   const int64_t at_once = std::max<int64_t>(1, std::min(channels, kPanelDepth / taps));
-  const bool reads_filters = in_place(w) == nullptr;
+  const bool reads_filters = in_place(w) == nullptr, in_rows = Rows::serve(v);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
-    const Scratch tile(cut.rows * ld), gathered(by_image ? 0 : at_once * taps * ld),
+    const Scratch tile(cut.rows * ld), gathered(by_image ? 0 : at_once * taps * ld + kSpill),
         read(reads_filters ? cut.rows * leading_dimension(at_once * taps) : 0);
 #pragma omp for schedule(dynamic)
     for (int64_t unit = 0; unit < products * down * across; ++unit) {
@@ -174,9 +265,14 @@ void multiply_columns(const Convolution &v, const T *x, const T *w, const Store 
         store(tile.get(), ld, image * v.out_channels + channel, rows, first, last - first);
         continue;
       }
+      Rows input(v, first, in_rows ? last : first);
       for (int64_t c = 0; c < channels; c += at_once) {
         const int64_t count = std::min(at_once, channels - c);
-        gather_columns(v, x, group * channels + c, count, first, last, gathered.get(), ld);
+        if (in_rows) {
+          input.gather(x, group * channels + c, count, gathered.get(), ld);
+        } else {
+          gather_columns(v, x, group * channels + c, count, first, last, gathered.get(), ld);
+        }
         int64_t leading = depth;
         const float *const left =
             filters(w + channel * depth + c * taps, rows, count * taps, depth, read.get(), &leading);
