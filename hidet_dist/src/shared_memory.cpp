@@ -148,10 +148,18 @@ struct PeerFailure {
   std::string message;
 };
 
-// A message of another length than the one that is expected.
-struct WrongLength {
+// A failure that no other rank caused, or that all ranks see: a message of another length than the one that is expected,
+// or data that must not be sent.
+struct OwnFailure {
   std::string message;
 };
+
+// Throws where what this rank is about to let others read was made of a file that has been changed.
+void check_files() {
+  const auto *communicator = hidet_dist::current();
+  if (communicator == nullptr) return;
+  if (std::string problem = communicator->spoiled(); !problem.empty()) throw OwnFailure{std::move(problem)};
+}
 
 // Tells when a process ends; its number alone may be given to another one.
 class Process {
@@ -325,6 +333,7 @@ class Segment {
 
   // Says that this rank has written its slot, and waits for all others. May be called several times a turn.
   void exchange() {
+    check_files();
     ++pieces_;
     advance(&member(place_).written, pieces_);
     for (int32_t rank = 0; rank < ranks_; ++rank) {
@@ -474,6 +483,7 @@ class Post {
     channel.message_bytes[number % kPieces] = message->bytes;
     std::memcpy(message->peer->inbox.piece(rank_, number), static_cast<const char *>(send) + message->done,
                 static_cast<size_t>(size));
+    check_files();
     message->done += size;
     channel.put.store(number + 1, std::memory_order_release);
     ring(&message->peer->inbox.owner().bell);
@@ -487,7 +497,7 @@ class Post {
     const uint32_t number = channel.taken.load(std::memory_order_relaxed);
     if (channel.put.load(std::memory_order_acquire) == number) return false;
     if (const int64_t bytes = channel.message_bytes[number % kPieces]; bytes != message->bytes) {
-      throw WrongLength{"rank " + std::to_string(sender) + " sent a message of " + std::to_string(bytes) +
+      throw OwnFailure{"rank " + std::to_string(sender) + " sent a message of " + std::to_string(bytes) +
                         " bytes where one of " + std::to_string(message->bytes) + " is expected"};
     }
     const int64_t size = std::min(kPieceBytes, message->bytes - message->done);
@@ -647,8 +657,9 @@ struct hidet_dist_shm {
       fail("the process did not decide how group " + std::to_string(group) + " communicates");
       return HIDET_DIST_FAILED;
     }
-    if (found->second == nullptr) return other(fallback_);
-    return guard([&] { shared(*found->second); });
+    if (found->second != nullptr) return guard([&] { shared(*found->second); });
+    const int32_t status = guard(check_files);
+    return status == HIDET_DIST_OK ? other(fallback_) : status;
   }
 
   int32_t send_recv(const void *send, int64_t send_count, int32_t to, void *recv, int64_t recv_count, int32_t from,
@@ -678,6 +689,7 @@ struct hidet_dist_shm {
       return guard([&] { post_->exchange(send, sends_here ? out : Message{}, recv, receives_here ? in : Message{}); });
     };
     const auto there = [&] {
+      if (const int32_t status = guard(check_files); status != HIDET_DIST_OK) return status;
       return fallback_.send_recv(fallback_.context, send, sends_there ? send_count : 0,
                                  sends_there ? to : HIDET_DIST_NOBODY, recv, receives_there ? recv_count : 0,
                                  receives_there ? from : HIDET_DIST_NOBODY, dtype);
@@ -748,7 +760,7 @@ struct hidet_dist_shm {
     } catch (const PeerFailure &failure) {
       failed_by_peer_.store(true);
       fail(failure.message);
-    } catch (const WrongLength &failure) {
+    } catch (const OwnFailure &failure) {
       fail(failure.message);
     }
     return HIDET_DIST_FAILED;

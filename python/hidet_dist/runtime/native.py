@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import importlib.metadata
+import os
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
 from pathlib import Path
@@ -247,6 +248,10 @@ def library() -> ctypes.CDLL:
     declare("nccl_failed_by_peer", c_int32, c_void_p)
     declare("nccl_close", None, c_void_p)
     declare("nccl_destroy", None, c_void_p)
+    declare("mapped_file_watch", c_void_p, c_int32, c_void_p, c_int64, c_char_p)
+    declare("mapped_file_changed", c_int32, c_void_p)
+    declare("mapped_file_forget", None, c_void_p)
+    declare("communicator_rely_on", None, c_void_p, c_void_p)
     declare("shm_close", None, c_void_p)
     declare("shm_destroy", None, c_void_p)
     return lib
@@ -391,6 +396,11 @@ def wait(recv: int) -> int:
 def set_overlap(handle: int, overlap: Overlap | None) -> None:
     """Say how a communicator runs collectives beside computation; ``None``: they are over when they were started."""
     library().hidet_dist_communicator_set_overlap(handle, None if overlap is None else ctypes.byref(overlap))
+
+
+def rely_on(handle: int, file: MappedFile) -> None:
+    """Have a communicator fail, instead of sending anything, once a file was changed."""
+    library().hidet_dist_communicator_rely_on(handle, file.handle)
 
 
 def overlapped(handle: int) -> tuple[int, int]:
@@ -549,6 +559,34 @@ class SharedMemory:
         handle, self._handle = self._handle, None
         if handle is not None:
             library().hidet_dist_shm_destroy(handle)
+
+
+class MappedFile:
+    """A file that is mapped to memory, watched for changes; see mapped_file.h.
+
+    Parameters
+    ----------
+    descriptor: int
+        The file's; it stays open until :meth:`forget`.
+    address, nbytes: int
+        Where it is mapped, until then.
+    name: str
+        What to call it in errors.
+    """
+
+    def __init__(self, descriptor: int, address: int, nbytes: int, name: str):
+        self.handle = library().hidet_dist_mapped_file_watch(descriptor, address, nbytes, os.fsencode(name))
+        if not self.handle:
+            raise ValueError(last_error())
+
+    @property
+    def changed(self) -> bool:
+        """Whether it is not what it was, or a page of it could not be read, and was taken for zeros."""
+        return bool(library().hidet_dist_mapped_file_changed(self.handle))
+
+    def forget(self) -> None:
+        """End the watch. No communicator may rely on it any more."""
+        library().hidet_dist_mapped_file_forget(self.handle)
 
 
 def load_nccl(nccl_path: str, driver_path: str) -> int:
