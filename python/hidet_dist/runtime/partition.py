@@ -108,6 +108,11 @@ class LoadedPartition:
     def _device(self) -> int | None:
         return self._memory.device if isinstance(self._memory, CudaMemory) else None
 
+    @property
+    def device_bytes(self) -> int:
+        """Memory that is held on a CUDA device now, for weights, workspace and staging; 0 on the CPU."""
+        return self._memory.allocated_bytes if isinstance(self._memory, CudaMemory) else 0
+
     def _load(self, artifacts: OpenedArtifacts) -> None:
         stage, folder = self.stage, artifacts.folder
         if self.manifest.target == "cuda":
