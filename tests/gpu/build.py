@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from hidet.graph import FlowGraph
 from hidet.testing.models.resnet import BasicBlock, ResNet
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from hidet_dist import auto_parallel
 from hidet_dist.machine import builtin
@@ -67,7 +67,9 @@ def minilm(_: Path) -> Case:
         peer.load_state_dict({name: torch.from_numpy(x) for name, x in weights.items()}, strict=False)
         remark = "random weights, as all-MiniLM-L6-v2 is not installed"
     else:
-        own = bert.load_minilm(folder)[0]
+        config = bert.BertConfig.from_json(folder / "config.json")
+        weights = {name: x.astype(np.float32) for name, x in load_file(folder / "model.safetensors").items()}
+        own = bert.BertEncoder(config, weights)  # in float32, also where they were packed in half precision
         peer = BertModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
         remark = "all-MiniLM-L6-v2"
     peer = peer.eval()
