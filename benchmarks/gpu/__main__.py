@@ -49,6 +49,7 @@ TIMING_SECONDS, QUICK_SECONDS = 12.0, 2.0  # about: for the calls of one case
 BUILD_SECONDS = 600.0
 PROFILED_CALLS = 5
 NO_GPU = 2
+_LOG_LINES = 5
 REFERENCE = "torch_eager"
 PEERS = {REFERENCE: "eager", "torch_compile": "compile", "torch_compile_graph": "compile_graph"}
 RATIOS = {
@@ -74,6 +75,8 @@ class GpuBenchmark:
         About what the calls of one case may take.
     space: int
         As optimization_config's: how many candidates there are of a kernel.
+    last_begin: float
+        After so many seconds nothing is begun, and what is not built by then is given up.
     console: Console
         Where progress is shown.
     device: str
@@ -88,12 +91,14 @@ class GpuBenchmark:
         arch: str,
         seconds: float,
         space: int,
+        last_begin: float,
         console: Console,
         device: str = "cuda",
         builder: Path = HERE / "gpu_build.py",
         worker: Path = HERE / "gpu_worker.py",
     ):
         self.work, self.arch, self.seconds, self.space = work, arch, seconds, space
+        self.last_begin = last_begin
         self.console, self.device, self.builder, self.worker = console, device, builder, worker
         self.cases: dict[str, dict[str, Any]] = {}
         self.failures: list[str] = []
@@ -136,13 +141,15 @@ class GpuBenchmark:
     def _run(self, arguments: list[str], what: str) -> str | None:
         """What the builder prints; None if it fails."""
         command = [sys.executable, str(self.builder), *arguments]
+        left = min(BUILD_SECONDS, self.last_begin - self.elapsed())
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BUILD_SECONDS)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=max(0.0, left))
         except subprocess.TimeoutExpired:
-            self.failed(what, f"not done after {BUILD_SECONDS:g} s")
+            self.failed(what, f"not done after {left:.0f} s")
             return None
         if done.returncode:
-            self.failed(what, "\n".join(done.stderr.strip().splitlines()[-5:]) or f"exit status {done.returncode}")
+            *before, last = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            self.failed(what, "\n".join([last, *before[-_LOG_LINES:]]))
             return None
         return done.stdout
 
@@ -246,18 +253,15 @@ class GpuBenchmark:
                 variant.close()
         return errors
 
-    def run(self, cases: dict[str, Case], last_begin: float, after_each: Callable[[], None]) -> None:
-        """Build all cases, then measure one after the other. No case is begun after so many seconds."""
+    def run(self, cases: dict[str, Case], after_each: Callable[[], None]) -> None:
+        """Build all cases, then measure one after the other."""
         self.write_weights(cases)
-        with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:
+        with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:  # planning takes one core, compiling all
             building: dict[str, dict[int, Future[dict[str, Any] | None]]] = {
                 name: {ranks: pool.submit(self.build, name, ranks) for ranks in (1, 2)} for name in cases
             }
-            for own in building.values():
-                for future in own.values():
-                    future.exception(max(1.0, last_begin - self.elapsed()) if last_begin < float("inf") else None)
         for name, own in building.items():
-            if self.elapsed() > last_begin:
+            if self.elapsed() > self.last_begin:
                 self.not_run.append(name)
                 continue
             built = {ranks: found for ranks, future in own.items() if (found := future.result()) is not None}
@@ -306,7 +310,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measures hidet_dist beside PyTorch on this machine's GPU.")
     parser.add_argument("--cases", default=",".join(CASES), help=f"some of {','.join(CASES)}")
     parser.add_argument("--quick", action="store_true", help="few calls: to see that all works")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no case after so long")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after so long")
     parser.add_argument("--space", type=int, default=0, help="candidates of kernels: 0 for one, 1 for some, 2 for many")
     parser.add_argument("--kernels", action="store_true", help="also the times of single kernels")
     parser.add_argument("--out", type=Path, default=HERE.parent / "results", help="the folder for the results")
@@ -335,8 +339,8 @@ def main(given: list[str] | None = None) -> int:
     console.print(f"{len(gpus)} GPU(s): {', '.join(gpus)}; {arch}; {os.cpu_count()} CPUs")
     with tempfile.TemporaryDirectory(prefix="hidet_dist-gpu-bench-") as folder:
         seconds = QUICK_SECONDS if options.quick else TIMING_SECONDS
-        run = GpuBenchmark(Path(folder), arch, seconds, options.space, console)
-        run.run({name: CASES[name] for name in names}, options.seconds, lambda: report(run, machine, options.out))
+        run = GpuBenchmark(Path(folder), arch, seconds, options.space, options.seconds, console)
+        run.run({name: CASES[name] for name in names}, lambda: report(run, machine, options.out))
     ratios = report(run, machine, options.out)
     if run.cases:
         console.print(cases_table(run.cases))
