@@ -17,13 +17,18 @@ from hidet_dist.runtime.cuda.driver import device_of_rank
 from hidet_dist.runtime.libraries import hidet_runtime
 
 
-def collectives() -> None:
-    """Every collective, dtype, reduction and group, on device memory, against NumPy."""
+def collectives(kind: str = "cuda") -> None:
+    """Every collective, dtype, reduction and group, on device memory, against NumPy.
+
+    ``kind`` is that of PyTorch's device.
+    """
     session.init()
     settings = session.current()
     assert settings is not None
-    device = torch.device("cuda", device_of_rank(settings.rank))
-    torch.cuda.set_device(device)
+    device = torch.device(kind)
+    if kind == "cuda":
+        device = torch.device(kind, device_of_rank(settings.rank))
+        torch.cuda.set_device(device)
     torch.set_default_device(device)
     hidet_runtime().use_torch_cuda_stream(False)  # the default stream, which is torch's too
     on_host = checked.as_dtype

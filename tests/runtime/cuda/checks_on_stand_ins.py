@@ -57,6 +57,8 @@ if sys.argv[1] in SMALL:
     build_for_the_cpu(*sys.argv[1:])
 elif sys.argv[1] == "serve":
     serve(sys.argv[2])
+elif sys.argv[1] == "collectives":
+    rank.collectives("cpu")
 else:
     import check
 

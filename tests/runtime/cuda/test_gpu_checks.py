@@ -45,6 +45,13 @@ def test_models_are_built_served_and_compared(stand_ins: Path, tmp_path: Path, o
     assert "off by " in done.stdout
 
 
+@pytest.mark.slow
+def test_collectives_are_checked(stand_ins: Path, tmp_path: Path) -> None:
+    done = checks(stand_ins, tmp_path, "--ranks", "4", "--only", "collectives")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "collectives of each rank are right" in done.stdout
+
+
 def test_a_wrong_answer_fails_and_is_reported(stand_ins: Path, tmp_path: Path) -> None:
     done = checks(stand_ins, tmp_path, "--ranks", "1", "--only", "gpt2, float32, 1 ranks, plain", WRONG="1")
     assert done.returncode == 1
