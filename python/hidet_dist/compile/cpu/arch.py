@@ -54,6 +54,11 @@ class Arch:
     flags: tuple[str, ...]
 
 
+def runs_here(name: str) -> bool:
+    """Whether code for one of ``ARCHS`` runs on this machine."""
+    return features() >= set(arch_of(name).features)
+
+
 def arch_of(name: str) -> Arch:
     """One of ``ARCHS``; what is native is found on the running machine."""
     if name == NATIVE:
