@@ -3,9 +3,12 @@
 #include <limits>
 #include <string>
 
+#include "blocks.hpp"
 #include "communicator.hpp"
 
 namespace {
+
+using hidet_dist::Blocks;
 
 enum class Kind { kAllReduce, kAllGather, kReduceScatter, kAllToAll, kBroadcast, kSendRecv };
 
@@ -22,7 +25,28 @@ struct Call {
   int64_t recv_count = 0;
   int32_t to = HIDET_DIST_NOBODY;
   int32_t from = HIDET_DIST_NOBODY;
+  const hidet_dist_blocks *sent = nullptr;  // null where blocks lie one behind the other
+  const hidet_dist_blocks *received = nullptr;
+
+  bool has_blocks() const { return sent != nullptr || received != nullptr; }
 };
+
+// What is wrong with blocks, or an empty string.
+std::string check_blocks(const Call &call, const hidet_dist_transport &transport, int64_t group_size) {
+  for (const hidet_dist_blocks *blocks : {call.sent, call.received}) {
+    if (blocks == nullptr) continue;
+    const std::string own = std::to_string(blocks->rows) + " rows of " + std::to_string(blocks->whole) +
+                            " elements, " + std::to_string(blocks->row) + " a rank of " + std::to_string(group_size);
+    if (blocks->rows < 0 || blocks->row < 0 || blocks->whole < 0) return "a negative size: " + own;
+    if (blocks->row > 0 && blocks->rows > std::numeric_limits<int64_t>::max() / blocks->row) return "too large: " + own;
+    if (blocks->rows * blocks->row != call.count) return "blocks of different sizes are sent and received";
+    const int64_t all = group_size * blocks->row;
+    if (blocks->whole > all) return "blocks leave room between them: " + own;
+    if (blocks == call.sent && blocks->whole < all) return "there is less to send than the blocks have: " + own;
+  }
+  if (call.has_blocks() && transport.copy != nullptr) return "blocks side by side are for host memory only";
+  return "";
+}
 
 std::string check_places(const Call &call, int64_t place, int64_t group_size) {
   for (const int32_t peer : {call.root, call.to, call.from}) {
@@ -42,7 +66,7 @@ std::string check_places(const Call &call, int64_t place, int64_t group_size) {
 }
 
 // What is wrong with a call, or an empty string. A group size of -1 stands for an unknown mesh axis.
-std::string check(const Call &call, int64_t place, int64_t group_size) {
+std::string check(const Call &call, const hidet_dist_transport &transport, int64_t place, int64_t group_size) {
   const int64_t element = hidet_dist_dtype_size(call.dtype);
   if (element == 0) return "unknown dtype " + std::to_string(call.dtype);
   if (call.reduce_op < HIDET_DIST_SUM || call.reduce_op > HIDET_DIST_MEAN) {
@@ -58,8 +82,9 @@ std::string check(const Call &call, int64_t place, int64_t group_size) {
       return "count " + std::to_string(count) + " is too large";
     }
   }
-  const std::string problem = check_places(call, place, group_size);
-  if (!problem.empty()) return problem;
+  for (const std::string &problem : {check_places(call, place, group_size), check_blocks(call, transport, group_size)}) {
+    if (!problem.empty()) return problem;
+  }
   bool sends = call.count > 0;
   bool receives = call.count > 0;
   if (call.kind == Kind::kBroadcast) sends = sends && call.root == place;
@@ -80,11 +105,35 @@ int32_t copy(const hidet_dist_transport &transport, const Call &call) {
   return HIDET_DIST_OK;
 }
 
+// A collective on blocks that lie side by side.
+int32_t run_on_blocks(const hidet_dist_transport &transport, const Call &call, int64_t ranks) {
+  if (ranks == 1) {  // what is sent is a single block
+    const hidet_dist_blocks behind{1, call.count, call.count};
+    const Blocks received = Blocks::of(call.received == nullptr ? behind : *call.received, call.dtype);
+    received.put(call.recv, 0, 0, received.bytes(), call.send);
+    return HIDET_DIST_OK;
+  }
+  switch (call.kind) {
+    case Kind::kAllGather:
+      return hidet_dist::all_gather_blocks(transport, ranks, call.send, call.recv, call.received, call.dtype,
+                                           call.group);
+    case Kind::kReduceScatter:
+      return hidet_dist::reduce_scatter_blocks(transport, ranks, call.send, call.recv, call.sent, call.dtype,
+                                               call.reduce_op, call.group);
+    case Kind::kAllToAll:
+      return hidet_dist::all_to_all_blocks(transport, ranks, call.send, call.sent, call.recv, call.received, call.dtype,
+                                           call.group);
+    default:
+      return HIDET_DIST_FAILED;
+  }
+}
+
 // The collectives that all ranks of the group take part in.
 int32_t run_in_group(hidet_dist_communicator &communicator, const Call &call, int64_t group_size) {
   communicator.begin(call.group, HIDET_DIST_NOBODY, HIDET_DIST_NOBODY);
   const hidet_dist_transport &transport = communicator.transport();
   if (call.count == 0) return HIDET_DIST_OK;
+  if (call.has_blocks()) return run_on_blocks(transport, call, group_size);
   if (group_size == 1) return copy(transport, call);
   void *context = transport.context;
   switch (call.kind) {
@@ -134,7 +183,7 @@ int32_t run(const Call &call) {
   }
   const int64_t group_size = communicator->mesh().group_size(call.group);
   const int64_t place = communicator->mesh().group_place(call.group);
-  const std::string problem = check(call, place, group_size);
+  const std::string problem = check(call, communicator->transport(), place, group_size);
   if (!problem.empty()) {
     // Kernels need not look at what a collective returns, so this too must stay on the communicator.
     communicator->fail(std::string(call.name) + ": " + problem);
@@ -150,6 +199,23 @@ int32_t run(const Call &call) {
   communicator->fail(std::string(call.name) + ": the transport failed with status " + std::to_string(status));
   hidet_dist::set_last_error(communicator->error());
   return HIDET_DIST_FAILED;
+}
+
+int32_t run_on_blocks(Kind kind, const char *name, const void *send, const hidet_dist_blocks *sent, void *recv,
+                      const hidet_dist_blocks *received, int32_t dtype, int32_t reduce_op, int32_t group) {
+  const hidet_dist_blocks *const known = sent != nullptr ? sent : received;
+  if (known == nullptr) {
+    hidet_dist_communicator *communicator = hidet_dist::current();
+    if (communicator != nullptr) communicator->fail(std::string(name) + ": null blocks");
+    hidet_dist::set_last_error(std::string(name) + ": null blocks");
+    return HIDET_DIST_INVALID_ARGUMENT;
+  }
+  // A product that is too large is found when the blocks are checked.
+  const int64_t count = static_cast<int64_t>(static_cast<uint64_t>(known->rows) * static_cast<uint64_t>(known->row));
+  Call call{kind, name, send, recv, count, dtype, reduce_op, group};
+  call.sent = sent;
+  call.received = received;
+  return run(call);
 }
 
 int32_t run_send_recv(const char *name, const void *send, int64_t send_count, int32_t to, void *recv,
@@ -201,6 +267,23 @@ int32_t hidet_dist_reduce_scatter(const void *send, void *recv, int64_t recv_cou
 
 int32_t hidet_dist_all_to_all(const void *send, void *recv, int64_t count, int32_t dtype, int32_t group) {
   return run({Kind::kAllToAll, "all_to_all", send, recv, count, dtype, HIDET_DIST_SUM, group});
+}
+
+int32_t hidet_dist_all_gather_blocks(const void *send, void *recv, const hidet_dist_blocks *received, int32_t dtype,
+                                     int32_t group) {
+  return run_on_blocks(Kind::kAllGather, "all_gather_blocks", send, nullptr, recv, received, dtype, HIDET_DIST_SUM,
+                       group);
+}
+
+int32_t hidet_dist_reduce_scatter_blocks(const void *send, void *recv, const hidet_dist_blocks *sent, int32_t dtype,
+                                         int32_t reduce_op, int32_t group) {
+  return run_on_blocks(Kind::kReduceScatter, "reduce_scatter_blocks", send, sent, recv, nullptr, dtype, reduce_op,
+                       group);
+}
+
+int32_t hidet_dist_all_to_all_blocks(const void *send, const hidet_dist_blocks *sent, void *recv,
+                                     const hidet_dist_blocks *received, int32_t dtype, int32_t group) {
+  return run_on_blocks(Kind::kAllToAll, "all_to_all_blocks", send, sent, recv, received, dtype, HIDET_DIST_SUM, group);
 }
 
 int32_t hidet_dist_broadcast(const void *send, void *recv, int64_t count, int32_t dtype, int32_t root, int32_t group) {

@@ -113,6 +113,13 @@ std::vector<int64_t> hidet_dist_communicator::peers() const {
   return peers;
 }
 
+std::string hidet_dist_communicator::spoiled() const {
+  for (const hidet_dist_mapped_file *file : files_) {
+    if (file->changed()) return file->name + " was changed while it was in use";
+  }
+  return "";
+}
+
 void hidet_dist_communicator::fail(const std::string &message) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (failed_.load(std::memory_order_relaxed)) return;

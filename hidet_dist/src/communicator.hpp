@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "hidet_dist/collectives.h"
+#include "mapped_file.hpp"
 #include "overlap.hpp"
 
 namespace hidet_dist {
@@ -60,6 +61,12 @@ struct hidet_dist_communicator {
   // The other ranks of the collective under way, or of the one that failed.
   std::vector<int64_t> peers() const;
 
+  void rely_on(const hidet_dist_mapped_file *file) { files_.push_back(file); }
+
+  // Why nothing may be sent: a file that it was made of was changed. Else an empty string. Asked for after the data to
+  // send was read for the last time, and before anyone else can have it.
+  std::string spoiled() const;
+
   // Of the thread that runs its collectives.
   hidet_dist::Overlap overlap;
 
@@ -72,6 +79,7 @@ struct hidet_dist_communicator {
   // Written once, before failed_ is set; read only after it.
   std::string error_;
   std::atomic<bool> failed_{false};
+  std::vector<const hidet_dist_mapped_file *> files_;
   // Of the collective that began last.
   int32_t group_ = 0;
   int64_t to_ = HIDET_DIST_NOBODY;

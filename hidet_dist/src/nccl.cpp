@@ -686,7 +686,8 @@ hidet_dist_nccl *hidet_dist_nccl_create(const int64_t *mesh_shape, int32_t mesh_
 
 void hidet_dist_nccl_table(hidet_dist_nccl *transport, hidet_dist_transport *table) {
   *table = hidet_dist_transport{transport,        table_all_reduce, table_all_gather, table_reduce_scatter,
-                                table_all_to_all, table_broadcast,  table_send_recv,  table_copy};
+                                table_all_to_all, table_broadcast,  table_send_recv,  table_copy,
+                                nullptr,          nullptr,          nullptr};
 }
 
 void hidet_dist_nccl_overlap(hidet_dist_nccl *transport, hidet_dist_overlap *overlap) {

@@ -34,11 +34,13 @@
 #include <utility>
 #include <vector>
 
+#include "blocks.hpp"
 #include "communicator.hpp"
 #include "reduce.hpp"
 
 namespace {
 
+using hidet_dist::Blocks;
 using Clock = std::chrono::steady_clock;
 
 constexpr uint64_t kMagic = 0x686964646973746d;
@@ -48,7 +50,9 @@ constexpr int kSlots = 2;
 constexpr int64_t kPieceBytes = 64 * 1024;  // of a message: two of them fit into a second-level cache, twice
 constexpr uint32_t kPieces = 2;             // in a channel at a time
 constexpr int64_t kShareBytes = 4 * 1024;  // adding up less than this takes no longer than a hand-over
-constexpr auto kSpin = std::chrono::microseconds(5);         // about what falling asleep and being woken costs
+// How long a rank looks before it falls asleep: as long as it took to be woken before, within these bounds.
+constexpr auto kLeastSpin = std::chrono::microseconds(5);
+constexpr auto kMostSpin = std::chrono::microseconds(40);
 constexpr auto kLookAround = std::chrono::milliseconds(20);  // how often a sleeper looks for ended processes
 constexpr size_t kLine = 64;
 
@@ -58,6 +62,7 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free, "a futex is a plain 32
 struct alignas(kLine) Counter {
   std::atomic<uint32_t> value;
   std::atomic<uint32_t> sleepers;
+  std::atomic<int64_t> called;  // when sleepers were woken last, in the clock's ticks
 };
 
 struct Member {
@@ -118,15 +123,20 @@ long futex(std::atomic<uint32_t> *word, int operation, uint32_t value, const tim
   return syscall(SYS_futex, reinterpret_cast<uint32_t *>(word), operation, value, timeout, nullptr, 0);
 }
 
+void wake_sleepers(Counter *counter) {
+  if (counter->sleepers.load(std::memory_order_seq_cst) == 0) return;
+  counter->called.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+  futex(&counter->value, FUTEX_WAKE, INT_MAX, nullptr);
+}
+
 void advance(Counter *counter, uint32_t value) {
   counter->value.store(value, std::memory_order_seq_cst);
-  // Either the sleeper is seen here, or it sees the new value before it falls asleep.
-  if (counter->sleepers.load(std::memory_order_seq_cst) != 0) futex(&counter->value, FUTEX_WAKE, INT_MAX, nullptr);
+  wake_sleepers(counter);  // either the sleeper is seen there, or it sees the new value before it falls asleep
 }
 
 void ring(Counter *bell) {
   bell->value.fetch_add(1, std::memory_order_seq_cst);
-  if (bell->sleepers.load(std::memory_order_seq_cst) != 0) futex(&bell->value, FUTEX_WAKE, INT_MAX, nullptr);
+  wake_sleepers(bell);
 }
 
 bool reached(const Counter &counter, uint32_t value) {
@@ -138,10 +148,18 @@ struct PeerFailure {
   std::string message;
 };
 
-// A message of another length than the one that is expected.
-struct WrongLength {
+// A failure that no other rank caused, or that all ranks see: a message of another length than the one that is expected,
+// or data that must not be sent.
+struct OwnFailure {
   std::string message;
 };
+
+// Throws where what this rank is about to let others read was made of a file that has been changed.
+void check_files() {
+  const auto *communicator = hidet_dist::current();
+  if (communicator == nullptr) return;
+  if (std::string problem = communicator->spoiled(); !problem.empty()) throw OwnFailure{std::move(problem)};
+}
 
 // Tells when a process ends; its number alone may be given to another one.
 class Process {
@@ -193,6 +211,41 @@ bool has_core_each(int32_t ranks) {
   cpu_set_t cpus;
   return sched_getaffinity(0, sizeof cpus, &cpus) == 0 && CPU_COUNT(&cpus) >= ranks;
 }
+
+// How one thread waits for counts. It looks for as long as being woken takes before it falls asleep, so that a wait
+// takes at most twice the time that it would if its length were known (A. Karlin et al., "Empirical studies of
+// competitive spinning for a shared-memory multiprocessor", SOSP 1991). What being woken takes depends on the host,
+// between some microseconds and tens of them, and is measured each time.
+class Patience {
+ public:
+  explicit Patience(int32_t ranks) : spins_(has_core_each(ranks)) {}
+
+  // Whether it happens soon.
+  template <class Happened>
+  bool look(Happened happened) const {
+    if (happened()) return true;
+    if (!spins_) return false;
+    const auto begin = Clock::now();
+    do {
+      for (int i = 0; i < 16; ++i) relax();
+      if (happened()) return true;
+    } while (Clock::now() - begin < spin_);
+    return false;
+  }
+
+  // Sleeps while the count is this one, for a while.
+  void sleep(Counter *counter, uint32_t value) {
+    const timespec pause{0, std::chrono::nanoseconds(kLookAround).count()};
+    if (futex(&counter->value, FUTEX_WAIT, value, &pause) != 0) return;
+    const auto called = Clock::time_point(Clock::duration(counter->called.load(std::memory_order_relaxed)));
+    const auto took = std::clamp<Clock::duration>(Clock::now() - called, kLeastSpin, kMostSpin);
+    spin_ += (took - spin_) / 8;
+  }
+
+ private:
+  const bool spins_;
+  Clock::duration spin_ = kLeastSpin;
+};
 
 // A new file without a name that begins with this header, or -1.
 int new_file(const Header &header, size_t bytes) {
@@ -250,8 +303,12 @@ class Mapping {
 class Segment {
  public:
   Segment(std::shared_ptr<Mapping> mapping, int32_t place, int32_t ranks, std::chrono::nanoseconds timeout)
-      : mapping_(std::move(mapping)), memory_(mapping_->memory()), place_(place), ranks_(ranks), timeout_(timeout) {
-    spins_ = has_core_each(ranks);
+      : mapping_(std::move(mapping)),
+        memory_(mapping_->memory()),
+        place_(place),
+        ranks_(ranks),
+        timeout_(timeout),
+        patience_(ranks) {
     member(place).process.store(getpid(), std::memory_order_release);
   }
   Segment(const Segment &) = delete;
@@ -276,6 +333,7 @@ class Segment {
 
   // Says that this rank has written its slot, and waits for all others. May be called several times a turn.
   void exchange() {
+    check_files();
     ++pieces_;
     advance(&member(place_).written, pieces_);
     for (int32_t rank = 0; rank < ranks_; ++rank) {
@@ -300,21 +358,14 @@ class Segment {
 
   void wait(int32_t rank, uint32_t value) {
     Counter &counter = member(rank).written;
-    if (reached(counter, value)) return;
+    if (patience_.look([&] { return reached(counter, value); })) return;
     const auto start = Clock::now();
-    if (spins_) {
-      do {
-        for (int i = 0; i < 16; ++i) relax();
-        if (reached(counter, value)) return;
-      } while (Clock::now() - start < kSpin);
-    }
     counter.sleepers.fetch_add(1, std::memory_order_seq_cst);
     std::string failure;
     while (failure.empty()) {
       const uint32_t now = counter.value.load(std::memory_order_seq_cst);
       if (static_cast<int32_t>(now - value) >= 0) break;
-      const timespec pause{0, std::chrono::nanoseconds(kLookAround).count()};
-      futex(&counter.value, FUTEX_WAIT, now, &pause);
+      patience_.sleep(&counter, now);
       const std::string who =
           "the rank in place " + std::to_string(rank) + " of the group of " + std::to_string(ranks_);
       failure = why_not(who, member(rank).closed, processes_[static_cast<size_t>(rank)], start, timeout_);
@@ -329,7 +380,7 @@ class Segment {
   const int32_t place_;
   const int32_t ranks_;
   const std::chrono::nanoseconds timeout_;
-  bool spins_ = false;
+  Patience patience_;
   uint32_t turn_ = 0;
   uint32_t pieces_ = 0;
   std::vector<Process> processes_;
@@ -388,7 +439,7 @@ class Post {
       : descriptor_(descriptor),
         rank_(rank),
         timeout_(timeout),
-        spins_(has_core_each(ranks)),
+        patience_(ranks),
         own_(std::move(mapping), ranks) {
     own_.owner().process.store(getpid(), std::memory_order_release);
   }
@@ -432,6 +483,7 @@ class Post {
     channel.message_bytes[number % kPieces] = message->bytes;
     std::memcpy(message->peer->inbox.piece(rank_, number), static_cast<const char *>(send) + message->done,
                 static_cast<size_t>(size));
+    check_files();
     message->done += size;
     channel.put.store(number + 1, std::memory_order_release);
     ring(&message->peer->inbox.owner().bell);
@@ -445,7 +497,7 @@ class Post {
     const uint32_t number = channel.taken.load(std::memory_order_relaxed);
     if (channel.put.load(std::memory_order_acquire) == number) return false;
     if (const int64_t bytes = channel.message_bytes[number % kPieces]; bytes != message->bytes) {
-      throw WrongLength{"rank " + std::to_string(sender) + " sent a message of " + std::to_string(bytes) +
+      throw OwnFailure{"rank " + std::to_string(sender) + " sent a message of " + std::to_string(bytes) +
                         " bytes where one of " + std::to_string(message->bytes) + " is expected"};
     }
     const int64_t size = std::min(kPieceBytes, message->bytes - message->done);
@@ -460,18 +512,11 @@ class Post {
   void listen(uint32_t heard, const Message &out, const Message &in, Clock::time_point start) {
     Counter &bell = own_.owner().bell;
     const auto rung = [&] { return bell.value.load(std::memory_order_seq_cst) != heard; };
-    if (spins_) {
-      const auto begin = Clock::now();
-      do {
-        for (int i = 0; i < 16; ++i) relax();
-        if (rung()) return;
-      } while (Clock::now() - begin < kSpin);
-    }
+    if (patience_.look(rung)) return;
     bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
     std::string failure;
     while (failure.empty() && !rung()) {
-      const timespec pause{0, std::chrono::nanoseconds(kLookAround).count()};
-      futex(&bell.value, FUTEX_WAIT, heard, &pause);
+      patience_.sleep(&bell, heard);
       for (const Message *message : {&out, &in}) {
         if (!failure.empty() || message->over()) continue;
         Peer &peer = *message->peer;
@@ -486,7 +531,7 @@ class Post {
   const int32_t descriptor_;
   const int32_t rank_;
   const std::chrono::nanoseconds timeout_;
-  const bool spins_;
+  Patience patience_;
   Inbox own_;
 };
 
@@ -529,14 +574,15 @@ void all_reduce(Segment &segment, const void *send, void *recv, int64_t count, i
   }
 }
 
-void all_gather(Segment &segment, const void *send, void *recv, int64_t bytes) {
+void all_gather(Segment &segment, const void *send, void *recv, const Blocks &received) {
+  const int64_t bytes = received.bytes();
   for (int64_t done = 0; done < bytes;) {
     const int64_t size = std::min(kSlotBytes, bytes - done);
     copy(segment.begin_turn(), at(send, done), size);
     segment.exchange();
     for (int32_t rank = 0; rank < segment.ranks(); ++rank) {
       const char *source = rank == segment.place() ? at(send, done) : segment.slot(rank);
-      copy(at(recv, rank * bytes + done), source, size);
+      received.put(recv, rank, done, size, source);
     }
     done += size;
   }
@@ -557,30 +603,30 @@ void broadcast(Segment &segment, const void *send, void *recv, int64_t bytes, in
 // A slot holds the same stretch of what each rank is to get.
 int64_t stretch(const Segment &segment, int64_t element) { return kSlotBytes / element / segment.ranks(); }
 
-void write_stretches(Segment &segment, const void *send, int64_t run, int64_t done, int64_t size, int64_t element) {
+void write_stretches(Segment &segment, const void *send, const Blocks &sent, int64_t done, int64_t size) {
   char *own = segment.begin_turn();
-  for (int32_t rank = 0; rank < segment.ranks(); ++rank) {
-    copy(own + rank * size * element, at(send, (rank * run + done) * element), size * element);
-  }
+  for (int32_t rank = 0; rank < segment.ranks(); ++rank) sent.take(send, rank, done, size, own + rank * size);
   segment.exchange();
 }
 
-void reduce_scatter(Segment &segment, const void *send, void *recv, int64_t count, int32_t dtype, int32_t op) {
+void reduce_scatter(Segment &segment, const void *send, void *recv, const Blocks &sent, int32_t dtype, int32_t op) {
   const int64_t element = hidet_dist_dtype_size(dtype);
-  for (int64_t done = 0; done < count;) {
-    const int64_t size = std::min(stretch(segment, element), count - done);
-    write_stretches(segment, send, count, done, size, element);
-    reduce_slots(segment, segment.place() * size * element, at(recv, done * element), size, dtype, op);
+  const int64_t bytes = sent.bytes();
+  for (int64_t done = 0; done < bytes;) {
+    const int64_t size = std::min(stretch(segment, element) * element, bytes - done);
+    write_stretches(segment, send, sent, done, size);
+    reduce_slots(segment, segment.place() * size, at(recv, done), size / element, dtype, op);
     done += size;
   }
 }
 
-void all_to_all(Segment &segment, const void *send, void *recv, int64_t bytes) {
+void all_to_all(Segment &segment, const void *send, const Blocks &sent, void *recv, const Blocks &received) {
+  const int64_t bytes = sent.bytes();
   for (int64_t done = 0; done < bytes;) {
     const int64_t size = std::min(stretch(segment, 1), bytes - done);
-    write_stretches(segment, send, bytes, done, size, 1);
+    write_stretches(segment, send, sent, done, size);
     for (int32_t rank = 0; rank < segment.ranks(); ++rank) {
-      copy(at(recv, rank * bytes + done), segment.slot(rank) + segment.place() * size, size);
+      received.put(recv, rank, done, size, segment.slot(rank) + segment.place() * size);
     }
     done += size;
   }
@@ -611,8 +657,9 @@ struct hidet_dist_shm {
       fail("the process did not decide how group " + std::to_string(group) + " communicates");
       return HIDET_DIST_FAILED;
     }
-    if (found->second == nullptr) return other(fallback_);
-    return guard([&] { shared(*found->second); });
+    if (found->second != nullptr) return guard([&] { shared(*found->second); });
+    const int32_t status = guard(check_files);
+    return status == HIDET_DIST_OK ? other(fallback_) : status;
   }
 
   int32_t send_recv(const void *send, int64_t send_count, int32_t to, void *recv, int64_t recv_count, int32_t from,
@@ -642,6 +689,7 @@ struct hidet_dist_shm {
       return guard([&] { post_->exchange(send, sends_here ? out : Message{}, recv, receives_here ? in : Message{}); });
     };
     const auto there = [&] {
+      if (const int32_t status = guard(check_files); status != HIDET_DIST_OK) return status;
       return fallback_.send_recv(fallback_.context, send, sends_there ? send_count : 0,
                                  sends_there ? to : HIDET_DIST_NOBODY, recv, receives_there ? recv_count : 0,
                                  receives_there ? from : HIDET_DIST_NOBODY, dtype);
@@ -712,7 +760,7 @@ struct hidet_dist_shm {
     } catch (const PeerFailure &failure) {
       failed_by_peer_.store(true);
       fail(failure.message);
-    } catch (const WrongLength &failure) {
+    } catch (const OwnFailure &failure) {
       fail(failure.message);
     }
     return HIDET_DIST_FAILED;
@@ -749,9 +797,16 @@ int32_t route_all_reduce(void *context, const void *send, void *recv, int64_t co
       });
 }
 
+int64_t size_of(int32_t group) { return hidet_dist::current()->mesh().group_size(group); }
+
+// Blocks of so many elements that lie one behind the other, for the ranks of a group.
+Blocks behind(const Segment &segment, int64_t count, int32_t dtype) {
+  return Blocks::behind(count, dtype, segment.ranks());
+}
+
 int32_t route_all_gather(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t group) {
   return transport_of(context).run(
-      group, [&](Segment &segment) { all_gather(segment, send, recv, count * hidet_dist_dtype_size(dtype)); },
+      group, [&](Segment &segment) { all_gather(segment, send, recv, behind(segment, count, dtype)); },
       [&](const hidet_dist_transport &other) {
         return other.all_gather(other.context, send, recv, count, dtype, group);
       });
@@ -760,7 +815,8 @@ int32_t route_all_gather(void *context, const void *send, void *recv, int64_t co
 int32_t route_reduce_scatter(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t op,
                              int32_t group) {
   return transport_of(context).run(
-      group, [&](Segment &segment) { reduce_scatter(segment, send, recv, count, dtype, op); },
+      group,
+      [&](Segment &segment) { reduce_scatter(segment, send, recv, behind(segment, count, dtype), dtype, op); },
       [&](const hidet_dist_transport &other) {
         return other.reduce_scatter(other.context, send, recv, count, dtype, op, group);
       });
@@ -768,9 +824,46 @@ int32_t route_reduce_scatter(void *context, const void *send, void *recv, int64_
 
 int32_t route_all_to_all(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t group) {
   return transport_of(context).run(
-      group, [&](Segment &segment) { all_to_all(segment, send, recv, count * hidet_dist_dtype_size(dtype)); },
+      group,
+      [&](Segment &segment) {
+        const Blocks blocks = behind(segment, count, dtype);
+        all_to_all(segment, send, blocks, recv, blocks);
+      },
       [&](const hidet_dist_transport &other) {
         return other.all_to_all(other.context, send, recv, count, dtype, group);
+      });
+}
+
+int32_t route_all_gather_blocks(void *context, const void *send, void *recv, const hidet_dist_blocks *received,
+                                int32_t dtype, int32_t group) {
+  return transport_of(context).run(
+      group, [&](Segment &segment) { all_gather(segment, send, recv, Blocks::of(*received, dtype)); },
+      [&](const hidet_dist_transport &other) {
+        return hidet_dist::all_gather_blocks(other, size_of(group), send, recv, received, dtype, group);
+      });
+}
+
+int32_t route_reduce_scatter_blocks(void *context, const void *send, void *recv, const hidet_dist_blocks *sent,
+                                    int32_t dtype, int32_t op, int32_t group) {
+  return transport_of(context).run(
+      group, [&](Segment &segment) { reduce_scatter(segment, send, recv, Blocks::of(*sent, dtype), dtype, op); },
+      [&](const hidet_dist_transport &other) {
+        return hidet_dist::reduce_scatter_blocks(other, size_of(group), send, recv, sent, dtype, op, group);
+      });
+}
+
+int32_t route_all_to_all_blocks(void *context, const void *send, const hidet_dist_blocks *sent, void *recv,
+                                const hidet_dist_blocks *received, int32_t dtype, int32_t group) {
+  return transport_of(context).run(
+      group,
+      [&](Segment &segment) {
+        const hidet_dist_blocks &known = sent != nullptr ? *sent : *received;
+        const Blocks plain = behind(segment, known.rows * known.row, dtype);
+        all_to_all(segment, send, sent != nullptr ? Blocks::of(*sent, dtype) : plain, recv,
+                   received != nullptr ? Blocks::of(*received, dtype) : plain);
+      },
+      [&](const hidet_dist_transport &other) {
+        return hidet_dist::all_to_all_blocks(other, size_of(group), send, sent, recv, received, dtype, group);
       });
 }
 
@@ -812,6 +905,9 @@ void hidet_dist_shm_table(hidet_dist_shm *transport, hidet_dist_transport *table
   table->all_to_all = route_all_to_all;
   table->broadcast = route_broadcast;
   table->send_recv = route_send_recv;
+  table->all_gather_blocks = route_all_gather_blocks;
+  table->reduce_scatter_blocks = route_reduce_scatter_blocks;
+  table->all_to_all_blocks = route_all_to_all_blocks;
 }
 
 int32_t hidet_dist_shm_segment(int32_t ranks) {

@@ -14,7 +14,9 @@ another secret, or none where one is needed                             tests/ru
 strangers and garbage at the port                                       tests/runtime/test_store
 no room in /dev/shm, for a segment, for descriptors                     test_scarce_resources
 each file of the artifacts with a bit flipped, cut, empty or missing;
-a folder that may only be read, or is replaced while it is loaded       test_damaged_artifacts
+a folder that may only be read, or is replaced while it is loaded;
+weights that are cut or written to while they are in use                test_damaged_artifacts
+mapped files that are cut, below the partition                          tests/runtime/test_mapped_file
 names and links that lead out of the folder; foreign kernels            test_damaged_artifacts
 a build that is killed while it writes                                  tests/artifacts/test_bad_input
 very many calls of random sizes (slow)                                  test_soak

@@ -36,6 +36,14 @@ def call(inputs: list[Any]) -> list[Any]:
     return model.run([np.array(x, np.float32) for x in inputs])[0].tolist()
 
 
+def serve(inputs: list[Any]) -> str:
+    """Call it again and again, until that fails or there is another answer."""
+    first = call(inputs)
+    while call(inputs) == first:
+        pass
+    return "another answer"
+
+
 def close() -> None:
     """Close it."""
     assert model is not None
@@ -58,7 +66,7 @@ def shared() -> list[Any]:
     return [] if model is None else [list(ranks) for ranks in model._communicator.shared_groups]
 
 
-COMMANDS = {function.__name__: function for function in (load, call, close, limit, stall, shared)}
+COMMANDS = {function.__name__: function for function in (load, call, serve, close, limit, stall, shared)}
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:

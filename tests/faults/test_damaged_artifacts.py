@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from hidet_dist.artifacts import Manifest
 from hidet_dist.artifacts.write import replacing
 from hidet_dist.errors import ArtifactError
 
-from .conftest import Start, X, assert_blames, build, call_all, load_all, whole
+from .conftest import MOST_SECONDS, Start, X, assert_blames, build, call_all, load_all, whole
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +147,44 @@ def test_loading_while_builds_replace_the_folder(start: Start, artifacts: Path, 
     load_all(ranks, place)
     call_all(ranks)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "place", "scratch"]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("change", [_empty, _flip_a_bit], ids=["cut", "written to"])
+def test_weights_that_are_changed_during_a_call(
+    start: Start, artifacts: Path, tmp_path: Path, change: Callable[[Path], None], victim: int
+) -> None:
+    """Wherever the call is then: what is made of them, nobody gets, on no rank."""
+    copy = Path(shutil.copytree(artifacts, tmp_path / "copy"))
+    ranks = start(2)
+    load_all(ranks, copy)
+    for rank in ranks:
+        rank.send("serve", inputs=[X.tolist()])
+    time.sleep(0.5)
+    change(copy / "stage0" / f"rank{victim}.safetensors")
+    says = f"rank{victim}.safetensors was changed while it was in use"
+    answer = ranks[victim].answer()
+    assert answer["error"] == "ArtifactError" and says in answer["message"], answer
+    within = answer["seconds"] + MOST_SECONDS
+    assert_blames(ranks[1 - victim].answer(), victim, "CommunicationError", says, within=within)
+    for rank in ranks:
+        rank.do("close")
+    load_all(ranks, artifacts)
+    call_all(ranks)
+
+
+def test_weights_that_are_changed_between_calls(start: Start, artifacts: Path, tmp_path: Path) -> None:
+    """The other rank hears of it at once."""
+    copy = Path(shutil.copytree(artifacts, tmp_path / "copy"))
+    ranks = start(2)
+    load_all(ranks, copy, timeout=60.0)
+    _empty(copy / "stage0" / "rank1.safetensors")
+    for rank in ranks:
+        rank.send("call", inputs=[X.tolist()])
+    says = "rank1.safetensors was changed while it was in use"
+    answer = ranks[1].answer()
+    assert answer["error"] == "ArtifactError" and says in answer["message"], answer
+    assert_blames(ranks[0].answer(), 1, "CommunicationError", says, within=MOST_SECONDS)
 
 
 def _elsewhere(copy: Path, folder: str) -> None:

@@ -278,3 +278,51 @@ def test_a_spec_that_the_operator_cannot_run_in_is_refused():
         partition_graph(graph, plan_for(graph, mesh, ["(R, S0), (R, R) -> (R, R)", *MEGATRON[1:]]))
     with pytest.raises(PlanError, match="does not fit operator 1"):
         partition_graph(graph, plan_for(graph, mesh, [MEGATRON[0], "(R, R), (R, R) -> (R, R)", MEGATRON[2]]))
+
+
+@pytest.mark.parametrize(
+    ("shape", "mesh", "specs", "communication"),
+    [
+        ((4, 6), (2,), ["(R, S0) -> (R, S0)", "(R, R) -> (R, R)"], ["all_gather"]),
+        ((4, 7), (2,), ["(R, S0) -> (R, S0)", "(R, R) -> (R, R)"], ["all_gather"]),  # the last shard is padded
+        ((3, 7, 2), (2, 2), ["(R, S01, R) -> (R, S01, R)", "(R, S0, R) -> (R, S0, R)"], ["all_gather"] * 2),
+        ((3, 4, 6), (2,), ["(R, S0, R) -> (R, S0, R)", "(R, R, S0) -> (R, R, S0)"], ["all_to_all", "all_gather"]),
+        ((4, 6), (2,), ["(S0, R) -> (S0, R)", "(R, S0) -> (R, S0)"], ["all_to_all", "all_gather"]),
+        ((6, 4), (2,), ["(R, S0) -> (R, S0)", "(S0, R) -> (S0, R)"], ["all_to_all", "all_gather"]),
+    ],
+)
+def test_on_the_cpu_shards_are_put_where_they_belong_without_a_pass_of_their_own(shape, mesh, specs, communication):
+    x = hidet.symbol(list(shape), "float32", "cpu")
+    graph = hidet.trace_from(hidet.ops.exp(hidet.ops.relu(x)), [x])
+    program = partition_graph(graph, plan_for(graph, DeviceMesh(mesh), specs))
+    optimized = optimize_program(program)
+    assert kinds(optimized) == kinds(program.graph) == communication
+    assert not [node.name for node in optimized.nodes if "Stack" in node.name or "Join" in node.name]
+    data = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+    (expected,) = whole(graph, data)
+    for own in (None, optimized):
+        np.testing.assert_allclose(simulate(program, [data], own)[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_on_the_cpu_a_reduce_scatter_takes_shards_from_where_they_lie(ranks):
+    x = hidet.symbol([4, 12], "float32", "cpu")
+    graph = hidet.trace_from(hidet.ops.matmul(x, constant(12, 6)), [x])
+    specs = ["(R, S0), (S0, R) -> (R, S0) | reduce_scatter(sum, axes=0, dim=1)"]
+    program = partition_graph(graph, plan_for(graph, DeviceMesh((ranks,)), specs))
+    optimized = optimize_program(program)
+    assert kinds(optimized) == ["reduce_scatter", "all_gather"]
+    assert not [node.name for node in optimized.nodes if "Stack" in node.name or "Join" in node.name]
+    data = np.random.default_rng(3).standard_normal((4, 12)).astype(np.float32)
+    for own in (None, optimized):
+        np.testing.assert_allclose(simulate(program, [data], own)[0], whole(graph, data)[0], atol=1e-5)
+
+
+def test_shards_of_a_dim_that_is_split_minor_axis_first_are_put_where_they_belong():
+    x = hidet.symbol([3, 8], "float32", "cpu")
+    graph = hidet.trace_from(hidet.ops.exp(hidet.ops.relu(x)), [x])
+    specs = ["(R, S10) -> (R, S10)", "(R, R) -> (R, R)"]
+    program = partition_graph(graph, plan_for(graph, DeviceMesh((2, 2)), specs))
+    data = np.random.default_rng(3).standard_normal((3, 8)).astype(np.float32)
+    for own in (None, optimize_program(program)):
+        np.testing.assert_allclose(simulate(program, [data], own)[0], whole(graph, data)[0], atol=1e-6)

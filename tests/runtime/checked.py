@@ -43,16 +43,16 @@ def reduced(stack: np.ndarray, dtype: str, op: str) -> np.ndarray:
 
 
 class Checked:
-    """Collectives of one rank in one group, each checked against NumPy."""
+    """Collectives of one rank in one group, each checked against NumPy; ``host`` memory also in blocks side by side."""
 
-    def __init__(self, comm: Communicator, mesh: tuple[int, ...], group: int):
-        self.comm = comm
+    def __init__(self, comm: Communicator, mesh: tuple[int, ...], group: int, host: bool = True):
+        self.comm, self.host = comm, host
         self.group = group
         self.ranks = group_ranks(mesh, comm.rank, group)
         self.size, self.place = len(self.ranks), self.ranks.index(comm.rank)
         self.calls = 0
 
-    def call(self, function: Callable[..., int], *arguments: int) -> None:
+    def call(self, function: Callable[..., int], *arguments: int | native.Blocks | None) -> None:
         assert function(*arguments, self.group) == native.OK, native.last_error()
         self.comm.wait()
         self.calls += 1
@@ -63,6 +63,8 @@ class Checked:
                 if (dtype, op) != ("bool", "mean"):
                     self.reductions(dtype, op, count=5)
             self.moves(dtype, count=5)
+            if self.host:
+                self.blocks(dtype)
             self.messages(dtype, count=5)
 
     def expect(self, got: torch.Tensor, expected: torch.Tensor, *label: object) -> None:
@@ -102,6 +104,41 @@ class Checked:
             in_place = send.clone()
             self.call(native.broadcast, address(in_place), address(in_place), count * size, code, root)
             self.expect(in_place, whole[root], "broadcast in place", dtype, root)
+
+    def blocks(self, dtype: str, rows: int = 3, row: int = 5) -> None:
+        """Blocks side by side, as shards along an inner dim lie; the last is shorter where it may be."""
+        code, size, place = native.dtype_code(dtype), self.size, self.place
+        whole = [
+            as_dtype(inputs(rank, rows * size * row, dtype), dtype).reshape(rows, size * row) for rank in self.ranks
+        ]
+        own = [values[:, place * row : (place + 1) * row] for values in whole]
+        every = native.Blocks(rows, row, size * row)
+        for cut in (0, row - 1):
+            most = size * row - cut
+            some = native.Blocks(rows, row, most)
+            send = own[place].contiguous()
+            recv = torch.zeros((rows, most), dtype=send.dtype)
+            self.call(native.all_gather_blocks, address(send), address(recv), some, code)
+            shards = [values[:, rank * row : (rank + 1) * row] for rank, values in enumerate(whole)]
+            self.expect(recv, torch.cat(shards, 1)[:, :most], "all_gather", dtype)
+            recv = torch.zeros((rows, most), dtype=send.dtype)
+            self.call(native.all_to_all_blocks, address(whole[place]), every, address(recv), some, code)
+            self.expect(recv, torch.cat(own, 1)[:, :most], "all_to_all", dtype)
+        for op in ("sum", "max"):
+            recv = torch.zeros((rows, row), dtype=whole[0].dtype)
+            codes = code, native.reduce_op_code(op)
+            self.call(native.reduce_scatter_blocks, address(whole[place]), address(recv), every, *codes)
+            stack = np.stack([inputs(rank, rows * size * row, dtype) for rank in self.ranks])
+            expected = as_dtype(reduced(stack, dtype, op), dtype).reshape(rows, size * row)
+            self.expect(recv, expected[:, place * row : (place + 1) * row], "reduce_scatter", dtype, op)
+        # One side only.
+        recv = torch.zeros((size, rows, row), dtype=whole[0].dtype)
+        self.call(native.all_to_all_blocks, address(whole[place]), every, address(recv), None, code)
+        self.expect(recv, torch.stack(own), "all_to_all, sent", dtype)
+        behind = torch.stack([whole[place][:, rank * row : (rank + 1) * row] for rank in range(size)]).contiguous()
+        recv = torch.zeros((rows, size * row), dtype=whole[0].dtype)
+        self.call(native.all_to_all_blocks, address(behind), None, address(recv), every, code)
+        self.expect(recv, torch.cat(own, 1), "all_to_all, received", dtype)
 
     def messages(self, dtype: str, count: int) -> None:
         code, size, place = native.dtype_code(dtype), self.size, self.place

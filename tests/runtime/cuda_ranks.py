@@ -66,7 +66,7 @@ def cuda_collectives(mesh: list[int], own_stream: bool, warm: bool) -> bool:
         comm.bind()
         calls = 0
         for group in groups:
-            checked = Checked(comm, tuple(mesh), group)
+            checked = Checked(comm, tuple(mesh), group, host=False)
             checked.everything()
             calls += checked.calls
         assert comm.sequence == calls

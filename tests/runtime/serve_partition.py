@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -80,7 +81,8 @@ def profile(model: Any, folder: str) -> str:
 def main() -> None:
     mode, artifacts, *rest = sys.argv[1:]
     with hidet.distributed.load_partition(artifacts, timeout_seconds=20) as model:
-        print(f"{model.rank}:{MODES[mode](model, *rest)}", flush=True)
+        # At once: another rank writes to the same pipe, and with PYTHONUNBUFFERED print() takes two turns for a line.
+        os.write(1, f"{model.rank}:{MODES[mode](model, *rest)}\n".encode())
 
 
 MODES = {"threads": threads, "close": close, "profile": profile}

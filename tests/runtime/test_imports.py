@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import hidet_dist
+from hidet_dist.launch import free_port
 
 SERVE = """
 import json, sys
@@ -29,10 +30,11 @@ open(f"{sys.argv[2]}.{model.rank}", "w").write(json.dumps(answer))
 HEAVY = {"torch", "hidet", "pulp", "highspy", "hidet_dist.search", "hidet_dist.api", "hidet_dist.rules", "rich"}
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("launcher", "ranks"), [("hidet_dist.launch", 1), ("hidet_dist.launch", 2), ("torchrun", 2)])
 def test_serving_imports_no_compiler_no_search_and_no_pytorch(
-    ranks: int, tmp_path: Path, no_launch_variables: None
+    launcher: str, ranks: int, tmp_path: Path, no_launch_variables: None
 ) -> None:
+    """PyTorch's own launcher imports it, but its workers need not."""
     x = hidet.symbol([4, 8], "float32", "cpu")
     weight = np.arange(48, dtype=np.float32).reshape(8, 6)
     graph = hidet.trace_from(hidet.ops.matmul(x, hidet.asarray(weight)), [x])
@@ -40,7 +42,11 @@ def test_serving_imports_no_compiler_no_search_and_no_pytorch(
     result = hidet_dist.auto_parallel(graph, {"mesh_shape": [ranks]}, {"pins": pins}, tmp_path / "artifacts")
     assert bool(result.communications) == (ranks > 1)
     (tmp_path / "serve.py").write_text(SERVE)
-    command = [sys.executable, "-m", "hidet_dist.launch", "-n", str(ranks), str(tmp_path / "serve.py")]
+    if launcher == "torchrun":
+        arguments = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}"]
+    else:
+        arguments = ["-m", launcher, "-n", str(ranks)]
+    command = [sys.executable, *arguments, str(tmp_path / "serve.py")]
     env = {name: value for name, value in os.environ.items() if name != "HIDET_DIST_TRANSPORT"}
     done = subprocess.run(
         [*command, str(tmp_path / "artifacts"), str(tmp_path / "out")],

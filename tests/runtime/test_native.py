@@ -91,6 +91,10 @@ def test_a_rank_alone_copies(alone: int, group: int) -> None:
         recv = np.zeros_like(send)
         assert exchange(address(send), address(recv), 4, F32, group) == native.OK
         np.testing.assert_array_equal(recv, send)
+    recv = np.zeros((2, 1), np.float32)  # the second column is beyond the end
+    blocks = native.Blocks(2, 2, 1)
+    assert native.all_gather_blocks(address(send), address(recv), blocks, F32, group) == native.OK
+    np.testing.assert_array_equal(recv, [[0], [2]])
     recv = np.zeros_like(send)
     assert native.broadcast(address(send), address(recv), 4, F32, 0, group) == native.OK
     np.testing.assert_array_equal(recv, send)
@@ -99,7 +103,7 @@ def test_a_rank_alone_copies(alone: int, group: int) -> None:
     np.testing.assert_array_equal(recv, send)
     assert native.all_reduce(address(send), address(send), 4, F32, SUM, group) == native.OK
     assert native.all_reduce(0, 0, 0, F32, SUM, group) == native.OK
-    assert native.sequence(alone) == 8
+    assert native.sequence(alone) == 9
     assert native.error(alone) is None
 
 
@@ -138,6 +142,16 @@ def test_wrong_arguments_fail_the_communicator(alone: int, arguments: tuple[int,
         (lambda: native.recv(0, 1, F32, 1, 1), "null buffer"),
         (lambda: native.send_recv(1, 1, 0, 1, 2, 0, F32, 1), "sends 1 elements to itself, but receives 2"),
         (lambda: native.send_recv(1, 1, 0, 1, 1, 1, F32, 1), "only while it receives from itself"),
+        (lambda: native.all_gather_blocks(1, 1, native.Blocks(-1, 1, 2), F32, 1), "negative count -1"),
+        (lambda: native.all_gather_blocks(1, 1, native.Blocks(1, 1, -2), F32, 1), "negative size"),
+        (lambda: native.all_gather_blocks(1, 1, native.Blocks(1, 2, 5), F32, 1), "room between them: 1 rows of 5"),
+        (lambda: native.reduce_scatter_blocks(1, 1, native.Blocks(1, 2, 3), F32, SUM, 1), "less to send"),
+        (
+            lambda: native.all_to_all_blocks(1, native.Blocks(1, 2, 4), 1, native.Blocks(3, 1, 2), F32, 1),
+            "different sizes",
+        ),
+        (lambda: native.all_to_all_blocks(1, None, 1, None, F32, 1), "null blocks"),
+        (lambda: native.all_gather_blocks(0, 1, native.Blocks(1, 1, 2), F32, 1), "null buffer"),
     ],
 )
 def test_wrong_places_fail_the_communicator(call: Callable[[], int], message: str) -> None:

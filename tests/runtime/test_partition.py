@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -295,8 +297,6 @@ def test_closing_waits_for_the_call_that_runs(linear: Path) -> None:
 
 
 def test_weights_that_are_changed_in_use_are_refused(linear: Path, tmp_path: Path) -> None:
-    import shutil
-
     for change in ("truncate", "overwrite"):
         copy = Path(shutil.copytree(linear, tmp_path / change))
         with hidet.distributed.load_partition(copy, 0) as model:
@@ -310,6 +310,31 @@ def test_weights_that_are_changed_in_use_are_refused(linear: Path, tmp_path: Pat
                     file.write(b"\0\0\0\0")
             with pytest.raises(ArtifactError, match=r"rank0\.safetensors was changed while it was in use"):
                 model(X)
+
+
+class Meddler(Foreign):
+    """A tensor that does something when it is asked where it lies."""
+
+    def __init__(self, array: Any, do: Callable[[], object]):
+        super().__init__(array)
+        self.do = do
+
+    def __dlpack__(self, **arguments: Any) -> Any:
+        self.do()
+        return super().__dlpack__(**arguments)
+
+
+@pytest.mark.parametrize("change", [lambda path: os.truncate(path, 0), lambda path: path.write_bytes(bytes(512))])
+def test_weights_that_are_changed_during_a_call_are_refused(linear: Path, tmp_path: Path, change: Any) -> None:
+    """Once the call has found them as they were, so that kernels read beyond the end of the file."""
+    copy = Path(shutil.copytree(linear, tmp_path / "copy"))
+    path = copy / "stage0/rank0.safetensors"
+    with hidet.distributed.load_partition(copy, 0) as model:
+        for _ in range(2):
+            with pytest.raises(ArtifactError, match=r"rank0\.safetensors was changed while it was in use"):
+                model.run([X], [Meddler(np.empty((4, 6), np.float32), lambda: change(path)), np.empty_like(X)])
+    with hidet.distributed.load_partition(linear, 0) as model:
+        np.testing.assert_allclose(model(X)[0], X @ W, rtol=1e-5, atol=1e-5)
 
 
 def test_artifacts_may_be_replaced_or_removed_while_they_are_in_use(tmp_path: Path) -> None:

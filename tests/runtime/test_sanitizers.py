@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NATIVE = Path(__file__).parent / "native"
-CORE = [ROOT / "hidet_dist/src" / f"{name}.cpp" for name in ("collectives", "communicator", "reduce")]
+CORE_NAMES = ("blocks", "collectives", "communicator", "mapped_file", "reduce")
+CORE = [ROOT / "hidet_dist/src" / f"{name}.cpp" for name in CORE_NAMES]
 SHARED_MEMORY = ROOT / "hidet_dist/src/shared_memory.cpp"
 NCCL = [ROOT / "hidet_dist/src" / f"{name}.cpp" for name in ("nccl", "nccl_library")]
 

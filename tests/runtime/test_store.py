@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hidet_dist.runtime.store import SecretError, StoreClient, StoreError, StoreServer, server, wire
+from hidet_dist.runtime.store.place import within_host
 
 SECRET = b"correct horse battery staple"
 
@@ -267,3 +269,60 @@ def test_another_program_is_told_from_a_store() -> None:
         with pytest.raises(StoreError, match="no store"):
             StoreClient("127.0.0.1", listener.getsockname()[1], timeout_seconds=5.0)
         thread.join()
+
+
+def test_a_store_within_a_host_is_no_other() -> None:
+    address = within_host(f"hidet_dist-test-{os.getpid()}")
+    with contextlib.closing(StoreServer(address, 0, SECRET)):
+        with pytest.raises(OSError, match="in use"):
+            StoreServer(address, 0, SECRET)
+        with pytest.raises(SecretError):
+            StoreClient(address, 0, b"another secret")
+        with contextlib.closing(StoreClient(address, 0, SECRET, timeout_seconds=5.0)) as client:
+            client.set("a", bytes(1 << 19))
+            other = client.clone()
+            assert other.get("a") == bytes(1 << 19)
+            other.close()
+    with pytest.raises(OSError, match="refused"):
+        StoreClient(address, 0, SECRET)
+
+
+NOBODY = 65534
+
+
+def _as_nobody(function: Callable[[], object]) -> str:
+    """What a function raises in a process of another user; an empty string if nothing."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            function()
+        except BaseException as error:
+            os.write(writer, f"{type(error).__name__}: {error}".encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as stream:
+        said = stream.read()
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes another user")
+def test_within_a_host_other_users_are_refused() -> None:
+    """Neither do they reach a store, nor can they stand in for one, even where there is no secret."""
+    address = within_host(f"hidet_dist-users-{os.getpid()}")
+    with contextlib.closing(StoreServer(address, 0)):
+        assert _as_nobody(lambda: StoreClient(address, 0, timeout_seconds=5.0)).startswith("PermissionError")
+
+        def intrude() -> None:  # without looking at whose the store is
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
+                peer.connect(address.replace("@", "\0"))
+                peer.sendall(wire.MAGIC + wire.nonce())
+                assert not peer.recv(1)
+
+        said = _as_nobody(intrude)
+        assert not said or said.startswith(("BrokenPipeError", "ConnectionResetError")), said
+        with contextlib.closing(StoreClient(address, 0, timeout_seconds=5.0)) as own:
+            own.set("a", "1")

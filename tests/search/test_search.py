@@ -105,6 +105,26 @@ def test_an_infeasible_budget_names_the_least_which_is_feasible() -> None:
         search(graph, cluster, mem_budget=least - 1)
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_least_budget_is_right_for_gigabytes(layers: int) -> None:
+    """Of matrices of 1 GiB, on a machine that overlaps communication."""
+    y = x = hidet.symbol([4096, 8192], "float32", "cpu")
+    for layer in range(layers):
+        up = hidet.distributed.weight(f"up{layer}", [8192, 32768])
+        down = hidet.distributed.weight(f"down{layer}", [32768, 8192])
+        y = hidet.ops.matmul(hidet.ops.gelu(hidet.ops.matmul(y, up)), down)
+    graph, cluster = hidet.trace_from(y, [x]), builtin("dgx-a100", DeviceMesh((8,)))
+    with pytest.raises(InfeasibleError, match="Give at least") as refused:
+        search(graph, cluster, mem_budget=10**7)
+    least = refused.value.least_budget
+    # A device's eighth of the weights, of the input and of the output, and no more than ten times as much.
+    shards = (2 * layers * 8192 * 32768 + 2 * 4096 * 8192) * 4 // 8
+    assert shards < least < 10 * shards
+    assert max(live_bytes(GraphView(graph), search(graph, cluster, mem_budget=least).stage)) <= least
+    with pytest.raises(InfeasibleError):
+        search(graph, cluster, mem_budget=int(0.99 * least))
+
+
 def test_the_same_graph_gets_the_same_plan() -> None:
     graph, cluster = mlp(), builtin("cpu", DeviceMesh((2, 2)))
     budget = 2 * HIDDEN * INNER * 4

@@ -31,7 +31,7 @@
 #endif
 
 /* Raised whenever the declarations below change in a way that breaks kernels compiled before. */
-#define HIDET_DIST_ABI_VERSION 3
+#define HIDET_DIST_ABI_VERSION 4
 
 /* The most axes that a mesh may have. */
 #define HIDET_DIST_MAX_MESH_AXES 16
@@ -81,6 +81,16 @@ enum hidet_dist_reduce_op {
 typedef struct hidet_dist_communicator hidet_dist_communicator;
 
 /*
+ * How the blocks of a group's ranks lie in a tensor side by side: it has `rows` rows of `whole` elements, and the block
+ * of the rank in place p has `row` of each, from p * row on. So lie the shards of a tensor that is split along a dim: its
+ * rows are the dims before that one. Blocks that are received may go beyond the end of the rows, which is left out then;
+ * those that are sent may not.
+ */
+typedef struct hidet_dist_blocks {
+  int64_t rows, row, whole;
+} hidet_dist_blocks;
+
+/*
  * What moves the data. Each function gets checked arguments, a group of two ranks or more and a positive count, and
  * returns 0, or another number after it has said why with hidet_dist_fail. The context is passed on as it is.
  *
@@ -101,6 +111,14 @@ typedef struct hidet_dist_transport {
                        int64_t recv_count, int32_t from_rank, int32_t dtype);
   /* Copies within the rank, for groups of one rank. May be null where the buffers are in host memory. */
   int32_t (*copy)(void *context, const void *send, void *recv, int64_t bytes);
+  /* Collectives on blocks that lie side by side, in host memory. May be null: the blocks are copied then, to lie one
+   * behind the other, and back. */
+  int32_t (*all_gather_blocks)(void *context, const void *send, void *recv, const hidet_dist_blocks *received,
+                               int32_t dtype, int32_t group);
+  int32_t (*reduce_scatter_blocks)(void *context, const void *send, void *recv, const hidet_dist_blocks *sent,
+                                   int32_t dtype, int32_t reduce_op, int32_t group);
+  int32_t (*all_to_all_blocks)(void *context, const void *send, const hidet_dist_blocks *sent, void *recv,
+                               const hidet_dist_blocks *received, int32_t dtype, int32_t group);
 } hidet_dist_transport;
 
 /* ---- Called by compiled kernels. Counts are in elements. ---- */
@@ -123,6 +141,15 @@ HIDET_DIST_API int32_t hidet_dist_reduce_scatter(const void *send, void *recv, i
  * `recv`. Both buffers hold group size * count elements and do not overlap. */
 HIDET_DIST_API int32_t hidet_dist_all_to_all(const void *send, void *recv, int64_t count, int32_t dtype,
                                              int32_t group);
+
+/* The same where the blocks lie side by side in the tensor that a rank puts together, or takes apart. In host memory
+ * only. In an all-to-all, one of `sent` and `received` may be null, for blocks one behind the other. */
+HIDET_DIST_API int32_t hidet_dist_all_gather_blocks(const void *send, void *recv, const hidet_dist_blocks *received,
+                                                    int32_t dtype, int32_t group);
+HIDET_DIST_API int32_t hidet_dist_reduce_scatter_blocks(const void *send, void *recv, const hidet_dist_blocks *sent,
+                                                        int32_t dtype, int32_t reduce_op, int32_t group);
+HIDET_DIST_API int32_t hidet_dist_all_to_all_blocks(const void *send, const hidet_dist_blocks *sent, void *recv,
+                                                    const hidet_dist_blocks *received, int32_t dtype, int32_t group);
 
 /* Every rank gets the `count` elements at `send` of the rank in place `root`; the others' `send` is not read and may be
  * null. `send` and `recv` may be the same buffer. */

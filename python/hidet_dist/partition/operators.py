@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import hidet
 from hidet.graph import Operator, Tensor
@@ -16,6 +17,9 @@ from hidet_dist.compat.native_call import NativeCall, NativeCallOp
 from hidet_dist.partition.once import MadeOnce
 from hidet_dist.runtime import native
 from hidet_dist.symbolic.extents import Extent, extents_of
+
+Placement = tuple[int, Extent]
+"""A dim that ranks' blocks lie side by side along, and an extent along it."""
 
 
 class CommunicationOp(NativeCallOp):
@@ -36,11 +40,17 @@ class CommunicationOp(NativeCallOp):
         ``sum``, ``max``, ``min``, ``product`` or ``mean``; empty for a collective that does not reduce.
     only_starts: bool
         Whether the collective is only started: a :class:`WaitOp` then stands before its first reader.
+    sent: (int, int or expression), optional
+        Of a reduce-scatter or all-to-all: the ranks' blocks lie side by side along this dim of ``x``, where each has
+        this extent, and there is no first dim for them. In host memory only, as is ``received``.
+    received: (int, int or expression), optional
+        Of an all-gather or all-to-all: the ranks' blocks are put side by side along this dim of the output, up to this
+        extent, and there is no first dim for them.
 
     Raises
     ------
     ValueError
-        When the first dim of a reduce-scatter's or all-to-all's tensor is not the group size.
+        When the dim of a reduce-scatter's or all-to-all's tensor that the ranks share does not fit the group size.
     """
 
     def __init__(
@@ -51,36 +61,60 @@ class CommunicationOp(NativeCallOp):
         group_size: int,
         reduce_op: str = "",
         only_starts: bool = False,
+        sent: Placement | None = None,
+        received: Placement | None = None,
     ):
         self.kind = kind
         self.only_starts = only_starts
         self.mesh_axes = tuple(mesh_axes)
         self.group_size = group_size
         self.reduce_op = reduce_op
+        self.sent = sent
+        self.received = received
         shape = list(extents_of(x))
-        per_rank = shape
-        if kind == "all_gather":
-            shape = [group_size, *shape]
-        elif kind in ("reduce_scatter", "all_to_all"):
-            if not shape or shape[0] != group_size:
-                raise ValueError(f"{kind} over {group_size} ranks got the shape {shape}")
-            per_rank = shape[1:]
-            shape = shape if kind == "all_to_all" else per_rank
+        block = shape
+        if kind in ("reduce_scatter", "all_to_all"):
+            block = _block(kind, shape, group_size, sent)
+        if kind in ("all_gather", "all_to_all"):
+            shape = [group_size, *block] if received is None else _with_extent(block, *received)
+        elif kind == "reduce_scatter":
+            shape = block
         codes = [native.dtype_code(x.dtype.name)]
         if reduce_op:
             codes.append(native.reduce_op_code(reduce_op))
         group = sum(1 << axis for axis in self.mesh_axes)
-        tail = f"count, {', '.join(map(str, codes))}, {group}"
-        statement = f"hidet_dist_{kind}({{}}, {{}}, {tail});"
+        send, recv = ("send", "recv") if only_starts else ("{}", "{}")
+        values: dict[str, Extent] = {"count": _product(block)}
+        blocks = ""
+        arguments = [send, recv, "count"]
+        if sent is not None or received is not None:
+            values = {}
+            for name, place in (("sent", sent), ("received", received)):
+                if place is not None:
+                    dim = place[0]
+                    whole = extents_of(x)[dim] if name == "sent" else place[1]
+                    values[f"{name}_rows"] = _product(block[:dim])
+                    values[f"{name}_row"] = _product(block[dim:])
+                    values[f"{name}_whole"] = _product([whole, *block[dim + 1 :]])
+                    blocks += f"const hidet_dist_blocks {name} = {{{{ {name}_rows, {name}_row, {name}_whole }}}}; "
+            arguments = {
+                "all_gather": [send, recv, "&received"],
+                "reduce_scatter": [send, recv, "&sent"],
+                "all_to_all": [send, "&sent" if sent else "nullptr", recv, "&received" if received else "nullptr"],
+            }[kind]
+        function = f"hidet_dist_{kind}" + ("_blocks" if blocks else "")
+        statement = f"{blocks}{function}({', '.join([*arguments, *map(str, codes), str(group)])});"
         if only_starts:
             statement = (
                 "const void *send = {}; void *recv = {}; hidet_dist_start(recv); "
-                f"hidet_dist_{kind}(send, recv, {tail}); hidet_dist_started(recv);"
+                f"{statement} hidet_dist_started(recv);"
             )
         parts = [
             "start" if only_starts else "",
             kind,
             reduce_op,
+            f"from{sent[0]}" if sent else "",
+            f"to{received[0]}" if received else "",
             f"axes{group}",
             f"of{group_size}",
             f"abi{native.ABI_VERSION}",
@@ -95,7 +129,7 @@ class CommunicationOp(NativeCallOp):
                 (str(native.include_dir()),),
                 str(native.library_dir()),
                 "hidet_dist",
-                {"count": hidet.utils.prod([int64(1), *map(int64, per_rank)])},
+                values,
             ),
             {
                 "kind": kind,
@@ -103,9 +137,16 @@ class CommunicationOp(NativeCallOp):
                 "group_size": group_size,
                 "reduce_op": reduce_op,
                 "only_starts": only_starts,
+                "sent": sent,
+                "received": received,
             },
         )
         self.name = ("Start" if only_starts else "") + "".join(word.capitalize() for word in kind.split("_"))
+
+    def of(self, x: Tensor, **changes: Any) -> CommunicationOp:
+        """The same collective of another tensor, apart from some arguments."""
+        same = {"reduce_op": self.reduce_op, "sent": self.sent, "received": self.received}
+        return CommunicationOp(x, self.kind, self.mesh_axes, self.group_size, **{**same, **changes})
 
     @property
     def description(self) -> str:
@@ -114,6 +155,28 @@ class CommunicationOp(NativeCallOp):
         shapes = (f"[{', '.join(map(str, x.shape))}]" for x in (self.inputs[0], self.outputs[0]))
         axes = "".join(map(str, self.mesh_axes))
         return f"{self.kind}({reduction}axes={axes}) {self.inputs[0].dtype.name}{' -> '.join(shapes)}"
+
+
+def _block(kind: str, shape: list[Extent], group_size: int, sent: Placement | None) -> list[Extent]:
+    """The shape of what a rank sends to each, of a tensor of this shape."""
+    if sent is None:
+        if not shape or shape[0] != group_size:
+            raise ValueError(f"{kind} over {group_size} ranks got the shape {shape}")
+        return shape[1:]
+    dim, extent = sent
+    whole = shape[dim]
+    if isinstance(whole, int) and isinstance(extent, int) and whole != group_size * extent:
+        raise ValueError(f"{kind} of blocks of {extent} over {group_size} ranks got the extent {whole}")
+    return _with_extent(shape, dim, extent)
+
+
+def _with_extent(shape: list[Extent], dim: int, extent: Extent) -> list[Extent]:
+    return [*shape[:dim], extent, *shape[dim + 1 :]]
+
+
+def _product(extents: Sequence[Extent]) -> Extent:
+    product: Extent = hidet.utils.prod([int64(1), *map(int64, extents)])
+    return product
 
 
 class WaitOp(NativeCallOp):

@@ -6,6 +6,7 @@ import atexit
 import math
 import weakref
 from collections.abc import Iterable
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -162,6 +163,17 @@ class Communicator:
             f"rank {self.rank}: collective {native.sequence(handle)} failed: {verdict.reason}{who}.{more}",
             verdict.ranks,
         )
+
+    def rely_on(self, files: Iterable[native.MappedFile]) -> None:
+        """Fail, instead of sending what was made of them, once one of these files was changed."""
+        for file in files:
+            native.rely_on(self._open_handle(), file)
+
+    def give_up(self, reason: str) -> None:
+        """Fail because this rank cannot go on, and tell the others; an earlier failure stays what it was."""
+        self._fail(reason)
+        with suppress(CommunicationError):
+            self.check()
 
     def close(self) -> None:
         """Free it, once; it must not be in use. A thread that it is still bound to must be bound anew."""

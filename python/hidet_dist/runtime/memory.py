@@ -13,6 +13,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,10 +38,15 @@ class Memory(Protocol):
     ----------
     name: as users know it, such as ``CPU``.
     number: hidet's number of the kind: 0 is the host, 1 CUDA.
+    files: the files that weights are read from while kernels run.
     """
 
     name: str
     number: int
+
+    @property
+    def files(self) -> Sequence[native.MappedFile]:
+        """Those files."""
 
     def holds(self, device: tuple[int, int]) -> bool:
         """Whether a tensor on this DLPack device (type and number) may be given."""
@@ -87,17 +93,22 @@ class HostMemory:
 
     All processes of a host that map the same file share its pages. The file may be renamed or deleted meanwhile, but
     not changed: a mapping shows whatever the file has. :meth:`check` finds out that it was, at the price of one system
-    call a file.
+    call a file. What a file has no more when kernels read it, they take for zeros (see mapped_file.h), so that it must
+    be checked after they have run, too.
     """
 
     name = "CPU"
     number = 0
 
     def __init__(self) -> None:
-        self._mappings: list[mmap.mmap] = []
-        self._files: list[tuple[int, Path, tuple[int, ...]]] = []
+        self._mapped: list[_Mapped] = []
         self._workspace = _aligned(0)
-        self._close = weakref.finalize(self, _close, self._mappings, self._files)
+        self._close = weakref.finalize(self, _close, self._mapped)
+
+    @property
+    def files(self) -> list[native.MappedFile]:
+        """Those of the weights."""
+        return [mapped.watched for mapped in self._mapped]
 
     def holds(self, device: tuple[int, int]) -> bool:
         """Whether a tensor is in the host's memory, pinned or not."""
@@ -111,15 +122,18 @@ class HostMemory:
         ArtifactError
             When one of these tensors is not aligned as kernels need it, or the file's header makes no sense.
         """
-        self._files.append((file, path, file_identity(file)))
-        mapping = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
-        self._mappings.append(mapping)
+        try:
+            mapping = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
+        except BaseException:
+            os.close(file)
+            raise
+        base = np.frombuffer(mapping, np.uint8).ctypes.data
+        self._mapped.append(_Mapped(file, path, mapping, native.MappedFile(file, base, len(mapping), str(path))))
         length = int.from_bytes(mapping[: header.LENGTH_BYTES], "little")
         try:
             places = header.parse(mapping[header.LENGTH_BYTES : header.LENGTH_BYTES + length], len(mapping))
         except WeightsError as error:
             raise ArtifactError(f"{path} is no safetensors file: {error} Build the artifacts again.") from error
-        base = np.frombuffer(mapping, np.uint8).ctypes.data
         addresses = {name: base + places[name].begin for name in names if name in places}
         for name, address in addresses.items():
             if address % ALIGNMENT:
@@ -130,12 +144,12 @@ class HostMemory:
         return addresses
 
     def check(self) -> None:
-        """Raise ArtifactError where a mapped file was changed: reading beyond a new end would end the process."""
-        for file, path, before in self._files:
-            if file_identity(file) != before:
+        """Raise ArtifactError where a mapped file was changed, or a page of it could not be read."""
+        for mapped in self._mapped:
+            if mapped.watched.changed:
                 raise ArtifactError(
-                    f"{path} was changed while it was in use: the weights are not what they were. Load the artifacts "
-                    "again; builds replace them without touching the old files."
+                    f"{mapped.path} was changed while it was in use: the weights are not what they were. Load the "
+                    "artifacts again; builds replace them without touching the old files."
                 )
 
     def workspace(self, nbytes: int) -> int:
@@ -200,11 +214,22 @@ def file_identity(file: int) -> tuple[int, ...]:
     return status.st_size, status.st_mtime_ns
 
 
-def _close(mappings: list[mmap.mmap], files: list[tuple[int, Path, tuple[int, ...]]]) -> None:
-    while mappings:
-        mappings.pop().close()
+@dataclass(frozen=True)
+class _Mapped:
+    """A mapped file: its descriptor and path, the mapping, and the watch over it."""
+
+    file: int
+    path: Path
+    mapping: mmap.mmap
+    watched: native.MappedFile
+
+
+def _close(files: list[_Mapped]) -> None:
     while files:
-        os.close(files.pop()[0])
+        mapped = files.pop()
+        mapped.watched.forget()
+        mapped.mapping.close()
+        os.close(mapped.file)
 
 
 def _aligned(nbytes: int) -> np.ndarray:

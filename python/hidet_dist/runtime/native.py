@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import importlib.metadata
+import os
 from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_void_p
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from hidet_dist.errors import HidetDistError
 
 LIBRARY_NAME = "hidet_dist"
-ABI_VERSION = 3
+ABI_VERSION = 4
 
 DTYPE_CODES: dict[str, int] = {
     "float32": 0,
@@ -56,6 +57,26 @@ ForkFunction = ctypes.CFUNCTYPE(c_int32, c_void_p)
 TicketFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64)
 
 
+class Blocks(ctypes.Structure):
+    """``hidet_dist_blocks``: the blocks of a group's ranks lie side by side in ``rows`` rows of ``whole`` elements.
+
+    The block of the rank in place p has ``row`` elements of each, from p * row on.
+    """
+
+    _fields_ = (("rows", c_int64), ("row", c_int64), ("whole", c_int64))
+
+
+BlocksPointer = POINTER(Blocks)
+
+GatherBlocksFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, BlocksPointer, c_int32, c_int32)
+ScatterBlocksFunction = ctypes.CFUNCTYPE(
+    c_int32, c_void_p, c_void_p, c_void_p, BlocksPointer, c_int32, c_int32, c_int32
+)
+ExchangeBlocksFunction = ctypes.CFUNCTYPE(
+    c_int32, c_void_p, c_void_p, BlocksPointer, c_void_p, BlocksPointer, c_int32, c_int32
+)
+
+
 class Transport(ctypes.Structure):
     """``hidet_dist_transport``. Whoever fills it in keeps it, and its functions, for as long as the communicator."""
 
@@ -68,7 +89,13 @@ class Transport(ctypes.Structure):
         ("broadcast", BroadcastFunction),
         ("send_recv", SendRecvFunction),
         ("copy", CopyFunction),
+        ("all_gather_blocks", GatherBlocksFunction),
+        ("reduce_scatter_blocks", ScatterBlocksFunction),
+        ("all_to_all_blocks", ExchangeBlocksFunction),
     )
+
+
+_OPTIONAL = ("copy", "all_gather_blocks", "reduce_scatter_blocks", "all_to_all_blocks")
 
 
 class Overlap(ctypes.Structure):
@@ -151,6 +178,9 @@ def library() -> ctypes.CDLL:
     declare("all_gather", c_int32, c_void_p, c_void_p, c_int64, c_int32, c_int32)
     declare("reduce_scatter", c_int32, c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int32)
     declare("all_to_all", c_int32, c_void_p, c_void_p, c_int64, c_int32, c_int32)
+    declare("all_gather_blocks", c_int32, c_void_p, c_void_p, BlocksPointer, c_int32, c_int32)
+    declare("reduce_scatter_blocks", c_int32, c_void_p, c_void_p, BlocksPointer, c_int32, c_int32, c_int32)
+    declare("all_to_all_blocks", c_int32, c_void_p, BlocksPointer, c_void_p, BlocksPointer, c_int32, c_int32)
     declare("broadcast", c_int32, c_void_p, c_void_p, c_int64, c_int32, c_int32, c_int32)
     declare("send", c_int32, c_void_p, c_int64, c_int32, c_int32, c_int32)
     declare("recv", c_int32, c_void_p, c_int64, c_int32, c_int32, c_int32)
@@ -218,6 +248,10 @@ def library() -> ctypes.CDLL:
     declare("nccl_failed_by_peer", c_int32, c_void_p)
     declare("nccl_close", None, c_void_p)
     declare("nccl_destroy", None, c_void_p)
+    declare("mapped_file_watch", c_void_p, c_int32, c_void_p, c_int64, c_char_p)
+    declare("mapped_file_changed", c_int32, c_void_p)
+    declare("mapped_file_forget", None, c_void_p)
+    declare("communicator_rely_on", None, c_void_p, c_void_p)
     declare("shm_close", None, c_void_p)
     declare("shm_destroy", None, c_void_p)
     return lib
@@ -241,6 +275,26 @@ def reduce_scatter(send: int, recv: int, recv_count: int, dtype: int, reduce_op:
 def all_to_all(send: int, recv: int, count: int, dtype: int, group: int) -> int:
     """Send each rank of the group its ``count`` elements at ``send``, get as many; the status code is returned."""
     return int(library().hidet_dist_all_to_all(send, recv, count, dtype, group))
+
+
+def all_gather_blocks(send: int, recv: int, received: Blocks, dtype: int, group: int) -> int:
+    """Gather every rank's elements at ``send`` into its block of ``recv``; the status code is returned."""
+    return int(library().hidet_dist_all_gather_blocks(send, recv, ctypes.byref(received), dtype, group))
+
+
+def reduce_scatter_blocks(send: int, recv: int, sent: Blocks, dtype: int, reduce_op: int, group: int) -> int:
+    """Reduce the blocks of ``send``, leaving this rank's in ``recv``; the status code is returned."""
+    return int(library().hidet_dist_reduce_scatter_blocks(send, recv, ctypes.byref(sent), dtype, reduce_op, group))
+
+
+def all_to_all_blocks(
+    send: int, sent: Blocks | None, recv: int, received: Blocks | None, dtype: int, group: int
+) -> int:
+    """Send each rank of the group its block of ``send``, get one from each; the status code is returned.
+
+    ``None`` stands for blocks one behind the other.
+    """
+    return int(library().hidet_dist_all_to_all_blocks(send, sent, recv, received, dtype, group))
 
 
 def broadcast(send: int, recv: int, count: int, dtype: int, root: int, group: int) -> int:
@@ -344,6 +398,11 @@ def set_overlap(handle: int, overlap: Overlap | None) -> None:
     library().hidet_dist_communicator_set_overlap(handle, None if overlap is None else ctypes.byref(overlap))
 
 
+def rely_on(handle: int, file: MappedFile) -> None:
+    """Have a communicator fail, instead of sending anything, once a file was changed."""
+    library().hidet_dist_communicator_rely_on(handle, file.handle)
+
+
 def overlapped(handle: int) -> tuple[int, int]:
     """How many collectives were only started on a communicator, and how many of these were waited for."""
     return (
@@ -369,7 +428,10 @@ def make_transport(
     broadcast: TransportFunction,
     send_recv: TransportFunction,
 ) -> Transport:
-    """A transport for host memory made of Python functions, which must not raise. A null address is ``None``."""
+    """A transport for host memory made of Python functions, which must not raise. A null address is ``None``.
+
+    Blocks side by side are copied for it, to lie one behind the other.
+    """
     return Transport(
         None,
         AllReduceFunction(lambda _context, *arguments: all_reduce(*arguments)),
@@ -418,7 +480,7 @@ def deferred_transport(make: Callable[[], Transport]) -> Transport:
 
     table = Transport()
     for name, kind, *_ in Transport._fields_:
-        if name not in ("context", "copy"):
+        if name not in ("context", *_OPTIONAL):
             setattr(table, name, forward(name, kind))
     return table
 
@@ -497,6 +559,34 @@ class SharedMemory:
         handle, self._handle = self._handle, None
         if handle is not None:
             library().hidet_dist_shm_destroy(handle)
+
+
+class MappedFile:
+    """A file that is mapped to memory, watched for changes; see mapped_file.h.
+
+    Parameters
+    ----------
+    descriptor: int
+        The file's; it stays open until :meth:`forget`.
+    address, nbytes: int
+        Where it is mapped, until then.
+    name: str
+        What to call it in errors.
+    """
+
+    def __init__(self, descriptor: int, address: int, nbytes: int, name: str):
+        self.handle = library().hidet_dist_mapped_file_watch(descriptor, address, nbytes, os.fsencode(name))
+        if not self.handle:
+            raise ValueError(last_error())
+
+    @property
+    def changed(self) -> bool:
+        """Whether it is not what it was, or a page of it could not be read, and was taken for zeros."""
+        return bool(library().hidet_dist_mapped_file_changed(self.handle))
+
+    def forget(self) -> None:
+        """End the watch. No communicator may rely on it any more."""
+        library().hidet_dist_mapped_file_forget(self.handle)
 
 
 def load_nccl(nccl_path: str, driver_path: str) -> int:

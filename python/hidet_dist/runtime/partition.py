@@ -91,6 +91,7 @@ class LoadedPartition:
             self._communicator = session.communicator_for(
                 self.stage.mesh_shape, rank, timeout_seconds, self.manifest.target, self._device
             )
+            self._communicator.rely_on(self._memory.files)
             launcher = self._program
             if isinstance(launcher, CudaLauncher):
                 self._choose_candidates(folder, launcher)
@@ -106,6 +107,11 @@ class LoadedPartition:
     @property
     def _device(self) -> int | None:
         return self._memory.device if isinstance(self._memory, CudaMemory) else None
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory that is held on a CUDA device now, for weights, workspace and staging; 0 on the CPU."""
+        return self._memory.allocated_bytes if isinstance(self._memory, CudaMemory) else 0
 
     def _load(self, artifacts: OpenedArtifacts) -> None:
         stage, folder = self.stage, artifacts.folder
@@ -224,7 +230,7 @@ class LoadedPartition:
         CommunicationError
             When a collective fails; the partition cannot be used any more.
         ArtifactError
-            When the weights' files were changed since they were loaded.
+            When the weights' files were changed since they were loaded; the partition cannot be used any more.
         HidetDistError
             When the partition is closed, or may not be called from this thread.
         """
@@ -330,8 +336,7 @@ class LoadedPartition:
     ) -> tuple[list[Any], np.ndarray | None]:
         """Run on checked inputs. Outputs are ``given``, or of the library ``kind``, or thrown away if that is None."""
         launcher, memory = self._program, self._memory
-        with self._turn(), _sizes_lock if sizes else nullcontext(), memory.active():
-            memory.check()
+        with self._turn(), _sizes_lock if sizes else nullcontext(), memory.active(), self._checking_weights():
             communicator = self._communicator
             communicator.check()
             communicator.bind()
@@ -358,6 +363,25 @@ class LoadedPartition:
             self._check_runtime()
             memory.deliver(buffers, addresses[len(arguments) :])
         return results, times
+
+    @contextmanager
+    def _checking_weights(self) -> Iterator[None]:
+        """Nothing that was made of changed weights is returned: they may change at any time."""
+        self._check_weights()
+        try:
+            yield
+        except CommunicationError:
+            self._check_weights()  # if they have, that is why
+            raise
+        self._check_weights()
+
+    def _check_weights(self) -> None:
+        """Raise ArtifactError where they are not what they were, once the other ranks have been told."""
+        try:
+            self._memory.check()
+        except ArtifactError as error:
+            self._communicator.give_up(str(error))
+            raise
 
     def _check_launched(self) -> None:
         self._communicator.check()

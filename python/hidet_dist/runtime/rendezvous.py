@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import ipaddress
 import itertools
 import json
@@ -17,6 +18,7 @@ from typing import Any
 from hidet_dist.errors import ConfigError, RendezvousError
 from hidet_dist.runtime.liveness import BEAT_SECONDS, Heartbeat, run_bounded
 from hidet_dist.runtime.store import SecretError, Store, StoreClient, StoreError, StoreServer
+from hidet_dist.runtime.store.place import is_within_host, within_host, written
 
 SECRET_VARIABLE = "HIDET_DIST_SECRET"
 """The environment variable with the secret that the ranks share."""
@@ -30,7 +32,7 @@ LINGER_SECONDS = 5.0
 _POLL_SECONDS = 0.02
 _PORT_SECONDS = 1.0  # a port can be taken for moments, by a socket that looks for a listener on it
 
-# Under torchrun one agent serves all of a process's rendezvous in turn, so each needs a key of its own.
+# Under torchrun one run has all of a process's rendezvous in turn, so each needs a name of its own.
 _generations = itertools.count()
 
 
@@ -49,7 +51,10 @@ class Settings:
     timeout_seconds: float
         How long the ranks wait for one another.
     agent_store: bool
-        Whether that is the store of torchrun's agent, which then tells the ranks where to find rank 0's.
+        Whether that is the store of torchrun's agent, which then tells the ranks of several hosts where to find rank
+        0's.
+    run_id: str
+        The name of the run, under torchrun.
     attempt: int
         How often torchrun has restarted the ranks.
     one_host: bool
@@ -64,6 +69,7 @@ class Settings:
     master_port: int | None = None
     timeout_seconds: float = 60.0
     agent_store: bool = False
+    run_id: str = ""
     attempt: int = 0
     one_host: bool = False
     secret: bytes = field(default=b"", repr=False)
@@ -117,6 +123,7 @@ def resolve_settings(
         master_port=port,
         timeout_seconds=float(timeout_seconds),
         agent_store=not own_store and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        run_id=env.get("TORCHELASTIC_RUN_ID", ""),
         attempt=_integer("TORCHELASTIC_RESTART_COUNT", env) or 0,
         one_host=_integer("LOCAL_WORLD_SIZE", env) == world_size,
         secret=env.get(SECRET_VARIABLE, "").encode(),
@@ -147,8 +154,8 @@ class Rendezvous:
     ----------
     settings: Settings
         What they met by.
-    address: str
-        Where their store is: on loopback, unless they are said to be on several hosts.
+    address, port:
+        Where their store is: on loopback or within this host, unless they are said to be on several hosts.
     store: Store
         A connection to their store, for threads that communicate.
     failure_store: Store
@@ -229,6 +236,10 @@ class Rendezvous:
         for client in self._clients:
             client.close()
 
+    @property
+    def _where(self) -> str:
+        return written(self.address, self.port)
+
     def _locate(self, deadline: float) -> tuple[str, int]:
         """Where the store is, once it is certain that strangers cannot use it. On rank 0, it is there then."""
         settings = self.settings
@@ -238,7 +249,15 @@ class Rendezvous:
             if settings.rank == settings.host_rank:
                 self._host(settings.master_addr, settings.master_port)
             return settings.master_addr, settings.master_port
-        own = "127.0.0.1" if settings.one_host else own_address(settings.master_addr, settings.master_port)
+        if settings.one_host:
+            # The agent need not be asked, which takes PyTorch: its run is known, and nobody else has its port.
+            run = (settings.run_id, settings.master_addr, settings.master_port, settings.attempt, next(_generations))
+            digest = hashlib.sha256(json.dumps(run).encode()).hexdigest()
+            address = within_host(f"hidet_dist-{digest[:32]}")
+            if settings.rank == settings.host_rank:
+                self._host(address, 0)
+            return address, 0
+        own = own_address(settings.master_addr, settings.master_port)
         _check_exposure(own, settings.secret)
         agent = _agent_store(settings, deadline)
         key = f"hidet_dist/{settings.attempt}/{next(_generations)}/store"
@@ -267,7 +286,8 @@ class Rendezvous:
                     time.sleep(_POLL_SECONDS)
                     continue
                 hint = "another program, or another rank 0, is using the port" if taken else error
-                raise RendezvousError(f"rank 0 cannot host the rendezvous store on {address}:{port}: {hint}") from error
+                where = written(address, port)
+                raise RendezvousError(f"rank 0 cannot host the rendezvous store on {where}: {hint}") from error
 
     def _claim(self, deadline: float) -> bool:
         """Connect to the store and say there that this process is its rank. False where it is the store of last time.
@@ -296,7 +316,7 @@ class Rendezvous:
 
     def _connect(self, deadline: float) -> StoreClient:
         settings = self.settings
-        where = f"{self.address}:{self.port}"
+        where = self._where
         problem: OSError | None = None
         while (left := deadline - time.monotonic()) > 0:
             try:
@@ -329,7 +349,7 @@ class Rendezvous:
             if isinstance(error, RendezvousError):
                 raise
             raise RendezvousError(
-                f"rank {self.settings.rank} lost the rendezvous store at {self.address}:{self.port} "
+                f"rank {self.settings.rank} lost the rendezvous store at {self._where} "
                 f"({error}) while it waited for ranks {_join(missing)}"
             ) from error
 
@@ -355,7 +375,7 @@ class Rendezvous:
             if time.monotonic() > deadline:
                 raise RendezvousError(
                     f"ranks {_join(missing)} of {settings.world_size} did not come within "
-                    f"{settings.timeout_seconds:g} s (store at {self.address}:{self.port})"
+                    f"{settings.timeout_seconds:g} s (store at {self._where})"
                 )
             time.sleep(_POLL_SECONDS)
 
@@ -365,7 +385,9 @@ def _join(ranks: list[int]) -> str:
 
 
 def own_address(address: str, port: int) -> str:
-    """This host's address on the way to another; on loopback, if that is where the other one is."""
+    """This host's address on the way to another; on loopback, if that is where the other one is, or in this host."""
+    if is_within_host(address):
+        return "127.0.0.1"
     family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(place)  # sends nothing: it only has the system choose a route

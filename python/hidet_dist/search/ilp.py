@@ -38,6 +38,10 @@ class StoppedError(SolverError):
     """The solver's limits were reached before it had a solution."""
 
 
+class NothingFitsError(SolverError):
+    """The solver says that no plan fits the budget."""
+
+
 @dataclass(frozen=True)
 class Edge:
     """A tensor from ``producer`` to ``consumer`` (entity numbers).
@@ -144,10 +148,12 @@ def solve(
 
     Raises
     ------
+    NothingFitsError
+        When no plan fits the budget.
     SolverError
-        When the solver fails, or ends without a solution: within the time limit, or because none fits the budget.
+        When the solver fails, or ends without a solution within its limits.
     """
-    return _Program(problem).solve(solver_name, time_limit_seconds, gap, threads, nodes, peak=False)
+    return _Program(problem, peak=False).solve(solver_name, time_limit_seconds, gap, threads, nodes)
 
 
 def solve_peak(
@@ -155,25 +161,30 @@ def solve_peak(
 ) -> tuple[tuple[int, ...], int]:
     """The choices that hold least at their worst moment, and a number of bytes that no plan can do with less than.
 
+    The problem's budget does not matter.
+
     Raises
     ------
     SolverError
         When the solver fails or is out of time.
     """
-    found = _Program(problem).solve(solver_name, time_limit_seconds, 0.0, threads, NODES, peak=True)
+    found = _Program(problem, peak=True).solve(solver_name, time_limit_seconds, 0.0, threads, NODES)
     return found.choices, math.ceil(found.seconds * (1 - found.gap))
 
 
 class _Program:
-    """The integer program, built once; rows for the memory of moments are added as plans exceed them."""
+    """The integer program, built once; rows for the memory of moments are added as plans exceed them.
 
-    def __init__(self, problem: Problem):
+    With ``peak`` the bytes of the worst moment are the cost, else the problem's own within its budget.
+    """
+
+    def __init__(self, problem: Problem, peak: bool):
         self.problem = problem
         self.model = pulp.LpProblem("plan", pulp.LpMinimize)
         # Solvers compare with absolute tolerances near 1e-6: costs in seconds and bytes are both brought near 1.
         self.unit = max((max(costs) for costs in problem.cost if costs), default=0.0) or 1.0
         most = sum(map(max, problem.memory)) + sum(max(hold.nbytes) for hold in problem.activations.holds)
-        self.scale = float(max(1, min(most, problem.budget)))
+        self.scale = float(max(1, most if peak else min(most, problem.budget)))
         self.x = [
             [pulp.LpVariable(f"x_{e}_{k}", cat=pulp.LpBinary) if len(costs) > 1 else None for k in range(len(costs))]
             for e, costs in enumerate(problem.cost)
@@ -181,7 +192,7 @@ class _Program:
         self.objective: list[tuple[pulp.LpVariable, float]] = []
         self.constant = 0.0
         self.priced: set[int] = set()
-        self.peak: pulp.LpVariable | None = None
+        self.peak = pulp.LpVariable("peak", lowBound=0) if peak else None
         # Edges with the same consumer and the same wish (x * x, say) are one.
         self.groups: dict[int, list[Edge]] = {}
         for edge in {(edge.tensor, edge.consumer, edge.consumed): edge for edge in problem.edges}.values():
@@ -311,24 +322,20 @@ class _Program:
         return terms
 
     def solve(
-        self, solver_name: str, time_limit_seconds: float | None, gap: float, threads: int, nodes: int, peak: bool
+        self, solver_name: str, time_limit_seconds: float | None, gap: float, threads: int, nodes: int
     ) -> Solution:
-        """Solve and add rows until no moment is exceeded; with ``peak`` the bytes of the worst moment are the cost."""
+        """Solve and add rows until no moment is exceeded."""
         problem, begin = self.problem, time.perf_counter()
-        if peak:
-            self.peak = pulp.LpVariable("peak", lowBound=0)
-            self.model.setObjective(self.peak + 0)
-        else:
-            self.model.setObjective(pulp.LpAffineExpression(self.objective))
+        self.model.setObjective(pulp.LpAffineExpression(self.objective) if self.peak is None else self.peak + 0)
         self._add_row(0)
-        refused = f"No plan fits the memory budget of {problem.budget} bytes."
+        refused = f"No plan fits the memory budget of {problem.budget} bytes, says the solver {solver_name}."
         free = any(v is not None for row in self.x for v in row)
         while True:
             left = None if time_limit_seconds is None else max(0.1, time_limit_seconds - (time.perf_counter() - begin))
             if free:
                 status = self._run(solver_name, left, gap, threads, nodes)
-                if status == pulp.LpStatusInfeasible:
-                    raise SolverError(refused)
+                if status == pulp.LpStatusInfeasible and self.peak is None:
+                    raise NothingFitsError(refused)
                 if self.model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
                     limit = "" if time_limit_seconds is None else f" within {time_limit_seconds} s"
                     raise StoppedError(f"The solver {solver_name} found no plan{limit}: {pulp.LpStatus[status]}.")
@@ -338,7 +345,7 @@ class _Program:
             )
             nbytes = held(problem, self.groups, choices)
             limit_bytes = problem.budget
-            if peak:
+            if self.peak is not None:
                 limit_bytes = max(nbytes[moment] for moment in self.priced)
             over = [moment for moment, n in enumerate(nbytes) if n > limit_bytes]
             unpriced = [moment for moment in over if moment not in self.priced]
@@ -349,7 +356,7 @@ class _Program:
             elif not over:
                 break
             elif not free:
-                raise SolverError(refused)
+                raise NothingFitsError(refused)
             else:
                 # Solvers allow a row to be exceeded by a millionth, which is bytes: this plan is ruled out by name.
                 chosen = [row[k] for row, k in zip(self.x, choices, strict=True) if len(row) > 1]
@@ -357,7 +364,7 @@ class _Program:
         left_gap = gap
         if free and self.model.sol_status != pulp.LpSolutionOptimal:
             left_gap = _gap_left(self.model)
-        if peak:
+        if self.peak is not None:
             return Solution(choices, float(max(nbytes)), left_gap + _TOLERANCE if free else 0.0)
         seconds = evaluate(problem, choices)
         solved = self.constant + (pulp.value(self.model.objective) or 0.0) * self.unit if free else seconds

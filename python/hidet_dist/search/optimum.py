@@ -20,7 +20,16 @@ import pulp
 from hidet_dist.errors import InfeasibleError, SolverError
 from hidet_dist.search.activations import held
 from hidet_dist.search.eliminate import Tables, TooWide, eliminate, marginals
-from hidet_dist.search.ilp import Problem, Solution, StoppedError, evaluate, restricted, solve, solve_peak
+from hidet_dist.search.ilp import (
+    NothingFitsError,
+    Problem,
+    Solution,
+    StoppedError,
+    evaluate,
+    restricted,
+    solve,
+    solve_peak,
+)
 from hidet_dist.search.presolve import readers, undominated
 from hidet_dist.search.prices import Prices
 
@@ -447,13 +456,13 @@ def _any_plan(state: _Search) -> _Probe:
     choices, attained, bound = least_memory(state.problem, options, budget)
     if attained <= budget:
         return state.record(choices)
-    choices, attained, bound = least_memory(state.problem, options)
     if bound >= attained:
         known = f"the least that would do is {attained} bytes"
     else:
         known = f"{attained} bytes would do, and no plan does with less than {bound}"
+    what = "No plan fits" if bound > budget else "No plan was found that fits"
     raise InfeasibleError(
-        f"No plan fits mem_budget = {budget} bytes a device: {known}. Give at least {attained} bytes, or more devices.",
+        f"{what} mem_budget = {budget} bytes a device: {known}. Give at least {attained} bytes, or more devices.",
         attained,
     )
 
@@ -504,9 +513,10 @@ def _integer_program(state: _Search) -> None:
     limit = None if left is None else max(0.1, left)
     try:
         solution = solve(restricted(state.problem, kept), options.solver, limit, options.gap, options.threads)
+    except NothingFitsError:
+        state.raise_bound(state.cutoff())  # of what is left nothing fits: no plan is better than the one known
+        return
     except StoppedError:
-        if not state.best:
-            raise
         return  # out of time: the plan known is the answer, with its gap
     # What was dropped from the program costs no less than the known plan within the gap.
     bound = min(solution.seconds * (1 - solution.gap), state.seconds * (1 - options.gap))

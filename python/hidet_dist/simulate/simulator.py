@@ -101,15 +101,30 @@ def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[np.ndarray]) 
         peers = mesh.peers(rank, op.mesh_axes)
         parts = [sent[peer] for peer in peers]
         if op.kind == "all_gather":
-            y = np.stack(parts)
+            y = _put_together(parts, op)
         elif op.kind == "all_to_all":
-            y = np.stack([part[peers.index(rank)] for part in parts])
+            y = _put_together([_taken(part, op)[peers.index(rank)] for part in parts], op)
         else:
             y = fold(_REDUCE[op.reduce_op], parts)
             if op.kind == "reduce_scatter":
-                y = y[peers.index(rank)]
+                y = _taken(y, op)[peers.index(rank)]
         received.append(hidet.asarray(np.array(y, order="C")))
     return received
+
+
+def _taken(x: np.ndarray, op: CommunicationOp) -> Sequence[np.ndarray]:
+    """The blocks that an operator sends."""
+    return list(x) if op.sent is None else np.split(x, op.group_size, axis=op.sent[0])
+
+
+def _put_together(blocks: Sequence[np.ndarray], op: CommunicationOp) -> np.ndarray:
+    """What an operator receives."""
+    if op.received is None:
+        return np.stack(blocks)
+    dim, _ = op.received
+    whole = np.concatenate(blocks, axis=dim)
+    extent = op.outputs[0].shape[dim]
+    return whole.take(range(int(extent)), axis=dim) if isinstance(extent, int) else whole
 
 
 def _assemble(plan: TensorPlan, mesh: DeviceMesh, shards: list[np.ndarray]) -> np.ndarray:

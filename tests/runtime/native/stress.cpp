@@ -118,6 +118,32 @@ void run_rank(int rank) {
       const float expected = value(ranks[static_cast<size_t>(i / count)], place * count + i % count, round);
       require(recv[static_cast<size_t>(i)] == expected, "all_to_all's result");
     }
+    // Blocks side by side, in two rows; the last block that is gathered ends sooner.
+    const int64_t half = count / 2;
+    const hidet_dist_blocks blocks{2, half, half * size}, some{2, half, half * size - half / 2};
+    std::vector<float> gathered(static_cast<size_t>(2 * some.whole));
+    require(hidet_dist_all_gather_blocks(send.data(), gathered.data(), &some, HIDET_DIST_F32, group) == 0,
+            "all_gather_blocks");
+    for (int64_t i = 0; i < 2 * some.whole; ++i) {
+      const int64_t row = i / some.whole, column = i % some.whole;
+      const float expected = value(ranks[static_cast<size_t>(column / half)], row * half + column % half, round);
+      require(gathered[static_cast<size_t>(i)] == expected, "all_gather_blocks's result");
+    }
+    require(hidet_dist_reduce_scatter_blocks(send.data(), part.data(), &blocks, HIDET_DIST_F32, HIDET_DIST_SUM,
+                                             group) == 0,
+            "reduce_scatter_blocks");
+    for (int64_t i = 0; i < 2 * half; ++i) {
+      const float expected = total(i / half * blocks.whole + place * half + i % half);
+      require(part[static_cast<size_t>(i)] == expected, "reduce_scatter_blocks's result");
+    }
+    require(hidet_dist_all_to_all_blocks(send.data(), &blocks, gathered.data(), &some, HIDET_DIST_F32, group) == 0,
+            "all_to_all_blocks");
+    for (int64_t i = 0; i < 2 * some.whole; ++i) {
+      const int64_t row = i / some.whole, column = i % some.whole;
+      const int64_t there = row * blocks.whole + place * half + column % half;
+      const float expected = value(ranks[static_cast<size_t>(column / half)], there, round);
+      require(gathered[static_cast<size_t>(i)] == expected, "all_to_all_blocks's result");
+    }
     const auto root = static_cast<int32_t>(random() % static_cast<size_t>(size));
     require(hidet_dist_broadcast(send.data(), recv.data(), count, HIDET_DIST_F32, root, group) == 0, "broadcast");
     for (int64_t i = 0; i < count; ++i) {

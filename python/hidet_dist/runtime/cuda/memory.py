@@ -65,6 +65,7 @@ class CudaMemory:
     """
 
     number = 1
+    files = ()  # weights are copied
 
     def __init__(self, device: int, static: bool = False):
         self.name = f"CPU or CUDA device {device}"

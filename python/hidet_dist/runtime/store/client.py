@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from hidet_dist.runtime.store import wire
+from hidet_dist.runtime.store import place, wire
 from hidet_dist.runtime.store.interface import SecretError, StoreError
 from hidet_dist.runtime.store.wire import Channel, ProtocolError
 
@@ -23,12 +23,8 @@ class _Link:
     def __init__(self, address: str, port: int, secret: bytes, timeout_seconds: float):
         deadline = time.monotonic() + timeout_seconds
         self._lock = threading.Lock()
-        self._peer = socket.create_connection((address, port), timeout=timeout_seconds)
+        self._peer = place.connect(address, port, timeout_seconds)
         try:
-            if self._peer.getsockname() == self._peer.getpeername():
-                # With nobody listening, the system may join a socket to itself, if it gave it that very port.
-                raise ConnectionRefusedError("nothing listens there")
-            self._peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             client_nonce = wire.nonce()
             self._peer.sendall(wire.MAGIC + client_nonce)
             if self._read(len(wire.MAGIC), deadline) != wire.MAGIC:
@@ -92,7 +88,7 @@ class StoreClient:
     Parameters
     ----------
     address, port:
-        Where the store listens.
+        Where the store listens (see :mod:`hidet_dist.runtime.store.place`).
     secret: bytes
         What both sides prove to know.
     timeout_seconds: float

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from hidet_dist.runtime.store import wire
+from hidet_dist.runtime.store import place, wire
 from hidet_dist.runtime.store.wire import Channel, ProtocolError
 
 HANDSHAKE_SECONDS = 10.0
@@ -162,9 +162,9 @@ class StoreServer:
     Parameters
     ----------
     address: str
-        The name or address to listen on; nothing is heard on others.
+        The name or address to listen on (see :mod:`hidet_dist.runtime.store.place`); nothing is heard on others.
     port: int
-        The TCP port; 0 for any that is free.
+        The TCP port; 0 for any that is free, and where there is none.
     secret: bytes
         What clients must prove to know; may be empty.
 
@@ -175,17 +175,8 @@ class StoreServer:
     """
 
     def __init__(self, address: str, port: int, secret: bytes = b""):
-        family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-        self._listener = socket.socket(family, kind, protocol)
-        try:
-            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._listener.bind(place)
-            self._listener.listen(socket.SOMAXCONN)
-            self._listener.setblocking(False)
-        except BaseException:
-            self._listener.close()
-            raise
-        self.port: int = self._listener.getsockname()[1]
+        self._listener = place.listen(address, port)
+        self.port: int = 0 if place.is_within_host(address) else self._listener.getsockname()[1]
         self._secret = secret
         self._table = _Table()
         self._connections: dict[socket.socket, _Connection] = {}
@@ -232,9 +223,13 @@ class StoreServer:
             # No more descriptors. It would be tried again at once, and at once in vain.
             time.sleep(_PAUSE_SECONDS)
             return
-        peer.setblocking(False)
-        with contextlib.suppress(OSError):
-            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            peer.setblocking(False)
+            place.check_user(peer)
+            place.send_at_once(peer)
+        except OSError:  # another user's, or closed by now
+            peer.close()
+            return
         connection = _Connection(peer, self._secret)
         self._connections[peer] = connection
         self._selector.register(peer, selectors.EVENT_READ, connection)

@@ -1,0 +1,25 @@
+// A watched file; see mapped_file.h.
+#pragma once
+
+#include <sys/stat.h>
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+#include "hidet_dist/mapped_file.h"
+
+struct hidet_dist_mapped_file {
+ public:
+  bool changed() const;
+
+  // Read by the signal handler, so that these are atomic and this object is never freed, but used again.
+  std::atomic<uintptr_t> begin{0};
+  std::atomic<uintptr_t> end{0};  // 0 where nothing is watched
+  std::atomic<bool> lost{false};  // a page could not be read
+  hidet_dist_mapped_file *next = nullptr;
+
+  int descriptor = -1;
+  struct stat before {};
+  std::string name;
+};

@@ -1,0 +1,92 @@
+"""Where a store listens: on a TCP port, or within this host by a name that needs neither a port nor a file.
+
+Such a name begins with ``@``; it is that of a socket in Linux's abstract namespace (unix(7)), which goes with the
+process that listens. Both ends must belong to the same user: the system says who the other one is, and any other is
+refused.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+
+_MARK = "@"
+_CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): process, user, group
+
+
+def within_host(name: str) -> str:
+    """The address of a name within this host. Names are of 100 bytes at most."""
+    return _MARK + name
+
+
+def is_within_host(address: str) -> bool:
+    """Whether an address is such a name."""
+    return address.startswith(_MARK)
+
+
+def written(address: str, port: int) -> str:
+    """An address and a port as errors have them."""
+    return address if is_within_host(address) else f"{address}:{port}"
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """A socket that listens there and does not block; port 0 is any that is free. Raises OSError where it cannot."""
+    if is_within_host(address):
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        place: object = _abstract(address)
+    else:
+        family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+    try:
+        if listener.family != socket.AF_UNIX:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(place)  # type: ignore[arg-type]
+        listener.listen(socket.SOMAXCONN)
+        listener.setblocking(False)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def connect(address: str, port: int, timeout_seconds: float) -> socket.socket:
+    """A connection to what listens there. Raises OSError where nothing does, PermissionError where it is another's."""
+    if is_within_host(address):
+        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            peer.settimeout(timeout_seconds)
+            peer.connect(_abstract(address))
+            check_user(peer)
+        except BaseException:
+            peer.close()
+            raise
+        return peer
+    peer = socket.create_connection((address, port), timeout=timeout_seconds)
+    try:
+        if peer.getsockname() == peer.getpeername():
+            # With nobody listening, the system may join a socket to itself, if it gave it that very port.
+            raise ConnectionRefusedError("nothing listens there")
+        send_at_once(peer)
+    except BaseException:
+        peer.close()
+        raise
+    return peer
+
+
+def check_user(peer: socket.socket) -> None:
+    """Raise PermissionError where the other end of a connection within this host is another user's."""
+    if peer.family == socket.AF_UNIX:
+        _, user, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        if user != os.geteuid():
+            raise PermissionError(f"the other end belongs to user {user}, not {os.geteuid()}")
+
+
+def send_at_once(peer: socket.socket) -> None:
+    """Do not wait for more to send, on TCP."""
+    if peer.family != socket.AF_UNIX:
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _abstract(address: str) -> bytes:
+    return b"\0" + address.removeprefix(_MARK).encode()
