@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import json
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -81,6 +82,8 @@ def check_compiler(target: Target) -> None:
     """
     if target.kind == "cuda":
         find_toolkit()
+    elif shutil.which("g++") is None:
+        raise CompileError("Compiling for the CPU needs g++, which is not in PATH; install it (apt-get install g++).")
 
 
 @contextmanager
