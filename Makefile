@@ -1,4 +1,4 @@
-# Targets: setup, demo, test, slow-test, soundness, bench, bench-search, bench-rules, bench-collectives, gpu-test, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
+# Targets: setup, demo, test, slow-test, soundness, bench, bench-search, bench-rules, bench-collectives, bench-kernels, gpu-test, gpu-bench, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
 PYTHON ?= python3
 RANKS ?= 2
 
@@ -10,7 +10,7 @@ NATIVE := CMakeLists.txt $(shell find hidet_dist -type f 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks)
 
-.PHONY: setup demo test lint slow-test soundness bench bench-search bench-rules bench-collectives gpu-test format clean FORCE
+.PHONY: setup demo test lint slow-test soundness bench bench-search bench-rules bench-collectives bench-kernels gpu-test gpu-bench format clean FORCE
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/installed
@@ -65,9 +65,17 @@ bench-rules: setup
 bench-collectives: setup
 	$(BIN)/python benchmarks/collectives.py $(RANKS)
 
+# CPU kernels beside PyTorch's; ARGS="gelu softmax" takes some. The last line is JSON.
+bench-kernels: setup
+	$(BIN)/python benchmarks/kernels.py --out benchmarks/results/kernels-$(shell nproc)-cores.json $(ARGS)
+
 # On a machine with a GPU; with .gpu/ there, offline and with the system's Python. ARGS="--ranks 1 2 --only gpt2"
 gpu-test: $(if $(wildcard .gpu/setup.sh),,setup)
 	tests/gpu/run.sh $(ARGS)
+
+# The same machine, beside PyTorch on it; the last line is JSON. ARGS="--cases gpt2_1_float16 --seconds 400"
+gpu-bench: $(if $(wildcard .gpu/setup.sh),,setup)
+	tests/gpu/run.sh benchmarks/gpu $(ARGS)
 
 format: setup
 	$(BIN)/ruff check --fix $(SOURCES)

@@ -20,9 +20,16 @@ def describe() -> dict[str, Any]:
         "memory": _first("/proc/meminfo", "MemTotal"),
         "system": f"{platform.system()} {platform.release()}, {platform.machine()}",
         "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in PACKAGES},
+        **{name: _version(name) for name in PACKAGES},
         "load_before": [round(load, 2) for load in os.getloadavg()],
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _first(file: str, key: str) -> str | None:

@@ -22,6 +22,7 @@ CALL_SECONDS = 60.0
 BURST_SECONDS = 0.3  # about: what one variant takes before it is another's turn
 SHORT_SECONDS = 0.1  # calls shorter than this are preceded by one that does not count, when their turn begins
 LEAST_ROUNDS, MOST_ROUNDS = 5, 40
+WORKER = Path(__file__).with_name("worker.py")
 _LOG_LINES = 15
 
 
@@ -42,9 +43,19 @@ class Variant:
         Processes, and the threads of each.
     folder: Path
         Where their logs go.
+    worker: Path
+        The program of each; :mod:`worker` by default.
     """
 
-    def __init__(self, name: str, settings: Mapping[str, Any], ranks: int, threads: int, folder: Path):
+    def __init__(
+        self,
+        name: str,
+        settings: Mapping[str, Any],
+        ranks: int,
+        threads: int,
+        folder: Path,
+        worker: Path = WORKER,
+    ):
         self.name, self.ranks, self.threads = name, ranks, threads
         self._logs = [folder / f"{name}-{rank}.log" for rank in range(ranks)]
         port = str(free_port())
@@ -54,7 +65,7 @@ class Variant:
             env |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
             env |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
             with log.open("w", encoding="utf-8") as file:
-                command = [sys.executable, str(Path(__file__).parent / "worker.py")]
+                command = [sys.executable, str(worker)]
                 self._processes.append(
                     subprocess.Popen(
                         command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, bufsize=0

@@ -50,7 +50,9 @@ constexpr int kSlots = 2;
 constexpr int64_t kPieceBytes = 64 * 1024;  // of a message: two of them fit into a second-level cache, twice
 constexpr uint32_t kPieces = 2;             // in a channel at a time
 constexpr int64_t kShareBytes = 4 * 1024;  // adding up less than this takes no longer than a hand-over
-constexpr auto kSpin = std::chrono::microseconds(5);         // about what falling asleep and being woken costs
+// How long a rank looks before it falls asleep: as long as it took to be woken before, within these bounds.
+constexpr auto kLeastSpin = std::chrono::microseconds(5);
+constexpr auto kMostSpin = std::chrono::microseconds(40);
 constexpr auto kLookAround = std::chrono::milliseconds(20);  // how often a sleeper looks for ended processes
 constexpr size_t kLine = 64;
 
@@ -60,6 +62,7 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free, "a futex is a plain 32
 struct alignas(kLine) Counter {
   std::atomic<uint32_t> value;
   std::atomic<uint32_t> sleepers;
+  std::atomic<int64_t> called;  // when sleepers were woken last, in the clock's ticks
 };
 
 struct Member {
@@ -120,15 +123,20 @@ long futex(std::atomic<uint32_t> *word, int operation, uint32_t value, const tim
   return syscall(SYS_futex, reinterpret_cast<uint32_t *>(word), operation, value, timeout, nullptr, 0);
 }
 
+void wake_sleepers(Counter *counter) {
+  if (counter->sleepers.load(std::memory_order_seq_cst) == 0) return;
+  counter->called.store(Clock::now().time_since_epoch().count(), std::memory_order_relaxed);
+  futex(&counter->value, FUTEX_WAKE, INT_MAX, nullptr);
+}
+
 void advance(Counter *counter, uint32_t value) {
   counter->value.store(value, std::memory_order_seq_cst);
-  // Either the sleeper is seen here, or it sees the new value before it falls asleep.
-  if (counter->sleepers.load(std::memory_order_seq_cst) != 0) futex(&counter->value, FUTEX_WAKE, INT_MAX, nullptr);
+  wake_sleepers(counter);  // either the sleeper is seen there, or it sees the new value before it falls asleep
 }
 
 void ring(Counter *bell) {
   bell->value.fetch_add(1, std::memory_order_seq_cst);
-  if (bell->sleepers.load(std::memory_order_seq_cst) != 0) futex(&bell->value, FUTEX_WAKE, INT_MAX, nullptr);
+  wake_sleepers(bell);
 }
 
 bool reached(const Counter &counter, uint32_t value) {
@@ -204,6 +212,41 @@ bool has_core_each(int32_t ranks) {
   return sched_getaffinity(0, sizeof cpus, &cpus) == 0 && CPU_COUNT(&cpus) >= ranks;
 }
 
+// How one thread waits for counts. It looks for as long as being woken takes before it falls asleep, so that a wait
+// takes at most twice the time that it would if its length were known (A. Karlin et al., "Empirical studies of
+// competitive spinning for a shared-memory multiprocessor", SOSP 1991). What being woken takes depends on the host,
+// between some microseconds and tens of them, and is measured each time.
+class Patience {
+ public:
+  explicit Patience(int32_t ranks) : spins_(has_core_each(ranks)) {}
+
+  // Whether it happens soon.
+  template <class Happened>
+  bool look(Happened happened) const {
+    if (happened()) return true;
+    if (!spins_) return false;
+    const auto begin = Clock::now();
+    do {
+      for (int i = 0; i < 16; ++i) relax();
+      if (happened()) return true;
+    } while (Clock::now() - begin < spin_);
+    return false;
+  }
+
+  // Sleeps while the count is this one, for a while.
+  void sleep(Counter *counter, uint32_t value) {
+    const timespec pause{0, std::chrono::nanoseconds(kLookAround).count()};
+    if (futex(&counter->value, FUTEX_WAIT, value, &pause) != 0) return;
+    const auto called = Clock::time_point(Clock::duration(counter->called.load(std::memory_order_relaxed)));
+    const auto took = std::clamp<Clock::duration>(Clock::now() - called, kLeastSpin, kMostSpin);
+    spin_ += (took - spin_) / 8;
+  }
+
+ private:
+  const bool spins_;
+  Clock::duration spin_ = kLeastSpin;
+};
+
 // A new file without a name that begins with this header, or -1.
 int new_file(const Header &header, size_t bytes) {
   const int descriptor = static_cast<int>(syscall(SYS_memfd_create, "hidet_dist", MFD_CLOEXEC));
@@ -260,8 +303,12 @@ class Mapping {
 class Segment {
  public:
   Segment(std::shared_ptr<Mapping> mapping, int32_t place, int32_t ranks, std::chrono::nanoseconds timeout)
-      : mapping_(std::move(mapping)), memory_(mapping_->memory()), place_(place), ranks_(ranks), timeout_(timeout) {
-    spins_ = has_core_each(ranks);
+      : mapping_(std::move(mapping)),
+        memory_(mapping_->memory()),
+        place_(place),
+        ranks_(ranks),
+        timeout_(timeout),
+        patience_(ranks) {
     member(place).process.store(getpid(), std::memory_order_release);
   }
   Segment(const Segment &) = delete;
@@ -311,21 +358,14 @@ class Segment {
 
   void wait(int32_t rank, uint32_t value) {
     Counter &counter = member(rank).written;
-    if (reached(counter, value)) return;
+    if (patience_.look([&] { return reached(counter, value); })) return;
     const auto start = Clock::now();
-    if (spins_) {
-      do {
-        for (int i = 0; i < 16; ++i) relax();
-        if (reached(counter, value)) return;
-      } while (Clock::now() - start < kSpin);
-    }
     counter.sleepers.fetch_add(1, std::memory_order_seq_cst);
     std::string failure;
     while (failure.empty()) {
       const uint32_t now = counter.value.load(std::memory_order_seq_cst);
       if (static_cast<int32_t>(now - value) >= 0) break;
-      const timespec pause{0, std::chrono::nanoseconds(kLookAround).count()};
-      futex(&counter.value, FUTEX_WAIT, now, &pause);
+      patience_.sleep(&counter, now);
       const std::string who =
           "the rank in place " + std::to_string(rank) + " of the group of " + std::to_string(ranks_);
       failure = why_not(who, member(rank).closed, processes_[static_cast<size_t>(rank)], start, timeout_);
@@ -340,7 +380,7 @@ class Segment {
   const int32_t place_;
   const int32_t ranks_;
   const std::chrono::nanoseconds timeout_;
-  bool spins_ = false;
+  Patience patience_;
   uint32_t turn_ = 0;
   uint32_t pieces_ = 0;
   std::vector<Process> processes_;
@@ -399,7 +439,7 @@ class Post {
       : descriptor_(descriptor),
         rank_(rank),
         timeout_(timeout),
-        spins_(has_core_each(ranks)),
+        patience_(ranks),
         own_(std::move(mapping), ranks) {
     own_.owner().process.store(getpid(), std::memory_order_release);
   }
@@ -472,18 +512,11 @@ class Post {
   void listen(uint32_t heard, const Message &out, const Message &in, Clock::time_point start) {
     Counter &bell = own_.owner().bell;
     const auto rung = [&] { return bell.value.load(std::memory_order_seq_cst) != heard; };
-    if (spins_) {
-      const auto begin = Clock::now();
-      do {
-        for (int i = 0; i < 16; ++i) relax();
-        if (rung()) return;
-      } while (Clock::now() - begin < kSpin);
-    }
+    if (patience_.look(rung)) return;
     bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
     std::string failure;
     while (failure.empty() && !rung()) {
-      const timespec pause{0, std::chrono::nanoseconds(kLookAround).count()};
-      futex(&bell.value, FUTEX_WAIT, heard, &pause);
+      patience_.sleep(&bell, heard);
       for (const Message *message : {&out, &in}) {
         if (!failure.empty() || message->over()) continue;
         Peer &peer = *message->peer;
@@ -498,7 +531,7 @@ class Post {
   const int32_t descriptor_;
   const int32_t rank_;
   const std::chrono::nanoseconds timeout_;
-  const bool spins_;
+  Patience patience_;
   Inbox own_;
 };
 

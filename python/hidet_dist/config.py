@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hidet_dist.compile.target import CPU, MMA, Target
+from hidet_dist.compile.cpu.arch import ARCHS, NATIVE
+from hidet_dist.compile.target import MMA, Target
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster, Device, builtin, load_machine
 from hidet_dist.machine.gpu import GPUS, MACHINE_OF_ARCH
@@ -86,8 +87,11 @@ class OptimizationConfig:
     target: str
         What to compile for: ``cpu`` or ``cuda``. No GPU is needed to compile for one.
     arch: str, optional
-        The architecture of the GPUs, such as ``sm_90``; ``auto``, the default, is that of the described machine. Where
-        ``arch`` is given and no machine, costs are predicted for one that has such GPUs.
+        For the target ``cuda``, the architecture of the GPUs, such as ``sm_90``; ``auto``, the default, is that of the
+        described machine. Where ``arch`` is given and no machine, costs are predicted for one that has such GPUs.
+        For the target ``cpu``, the level of x86-64 whose instructions kernels use: ``x86-64``, ``x86-64-v2``,
+        ``x86-64-v3`` or ``x86-64-v4``; ``native``, the default, is the best that the running machine has. Artifacts
+        are refused by processors that have less.
     space: int
         How many candidates there are of a CUDA kernel: 0 for one, 1 and 2 for hidet's small and large search spaces.
         The fastest is found where the program runs, when it is first loaded.
@@ -198,14 +202,25 @@ class OptimizationConfig:
     def _check_target(self) -> None:
         if self.target not in ("cpu", "cuda"):
             raise ConfigError(f"optimization_config['target'] must be 'cpu' or 'cuda'; got {self.target!r}.")
-        known = ("auto", *MACHINE_OF_ARCH)
-        for key, choices in (("arch", known), ("space", (0, 1, 2)), ("mma", MMA), ("precision", PRECISIONS)):
+        known = {"cpu": ARCHS, "cuda": ("auto", *MACHINE_OF_ARCH)}
+        for target, archs in known.items():
+            if self.arch in archs and self.arch not in known[self.target]:
+                raise ConfigError(
+                    f"optimization_config['arch'] = {self.arch!r} is for the target {target!r}; the target is "
+                    f"{self.target!r}."
+                )
+        for key, choices in (
+            ("arch", known[self.target]),
+            ("space", (0, 1, 2)),
+            ("mma", MMA),
+            ("precision", PRECISIONS),
+        ):
             value = getattr(self, key)
             if value is not None and (value not in choices or isinstance(value, bool)):
                 raise ConfigError(
                     f"optimization_config[{key!r}] must be one of {', '.join(map(str, choices))}; got {value!r}."
                 )
-            if self.target == "cpu" and value not in (None, 0):
+            if self.target == "cpu" and key != "arch" and value not in (None, 0):
                 raise ConfigError(
                     f"optimization_config[{key!r}] = {value!r} is for the target 'cuda'; the target is 'cpu'."
                 )
@@ -227,7 +242,7 @@ class OptimizationConfig:
             When the target is CUDA and the device is no GPU that is known, or one of another architecture.
         """
         if self.target == "cpu":
-            return CPU
+            return Target(cpu=self.arch or NATIVE)
         gpu = GPUS.get(device.name)
         if gpu is None:
             raise ConfigError(

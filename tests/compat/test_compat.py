@@ -3,11 +3,12 @@
 import hidet
 import numpy as np
 import pytest
+from hidet import ops
 
 import hidet_dist  # noqa: F401  (sets hidet's definitions right)
 from hidet_dist.compat import named_weights
 from hidet_dist.compat.quiet import quiet_builds
-from hidet_dist.compat.rewrites import sound_rewrites
+from hidet_dist.compat.rewrites import ONLY_WITH_GPU, UNSOUND, sound_rewrites
 
 
 def masked():
@@ -50,9 +51,93 @@ def test_rewrites_are_back_in_place_afterwards():
 
     before = registered_rewrite_rules()
     with pytest.raises(RuntimeError), sound_rewrites():
-        assert len(registered_rewrite_rules()) == len(before) - 2
+        assert len(registered_rewrite_rules()) == len([rule for rule in before if not isinstance(rule, UNSOUND)])
         raise RuntimeError
     assert registered_rewrite_rules() == before
+
+
+@pytest.fixture
+def rewrites_of_a_gpu():
+    """What hidet registers where it finds a GPU when it is imported."""
+    from hidet.graph.transforms.graph_patterns import base
+
+    registered_before = hidet.graph.transforms.registered_rewrite_rules()
+    base._registered_rewrite_rules[:] = [
+        *(rule for rule in registered_before if not isinstance(rule, ONLY_WITH_GPU)),
+        *(rule() for rule in ONLY_WITH_GPU),
+    ]
+    yield
+    base._registered_rewrite_rules[:] = registered_before
+
+
+def attention(second, axis, scale=None, masked=False):
+    """softmax(q k) v of 64 x 64 matrices in half precision, and what a rewrite must not forget."""
+    from hidet.graph.ops.activation import SoftmaxOp  # of which hidet's own softmax is not made
+
+    q, k, v, mask = (hidet.symbol([1, 64, 64], "float16", "cuda:0") for _ in range(4))
+    scores = ops.matmul_nt(q, k) if second else ops.matmul(q, k)
+    scores = scale(scores, 0.125) if scale else scores
+    scores = scores + mask if masked else scores
+    inputs = [q, k, v, *([mask] if masked else [])]
+    return hidet.trace_from(ops.matmul(SoftmaxOp(scores, axis).outputs[0], v), inputs)
+
+
+WRONGLY_REWRITTEN = {
+    "a transposed operand": lambda: attention(True, -1),
+    "another axis": lambda: attention(False, 1),
+    "a mask": lambda: attention(True, -1, masked=True),
+    "a factor": lambda: attention(True, 1, ops.multiply),
+    "a divisor": lambda: attention(True, 1, ops.divide),
+}
+
+
+def shape_of(graph):
+    """The operators' names, with whether a product takes its operand transposed."""
+    graph.update_nodes()
+    return [(node.name.lower(), node.attrs.get("transpose_b")) for node in graph.nodes]
+
+
+@pytest.mark.parametrize("what", WRONGLY_REWRITTEN)
+def test_hidets_attention_still_forgets_what_it_replaces(rewrites_of_a_gpu, what):
+    from hidet.graph.transforms import subgraph_rewrite_pass
+
+    def rewritten():
+        with hidet.graph.PassContext():
+            return shape_of(subgraph_rewrite_pass()(WRONGLY_REWRITTEN[what]()))
+
+    before = shape_of(WRONGLY_REWRITTEN[what]())
+    assert rewritten() != before, "hidet's rule is sound now: drop it from rewrites.py"
+    with sound_rewrites():
+        after = rewritten()
+    assert "attn" not in " ".join(name for name, _ in after)
+    assert ("matmul", True) in after or ("matmul", True) not in before
+    assert [name for name, _ in after if name in ("matmul", "softmax")] == ["matmul", "softmax", "matmul"]
+
+
+def test_programs_do_not_depend_on_whether_hidet_found_a_gpu(rewrites_of_a_gpu):
+    from hidet.graph.transforms import registered_rewrite_rules
+
+    assert any(isinstance(rule, ONLY_WITH_GPU) for rule in registered_rewrite_rules())
+    with sound_rewrites():
+        assert not any(isinstance(rule, ONLY_WITH_GPU) for rule in registered_rewrite_rules())
+
+
+def test_hidet_still_transposes_the_operand_of_a_product_once_for_two():
+    def graph():
+        a, b = (hidet.symbol([4, 4], "float16", "cpu") for _ in range(2))
+        return hidet.trace_from(hidet.ops.matmul_nt(a, hidet.ops.transpose(b)), [a, b])
+
+    def plain():
+        a, b = hidet.symbol([4, 6], "float16", "cpu"), hidet.symbol([8, 6], "float16", "cpu")
+        return hidet.trace_from(hidet.ops.matmul(a, hidet.ops.transpose(b)), [a, b])
+
+    a, b = (np.random.default_rng(seed).standard_normal((4, 4)).astype(np.float16) for seed in range(2))
+    inputs = [hidet.asarray(x) for x in (a, b)]
+    wrong = hidet.graph.optimize(graph())(*inputs).numpy()
+    assert not np.allclose(wrong, a @ b, atol=1e-2), "hidet's rule is sound now: drop it from rewrites.py"
+    with sound_rewrites():
+        np.testing.assert_allclose(hidet.graph.optimize(graph())(*inputs).numpy(), a @ b, atol=1e-2)
+        assert len(hidet.graph.optimize(plain()).nodes) == 1
 
 
 def test_hidet_is_loud_and_is_silenced(capfd):

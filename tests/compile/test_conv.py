@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hidet_dist.compat.rewrites import sound_rewrites
 from hidet_dist.compile import optimize_program
 from hidet_dist.compile.cpu import cpu_kernels
+from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.machine import builtin
 from hidet_dist.partition import partition_graph
 from hidet_dist.runtime.openblas import load_openblas
@@ -31,7 +32,8 @@ def symbols(*tensors):
 
 
 def run(graph, *tensors):
-    return [y.torch() for y in graph.forward([hidet.from_torch(x) for x in tensors])]
+    with cpu_target():
+        return [y.torch() for y in graph.forward([hidet.from_torch(x) for x in tensors])]
 
 
 def names(graph):

@@ -1,11 +1,18 @@
 #!/usr/bin/env bash
-# Runs the checks that need a GPU, from the root of a checkout: `make gpu-test`, which passes arguments on as ARGS.
+# Runs what needs a GPU, from the root of a checkout: the checks (`make gpu-test`), or the program that is named first,
+# such as benchmarks/gpu (`make gpu-bench`). Further arguments are passed on.
 #
 # With .gpu/ in the checkout (an offline machine; what was packed there is used through .gpu/setup.sh) the python3 of the
 # system serves, with its own PyTorch, and the native library is built here into build/gpu. Otherwise .venv serves. Needs
-# g++, cmake and nvcc. Exits with 0 when all went well, 1 when a check failed, and 2 when there is no GPU.
+# g++, cmake and nvcc. Exits with 0 when all went well, 1 when something failed, and 2 when there is no GPU.
 set -euo pipefail
+program=tests/gpu/check.py
+if [[ $# -gt 0 && -e $1 ]]; then
+  program=$1
+  shift
+fi
 if [[ -f .gpu/setup.sh ]]; then
+  # shellcheck disable=SC1091
   source .gpu/setup.sh
   site=$PWD/build/gpu/site
   rm -rf "$site"
@@ -21,4 +28,4 @@ else
   python=.venv/bin/python
 fi
 export NCCL_MULTI_RANK_GPU_ENABLE=1 PYTHONUNBUFFERED=1
-exec "$python" tests/gpu/check.py "$@"
+exec "$python" "$program" "$@"

@@ -17,7 +17,7 @@ from hidet_dist.errors import ArtifactError
 from hidet_dist.files import write_text
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
 
-FORMAT = 4
+FORMAT = 5
 NAME = "manifest.json"
 
 
@@ -122,15 +122,19 @@ class StageManifest:
 
 @dataclass(frozen=True)
 class Manifest:
-    """An artifact folder. ``files`` maps each file's path to its size in bytes and SHA-256."""
+    """An artifact folder. ``files`` maps each file's path to its size in bytes and SHA-256.
+
+    ``arch`` is what the kernels were compiled for: ``sm_90`` of GPUs, or ``x86-64-v3`` of CPUs, whose processors must
+    have the ``cpu_features``, by Linux's names.
+    """
 
     hidet_dist_version: str
     hidet_version: str
     abi_version: int
     target: str
-    arch: str | None
+    arch: str
     gpu: str | None
-    cpu_arch: str
+    cpu_features: tuple[str, ...]
     world_size: int
     stages: tuple[StageManifest, ...]
     files: Mapping[str, tuple[int, str]]

@@ -133,7 +133,7 @@ def write_artifacts(
         target.kind,
         target.arch,
         None if target.gpu is None else target.gpu.name,
-        hidet.option.cpu.get_arch(),
+        target.cpu_features,
         program.mesh.size,
         (stage,),
         files,

@@ -66,6 +66,8 @@ def described_gpu(gpu: Gpu, toolkit: Toolkit, link_folder: Path, cache: Path, sp
         def run_compile_command(self, command: str, src_path: str, out_lib_path: str) -> None:
             nvcc = str(toolkit.nvcc)
             linked = command.replace(nvcc, f"{nvcc} -Xlinker --as-needed", 1)
+            # Of the host compiler's: linked with it, a library has its process flush denormal numbers to zero.
+            linked = linked.replace(",-ffast-math", "")
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of nvcc's, about hidet's generated code
                 super().run_compile_command(linked, src_path, out_lib_path)
@@ -86,6 +88,7 @@ def described_gpu(gpu: Gpu, toolkit: Toolkit, link_folder: Path, cache: Path, sp
     ):
         _symbolic()
         hidet.option.cuda.arch(gpu.arch)
+        hidet.option.cpu.arch("x86-64")  # of what runs on the host: any that serves will do
         hidet.option.search_space(space)
         hidet.option.cache_dir(str(cache))
         yield

@@ -19,11 +19,22 @@ from hidet.ir.dtypes import float32, int64
 from hidet.ir.expr import Expr, Var, call, cast
 from hidet.ir.func import Function
 from hidet.ir.module import IRModule
+from hidet.ir.primitives import is_primitive_function
+from hidet.ir.primitives.func import call_primitive_func, register_primitive_function
 from hidet.ir.stmt import BlackBoxStmt
-from hidet.ir.type import void_p
+from hidet.ir.type import FuncType, void_p
 
 STORE = "store"
 """The name under which a statement calls the function that writes a tile of the output; see :class:`NativeCall`."""
+
+
+def call_native(function: str, *arguments: Expr) -> Expr:
+    """A call of a C++ function of float32, by its name there, which a header must declare."""
+    name = f"hidet_dist_{function.replace('::', '_')}_{len(arguments)}"
+    if not is_primitive_function(name):
+        floats = FuncType(["float32"] * len(arguments), "float32")
+        register_primitive_function(name, floats, codegen_name=function)
+    return call_primitive_func(name, list(arguments))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,13 @@ import hidet
 from hidet.drivers import build_task_batch
 from hidet.graph import FlowGraph, Operator, Tensor
 
+from hidet_dist.compat.cpu_build import precompile_headers
 from hidet_dist.compat.graph_module import build_launcher
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
 from hidet_dist.compile.cpu import TiledOp, cpu_kernels
+from hidet_dist.compile.cpu.arch import BASELINE, NATIVE
+from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.compile.cpu.collectives import place_shards
 from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
 from hidet_dist.compile.cuda.build import cuda_target
@@ -89,6 +92,7 @@ def _building_for(target: Target) -> Iterator[None]:
         if target.kind == "cuda":
             stack.enter_context(cuda_target(target))
         else:
+            stack.enter_context(cpu_target(target.cpu))
             stack.enter_context(cpu_kernels())
         yield
 
@@ -102,7 +106,8 @@ def optimize_program(program: Program, target: Target = CPU) -> FlowGraph:
         When hidet's passes lose or change a communication operator: a program without it would compute something else.
     """
     placed = place_shards(program.graph) if target.kind == "cpu" else program.graph
-    with _building_for(target):
+    # What does not depend on inputs is computed meanwhile, on the processor that there is.
+    with _building_for(replace(target, cpu=NATIVE)):
         graph = hidet.graph.optimize(placed)
     if target.kind == "cpu":
         graph = lower_to_kernels(graph)
@@ -175,13 +180,17 @@ def compile_program(
     total(len(tasks))
     nodes = [node for _, node in tasks.values()]
     with _building_for(target):
+        folders = [_task_folder(node, target) for node in nodes]
+        if target.kind == "cpu" and not all((folder / "lib.so").exists() for folder in folders):
+            precompile_headers()
         try:
             with quiet_builds(advance):
                 build_task_batch([(node.task, target.kind) for node in nodes])
         except (RuntimeError, ValueError, OSError) as error:
             raise CompileError(f"A kernel does not compile: {error}") from error
-        folders = [_task_folder(node, target) for node in nodes]
 
+    # The launch function runs here, too, to tell how much memory it needs.
+    with _building_for(replace(target, cpu=BASELINE)):
         inputs = graph.inputs[: len(program.inputs)]
         named = dict(program.weight_placeholders)
         if program.coordinate is not None:

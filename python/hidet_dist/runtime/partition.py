@@ -29,6 +29,7 @@ from hidet_dist.runtime.cuda.memory import CudaMemory
 from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.libraries import Libraries, hidet_runtime, load_needed
 from hidet_dist.runtime.memory import HostMemory, Memory
+from hidet_dist.runtime.processor import check_features
 from hidet_dist.runtime.profile import OperatorTime, Profile
 from hidet_dist.runtime.tensors import Buffer
 
@@ -107,12 +108,18 @@ class LoadedPartition:
     def _device(self) -> int | None:
         return self._memory.device if isinstance(self._memory, CudaMemory) else None
 
+    @property
+    def device_bytes(self) -> int:
+        """Memory that is held on a CUDA device now, for weights, workspace and staging; 0 on the CPU."""
+        return self._memory.allocated_bytes if isinstance(self._memory, CudaMemory) else 0
+
     def _load(self, artifacts: OpenedArtifacts) -> None:
         stage, folder = self.stage, artifacts.folder
         if self.manifest.target == "cuda":
             device = device_of_rank(self.rank)
             check_architecture(self.manifest.arch, device)
             self._memory = CudaMemory(device, static=stage.cuda_graph)
+        check_features(self.manifest.arch, self.manifest.cpu_features)
         load_needed(stage.libraries, folder)
         self._runtime = hidet_runtime()
         launcher, *kernels = (artifacts.take(name) for name in stage.libraries_of())

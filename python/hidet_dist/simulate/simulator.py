@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import reduce as fold
 
 import hidet
@@ -10,6 +11,8 @@ import numpy as np
 from hidet.ffi import runtime_api
 from hidet.graph import FlowGraph, Tensor
 
+from hidet_dist.compat.cpu_build import precompile_headers
+from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.errors import InputError, PartitionError
 from hidet_dist.partition import CommunicationOp, Program, WaitOp
 from hidet_dist.partition.program import COORDINATE
@@ -42,6 +45,7 @@ def simulate(program: Program, inputs: Sequence[np.ndarray], graph: FlowGraph | 
         When ranks that should hold the same piece of an output do not.
     """
     mesh = program.mesh
+    build = nullcontext if graph is None else cpu_target
     graph = program.graph if graph is None else graph
     if len(inputs) != len(program.inputs):
         raise InputError(f"The program has {len(program.inputs)} inputs; {len(inputs)} were given.")
@@ -70,7 +74,11 @@ def simulate(program: Program, inputs: Sequence[np.ndarray], graph: FlowGraph | 
         if program.coordinate is not None:
             own[program.coordinate] = hidet.from_torch(data[COORDINATE])
         values.append(own)
-    graph._build_nodes()
+    with build():
+        if graph is not program.graph:
+            precompile_headers()
+        graph._build_nodes()
+        kernels = {node: node.compiled_task for node in graph.nodes if not isinstance(node, CommunicationOp | WaitOp)}
     for node in graph.nodes:
         arguments = [[x if x.storage is not None else values[r][x] for x in node.inputs] for r in ranks]
         if isinstance(node, CommunicationOp):
@@ -78,7 +86,7 @@ def simulate(program: Program, inputs: Sequence[np.ndarray], graph: FlowGraph | 
         elif isinstance(node, WaitOp):  # what was started is over
             results = [a[:1] for a in arguments]
         else:
-            results = [node.compiled_task.run_async(a) for a in arguments]
+            results = [kernels[node].run_async(a) for a in arguments]
         for r in ranks:
             values[r].update(zip(node.outputs, results[r], strict=True))
     return [

@@ -3,48 +3,40 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import hidet
+import numpy as np
 from hidet import ops
 
+from hidet_dist.testing.sizes import (
+    GPT2,
+    GPT3_175B,
+    LLAMA3_8B,
+    LLAMA3_70B,
+    NORM_EPSILON,
+    TINY_LLAMA,
+    GPTConfig,
+    LlamaConfig,
+)
+from hidet_dist.view import GraphView
 from hidet_dist.weights import weight as named_weight
+from hidet_dist.weights.named import mark_of
+
+__all__ = [
+    "GPT2",
+    "GPT3_175B",
+    "LLAMA3_8B",
+    "LLAMA3_70B",
+    "TINY_LLAMA",
+    "GPTConfig",
+    "LlamaConfig",
+    "gpt",
+    "llama",
+    "random_weights",
+]
 
 _ROPE_PAIR = 2
-
-
-@dataclass(frozen=True)
-class GPTConfig:
-    """Sizes of a GPT-2 or GPT-3: learned positions, layer norm, GELU; the head has a matrix of its own."""
-
-    layers: int
-    hidden: int
-    heads: int
-    vocabulary: int
-    batch: int
-    sequence: int
-    dtype: str = "float16"
-
-
-@dataclass(frozen=True)
-class LlamaConfig:
-    """Sizes of a LLaMA: rotary positions, RMS norm, gated SiLU, grouped queries, a head of its own."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    inner: int
-    vocabulary: int
-    batch: int
-    sequence: int
-    dtype: str = "float16"
-
-
-GPT2 = GPTConfig(layers=12, hidden=768, heads=12, vocabulary=50257, batch=8, sequence=1024, dtype="float32")
-GPT3_175B = GPTConfig(layers=96, hidden=12288, heads=96, vocabulary=50257, batch=8, sequence=2048)
-LLAMA3_8B = LlamaConfig(32, 4096, 32, 8, 14336, 128256, batch=16, sequence=128)
-LLAMA3_70B = LlamaConfig(80, 8192, 64, 8, 28672, 128256, batch=16, sequence=128)
+_ROPE_BASE = 10000.0  # Su et al. 2021, section 3.2.2
 
 
 def gpt(config: GPTConfig) -> hidet.FlowGraph:
@@ -96,7 +88,7 @@ def llama(config: LlamaConfig) -> hidet.FlowGraph:
         return ops.matmul(x, weight(name, int(x.shape[-1]), out))
 
     def norm(x: hidet.Tensor, name: str) -> hidet.Tensor:
-        return x * ops.rsqrt(ops.mean(x * x, dims=-1, keep_dim=True) + 1e-5) * weight(name, hidden)
+        return x * ops.rsqrt(ops.mean(x * x, dims=-1, keep_dim=True) + NORM_EPSILON) * weight(name, hidden)
 
     cosine, sine = weight("cosine", seq, size), weight("sine", seq, size)
 
@@ -132,3 +124,41 @@ def llama(config: LlamaConfig) -> hidet.FlowGraph:
         x = x + linear(gate * linear(y, config.inner, f"{layer}.up"), hidden, f"{layer}.down")
     logits = ops.matmul(norm(x, "norm"), weight("head", hidden, config.vocabulary))
     return hidet.trace_from(logits, [ids, mask])
+
+
+def random_weights(graph: hidet.FlowGraph, seed: int = 0) -> dict[str, np.ndarray]:
+    """float32 data for the weights that a graph knows by name, the same for the same seed.
+
+    Matrices and convolutions are scaled so that what they compute keeps its size (Glorot and Bengio 2010; He et al.
+    2015), which norms and biases nearly leave as it is; ``cosine`` and ``sine`` are the tables of rotary positions.
+    """
+    rng = np.random.default_rng(seed)
+    view = GraphView(graph)
+    found = {}
+    for tensor in view.weights:
+        mark, shape = mark_of(view.tensors[tensor]), view.shape(tensor)
+        if mark is None:
+            continue
+        name = mark.name
+        kind = name.rpartition(".")[2]
+        if kind in ("cosine", "sine"):
+            found[name] = _rotary_table(kind, *shape)
+            continue
+        array = rng.standard_normal(shape, np.float32)
+        if kind == "running_var":
+            array = 1 + np.abs(array)
+        elif len(shape) == 1:
+            is_scale = kind == "weight" or "norm" in kind
+            array = (np.float32(1) if is_scale else np.float32(0)) + np.float32(0.1) * array
+        elif len(shape) > 2:
+            array *= np.float32(math.sqrt(2 / math.prod(shape[1:])))
+        elif kind not in ("words", "positions"):
+            array *= np.float32(math.sqrt(2 / sum(shape)))
+        found[name] = array
+    return found
+
+
+def _rotary_table(kind: str, positions: int, size: int) -> np.ndarray:
+    frequencies = _ROPE_BASE ** -(np.arange(0, size, _ROPE_PAIR) / size)
+    angles = np.tile(np.arange(positions)[:, None] * frequencies, _ROPE_PAIR)
+    return np.asarray(np.cos(angles) if kind == "cosine" else np.sin(angles), np.float32)

@@ -41,7 +41,7 @@ def test_all_gpus_that_can_be_planned_for_can_be_built_for():
 
 def test_options_reach_the_target():
     assert target("dgx-h100", space=2, mma="mma") == Target("cuda", GPUS["H100-SXM5-80GB"], 2, "mma")
-    assert OptimizationConfig.parse({}).target_on(builtin("cpu", DeviceMesh((2,))).device) is CPU
+    assert OptimizationConfig.parse({}).target_on(builtin("cpu", DeviceMesh((2,))).device) == CPU
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +14,19 @@ import hidet
 import numpy as np
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+from stand_in_artifacts import as_cuda, compile_against
+
 import hidet_dist  # noqa: F401  (adds its calls to hidet.distributed)
 from hidet_dist.artifacts.manifest import Manifest
-from hidet_dist.files import sha256
 from hidet_dist.launch import free_port
 from hidet_dist.runtime import nccl
 
-NATIVE = Path(__file__).parents[1] / "native"
 SERVE = Path(__file__).with_name("serve_on_stand_ins.py")
 X = np.arange(32, dtype=np.float32).reshape(4, 8)
 W = np.linspace(-1, 1, 8, dtype=np.float32)
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-
-
-def as_cuda(folder: Path, arch: str = "sm_90", **stage: Any) -> Path:
-    """Artifacts for the CPU, now for CUDA: their kernels run where the stand-in has its device memory."""
-    manifest = Manifest.load(folder)
-    files = {name: ((folder / name).stat().st_size, sha256(folder / name)) for name in manifest.files}
-    (own,) = manifest.stages
-    replace(manifest, target="cuda", arch=arch, files=files, stages=(replace(own, **stage),)).save(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +38,7 @@ def added(stand_ins: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     hidet.distributed.auto_parallel(graph, {"mesh_shape": [1]}, {}, folder)
     (stage,) = Manifest.load(folder).stages
     assert len(stage.kernels) == 1
-    command = ["g++", "-std=c++17", "-shared", "-fPIC", str(NATIVE / "stand_in_kernel.cpp"), f"-L{stand_ins}"]
-    kernel = str(folder / stage.kernel_file(0))
-    subprocess.run([*command, "-l:libcuda.so.1", f"-Wl,-rpath,{stand_ins}", "-o", kernel], check=True, timeout=300)
+    compile_against(stand_ins, "stand_in_kernel.cpp", folder / stage.kernel_file(0))
     return folder
 
 

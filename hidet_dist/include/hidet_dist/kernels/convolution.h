@@ -7,6 +7,7 @@
 #ifndef HIDET_DIST_KERNELS_CONVOLUTION_H
 #define HIDET_DIST_KERNELS_CONVOLUTION_H
 
+#include <type_traits>
 #include <vector>
 
 #include "hidet_dist/kernels/matmul.h"
@@ -286,12 +287,41 @@ void multiply_columns(const Convolution &v, const T *x, const T *w, const Store 
 
 /* The outputs that are summed up at once: they stay in the first level cache. */
 const int64_t kRun = 2048;
+const int64_t kMostTaps = 32; /* along the last dim, of a kernel whose taps' ranges are looked up */
+
+/* target[o] += filter[k] * source[o * stride + k * dilation] for all taps k of a line of a kernel, each where it reads
+ * from within the input; three taps, of which most kernels are, in one pass. */
+template <class T, class Stride>
+inline void add_line(const T *source, Stride stride, int64_t dilation, const T *filter, int64_t taps,
+                     const int64_t *begins, const int64_t *ends, int64_t begin, int64_t end, float *target) {
+  int64_t first = begin, last = begin;
+  if (taps == 3) {
+    first = std::max(begin, std::max(begins[0], std::max(begins[1], begins[2])));
+    last = std::max(first, std::min(end, std::min(ends[0], std::min(ends[1], ends[2]))));
+    const float left = as_float(filter[0]), middle = as_float(filter[1]), right = as_float(filter[2]);
+    for (int64_t o = first; o < last; ++o) {
+      const T *const at = source + o * stride;
+      target[o] += left * as_float(at[0]) + middle * as_float(at[dilation]) + right * as_float(at[2 * dilation]);
+    }
+  }
+  for (int64_t k = 0; k < taps; ++k) {
+    const float factor = as_float(filter[k]);
+    const T *const from = source + k * dilation;
+    const int64_t low = std::max(begins[k], begin), high = std::min(ends[k], end);
+    for (int64_t o = low; o < std::min(first, high); ++o) target[o] += factor * as_float(from[o * stride]);
+    for (int64_t o = std::max(low, last); o < high; ++o) target[o] += factor * as_float(from[o * stride]);
+  }
+}
 
 template <class T, class Store>
 void sum_directly(const Convolution &v, const T *x, const T *w, const Store &store) {
   const int64_t size = v.out_size(), taps = v.taps(), channels = v.group_channels();
   const double work = static_cast<double>(v.images) * v.out_channels * size * channels * taps;
   const int64_t threads = threads_for(work);
+  int64_t begins[kMostTaps], ends[kMostTaps];
+  for (int64_t k = 0; k < v.kernel[2]; ++k) v.inside(k, begins + k, ends + k);
+  const std::integral_constant<int64_t, 1> one = {};
+  const std::integral_constant<int64_t, 2> two = {};
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const Scratch sums(kRun);
@@ -299,40 +329,33 @@ void sum_directly(const Convolution &v, const T *x, const T *w, const Store &sto
     for (int64_t row = 0; row < v.images * v.out_channels; ++row) {
       const int64_t image = row / v.out_channels, channel = row % v.out_channels;
       const int64_t group = channel / v.group_out_channels();
+      const T *const planes = x + (image * v.channels + group * channels) * v.in_size();
       for (int64_t start = 0; start < size; start += kRun) {
         const int64_t count = std::min(kRun, size - start);
         float *const run = sums.get();
         std::fill(run, run + count, 0.0f);
-        for (int64_t c = 0; c < channels; ++c) {
-          const T *const plane = x + (image * v.channels + group * channels + c) * v.in_size();
-          const T *filter = w + (channel * channels + c) * taps;
-          for (int64_t i = 0; i < v.kernel[0]; ++i) {
-            for (int64_t j = 0; j < v.kernel[1]; ++j, filter += v.kernel[2]) {
-              for_lines(v, start, start + count, [&](const Line &line, int64_t column) {
-                const int64_t depth = line.depth * v.stride[0] + i * v.dilation[0] - v.pad[0];
+        for_lines(v, start, start + count, [&](const Line &line, int64_t column) {
+          float *const target = run + column - line.begin;
+          const T *filter = w + channel * channels * taps;
+          for (int64_t c = 0; c < channels; ++c) {
+            for (int64_t i = 0; i < v.kernel[0]; ++i) {
+              const int64_t depth = line.depth * v.stride[0] + i * v.dilation[0] - v.pad[0];
+              for (int64_t j = 0; j < v.kernel[1]; ++j, filter += v.kernel[2]) {
                 const int64_t height = line.height * v.stride[1] + j * v.dilation[1] - v.pad[1];
-                if (depth < 0 || depth >= v.in[0] || height < 0 || height >= v.in[1]) return;
-                const T *const source = plane + (depth * v.in[1] + height) * v.in[2];
-                for (int64_t k = 0; k < v.kernel[2]; ++k) {
-                  int64_t begin, end;
-                  v.inside(k, &begin, &end);
-                  begin = std::max(begin, line.begin);
-                  end = std::min(end, line.end);
-                  const float factor = as_float(filter[k]);
-                  float *const target = run + column - line.begin;
-                  const T *const from = source + k * v.dilation[2] - v.pad[2];
-                  if (v.stride[2] == 1) {
-                    for (int64_t o = begin; o < end; ++o) target[o] += factor * as_float(from[o]);
-                  } else if (v.stride[2] == 2) {
-                    for (int64_t o = begin; o < end; ++o) target[o] += factor * as_float(from[2 * o]);
-                  } else {
-                    for (int64_t o = begin; o < end; ++o) target[o] += factor * as_float(from[o * v.stride[2]]);
-                  }
+                if (depth < 0 || depth >= v.in[0] || height < 0 || height >= v.in[1]) continue;
+                const T *const source = planes + ((c * v.in[0] + depth) * v.in[1] + height) * v.in[2] - v.pad[2];
+                if (v.stride[2] == 1) {
+                  add_line(source, one, v.dilation[2], filter, v.kernel[2], begins, ends, line.begin, line.end, target);
+                } else if (v.stride[2] == 2) {
+                  add_line(source, two, v.dilation[2], filter, v.kernel[2], begins, ends, line.begin, line.end, target);
+                } else {
+                  add_line(source, v.stride[2], v.dilation[2], filter, v.kernel[2], begins, ends, line.begin, line.end,
+                           target);
                 }
-              });
+              }
             }
           }
-        }
+        });
         store(run, kRun, row, 1, start, count);
       }
     }
@@ -342,7 +365,7 @@ void sum_directly(const Convolution &v, const T *x, const T *w, const Store &sto
 /* The result goes to a `store`, as one matrix of images * out_channels rows. */
 template <class T, class Store>
 void convolve(const Convolution &v, const T *x, const T *w, const Store &store) {
-  if (v.groups > 1 && v.group_out_channels() < kFewChannels) {
+  if (v.groups > 1 && v.group_out_channels() < kFewChannels && v.kernel[2] <= kMostTaps) {
     sum_directly(v, x, w, store);
   } else {
     multiply_columns(v, x, w, store);

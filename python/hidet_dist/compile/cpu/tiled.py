@@ -11,15 +11,16 @@ from typing import Any
 from hidet.graph import Tensor
 from hidet.graph.ops.utils import TensorInput
 from hidet.ir.dtypes import float32, int64
-from hidet.ir.expr import Constant, Expr, TensorElement, Var, cast, tensor_element
+from hidet.ir.expr import Call, Constant, Expr, TensorElement, Var, cast, tensor_element
 from hidet.ir.func import Function
 from hidet.ir.functors import IRRewriter
 from hidet.ir.stmt import BufferStoreStmt, ForStmt, ForStmtAttr, LetStmt
-from hidet.ir.tools import collect, simplify
+from hidet.ir.tools import collect, infer_type, simplify
 from hidet.ir.type import PointerType, VoidType, data_type
 from hidet.utils import prod
 
-from hidet_dist.compat.native_call import STORE, NativeCall, NativeCallOp
+from hidet_dist.compat.native_call import STORE, NativeCall, NativeCallOp, call_native
+from hidet_dist.compile.cpu.kernels.terms import OWN_FUNCTIONS, POWERS
 from hidet_dist.runtime import native
 from hidet_dist.runtime.openblas import openblas_dir
 from hidet_dist.symbolic.extents import Extent, same_shape
@@ -113,12 +114,12 @@ class TiledOp(NativeCallOp):
     ):
         self.row_dims = row_dims
         store = store_of(shape, row_dims, epilogue or nothing(len(shape), a.dtype)) if stores else None
-        path = f"hidet_dist/kernels/{header}"
+        headers = (f"hidet_dist/kernels/{header}", "hidet_dist/kernels/functions.h")
         parts = [statement, str(store), _headers(), *(f"{name}={value}" for name, value in values.items())]
         digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
         call = NativeCall(
             statement,
-            (path,),
+            headers,
             (str(native.include_dir()),),
             str(openblas_dir() / "lib"),
             "scipy_openblas",
@@ -232,6 +233,17 @@ class _Flat(IRRewriter):
         if v in self.axes[self.row_dims :]:
             raise NotInOrder
         return v
+
+    def visit_Call(self, e: Call) -> Expr:
+        arguments = [self.visit(argument) for argument in e.args]
+        if all(infer_type(argument) == float32 for argument in e.args):
+            name = str(e.func_var.name or e.func_var.hint).removeprefix("generic_")
+            power = arguments[1] if name == "pow" else None
+            if isinstance(power, Constant) and float(power.value) in POWERS:
+                return call_native(POWERS[float(power.value)], arguments[0])
+            if name in OWN_FUNCTIONS:
+                return call_native(f"hd::{name}", *arguments)
+        return super().visit_Call(e)
 
     def visit_TensorElement(self, e: TensorElement) -> Expr:
         indices = [simplify(index) for index in e.indices]

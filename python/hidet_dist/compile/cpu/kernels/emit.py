@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from hidet_dist.compile.cpu.kernels.index import ONE, Axis, Index, Opaque, Size
@@ -26,7 +26,11 @@ from hidet_dist.compile.cpu.kernels.terms import (
     walk,
 )
 
-LANES = 32  # as in math.h
+LANES = 32  # that a row is reduced in
+_FEW_LANES = 16  # for rows that are not much longer than that
+_SHORT_ROW = 4 * LANES
+_RUN = BLOCK  # halves that are converted at a time
+_SHORTEST_RUN = 8
 _TILE = 16  # rows and columns that are transposed at a time: 16 cache lines of floats on either side
 _PARALLEL_WORK = 2**15  # elements: some ten microseconds, more than it takes to wake a thread and wait for it
 _CHUNK = 4096  # elements of one long loop that a thread takes at a time
@@ -62,15 +66,18 @@ class _Writer:
 
     @contextmanager
     def braces(self, head: str) -> Iterator[None]:
-        self.put(f"{head} {{")
+        self.put(f"{head} {{".lstrip())
         self.depth += 1
         yield
         self.depth -= 1
         self.put("}")
 
+    def named(self, axis: Axis) -> Axis:
+        """The axis whose name an axis has."""
+        return self.schedule.same.get(axis) or axis
+
     def name(self, axis: Axis) -> str:
-        origin = self.schedule.same.get(axis)
-        axis = axis if origin is None else origin
+        axis = self.named(axis)
         if axis not in self.names:
             self.names[axis] = f"i{next(self.fresh)}"
         return self.names[axis]
@@ -381,18 +388,37 @@ class _Writer:
             self.depth -= 1
             self.put("}")
 
-    def store(self, nest: Nest) -> None:
+    def store(self, nest: Nest, half: str | None = None) -> None:
+        """Write what a nest computes, or keep it in ``half``, a float that is to be rounded."""
         shared = self.name_shared(nest.value)
         target = self.place(nest.target, [Index.of(axis) for axis in nest.axes])
-        value = nest.value
-        if isinstance(value, Apply) and value.text == rounded(nest.target.dtype):
-            (value,) = value.arguments  # it is rounded as it is stored
-        self.put(f"{target} = hd::To<{TYPES[nest.target.dtype]}>::from({self.term(value)});")
+        value = self.stored(nest)
+        if self.is_copy(nest):
+            self.put(f"{target} = {self.place(value.buffer, value.indices)};")
+        elif half is None:
+            self.put(f"{target} = hd::To<{TYPES[nest.target.dtype]}>::from({self.term(value)});")
+        else:
+            self.put(f"{half} = (float){self.term(value)};")
         for term in shared:
             del self.results[term]
 
-    def name_shared(self, root: Any) -> list[Any]:
-        """Compute first what a term holds more than once and always needs."""
+    @staticmethod
+    def stored(nest: Nest) -> Any:
+        """What a nest computes, but for a rounding that is done as it is stored."""
+        value = nest.value
+        is_rounded = isinstance(value, Apply) and value.text == rounded(nest.target.dtype)
+        return value.arguments[0] if is_rounded else value
+
+    def is_copy(self, nest: Nest) -> bool:
+        """Whether a nest only moves what it reads."""
+        return isinstance(nest.value, Load) and nest.value.buffer.dtype == nest.target.dtype
+
+    def always(self, root: Any) -> list[Any]:
+        """The terms within a term that it needs whatever its conditions turn out to be, each once."""
+        return self.needed(root)[0]
+
+    def needed(self, root: Any) -> tuple[list[Any], dict[Any, int]]:
+        """The terms within a term that it always needs, and how often it holds each term."""
         counts: dict[Any, int] = {}
         always: list[Any] = []
 
@@ -412,13 +438,18 @@ class _Writer:
             else:
                 for part in parts(term):
                     visit(part, needed)
-            if needed and isinstance(term, Apply | Choice) and parts(term):
+            if needed:
                 always.append(term)
 
         visit(root, True)
+        return always, counts
+
+    def name_shared(self, root: Any) -> list[Any]:
+        """Compute first what a term holds more than once and always needs."""
+        always, counts = self.needed(root)
         named = []
         for term in always:
-            if counts[term] > 1:
+            if counts[term] > 1 and isinstance(term, Apply | Choice) and parts(term):
                 name = f"t{next(self.fresh)}"
                 self.put(f"const auto {name} = {self.term(term)};")
                 self.results[term] = name
@@ -473,15 +504,88 @@ class _Writer:
     def vector_loop(self, nest: Nest, axis: Axis) -> None:
         """The innermost loop, in pieces within which conditions on its axis are known."""
         if self.is_blocked(axis):
-            with self.simd(axis, self.block_start, f"e{self.block_start}"):
-                self.store(nest)
+            self.run(nest, axis, self.block_start, f"e{self.block_start}")
             return
         for start, end in self.pieces(nest.value, axis):
             if start is not None and end is not None:
                 self.ranges[axis] = (start, end)
-            with self.simd(axis, str(start or 0), str(self.extent(axis) if end is None else end)):
-                self.store(nest)
+            self.run(nest, axis, str(start or 0), str(self.extent(axis) if end is None else end))
             self.ranges.pop(axis, None)
+
+    def run(self, nest: Nest, axis: Axis, start: str, end: str) -> None:
+        """A loop that writes what a nest computes, a run of halves at a time if there are halves."""
+        stored = nest.target.dtype == "float16" and self.is_contiguous(nest.target, [*map(Index.of, nest.axes)], axis)
+        length = self.extent(axis).constant if axis not in self.ranges else self.ranges[axis][1] - self.ranges[axis][0]
+        short = length is not None and length < _SHORTEST_RUN
+        if short or self.is_copy(nest) or not (stored or self.halves(self.stored(nest), axis)):
+            with self.simd(axis, start, end):
+                self.store(nest)
+            return
+        if self.converts(nest, axis):
+            load = self.stored(nest)
+            source = self.place_at(load.buffer, load.indices, axis, start)
+            target = self.place_at(nest.target, [Index.of(own) for own in nest.axes], axis, start)
+            self.put(f"hd::{'store' if stored else 'load'}_run(&{source}, {end} - {start}, &{target});")
+            return
+        first, number = f"b{next(self.fresh)}", f"n{next(self.fresh)}_"
+        with self.braces(f"for (int64_t {first} = {start}; {first} < {end}; {first} += {_RUN})"):
+            self.put(f"const int64_t {number} = {end} - {first} < {_RUN} ? {end} - {first} : {_RUN};")
+            with self.converted(nest.value, axis, first, number):
+                result = f"h{next(self.fresh)}"
+                if stored:
+                    self.put(f"alignas(64) float {result}[{_RUN}];")
+                with self.simd(axis, first, f"{first} + {number}"):
+                    self.store(nest, f"{result}[{self.name(axis)} - {first}]" if stored else None)
+            if stored:
+                place = self.place_at(nest.target, [Index.of(own) for own in nest.axes], axis, first)
+                self.put(f"hd::store_run({result}, {number}, &{place});")
+
+    def converts(self, nest: Nest, axis: Axis) -> bool:
+        """Whether a loop does nothing but turn halves that lie together into floats that do, or floats into halves."""
+        value = self.stored(nest)
+        kinds = {"float16", "float32"}
+        return (
+            isinstance(value, Load)
+            and {value.buffer.dtype, nest.target.dtype} == kinds
+            and self.is_contiguous(value.buffer, value.indices, axis)
+            and self.is_contiguous(nest.target, [Index.of(own) for own in nest.axes], axis)
+        )
+
+    def place_at(self, buffer: Buffer, indices: Sequence[Index], axis: Axis, place: str) -> str:
+        """An element where an axis is at ``place``."""
+        own = self.name(axis)
+        self.names[self.named(axis)] = place
+        text = self.place(buffer, indices)
+        self.names[self.named(axis)] = own
+        return text
+
+    def halves(self, value: Any, axis: Axis) -> list[Load]:
+        """The halves that a value is always made of and that lie together along an axis."""
+        found = [term for term in self.always(value) if isinstance(term, Load) and term.buffer.dtype == "float16"]
+        return [load for load in found if self.is_contiguous(load.buffer, load.indices, axis)]
+
+    def is_contiguous(self, buffer: Buffer, indices: Sequence[Index], axis: Axis) -> bool:
+        in_memory = buffer in self.schedule.inputs or buffer is self.schedule.nests[-1].target
+        axes = [own for own, origin in self.schedule.same.items() if origin is axis or own is axis] or [axis]
+        steps = [buffer.flat(indices).step(own) for own in axes]
+        return in_memory and None not in steps and [step for step in steps if step is not None and step.number] == [ONE]
+
+    @contextmanager
+    def converted(self, value: Any, axis: Axis, first: str, number: str) -> Iterator[None]:
+        """Read the halves that a value is made of, ``number`` from ``first`` on along an axis, as floats."""
+        loads = self.halves(value, axis)  # not those that are read already
+        own = self.name(axis)
+        places: dict[str, str] = {}
+        for load in loads:
+            place = self.place_at(load.buffer, load.indices, axis, first)
+            if place not in places:
+                places[place] = f"h{next(self.fresh)}"
+                self.put(f"alignas(64) float {places[place]}[{_RUN}];")
+                self.put(f"hd::load_run(&{place}, {number}, {places[place]});")
+            self.results[load] = f"{places[place]}[{own} - {first}]"
+        yield
+        for load in loads:
+            del self.results[load]
 
     @contextmanager
     def simd(self, axis: Axis, start: str, end: str) -> Iterator[None]:
@@ -543,11 +647,12 @@ class _Writer:
         lane = axes[-1] if axes and (lane is None or lane not in axes) else lane
         operation = f"hd::{reduction.operation}"
         lanes = lane is not None and lane in axes and reduction.ctype != "bool"
-        if lanes and lane is not None and (self.extent(lane).constant or LANES) >= LANES:
-            self.put(f"{reduction.ctype} a{result}[{LANES}];")
+        if lanes and lane is not None and (self.extent(lane).constant or LANES) >= _FEW_LANES:
+            number = _FEW_LANES if (self.extent(lane).constant or _SHORT_ROW) < _SHORT_ROW else LANES
+            self.put(f"{reduction.ctype} a{result}[{number}];")
             self.put(f"hd::start<{operation}>(a{result});")
             with self.loops([axis for axis in axes if axis is not lane]):
-                self.in_lanes(reduction, lane, operation, f"a{result}")
+                self.in_lanes(reduction, lane, operation, f"a{result}", number)
             self.put(f"const {reduction.ctype} {result} = hd::finish<{operation}>(a{result});")
         else:
             self.put(f"{reduction.ctype} {result} = {operation}::identity();")
@@ -558,18 +663,25 @@ class _Writer:
                     del self.results[term]
         self.results[reduction] = result
 
-    def in_lanes(self, reduction: Reduction, lane: Axis, operation: str, lanes: str) -> None:
+    def in_lanes(self, reduction: Reduction, lane: Axis, operation: str, lanes: str, number: int) -> None:
         start = f"b{next(self.fresh)}"
         extent = self.extent(lane)
-        whole = None if extent.constant is None else extent.constant - extent.constant % LANES
+        whole = None if extent.constant is None else extent.constant - extent.constant % number
         self.put(f"int64_t {start} = 0;")
-        condition = f"{start} + {LANES} <= {extent}" if whole is None else f"{start} < {whole}"
-        with self.braces(f"for (; {condition}; {start} += {LANES})"):
-            self.lane_step(reduction, lane, operation, lanes, start, str(LANES))
+        condition = f"{start} + {number} <= {extent}" if whole is None else f"{start} < {whole}"
+        with self.braces(f"for (; {condition}; {start} += {number})"):
+            self.lane_step(reduction, lane, operation, lanes, start, str(number))
         if whole is None or whole != extent.constant:
             self.lane_step(reduction, lane, operation, lanes, start, f"{extent} - {start}")
 
     def lane_step(self, reduction: Reduction, lane: Axis, operation: str, lanes: str, start: str, number: str) -> None:
+        with ExitStack() as stack:
+            if self.halves(reduction.value, lane):
+                stack.enter_context(self.braces(""))
+                stack.enter_context(self.converted(reduction.value, lane, start, number))
+            self.lane_loop(reduction, lane, operation, lanes, start, number)
+
+    def lane_loop(self, reduction: Reduction, lane: Axis, operation: str, lanes: str, start: str, number: str) -> None:
         self.put("#pragma GCC ivdep")
         with self.braces(f"for (int64_t l = 0; l < {number}; ++l)"):
             self.put(f"const int64_t {self.name(lane)} = {start} + l;")
@@ -695,7 +807,11 @@ class _Writer:
     def column_step(
         self, reduction: Reduction, value: Any, column: Axis, first: str, end: str, name: str, base: str | None = None
     ) -> None:
-        with self.simd(column, first, end):
+        with ExitStack() as stack:
+            if self.halves(value, column):
+                stack.enter_context(self.braces(""))
+                stack.enter_context(self.converted(value, column, first, f"{end} - {first}"))
+            stack.enter_context(self.simd(column, first, end))
             shared = self.name_shared(value)
             place = f"{name}[{self.name(column)} - {base or first}]"
             self.put(f"{place} = hd::{reduction.operation}::combine({place}, ({reduction.ctype}){self.term(value)});")

@@ -18,13 +18,15 @@ from hidet.ir.module import IRModule
 from hidet.ir.stmt import BlackBoxStmt
 from hidet.ir.type import void_p
 
+from hidet_dist.runtime import native
+
 _FUNCTION = "hidet_dist_kernel"
-_MATH = Path(__file__).parent / "math.h"
+_HEADER = "hidet_dist/kernels/functions.h"
 
 
 @cache
-def _math() -> str:
-    return _MATH.read_text()
+def _header() -> str:
+    return (native.include_dir() / _HEADER).read_text()
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Kernel:
     @property
     def digest(self) -> str:
         """Names the text, and what it is compiled with."""
-        return hashlib.sha256((_math() + self.text).encode()).hexdigest()[:16]
+        return hashlib.sha256((_header() + self.text).encode()).hexdigest()[:16]
 
 
 def function_name() -> str:
@@ -69,11 +71,7 @@ class KernelTask(Task):
     def implement_cpu(self, working_dir: str) -> IRModule:
         """A launch function that calls the kernel, which is in a file of its own beside it."""
         folder = Path(working_dir).resolve()
-        (folder / "kernel.h").write_text(
-            f"{_math()}\n#pragma GCC push_options\n"
-            '#pragma GCC optimize("no-fast-math", "no-math-errno", "no-trapping-math")\n'
-            f"{self.kernel.text}#pragma GCC pop_options\n"
-        )
+        (folder / "kernel.h").write_text(self.kernel.text)
         parameters = [Var(tensor.name, void_p) for tensor in (*self.inputs, *self.outputs)]
         kinds = [*(f"const {_ctype(x)} *" for x in self.inputs), f"{_ctype(self.outputs[0])} *"]
         arguments = [*(f"({kind}){{}}" for kind in kinds), *("{}" for _ in self.kernel.values)]
@@ -82,8 +80,8 @@ class KernelTask(Task):
             values = [int64(value) for value in self.kernel.values]
             builder.append(BlackBoxStmt(f"{_FUNCTION}({', '.join(arguments)});", *parameters, *values))
         module = IRModule(functions={"launch": builder.func})
-        module.include_headers.append("kernel.h")
-        module.include_dirs.append(str(folder))
+        module.include_headers.extend([_HEADER, "kernel.h"])
+        module.include_dirs.extend([str(native.include_dir()), str(folder)])
         return module
 
 

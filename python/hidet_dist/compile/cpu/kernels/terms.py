@@ -35,7 +35,8 @@ TYPES = {
 SHORT_FLOATS = ("float16", "bfloat16")
 # What is worth keeping rather than computing twice, and how it is called for each floating type.
 COSTLY = {"exp", "log", "tanh", "erf", "sin", "cos", "pow", "tan", "expm1", "log1p", "asin", "acos", "atan", "sinh"}
-_OWN = {"exp", "log", "tanh", "erf", "rsqrt", "sqrt", "abs", "floor", "ceil", "trunc", "max", "min"}
+OWN_FUNCTIONS = {"exp", "log", "tanh", "erf", "rsqrt", "sqrt", "abs", "floor", "ceil", "trunc", "max", "min"}
+POWERS = {2.0: "hd::square", 3.0: "hd::cube", 0.5: "hd::sqrt", -0.5: "hd::rsqrt"}
 _LIBM = {"mod": "fmod"} | dict.fromkeys(["sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh"])
 _LIBM |= dict.fromkeys(["atanh", "exp2", "expm1", "log2", "log10", "log1p", "round", "fma", "pow", "atan2"])
 _TESTS = {"isnan": "({0} != {0})", "isinf": "(hd::abs({0}) == INFINITY)", "isfinite": "(hd::abs({0}) < INFINITY)"}
@@ -121,7 +122,7 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Reduction:
-    """Terms over axes, accumulated: ``operation`` is a template of math.h, ``ctype`` what is accumulated."""
+    """Terms over axes, accumulated: ``operation`` is a template of functions.h, ``ctype`` what is accumulated."""
 
     operation: str
     ctype: str
@@ -403,16 +404,15 @@ class Lowering:
     def _call(self, name: str, arguments: list[Any], dtype: DataType, scope: Mapping[Var, Index]) -> Any:
         if name == "pow" and isinstance(arguments[1], Constant) and dtype.is_float():
             power = float(arguments[1].value)
-            known = {2.0: "hd::square({})", 3.0: "hd::cube({})", 1.0: "{}", 0.5: "hd::sqrt({})", -0.5: "hd::rsqrt({})"}
-            if power in known:
+            if power in POWERS:
                 base = self._as(self.term(arguments[0], scope), _dtype(arguments[0]), dtype)
-                return Apply(known[power], (base,))
+                return Apply(f"{POWERS[power]}({{}})", (base,))
         if name in _TESTS:
             kind = _dtype(arguments[0])
             if not kind.is_float():
                 raise UnsupportedComputationError(f"{name} of {kind.name}")
             return Apply(_TESTS[name], (self.term(arguments[0], scope),))
-        if name in _OWN:
+        if name in OWN_FUNCTIONS:
             function = f"hd::{name}"
         elif name in _LIBM:
             function = f"::{_LIBM[name] or name}{'' if dtype.name == 'float64' else 'f'}"

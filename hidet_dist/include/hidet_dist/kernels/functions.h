@@ -1,7 +1,7 @@
 // Elementary functions without branches, so that loops of them become vector code, and accumulators of many lanes.
 //
-// Built without -ffast-math, which takes it that there is no NaN and no infinity. Polynomials: S. L. Moshier, Cephes
-// Mathematical Library, single precision (exp, log, tanh); for erf see below. Their errors are within 2 units in the last place.
+// Polynomials: S. L. Moshier, Cephes Mathematical Library, single precision (exp, log, tanh); for erf see below.
+// Their errors are within 2 units in the last place, over all of their range.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -11,8 +11,12 @@
 #include <memory>
 #include <type_traits>
 
-#pragma GCC push_options
-#pragma GCC optimize("no-fast-math", "no-math-errno", "no-trapping-math")
+#if defined(__F16C__)
+#include <immintrin.h>
+#endif
+#ifdef __FAST_MATH__
+#error "functions.h counts on infinities, NaN and the order of operations: compile without -ffast-math"
+#endif
 
 #define HD_INLINE static inline __attribute__((always_inline))
 
@@ -59,9 +63,45 @@ template <> struct To<f16> {
   }
 };
 
+// Runs of halves as floats and back: by instructions for it where there are some, which compilers do not find.
+HD_INLINE void load_run(const f16 *source, int64_t count, float *target) {
+  int64_t i = 0;
+#if defined(__AVX512F__)
+  for (; i + 16 <= count; i += 16)
+    _mm512_storeu_ps(target + i, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(source + i))));
+#endif
+#if defined(__F16C__)
+  for (; i + 8 <= count; i += 8)
+    _mm256_storeu_ps(target + i, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(source + i))));
+  for (; i < count; ++i) target[i] = _cvtsh_ss(source[i].u);
+#else
+  for (; i < count; ++i) target[i] = load(source[i]);
+#endif
+}
+HD_INLINE void store_run(const float *source, int64_t count, f16 *target) {
+  int64_t i = 0;
+#if defined(__AVX512F__)
+  for (; i + 16 <= count; i += 16)
+    _mm256_storeu_si256((__m256i *)(target + i), _mm512_cvtps_ph(_mm512_loadu_ps(source + i), _MM_FROUND_TO_NEAREST_INT));
+#endif
+#if defined(__F16C__)
+  for (; i + 8 <= count; i += 8)
+    _mm_storeu_si128((__m128i *)(target + i), _mm256_cvtps_ph(_mm256_loadu_ps(source + i), _MM_FROUND_TO_NEAREST_INT));
+  for (; i < count; ++i) target[i].u = _cvtss_sh(source[i], _MM_FROUND_TO_NEAREST_INT);
+#else
+  for (; i < count; ++i) target[i] = To<f16>::from(source[i]);
+#endif
+}
+
 // max and min keep NaN, as PyTorch's do.
-template <class T> HD_INLINE T max(T a, T b) { return (b > a) | (b != b) ? b : a; }
-template <class T> HD_INLINE T min(T a, T b) { return (b < a) | (b != b) ? b : a; }
+template <class T> HD_INLINE T max(T a, T b) {
+  const T greater = b > a ? b : a;
+  return b != b ? b : greater;
+}
+template <class T> HD_INLINE T min(T a, T b) {
+  const T less = b < a ? b : a;
+  return b != b ? b : less;
+}
 template <class T> HD_INLINE T square(T x) { return x * x; }
 template <class T> HD_INLINE T cube(T x) { return x * x * x; }
 HD_INLINE float abs(float x) { return from_bits(bits(x) & 0x7fffffffu); }
@@ -123,27 +163,32 @@ HD_INLINE float tanh(float x) {
   return a < 0.625f ? small : from_bits(bits(large) | (bits(x) & 0x80000000u));
 }
 
-// Minimax polynomials, fitted for this file: erf(x) / x in x^2 for |x| < 1, and -log(erfc(|x|)) up to 4, beyond which
-// erf is 1 in single precision.
+// Minimax polynomials, fitted for this file: erf(x) / x - 1 in x^2 for |x| < 0.9, -log2(erfc(|x|)) from there to 3.93,
+// beyond which erf is 1 in single precision, and 2^f for |f| <= 1/2.
 HD_INLINE float erf(float x) {
-  const float a = abs(x), c = a > 4.0f ? 4.0f : a, z = x * x;
-  float p = 7.8538544494e-05f;
-  p = p * z - 8.0101915363e-04f;
-  p = p * z + 5.1883274483e-03f;
-  p = p * z - 2.6853811811e-02f;
-  p = p * z + 1.1283585146e-01f;
-  p = p * z - 3.7612625824e-01f;
-  p = p * z + 1.1283791657e+00f;
-  float q = 1.4681882538e-05f;
-  q = q * c - 3.4113454169e-04f;
-  q = q * c + 3.6048373379e-03f;
-  q = q * c - 2.3264737189e-02f;
-  q = q * c + 1.0474107970e-01f;
-  q = q * c + 6.3727823219e-01f;
-  q = q * c + 1.1271613800e+00f;
-  q = q * c + 4.1126096518e-04f;
-  const float large = 1.0f - exp(-q);
-  return a < 1.0f ? p * x : from_bits(bits(large) | (bits(x) & 0x80000000u));
+  const float a = abs(x), c = a > 3.93f ? 3.93f : a, z = x * x;
+  float p = -6.0903409030e-04f;
+  p = p * z + 5.0119631924e-03f;
+  p = p * z - 2.6778912172e-02f;
+  p = p * z + 1.1282140762e-01f;
+  p = p * z - 3.7612524629e-01f;
+  p = p * z + 1.2837915123e-01f;
+  float q = 1.8197913887e-03f;
+  q = q * c - 2.2581873462e-02f;
+  q = q * c + 1.3175092638e-01f;
+  q = q * c + 9.3840646744e-01f;
+  q = q * c + 1.6163923740e+00f;
+  q = q * c + 2.6289785746e-03f;
+  // erfc = 2^-q: the sum with 3 * 2^22 has the whole part of -q in its last bits.
+  const float whole = 12582912.0f - q, f = (12582912.0f - whole) - q;
+  float e = 1.3276438694e-03f;
+  e = e * f + 9.6755409613e-03f;
+  e = e * f + 5.5507134646e-02f;
+  e = e * f + 2.4022120237e-01f;
+  e = e * f + 6.9314694405e-01f;
+  e = e * f + 1.0000001192e+00f;
+  const float large = 1.0f - from_bits(bits(e) + (bits(whole) << 23));
+  return a >= 0.9f ? from_bits(bits(large) | (bits(x) & 0x80000000u)) : p * x + x;
 }
 
 HD_INLINE float rsqrt(float x) { return 1.0f / __builtin_sqrtf(x); }
@@ -180,11 +225,17 @@ template <class T> struct Bounds<T, false> {
 };
 template <class T> struct Max {
   static constexpr T identity() { return Bounds<T>::low(); }
-  template <class V> HD_INLINE V combine(V a, V b) { return (b > a) | (b != b) ? b : a; }
+  template <class V> HD_INLINE V combine(V a, V b) {
+    const V greater = b > a ? b : a;  // one instruction, which keeps a's NaN
+    return b != b ? b : greater;
+  }
 };
 template <class T> struct Min {
   static constexpr T identity() { return Bounds<T>::high(); }
-  template <class V> HD_INLINE V combine(V a, V b) { return (b < a) | (b != b) ? b : a; }
+  template <class V> HD_INLINE V combine(V a, V b) {
+    const V less = b < a ? b : a;
+    return b != b ? b : less;
+  }
 };
 struct And {
   static constexpr bool identity() { return true; }
@@ -195,12 +246,11 @@ struct Or {
   HD_INLINE bool combine(bool a, bool b) { return a | b; }
 };
 
-// A row is reduced in 32 lanes, which are combined in a fixed order at the end.
-constexpr int LANES = 32;
-template <class Op, class T> HD_INLINE void start(T (&lanes)[LANES]) {
+// A row is reduced in some lanes, which are combined in a fixed order at the end.
+template <class Op, class T, int LANES> HD_INLINE void start(T (&lanes)[LANES]) {
   for (int l = 0; l < LANES; ++l) lanes[l] = Op::identity();
 }
-template <class Op, class T> HD_INLINE T finish(T (&lanes)[LANES]) {
+template <class Op, class T, int LANES> HD_INLINE T finish(T (&lanes)[LANES]) {
   constexpr int NUMBER = 16 / sizeof(T), ROWS = LANES / NUMBER;
   typedef T Vector __attribute__((vector_size(16)));
   typedef decltype(Vector() == Vector()) Places;
@@ -219,4 +269,3 @@ template <class Op, class T> HD_INLINE T finish(T (&lanes)[LANES]) {
 }
 
 }  // namespace hd
-#pragma GCC pop_options

@@ -1,0 +1,102 @@
+"""Plans and compiles one case for so many ranks, or writes its weights, in a process of its own.
+
+    python gpu_build.py weights CASE WEIGHTS
+    python gpu_build.py build CASE WEIGHTS RANKS ARCH SPACE OUT
+
+OUT is run kernel by kernel; OUT-graph is the same, run as a CUDA graph. The last line is JSON: what was planned.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gpu_cases import CASES
+from hidet.graph import FlowGraph
+from safetensors.numpy import save_file
+
+from hidet_dist import auto_parallel
+from hidet_dist.artifacts.manifest import Manifest
+from hidet_dist.machine import builtin
+from hidet_dist.machine.gpu import MACHINE_OF_ARCH
+from hidet_dist.normalize.precision import in_precision
+from hidet_dist.search import search
+from hidet_dist.search.memory import live_bytes
+from hidet_dist.spec import DeviceMesh
+from hidet_dist.testing.rounding import tolerance
+from hidet_dist.testing.shapes import random_weights
+from hidet_dist.view import GraphView
+
+SHARE = 1.3  # of an even share of the weights: what a rank may hold of them, so that they are split
+
+
+def write_weights(name: str, file: str) -> None:
+    """Random weights for a case, in a file that appears when it is whole."""
+    save_file(random_weights(CASES[name].graph()), f"{file}.part")
+    os.rename(f"{file}.part", file)
+
+
+def as_graph(folder: Path) -> None:
+    """The same program beside it, run as a CUDA graph. Files are shared."""
+    other = folder.with_name(f"{folder.name}-graph")
+    shutil.copytree(folder, other, copy_function=os.link)
+    manifest = Manifest.load(other)
+    (stage,) = manifest.stages
+    replace(manifest, stages=(replace(stage, cuda_graph=True),)).save(other)
+
+
+def budget(graph: FlowGraph, ranks: int, arch: str) -> int:
+    """Bytes for a rank's share of the weights, beside what a single device would hold of all else."""
+    stage = search(graph, builtin(MACHINE_OF_ARCH[arch], DeviceMesh((1,)))).stage
+    weights = stage.weight_bytes_per_device
+    return int(SHARE * weights / ranks) + max(live_bytes(GraphView(graph), stage)) - weights
+
+
+def build(name: str, ranks: int, weights: Path, arch: str, target: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Build a case, and say what was planned: seconds, and bytes of a rank.
+
+    With several ranks each may hold little more than its share of the weights: a plan that replicates them would say
+    nothing of collectives.
+    """
+    case = CASES[name]
+    graph = case.graph()
+    config = {**target, "weights": str(weights)}
+    if case.precision != "float32":
+        config["precision"] = case.precision
+    if ranks > 1:
+        planned = graph if case.precision == "float32" else in_precision(graph, case.precision).graph
+        config["mem_budget"] = budget(planned, ranks, arch)
+    result = auto_parallel(graph, {"mesh_shape": [ranks]}, config, out)
+    as_graph(out)
+    (stage,) = Manifest.load(out).stages
+    report = result.plan.report
+    return {
+        "plan_seconds": result.plan_seconds,
+        "compile_seconds": result.compile_seconds,
+        "predicted_seconds": result.predicted_seconds,
+        "kernels": len(stage.kernels),
+        "launches": len(stage.launches),
+        "collectives": len(stage.communications),
+        "planned_bytes": None if report is None else max(report.live_bytes),
+        "weight_bytes": stage.weight_bytes,
+        "workspace_bytes": sum((stage.workspace_bytes or {}).values()),
+        "tolerance": tolerance(case.graph(), case.precision),
+    }
+
+
+def main(do: str, name: str, weights: str, *how: str) -> None:
+    if do == "weights":
+        write_weights(name, weights)
+    else:
+        ranks, arch, space, out = how
+        target = {"target": "cuda", "arch": arch, "space": int(space)}
+        print(json.dumps(build(name, int(ranks), Path(weights), arch, target, Path(out))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

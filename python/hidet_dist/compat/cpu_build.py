@@ -1,0 +1,158 @@
+"""hidet 0.6.1 compiles for the CPU with flags that do not suit; here it compiles with those that it is told.
+
+While :func:`compiled_with` is active:
+
+* The flags are the given ones. hidet's are ``-march`` of what the compiler calls the running machine, which is an older
+  one where it does not know the machine, and ``-ffast-math``. That takes it that nothing is infinite or not a number,
+  and linked into a library it has the thread that loads it flush all denormal numbers to zero from then on.
+* What every kernel includes is compiled once, and not once a kernel, where :func:`precompile_headers` was called.
+* Kernels are cached apart for each compiler and choice of flags: the key of hidet's cache has none of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hidet
+from hidet.backend.build import GCC
+
+from hidet_dist.files import write_text
+
+_compiler: Any = importlib.import_module("hidet.backend.build")
+# No call sets errno, and no floating-point operation traps: so loops of them can be vector code.
+_COMMON = ("-O3", "-std=c++11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-fopenmp")
+
+
+@functools.cache
+def compiler_version(path: str) -> str:
+    """What a GCC says its version is."""
+    return subprocess.run([path, "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@contextmanager
+def compiled_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Sequence[str]) -> Iterator[None]:
+    """Have hidet compile for the CPU with ``flags`` while the block runs; ``headers`` are what all kernels include."""
+    common, directories = (*_COMMON, *flags), list(include_dirs)
+
+    class Compiler(GCC):
+        def precompile(self) -> None:
+            """Compile what most kernels include."""
+            _precompile([self.gcc_path, *common], [*self.include_dirs, *directories], headers)
+
+        def compile(
+            self,
+            src_path: str,
+            out_lib_path: str,
+            target: Any,
+            include_dirs: Sequence[str] = (),
+            linking_dirs: Sequence[str] = (),
+            linking_libs: Sequence[str] = (),
+            object_files: Sequence[str] = (),
+        ) -> None:
+            included = [*self.include_dirs, *directories]
+            compiler = [self.gcc_path, *common]
+            prelude = _prelude(included, headers)
+            source = Path(src_path)
+            source.write_text(_without(source.read_text(), _text(headers)))
+            own = [directory for directory in dict.fromkeys(include_dirs) if directory not in included]
+            command = [
+                *compiler,
+                "-include",
+                str(prelude),
+                *(f"-I{directory}" for directory in [*included, *own]),
+                *(f"-L{directory}" for directory in [*self.library_dirs, *dict.fromkeys(linking_dirs)]),
+                "-shared" if out_lib_path.endswith(".so") else "--compile",
+                src_path,
+                *object_files,
+                *(f"-l{library}" for library in dict.fromkeys(linking_libs)),
+                "-Wl,--no-as-needed",
+                "-lhidet_runtime",
+                "-o",
+                out_lib_path,
+            ]
+            self.run_compile_command(" ".join(command), src_path, out_lib_path)
+
+    version = compiler_version(Compiler._resolve_gcc_path())
+    digest = hashlib.sha256(" ".join(common).encode()).hexdigest()[:16]
+    original = _compiler.GCC
+    with hidet.option.context():
+        cache = Path(hidet.option.get_cache_dir()) / "cpu" / f"g++-{version}-{digest}"
+        hidet.option.cache_dir(str(cache))
+        _compiler.GCC = Compiler
+        try:
+            yield
+        finally:
+            _compiler.GCC = original
+
+
+def precompile_headers() -> None:
+    """Compile what all kernels include, if that is still to be done: it takes as long as it saves with some kernels."""
+    _compiler.GCC().precompile()
+
+
+# What hidet's generator begins every source with.
+_ALWAYS = (
+    "stdint.h",
+    "math.h",
+    "hidet/runtime/symbols.h",
+    "hidet/runtime/memory_planner.h",
+    "hidet/runtime/cpu/context.h",
+    "hidet/runtime/cpu/float32.h",
+    "hidet/runtime/logging.h",
+    "hidet/runtime/int_fastdiv.h",
+)
+
+
+def _prelude(include_dirs: Sequence[str], headers: Sequence[str]) -> Path:
+    """A header of all that kernels include, in hidet's cache."""
+    text = _text(headers)
+    digest = hashlib.sha256("\n".join([text, *map(_content, include_dirs)]).encode()).hexdigest()[:16]
+    header = Path(hidet.option.get_cache_dir()) / "prelude" / digest / "prelude.h"
+    if not header.exists():
+        header.parent.mkdir(parents=True, exist_ok=True)
+        write_text(header, text)
+    return header
+
+
+def _text(headers: Sequence[str]) -> str:
+    return "".join(f"#include <{header}>\n" for header in [*_ALWAYS, *headers])
+
+
+def _compiled(header: Path) -> Path:
+    return header.with_name(f"{header.name}.gch")  # where the compiler looks for it
+
+
+@functools.cache
+def _content(directory: str) -> str:
+    digest = hashlib.sha256(directory.encode())
+    for file in sorted(Path(directory).rglob("*.h")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _precompile(compiler: Sequence[str], include_dirs: Sequence[str], headers: Sequence[str]) -> None:
+    header = _prelude(include_dirs, headers)
+    if _compiled(header).exists():
+        return
+    with tempfile.TemporaryDirectory(dir=header.parent) as scratch:
+        result = Path(scratch) / "compiled"
+        directories = [f"-I{directory}" for directory in include_dirs]
+        command = [*compiler, *directories, "-x", "c++-header", str(header), "-o", str(result)]
+        # What keeps it from being compiled keeps the kernels from it, which will say so.
+        if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+            os.replace(result, _compiled(header))
+
+
+def _without(source: str, prelude: str) -> str:
+    """A source without the lines that the prelude has: some of hidet's headers may not be included twice."""
+    known = set(prelude.splitlines())
+    return "".join(line for line in source.splitlines(keepends=True) if line.strip() not in known or not line.strip())

@@ -1,0 +1,16 @@
+"""Building for the CPU: what is in force meanwhile."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from hidet_dist.compat.cpu_build import compiled_with
+from hidet_dist.compile.cpu.arch import NATIVE, arch_of
+from hidet_dist.runtime import native
+
+_HEADERS = ("hidet_dist/kernels/functions.h", "hidet_dist/kernels/convolution.h", "hidet_dist/launch.h")
+
+
+def cpu_target(arch: str = NATIVE) -> AbstractContextManager[None]:
+    """Build for one of :data:`hidet_dist.compile.cpu.arch.ARCHS` while the block runs, in a cache of its own."""
+    return compiled_with(arch_of(arch).flags, [str(native.include_dir())], _HEADERS)

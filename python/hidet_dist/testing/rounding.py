@@ -1,0 +1,64 @@
+"""How far the answers of two right programs may lie apart.
+
+Rounding errors are taken for independent and of mean zero. After n roundings, each of relative size u at most, a value
+is then off by no more than lambda * sqrt(n) * u of its size, but for a probability of 2 exp(-lambda^2 / 2) (Higham and
+Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41, 2019, theorem 2.4). Here n is
+counted along the path through the graph that rounds most, and lambda is such that, by that bound, one value of the
+output in :data:`ODDS` outputs would be further off. Errors are relative to an output's largest value, which bounds the
+sizes of what is cancelled on the way in networks whose activations are normalized.
+"""
+
+from __future__ import annotations
+
+import math
+
+from hidet.graph import FlowGraph, Operator, Tensor
+
+from hidet_dist.search.work import kernel_class
+from hidet_dist.weights.named import is_weight
+
+UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Of the mantissas' 24, 11 and 8 bits."""
+ODDS = 1000
+
+
+def tolerance(graph: FlowGraph, precision: str) -> float:
+    """The largest error of an output, relative to its largest value, that rounding explains.
+
+    Parameters
+    ----------
+    graph: FlowGraph
+        A float32 graph.
+    precision: str
+        What it is computed in: ``float32``, or ``float16`` or ``bfloat16`` with sums in float32.
+    """
+    graph.update_nodes()
+    variance: dict[Tensor, float] = {}
+    for op in graph.nodes:
+        reached = max((variance.get(x, 0.0) for x in op.inputs), default=0.0)
+        for y in op.outputs:
+            variance[y] = reached + _variance(op, precision)
+    values = max(math.prod(int(extent) for extent in y.shape) for y in graph.outputs)
+    certainty = math.sqrt(2 * math.log(2 * values * ODDS))
+    return certainty * math.sqrt(max(variance.get(y, 0.0) for y in graph.outputs))
+
+
+def _variance(op: Operator, precision: str) -> float:
+    """The squares of an operator's unit roundoffs: of its terms, its result, and its weights in half precision."""
+    kind = kernel_class(op)
+    if kind in ("copy", "lookup") or not op.outputs[0].dtype.is_float():
+        return 0.0
+    weights = sum(x.storage is not None or is_weight(x) for x in op.inputs) if precision != "float32" else 0
+    return _terms(op, kind) * UNIT_ROUNDOFF["float32"] ** 2 + (1 + weights) * UNIT_ROUNDOFF[precision] ** 2
+
+
+def _terms(op: Operator, kind: str) -> int:
+    """How many terms of a sum make an element of the result."""
+    first = [int(extent) for extent in op.inputs[0].shape]
+    if kind in ("matmul", "normalization"):
+        return first[-1]
+    if kind == "convolution":
+        return math.prod(int(extent) for extent in op.inputs[1].shape[1:])
+    if kind in ("reduction", "pooling"):
+        return max(1, math.prod(first) // math.prod(int(extent) for extent in op.outputs[0].shape))
+    return 0

@@ -1,0 +1,85 @@
+"""The benchmark of GPUs on the stand-ins for CUDA and NCCL: ``benchmark_on_stand_ins.py OUT``.
+
+It measures small models; PyTorch is on the CPU, and the kernels of the programs are the CPU's. The processes that it
+starts are this program again: to build with arguments, to serve without. ``CASES`` in the environment are the models,
+and with ``EAGER`` PyTorch compiles nothing, which takes long.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__)
+GPU = HERE.parents[3] / "benchmarks" / "gpu"
+sys.path[:0] = [str(GPU), str(HERE.parent)]
+
+import gpu_cases  # noqa: E402
+
+from hidet_dist.testing.sizes import GPTConfig, LlamaConfig  # noqa: E402
+
+SMALL = {
+    "gpt": GPTConfig(1, 32, 4, 48, 2, 8, "float32"),
+    "llama": LlamaConfig(1, 32, 4, 2, 48, 40, 1, 8, "float32"),
+}
+
+
+def cases() -> dict[str, gpu_cases.Case]:
+    return {name: gpu_cases.Case(f"small {name}", name, config, "float32") for name, config in SMALL.items()}
+
+
+def build(*arguments: str) -> None:
+    import gpu_build
+    from stand_in_artifacts import as_cuda, on_stream
+
+    from hidet_dist.runtime import nccl
+
+    built, as_graph = gpu_build.build, gpu_build.as_graph
+
+    def with_graph(folder: Path) -> None:
+        on_stream(folder, Path(os.environ[nccl.DRIVER_VARIABLE]).parent)
+        as_graph(as_cuda(folder))
+
+    def for_the_cpu(name: str, ranks: int, weights: Path, arch: str, target: Any, out: Path) -> dict[str, Any]:
+        return built(name, ranks, weights, arch, {}, out)
+
+    gpu_build.build, gpu_build.as_graph = for_the_cpu, with_graph
+    gpu_build.main(*arguments)
+
+
+def work() -> None:
+    import gpu_worker
+
+    from hidet_dist.runtime.cuda.memory import CudaMemory
+
+    CudaMemory.number = 0  # the kernels are the host's
+    gpu_worker.worker.main(gpu_worker.load)
+
+
+def measure(out: str) -> None:
+    import typer
+
+    spec = importlib.util.spec_from_file_location("gpu_benchmark", GPU / "__main__.py")
+    assert spec is not None
+    assert spec.loader is not None
+    benchmark = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(benchmark)
+    if "EAGER" in os.environ:
+        benchmark.PEERS = dict.fromkeys(benchmark.PEERS, "eager")
+    benchmark.GpuBenchmark = partial(benchmark.GpuBenchmark, device="cpu", builder=HERE, worker=HERE)
+    sys.argv = [str(HERE), "--quick", "--kernels", "--cases", os.environ["CASES"], "--out", out]
+    typer.run(benchmark.main)
+
+
+gpu_cases.CASES.clear()
+gpu_cases.CASES.update(cases())
+if len(sys.argv) == 1:
+    work()
+elif sys.argv[1] in ("weights", "build"):
+    build(*sys.argv[1:])
+else:
+    measure(sys.argv[1])

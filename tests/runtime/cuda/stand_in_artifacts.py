@@ -1,0 +1,52 @@
+"""Artifacts for the CPU, now for CUDA: their kernels run where the stand-in has its device memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hidet_dist.artifacts.manifest import Manifest
+from hidet_dist.files import sha256
+
+NATIVE = Path(__file__).parents[1] / "native"
+# They put their work on the stream themselves.
+COMMUNICATION = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Start", "Wait")
+_PLACE = b"@LIBRARY@"
+
+
+def compile_against(stand_ins: Path, source: str, library: Path) -> None:
+    """Compile what stands in for a kernel."""
+    command = ["g++", "-std=c++17", "-shared", "-fPIC", str(NATIVE / source), f"-L{stand_ins}"]
+    link = ["-l:libcuda.so.1", f"-Wl,-rpath,{stand_ins}", "-ldl"]
+    subprocess.run([*command, *link, "-o", str(library)], check=True, timeout=300)
+
+
+def as_cuda(folder: Path, arch: str = "sm_90", **stage: Any) -> Path:
+    """Rewrite a manifest, with other values of its stage."""
+    manifest = Manifest.load(folder)
+    files = {name: ((folder / name).stat().st_size, sha256(folder / name)) for name in manifest.files}
+    (own,) = manifest.stages
+    replace(manifest, target="cuda", arch=arch, files=files, stages=(replace(own, **stage),)).save(folder)
+    return folder
+
+
+def on_stream(folder: Path, stand_ins: Path) -> Path:
+    """Have the kernels that compute run on the stream, as a device's do; their own libraries lie beside the folder."""
+    aside = folder.with_name(f"{folder.name}-kernels")
+    aside.mkdir()
+    compile_against(stand_ins, "on_stream.cpp", aside / "any.so")
+    stand_in = (aside / "any.so").read_bytes()
+    assert stand_in.count(_PLACE) == 1
+    (stage,) = Manifest.load(folder).stages
+    for number, name in enumerate(stage.kernels):
+        if not name.startswith(COMMUNICATION):
+            kernel, own = folder / stage.kernel_file(number), aside / f"{number}.so"
+            shutil.move(kernel, own)
+            path = os.fsencode(own.resolve()) + b"\0"
+            at = stand_in.index(_PLACE)
+            kernel.write_bytes(stand_in[:at] + path + stand_in[at + len(path) :])
+    return folder
