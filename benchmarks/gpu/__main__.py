@@ -16,6 +16,7 @@ went well, 1 when something failed or there was no time for it, 2 when there is 
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -26,10 +27,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 from gpu_cases import CASES, Case
 
 sys.path.append(str(Path(__file__).parents[1] / "serving"))
@@ -49,6 +49,7 @@ TIMING_SECONDS, QUICK_SECONDS = 12.0, 2.0  # about: for the calls of one case
 BUILD_SECONDS = 600.0
 PROFILED_CALLS = 5
 NO_GPU = 2
+_LOG_LINES = 5
 REFERENCE = "torch_eager"
 PEERS = {REFERENCE: "eager", "torch_compile": "compile", "torch_compile_graph": "compile_graph"}
 RATIOS = {
@@ -74,6 +75,8 @@ class GpuBenchmark:
         About what the calls of one case may take.
     space: int
         As optimization_config's: how many candidates there are of a kernel.
+    last_begin: float
+        After so many seconds nothing is begun, and what is not built by then is given up.
     console: Console
         Where progress is shown.
     device: str
@@ -88,12 +91,14 @@ class GpuBenchmark:
         arch: str,
         seconds: float,
         space: int,
+        last_begin: float,
         console: Console,
         device: str = "cuda",
         builder: Path = HERE / "gpu_build.py",
         worker: Path = HERE / "gpu_worker.py",
     ):
         self.work, self.arch, self.seconds, self.space = work, arch, seconds, space
+        self.last_begin = last_begin
         self.console, self.device, self.builder, self.worker = console, device, builder, worker
         self.cases: dict[str, dict[str, Any]] = {}
         self.failures: list[str] = []
@@ -136,13 +141,15 @@ class GpuBenchmark:
     def _run(self, arguments: list[str], what: str) -> str | None:
         """What the builder prints; None if it fails."""
         command = [sys.executable, str(self.builder), *arguments]
+        left = min(BUILD_SECONDS, self.last_begin - self.elapsed())
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=BUILD_SECONDS)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=max(0.0, left))
         except subprocess.TimeoutExpired:
-            self.failed(what, f"not done after {BUILD_SECONDS:g} s")
+            self.failed(what, f"not done after {left:.0f} s")
             return None
         if done.returncode:
-            self.failed(what, "\n".join(done.stderr.strip().splitlines()[-5:]) or f"exit status {done.returncode}")
+            *before, last = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            self.failed(what, "\n".join([last, *before[-_LOG_LINES:]]))
             return None
         return done.stdout
 
@@ -246,18 +253,15 @@ class GpuBenchmark:
                 variant.close()
         return errors
 
-    def run(self, cases: dict[str, Case], last_begin: float, after_each: Callable[[], None]) -> None:
-        """Build all cases, then measure one after the other. No case is begun after so many seconds."""
+    def run(self, cases: dict[str, Case], after_each: Callable[[], None]) -> None:
+        """Build all cases, then measure one after the other."""
         self.write_weights(cases)
-        with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:
+        with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:  # planning takes one core, compiling all
             building: dict[str, dict[int, Future[dict[str, Any] | None]]] = {
                 name: {ranks: pool.submit(self.build, name, ranks) for ranks in (1, 2)} for name in cases
             }
-            for own in building.values():
-                for future in own.values():
-                    future.exception(max(1.0, last_begin - self.elapsed()) if last_begin < float("inf") else None)
         for name, own in building.items():
-            if self.elapsed() > last_begin:
+            if self.elapsed() > self.last_begin:
                 self.not_run.append(name)
                 continue
             built = {ranks: found for ranks, future in own.items() if (found := future.result()) is not None}
@@ -301,19 +305,27 @@ def report(run: GpuBenchmark, machine: dict[str, Any], out: Path) -> dict[str, A
     return {**ratios, "failed": [text.splitlines()[0] for text in run.failures], "not_run": run.not_run}
 
 
-def main(
-    cases: Annotated[str, typer.Option(help=f"Some of {','.join(CASES)}.")] = ",".join(CASES),
-    quick: Annotated[bool, typer.Option(help="Few calls: to see that all works.")] = False,
-    seconds: Annotated[float, typer.Option(help="Begin no case after so long.")] = float("inf"),
-    space: Annotated[int, typer.Option(help="Candidates of kernels: 0 for one, 1 for some, 2 for many.")] = 0,
-    kernels: Annotated[bool, typer.Option(help="Also the times of single kernels.")] = False,
-    out: Annotated[Path, typer.Option(help="The folder for the results.")] = HERE.parent / "results",
-) -> None:
-    """Measure hidet_dist beside PyTorch on this machine's GPU."""
-    names = cases.split(",")
-    unknown = [name for name in names if name not in CASES]
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """What the command line says."""
+    parser = argparse.ArgumentParser(description="Measures hidet_dist beside PyTorch on this machine's GPU.")
+    parser.add_argument("--cases", default=",".join(CASES), help=f"some of {','.join(CASES)}")
+    parser.add_argument("--quick", action="store_true", help="few calls: to see that all works")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing after so long")
+    parser.add_argument("--space", type=int, default=0, help="candidates of kernels: 0 for one, 1 for some, 2 for many")
+    parser.add_argument("--kernels", action="store_true", help="also the times of single kernels")
+    parser.add_argument("--out", type=Path, default=HERE.parent / "results", help="the folder for the results")
+    options = parser.parse_args(given)
+    options.cases = options.cases.split(",")
+    unknown = [name for name in options.cases if name not in CASES]
     if unknown:
-        raise typer.BadParameter(f"no {unknown[0]!r}; there are {', '.join(CASES)}", param_hint="--cases")
+        parser.error(f"there is no case {unknown[0]!r}; there are {', '.join(CASES)}")
+    return options
+
+
+def main(given: list[str] | None = None) -> int:
+    """Measure, and return the exit status."""
+    options = arguments(given)
+    names = options.cases
     console = Console(stderr=True)
     if not console.is_terminal:
         console = Console(stderr=True, width=160)
@@ -322,17 +334,18 @@ def main(
     except HidetDistError as error:
         console.print(f"no GPU, nothing was measured: {escape(str(error))}")
         print(json.dumps({"failed": ["no GPU"], "not_run": names}))
-        raise typer.Exit(NO_GPU) from None
+        return NO_GPU
     machine = {"gpus": gpus, "arch": arch, **describe()}
     console.print(f"{len(gpus)} GPU(s): {', '.join(gpus)}; {arch}; {os.cpu_count()} CPUs")
     with tempfile.TemporaryDirectory(prefix="hidet_dist-gpu-bench-") as folder:
-        run = GpuBenchmark(Path(folder), arch, QUICK_SECONDS if quick else TIMING_SECONDS, space, console)
-        run.run({name: CASES[name] for name in names}, seconds, lambda: report(run, machine, out))
-    ratios = report(run, machine, out)
+        seconds = QUICK_SECONDS if options.quick else TIMING_SECONDS
+        run = GpuBenchmark(Path(folder), arch, seconds, options.space, options.seconds, console)
+        run.run({name: CASES[name] for name in names}, lambda: report(run, machine, options.out))
+    ratios = report(run, machine, options.out)
     if run.cases:
         console.print(cases_table(run.cases))
         console.print(memory_table(run.cases))
-    for own in run.cases.values() if kernels else ():
+    for own in run.cases.values() if options.kernels else ():
         console.print(kernels_table(own))
     for failure in run.failures:
         console.print(f"[bold red]failed[/]: {escape(failure)}")
@@ -340,9 +353,8 @@ def main(
         console.print(f"not run: {name}")
     console.print(f"took {run.elapsed():.0f} s")
     print(json.dumps(ratios))
-    if run.failures or run.not_run:
-        raise typer.Exit(1)
+    return 1 if run.failures or run.not_run else 0
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    sys.exit(main())

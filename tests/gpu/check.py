@@ -20,7 +20,7 @@ from pathlib import Path
 from hidet_dist.errors import HidetDistError
 from hidet_dist.runtime.cuda import driver
 
-HERE = Path(__file__).parent
+BUILD, RANK = (Path(__file__).with_name(name) for name in ("build.py", "rank.py"))
 MODELS = ("minilm", "gpt2", "llama", "resnet18")
 PRECISIONS = ("float32", "float16")
 NO_GPU = 2
@@ -41,7 +41,7 @@ def steps(folder: Path, arch: str, ranks: tuple[int, ...]) -> Iterator[Step]:
     python = sys.executable
 
     def launched(count: int, *arguments: str) -> tuple[str, ...]:
-        return (python, "-m", "hidet_dist.launch", "-n", str(count), str(HERE / "rank.py"), *arguments)
+        return (python, "-m", "hidet_dist.launch", "-n", str(count), str(RANK), *arguments)
 
     for count in ranks:
         if count > 1:
@@ -51,8 +51,8 @@ def steps(folder: Path, arch: str, ranks: tuple[int, ...]) -> Iterator[Step]:
             name = f"{model}, {precision}, {count} ranks, {variant}"
             out = folder / f"{model}-{precision}-{count}-{variant}"
             what = (model, precision, str(count), variant, arch, str(out))
-            yield Step(f"build {name}", (python, str(HERE / "build.py"), *what), 600)
-            yield Step(f"serve {name}", launched(count, "serve", str(out), precision), 180)
+            yield Step(f"build {name}", (python, str(BUILD), *what), 600)
+            yield Step(f"serve {name}", launched(count, "serve", str(out)), 180)
 
 
 def run(step: Step) -> bool:

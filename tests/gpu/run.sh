@@ -27,5 +27,10 @@ if [[ -f .gpu/setup.sh ]]; then
 else
   python=.venv/bin/python
 fi
+for folder in .gpu-models/minilm "$HOME/minilm"; do # see pack.sh
+  if [[ -z ${HIDET_DIST_MINILM:-} && -d $folder ]]; then
+    export HIDET_DIST_MINILM=$folder
+  fi
+done
 export NCCL_MULTI_RANK_GPU_ENABLE=1 PYTHONUNBUFFERED=1
 exec "$python" "$program" "$@"

@@ -88,3 +88,16 @@ def test_scalars_beyond_the_dtype_are_used_in_float32():
     for scalar, dtype in ((3.0, "float16"), (1e-9, "float32"), (1e6, "float32")):
         half = in_precision(hidet.trace_from(x @ w + scalar, [x]), "float16").graph
         assert dtypes(half, "AddScalar") == {dtype: 1}
+
+
+def test_scales_of_norms_are_not_cast_in_every_run():
+    """A vector that is read in both dtypes is kept in half precision all the same."""
+    x = hidet.symbol([4, 8], "float32", "cpu")
+    scale, bias = (hidet.distributed.weight(name, [8]) for name in ("scale", "bias"))
+    y = hidet.ops.layer_norm(x @ hidet.randn([8, 8])) * scale + bias
+    graph = hidet.trace_from(y @ hidet.randn([8, 8]) + bias, [x])
+    half = in_precision(graph, "float16")
+    assert scale not in half.weights
+    assert half.weights[bias].dtype.name == "float16"
+    read = {x for node in half.graph.nodes if node.name == "Cast" for x in node.inputs if len(x.shape) == 1}
+    assert read == {half.weights[bias]}

@@ -6,7 +6,8 @@ that runs. The rules are those of PyTorch's autocast: products take and give hal
 powers and all operators that are not known to be safe are computed in float32, and give it; what takes both computes
 in float32. hidet accumulates products, sums and norms in float32 in either case. Beyond that:
 
-* Weights are kept in half precision, and cast when they are written or read, not in every run.
+* Weights are kept in half precision, and cast when they are written or read, not in every run; vectors that are wanted
+  in float32 alone, such as the scales of norms, stay in it.
 * What is computed from integers and weights alone, such as the angles of rotary positions, stays in float32: positions
   above 2048 are no numbers of float16 at all.
 * Values beyond what the dtype can hold (a mask of -1e9 in float16) become its largest, instead of infinite: a row that
@@ -113,12 +114,17 @@ def in_precision(graph: FlowGraph, dtype: str) -> HalfGraph:
     """
     with hidet.option.context():
         hidet.option.execution_mode("symbolic")
-        return _Rewriter(graph, dtype).run()
+        first = _Rewriter(graph, dtype)
+        half = first.run()
+        kept = {x for x, dtypes in first.wanted.items() if dtypes == {"float32"} and len(x.shape) <= 1}
+        return _Rewriter(graph, dtype, frozenset(kept)).run() if kept else half
 
 
 class _Rewriter:
-    def __init__(self, graph: FlowGraph, dtype: str):
+    def __init__(self, graph: FlowGraph, dtype: str, kept: frozenset[Tensor] = frozenset()):
         self.graph = graph
+        self.kept = kept  # weights that stay as they are
+        self.wanted: dict[Tensor, set[str]] = {}  # the dtypes in which each weight is read
         self.dtype = dtype
         self.new: dict[Tensor, Tensor] = {}
         self.cast_of: dict[tuple[Tensor, str], Tensor] = {}
@@ -184,6 +190,9 @@ class _Rewriter:
     def at_hand(self, x: Tensor, dtype: str) -> Tensor:
         if not self.is_weight(x):
             return self.cast(self.new.get(x, x), dtype)
+        self.wanted.setdefault(x, set()).add(dtype)
+        if x in self.kept:
+            return x
         if x not in self.half_weights:
             self.half_weights[x] = weight_as(x, self.dtype) if is_weight(x) else _constant_as(x, self.dtype)
         return self.cast(self.half_weights[x], dtype)

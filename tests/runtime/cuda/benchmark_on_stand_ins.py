@@ -61,8 +61,6 @@ def work() -> None:
 
 
 def measure(out: str) -> None:
-    import typer
-
     spec = importlib.util.spec_from_file_location("gpu_benchmark", GPU / "__main__.py")
     assert spec is not None
     assert spec.loader is not None
@@ -71,8 +69,7 @@ def measure(out: str) -> None:
     if "EAGER" in os.environ:
         benchmark.PEERS = dict.fromkeys(benchmark.PEERS, "eager")
     benchmark.GpuBenchmark = partial(benchmark.GpuBenchmark, device="cpu", builder=HERE, worker=HERE)
-    sys.argv = [str(HERE), "--quick", "--kernels", "--cases", os.environ["CASES"], "--out", out]
-    typer.run(benchmark.main)
+    sys.exit(benchmark.main(["--quick", "--kernels", "--cases", os.environ["CASES"], "--out", out]))
 
 
 gpu_cases.CASES.clear()

@@ -77,14 +77,28 @@ def product(model: LoadedPartition) -> object:
     return [model(x).tolist(), model(x).tolist()]
 
 
+def calls(model: LoadedPartition) -> object:
+    """What each array of the file beside the artifacts is answered with, from the host and from the device in turn."""
+    with np.load(f"{sys.argv[2]}.npz") as data:
+        xs = [data[name] for name in data.files]
+    return [np.asarray(model(x if number % 2 else OnDevice(x, 0))).tolist() for number, x in enumerate(xs)]
+
+
+def timed(model: LoadedPartition) -> object:
+    """The seconds of each operator, by its name, and what a call gives after that."""
+    shard = X + 100 * model.rank
+    found = {operator.name: operator.seconds for operator in model.profile(shard).operators}
+    return [found, model(shard).tolist()]
+
+
 MODES: dict[str, Callable[[LoadedPartition], object]] = {
-    each.__name__: each for each in (answers, refusals, profile, memory, product)
+    each.__name__: each for each in (answers, refusals, profile, memory, product, calls, timed)
 }
 
 
 def main() -> None:
     mode, artifacts = sys.argv[1:]
-    if mode == "product":
+    if mode in ("product", "calls", "timed"):
         CudaMemory.number = 0  # the kernels are the host's
     with hidet_dist.load_partition(artifacts) as model:
         print(json.dumps({"rank": model.rank, "result": MODES[mode](model)}))

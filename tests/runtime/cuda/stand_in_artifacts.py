@@ -1,17 +1,22 @@
-"""Artifacts for the CPU, now for CUDA: their kernels run where the stand-in has its device memory."""
+"""Artifacts for the CPU, now for CUDA: their kernels run where the stand-in has its device memory; and serving them."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.files import sha256
+from hidet_dist.launch import free_port
+from hidet_dist.runtime import nccl
 
+SERVE = Path(__file__).with_name("serve_on_stand_ins.py")
 NATIVE = Path(__file__).parents[1] / "native"
 # They put their work on the stream themselves.
 COMMUNICATION = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Start", "Wait")
@@ -50,3 +55,26 @@ def on_stream(folder: Path, stand_ins: Path) -> Path:
             at = stand_in.index(_PLACE)
             kernel.write_bytes(stand_in[:at] + path + stand_in[at + len(path) :])
     return folder
+
+
+def serve(stand_ins: Path, mode: str, folder: Path, ranks: int = 1, **more: str) -> list[Any]:
+    """What each rank printed, or its error."""
+    exchange = folder.parent / "exchange"
+    exchange.mkdir(exist_ok=True)
+    port = str(free_port())
+    running = []
+    for rank in range(ranks):
+        place = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        doubles = {
+            nccl.LIBRARY_VARIABLE: str(stand_ins / "libnccl.so.2"),
+            nccl.DRIVER_VARIABLE: str(stand_ins / "libcuda.so.1"),
+            "FAKE_NCCL_DIR": str(exchange),
+        }
+        command = [sys.executable, str(SERVE), mode, str(folder)]
+        environment = {**os.environ, **place, **doubles, **more}
+        running.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
+    results = []
+    for process in running:
+        out, err = process.communicate(timeout=120)
+        results.append(json.loads(out)["result"] if process.returncode == 0 else err.decode())
+    return results

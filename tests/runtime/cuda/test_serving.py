@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import hidet
 import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from stand_in_artifacts import as_cuda, compile_against
+from stand_in_artifacts import as_cuda, compile_against, serve
 
 import hidet_dist  # noqa: F401  (adds its calls to hidet.distributed)
 from hidet_dist.artifacts.manifest import Manifest
-from hidet_dist.launch import free_port
 from hidet_dist.runtime import nccl
 
-SERVE = Path(__file__).with_name("serve_on_stand_ins.py")
 X = np.arange(32, dtype=np.float32).reshape(4, 8)
 W = np.linspace(-1, 1, 8, dtype=np.float32)
 
@@ -40,29 +35,6 @@ def added(stand_ins: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert len(stage.kernels) == 1
     compile_against(stand_ins, "stand_in_kernel.cpp", folder / stage.kernel_file(0))
     return folder
-
-
-def serve(stand_ins: Path, mode: str, folder: Path, ranks: int = 1, **more: str) -> list[Any]:
-    """What each rank printed, or its error."""
-    exchange = folder.parent / "exchange"
-    exchange.mkdir(exist_ok=True)
-    port = str(free_port())
-    running = []
-    for rank in range(ranks):
-        place = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        doubles = {
-            nccl.LIBRARY_VARIABLE: str(stand_ins / "libnccl.so.2"),
-            nccl.DRIVER_VARIABLE: str(stand_ins / "libcuda.so.1"),
-            "FAKE_NCCL_DIR": str(exchange),
-        }
-        command = [sys.executable, str(SERVE), mode, str(folder)]
-        environment = {**os.environ, **place, **doubles, **more}
-        running.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-    results = []
-    for process in running:
-        out, err = process.communicate(timeout=120)
-        results.append(json.loads(out)["result"] if process.returncode == 0 else err.decode())
-    return results
 
 
 @pytest.fixture

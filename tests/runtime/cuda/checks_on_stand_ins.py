@@ -1,0 +1,64 @@
+"""The checks of GPUs on the stand-ins for CUDA and NCCL: ``checks_on_stand_ins.py ARGUMENTS OF tests/gpu/check.py``.
+
+The kernels of the programs are the CPU's, which has none in half precision, and nothing to choose from; PyTorch is on
+the CPU. With ``WRONG`` in the environment its answers are other ones. The processes that it starts are this program
+again: to build with the name of a model, to serve as a rank.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__)
+sys.path[:0] = [str(HERE.parents[2] / "gpu"), str(HERE.parent)]
+
+import build  # noqa: E402
+import rank  # noqa: E402
+
+SMALL = {
+    "gpt2": lambda out: build.language_model(out, build.shapes.GPTConfig(1, 32, 4, 48, 2, 8, "float32")),
+    "llama": lambda out: build.language_model(out, build.shapes.LlamaConfig(1, 32, 4, 2, 48, 40, 1, 8, "float32")),
+}
+
+
+def build_for_the_cpu(*arguments: str) -> None:
+    from stand_in_artifacts import as_cuda, on_stream
+
+    from hidet_dist.runtime import nccl
+
+    parallel = build.auto_parallel
+
+    def auto_parallel(graph: Any, machine: Any, config: dict[str, Any], out: Path) -> Any:
+        ours = {key: config[key] for key in ("mem_budget", "weights") if key in config}
+        result = parallel(graph, machine, ours, out)
+        on_stream(out, Path(os.environ[nccl.DRIVER_VARIABLE]).parent)
+        as_cuda(out, cuda_graph="cuda_graph" in config)
+        return result
+
+    if "WRONG" in os.environ:
+        right = build.reference
+        build.reference = lambda *case: {**(found := right(*case)), "expected": 1.01 * found["expected"]}
+    build.auto_parallel = auto_parallel
+    build.CASES.update(SMALL)
+    build.main(*arguments)
+
+
+def serve(artifacts: str) -> None:
+    from hidet_dist.runtime.cuda.memory import CudaMemory
+
+    CudaMemory.number = 0  # the kernels are the host's
+    rank.serve(artifacts, "cpu")
+
+
+if sys.argv[1] in SMALL:
+    build_for_the_cpu(*sys.argv[1:])
+elif sys.argv[1] == "serve":
+    serve(sys.argv[2])
+else:
+    import check
+
+    check.BUILD = check.RANK = HERE
+    sys.exit(check.main())

@@ -1,0 +1,58 @@
+"""The checks of GPUs, from end to end on the stand-ins: that they build, serve, compare and report what they should."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hidet_dist.runtime import nccl
+
+PROGRAM = Path(__file__).with_name("checks_on_stand_ins.py")
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+def checks(stand_ins: Path, folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+    doubles = {
+        nccl.LIBRARY_VARIABLE: str(stand_ins / "libnccl.so.2"),
+        nccl.DRIVER_VARIABLE: str(stand_ins / "libcuda.so.1"),
+        "FAKE_NCCL_DIR": str(folder),
+        "FAKE_CUDA_DEVICES": "1",
+        "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+    }
+    command = [sys.executable, str(PROGRAM), *arguments]
+    environment = {**os.environ, **doubles, **more}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=280)
+
+
+@pytest.mark.parametrize(
+    ("only", "steps"),
+    [
+        ("gpt2, float32, 2 ranks, graph", 2),
+        pytest.param("gpt2", 16, marks=pytest.mark.slow),
+        pytest.param("llama", 16, marks=pytest.mark.slow),
+    ],
+)
+def test_models_are_built_served_and_compared(stand_ins: Path, tmp_path: Path, only: str, steps: int) -> None:
+    done = checks(stand_ins, tmp_path, "--ranks", "1", "2", "--only", only)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{steps} ok, 0 failed, 0 not run" in done.stdout
+    assert "off by " in done.stdout
+
+
+def test_a_wrong_answer_fails_and_is_reported(stand_ins: Path, tmp_path: Path) -> None:
+    done = checks(stand_ins, tmp_path, "--ranks", "1", "--only", "gpt2, float32, 1 ranks, plain", WRONG="1")
+    assert done.returncode == 1
+    assert "rounding explains" in done.stdout
+    assert "failed: serve gpt2, float32, 1 ranks, plain" in done.stdout
+
+
+def test_a_machine_without_a_gpu_is_named(stand_ins: Path, tmp_path: Path) -> None:
+    done = checks(stand_ins, tmp_path, "--only", "gpt2", FAKE_CUDA_DEVICES="0")
+    assert done.returncode == 2
+    assert "no GPU, nothing was checked" in done.stdout
