@@ -46,7 +46,7 @@ test: lint
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 slow-test: setup
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow --timeout 1800
 
 # Every choice of every rule, and random plans of whole graphs, at full size; the last line is JSON.
 soundness: setup

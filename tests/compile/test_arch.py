@@ -15,7 +15,7 @@ from hidet_dist.artifacts import Manifest
 from hidet_dist.compat.cpu_build import precompile_headers
 from hidet_dist.compile import optimize_program
 from hidet_dist.compile.cpu.build import cpu_target
-from hidet_dist.errors import ConfigError
+from hidet_dist.errors import CompileError, ConfigError
 from hidet_dist.machine import builtin
 from hidet_dist.partition import partition_graph
 from hidet_dist.search import search
@@ -83,6 +83,15 @@ def test_a_processor_that_lacks_a_feature_is_refused(artifacts: Path, tmp_path: 
 def test_other_levels_are_refused_before_work_starts(tmp_path: Path, options: dict, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         build(tmp_path / "artifacts", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_machine_without_a_compiler_is_refused_before_work_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CompileError, match=r"needs g\+\+"):
+        build(tmp_path / "artifacts")
     assert not list(tmp_path.iterdir())
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hidet_dist.connect import Step, connect, connect_all, moves, reduce_seconds, step_seconds, walk
+from hidet_dist.connect import Step, connect, connect_all, moves, reduce_seconds, step_parts, step_seconds, walk
 from hidet_dist.errors import SpecError
 from hidet_dist.machine import Cluster, Device, Link, builtin
 from hidet_dist.spec import DeviceMesh, Layout, PartialSpec, ReduceFn, TensorShardSpec
@@ -264,6 +265,29 @@ def test_there_is_no_shorter_path(op: str | None) -> None:
             if math.isclose(seconds[after], longer, rel_tol=1e-12):
                 reached.add(after)
     assert reached == set(layouts)  # and each is the seconds of some path
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "copied"),
+    [
+        ("(R, S0)", "(R, R)", (0, 1)),  # what is gathered along an inner dim is joined
+        ("(S0, R)", "(R, S0)", (1 / 2, 0)),  # what is sent is stacked
+        ("(R, S0)", "(S0, R)", (0, 1 / 2)),
+        ("(S0, R)", "(R, R)", (0, 0)),
+    ],
+)
+def test_where_collectives_put_shards_in_their_places_no_copy_is_counted(
+    source: str, target: str, copied: tuple[float, float]
+) -> None:
+    copies = cluster_of((2,))
+    places = dataclasses.replace(copies, device=dataclasses.replace(copies.device, places_shards=True))
+    shape, size = (8, 16), 8 * 16 * 4
+    (step,) = connect(shape, "float32", parse(source), parse(target), copies).steps
+    arguments = (step, parse(source), parse(target), shape, 4)
+    pack, communicate, unpack = step_parts(*arguments, copies)
+    assert (pack, unpack) == tuple(copies.copy_seconds(int(part * size)) if part else 0.0 for part in copied)
+    assert step_parts(*arguments, places) == (0.0, communicate, 0.0)
+    assert communicate > 0
 
 
 def steps(shape: tuple[int, ...], source: str | Layout, target: str, cluster: Cluster) -> list[str]:

@@ -141,13 +141,22 @@ def marked(mark: str) -> list[int]:
     return found
 
 
+def _named_memory() -> set[str]:
+    """Shared memory and semaphores that outlive processes: those of POSIX, which are files, and those of System V."""
+    found = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
+    for kind in ("shm", "sem"):
+        lines = Path(f"/proc/sysvipc/{kind}").read_text(encoding="ascii").splitlines()[1:]
+        found |= {f"{kind} {line.split()[1]}" for line in lines}
+    return found
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start ranks, and see to it that nothing is left of them at the end: no process, no memory, no file."""
     mark = uuid.uuid4().hex
     scratch = tmp_path / "scratch"  # for their temporary files
     scratch.mkdir()
-    before = set(os.listdir("/dev/shm"))
+    before = _named_memory()
     started: list[Rank] = []
 
     def run(count: int, port: int | None = None, environment: Sequence[dict[str, str]] | None = None) -> list[Rank]:
@@ -184,7 +193,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
     # What has no name, such as the memory that ranks share, goes with the last process that has it open.
     assert not marked(mark), "processes are left"
     assert not list(scratch.iterdir()), "temporary files are left"
-    assert not [name for name in set(os.listdir("/dev/shm")) - before if "hidet" in name], "shared memory is left"
+    deadline = time.monotonic() + 5.0  # other programs use these too, for a moment
+    while left := _named_memory() - before:
+        assert time.monotonic() < deadline, f"shared memory or semaphores are left: {left}"
+        time.sleep(0.1)
 
 
 def load_all(ranks: Sequence[Rank], folder: Path | Sequence[Path], timeout: float = TIMEOUT_SECONDS) -> None:

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import hidet_dist
-from hidet_dist.artifacts import Manifest
+from hidet_dist.artifacts import Manifest, manifest
 from hidet_dist.artifacts.write import replacing
 from hidet_dist.errors import ArtifactError
 
@@ -122,9 +122,11 @@ def test_loading_while_builds_replace_the_folder(start: Start, artifacts: Path, 
     thread = threading.Thread(target=rebuild)
     thread.start()
     ranks = start(2)
-    answers = []
+    answers: list[Any] = []
+    turns = 0
     try:
-        for _ in range(12):
+        while turns < 12 or (not answers and turns < 100):
+            turns += 1
             for rank in ranks:
                 rank.send("load", folder=str(place), timeout_seconds=3.0)
             loads = [rank.answer() for rank in ranks]
@@ -139,6 +141,7 @@ def test_loading_while_builds_replace_the_folder(start: Start, artifacts: Path, 
     finally:
         stop.set()
         thread.join()
+    assert answers
     for first, second in answers:
         assert first == second
         assert any(np.allclose(first, whole(X, seed), atol=1e-4) for seed in (0, 1))
@@ -227,12 +230,48 @@ def test_a_folder_may_be_reached_through_a_link(copy: Path, tmp_path: Path) -> N
         np.testing.assert_allclose(model(X), whole(X), atol=1e-4)
 
 
-@pytest.mark.parametrize(
-    "text", ["[" * 100_000, '{"format": 3}', "null", '"text"', "1e999", '{"format": 3, "stages": {"a": 1}}', "\ufeff{}"]
-)
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"format": 3}', "null", '"text"', "1e999", "\ufeff{}"])
 def test_a_manifest_that_makes_no_sense_is_refused(copy: Path, text: str) -> None:
     (copy / "manifest.json").write_text(text, encoding="utf-8")
     with pytest.raises(ArtifactError, match="manifest"):
+        hidet_dist.load_partition(copy, 0)
+
+
+def _places(body: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The keys that lead to each value in JSON; of each list's elements the first."""
+    for key, value in body.items() if isinstance(body, dict) else enumerate(body[:1]):
+        yield (*place, key)
+        if isinstance(value, dict | list):
+            yield from _places(value, (*place, key))
+
+
+def test_values_of_another_type_are_refused(copy: Path) -> None:
+    """With the checksum that fits them."""
+    path = copy / "manifest.json"
+    good = json.loads(path.read_text(encoding="utf-8"))
+    # What may be of more than one type is left out.
+    several = {"format", "checksum", "arch", "gpu", "workspace_bytes", "shape", "whole_shape"}
+    places = [place for place in _places(good) if not several & set(place)]
+    assert len(places) > 50
+    for place in places:
+        for junk in (None, 7, -1.5, True, "text", [], [{}], {}, {"a": 1}):
+            body = copied = json.loads(json.dumps(good))
+            for key in place[:-1]:
+                copied = copied[key]
+            before, copied[place[-1]] = copied[place[-1]], junk
+            if type(before) is type(junk) and not (isinstance(junk, dict) and place[-1] != "files"):
+                continue  # another value, of the right type
+            body["checksum"] = manifest._checksum(body)
+            path.write_text(json.dumps(body), encoding="utf-8")
+            with pytest.raises(ArtifactError, match="is not a manifest of format"):
+                Manifest.load(copy)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_another_number_of_stages_is_refused(copy: Path, count: int) -> None:
+    whole = Manifest.load(copy)
+    dataclasses.replace(whole, stages=whole.stages * count).save(copy)
+    with pytest.raises(ArtifactError, match=f"has {count} stages"):
         hidet_dist.load_partition(copy, 0)
 
 

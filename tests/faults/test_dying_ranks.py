@@ -13,6 +13,7 @@ from .conftest import MOST_SECONDS, TIMEOUT_SECONDS, Start, X, assert_blames, ca
 pytestmark = pytest.mark.usefixtures("next_run_works")
 
 WITHIN = TIMEOUT_SECONDS + MOST_SECONDS
+ENDED = "the process of the rank in place"
 BOTH = pytest.mark.parametrize("victim", [0, 1])  # rank 0 hosts the store that the ranks meet in
 
 
@@ -24,7 +25,7 @@ def test_killed_before_a_collective(start: Start, artifacts: Path, victim: int) 
     ranks[victim].kill()
     survivor = ranks[1 - victim]
     survivor.send("call", inputs=[X.tolist()])
-    assert_blames(survivor.answer(), victim, "CommunicationError", within=WITHIN)
+    assert_blames(survivor.answer(), victim, "CommunicationError", ENDED, within=WITHIN)
     survivor.send("call", inputs=[X.tolist()])  # what has failed stays failed, at once
     assert_blames(survivor.answer(), victim, "CommunicationError", within=0.5)
 
@@ -44,7 +45,7 @@ def test_killed_within_a_collective(start: Start, artifacts: Path, victim: int) 
     if "error" not in answer:  # it had given all that was wanted of it
         survivor.send("call", inputs=[X.tolist()])
         answer = survivor.answer()
-    assert_blames(answer, victim, "CommunicationError", within=WITHIN)
+    assert_blames(answer, victim, "CommunicationError", ENDED, within=WITHIN)
 
 
 @BOTH
@@ -55,7 +56,8 @@ def test_killed_while_another_waits_for_it(start: Start, artifacts: Path, victim
     survivor.send("call", inputs=[X.tolist()])
     time.sleep(0.5)
     ranks[victim].kill()
-    assert_blames(survivor.answer(), victim, "CommunicationError", within=WITHIN)
+    says = "stopped responding" if victim else "hosts the rendezvous store, cannot be reached"
+    assert_blames(survivor.answer(), victim, "CommunicationError", says, within=WITHIN)
 
 
 @BOTH
@@ -64,7 +66,8 @@ def test_killed_before_it_loads(start: Start, artifacts: Path, victim: int) -> N
     survivor = ranks[1 - victim]
     survivor.send("load", folder=str(artifacts), timeout_seconds=2.0)
     ranks[victim].kill()
-    assert_blames(survivor.answer(), victim, "RendezvousError", within=2.0 + MOST_SECONDS)
+    says = "did not come within 2 s" if victim else "was not there within 2 s"
+    assert_blames(survivor.answer(), victim, "RendezvousError", says, within=2.0 + MOST_SECONDS)
 
 
 @BOTH
@@ -76,7 +79,8 @@ def test_killed_while_it_loads(start: Start, artifacts: Path, victim: int) -> No
         rank.send("load", folder=str(artifacts), timeout_seconds=TIMEOUT_SECONDS)
     time.sleep(1.0)
     ranks[victim].kill()
-    assert_blames(ranks[1 - victim].answer(), victim, "RendezvousError", within=WITHIN)
+    says = "is gone" if victim else "hosts"
+    assert_blames(ranks[1 - victim].answer(), victim, "RendezvousError", says, within=WITHIN)
 
 
 @BOTH
@@ -97,7 +101,8 @@ def test_stopped_beyond_the_time_out(start: Start, artifacts: Path, victim: int)
     ranks[victim].kill(signal.SIGSTOP)
     survivor = ranks[1 - victim]
     survivor.send("call", inputs=[X.tolist()])
-    assert_blames(survivor.answer(), victim, "CommunicationError", within=2.0 + MOST_SECONDS)
+    says = f"timed out after 2 s, waiting for the rank in place {victim}"
+    assert_blames(survivor.answer(), victim, "CommunicationError", says, within=2.0 + MOST_SECONDS)
     ranks[victim].kill(signal.SIGCONT)
     ranks[victim].send("call", inputs=[X.tolist()])
     answer = ranks[victim].answer(within=2.0 + MOST_SECONDS)

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import cuda_ranks
@@ -94,6 +95,22 @@ def routes(mesh: list[int]) -> list[list[int]]:
         for group in range(1, 1 << len(mesh)):
             _sum(comm, group)
         return [list(ranks) for ranks in comm.shared_groups]
+
+
+def listens() -> list[str]:
+    """The addresses that a rank listens on, as Linux has them: an IPv4 address in hex, its bytes from last to first."""
+    with session.communicator_for((2,)) as comm:
+        comm.bind()
+        _sum(comm, 1)
+        own = {os.readlink(entry.path) for entry in os.scandir("/proc/self/fd") if entry.is_symlink()}
+        found = []
+        for table in ("tcp", "tcp6"):
+            for line in Path(f"/proc/self/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
+                _, local, _, state, *_, inode = line.split()[:10]
+                if state == "0A" and f"socket:[{inode}]" in own:
+                    found.append(local.partition(":")[0])
+        _sum(comm, 1)
+        return found
 
 
 def waits(seconds: float) -> float:
@@ -332,6 +349,7 @@ SCENARIOS: dict[str, Callable[..., Any]] = {
         collectives,
         large,
         routes,
+        listens,
         waits,
         dies,
         late,

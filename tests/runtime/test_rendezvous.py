@@ -190,6 +190,14 @@ def test_loopback_needs_no_secret(address: str) -> None:
     Rendezvous(Settings(0, 1, address, free_port(), timeout_seconds=5.0)).close()
 
 
+@pytest.mark.parametrize("transport", ["auto", "gloo"])
+def test_ranks_of_one_host_listen_on_loopback_only(run_ranks: RunRanks, transport: str) -> None:
+    host, other = run_ranks("listens", 2, environment=[{"HIDET_DIST_TRANSPORT": transport}] * 2)
+    loopback = "0100007F"
+    assert set(host["result"]) == {loopback}
+    assert set(other["result"]) == (set() if transport == "auto" else {loopback})
+
+
 def test_with_a_secret_ranks_meet_on_another_interface(run_ranks: RunRanks) -> None:
     address = own_address(NOT_LOOPBACK, 9)
     if address.startswith("127."):

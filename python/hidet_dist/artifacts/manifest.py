@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
 from hidet_dist.errors import ArtifactError
 from hidet_dist.files import write_text
@@ -167,12 +170,12 @@ class Manifest:
             raise ArtifactError(f"{path} was altered: its checksum does not fit. Build the artifacts again.")
         del body["format"], body["checksum"]
         try:
-            body["stages"] = tuple(_stage(stage) for stage in body["stages"])
-            body["cpu_features"] = tuple(map(str, body["cpu_features"]))
-            body["files"] = {name: (int(size), str(digest)) for name, (size, digest) in body["files"].items()}
-            return cls(**body)
-        except (KeyError, TypeError, ValueError) as error:
+            manifest: Manifest = _read_as(cls, body, "it")
+        except ValueError as error:
             raise ArtifactError(f"{path} is not a manifest of format {FORMAT}: {error}.") from error
+        if len(manifest.stages) != 1:
+            raise ArtifactError(f"{path} has {len(manifest.stages)} stages, not one. Build the artifacts again.")
+        return manifest
 
 
 def holds_artifacts(folder: Path) -> bool:
@@ -211,13 +214,30 @@ def _checksum(body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def _stage(body: dict[str, Any]) -> StageManifest:
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in body.items()}
-    for key in ("inputs", "outputs"):
-        values[key] = tuple(
-            TensorSignature(t["dtype"], tuple(t["shape"]), tuple(t["whole_shape"]), t["spec"]) for t in body[key]
-        )
-    values["launches"] = tuple(Launch(**launch) for launch in body["launches"])
-    values["symbols"] = tuple(SymbolPlan(**symbol) for symbol in body["symbols"])
-    values["local_symbols"] = tuple(LocalSymbol(**symbol) for symbol in body["local_symbols"])
-    return StageManifest(**values)
+_types_of: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
+
+
+def _read_as(kind: Any, value: Any, what: str) -> Any:
+    """A value from JSON as what a type annotation says: dataclasses, tuples and mappings of such, or plain values.
+
+    Raises ValueError where it is anything else.
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
+        types = _types_of(kind)
+        if value.keys() == types.keys():
+            return kind(**{name: _read_as(own, value[name], f"{what}.{name}") for name, own in types.items()})
+    elif origin is tuple and isinstance(value, list):
+        kinds = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
+        if len(value) == len(kinds):
+            pairs = enumerate(zip(kinds, value, strict=True))
+            return tuple(_read_as(own, each, f"{what}[{n}]") for n, (own, each) in pairs)
+    elif origin is Mapping and isinstance(value, dict):
+        return {key: _read_as(inner[1], each, f"{what}[{key!r}]") for key, each in value.items()}
+    elif origin is UnionType:
+        for own in inner:
+            with suppress(ValueError):
+                return _read_as(own, value, what)
+    elif type(value) is kind:
+        return value
+    raise ValueError(f"{what} cannot be {str(value)[:40]!r}")

@@ -6,6 +6,7 @@ While :func:`compiled_with` is active:
   one where it does not know the machine, and ``-ffast-math``. That takes it that nothing is infinite or not a number,
   and linked into a library it has the thread that loads it flush all denormal numbers to zero from then on.
 * What every kernel includes is compiled once, and not once a kernel, where :func:`precompile_headers` was called.
+* Passes for CUDA's tensor cores are left out.
 * Kernels are cached apart for each compiler and choice of flags: the key of hidet's cache has none of them.
 """
 
@@ -25,6 +26,8 @@ from typing import Any
 import hidet
 from hidet.backend.build import GCC
 
+from hidet_dist.compat.passes import cpu_lowering
+from hidet_dist.compat.replacing import replaced
 from hidet_dist.files import write_text
 
 _compiler: Any = importlib.import_module("hidet.backend.build")
@@ -83,15 +86,10 @@ def compiled_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Se
 
     version = compiler_version(Compiler._resolve_gcc_path())
     digest = hashlib.sha256(" ".join(common).encode()).hexdigest()[:16]
-    original = _compiler.GCC
-    with hidet.option.context():
+    with hidet.option.context(), replaced(_compiler, {"GCC": Compiler}), cpu_lowering():
         cache = Path(hidet.option.get_cache_dir()) / "cpu" / f"g++-{version}-{digest}"
         hidet.option.cache_dir(str(cache))
-        _compiler.GCC = Compiler
-        try:
-            yield
-        finally:
-            _compiler.GCC = original
+        yield
 
 
 def precompile_headers() -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +25,7 @@ import hidet
 import hidet.cuda
 from hidet.backend.build import NVCC
 
+from hidet_dist.compat.replacing import replaced
 from hidet_dist.machine.gpu import Gpu
 
 if TYPE_CHECKING:
@@ -79,11 +80,11 @@ def described_gpu(gpu: Gpu, toolkit: Toolkit, link_folder: Path, cache: Path, sp
         "compute_capability": lambda device_id=0: gpu.capability,
     }
     with (
-        _replaced(hidet.cuda, described),
-        _replaced(_device, described),
-        _replaced(_compiler, {"NVCC": Compiler}),
-        _replaced(_startup, {"_initialized": True}),
-        _replaced(hidet.option, {"execution_mode": lambda _=None: _symbolic()}),
+        replaced(hidet.cuda, described),
+        replaced(_device, described),
+        replaced(_compiler, {"NVCC": Compiler}),
+        replaced(_startup, {"_initialized": True}),
+        replaced(hidet.option, {"execution_mode": lambda _=None: _symbolic()}),
         hidet.option.context(),
     ):
         _symbolic()
@@ -96,19 +97,3 @@ def described_gpu(gpu: Gpu, toolkit: Toolkit, link_folder: Path, cache: Path, sp
 
 def _symbolic() -> None:
     hidet.option.set_option("execution_mode", "symbolic")
-
-
-@contextmanager
-def _replaced(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    missing = object()
-    before = {name: getattr(owner, name, missing) for name in values}
-    try:
-        for name, value in values.items():
-            setattr(owner, name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            if value is missing:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)

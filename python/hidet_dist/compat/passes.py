@@ -1,6 +1,8 @@
-"""hidet 0.6.1's optimization is a fixed list of passes, made for GPUs; this puts one into it, and leaves one out.
+"""hidet 0.6.1's optimization is a fixed list of passes, made for GPUs; this puts one into it, and leaves some out.
 
-What is left out turns graphs with float16 convolutions to channels last, for kernels that only CUDA has.
+What is left out turns graphs with float16 convolutions to channels last, for kernels that only CUDA has, and looks for
+operators to quantize, which takes a while also where none is to be.
+Kernels, too, go through a fixed list of passes, many of which are for CUDA's tensor cores, and are left out as well.
 """
 
 from __future__ import annotations
@@ -8,8 +10,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import hidet.transforms
 from hidet.graph import FlowGraph, transforms
 from hidet.graph.transforms import GraphPass
+from hidet.ir.module import IRModule
+from hidet.transforms.base import Pass
+
+from hidet_dist.compat.replacing import replaced
+
+_FOR_TENSOR_CORES = (
+    "lower_cute_dialect_pass",
+    "instantiate_auto_annotation_pass",
+    "vectorize_elementwise_pass",
+    "instruction_selection_pass",
+    "resolve_bank_conflict_pass",
+    "annotate_mbarrier_pass",
+    "tma_fallback_copy_pass",
+    "shared_memory_allocation_pass",
+)
 
 
 class _Before(GraphPass):
@@ -30,10 +48,21 @@ class _Nothing(GraphPass):
 @contextmanager
 def cpu_passes(before_fusion: Callable[[FlowGraph], FlowGraph]) -> Iterator[None]:
     """Have ``hidet.graph.optimize`` rewrite graphs once their operators are resolved, before it fuses them."""
-    fusion, channel_last = transforms.fuse_operator_pass, transforms.conv_channel_last_pass
-    transforms.fuse_operator_pass = lambda: _Before(before_fusion, fusion())
-    transforms.conv_channel_last_pass = _Nothing
-    try:
+    fusion = transforms.fuse_operator_pass
+    with (
+        replaced(transforms, {"fuse_operator_pass": lambda: _Before(before_fusion, fusion())}),
+        replaced(transforms, dict.fromkeys(("conv_channel_last_pass", "selective_quantize_pass"), _Nothing)),
+    ):
         yield
-    finally:
-        transforms.fuse_operator_pass, transforms.conv_channel_last_pass = fusion, channel_last
+
+
+class _NothingLower(Pass):
+    def process_module(self, ir_module: IRModule) -> IRModule:
+        return ir_module
+
+
+@contextmanager
+def cpu_lowering() -> Iterator[None]:
+    """Lower kernels without the passes that are for CUDA's tensor cores while the block runs."""
+    with replaced(hidet.transforms, dict.fromkeys(_FOR_TENSOR_CORES, lambda *_: _NothingLower())):
+        yield

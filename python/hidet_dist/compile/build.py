@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import json
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,7 +23,7 @@ from hidet_dist.compat.graph_module import build_launcher
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
 from hidet_dist.compile.cpu import TiledOp, cpu_kernels
-from hidet_dist.compile.cpu.arch import BASELINE, NATIVE
+from hidet_dist.compile.cpu.arch import BASELINE, NATIVE, runs_here
 from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.compile.cpu.collectives import place_shards
 from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
@@ -81,6 +82,8 @@ def check_compiler(target: Target) -> None:
     """
     if target.kind == "cuda":
         find_toolkit()
+    elif shutil.which("g++") is None:
+        raise CompileError("Compiling for the CPU needs g++, which is not in PATH; install it (apt-get install g++).")
 
 
 @contextmanager
@@ -190,7 +193,7 @@ def compile_program(
             raise CompileError(f"A kernel does not compile: {error}") from error
 
     # The launch function runs here, too, to tell how much memory it needs.
-    with _building_for(replace(target, cpu=BASELINE)):
+    with _building_for(target if runs_here(target.cpu) else replace(target, cpu=BASELINE)):
         inputs = graph.inputs[: len(program.inputs)]
         named = dict(program.weight_placeholders)
         if program.coordinate is not None:

@@ -37,7 +37,8 @@ def step_parts(
 
     A slice copies what it keeps. A collective along a dim whose parts do not lie one behind the other in the group's
     order packs what it sends, or unpacks what it receives, which copies it (:meth:`Step.packs`, :meth:`Step.unpacks`).
-    Padding is sent like anything else; what is left after it is cut off is copied.
+    Padding is sent like anything else; what is left after it is cut off is copied. Where collectives put shards in
+    their places (``Device.places_shards``), neither costs a copy.
     """
     mesh = cluster.mesh
     sent = split_of(before).local_shape(shape, mesh)
@@ -54,6 +55,8 @@ def step_parts(
         seconds = cluster.reduce_scatter_seconds(sent_bytes, step.mesh_axes)
     else:
         seconds = cluster.all_reduce_seconds(sent_bytes, step.mesh_axes)
+    if cluster.device.places_shards:
+        return StepSeconds(0.0, seconds, 0.0)
     return StepSeconds(
         cluster.copy_seconds(sent_bytes) if step.packs(sent) else 0.0,
         seconds,

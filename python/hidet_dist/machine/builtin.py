@@ -69,6 +69,7 @@ _CPU = Device(
     2e-7,
     cache_bytes=16 * 2**20,
     kernels=_CPU_KERNELS,
+    places_shards=True,
 )
 
 _NVLINK3 = Link(3.4e-6, 300 * _GB)

@@ -44,7 +44,9 @@ class Device:
 
     ``flops_per_second`` by dtype name (the ``default`` entry serves the others), ``memory_bandwidth_bytes_per_second``
     between the device and its memory, ``memory_bytes``, and ``launch_seconds``, the least time of one kernel.
-    ``overlaps_communication`` says whether collectives run beside computation, in a stream of their own.
+    ``overlaps_communication`` says whether collectives run beside computation, in a stream of their own, and
+    ``places_shards`` whether they put shards along any dim where they belong, and take them from there, at no cost: in
+    host memory, where they copy anyway, they do.
 
     Where float32 kernels were measured, ``kernels`` has what each class of them costs (see
     :data:`hidet_dist.machine.kernels.KERNEL_CLASSES`), and ``cache_bytes`` what a kernel finds in a cache if it was
@@ -60,6 +62,7 @@ class Device:
     overlaps_communication: bool = False
     cache_bytes: int = 0
     kernels: Mapping[str, KernelCost] = field(default_factory=dict, hash=False)
+    places_shards: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.flops_per_second, Mapping) or "default" not in self.flops_per_second:
@@ -72,10 +75,9 @@ class Device:
                 raise ConfigError(f"A device needs rates above 0; its {what} is {rate!r}.")
         if not (_finite(self.launch_seconds) and self.launch_seconds >= 0):
             raise ConfigError(f"A device needs a launch_seconds of 0 or more; got {self.launch_seconds!r}.")
-        if not isinstance(self.overlaps_communication, bool):
-            raise ConfigError(
-                f"A device's overlaps_communication is true or false; got {self.overlaps_communication!r}."
-            )
+        for name in ("overlaps_communication", "places_shards"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"A device's {name} is true or false; got {getattr(self, name)!r}.")
         if not (_finite(self.cache_bytes) and self.cache_bytes >= 0):
             raise ConfigError(f"A device needs cache_bytes of 0 or more; got {self.cache_bytes!r}.")
         check_kernels(self.kernels)

@@ -14,7 +14,7 @@ from hidet_dist.spec import DeviceMesh
 
 _DEVICE = ("name", "flops_per_second", "memory_bandwidth_bytes_per_second", "memory_bytes", "launch_seconds")
 # Of a device: files that were written without these hold.
-_OPTIONAL = ("overlaps_communication", "cache_bytes", "kernels")
+_OPTIONAL = ("overlaps_communication", "cache_bytes", "kernels", "places_shards")
 _KERNEL = ("seconds_per_operation", "seconds_per_byte", "seconds_per_call")
 _LINK = ("latency_seconds", "bandwidth_bytes_per_second")
 
@@ -34,7 +34,7 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
     """The machine of a JSON file with ``mesh`` on it.
 
     The file has ``device`` (name, flops_per_second by dtype, memory_bandwidth_bytes_per_second, memory_bytes,
-    launch_seconds; overlaps_communication, false where it is left out; cache_bytes and kernels if these were measured)
+    launch_seconds; overlaps_communication and places_shards, false where left out; cache_bytes and kernels if measured)
     and ``links`` (latency_seconds, bandwidth_bytes_per_second): one a mesh axis, or one for all.
 
     Raises

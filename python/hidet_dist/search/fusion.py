@@ -14,15 +14,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hidet.graph.ops.arithmetic import (
-    BinaryElementwiseOp,
-    CompositeElementwiseOp,
-    UnaryElementwiseOp,
-    WhereOp,
-    WhereScalarScalarOp,
-    WhereScalarTensorOp,
-    WhereTensorScalarOp,
-)
 from hidet.graph.ops.conv1d.conv1d import Conv1dOp
 from hidet.graph.ops.conv2d.conv2d import Conv2dOp
 from hidet.graph.ops.conv3d.conv3d import Conv3dOp
@@ -39,18 +30,10 @@ from hidet.graph.ops.transform import (
 )
 from hidet.graph.transforms.fuse_operator import NOT_FUSIBLE
 
+from hidet_dist.elementwise import ELEMENTWISE
 from hidet_dist.view import GraphView
 
 _CONVOLUTIONS = (Conv1dOp, Conv2dOp, Conv3dOp)
-_ELEMENTWISE = (
-    BinaryElementwiseOp,
-    CompositeElementwiseOp,
-    UnaryElementwiseOp,
-    WhereOp,
-    WhereScalarScalarOp,
-    WhereScalarTensorOp,
-    WhereTensorScalarOp,
-)
 _RENAMED = (FlattenOp, PermuteDimsOp, RearrangeOp, ReshapeOp, SqueezeOp, StridedSliceOp, UnsqueezeOp)
 
 
@@ -139,7 +122,7 @@ class _Fusion:
             return None
         if self._library(self.group[self.maker[name]]):
             same = self.view.shape(self.view.names[op.outputs[0]]) == self.view.shape(name)
-            if not isinstance(op, _ELEMENTWISE) or not same:
+            if not isinstance(op, ELEMENTWISE) or not same:
                 return None
         others = {self.view.names[x] for x in op.inputs} - {name}
         return None if others & set(open_) else reader

@@ -1,8 +1,8 @@
 """Which instructions kernels for the CPU may use: the levels of x86-64, and the compiler's flags for them.
 
-The levels are those of the System V ABI for x86-64, "micro-architecture levels". What a level has is told to the
-compiler feature by feature, since it may name a processor that is newer than itself after an older one, and leave out
-what that one lacks.
+The levels are those of the System V ABI for x86-64, "micro-architecture levels", without the few instructions of theirs
+that kernels have no use for, and virtual machines may hide. What a level has is told to the compiler feature by
+feature, since it may name a processor that is newer than itself after an older one, and leave out what that one lacks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ BASELINE = "x86-64"
 
 # By Linux's name in /proc/cpuinfo, each with the compiler's flag.
 _SECOND = {
-    "cx16": "-mcx16",
-    "lahf_lm": "-msahf",
     "popcnt": "-mpopcnt",
     "pni": "-msse3",
     "ssse3": "-mssse3",
@@ -32,7 +30,6 @@ _THIRD = {
     "f16c": "-mf16c",
     "fma": "-mfma",
     "abm": "-mlzcnt",
-    "movbe": "-mmovbe",
 }
 _FOURTH = {f"avx512{part}": f"-mavx512{part}" for part in ("f", "bw", "cd", "dq", "vl")}
 _LEVELS = {
@@ -54,11 +51,17 @@ class Arch:
     flags: tuple[str, ...]
 
 
+def runs_here(name: str) -> bool:
+    """Whether code for one of ``ARCHS`` runs on this machine."""
+    return features() >= set(arch_of(name).features)
+
+
 def arch_of(name: str) -> Arch:
     """One of ``ARCHS``; what is native is found on the running machine."""
     if name == NATIVE:
         name = next(level for level, needed in _LEVELS.items() if features() >= set(needed))
     needed = _LEVELS[name]
-    # Vectors as wide as they get: where there is no telling, compilers take half of AVX-512's.
+    # Vectors as wide as they get: compilers take half of AVX-512's, as was best on its first processors. On later
+    # ones, an EPYC of the Zen 5 generation, half takes GELU 0.52 ns an element instead of 0.26.
     width = ["-mprefer-vector-width=512"] if "avx512f" in needed else []
     return Arch(name, tuple(needed), ("-m64", "-march=x86-64", "-mtune=generic", *needed.values(), *width))

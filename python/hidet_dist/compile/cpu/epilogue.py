@@ -11,16 +11,7 @@ import copy
 from collections.abc import Sequence
 
 from hidet.graph import FlowGraph, Operator, Tensor
-from hidet.graph.ops.arithmetic import (
-    BinaryElementwiseOp,
-    CompositeElementwiseOp,
-    UnaryElementwiseOp,
-    WhereOp,
-    WhereScalarScalarOp,
-    WhereScalarTensorOp,
-    WhereTensorScalarOp,
-)
-from hidet.graph.ops.transform import CastOp, FlattenOp, ReshapeOp, SqueezeOp, UnsqueezeOp
+from hidet.graph.ops.transform import FlattenOp, ReshapeOp, SqueezeOp, UnsqueezeOp
 from hidet.graph.ops.utils import TensorInput, input_like
 from hidet.ir.compute import GridCompute
 from hidet.ir.expr import Cast, Constant, Expr, TensorElement, Var, cast, constant, tensor_element
@@ -29,20 +20,11 @@ from hidet.ir.tools import rewrite, simplify
 from hidet.ir.type import DataType
 
 from hidet_dist.compile.cpu.tiled import Epilogue, NotInOrder, TiledOp, follows, nothing, store_of, wide
+from hidet_dist.elementwise import ELEMENTWISE
 from hidet_dist.symbolic.extents import extents_of, same_shape
 
-_ELEMENTWISE = (
-    CastOp,
-    UnaryElementwiseOp,
-    BinaryElementwiseOp,
-    CompositeElementwiseOp,
-    WhereOp,
-    WhereTensorScalarOp,
-    WhereScalarTensorOp,
-    WhereScalarScalarOp,
-)
 _RESHAPES = (ReshapeOp, SqueezeOp, UnsqueezeOp, FlattenOp)
-_SMALL = (*_ELEMENTWISE, *_RESHAPES)
+_SMALL = (*ELEMENTWISE, *_RESHAPES)
 _MOST_STEPS = 24  # operators in one loop; more would not stay in registers
 
 
@@ -82,7 +64,7 @@ class _Chain:
     def add(self, op: Operator) -> bool:
         """Put the only user of the last tensor into the loop, if it can be there."""
         y = op.outputs[0]
-        if len(op.outputs) != 1 or not isinstance(op, _ELEMENTWISE) or len(self.epilogue.steps) == _MOST_STEPS:
+        if len(op.outputs) != 1 or not isinstance(op, ELEMENTWISE) or len(self.epilogue.steps) == _MOST_STEPS:
             return False
         if not same_shape(extents_of(y), self.shape):
             return False

@@ -239,6 +239,7 @@ def _device(mesh: DeviceMesh, programs: Sequence[Probe], times: Sequence[ProbeSa
         _memory_bytes() // mesh.size,
         launch,
         cache_bytes=_cache_bytes() // mesh.size,
+        places_shards=True,
     )
     return replace(device, kernels=_kernels(device, seconds))
 

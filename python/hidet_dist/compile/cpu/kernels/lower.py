@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.graph.ops.fusion.fused_operator import FusedTask
 from hidet.graph.ops.normalize.norm import NormalizeTask
 from hidet.graph.ops.opaque import OpaqueOperator
 from hidet.graph.ops.softmax import SoftmaxTask
-from hidet.ir.compute import TensorInput, TensorNode
+from hidet.ir.compute import GridCompute, TensorInput, TensorNode
 from hidet.ir.expr import Constant
+from hidet.ir.functors import IRRewriter
 from hidet.ir.task import Task
-from hidet.ir.tools import rewrite
 
 from hidet_dist.compile.cpu.kernels.emit import kernel_text
 from hidet_dist.compile.cpu.kernels.operators import Kernel, KernelOp, function_name
 from hidet_dist.compile.cpu.kernels.schedule import KEPT_BYTES, USUAL_SIZE, Schedule, schedule, work
-from hidet_dist.compile.cpu.kernels.terms import UnsupportedComputationError
+from hidet_dist.compile.cpu.kernels.terms import Types, UnsupportedComputationError, shape_of
 from hidet_dist.symbolic.extents import extents_of
 
 _MOST_MERGED = 8  # operators in one kernel: working out how to compute them takes time that grows with their square
@@ -30,11 +30,12 @@ _WRITTEN_BY_HIDET = (SoftmaxTask, NormalizeTask)  # what hidet has kernels for t
 class _Group:
     """Operators that are computed together: the last one's output, from what none of them computes."""
 
-    def __init__(self, node: Operator):
+    def __init__(self, node: Operator, types: Types):
+        self.types = types
         self.nodes = [node]  # the last one first, each before those that it reads
         self.inputs: list[tuple[Tensor, TensorInput]] = list(zip(node.inputs, node.task.inputs, strict=True))
         self.output: TensorNode = node.task.outputs[0]
-        self.schedule: Schedule = schedule([own for _, own in self.inputs], self.output)
+        self.schedule: Schedule = schedule([own for _, own in self.inputs], self.output, types)
 
     @property
     def tensor(self) -> Tensor:
@@ -48,11 +49,11 @@ class _Group:
         replaced = {own: computed for tensor, own in self.inputs if tensor is result}
         kept = [(tensor, own) for tensor, own in self.inputs if tensor is not result]
         own_inputs = list(zip(producer.inputs, task.inputs, strict=True))
-        output = rewrite(self.output, replaced)
+        output = _replaced(self.output, replaced)
         inputs, output = _distinct([*kept, *own_inputs], output)
         try:
-            arranged = schedule([own for _, own in inputs], output)
-            alone = schedule(list(task.inputs), computed)
+            arranged = schedule([own for _, own in inputs], output, self.types)
+            alone = schedule(list(task.inputs), computed, self.types)
         except UnsupportedComputationError:
             return False
         if not _worthwhile(self.schedule, alone, arranged, _elements(computed)):
@@ -62,8 +63,25 @@ class _Group:
         return True
 
 
+class _Replaced(IRRewriter):
+    """Puts other tensors in the place of some; hidet's way finds out each definition's type on the way."""
+
+    def __init__(self, tensors: Mapping[TensorInput, TensorNode]):
+        super().__init__()
+        self.memo.update(tensors)
+
+    def visit_GridCompute(self, node: GridCompute) -> GridCompute:
+        value = self(node.value)
+        return node if value is node.value else GridCompute(node.name, node._shape, node.axes, value, node.layout)
+
+
+def _replaced(output: TensorNode, tensors: Mapping[TensorInput, TensorNode]) -> TensorNode:
+    result: TensorNode = _Replaced(tensors)(output)
+    return result
+
+
 def _elements(tensor: TensorNode) -> int:
-    return math.prod(int(n) if isinstance(n, int | Constant) else USUAL_SIZE for n in tensor.shape)
+    return math.prod(int(n) if isinstance(n, int | Constant) else USUAL_SIZE for n in shape_of(tensor))
 
 
 def _distinct(
@@ -76,7 +94,7 @@ def _distinct(
         if tensor in first and first[tensor] is not own:
             replaced[own] = first[tensor]
         first.setdefault(tensor, own)
-    return list(first.items()), rewrite(output, replaced) if replaced else output
+    return list(first.items()), _replaced(output, replaced) if replaced else output
 
 
 def lower_to_kernels(graph: FlowGraph) -> FlowGraph:
@@ -92,6 +110,7 @@ def lower_to_kernels(graph: FlowGraph) -> FlowGraph:
         for x in node.inputs:
             readers.setdefault(x, []).append(node)
     groups: dict[Operator, _Group] = {}
+    types = Types()
     for node in reversed(nodes):
         if not _can_lower(node):
             continue
@@ -105,7 +124,7 @@ def lower_to_kernels(graph: FlowGraph) -> FlowGraph:
         if node.task.share_map:
             continue
         try:
-            groups[node] = _Group(node)
+            groups[node] = _Group(node, types)
         except UnsupportedComputationError:
             continue
     return _rebuilt(graph, groups)

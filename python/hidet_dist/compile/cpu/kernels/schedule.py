@@ -27,8 +27,10 @@ from hidet_dist.compile.cpu.kernels.terms import (
     Load,
     Lowering,
     Reduction,
+    Types,
     UnsupportedComputationError,
     free_axes,
+    shape_of,
     walk,
 )
 
@@ -91,8 +93,8 @@ class Schedule:
         return total
 
 
-def schedule(inputs: Sequence[TensorInput], output: TensorNode) -> Schedule:
-    """Arrange a computation.
+def schedule(inputs: Sequence[TensorInput], output: TensorNode, types: Types) -> Schedule:
+    """Arrange a computation; ``types`` remembers the types of what several computations are made of.
 
     Raises
     ------
@@ -107,10 +109,10 @@ def schedule(inputs: Sequence[TensorInput], output: TensorNode) -> Schedule:
     if reduced or _has_reduction(output):
         # Rows that several loops read are computed once, if they are rows and not all there is.
         kept = [grid for grid in grids[:-1] if grid in reduced or grid in twice]
-        found = _arranged(inputs, [*kept, output])
+        found = _arranged(inputs, [*kept, output], types)
         if len(kept) == len(reduced) or (found.outer and (found.kept_bytes() or 0) <= KEPT_BYTES):
             return found
-    return _arranged(inputs, [*reduced, output])
+    return _arranged(inputs, [*reduced, output], types)
 
 
 def _grids(output: GridCompute) -> list[GridCompute]:
@@ -169,11 +171,11 @@ def _length(axis: Axis) -> int:
     return axis.extent.number * USUAL_SIZE ** len(axis.extent.symbols)
 
 
-def _arranged(inputs: Sequence[TensorInput], kept: Sequence[GridCompute]) -> Schedule:
+def _arranged(inputs: Sequence[TensorInput], kept: Sequence[GridCompute], types: Types) -> Schedule:
     splits: dict[Any, list[Size]] = {}
     for _ in range(_MOST_SPLITS):
         symbols: dict[str, Expr] = {}
-        lowering = Lowering({}, splits, symbols)
+        lowering = Lowering({}, splits, symbols, types)
         try:
             buffers, nests = _lowered(lowering, inputs, kept)
         except SplitNeeded as needed:
@@ -213,11 +215,11 @@ def _lowered(
             raise UnsupportedComputationError("a definition with a layout of its own")
         scope: dict[Any, Index] = {}
         axes: list[Axis] = []
-        for dim, (axis, extent) in enumerate(zip(grid.axes, grid.shape, strict=True)):
+        for dim, (axis, extent) in enumerate(zip(grid.axes, shape_of(grid), strict=True)):
             scope[axis], own = lowering.axis((id(grid), -1, dim), extent)
             axes += own
         value = lowering.term(grid.value, scope)
-        dtype = grid.type.dtype.name
+        dtype = lowering.types(grid.value).name
         if dtype in SHORT_FLOATS and grid is not kept[-1]:
             dtype = "float32"  # only what is written to memory is rounded
         target = Buffer(dtype, tuple(axis.extent for axis in axes), grid)
@@ -257,7 +259,7 @@ def _splits_of_reads(nests: Sequence[Nest], kept: Sequence[GridCompute]) -> list
             if load.buffer.node not in kept:
                 continue
             grid = load.buffer.node
-            if len(load.indices) != len(grid.shape):
+            if len(load.indices) != len(grid.axes):
                 continue  # split already
             for dim, index in enumerate(load.indices):
                 steps = [

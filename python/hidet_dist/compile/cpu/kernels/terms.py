@@ -11,7 +11,7 @@ from hidet.ir import expr as ir
 from hidet.ir.compute import ArgReduceCompute, GridCompute, ReduceCompute, TensorInput, TensorNode
 from hidet.ir.dtypes import boolean
 from hidet.ir.expr import Constant, Expr, SymbolVar, Var
-from hidet.ir.tools import collect_free_vars, infer_type
+from hidet.ir.tools import TypeInfer, collect_free_vars, simplify
 from hidet.ir.type import DataType
 
 from hidet_dist.compile.cpu.kernels.index import ONE, Axis, Index, Opaque, Size
@@ -58,6 +58,20 @@ _COMPARISONS: dict[type, str] = {ir.LessThan: "<", ir.LessEqual: "<=", ir.Equal:
 
 class UnsupportedComputationError(Exception):
     """A definition that no kernel is written for here; hidet's own is used."""
+
+
+class Types(TypeInfer):
+    """Finds the types of expressions and remembers them; unlike hidet, without the shapes of tensors on the way."""
+
+    def visit_TensorElement(self, e: Any) -> Any:
+        """The type of a definition's elements is that of what defines them."""
+        return self(e.base.value) if isinstance(e.base, GridCompute) else super().visit_TensorElement(e)
+
+
+def shape_of(node: TensorNode) -> list[Any]:
+    """A tensor's extents; hidet's way to a definition's goes through the types of all that it is made of."""
+    extents = node._shape if isinstance(node, GridCompute) else node.shape
+    return [extent if isinstance(extent, int | Constant) else simplify(extent) for extent in extents]
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,12 +226,13 @@ class Lowering:
 
     ``buffers`` are the tensors that are read from memory rather than computed in place; ``splits`` say at which
     strides a dim of a definition (by the definition, -1 or 0 for a reduction, and the dim) is split; ``symbols`` gets
-    the variables of sizes, by name.
+    the variables of sizes, by name. ``types`` finds the types of expressions, and remembers them.
     """
 
     buffers: Mapping[TensorNode, Buffer]
     splits: Mapping[Any, Sequence[Size]]
     symbols: dict[str, Expr]
+    types: Types = field(default_factory=Types)
     origin: dict[Axis, Any] = field(default_factory=dict)
     _known: dict[Any, Any] = field(default_factory=dict)
 
@@ -309,7 +324,7 @@ class Lowering:
         """A part of a linear expression; an integer that is read is opaque, anything else is not for indices."""
         linear = self._linear(e, scope)
         if linear is None and isinstance(e, Expr) and not isinstance(e, Constant):
-            kind = infer_type(e)
+            kind = self.types(e)
             if isinstance(kind, DataType) and kind.is_integer() and kind.nbytes >= 4:
                 term = self.term(e, scope)
                 return Index.of(Opaque(term, axes_of(term)))
@@ -337,7 +352,7 @@ class Lowering:
             if index is None:
                 raise UnsupportedComputationError(f"the variable {e}")
             return Value(index, TYPES[e.type.name] if isinstance(e, Var) else "int32_t")
-        dtype = _dtype(e)
+        dtype = self._dtype(e)
         if isinstance(e, ReduceCompute):
             return self._reduction(e, scope)
         if isinstance(e, ArgReduceCompute):
@@ -345,7 +360,7 @@ class Lowering:
         if isinstance(e, ir.Cast):
             return self._cast(e, scope)
         if isinstance(e, ir.IfThenElse):
-            kinds = [_dtype(e.then_expr), _dtype(e.else_expr)]
+            kinds = [self._dtype(e.then_expr), self._dtype(e.else_expr)]
             then, other = (
                 self._as(self.term(x, scope), kind, dtype)
                 for x, kind in zip((e.then_expr, e.else_expr), kinds, strict=True)
@@ -371,7 +386,7 @@ class Lowering:
                     return Value(index, TYPES[dtype.name])
             if isinstance(e, ir.Mod) and dtype.is_float():
                 return self._call("mod", [e.a, e.b], dtype, scope)
-            a, b = (self._as(self.term(x, scope), _dtype(x), dtype) for x in (e.a, e.b))
+            a, b = (self._as(self.term(x, scope), self._dtype(x), dtype) for x in (e.a, e.b))
             return self._narrowed(_BINARY[type(e)], (a, b), dtype)
         if isinstance(e, ir.Call):
             name = e.func_var.name or e.func_var.hint
@@ -379,8 +394,8 @@ class Lowering:
         raise UnsupportedComputationError(type(e).__name__)
 
     def _promoted(self, arguments: Sequence[Any], scope: Mapping[Var, Index]) -> list[Any]:
-        kinds = [_dtype(x) for x in arguments]
-        common = _dtype(ir.Add(arguments[0], arguments[1]))
+        kinds = [self._dtype(x) for x in arguments]
+        common = self._dtype(ir.Add(arguments[0], arguments[1]))
         return [self._as(self.term(x, scope), kind, common) for x, kind in zip(arguments, kinds, strict=True)]
 
     @staticmethod
@@ -395,7 +410,7 @@ class Lowering:
         return term if have == want else Apply(f"(({want}){{}})", (term,))
 
     def _cast(self, e: Any, scope: Mapping[Var, Index]) -> Any:
-        source, target = _dtype(e.expr), _dtype(e)
+        source, target = self._dtype(e.expr), self._dtype(e)
         term = self._as(self.term(e.expr, scope), source, target)
         if target.name in SHORT_FLOATS and source.name != target.name:
             return Apply(rounded(target.name), (term,))
@@ -405,10 +420,10 @@ class Lowering:
         if name == "pow" and isinstance(arguments[1], Constant) and dtype.is_float():
             power = float(arguments[1].value)
             if power in POWERS:
-                base = self._as(self.term(arguments[0], scope), _dtype(arguments[0]), dtype)
+                base = self._as(self.term(arguments[0], scope), self._dtype(arguments[0]), dtype)
                 return Apply(f"{POWERS[power]}({{}})", (base,))
         if name in _TESTS:
-            kind = _dtype(arguments[0])
+            kind = self._dtype(arguments[0])
             if not kind.is_float():
                 raise UnsupportedComputationError(f"{name} of {kind.name}")
             return Apply(_TESTS[name], (self.term(arguments[0], scope),))
@@ -420,7 +435,7 @@ class Lowering:
             raise UnsupportedComputationError(f"the function {name}")
         if not dtype.is_float() and name not in ("max", "min", "abs"):
             raise UnsupportedComputationError(f"{name} of {dtype.name}")
-        terms = tuple(self._as(self.term(x, scope), _dtype(x), dtype) for x in arguments)
+        terms = tuple(self._as(self.term(x, scope), self._dtype(x), dtype) for x in arguments)
         kind = f"<{_computed(dtype)}>" if name in ("max", "min") else ""
         return (
             self._narrowed(f"{function}{kind}({', '.join(['{}'] * len(terms))})", terms, dtype)
@@ -448,7 +463,7 @@ class Lowering:
         for dim, index in enumerate(indices):
             digits: list[Index] = []
             rest = index
-            extent = node.shape[dim] if not isinstance(node, TensorInput) else None
+            extent = shape_of(node)[dim] if not isinstance(node, TensorInput) else None
             key = (id(node), -1, dim)
             if extent is not None and key in self.splits:
                 _, axes = self.axis(key, extent)
@@ -461,8 +476,20 @@ class Lowering:
             result += [rest, *digits]
         return tuple(result)
 
+    def _dtype(self, e: Any) -> DataType:
+        kind = self.types(e) if isinstance(e, Expr) else None
+        if isinstance(e, int):
+            from hidet.ir.dtypes import int32
+
+            return int32
+        if kind is not None and not isinstance(kind, DataType) and kind is bool:
+            return boolean
+        if not isinstance(kind, DataType) or kind.name not in TYPES:
+            raise UnsupportedComputationError(f"a value of type {kind}")
+        return kind
+
     def _reduction(self, e: Any, scope: Mapping[Var, Index]) -> Any:
-        kind = _dtype(e.value)
+        kind = self._dtype(e.value)
         name = str(e.reduce_operation)
         operations = {"sum": "Sum", "average": "Sum", "product": "Product", "max": "Max", "min": "Min"}
         ctype = _computed(kind)
@@ -493,25 +520,12 @@ class Lowering:
             raise UnsupportedComputationError("the place of an extreme on an axis that is split")
         value = self.term(e.value, {**scope, e.axis: index})
         return ArgReduction(
-            "<" if str(e.reduce_operation) == "min" else ">", _computed(_dtype(e.value)), axes[0], value
+            "<" if str(e.reduce_operation) == "min" else ">", _computed(self._dtype(e.value)), axes[0], value
         )
 
 
 def _computed(dtype: DataType) -> str:
     return "float" if dtype.name in SHORT_FLOATS else TYPES[dtype.name]
-
-
-def _dtype(e: Any) -> DataType:
-    kind = infer_type(e) if isinstance(e, Expr) else None
-    if isinstance(e, int):
-        from hidet.ir.dtypes import int32
-
-        return int32
-    if kind is not None and not isinstance(kind, DataType) and kind is bool:
-        return boolean
-    if not isinstance(kind, DataType) or kind.name not in TYPES:
-        raise UnsupportedComputationError(f"a value of type {kind}")
-    return kind
 
 
 def _is_index(e: Any) -> bool:
