@@ -21,14 +21,12 @@ import numpy as np
 
 from hidet_dist.errors import ArtifactError, WeightsError
 from hidet_dist.runtime import dlpack, native
-from hidet_dist.runtime.tensors import Buffer, host_tensor
+from hidet_dist.runtime.recycling import ALIGNMENT, LEAST_BYTES, Recycler, aligned
+from hidet_dist.runtime.tensors import HIDET, Buffer, host_tensor
 from hidet_dist.weights import header
 
 if TYPE_CHECKING:
     from hidet_dist.runtime.communicator import Communicator
-
-ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector register. What kernels are given lies at a multiple of it."""
 
 
 class Memory(Protocol):
@@ -102,13 +100,19 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._mapped: list[_Mapped] = []
-        self._workspace = _aligned(0)
+        self._results = Recycler()
+        self._workspace = aligned(0)
         self._close = weakref.finalize(self, _close, self._mapped)
 
     @property
     def files(self) -> list[native.MappedFile]:
         """Those of the weights."""
         return [mapped.watched for mapped in self._mapped]
+
+    @property
+    def unused_result_bytes(self) -> int:
+        """What lies ready for large results."""
+        return self._results.unused_bytes
 
     def holds(self, device: tuple[int, int]) -> bool:
         """Whether a tensor is in the host's memory, pinned or not."""
@@ -155,7 +159,7 @@ class HostMemory:
     def workspace(self, nbytes: int) -> int:
         """The address of at least ``nbytes`` bytes; they take memory once they are written to."""
         if self._workspace.nbytes < nbytes:
-            self._workspace = _aligned(nbytes)
+            self._workspace = aligned(nbytes)
         return int(self._workspace.ctypes.data)
 
     def active(self) -> AbstractContextManager[None]:
@@ -167,8 +171,10 @@ class HostMemory:
         return buffer.packed()
 
     def empty(self, kind: str, shape: Sequence[int], dtype: str, device: tuple[int, int]) -> Any:
-        """A new tensor in host memory."""
-        return host_tensor(kind, shape, dtype)
+        """A new tensor in host memory; of a large one, the memory may be that of an earlier one that is gone."""
+        nbytes = math.prod(shape) * dtype_bytes(dtype)
+        memory = self._results.take(nbytes) if nbytes >= LEAST_BYTES and kind != HIDET else None
+        return host_tensor(kind, shape, dtype, memory)
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Buffer:
         """A new tensor of zeros."""
@@ -196,16 +202,21 @@ class HostMemory:
 
     def close(self) -> None:
         """Unmap the weights. Their addresses must not be used any more."""
-        self._workspace = _aligned(0)
+        self._workspace = aligned(0)
+        self._results.close()
         self._close()
 
 
 def host_zeros(shape: Sequence[int], dtype: str) -> Buffer:
     """A new tensor of zeros in host memory, of no library."""
-    itemsize = header.ITEMSIZE[dtype] if dtype in header.ITEMSIZE else np.dtype(dtype).itemsize
-    memory = np.zeros(math.prod(shape) * itemsize, np.uint8)
+    memory = np.zeros(math.prod(shape) * dtype_bytes(dtype), np.uint8)
     place = memory.ctypes.data
     return Buffer(place, tuple(shape), dtype, memory.nbytes, True, (dlpack.CPU, 0), False, memory)
+
+
+def dtype_bytes(dtype: str) -> int:
+    """The bytes of an element, by hidet's name of its dtype."""
+    return header.ITEMSIZE[dtype] if dtype in header.ITEMSIZE else np.dtype(dtype).itemsize
 
 
 def file_identity(file: int) -> tuple[int, ...]:
@@ -230,9 +241,3 @@ def _close(files: list[_Mapped]) -> None:
         mapped.watched.forget()
         mapped.mapping.close()
         os.close(mapped.file)
-
-
-def _aligned(nbytes: int) -> np.ndarray:
-    buffer = np.empty(nbytes + ALIGNMENT, np.uint8)
-    offset = -buffer.ctypes.data % ALIGNMENT
-    return buffer[offset : offset + nbytes]

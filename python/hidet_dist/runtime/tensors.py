@@ -165,14 +165,22 @@ def has_dtype(kind: str, dtype: str) -> bool:
     return True
 
 
-def host_tensor(kind: str, shape: Sequence[int], dtype: str) -> Any:
-    """A new tensor of a library (``numpy``, ``torch`` or ``hidet``) in host memory, its content undefined."""
+def host_tensor(kind: str, shape: Sequence[int], dtype: str, memory: np.ndarray | None = None) -> Any:
+    """A new tensor of a library (``numpy``, ``torch`` or ``hidet``) in host memory, its content undefined.
+
+    ``memory``, uint8[bytes], is where it is to lie, not for hidet; it is kept as long as the tensor.
+    """
     if kind == TORCH:
         import torch
 
-        return torch.empty(tuple(shape), dtype=getattr(torch, dtype))
+        torch_dtype = getattr(torch, dtype)
+        if memory is None:
+            return torch.empty(tuple(shape), dtype=torch_dtype)
+        return torch.from_numpy(memory).view(torch_dtype).view(tuple(shape))
     if kind == HIDET:
         import hidet
 
         return hidet.empty(list(shape), dtype, device="cpu")
-    return np.empty(tuple(shape), np.dtype(dtype))
+    if memory is None:
+        return np.empty(tuple(shape), np.dtype(dtype))
+    return memory.view(np.dtype(dtype)).reshape(tuple(shape))
