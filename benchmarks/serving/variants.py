@@ -20,7 +20,9 @@ from hidet_dist.launch import free_port
 FIRST_CALL_SECONDS = 300.0  # to load, and to compile where the variant does that
 CALL_SECONDS = 60.0
 BURST_SECONDS = 0.3  # about: what one variant takes before it is another's turn
-SHORT_SECONDS = 0.1  # calls shorter than this are preceded by one that does not count, when their turn begins
+# Calls shorter than this are preceded by one that does not count, when their turn begins: it finds nothing of its own
+# in the caches, and where there are several processes it lasts from when the first begins to when the last ends.
+SHORT_SECONDS = 0.5
 LEAST_ROUNDS, MOST_ROUNDS = 5, 40
 WORKER = Path(__file__).with_name("worker.py")
 _LOG_LINES = 15
