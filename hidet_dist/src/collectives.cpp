@@ -31,18 +31,24 @@ struct Call {
   bool has_blocks() const { return sent != nullptr || received != nullptr; }
 };
 
+std::string in_words(const hidet_dist_blocks &blocks, int64_t group_size) {
+  return std::to_string(blocks.rows) + " rows of " + std::to_string(blocks.whole) + " elements, " +
+         std::to_string(blocks.row) + " a rank of " + std::to_string(group_size);
+}
+
 // What is wrong with blocks, or an empty string.
 std::string check_blocks(const Call &call, const hidet_dist_transport &transport, int64_t group_size) {
   for (const hidet_dist_blocks *blocks : {call.sent, call.received}) {
     if (blocks == nullptr) continue;
-    const std::string own = std::to_string(blocks->rows) + " rows of " + std::to_string(blocks->whole) +
-                            " elements, " + std::to_string(blocks->row) + " a rank of " + std::to_string(group_size);
-    if (blocks->rows < 0 || blocks->row < 0 || blocks->whole < 0) return "a negative size: " + own;
-    if (blocks->row > 0 && blocks->rows > std::numeric_limits<int64_t>::max() / blocks->row) return "too large: " + own;
-    if (blocks->rows * blocks->row != call.count) return "blocks of different sizes are sent and received";
-    const int64_t all = group_size * blocks->row;
-    if (blocks->whole > all) return "blocks leave room between them: " + own;
-    if (blocks == call.sent && blocks->whole < all) return "there is less to send than the blocks have: " + own;
+    const auto [rows, row, whole] = *blocks;
+    if (rows < 0 || row < 0 || whole < 0) return "a negative size: " + in_words(*blocks, group_size);
+    if (row > 0 && rows > std::numeric_limits<int64_t>::max() / row) return "too large: " + in_words(*blocks, group_size);
+    if (rows * row != call.count) return "blocks of different sizes are sent and received";
+    const int64_t all = group_size * row;
+    if (whole > all) return "blocks leave room between them: " + in_words(*blocks, group_size);
+    if (blocks == call.sent && whole < all) {
+      return "there is less to send than the blocks have: " + in_words(*blocks, group_size);
+    }
   }
   if (call.has_blocks() && transport.copy != nullptr) return "blocks side by side are for host memory only";
   return "";
@@ -82,9 +88,9 @@ std::string check(const Call &call, const hidet_dist_transport &transport, int64
       return "count " + std::to_string(count) + " is too large";
     }
   }
-  for (const std::string &problem : {check_places(call, place, group_size), check_blocks(call, transport, group_size)}) {
-    if (!problem.empty()) return problem;
-  }
+  std::string problem = check_places(call, place, group_size);
+  if (problem.empty()) problem = check_blocks(call, transport, group_size);
+  if (!problem.empty()) return problem;
   bool sends = call.count > 0;
   bool receives = call.count > 0;
   if (call.kind == Kind::kBroadcast) sends = sends && call.root == place;
