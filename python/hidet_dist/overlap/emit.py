@@ -58,7 +58,7 @@ def overlap_graph(
         elif launch.what == START:
             assert isinstance(node, CommunicationOp)
             (x,) = (replaced.get(x, x) for x in node.inputs)
-            start = node.of(x, only_starts=True)
+            start = node.reforward([x], {"only_starts": True})[0].op
             started[launch.task] = start
             replaced[node.outputs[0]] = start.outputs[0]
             held[start.outputs[0]] = (x, *held.get(x, ()))

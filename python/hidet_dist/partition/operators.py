@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import hidet
 from hidet.graph import Operator, Tensor
@@ -142,11 +141,6 @@ class CommunicationOp(NativeCallOp):
             },
         )
         self.name = ("Start" if only_starts else "") + "".join(word.capitalize() for word in kind.split("_"))
-
-    def of(self, x: Tensor, **changes: Any) -> CommunicationOp:
-        """The same collective of another tensor, apart from some arguments."""
-        same = {"reduce_op": self.reduce_op, "sent": self.sent, "received": self.received}
-        return CommunicationOp(x, self.kind, self.mesh_axes, self.group_size, **{**same, **changes})
 
     @property
     def description(self) -> str:

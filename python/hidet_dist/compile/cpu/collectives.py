@@ -38,7 +38,7 @@ def place_shards(graph: FlowGraph) -> FlowGraph:
             if isinstance(join, JoinShardsOp) and _in_order(join.attrs["order"]):
                 y, received = join.outputs[0], (join.attrs["dim"], join.attrs["extent"])
             if sent is not None or received is not None:
-                made[y] = node.of(made.get(x, x), sent=sent, received=received).outputs[0]
+                (made[y],) = node.reforward([made.get(x, x)], {"sent": sent, "received": received})
                 continue
         if node.outputs[0] not in made and any(x in made for x in node.inputs):
             moved = copy.copy(node)
