@@ -57,6 +57,25 @@ def on_stream(folder: Path, stand_ins: Path) -> Path:
     return folder
 
 
+def doubles(stand_ins: Path, exchange: Path) -> dict[str, str]:
+    """The environment in which the stand-ins are the driver and NCCL, of ranks that meet in a folder."""
+    return {
+        nccl.LIBRARY_VARIABLE: str(stand_ins / "libnccl.so.2"),
+        nccl.DRIVER_VARIABLE: str(stand_ins / "libcuda.so.1"),
+        "FAKE_NCCL_DIR": str(exchange),
+    }
+
+
+def run_on_one_gpu(
+    stand_ins: Path, exchange: Path, program: Path, *arguments: str, **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program with the stand-ins and ``more`` in its environment, all ranks on one device."""
+    one = {"FAKE_CUDA_DEVICES": "1", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
+    command = [sys.executable, str(program), *arguments]
+    environment = {**os.environ, **doubles(stand_ins, exchange), **one, **more}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=280)
+
+
 def serve(stand_ins: Path, mode: str, folder: Path, ranks: int = 1, **more: str) -> list[Any]:
     """What each rank printed, or its error."""
     exchange = folder.parent / "exchange"
@@ -65,13 +84,8 @@ def serve(stand_ins: Path, mode: str, folder: Path, ranks: int = 1, **more: str)
     running = []
     for rank in range(ranks):
         place = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        doubles = {
-            nccl.LIBRARY_VARIABLE: str(stand_ins / "libnccl.so.2"),
-            nccl.DRIVER_VARIABLE: str(stand_ins / "libcuda.so.1"),
-            "FAKE_NCCL_DIR": str(exchange),
-        }
         command = [sys.executable, str(SERVE), mode, str(folder)]
-        environment = {**os.environ, **place, **doubles, **more}
+        environment = {**os.environ, **place, **doubles(stand_ins, exchange), **more}
         running.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
     results = []
     for process in running:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hidet_dist.runtime import nccl
+sys.path.insert(0, str(Path(__file__).parent))
+from stand_in_artifacts import run_on_one_gpu
 
 PROGRAM = Path(__file__).with_name("benchmark_on_stand_ins.py")
 
@@ -21,16 +21,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def benchmark(stand_ins: Path, folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
     exchange = folder / "exchange"
     exchange.mkdir(exist_ok=True)
-    doubles = {
-        nccl.LIBRARY_VARIABLE: str(stand_ins / "libnccl.so.2"),
-        nccl.DRIVER_VARIABLE: str(stand_ins / "libcuda.so.1"),
-        "FAKE_NCCL_DIR": str(exchange),
-        "FAKE_CUDA_DEVICES": "1",
-        "NCCL_MULTI_RANK_GPU_ENABLE": "1",
-    }
-    command = [sys.executable, str(PROGRAM), str(folder / "results")]
-    environment = {**os.environ, **doubles, **more}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=280)
+    return run_on_one_gpu(stand_ins, exchange, PROGRAM, str(folder / "results"), **more)
 
 
 @pytest.mark.parametrize(

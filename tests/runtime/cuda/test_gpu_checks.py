@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -10,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hidet_dist.runtime import nccl
+sys.path.insert(0, str(Path(__file__).parent))
+from stand_in_artifacts import run_on_one_gpu
 
 PROGRAM = Path(__file__).with_name("checks_on_stand_ins.py")
 
@@ -18,16 +18,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
 def checks(stand_ins: Path, folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    doubles = {
-        nccl.LIBRARY_VARIABLE: str(stand_ins / "libnccl.so.2"),
-        nccl.DRIVER_VARIABLE: str(stand_ins / "libcuda.so.1"),
-        "FAKE_NCCL_DIR": str(folder),
-        "FAKE_CUDA_DEVICES": "1",
-        "NCCL_MULTI_RANK_GPU_ENABLE": "1",
-    }
-    command = [sys.executable, str(PROGRAM), *arguments]
-    environment = {**os.environ, **doubles, **more}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=280)
+    return run_on_one_gpu(stand_ins, folder, PROGRAM, *arguments, **more)
 
 
 @pytest.mark.parametrize(
