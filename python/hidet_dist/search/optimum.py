@@ -39,6 +39,7 @@ _RECOMBINED = 16  # plans whose choices are recombined
 _RECOMBINATION_NODES = 200
 _REPLANS = 24  # windows that are planned anew to make a plan better
 _FACTORS = (0.25, 0.5, 0.7, 0.85, 1.2, 1.4, 2.0, 4.0)  # of the best prices, for more plans to recombine
+_FEW = 2500  # choices that the integer program decides on within seconds
 _WINDOW = 80  # operators around a cut that are planned anew
 _EQUAL = 1e-6  # relative, of seconds at prices of so many digits
 _PEAK_ENTITIES = 400  # of a graph whose least memory the integer program is asked for
@@ -91,6 +92,7 @@ class _Search:
     bound: float = 0.0
     found: list[_Probe] = field(default_factory=list)
     second_per_byte: tuple[float, ...] = ()
+    summits: set[int] = field(default_factory=set)  # the moments at which plans that do not fit hold most
 
     def __post_init__(self) -> None:
         self.groups = readers(self.problem)
@@ -104,7 +106,9 @@ class _Search:
     def record(self, choices: tuple[int, ...]) -> _Probe:
         """What a plan costs; it is the best from now on if it fits and no better one is known."""
         probe = _Probe(choices, evaluate(self.problem, choices), held(self.problem, self.groups, choices))
-        if probe.peak <= self.problem.budget and probe.seconds < self.seconds:
+        if probe.peak > self.problem.budget:
+            self.summits.add(probe.nbytes.index(probe.peak))
+        elif probe.seconds < self.seconds:
             self.best, self.seconds = choices, probe.seconds
             self.tell()
         return probe
@@ -119,6 +123,10 @@ class _Search:
         if self.options.on_incumbent is not None and self.best:
             bound, elapsed = min(self.bound, self.seconds), time.perf_counter() - self.begin
             self.options.on_incumbent(self.best, self.seconds, bound, elapsed)
+
+    def open_choices(self) -> int:
+        """How many choices are left of the entities that have more than one."""
+        return sum(len(own) for own in self.kept if len(own) > 1)
 
     def seconds_left(self) -> float | None:
         limit = self.options.time_limit_seconds
@@ -161,9 +169,10 @@ def optimize(problem: Problem, options: Options = Options()) -> Solution:
             _without_activations(state, tables)
             if not state.done():
                 state.kept = [list(range(len(costs))) for costs in problem.cost]
-                prices = _relax(state, tables)
-                state.second_per_byte = prices.at
-                _narrow(state, tables, prices)
+                found, mixture = _relax(state, tables)
+                state.second_per_byte = tuple(mixture.prices)
+                if not state.done():
+                    _improve(state, tables, found, mixture)
         except TooWide:
             pass
         if not state.done():
@@ -194,8 +203,8 @@ def _without_activations(state: _Search, tables: Tables) -> None:
             return
 
 
-def _relax(state: _Search, tables: Tables) -> Prices:
-    """The prices of the greatest lower bound; mixes the plans found on the way.
+def _relax(state: _Search, tables: Tables) -> tuple[list[_Probe], _Mixture]:
+    """The plans found on the way to the prices of the greatest lower bound, and the mixture that has these prices.
 
     Raises
     ------
@@ -224,19 +233,26 @@ def _relax(state: _Search, tables: Tables) -> Prices:
                 found.append(_any_plan(state))
             limit *= 8
         mixture = _mixture(found, budget, limit, count)
+    return found, mixture
+
+
+def _improve(state: _Search, tables: Tables, found: Sequence[_Probe], mixture: _Mixture) -> None:
+    """Better plans than those of the relaxation, as long as the integer program would have many choices to decide on."""
     prices = Prices(mixture.prices)
+    if not mixture.over:
+        _mix(state, tables, mixture)
+    _narrow(state, tables, prices)
+    if state.done() or state.open_choices() <= _FEW:
+        return
+    _polish(state, tables, prices)
+    more = []
+    for factor in _FACTORS:
+        if state.done():
+            return
+        more.append(state.probe(tables, Prices([price * factor for price in mixture.prices])))
     if not state.done():
-        if not mixture.over:
-            _mix(state, tables, mixture)
-        _polish(state, tables, prices)
-        for factor in _FACTORS:
-            if state.done():
-                return prices
-            others = Prices([price * factor for price in mixture.prices])
-            found.append(state.probe(tables, others))
-        if not state.done():
-            _recombine(state, found)
-    return prices
+        _recombine(state, [*found, *more])
+        _narrow(state, tables, prices)
 
 
 @dataclass(frozen=True)
@@ -486,7 +502,8 @@ def _recombine(state: _Search, found: Sequence[_Probe]) -> None:
     if not state.best:
         return
     plans = [probe.choices for probe in found[-_RECOMBINED:]] + [state.best]
-    kept = [sorted({plan[entity] for plan in plans}) for entity in range(len(state.problem.cost))]
+    made = [{plan[entity] for plan in plans} for entity in range(len(state.problem.cost))]
+    kept = [[k for k in own if k in some] or own for own, some in zip(state.kept, made, strict=True)]
     left = state.seconds_left()
     if left is not None and left <= 0:
         raise _OutOfTime
@@ -498,8 +515,9 @@ def _recombine(state: _Search, found: Sequence[_Probe]) -> None:
             state.options.gap,
             state.options.threads,
             _RECOMBINATION_NODES,
+            sorted(state.summits),
         )
-    except StoppedError:
+    except (StoppedError, NothingFitsError):
         return
     state.record(tuple(own[k] for own, k in zip(kept, solution.choices, strict=True)))
 
@@ -512,7 +530,14 @@ def _integer_program(state: _Search) -> None:
     left = state.seconds_left()
     limit = None if left is None else max(0.1, left)
     try:
-        solution = solve(restricted(state.problem, kept), options.solver, limit, options.gap, options.threads)
+        solution = solve(
+            restricted(state.problem, kept),
+            options.solver,
+            limit,
+            options.gap,
+            options.threads,
+            moments=sorted(state.summits),
+        )
     except NothingFitsError:
         state.raise_bound(state.cutoff())  # of what is left nothing fits: no plan is better than the one known
         return
