@@ -92,7 +92,7 @@ class _Search:
     bound: float = 0.0
     found: list[_Probe] = field(default_factory=list)
     second_per_byte: tuple[float, ...] = ()
-    summits: set[int] = field(default_factory=set)  # the moments at which plans that do not fit hold most
+    binding: tuple[int, ...] = ()  # moments at which the budget has a price; one of those that share theirs
 
     def __post_init__(self) -> None:
         self.groups = readers(self.problem)
@@ -106,9 +106,7 @@ class _Search:
     def record(self, choices: tuple[int, ...]) -> _Probe:
         """What a plan costs; it is the best from now on if it fits and no better one is known."""
         probe = _Probe(choices, evaluate(self.problem, choices), held(self.problem, self.groups, choices))
-        if probe.peak > self.problem.budget:
-            self.summits.add(probe.nbytes.index(probe.peak))
-        elif probe.seconds < self.seconds:
+        if probe.peak <= self.problem.budget and probe.seconds < self.seconds:
             self.best, self.seconds = choices, probe.seconds
             self.tell()
         return probe
@@ -170,7 +168,7 @@ def optimize(problem: Problem, options: Options = Options()) -> Solution:
             if not state.done():
                 state.kept = [list(range(len(costs))) for costs in problem.cost]
                 found, mixture = _relax(state, tables)
-                state.second_per_byte = tuple(mixture.prices)
+                state.second_per_byte, state.binding = tuple(mixture.prices), mixture.binding
                 if not state.done():
                     _improve(state, tables, found, mixture)
         except TooWide:
@@ -259,13 +257,14 @@ def _improve(state: _Search, tables: Tables, found: Sequence[_Probe], mixture: _
 class _Mixture:
     """The best mixture of plans whose mean fits: its seconds, parts, prices of moments; whether it exceeds the budget.
 
-    ``parts`` are the shares of the plans, most first.
+    ``parts`` are the shares of the plans, most first; ``binding`` are moments with a price, one of those that share it.
     """
 
     seconds: float
     parts: list[tuple[float, _Probe]]
     prices: list[float]
     over: bool
+    binding: tuple[int, ...] = ()
 
 
 def _mixture(found: Sequence[_Probe], budget: int, limit: float, count: int) -> _Mixture:
@@ -297,8 +296,11 @@ def _mixture(found: Sequence[_Probe], budget: int, limit: float, count: int) -> 
         model += excess - over <= 0, f"row_{number}"
     model.solve(pulp.HiGHS(msg=False, threads=1))
     prices = [0.0] * count
+    binding = []
     for number, row in enumerate(needed):
         dual = _dual(model, f"row_{number}") * unit / byte
+        if dual:
+            binding.append(rows[row][0])
         for moment in rows[row]:  # equal layers share their price
             prices[moment] = dual / len(rows[row])
     parts = sorted(((float(s.value() or 0.0), i) for i, s in enumerate(shares)), key=lambda part: (-part[0], part[1]))
@@ -307,6 +309,7 @@ def _mixture(found: Sequence[_Probe], budget: int, limit: float, count: int) -> 
         [(share, found[i]) for share, i in parts if share > 1e-9],
         prices,
         float(over.value() or 0.0) > 1e-9,
+        tuple(sorted(binding)),
     )
 
 
@@ -515,7 +518,7 @@ def _recombine(state: _Search, found: Sequence[_Probe]) -> None:
             state.options.gap,
             state.options.threads,
             _RECOMBINATION_NODES,
-            sorted(state.summits),
+            state.binding,
         )
     except (StoppedError, NothingFitsError):
         return
@@ -536,7 +539,7 @@ def _integer_program(state: _Search) -> None:
             limit,
             options.gap,
             options.threads,
-            moments=sorted(state.summits),
+            moments=state.binding,
         )
     except NothingFitsError:
         state.raise_bound(state.cutoff())  # of what is left nothing fits: no plan is better than the one known
