@@ -235,7 +235,7 @@ def _relax(state: _Search, tables: Tables) -> tuple[list[_Probe], _Mixture]:
 
 
 def _improve(state: _Search, tables: Tables, found: Sequence[_Probe], mixture: _Mixture) -> None:
-    """Better plans than those of the relaxation, as long as the integer program would have many choices to decide on."""
+    """Better plans than those of the relaxation, while many choices are left for the integer program to decide on."""
     prices = Prices(mixture.prices)
     if not mixture.over:
         _mix(state, tables, mixture)
