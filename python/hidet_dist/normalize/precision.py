@@ -153,6 +153,8 @@ class _Rewriter:
             return self.on(op, None)
         if isinstance(op, _PRODUCTS):
             return self.on(op, self.dtype)
+        if isinstance(op, MultiplyOp) and op.inputs[0] is op.inputs[1]:
+            return self.on(op, "float32")  # a power, which holds but the square root of what the dtype does
         if isinstance(op, _MOVES + _ELEMENTWISE) or (isinstance(op, _SCALARS) and self.holds(op.attrs["scalar"])):
             now = {self.now(x) for x in floats}
             return self.on(op, self.dtype if now == {self.dtype} else "float32")
