@@ -10,6 +10,7 @@ from pathlib import Path
 import hidet
 from hidet.graph.transforms import PassContext
 
+from hidet_dist.compat.cublas_products import cublas_products
 from hidet_dist.compat.cuda_build import described_gpu
 from hidet_dist.compat.half_products import small_products_in_float32
 from hidet_dist.compile.cuda.toolkit import find_toolkit, link_folder
@@ -30,10 +31,11 @@ def cuda_target(target: Target) -> Iterator[None]:
     caches = Path(hidet.option.get_cache_dir()) / "cuda" / f"nvcc-{toolkit.version}"
     place = hashlib.sha256(str(toolkit.runtime).encode()).hexdigest()[:16]
     libraries = link_folder(toolkit, caches / f"link-{place}")
-    cache = caches / f"{target.gpu.arch}-{target.gpu.name}"
+    cache = caches / f"{target.gpu.arch}-{target.gpu.name}{'-cublas' if target.cublas else ''}"
     with (
         described_gpu(target.gpu, toolkit, libraries, cache, target.space),
         small_products_in_float32(),
+        cublas_products(target.cublas),
         _graph_options(target),
     ):
         yield
