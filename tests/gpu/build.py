@@ -98,9 +98,8 @@ def language_model(folder: Path, config: shapes.GPTConfig | shapes.LlamaConfig) 
     return Case(graph, weights, [ids, mask], logits)
 
 
-def resnet18(folder: Path) -> Case:
+def resnet18(folder: Path, batch: int = 4, pixels: int = 64) -> Case:
     """ResNet-18 with random weights."""
-    batch, pixels = 4, 64
     module = ResNet(BasicBlock, [2, 2, 2, 2])
     as_weights(module)
     x = hidet.symbol([batch, 3, pixels, pixels], "float32", "cpu")
