@@ -23,9 +23,9 @@ _infer_type = TensorView.infer_type
 def infer_type(self: TensorView, arg_types: list[Any]) -> Any:
     """The type of a view; of registers too, whose elements are as many in each thread."""
     (x,) = arg_types
-    layouts = self.layout, getattr(x, "layout", None)
-    if isinstance(x, TiledTensorType) and all(isinstance(layout, TiledTensorLayout) for layout in layouts):
-        before, after = (layout.val_count() for layout in layouts)
+    there = x.layout if isinstance(x, TiledTensorType) else None
+    if isinstance(there, TiledTensorLayout) and isinstance(self.layout, TiledTensorLayout):
+        before, after = there.val_count(), self.layout.val_count()
         if before != after:
             raise TypeError(f"A view of {before} elements of each thread cannot have {after}.")
         return tiled_tensor(x.dtype, self.layout, self.scope)
