@@ -1,8 +1,8 @@
 """hidet 0.6.1 cannot fuse what reads a tensor, such as a bias, behind a product on tensor cores as it means to.
 
 It loads the tensor's tile into registers as the result lies in them, and then asks for the type of a view of those
-registers, which it has no answer for. It warns of "fallback", and writes the result element by element instead. With the
-answer, both are read and written 16 bytes at a time.
+registers, which it has no answer for. It warns of "fallback", and writes the result element by element instead. With
+the answer, both are read and written 16 bytes at a time.
 """
 
 from __future__ import annotations
