@@ -30,24 +30,21 @@ def products(graph):
     return [[int(x) for x in op.outputs[0].shape] for op in graph.nodes if op.name == "Matmul"]
 
 
-def head(transposed=False):
+def head():
     """A product with a bias and something behind it."""
-    x = hidet.symbol([2, 3, 40], "float16", "cpu")
-    w = weight(VOCABULARY, 40) if transposed else weight(40, VOCABULARY)
-    y = ops.matmul_nt(x, w) if transposed else ops.matmul(x, w)
-    return hidet.trace_from((y + weight(VOCABULARY)) * 2.0, [x]), w
+    x, w = hidet.symbol([2, 3, 40], "float16", "cpu"), weight(40, VOCABULARY)
+    return hidet.trace_from((ops.matmul(x, w) + weight(VOCABULARY)) * 2.0, [x]), w
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-def test_columns_are_padded_and_cut_off(transposed):
-    graph, w = head(transposed)
+def test_columns_are_padded_and_cut_off():
+    graph, w = head()
     padded = pad_columns(graph, 1)
     assert products(graph) == [[2, 3, VOCABULARY]]
     assert products(padded.graph) == [[2, 3, 104]]
     (old, new), *rest = padded.weights.items()
     assert (old, rest) == (w, [])
     values = new.numpy()
-    kept, zeros = np.split(values, [VOCABULARY], axis=0 if transposed else 1)
+    kept, zeros = np.split(values, [VOCABULARY], axis=1)
     np.testing.assert_array_equal(kept, w.numpy())
     assert not zeros.any()
     x = np.random.default_rng(0).integers(-3, 4, (2, 3, 40)).astype(np.float16)
@@ -72,6 +69,7 @@ def test_what_is_aligned_or_small_or_float32_or_read_elsewhere_stays():
         (ops.matmul(x, weight(40, 10)), [x]),
         (ops.matmul(x, shared) + ops.sum(shared, [0]), [x]),
         (ops.matmul(x, given), [x, given]),
+        (ops.matmul_nt(x, weight(VOCABULARY, 40)), [x]),
     ]
     for y, inputs in cases:
         graph = hidet.trace_from(y, inputs)

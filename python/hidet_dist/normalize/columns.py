@@ -52,8 +52,8 @@ def pad_columns(graph: FlowGraph, devices: int) -> PaddedGraph:
     new: dict[Tensor, Tensor] = {}
     with hidet.option.context():
         hidet.option.execution_mode("symbolic")
-        for weight, dim in wanted.items():
-            weights[weight] = _padded(weight, dim, -(-int(weight.shape[dim]) // multiple) * multiple)
+        for weight in wanted:
+            weights[weight] = _padded(weight, -(-int(weight.shape[-1]) // multiple) * multiple)
         for op in normal.nodes:
             if not any(x in new or x in weights for x in op.inputs):
                 continue
@@ -72,32 +72,29 @@ def pad_columns(graph: FlowGraph, devices: int) -> PaddedGraph:
     return PaddedGraph(as_normal(padded), weights)
 
 
-def _weights_to_pad(graph: FlowGraph) -> dict[Tensor, int]:
-    """The dims of columns to pad: of weights that nobody reads but such products."""
-    dims: dict[Tensor, int | None] = {}
+def _weights_to_pad(graph: FlowGraph) -> list[Tensor]:
+    """The weights that nobody reads but products which are to have more columns."""
+    fit: dict[Tensor, bool] = {}
     for op in graph.nodes:
         for place, x in enumerate(op.inputs):
-            dim = _columns_to_pad(op) if place == 1 else None
-            dims[x] = dim if x not in dims or dims[x] == dim else None
+            fit[x] = fit.get(x, True) and place == 1 and _is_to_pad(op)
     for x in (*graph.inputs, *graph.outputs):
-        dims[x] = None
-    return {x: dim for x, dim in dims.items() if dim is not None}
+        fit[x] = False
+    return [x for x, is_fit in fit.items() if is_fit]
 
 
-def _columns_to_pad(op: Operator) -> int | None:
-    """Which dim of a product's weight is to be padded, or None."""
-    if not isinstance(op, MatmulOp) or not op.outputs[0].dtype.is_any_float16():
-        return None
+def _is_to_pad(op: Operator) -> bool:
+    """Whether a product is to have more columns. One that reads its weight by its columns takes any number of them."""
+    if not isinstance(op, MatmulOp) or not op.outputs[0].dtype.is_any_float16() or op.attrs["transpose_b"]:
+        return False
     weight = op.inputs[1]
     if not (weight.storage is not None or is_weight(weight)) or len(weight.shape) < 2:
-        return None
-    dim = len(weight.shape) - (2 if op.attrs["transpose_b"] else 1)
-    columns = int(weight.shape[dim])
-    return dim if columns >= _LEAST_COLUMNS and columns % _ALIGNMENT else None
+        return False
+    columns = int(weight.shape[-1])
+    return columns >= _LEAST_COLUMNS and columns % _ALIGNMENT != 0
 
 
-def _padded(weight: Tensor, dim: int, size: int) -> Tensor:
+def _padded(weight: Tensor, columns: int) -> Tensor:
     if is_weight(weight):
-        return padded_weight(weight, dim, size)
-    behind = [0, 0] * (len(weight.shape) - 1 - dim) + [0, size - int(weight.shape[dim])]
-    return hidet.from_torch(torch.nn.functional.pad(weight.torch(), behind))
+        return padded_weight(weight, len(weight.shape) - 1, columns)
+    return hidet.from_torch(torch.nn.functional.pad(weight.torch(), [0, columns - int(weight.shape[-1])]))
