@@ -98,9 +98,8 @@ def language_model(folder: Path, config: shapes.GPTConfig | shapes.LlamaConfig) 
     return Case(graph, weights, [ids, mask], logits)
 
 
-def resnet18(folder: Path) -> Case:
+def resnet18(folder: Path, batch: int = 4, pixels: int = 64) -> Case:
     """ResNet-18 with random weights."""
-    batch, pixels = 4, 64
     module = ResNet(BasicBlock, [2, 2, 2, 2])
     as_weights(module)
     x = hidet.symbol([batch, 3, pixels, pixels], "float32", "cpu")
@@ -151,7 +150,7 @@ def build(model: str, precision: str, ranks: int, variant: str, arch: str, out: 
     if variant == "graph":
         config["cuda_graph"] = True
     if variant == "candidates":
-        config["space"] = 1
+        config |= {"space": 1, "cublas": True}
     result = auto_parallel(graph, {"mesh_shape": [ranks]}, config, out)
     remark = f"; {case.remark}" if case.remark else ""
     print(f"{len(result.communications)} collectives, built in {result.compile_seconds:.1f} s{remark}")

@@ -19,6 +19,7 @@ from hidet.drivers import build_task_batch
 from hidet.graph import FlowGraph, Operator, Tensor
 
 from hidet_dist.compat.cpu_build import precompile_headers
+from hidet_dist.compat.cublas_products import product_of
 from hidet_dist.compat.graph_module import build_launcher
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
@@ -28,6 +29,7 @@ from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.compile.cpu.collectives import place_shards
 from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
 from hidet_dist.compile.cuda.build import cuda_target
+from hidet_dist.compile.cuda.launches import fewer_launches
 from hidet_dist.compile.cuda.toolkit import find_toolkit
 from hidet_dist.compile.target import CPU, Target
 from hidet_dist.errors import CompileError
@@ -54,6 +56,7 @@ class CompiledProgram:
     kernels: the kernel libraries, in the order of the table that the launcher gets; ``kernel_names`` say what they do,
         and ``kernel_of_node`` which of them computes each node of the graph.
     candidates: for each kernel, how many candidates its library has; the fastest is found where the program runs.
+    cublas: for each kernel, whether the last of its candidates calls cuBLAS.
     data: the names of the weights (and the coordinate) in the order that the launcher's ``init`` takes them.
     constants: constants that optimizing the program made, by name; the same for every rank.
     libraries: what the kernels need besides the runtimes: ``openblas`` or nothing, the CUDA runtime for CUDA.
@@ -66,6 +69,7 @@ class CompiledProgram:
     kernel_names: list[str]
     kernel_of_node: list[int]
     candidates: list[int]
+    cublas: list[bool]
     data: list[str]
     constants: dict[str, Tensor]
     libraries: tuple[str, ...]
@@ -108,9 +112,9 @@ def optimize_program(program: Program, target: Target = CPU) -> FlowGraph:
     CompileError
         When hidet's passes lose or change a communication operator: a program without it would compute something else.
     """
-    placed = place_shards(program.graph) if target.kind == "cpu" else program.graph
     # What does not depend on inputs is computed meanwhile, on the processor that there is.
     with _building_for(replace(target, cpu=NATIVE)):
+        placed = place_shards(program.graph) if target.kind == "cpu" else fewer_launches(program.graph)
         graph = hidet.graph.optimize(placed)
     if target.kind == "cpu":
         graph = lower_to_kernels(graph)
@@ -119,7 +123,7 @@ def optimize_program(program: Program, target: Target = CPU) -> FlowGraph:
         openblas.load_openblas()  # or the kernels cannot be loaded
     before, after = (
         Counter((op.task.name, tuple(map(str, op.inputs[0].shape))) for op in communication_operators(g))
-        for g in (placed, graph)
+        for g in (placed if target.kind == "cpu" else program.graph, graph)
     )
     if before != after:
         raise CompileError(
@@ -214,6 +218,7 @@ def compile_program(
         [node.name for node in nodes],
         kernel_of_node,
         [int(json.loads((folder / "meta.json").read_text())["num_candidates"]) for folder in folders],
+        [target.cublas and product_of(node.task) is not None for node in nodes],
         [*data, *constants],
         constants,
         _libraries(graph, target),

@@ -138,6 +138,8 @@ class _Decisions:
             return None
         if isinstance(op, _PRODUCTS):
             return self.dtype
+        if isinstance(op, MultiplyOp) and op.inputs[0] is op.inputs[1]:
+            return "float32"  # a power, which holds but the square root of what the dtype does
         if isinstance(op, _MOVES + _ELEMENTWISE) or (isinstance(op, _SCALARS) and self.holds(op.attrs["scalar"])):
             return self.dtype if {self.now(x) for x in floats} == {self.dtype} else "float32"
         return "float32"

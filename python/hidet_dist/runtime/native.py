@@ -248,6 +248,10 @@ def library() -> ctypes.CDLL:
     declare("nccl_failed_by_peer", c_int32, c_void_p)
     declare("nccl_close", None, c_void_p)
     declare("nccl_destroy", None, c_void_p)
+    declare("cublas_load", c_int32, c_char_p)
+    declare("cublas_create", c_void_p, c_void_p, c_void_p, c_void_p, c_int64)
+    declare("cublas_destroy", None, c_void_p)
+    declare("cublas_bind", None, c_void_p)
     declare("mapped_file_watch", c_void_p, c_int32, c_void_p, c_int64, c_char_p)
     declare("mapped_file_changed", c_int32, c_void_p)
     declare("mapped_file_forget", None, c_void_p)
@@ -715,3 +719,46 @@ class Nccl:
         handle, self._handle = self._handle, None
         if handle is not None:
             library().hidet_dist_nccl_destroy(handle)
+
+
+def load_cublas(path: str) -> int:
+    """Load cuBLAS; its version is returned, such as 130100. Raises ``ValueError`` with the native message."""
+    version = int(library().hidet_dist_cublas_load(path.encode()))
+    if version == 0:
+        raise ValueError(last_error())
+    return version
+
+
+class Cublas:
+    """A handle of cuBLAS's for the device whose context is current; see cublas.h.
+
+    Parameters
+    ----------
+    stream: int
+        The address of a C function that returns the CUDA stream which the calling thread launches kernels on.
+    report: int
+        The address of a C function that is told, in text, why a product could not be put on the stream.
+    workspace, nbytes: int
+        Memory of the device, for as long as the handle or a graph with its products is used.
+
+    Raises
+    ------
+    ValueError
+        With the native message, where there can be none.
+    """
+
+    def __init__(self, stream: int, report: int, workspace: int, nbytes: int):
+        self._handle: int | None = library().hidet_dist_cublas_create(stream, report, workspace, nbytes)
+        if not self._handle:
+            raise ValueError(last_error())
+
+    def bind(self) -> None:
+        """Make it the one that kernels use which this thread launches."""
+        library().hidet_dist_cublas_bind(self._handle)
+
+    def destroy(self) -> None:
+        """Free it. Its device's context must be current. This thread has none any more."""
+        handle, self._handle = self._handle, None
+        library().hidet_dist_cublas_bind(None)
+        if handle is not None:
+            library().hidet_dist_cublas_destroy(handle)

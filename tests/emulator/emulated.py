@@ -1,0 +1,57 @@
+"""Compiling and running kernels on the emulator, for tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import hidet
+import numpy as np
+
+HERE = Path(__file__).parent
+HIDET = Path(hidet.__file__).parent
+
+
+class EmulatedFault(Exception):
+    """The emulator ended the process, or the launch failed; what it said."""
+
+
+@dataclass(frozen=True)
+class Emulator:
+    """Where nvcc's substitute is installed: what ``CUDA_HOME`` is to be."""
+
+    home: Path
+
+    def compile(self, source: Path, library: Path, arch: str = "90a") -> Path:
+        """A library of a file of CUDA C++ that exports ``hidet_launch_0`` and so on."""
+        folders = [f"-I{HIDET / 'include'}", f"-L{HIDET / 'lib'}"]
+        target = ["-gencode", f"arch=compute_{arch},code=sm_{arch}", "-lhidet_runtime"]
+        command = [str(self.home / "bin" / "nvcc"), *folders, *target, str(source), "-o", str(library)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+        assert done.returncode == 0, done.stderr
+        return library
+
+
+def run(
+    library: Path, *arrays: np.ndarray, candidate: int = 0, environment: Mapping[str, str] | None = None
+) -> Sequence[np.ndarray]:
+    """The arguments of a kernel after it ran on copies of them.
+
+    Raises
+    ------
+    EmulatedFault
+        When the kernel does what a GPU would not do or need not do.
+    """
+    file = library.with_suffix(".npz")
+    np.savez(file, *arrays)
+    command = [sys.executable, str(HERE / "run_kernel.py"), str(library), str(file), str(candidate)]
+    own = {**os.environ, **(environment or {})}
+    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False, timeout=280)
+    if done.returncode != 0:
+        raise EmulatedFault(done.stderr)
+    with np.load(file) as data:
+        return [data[name] for name in data.files]

@@ -1,0 +1,91 @@
+"""Takes nvcc's place in a build: ``nvcc.py REAL_NVCC PRECOMPILED ARGUMENTS OF nvcc``. Kernels become the host's.
+
+PRECOMPILED is the folder of the precompiled header.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from translate import translate
+
+HERE = Path(__file__).parent
+SHARED_BYTES = {"80": 166912, "86": 101376, "89": 101376, "90": 232448}  # that a block may opt in to
+FLAGS = ["-std=c++20", "-O1", "-mavx2", "-mf16c", "-mfma", "-fPIC", "-w", "-fno-strict-aliasing", "-fwrapv"]
+# Each library is for itself, and what was not written is not 0.
+FLAGS += ["-fvisibility=hidden", "-fno-gnu-unique", "-ftrivial-auto-var-init=pattern"]
+
+
+def install(nvcc: str, home: Path, hidet_include: Path) -> Path:
+    """Make a folder that can be CUDA_HOME; returns it."""
+    precompiled = home / "precompiled"
+    for folder in (home / "bin", precompiled):
+        folder.mkdir(parents=True)
+    script = home / "bin" / "nvcc"
+    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{__file__}" "{nvcc}" "{precompiled}" "$@"\n')
+    script.chmod(0o755)
+    header = ["-x", "c++-header", str(HERE / "emulated.hpp"), "-o", str(precompiled / "emulated.hpp.gch")]
+    include = [f"-I{hidet_include}", f"-I{HERE}", "-isystem", str(include_folder(nvcc))]
+    subprocess.run(["g++", *FLAGS, *include, *header], check=True, timeout=300)
+    return home
+
+
+def include_folder(nvcc: str) -> Path:
+    """Where the CUDA headers lie."""
+    plan = _said(nvcc, "--dryrun", "-c", "-x", "cu", "/dev/null", "-o", "/dev/null")
+    found = re.search(r"#\$ TOP=(.+)", plan)
+    assert found is not None, plan
+    top = Path(found[1].strip()).resolve()
+    return next(folder for folder in (top / "include", top / "targets/x86_64-linux/include") if folder.is_dir())
+
+
+def compile_on_host(nvcc: str, precompiled: str, arguments: list[str]) -> int:
+    """Compile as the arguments say; the exit status."""
+    taken = iter(arguments)
+    passed: list[str] = []
+    source = out = arch = None
+    for argument in taken:
+        if argument == "-o":
+            out = Path(next(taken))
+        elif argument == "-gencode":
+            arch = re.search(r"code=sm_(\d+)", next(taken))
+        elif argument in ("-Xlinker", "-Xcompiler", "--cudart", "--diag-suppress"):
+            next(taken)
+        elif re.match(r"-[IL]|-l(hidet|cu)", argument):
+            passed.append(argument)
+        elif argument.endswith((".cu", ".cpp")):
+            source = Path(argument)
+    assert source is not None and out is not None and arch is not None, arguments
+    translated = out.with_suffix(".host.cpp")
+    limit = f"const size_t emulated::shared_bytes_of_arch = {SHARED_BYTES[arch[1]]};\n"
+    translated.write_text(translate(source.read_text()) + limit)
+    include = [f"-I{precompiled}", f"-I{HERE}", "-isystem", str(include_folder(nvcc))]
+    command = ["g++", *FLAGS, "-shared", *include, str(translated), "-o", str(out), "-Wl,--as-needed", *passed, "-ldl"]
+    return subprocess.run(command, check=False).returncode
+
+
+def _said(*command: str) -> str:
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True, text=True).stdout
+
+
+def main() -> int:
+    """Compile, or say what nvcc says; the version is that of what is here, since kernels are cached by it."""
+    nvcc, precompiled, *arguments = sys.argv[1:]
+    if "--version" in arguments:
+        sources = b"".join((HERE / name).read_bytes() for name in ("emulated.hpp", "nvcc.py", "translate.py"))
+        own = int(hashlib.sha256(sources).hexdigest()[:8], 16)
+        print(re.sub(r"(release [\d.]+, V[\d.]+)", rf"\1.{own}", _said(nvcc, "--version")))
+        return 0
+    if "--dryrun" in arguments:
+        print(_said(nvcc, *arguments))
+        return 0
+    return compile_on_host(nvcc, precompiled, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""Runs a kernel library on arrays, in a process that a fault may end: ``run_kernel.py LIBRARY ARRAYS.npz [CANDIDATE]``.
+
+The arrays are the kernel's arguments, in their order; the file has them again as the kernel left them. Each array ends
+where its pages do, and the next page may not be touched: what reads or writes further ends the process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+
+import numpy as np
+
+from hidet_dist.runtime.libraries import hidet_runtime
+
+_ALIGNMENT = 16  # bytes: the widest access of a thread
+
+
+def guarded(array: np.ndarray) -> np.ndarray:
+    """A copy before a page that may not be touched; its end is a multiple of 16 bytes from that page at most."""
+    size = -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
+    pages = -(-size // mmap.PAGESIZE)
+    memory = mmap.mmap(-1, (pages + 1) * mmap.PAGESIZE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(ctypes.c_void_p(address + pages * mmap.PAGESIZE), mmap.PAGESIZE, 0) == 0, ctypes.get_errno()
+    own = np.frombuffer(memory, array.dtype, array.size, pages * mmap.PAGESIZE - size).reshape(array.shape)
+    own[...] = array
+    return own
+
+
+def main(library: str, file: str, candidate: str = "0") -> None:
+    runtime = hidet_runtime()
+    runtime.use_torch_cuda_stream(False)
+    with np.load(file) as data:
+        arrays = [guarded(data[name]) for name in data.files]
+    kernel = getattr(ctypes.CDLL(library), f"hidet_launch_{candidate}")
+    kernel(*(ctypes.c_void_p(array.ctypes.data) for array in arrays))
+    error = runtime.hidet_get_last_error()
+    if error is not None:
+        raise SystemExit(f"the launch failed: {error.decode()}")
+    np.savez(file, *arrays)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,194 @@
+"""What a GPU does, done on the CPU: by kernels of a few lines; and what a GPU would not do is told of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.emulator.emulated import EmulatedFault, Emulator, run
+
+Build = Callable[..., Path]
+
+LOAD_ADDRESS = """
+static __device__ uint32_t shared_address(const void *pointer) {
+  uint32_t to;
+  asm ("{.reg.u64 wide; cvta.to.shared.u64 wide, %1; cvt.u32.u64 %0, wide;}" : "=r"(to) : "l"(pointer));
+  return to;
+}
+"""
+
+
+@pytest.fixture
+def build(emulator: Emulator, tmp_path: Path) -> Build:
+    """A kernel library of a kernel's parameters and body, launched with so many threads and bytes of shared memory."""
+
+    def make(parameters: str, body: str, blocks: int = 1, threads: int = 32, shared: int = 0, opt_in: int = 0) -> Path:
+        names = ", ".join(each.split()[-1].lstrip("*") for each in parameters.split(","))
+        attribute = f"cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize, {opt_in});" if opt_in else ""
+        source = tmp_path / "source.cu"
+        source.write_text(f"""
+#include <stdint.h>
+#include <cuda_fp16.h>
+#include <cuda_bf16.h>
+#include <hidet/runtime/cuda/context.h>
+#include <hidet/runtime/logging.h>
+{LOAD_ADDRESS}
+static __global__ void __launch_bounds__({threads}) k({parameters}) {{ {body} }}
+DLL void hidet_launch_0({parameters}) {{
+  try {{
+    {attribute}
+    k<<<dim3({blocks}, 1, 1), dim3({threads}, 1, 1), {shared}, (cudaStream_t)get_cuda_stream()>>>({names});
+    {{cudaError_t err = cudaGetLastError(); if (err != cudaSuccess) LOG(ERROR) << cudaGetErrorString(err) << "\\n";}}
+  }} catch (HidetException &e) {{ hidet_set_last_error(e.what()); }}
+}}
+""")
+        return emulator.compile(source, tmp_path / "library.so")
+
+    return make
+
+
+PRODUCT = """
+  __shared__ __align__(16) {half} sa[16 * 16], sb[16 * 8];
+  for (int i = threadIdx.x; i < 256; i += 32) sa[i] = a[i];
+  for (int i = threadIdx.x; i < 128; i += 32) sb[i] = b[i];
+  __syncthreads();
+  uint32_t ra[4], rb[2];
+  float c[4] = {{1.0f, 1.0f, 1.0f, 1.0f}};
+  int lane = threadIdx.x;
+  asm volatile ("ldmatrix.sync.aligned.m8n8.x4.b16 {{%0, %1, %2, %3}}, [%4];"
+      : "=r"(ra[0]), "=r"(ra[1]), "=r"(ra[2]), "=r"(ra[3]) : "l"(sa + lane % 16 * 16 + lane / 16 * 8));
+  asm volatile ("ldmatrix.sync.aligned.m8n8.x2.trans.b16 {{%0, %1}}, [%2];"
+      : "=r"(rb[0]), "=r"(rb[1]) : "l"(sb + lane % 16 * 8));
+  asm ("mma.sync.aligned.m16n8k16.row.col.f32.{type}.{type}.f32 {{%0, %1, %2, %3}}, {{%4, %5, %6, %7}}, {{%8, %9}}, "
+       "{{%0, %1, %2, %3}};" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(ra[0]), "r"(ra[1]), "r"(ra[2]), "r"(ra[3]), "r"(rb[0]), "r"(rb[1]));
+  for (int i = 0; i < 4; ++i) y[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = c[i];
+"""
+
+
+def test_matrices_are_loaded_and_multiplied(build: Build) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-8, 8, shape).astype(np.float16) for shape in ((16, 16), (16, 8)))
+    library = build("half *a, half *b, float *y", PRODUCT.format(half="half", type="f16"))
+    *_, y = run(library, a, b, np.zeros((16, 8), np.float32))
+    np.testing.assert_array_equal(y, a.astype(np.float32) @ b.astype(np.float32) + 1)
+
+
+def test_bfloat16_is_multiplied(build: Build) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-8, 8, shape).astype(np.float32) for shape in ((16, 16), (16, 8)))
+    high = [(x.view(np.uint32) >> 16).astype(np.uint16) for x in (a, b)]
+    library = build("__nv_bfloat16 *a, __nv_bfloat16 *b, float *y", PRODUCT.format(half="__nv_bfloat16", type="bf16"))
+    *_, y = run(library, *high, np.zeros((16, 8), np.float32))
+    np.testing.assert_array_equal(y, a @ b + 1)
+
+
+SHUFFLES = """
+  int lane = threadIdx.x;
+  float x = (float)lane;
+  y[lane] = __shfl_down_sync(0xffffffff, x, 8, 32);
+  y[32 + lane] = __shfl_xor_sync(0xffffffff, x, 1);
+  y[64 + lane] = __shfl_sync(0xffffffff, x, 3, 16);
+  y[96 + lane] = __shfl_up_sync(0xffffffff, x, 2);
+  if (lane < 24) {
+    uint32_t mask = __activemask();
+    y[128 + lane] = __shfl_sync(mask, (float)(mask & 0xffffff), 0);
+  }
+"""
+
+
+def test_threads_of_a_warp_exchange_values(build: Build) -> None:
+    (y,) = run(build("float *y", SHUFFLES), np.zeros((5, 32), np.float32))
+    lanes = np.arange(32)
+    np.testing.assert_array_equal(y[0], np.where(lanes < 24, lanes + 8, lanes))
+    np.testing.assert_array_equal(y[1], lanes ^ 1)
+    np.testing.assert_array_equal(y[2], lanes // 16 * 16 + 3)
+    np.testing.assert_array_equal(y[3], np.where(lanes >= 2, lanes - 2, lanes))
+    np.testing.assert_array_equal(y[4], np.where(lanes < 24, 0xFFFFFF, 0))
+
+
+COPY = """
+  extern __shared__ uint8_t shared[];
+  float *own = (float *)shared + 4 * threadIdx.x;
+  asm volatile ("cp.async.cg.shared.global [%0], [%1], %2, %3;"
+      : : "r"(shared_address(own)), "l"(x + 4 * threadIdx.x), "n"(16), "r"(threadIdx.x == 5 ? 8 : 16));
+  asm volatile ("cp.async.commit_group;" : :);
+  {wait}
+  for (int i = 0; i < 4; ++i) y[4 * threadIdx.x + i] = own[i];
+"""
+WAIT = 'asm volatile ("cp.async.wait_group 0;" : :);'
+
+
+@pytest.mark.parametrize("when", ["late", "eager"])
+def test_copies_are_there_once_they_were_waited_for(build: Build, when: str) -> None:
+    x = np.arange(128, dtype=np.float32)
+    library = build("const float *x, float *y", COPY.format(wait=WAIT), shared=512)
+    _, y = run(library, x, np.zeros_like(x), environment={"EMULATED_COPIES": when})
+    expected = x.copy()
+    expected[22:24] = 0
+    np.testing.assert_array_equal(y, expected)
+
+
+def test_copies_need_not_be_there_before(build: Build) -> None:
+    x = np.arange(128, dtype=np.float32)
+    _, y = run(build("const float *x, float *y", COPY.format(wait=""), shared=512), x, np.zeros_like(x))
+    assert np.isnan(y).all()
+
+
+def test_warps_wait_for_each_other_at_a_barrier(build: Build) -> None:
+    body = """
+      __shared__ int sums[4];
+      if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = threadIdx.x;
+      __syncthreads();
+      y[blockIdx.x * 128 + threadIdx.x] = sums[0] + sums[1] + sums[2] + sums[3];
+    """
+    library = build("int *y", body, blocks=3, threads=128)
+    for order in ("forward", "reverse"):
+        (y,) = run(library, np.zeros(384, np.int32), environment={"EMULATED_WARPS": order})
+        np.testing.assert_array_equal(y, 192)
+
+
+FAULTS = {
+    "waits for ever": ("if (threadIdx.x % 32 == 0) __syncwarp(); else __syncthreads();", "waits for ever"),
+    "the warp diverges": (
+        "if (threadIdx.x % 32 < 16) __shfl_sync(0xffffffff, 1, 0); else __shfl_xor_sync(0xffffffff, 1, 1);",
+        "the warp diverges",
+    ),
+    "a mask without the thread": ("__shfl_sync(1, 1, 0);", "leaves out"),
+    "a misaligned vector": (
+        'uint32_t a, b; asm volatile ("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "l"(y + 1)); y[0] = a;',
+        "an access of 8 bytes is misaligned",
+    ),
+    "memory beyond the end": ("y[threadIdx.x + 4096] = 1;", "there is no memory"),
+    "shared memory beyond its end": (
+        "extern __shared__ uint8_t shared[]; shared[threadIdx.x * 2] = 1;",
+        "shared memory was written beyond its end",
+    ),
+    "a false assumption": ("__builtin_assume(threadIdx.x < 8);", "a false assumption"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_what_a_gpu_would_not_do_is_told_of(build: Build, fault: str) -> None:
+    body, message = FAULTS[fault]
+    library = build("int *y", body, threads=64, shared=64)
+    with pytest.raises(EmulatedFault, match=message):
+        run(library, np.zeros(64, np.int32))
+
+
+def test_shared_memory_is_had_only_when_asked_for(build: Build) -> None:
+    library = build("int *y", "y[0] = 1;", shared=65536)
+    with pytest.raises(EmulatedFault, match=r"the launch failed: .*invalid argument"):
+        run(library, np.zeros(1, np.int32))
+    library = build("int *y", "y[0] = 1;", shared=65536, opt_in=65536)
+    assert run(library, np.zeros(1, np.int32))[0] == 1
+    library = build("int *y", "y[0] = 1;", shared=65536, opt_in=300000)
+    with pytest.raises(EmulatedFault, match=r"the launch failed: .*invalid argument"):
+        run(library, np.zeros(1, np.int32))
+
+
+def test_an_unknown_instruction_does_not_compile(build: Build) -> None:
+    with pytest.raises(AssertionError, match="bar_warp_everything"):
+        build("int *y", 'asm volatile ("bar.warp.everything %0;" : : "r"(1));')
