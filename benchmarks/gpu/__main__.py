@@ -2,30 +2,34 @@
 
     python benchmarks/gpu [--cases gpt2_1_float16,llama_8_float16] [--quick] [--seconds 500]
 
-Each case is planned and compiled for one rank and for two, all at once on all cores; then, case by case,
+Each case is planned and compiled for one rank and for two, several at a time on all cores; and, case by case, as soon
+as it is built,
 
 * hidet_dist with one rank and with two, kernel by kernel and as a CUDA graph (two ranks share the GPU where there is
   one, which NCCL does from 2.30 on)
 * PyTorch on the same GPU: eager, by ``torch.compile``, and by its mode ``reduce-overhead``, which uses CUDA graphs
 
 are loaded side by side, their answers compared, and their calls timed in turns, from the call to the device being
-through. Inputs lie on the device. All is printed as it is found, and written to a file in ``benchmarks/results`` after
-each case; what fails is left out. The last line is JSON with the ratios to ``torch.compile``. Exits with 0 when all
-went well, 1 when something failed or there was no time for it, 2 when there is no GPU.
+through; what is still built stands still meanwhile. Inputs lie on the device. All is printed as it is found, and
+written to a file in ``benchmarks/results`` after each case; what fails, crashes or hangs is left out. The last line is
+JSON with the ratios to ``torch.compile``. Exits with 0 when all went well, 1 when something failed or there was no time
+for it, 2 when there is no GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
-import subprocess
+import shutil
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -37,16 +41,21 @@ from gpu_tables import cases_table, kernels_table, memory_table
 from host import describe
 from rich.console import Console
 from rich.markup import escape
-from variants import Variant, VariantError, measure_in_turns, medians
+from variants import Variant, VariantError, close_all, measure_in_turns, medians
 
 from hidet_dist.errors import HidetDistError
 from hidet_dist.files import write_text
 from hidet_dist.runtime.cuda import driver
+from hidet_dist.testing.processes import Programs
 
 HERE = Path(__file__).parent
 GOAL = 1.1  # of torch.compile's time, for one rank
 TIMING_SECONDS, QUICK_SECONDS = 12.0, 2.0  # about: for the calls of one case
-BUILD_SECONDS = 600.0
+BUILD_SECONDS = 300.0
+LOAD_SECONDS = 150.0  # for the variants of a case, which are loaded at once: most is torch.compile's
+CALL_SECONDS = 10.0
+AFTER_SECONDS = 90.0  # that what was begun in time may go on for; then all is ended
+BUILD_NICENESS = 5
 PROFILED_CALLS = 5
 NO_GPU = 2
 _LOG_LINES = 5
@@ -76,7 +85,8 @@ class GpuBenchmark:
     space: int
         As optimization_config's: how many candidates there are of a kernel.
     last_begin: float
-        After so many seconds nothing is begun, and what is not built by then is given up.
+        After so many seconds nothing is begun, and what is not built by then is given up; what is being measured has a
+        minute and a half from then on.
     console: Console
         Where progress is shown.
     device: str
@@ -103,6 +113,8 @@ class GpuBenchmark:
         self.cases: dict[str, dict[str, Any]] = {}
         self.failures: list[str] = []
         self.not_run: list[str] = []
+        self._programs = Programs()
+        self._loaded: list[Variant] = []
         self._begin = time.perf_counter()
 
     def elapsed(self) -> float:
@@ -118,14 +130,15 @@ class GpuBenchmark:
         self.failures.append(f"{what}: {error}")
         self.say(f"failed: {self.failures[-1]}")
 
-    def write_weights(self, cases: dict[str, Case]) -> None:
-        """A file of weights for each model."""
-        for name, case in cases.items():
-            if not self._weights(case).exists():
-                self._run(["weights", name, str(self._weights(case))], f"weights of {case.model}")
+    def write_weights(self, name: str) -> bool:
+        """A file of weights for a case's model; whether it is there."""
+        case = CASES[name]
+        return self._run(["weights", name, str(self._weights(case))], f"weights of {case.model}") is not None
 
-    def build(self, name: str, ranks: int) -> dict[str, Any] | None:
-        """Plan and compile a case; None if that fails."""
+    def build(self, name: str, ranks: int, weights: Future[bool]) -> dict[str, Any] | None:
+        """Plan and compile a case, once its weights are there; None if that fails."""
+        if not weights.result():
+            return None
         how = [str(ranks), self.arch, str(self.space), str(self._artifacts(name, ranks))]
         out = self._run(["build", name, str(self._weights(CASES[name])), *how], f"{name}, building for {ranks} ranks")
         if out is None:
@@ -140,39 +153,40 @@ class GpuBenchmark:
 
     def _run(self, arguments: list[str], what: str) -> str | None:
         """What the builder prints; None if it fails."""
-        command = [sys.executable, str(self.builder), *arguments]
         left = min(BUILD_SECONDS, self.last_begin - self.elapsed())
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=max(0.0, left))
-        except subprocess.TimeoutExpired:
-            self.failed(what, f"not done after {left:.0f} s")
+        if left <= 0:
             return None
-        if done.returncode:
-            *before, last = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-            self.failed(what, "\n".join([last, *before[-_LOG_LINES:]]))
+        done = self._programs.run([sys.executable, str(self.builder), *arguments], left, BUILD_NICENESS)
+        if done.status is None:
+            self.failed(what, f"not done after {done.seconds:.0f} s")
             return None
-        return done.stdout
+        if done.status:
+            *before, last = done.errors.strip().splitlines() or ["it printed no error"]
+            self.failed(what, "\n".join([f"{last} (exit status {done.status})", *before[-_LOG_LINES:]]))
+            return None
+        return done.output
 
     def measure(self, name: str, built: dict[int, dict[str, Any]]) -> None:
         """Load, compare and time a case."""
-        started = self._start(name, built)
         try:
+            started = self._start(name, built)
             errors = self._check(name, started, built)
 
             def failed(variant: Variant, error: VariantError) -> None:
                 self.failed(f"{name}, {variant.name}", error)
 
-            times = measure_in_turns(started, self.seconds, failed)
-            found = {}
-            for variant in started:
-                if variant.name in times:
-                    try:
-                        found[variant.name] = variant.profile(PROFILED_CALLS)
-                    except VariantError as error:
-                        failed(variant, error)
+            with self._programs.paused():
+                times = measure_in_turns(started, self.seconds, failed)
+                found = {}
+                for variant in started:
+                    if variant.name in times:
+                        try:
+                            found[variant.name] = variant.profile(PROFILED_CALLS)
+                        except VariantError as error:
+                            failed(variant, error)
         finally:
-            for variant in started:
-                variant.close()
+            close_all(self._loaded)
+            self._loaded = []
         seconds = medians(times)
         ratios = {
             ratio: seconds[top] / seconds[bottom]
@@ -213,12 +227,15 @@ class GpuBenchmark:
             graph = str(folder.with_name(f"{folder.name}-graph"))
             wanted.append((f"hidet_{ranks}_graph", {"how": "hidet", "artifacts": graph}, ranks))
         loading = [
-            Variant(variant, {**common, **settings}, ranks, threads, self.work, self.worker)
+            Variant(variant, {**common, **settings}, ranks, threads, self.work, self.worker, CALL_SECONDS)
             for variant, settings, ranks in wanted
         ]
+        self._loaded = list(loading)
+        deadline = time.perf_counter() + LOAD_SECONDS
         for own in loading:
             try:
-                self.say(f"{name}: {own.name} is there, first call {own.ready():.2f} s")
+                first = own.ready(max(0.0, deadline - time.perf_counter()))
+                self.say(f"{name}: {own.name} is there, first call {first:.2f} s")
                 started.append(own)
             except VariantError as error:
                 own.close()
@@ -254,28 +271,69 @@ class GpuBenchmark:
         return errors
 
     def run(self, cases: dict[str, Case], after_each: Callable[[], None]) -> None:
-        """Build all cases, then measure one after the other."""
-        self.write_weights(cases)
-        with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2)) as pool:  # planning takes one core, compiling all
-            building: dict[str, dict[int, Future[dict[str, Any] | None]]] = {
-                name: {ranks: pool.submit(self.build, name, ranks) for ranks in (1, 2)} for name in cases
-            }
-        for name, own in building.items():
-            if self.elapsed() > self.last_begin:
-                self.not_run.append(name)
-                continue
-            built = {ranks: found for ranks, future in own.items() if (found := future.result()) is not None}
+        """Build all cases, and measure one after the other, the first of those that are built."""
+        watch = threading.Timer(self.last_begin + AFTER_SECONDS, self._end) if math.isfinite(self.last_begin) else None
+        if watch is not None:
+            watch.daemon = True
+            watch.start()
+        # Planning takes one core, compiling all.
+        with ThreadPoolExecutor(max(2, (os.cpu_count() or 1) // 4)) as pool:
             try:
-                self.measure(name, built)
-            except Exception as error:  # whatever it is, the other cases are to be measured
-                self.failed(name, f"{type(error).__name__}: {error}")
-            after_each()
+                first = {case.model: name for name, case in reversed(cases.items())}
+                weights = {
+                    model: pool.submit(self.write_weights, first[model])
+                    for model in dict.fromkeys(case.model for case in cases.values())
+                }
+                building = {
+                    name: {ranks: pool.submit(self.build, name, ranks, weights[case.model]) for ranks in (1, 2)}
+                    for name, case in cases.items()
+                }
+                while building:
+                    name = _first_built(building)
+                    self._measure_built(name, {ranks: future.result() for ranks, future in building.pop(name).items()})
+                    after_each()
+            finally:
+                self._end()
+                if watch is not None:
+                    watch.cancel()
+
+    def _measure_built(self, name: str, results: dict[int, dict[str, Any] | None]) -> None:
+        if self.elapsed() > self.last_begin:
+            self.not_run.append(name)
+            return
+        built = {ranks: found for ranks, found in results.items() if found is not None}
+        try:
+            self.measure(name, built)
+        except Exception as error:  # whatever it is, the other cases are to be measured
+            self.failed(name, f"{type(error).__name__}: {error}")
+        for ranks in built:  # gigabytes of weights
+            folder = self._artifacts(name, ranks)
+            for own in (folder, folder.with_name(f"{folder.name}-graph")):
+                shutil.rmtree(own, ignore_errors=True)
+
+    def _end(self) -> None:
+        """End all programs that still run, and begin none."""
+        self._programs.end()
+        for variant in self._loaded:
+            variant.kill()
 
     def _weights(self, case: Case) -> Path:
         return self.work / f"{case.model}.safetensors"
 
     def _artifacts(self, name: str, ranks: int) -> Path:
         return self.work / f"{name}-{ranks}"
+
+
+def _first_built(building: dict[str, dict[int, Future[dict[str, Any] | None]]]) -> str:
+    """The first case that is built, or has failed to be; waits for one."""
+    while True:
+        for name, own in building.items():
+            if all(future.done() for future in own.values()):
+                return name
+        wait(
+            [future for own in building.values() for future in own.values() if not future.done()],
+            return_when=FIRST_COMPLETED,
+        )
 
 
 def find_gpu() -> tuple[list[str], str]:

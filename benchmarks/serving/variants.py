@@ -6,6 +6,7 @@ import json
 import math
 import os
 import selectors
+import signal
 import statistics
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from hidet_dist.launch import free_port
 
 FIRST_CALL_SECONDS = 300.0  # to load, and to compile where the variant does that
 CALL_SECONDS = 60.0
+CLOSE_SECONDS = 5.0
+MOST_WAITED = 3  # calls whose time is waited for: bursts of more are of short calls
 BURST_SECONDS = 0.3  # about: what one variant takes before it is another's turn
 # Calls shorter than this are preceded by one that does not count, when their turn begins: it finds nothing of its own
 # in the caches, and where there are several processes it lasts from when the first begins to when the last ends.
@@ -47,6 +50,8 @@ class Variant:
         Where their logs go.
     worker: Path
         The program of each; :mod:`worker` by default.
+    call_seconds: float
+        What a call may take.
     """
 
     def __init__(
@@ -57,8 +62,10 @@ class Variant:
         threads: int,
         folder: Path,
         worker: Path = WORKER,
+        call_seconds: float = CALL_SECONDS,
     ):
         self.name, self.ranks, self.threads = name, ranks, threads
+        self._call_seconds = call_seconds
         self._logs = [folder / f"{name}-{rank}.log" for rank in range(ranks)]
         port = str(free_port())
         self._processes = []
@@ -70,47 +77,66 @@ class Variant:
                 command = [sys.executable, str(worker)]
                 self._processes.append(
                     subprocess.Popen(
-                        command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, bufsize=0
+                        command,
+                        env=env,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=file,
+                        bufsize=0,
+                        start_new_session=True,
                     )
                 )
         self._send(settings)
 
-    def ready(self) -> float:
+    def ready(self, seconds: float = FIRST_CALL_SECONDS) -> float:
         """Wait for the first call, and return its seconds. Raises VariantError, as all do."""
-        return max(reply["first_seconds"] for reply in self._replies(FIRST_CALL_SECONDS))
+        return max(reply["first_seconds"] for reply in self._replies(seconds))
 
     def answer(self, folder: Path) -> list[Path]:
         """The files with what each rank's call gives."""
         files = [folder / f"{self.name}-{rank}.npy" for rank in range(self.ranks)]
         for process, file in zip(self._processes, files, strict=True):
             self._write(process, {"do": "answer", "file": str(file)})
-        self._replies(CALL_SECONDS)
+        self._replies(self._call_seconds)
         return files
 
     def burst(self, calls: int, warm_up: int) -> list[float]:
         """The seconds of some calls, each as the slowest rank took it."""
         self._send({"do": "burst", "calls": calls, "warm_up": warm_up})
-        times = [reply["seconds"] for reply in self._replies(CALL_SECONDS * (calls + warm_up))]
+        times = [reply["seconds"] for reply in self._replies(self._call_seconds * min(calls + warm_up, MOST_WAITED))]
         return [max(own) for own in zip(*times, strict=True)]
 
     def profile(self, calls: int) -> dict[str, Any]:
         """What the first rank says of the kernels of a call (hidet_dist only)."""
         self._send({"do": "profile", "calls": calls})
-        return self._replies(CALL_SECONDS * calls)[0]
+        return self._replies(self._call_seconds * calls)[0]
 
     def close(self) -> None:
         """End the processes; those that do not heed the end of their input, by force."""
+        close_all([self])
+
+    def hang_up(self) -> None:
+        """End the input of the processes, which have them end."""
         for process in self._processes:
             with suppress(OSError):
                 process.stdin.close()
-        deadline = time.monotonic() + 5
+
+    def end(self, deadline: float) -> None:
+        """Wait for the processes until ``deadline`` (of ``time.monotonic``); then kill them, and what they started."""
         for process in self._processes:
-            try:
+            if process.stdout.closed:
+                continue
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
             process.stdout.close()
+
+    def kill(self) -> None:
+        """Kill the processes, also while another thread waits for them: it finds that they have ended."""
+        for process in self._processes:
+            process.kill()
 
     def _send(self, message: Mapping[str, Any]) -> None:
         for process in self._processes:
@@ -148,6 +174,15 @@ class Variant:
                     f"{self.name} {what}; the last lines of its log:\n" + "\n".join(lines[-_LOG_LINES:])
                 )
         return VariantError(f"{self.name} {what}")
+
+
+def close_all(variants: Sequence[Variant], seconds: float = CLOSE_SECONDS) -> None:
+    """End the processes of some variants, which have so long to end by themselves."""
+    deadline = time.monotonic() + seconds
+    for variant in variants:
+        variant.hang_up()
+    for variant in variants:
+        variant.end(deadline)
 
 
 def measure_in_turns(

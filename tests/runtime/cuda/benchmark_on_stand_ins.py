@@ -2,14 +2,17 @@
 
 It measures small models; PyTorch is on the CPU, and the kernels of the programs are the CPU's. The processes that it
 starts are this program again: to build with arguments, to serve without. ``CASES`` in the environment are the models,
-and with ``EAGER`` PyTorch compiles nothing, which takes long.
+and with ``EAGER`` PyTorch compiles nothing, which takes long. ``ENDS`` (``gpt-1-graph=crash,eager=hang``) has variants
+of artifacts or of PyTorch's modes crash or hang when they are called.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,7 +60,16 @@ def work() -> None:
     from hidet_dist.runtime.cuda.memory import CudaMemory
 
     CudaMemory.number = 0  # the kernels are the host's
-    gpu_worker.worker.main(gpu_worker.load)
+    ends = dict(pair.split("=") for pair in os.environ.get("ENDS", "").split(",") if pair)
+
+    def load(settings: dict[str, Any]) -> gpu_worker.Loaded:
+        call, profiled = gpu_worker.load(settings)
+        own = ends.get(Path(settings["artifacts"]).name if "artifacts" in settings else settings["how"])
+        if own == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return (lambda: time.sleep(600)) if own == "hang" else call, profiled
+
+    gpu_worker.worker.main(load)
 
 
 def measure(out: str) -> None:
@@ -68,6 +80,8 @@ def measure(out: str) -> None:
     spec.loader.exec_module(benchmark)
     if "EAGER" in os.environ:
         benchmark.PEERS = dict.fromkeys(benchmark.PEERS, "eager")
+    if "ENDS" in os.environ:
+        benchmark.LOAD_SECONDS = 60.0
     benchmark.GpuBenchmark = partial(benchmark.GpuBenchmark, device="cpu", builder=HERE, worker=HERE)
     sys.exit(benchmark.main(["--quick", "--kernels", "--cases", os.environ["CASES"], "--out", out]))
 

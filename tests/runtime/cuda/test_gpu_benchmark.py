@@ -58,6 +58,18 @@ def test_it_measures_every_variant(stand_ins: Path, tmp_path: Path, cases: str, 
 
 
 @pytest.mark.slow
+def test_what_crashes_or_hangs_is_left_out_and_the_rest_is_measured(stand_ins: Path, tmp_path: Path) -> None:
+    done = benchmark(stand_ins, tmp_path, CASES="gpt", EAGER="1", ENDS="gpt-1-graph=crash,gpt-2-graph=hang")
+    assert done.returncode == 1, done.stdout + done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert len(said["failed"]) == 2
+    assert "hidet_1_graph has ended" in said["failed"][0]
+    assert "hidet_2_graph did not answer" in said["failed"][1]
+    assert {"over_compile", "two_ranks_over_one"} <= set(said["gpt"])
+    assert "graph_over_compile" not in said["gpt"]
+
+
+@pytest.mark.slow
 def test_what_fails_is_left_out_and_the_rest_is_measured(stand_ins: Path, tmp_path: Path) -> None:
     """Two ranks on one device, which NCCL refuses."""
     done = benchmark(stand_ins, tmp_path, CASES="gpt", EAGER="1", FAKE_NCCL_VERSION="22907")

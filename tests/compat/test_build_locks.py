@@ -1,0 +1,49 @@
+"""Kernels that are wanted by several at a time are built by one at a time."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import hidet
+import pytest
+
+from hidet_dist.compat import build_locks
+
+build_task: Any = importlib.import_module("hidet.drivers.build_task")
+
+
+def test_hidet_itself_locks_nothing() -> None:
+    assert "lock" not in inspect.getsource(build_task)
+
+
+@pytest.mark.parametrize(("shapes", "order"), [((8, 8), "+-+-"), ((8, 16), "++--")])
+def test_the_same_kernel_is_not_built_twice_at_once(
+    shapes: tuple[int, int], order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    tasks = [hidet.ops.relu(hidet.symbol([size], "float32", "cpu")).op.task for size in shapes]
+
+    def build(_job: Any) -> tuple[bool, str]:
+        done.append("+")
+        time.sleep(0.5)
+        done.append("-")
+        return True, ""
+
+    monkeypatch.setattr(build_locks, "_build_job", build)
+    with hidet.option.context():
+        hidet.option.cache_dir(str(tmp_path))
+        with build_locks.locked_builds():
+            job = build_task._build_job
+            monkeypatch.setattr(hidet.option, "get_cache_dir", lambda: str(tmp_path))
+            monkeypatch.setattr(hidet.option, "get_option", lambda _: 0)
+            threads = [threading.Thread(target=job, args=((task, "cpu"),)) for task in tasks]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    assert "".join(done) == order
