@@ -141,9 +141,9 @@ def build(model: str, precision: str, ranks: int, variant: str, arch: str, out: 
     """Build, and say what is communicated."""
     case = CASES[model](out)
     np.savez(f"{out}.npz", *case.inputs, **reference(case, precision))
-    config = {**target, "weights": case.weights, "precision": None if precision == "float32" else precision}
+    graph = case.graph if precision == "float32" else in_precision(case.graph, precision).graph
+    config = {**target, "weights": case.weights}
     if ranks > 1:  # so that it is split
-        graph = case.graph if precision == "float32" else in_precision(case.graph, precision).graph
         stage = search(graph, builtin(MACHINE_OF_ARCH[arch], DeviceMesh((1,)))).stage
         weights = stage.weight_bytes_per_device
         config["mem_budget"] = int(weights * SHARE / ranks) + max(live_bytes(GraphView(graph), stage)) - weights
@@ -151,7 +151,7 @@ def build(model: str, precision: str, ranks: int, variant: str, arch: str, out: 
         config["cuda_graph"] = True
     if variant == "candidates":
         config |= {"space": 1, "cublas": True}
-    result = auto_parallel(case.graph, {"mesh_shape": [ranks]}, config, out)
+    result = auto_parallel(graph, {"mesh_shape": [ranks]}, config, out)
     remark = f"; {case.remark}" if case.remark else ""
     print(f"{len(result.communications)} collectives, built in {result.compile_seconds:.1f} s{remark}")
 

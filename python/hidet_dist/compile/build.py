@@ -29,6 +29,7 @@ from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.compile.cpu.collectives import place_shards
 from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
 from hidet_dist.compile.cuda.build import cuda_target
+from hidet_dist.compile.cuda.launches import fewer_launches
 from hidet_dist.compile.cuda.toolkit import find_toolkit
 from hidet_dist.compile.target import CPU, Target
 from hidet_dist.errors import CompileError
@@ -111,9 +112,9 @@ def optimize_program(program: Program, target: Target = CPU) -> FlowGraph:
     CompileError
         When hidet's passes lose or change a communication operator: a program without it would compute something else.
     """
-    placed = place_shards(program.graph) if target.kind == "cpu" else program.graph
     # What does not depend on inputs is computed meanwhile, on the processor that there is.
     with _building_for(replace(target, cpu=NATIVE)):
+        placed = place_shards(program.graph) if target.kind == "cpu" else fewer_launches(program.graph)
         graph = hidet.graph.optimize(placed)
     if target.kind == "cpu":
         graph = lower_to_kernels(graph)
@@ -122,7 +123,7 @@ def optimize_program(program: Program, target: Target = CPU) -> FlowGraph:
         openblas.load_openblas()  # or the kernels cannot be loaded
     before, after = (
         Counter((op.task.name, tuple(map(str, op.inputs[0].shape))) for op in communication_operators(g))
-        for g in (placed, graph)
+        for g in (placed if target.kind == "cpu" else program.graph, graph)
     )
     if before != after:
         raise CompileError(

@@ -7,6 +7,7 @@ import weakref
 from hidet.graph import FlowGraph
 
 from hidet_dist.normalize.projections import split_projections
+from hidet_dist.normalize.squares import square_powers
 
 _normal: weakref.WeakSet[FlowGraph] = weakref.WeakSet()
 _forms: weakref.WeakKeyDictionary[FlowGraph, FlowGraph] = weakref.WeakKeyDictionary()
@@ -21,7 +22,7 @@ def normalize(graph: FlowGraph) -> FlowGraph:
     if graph in _normal:
         return graph
     if graph not in _forms:
-        found = split_projections(graph)
+        found = split_projections(square_powers(graph))
         _normal.add(found)
         if found is graph:
             return graph

@@ -1,0 +1,291 @@
+"""Attention as one kernel: ``softmax(q k^T * scale + bias) v`` in half precision, whose scores never reach memory.
+
+Scores are computed tile by tile, and with them their maximum, the sum of their exponentials and the mix of the values,
+all in float32 (Milakov and Gimelshein 2018; Dao et al. 2022, algorithm 1). A warp has 16 queries: its scores are
+the registers in which the tensor cores leave them, and become an operand of the next product there.
+
+Keys and values may have fewer heads than queries, each of which then serves as many queries in turn (grouped queries,
+Ainslie et al. 2023). Queries and the bias are read element by element, so that hidet can compute them on the way.
+"""
+
+from collections.abc import Sequence
+from typing import Any, no_type_check
+
+import hidet
+from hidet.graph import Operator, Tensor
+from hidet.graph.ops.utils import Task, TensorNode, compute, input_like, reduce
+from hidet.ir import primitives
+from hidet.ir.dtypes import float32
+from hidet.ir.expr import Expr, cast
+from hidet.ir.module import IRModule
+from hidet.ir.utils import broadcast_indices
+from hidet.utils import prod
+
+DTYPES = ("float16", "bfloat16")
+LONGEST_HEAD = 128
+"""Elements that a head may have: more would not stay in registers."""
+HEAD_STEP = 16
+"""What the elements of a head must be a multiple of: the inner dim of the tensor cores' product."""
+
+_WARP = 32
+_WARPS = 4  # of a block, at most
+_LEAST_WARPS = 2  # of a block, unless it has queries for less: fewer would copy tiles too slowly
+_ROWS = 16  # queries of a warp
+_KEYS = 64  # that are in shared memory at a time
+_COLUMNS = 8  # of the tensor cores' product
+_VECTOR = 8  # elements in 16 bytes
+
+
+class AttentionTask(Task):
+    """The definition. q: ``[..., queries, size]``; k, v: ``[..., keys, size]``; bias: ``[..., queries, keys]``.
+
+    The outer dims of k and v divide those of q; the bias broadcasts to ``q k^T``.
+    """
+
+    def __init__(self, q: TensorNode, k: TensorNode, v: TensorNode, bias: TensorNode, scale: float):
+        outer, (queries, size), keys = list(q.shape[:-2]), q.shape[-2:], k.shape[-2]
+        dtype = q.type.dtype
+
+        def score(*at: Any) -> Any:
+            *stack, row, column = at
+            held = _held(stack, outer, k.shape[:-2])
+            products = reduce(
+                [size], lambda d: cast(q[(*stack, row, d)], float32) * cast(k[(*held, column, d)], float32), "sum"
+            )
+            return products * float32(scale) + bias[_broadcast(at, bias.shape, [*outer, queries, keys])]
+
+        scores = compute("scores", shape=[*outer, queries, keys], fcompute=score)
+        most = compute(
+            "most", shape=[*outer, queries], fcompute=lambda *at: reduce([keys], lambda j: scores[(*at, j)], "max")
+        )
+        powers = compute(
+            "powers", shape=[*outer, queries, keys], fcompute=lambda *at: primitives.exp(scores[at] - most[at[:-1]])
+        )
+        total = compute(
+            "total", shape=[*outer, queries], fcompute=lambda *at: reduce([keys], lambda j: powers[(*at, j)], "sum")
+        )
+
+        def mixed(*at: Any) -> Any:
+            *stack, row, d = at
+            held = _held(stack, outer, v.shape[:-2])
+            weighted = reduce([keys], lambda j: powers[(*stack, row, j)] * cast(v[(*held, j, d)], float32), "sum")
+            return cast(weighted / total[(*stack, row)], dtype)
+
+        output = compute("o", shape=[*outer, queries, size], fcompute=mixed)
+        super().__init__("attention", inputs=[q, k, v, bias], outputs=[output], attributes={"scale": scale})
+        self.scale = scale
+
+    def implement_cuda(self, working_dir: str) -> IRModule:
+        """Blocks of up to four warps; fewer where the GPU has more multiprocessors than there would be blocks."""
+        from hidet.ir.primitives.cuda.mma import MmaConfig, ldmatrix, mma_sync
+        from hidet.lang import attrs, grid, register_tensor, spatial, tensor_pointer
+        from hidet.lang.cuda import (
+            blockIdx,
+            cp_async,
+            cp_async_wait_all,
+            dynamic_shared_memory,
+            shfl_xor_sync,
+            syncthreads,
+            threadIdx,
+        )
+
+        q_shape, k_shape, v_shape, bias_shape = (list(map(int, x.shape)) for x in self.inputs)
+        *outer, queries, size = q_shape
+        keys, scale = k_shape[-2], self.scale
+        k_outer, v_outer = k_shape[:-2], v_shape[:-2]
+        scores_shape = [*outer, queries, keys]
+        dtype = self.inputs[0].type.dtype
+        half = dtype.name == "float16"
+        config = MmaConfig.m16n8k16_f16_f32() if half else MmaConfig.m16n8k16_bf16_f32()
+
+        warps = warps_of_block(queries, prod(outer), hidet.cuda.properties().multiProcessorCount)
+        threads, rows = warps * _WARP, warps * _ROWS
+        blocks = -(-queries // rows)  # of a head
+        tiles = -(-keys // _KEYS)
+        steps, columns, score_columns = size // HEAD_STEP, size // _COLUMNS, _KEYS // _COLUMNS
+        row_vectors = size // _VECTOR
+        vectors = _KEYS * row_vectors // threads
+        padded = size + _VECTOR  # so that rows that are read together lie in different banks
+        tile_bytes = _KEYS * padded * dtype.nbytes
+
+        def place(own: Sequence[Any], head: Sequence[Any], row: Any, column: Any) -> list[Any]:
+            return [*_held(head, outer, own), row, column]
+
+        with hidet.script_module() as module:
+
+            @no_type_check
+            @hidet.script
+            def attention(
+                q: dtype[q_shape], k: dtype[k_shape], v: dtype[v_shape], bias: float32[bias_shape], o: dtype[q_shape]
+            ):
+                attrs.func_kind = "cuda_kernel"
+                attrs.cuda.block_dim = threads
+                attrs.cuda.grid_dim = blocks * prod(outer)
+                attrs.cuda.dynamic_smem_bytes = 2 * tile_bytes
+                k_tile = tensor_pointer(dtype, shape=[_KEYS, padded], init=dynamic_shared_memory(0, dtype))
+                # Of queries at first.
+                v_tile = tensor_pointer(dtype, shape=[_KEYS, padded], init=dynamic_shared_memory(tile_bytes, dtype))
+                head = spatial(*outer).map(blockIdx.x // blocks)
+                first = blockIdx.x % blocks * rows
+                warp = threadIdx.x // _WARP
+                lane = threadIdx.x % _WARP
+
+                # Keys of the first tile come while queries are computed.
+                for i in grid(vectors, "u+"):
+                    key = (i * threads + threadIdx.x) // row_vectors
+                    d = (i * threads + threadIdx.x) % row_vectors * _VECTOR
+                    cp_async(
+                        ~k_tile[key, d],
+                        ~k[place(k_outer, head, primitives.min(key, keys - 1), d)],
+                        cp_size=16,
+                        src_size=(key < keys) * 16,
+                    )
+                for i in grid(_ROWS * size // _WARP, "u4"):
+                    own = (i * threads + threadIdx.x) // size
+                    d = (i * threads + threadIdx.x) % size
+                    if first + own < queries:
+                        v_tile[own, d] = q[place(outer, head, first + own, d)]
+                    else:
+                        v_tile[own, d] = dtype.zero
+                syncthreads()
+                q_regs = register_tensor("uint32", shape=[steps, 4])
+                for step in grid(steps, "u+"):
+                    ldmatrix(
+                        regs=[q_regs[step, 0], q_regs[step, 1], q_regs[step, 2], q_regs[step, 3]],
+                        smem_addr=~v_tile[warp * _ROWS + lane % 16, step * 16 + lane // 16 * 8],
+                    )
+
+                # Of the two rows of the tensor cores' results that a thread has a part of.
+                most = register_tensor("float32", shape=[2])
+                total = register_tensor("float32", shape=[2])
+                mixed = register_tensor("float32", shape=[columns, 4])
+                scores = register_tensor("float32", shape=[score_columns, 4])
+                operand = register_tensor("uint32", shape=[4])
+                powers = register_tensor(dtype, shape=[8])
+                for i in grid(2, "u+"):
+                    most[i] = float32.min_value
+                    total[i] = float32.zero
+                for n, i in grid(columns, 4, "u+u+"):
+                    mixed[n, i] = float32.zero
+
+                for tile in range(tiles):
+                    cp_async_wait_all()
+                    syncthreads()
+                    for i in grid(vectors, "u+"):
+                        key = (i * threads + threadIdx.x) // row_vectors
+                        d = (i * threads + threadIdx.x) % row_vectors * _VECTOR
+                        cp_async(
+                            ~v_tile[key, d],
+                            ~v[place(v_outer, head, primitives.min(tile * _KEYS + key, keys - 1), d)],
+                            cp_size=16,
+                            src_size=(tile * _KEYS + key < keys) * 16,
+                        )
+                    for n, i in grid(score_columns, 4, "u+u+"):
+                        scores[n, i] = float32.zero
+                    for step, pair in grid(steps, score_columns // 2, "u+u+"):
+                        ldmatrix(
+                            regs=[operand[0], operand[1], operand[2], operand[3]],
+                            smem_addr=~k_tile[pair * 16 + lane // 16 * 8 + lane % 8, step * 16 + lane // 8 % 2 * 8],
+                        )
+                        for n in grid(2, "u+"):
+                            mma_sync(
+                                config,
+                                cast(~q_regs[step, 0], ~dtype),
+                                cast(~operand[n * 2], ~dtype),
+                                ~scores[pair * 2 + n, 0],
+                            )
+                    cp_async_wait_all()
+                    syncthreads()
+                    if tile + 1 < tiles:
+                        for i in grid(vectors, "u+"):
+                            key = (i * threads + threadIdx.x) // row_vectors
+                            d = (i * threads + threadIdx.x) % row_vectors * _VECTOR
+                            after = (tile + 1) * _KEYS + key
+                            cp_async(
+                                ~k_tile[key, d],
+                                ~k[place(k_outer, head, primitives.min(after, keys - 1), d)],
+                                cp_size=16,
+                                src_size=(after < keys) * 16,
+                            )
+
+                    for i in grid(2, "u+"):
+                        row = first + warp * _ROWS + lane // 4 + i * 8
+                        greatest = most[i]
+                        for n, j in grid(score_columns, 2, "u+u+"):
+                            column = tile * _KEYS + n * 8 + lane % 4 * 2 + j
+                            if row < queries and column < keys:
+                                scores[n, i * 2 + j] = (
+                                    scores[n, i * 2 + j] * float32(scale)
+                                    + bias[_broadcast(place(outer, head, row, column), bias_shape, scores_shape)]
+                                )
+                                greatest = primitives.max(greatest, scores[n, i * 2 + j])
+                        greatest = primitives.max(greatest, shfl_xor_sync(0xFFFFFFFF, greatest, 2))
+                        greatest = primitives.max(greatest, shfl_xor_sync(0xFFFFFFFF, greatest, 1))
+                        shrunk = primitives.exp(most[i] - greatest)
+                        most[i] = greatest
+                        part = float32.zero
+                        for n, j in grid(score_columns, 2, "u+u+"):
+                            if row < queries and tile * _KEYS + n * 8 + lane % 4 * 2 + j < keys:
+                                scores[n, i * 2 + j] = primitives.exp(scores[n, i * 2 + j] - greatest)
+                                part += scores[n, i * 2 + j]
+                            else:
+                                scores[n, i * 2 + j] = float32.zero
+                        part += shfl_xor_sync(0xFFFFFFFF, part, 2)
+                        part += shfl_xor_sync(0xFFFFFFFF, part, 1)
+                        total[i] = total[i] * shrunk + part
+                        for n, j in grid(columns, 2, "u+u+"):
+                            mixed[n, i * 2 + j] = mixed[n, i * 2 + j] * shrunk
+
+                    for step in grid(_KEYS // 16, "u+"):
+                        for n, i in grid(2, 4, "u+u+"):
+                            powers[n * 4 + i] = cast(scores[step * 2 + n, i], dtype)
+                        for pair in grid(columns // 2, "u+"):
+                            ldmatrix(
+                                regs=[operand[0], operand[1], operand[2], operand[3]],
+                                smem_addr=~v_tile[step * 16 + lane % 16, pair * 16 + lane // 16 * 8],
+                                trans=True,
+                            )
+                            for n in grid(2, "u+"):
+                                mma_sync(config, ~powers[0], cast(~operand[n * 2], ~dtype), ~mixed[pair * 2 + n, 0])
+
+                for i in grid(2, "u+"):
+                    row = first + warp * _ROWS + lane // 4 + i * 8
+                    if row < queries:
+                        for n, j in grid(columns, 2, "u+u+"):
+                            o.write(
+                                place(outer, head, row, n * 8 + lane % 4 * 2 + j),
+                                cast(mixed[n, i * 2 + j] / total[i], dtype),
+                            )
+
+        return module.ir_module()
+
+
+def warps_of_block(queries: int, heads: int, multiprocessors: int) -> int:
+    """Warps that share tiles of keys and values: up to four, unless that leaves multiprocessors without a block."""
+    warps = _WARPS
+    while warps > 1:
+        idle = warps // 2 * _ROWS >= queries
+        few = warps > _LEAST_WARPS and heads * -(-queries // (warps * _ROWS)) < multiprocessors
+        if not idle and not few:
+            break
+        warps //= 2
+    return warps
+
+
+def _held(indices: Sequence[Any], outer: Sequence[Any], own: Sequence[Any]) -> list[Any]:
+    """The outer indices of keys or values that serve a query's."""
+    return [i if int(n) == int(m) else i // (int(n) // int(m)) for i, n, m in zip(indices, outer, own, strict=True)]
+
+
+def _broadcast(indices: Sequence[Any], own: Sequence[Any], shape: Sequence[Any]) -> list[Expr]:
+    found: list[Expr] = broadcast_indices(list(indices), list(own), list(shape))
+    return found
+
+
+class AttentionOp(Operator):
+    """``softmax(q k^T * scale + bias) v``; shapes are those of :class:`AttentionTask`, the bias is float32."""
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float):
+        nodes = [input_like(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v"), (bias, "bias"))]
+        task = AttentionTask(nodes[0], nodes[1], nodes[2], nodes[3], scale)
+        super().__init__(inputs=[q, k, v, bias], attributes={"scale": scale}, task=task)

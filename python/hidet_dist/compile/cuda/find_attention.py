@@ -1,0 +1,164 @@
+"""Attention found in a program: two products with a softmax between them, in half precision.
+
+hidet has an operator for it, and rewrites that find it, which are left out: they take products for attention whose
+second operand is transposed, and its definition mixes as many values as there are queries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hidet.graph import FlowGraph, Operator, Tensor, ops
+from hidet.graph.ops.arithmetic import AddOp, ClampOp, DivideScalarOp, MultiplyScalarOp
+from hidet.graph.ops.matmul.matmul import MatmulOp
+from hidet.graph.ops.special import barrier
+from hidet.graph.ops.transform import BroadcastOp, CastOp, PermuteDimsOp, ReshapeOp, UnsqueezeOp
+from hidet.ir.expr import is_constant
+
+from hidet_dist.compile.cuda.attention import DTYPES, HEAD_STEP, LONGEST_HEAD, AttentionOp
+from hidet_dist.compile.cuda.find_rows import softmax_of
+from hidet_dist.compile.cuda.rewriting import Build, Uses, only_user, replace_operators
+from hidet_dist.symbolic.extents import Extent, extents_of
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """``q k^T * scale + bias``: the operands of the product, whether the second lies transposed, and the rest."""
+
+    q: Tensor
+    k: Tensor
+    keys_first: bool
+    scale: float
+    bias: Tensor | None
+
+
+def attention_in_one_kernel(graph: FlowGraph) -> FlowGraph:
+    """The same program with each attention in half precision as one operator; the graph stays as it is."""
+
+    def replaced(op: Operator, uses: Uses) -> tuple[list[Tensor], Build] | None:
+        if not isinstance(op, MatmulOp) or op.attrs["transpose_b"] or op.outputs[0].dtype.name not in DTYPES:
+            return None
+        weights, v = op.inputs
+        scores = _scores(_weighted(weights, uses), uses)
+        if scores is None or not _fits(scores, v, op.outputs[0]):
+            return None
+        inputs = [scores.q, scores.k, v, *([] if scores.bias is None else [scores.bias])]
+
+        def build(inputs: list[Tensor]) -> Tensor:
+            q, k, v, *rest = inputs
+            keys = barrier(_one_head_each(k if scores.keys_first else _transposed(k)))
+            bias = ops.cast(rest[0], "float32") if rest else _nothing(q)
+            values = barrier(_one_head_each(v))
+            return AttentionOp(q, keys, values, bias, scores.scale).outputs[0]
+
+        return inputs, build
+
+    return replace_operators(graph, replaced)
+
+
+def _weighted(weights: Tensor, uses: Uses) -> Tensor | None:
+    """What the weights are the softmax of, behind casts to half precision; None if they are none."""
+    x = weights
+    while isinstance(x.op, CastOp | ClampOp) and only_user(x, uses) is not None:
+        if isinstance(x.op, ClampOp) and (x.op.attrs["min_value"] > 0 or x.op.attrs["max_value"] < 1):
+            return None  # softmax is within 0 and 1
+        x = x.op.inputs[0]
+    return None if x.op is None or only_user(x, uses) is None else softmax_of(x.op, uses)
+
+
+def _scores(x: Tensor | None, uses: Uses) -> _Scores | None:
+    """How the argument of a softmax is computed, if it is a product, scaled, with something added to it."""
+    if x is None:
+        return None
+    bias: Tensor | None = None
+    if isinstance(x.op, AddOp) and _reads(x, uses, 2):
+        a, b = x.op.inputs
+        first = _product(a, uses)
+        found, bias = (first, b) if first is not None else (_product(b, uses), a)
+        if extents_of(x) != extents_of(a if first is not None else b):
+            return None
+    else:
+        found = _product(x, uses, 2)
+    if found is None:
+        return None
+    product, scale = found
+    q, k = product.inputs
+    return _Scores(q, k, bool(product.attrs["transpose_b"]), scale, bias)
+
+
+def _product(x: Tensor, uses: Uses, readers: int = 1) -> tuple[Operator, float] | None:
+    """The product that a tensor is, times a number, but for casts."""
+    scale = 1.0
+    while _reads(x, uses, readers):
+        op = x.op
+        if isinstance(op, MatmulOp):
+            return (op, scale) if op.outputs[0].dtype.name in DTYPES else None
+        if isinstance(op, MultiplyScalarOp):
+            scale *= float(op.attrs["scalar"])
+        elif isinstance(op, DivideScalarOp):
+            scale /= float(op.attrs["scalar"])
+        elif not isinstance(op, CastOp) or not op.inputs[0].dtype.is_float():
+            return None
+        x, readers = op.inputs[0], 1
+    return None
+
+
+def _reads(x: Tensor, uses: Uses, readers: int) -> bool:
+    """Whether a tensor is read so many times, and by none but operators: a softmax reads its argument twice."""
+    users = uses.get(x, ())
+    return len(users) == readers and all(user is not None for user in users)
+
+
+def _fits(scores: _Scores, v: Tensor, output: Tensor) -> bool:
+    q, k = scores.q, scores.k
+    tensors = [q, k, v, output, *([] if scores.bias is None else [scores.bias])]
+    if not all(is_constant(*x.shape) for x in tensors) or not len(q.shape) == len(k.shape) == len(v.shape) > 2:
+        return False
+    *outer, queries, size = extents_of(q)
+    *_, keys, _ = held = _keys_shape(scores)
+    if held[-1] != size or list(extents_of(v)) != held or extents_of(output) != (*outer, queries, size):
+        return False
+    if held != [*outer, keys, size]:  # products broadcast
+        return False
+    return q.dtype == k.dtype == v.dtype and int(size) <= LONGEST_HEAD and int(size) % HEAD_STEP == 0
+
+
+def _keys_shape(scores: _Scores) -> list[Extent]:
+    *outer, a, b = extents_of(scores.k)
+    return [*outer, a, b] if scores.keys_first else [*outer, b, a]
+
+
+def _transposed(x: Tensor) -> Tensor:
+    """The last two dims swapped, in one step with what else permutes them."""
+    axes = list(range(len(x.shape)))
+    if isinstance(x.op, PermuteDimsOp):
+        axes, x = list(x.op.attrs["axes"]), x.op.inputs[0]
+    axes[-2:] = axes[:-3:-1]
+    return x if axes == sorted(axes) else ops.permute_dims(x, axes)
+
+
+def _one_head_each(x: Tensor) -> Tensor:
+    """Heads as they were before each was repeated for a group of queries; ``x`` itself if they were not."""
+    if not isinstance(x.op, ReshapeOp) or not isinstance(x.op.inputs[0].op, BroadcastOp):
+        return x
+    wide = x.op.inputs[0]
+    narrow = wide.op.inputs[0]
+    shape, group, before = extents_of(x), extents_of(wide), extents_of(narrow)
+    if len(group) != len(shape) + 1 or len(before) != len(group) or not isinstance(narrow.op, ReshapeOp | UnsqueezeOp):
+        return x
+    own = narrow.op.inputs[0]
+    dim = len(shape) - 3
+    single = [*group[: dim + 1], 1, *group[dim + 2 :]]
+    merged = [*group[:dim], group[dim] * group[dim + 1], *group[dim + 2 :]]
+    if (
+        list(before) != single
+        or list(shape) != merged
+        or list(extents_of(own)) != [*group[: dim + 1], *group[dim + 2 :]]
+    ):
+        return x
+    return own
+
+
+def _nothing(q: Tensor) -> Tensor:
+    """Zero, to be added to all scores."""
+    return ops.full([1] * len(q.shape), 0.0, "float32", q.device)
