@@ -66,12 +66,10 @@ def build(name: str, ranks: int, weights: Path, arch: str, target: dict[str, Any
     case = CASES[name]
     graph = case.graph()
     config = {**target, "weights": str(weights)}
-    if case.precision != "float32":
-        config["precision"] = case.precision
+    planned = graph if case.precision == "float32" else in_precision(graph, case.precision).graph
     if ranks > 1:
-        planned = graph if case.precision == "float32" else in_precision(graph, case.precision).graph
         config["mem_budget"] = budget(planned, ranks, arch)
-    result = auto_parallel(graph, {"mesh_shape": [ranks]}, config, out)
+    result = auto_parallel(planned, {"mesh_shape": [ranks]}, config, out)
     as_graph(out)
     (stage,) = Manifest.load(out).stages
     report = result.plan.report
@@ -85,7 +83,7 @@ def build(name: str, ranks: int, weights: Path, arch: str, target: dict[str, Any
         "planned_bytes": None if report is None else max(report.live_bytes),
         "weight_bytes": stage.weight_bytes,
         "workspace_bytes": sum((stage.workspace_bytes or {}).values()),
-        "tolerance": tolerance(case.graph(), case.precision),
+        "tolerance": tolerance(graph, case.precision),
     }
 
 

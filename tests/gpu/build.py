@@ -98,9 +98,8 @@ def language_model(folder: Path, config: shapes.GPTConfig | shapes.LlamaConfig) 
     return Case(graph, weights, [ids, mask], logits)
 
 
-def resnet18(folder: Path) -> Case:
+def resnet18(folder: Path, batch: int = 4, pixels: int = 64) -> Case:
     """ResNet-18 with random weights."""
-    batch, pixels = 4, 64
     module = ResNet(BasicBlock, [2, 2, 2, 2])
     as_weights(module)
     x = hidet.symbol([batch, 3, pixels, pixels], "float32", "cpu")
@@ -142,9 +141,9 @@ def build(model: str, precision: str, ranks: int, variant: str, arch: str, out: 
     """Build, and say what is communicated."""
     case = CASES[model](out)
     np.savez(f"{out}.npz", *case.inputs, **reference(case, precision))
-    config = {**target, "weights": case.weights, "precision": None if precision == "float32" else precision}
+    graph = case.graph if precision == "float32" else in_precision(case.graph, precision).graph
+    config = {**target, "weights": case.weights}
     if ranks > 1:  # so that it is split
-        graph = case.graph if precision == "float32" else in_precision(case.graph, precision).graph
         stage = search(graph, builtin(MACHINE_OF_ARCH[arch], DeviceMesh((1,)))).stage
         weights = stage.weight_bytes_per_device
         config["mem_budget"] = int(weights * SHARE / ranks) + max(live_bytes(GraphView(graph), stage)) - weights
@@ -152,7 +151,7 @@ def build(model: str, precision: str, ranks: int, variant: str, arch: str, out: 
         config["cuda_graph"] = True
     if variant == "candidates":
         config["space"] = 1
-    result = auto_parallel(case.graph, {"mesh_shape": [ranks]}, config, out)
+    result = auto_parallel(graph, {"mesh_shape": [ranks]}, config, out)
     remark = f"; {case.remark}" if case.remark else ""
     print(f"{len(result.communications)} collectives, built in {result.compile_seconds:.1f} s{remark}")
 

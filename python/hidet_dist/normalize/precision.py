@@ -114,51 +114,35 @@ def in_precision(graph: FlowGraph, dtype: str) -> HalfGraph:
     """
     with hidet.option.context():
         hidet.option.execution_mode("symbolic")
-        first = _Rewriter(graph, dtype)
-        half = first.run()
-        kept = {x for x, dtypes in first.wanted.items() if dtypes == {"float32"} and len(x.shape) <= 1}
-        return _Rewriter(graph, dtype, frozenset(kept)).run() if kept else half
+        graph.update_nodes()
+        return _Rewriter(graph, dtype, _only_float32(graph, dtype)).run()
 
 
-class _Rewriter:
-    def __init__(self, graph: FlowGraph, dtype: str, kept: frozenset[Tensor] = frozenset()):
-        self.graph = graph
-        self.kept = kept  # weights that stay as they are
-        self.wanted: dict[Tensor, set[str]] = {}  # the dtypes in which each weight is read
+class _Decisions:
+    """In which dtype each operator computes, asked for one after the other, as they are executed."""
+
+    def __init__(self, graph: FlowGraph, dtype: str):
         self.dtype = dtype
-        self.new: dict[Tensor, Tensor] = {}
-        self.cast_of: dict[tuple[Tensor, str], Tensor] = {}
-        self.half_weights: dict[Tensor, Tensor] = {}
         self.inputs = set(graph.inputs)
         # Computed from integers and weights alone.
         self.exact: set[Tensor] = set()
+        self.made: dict[Tensor, str] = {}  # the dtype that what an operator makes now has
 
-    def run(self) -> HalfGraph:
-        self.graph.update_nodes()
-        for op in self.graph.nodes:
-            outputs = self.rewritten(op)
-            for old, own in zip(op.outputs, outputs, strict=True):
-                self.new[old] = own
-        outputs = [self.cast(self.new.get(y, y), y.dtype.name) for y in self.graph.outputs]
-        graph = FlowGraph(outputs, list(self.graph.inputs))
-        graph.update_nodes()
-        return HalfGraph(graph, self.half_weights)
-
-    def rewritten(self, op: Operator) -> list[Tensor]:
+    def of(self, op: Operator) -> str | None:
+        """The dtype that the operator takes its float32 inputs in; None where it takes all as they are."""
         floats = [x for x in op.inputs if x.dtype.name == "float32"]
         if self.is_exact(op, floats):
             self.exact.update(op.outputs)
-            return self.on(op, None)
+            return None
         if not floats:
-            return self.on(op, None)
+            return None
         if isinstance(op, _PRODUCTS):
-            return self.on(op, self.dtype)
+            return self.dtype
         if isinstance(op, MultiplyOp) and op.inputs[0] is op.inputs[1]:
-            return self.on(op, "float32")  # a power, which holds but the square root of what the dtype does
+            return "float32"  # a power, which holds but the square root of what the dtype does
         if isinstance(op, _MOVES + _ELEMENTWISE) or (isinstance(op, _SCALARS) and self.holds(op.attrs["scalar"])):
-            now = {self.now(x) for x in floats}
-            return self.on(op, self.dtype if now == {self.dtype} else "float32")
-        return self.on(op, "float32")
+            return self.dtype if {self.now(x) for x in floats} == {self.dtype} else "float32"
+        return "float32"
 
     def is_exact(self, op: Operator, floats: list[Tensor]) -> bool:
         if isinstance(op, CastOp) and not op.inputs[0].dtype.is_float():
@@ -176,7 +160,43 @@ class _Rewriter:
 
     def now(self, x: Tensor) -> str:
         """The dtype in which a float32 tensor of the graph is at hand."""
-        return self.dtype if self.is_weight(x) else str(self.new.get(x, x).dtype.name)
+        return self.dtype if self.is_weight(x) else self.made.get(x, str(x.dtype.name))
+
+
+def _only_float32(graph: FlowGraph, dtype: str) -> frozenset[Tensor]:
+    """The vectors among the weights that no operator takes in half precision."""
+    decisions = _Decisions(graph, dtype)
+    wanted: dict[Tensor, set[str]] = {}
+    for op in graph.nodes:
+        own = decisions.of(op)
+        for x in op.inputs if own is not None else ():
+            if x.dtype.name == "float32" and decisions.is_weight(x):
+                wanted.setdefault(x, set()).add(str(own))
+        for y in op.outputs:
+            decisions.made[y] = dtype if own == dtype and y.dtype.name == "float32" else str(y.dtype.name)
+    return frozenset(x for x, dtypes in wanted.items() if dtypes == {"float32"} and len(x.shape) <= 1)
+
+
+class _Rewriter:
+    def __init__(self, graph: FlowGraph, dtype: str, kept: frozenset[Tensor]):
+        self.graph = graph
+        self.kept = kept  # weights that stay as they are
+        self.dtype = dtype
+        self.decisions = _Decisions(graph, dtype)
+        self.new: dict[Tensor, Tensor] = {}
+        self.cast_of: dict[tuple[Tensor, str], Tensor] = {}
+        self.half_weights: dict[Tensor, Tensor] = {}
+
+    def run(self) -> HalfGraph:
+        for op in self.graph.nodes:
+            outputs = self.on(op, self.decisions.of(op))
+            for old, own in zip(op.outputs, outputs, strict=True):
+                self.new[old] = own
+                self.decisions.made[old] = str(own.dtype.name)
+        outputs = [self.cast(self.new.get(y, y), y.dtype.name) for y in self.graph.outputs]
+        graph = FlowGraph(outputs, list(self.graph.inputs))
+        graph.update_nodes()
+        return HalfGraph(graph, self.half_weights)
 
     def on(self, op: Operator, dtype: str | None) -> list[Tensor]:
         """The operator with its float32 inputs in ``dtype``; with all of them as they are for None."""
@@ -190,11 +210,10 @@ class _Rewriter:
         return list(op.reforward(inputs, scalar))
 
     def at_hand(self, x: Tensor, dtype: str) -> Tensor:
-        if not self.is_weight(x):
+        if not self.decisions.is_weight(x):
             return self.cast(self.new.get(x, x), dtype)
-        self.wanted.setdefault(x, set()).add(dtype)
         if x in self.kept:
-            return x
+            return self.cast(x, dtype)
         if x not in self.half_weights:
             self.half_weights[x] = weight_as(x, self.dtype) if is_weight(x) else _constant_as(x, self.dtype)
         return self.cast(self.half_weights[x], dtype)

@@ -143,8 +143,11 @@ def solve(
     gap: float = 1e-3,
     threads: int = 1,
     nodes: int = NODES,
+    moments: Sequence[int] = (),
 ) -> Solution:
     """Solve the problem to a relative gap, or as far as so many nodes of the solver's search tree lead.
+
+    ``moments`` are some that the budget is expected to bind at: a plan that exceeds others costs another run.
 
     Raises
     ------
@@ -153,7 +156,7 @@ def solve(
     SolverError
         When the solver fails, or ends without a solution within its limits.
     """
-    return _Program(problem, peak=False).solve(solver_name, time_limit_seconds, gap, threads, nodes)
+    return _Program(problem, peak=False).solve(solver_name, time_limit_seconds, gap, threads, nodes, moments)
 
 
 def solve_peak(
@@ -322,12 +325,19 @@ class _Program:
         return terms
 
     def solve(
-        self, solver_name: str, time_limit_seconds: float | None, gap: float, threads: int, nodes: int
+        self,
+        solver_name: str,
+        time_limit_seconds: float | None,
+        gap: float,
+        threads: int,
+        nodes: int,
+        moments: Sequence[int] = (),
     ) -> Solution:
         """Solve and add rows until no moment is exceeded."""
         problem, begin = self.problem, time.perf_counter()
         self.model.setObjective(pulp.LpAffineExpression(self.objective) if self.peak is None else self.peak + 0)
-        self._add_row(0)
+        for moment in {0: None, **dict.fromkeys(moments[:_ROWS])}:
+            self._add_row(moment)
         refused = f"No plan fits the memory budget of {problem.budget} bytes, says the solver {solver_name}."
         free = any(v is not None for row in self.x for v in row)
         while True:

@@ -39,6 +39,7 @@ _RECOMBINED = 16  # plans whose choices are recombined
 _RECOMBINATION_NODES = 200
 _REPLANS = 24  # windows that are planned anew to make a plan better
 _FACTORS = (0.25, 0.5, 0.7, 0.85, 1.2, 1.4, 2.0, 4.0)  # of the best prices, for more plans to recombine
+_FEW = 2500  # choices that the integer program decides on within seconds
 _WINDOW = 80  # operators around a cut that are planned anew
 _EQUAL = 1e-6  # relative, of seconds at prices of so many digits
 _PEAK_ENTITIES = 400  # of a graph whose least memory the integer program is asked for
@@ -91,6 +92,7 @@ class _Search:
     bound: float = 0.0
     found: list[_Probe] = field(default_factory=list)
     second_per_byte: tuple[float, ...] = ()
+    binding: tuple[int, ...] = ()  # moments at which the budget has a price; one of those that share theirs
 
     def __post_init__(self) -> None:
         self.groups = readers(self.problem)
@@ -119,6 +121,10 @@ class _Search:
         if self.options.on_incumbent is not None and self.best:
             bound, elapsed = min(self.bound, self.seconds), time.perf_counter() - self.begin
             self.options.on_incumbent(self.best, self.seconds, bound, elapsed)
+
+    def open_choices(self) -> int:
+        """How many choices are left of the entities that have more than one."""
+        return sum(len(own) for own in self.kept if len(own) > 1)
 
     def seconds_left(self) -> float | None:
         limit = self.options.time_limit_seconds
@@ -161,9 +167,10 @@ def optimize(problem: Problem, options: Options = Options()) -> Solution:
             _without_activations(state, tables)
             if not state.done():
                 state.kept = [list(range(len(costs))) for costs in problem.cost]
-                prices = _relax(state, tables)
-                state.second_per_byte = prices.at
-                _narrow(state, tables, prices)
+                found, mixture = _relax(state, tables)
+                state.second_per_byte, state.binding = tuple(mixture.prices), mixture.binding
+                if not state.done():
+                    _improve(state, tables, found, mixture)
         except TooWide:
             pass
         if not state.done():
@@ -194,8 +201,8 @@ def _without_activations(state: _Search, tables: Tables) -> None:
             return
 
 
-def _relax(state: _Search, tables: Tables) -> Prices:
-    """The prices of the greatest lower bound; mixes the plans found on the way.
+def _relax(state: _Search, tables: Tables) -> tuple[list[_Probe], _Mixture]:
+    """The plans found on the way to the prices of the greatest lower bound, and the mixture that has these prices.
 
     Raises
     ------
@@ -224,32 +231,40 @@ def _relax(state: _Search, tables: Tables) -> Prices:
                 found.append(_any_plan(state))
             limit *= 8
         mixture = _mixture(found, budget, limit, count)
+    return found, mixture
+
+
+def _improve(state: _Search, tables: Tables, found: Sequence[_Probe], mixture: _Mixture) -> None:
+    """Better plans than those of the relaxation, while many choices are left for the integer program to decide on."""
     prices = Prices(mixture.prices)
+    if not mixture.over:
+        _mix(state, tables, mixture)
+    _narrow(state, tables, prices)
+    if state.done() or state.open_choices() <= _FEW:
+        return
+    _polish(state, tables, prices)
+    more = []
+    for factor in _FACTORS:
+        if state.done():
+            return
+        more.append(state.probe(tables, Prices([price * factor for price in mixture.prices])))
     if not state.done():
-        if not mixture.over:
-            _mix(state, tables, mixture)
-        _polish(state, tables, prices)
-        for factor in _FACTORS:
-            if state.done():
-                return prices
-            others = Prices([price * factor for price in mixture.prices])
-            found.append(state.probe(tables, others))
-        if not state.done():
-            _recombine(state, found)
-    return prices
+        _recombine(state, [*found, *more])
+        _narrow(state, tables, prices)
 
 
 @dataclass(frozen=True)
 class _Mixture:
     """The best mixture of plans whose mean fits: its seconds, parts, prices of moments; whether it exceeds the budget.
 
-    ``parts`` are the shares of the plans, most first.
+    ``parts`` are the shares of the plans, most first; ``binding`` are moments with a price, one of those that share it.
     """
 
     seconds: float
     parts: list[tuple[float, _Probe]]
     prices: list[float]
     over: bool
+    binding: tuple[int, ...] = ()
 
 
 def _mixture(found: Sequence[_Probe], budget: int, limit: float, count: int) -> _Mixture:
@@ -281,8 +296,11 @@ def _mixture(found: Sequence[_Probe], budget: int, limit: float, count: int) -> 
         model += excess - over <= 0, f"row_{number}"
     model.solve(pulp.HiGHS(msg=False, threads=1))
     prices = [0.0] * count
+    binding = []
     for number, row in enumerate(needed):
         dual = _dual(model, f"row_{number}") * unit / byte
+        if dual:
+            binding.append(rows[row][0])
         for moment in rows[row]:  # equal layers share their price
             prices[moment] = dual / len(rows[row])
     parts = sorted(((float(s.value() or 0.0), i) for i, s in enumerate(shares)), key=lambda part: (-part[0], part[1]))
@@ -291,6 +309,7 @@ def _mixture(found: Sequence[_Probe], budget: int, limit: float, count: int) -> 
         [(share, found[i]) for share, i in parts if share > 1e-9],
         prices,
         float(over.value() or 0.0) > 1e-9,
+        tuple(sorted(binding)),
     )
 
 
@@ -486,7 +505,8 @@ def _recombine(state: _Search, found: Sequence[_Probe]) -> None:
     if not state.best:
         return
     plans = [probe.choices for probe in found[-_RECOMBINED:]] + [state.best]
-    kept = [sorted({plan[entity] for plan in plans}) for entity in range(len(state.problem.cost))]
+    made = [{plan[entity] for plan in plans} for entity in range(len(state.problem.cost))]
+    kept = [[k for k in own if k in some] or own for own, some in zip(state.kept, made, strict=True)]
     left = state.seconds_left()
     if left is not None and left <= 0:
         raise _OutOfTime
@@ -498,8 +518,9 @@ def _recombine(state: _Search, found: Sequence[_Probe]) -> None:
             state.options.gap,
             state.options.threads,
             _RECOMBINATION_NODES,
+            state.binding,
         )
-    except StoppedError:
+    except (StoppedError, NothingFitsError):
         return
     state.record(tuple(own[k] for own, k in zip(kept, solution.choices, strict=True)))
 
@@ -512,7 +533,14 @@ def _integer_program(state: _Search) -> None:
     left = state.seconds_left()
     limit = None if left is None else max(0.1, left)
     try:
-        solution = solve(restricted(state.problem, kept), options.solver, limit, options.gap, options.threads)
+        solution = solve(
+            restricted(state.problem, kept),
+            options.solver,
+            limit,
+            options.gap,
+            options.threads,
+            moments=state.binding,
+        )
     except NothingFitsError:
         state.raise_bound(state.cutoff())  # of what is left nothing fits: no plan is better than the one known
         return

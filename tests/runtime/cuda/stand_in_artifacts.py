@@ -67,13 +67,13 @@ def doubles(stand_ins: Path, exchange: Path) -> dict[str, str]:
 
 
 def run_on_one_gpu(
-    stand_ins: Path, exchange: Path, program: Path, *arguments: str, **more: str
+    stand_ins: Path, exchange: Path, program: Path, *arguments: str, seconds: float = 280, **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program with the stand-ins and ``more`` in its environment, all ranks on one device."""
+    """Run a program, for so many seconds at most, with the stand-ins and ``more`` in its environment, on one device."""
     one = {"FAKE_CUDA_DEVICES": "1", "NCCL_MULTI_RANK_GPU_ENABLE": "1"}
     command = [sys.executable, str(program), *arguments]
     environment = {**os.environ, **doubles(stand_ins, exchange), **one, **more}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=280)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=seconds)
 
 
 def serve(stand_ins: Path, mode: str, folder: Path, ranks: int = 1, **more: str) -> list[Any]:

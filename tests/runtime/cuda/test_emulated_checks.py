@@ -1,0 +1,56 @@
+"""The checks of GPUs with the kernels that a GPU would run, emulated: the programs' numbers, against PyTorch's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from tests.emulator.emulated import Emulator
+
+sys.path.insert(0, str(Path(__file__).parent))
+from stand_in_artifacts import run_on_one_gpu
+
+PROGRAM = Path(__file__).with_name("checks_emulated.py")
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where hidet keeps the kernels that the checks share."""
+    return str(tmp_path_factory.mktemp("kernels"))
+
+
+def slow(*values: object) -> object:
+    return pytest.param(*values, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("only", "ranks", "steps"),
+    [
+        ("gpt2, float16, 2 ranks, plain", 2, 2),
+        ("llama, float16, 1 ranks, graph", 1, 2),
+        *(
+            slow(f"{model}, {precision}, 1 ranks, plain", 1, 2)
+            for model in ("minilm", "resnet18")
+            for precision in ("float32", "float16")
+        ),
+        *(slow(f"{model}, float32, 4 ranks, plain", 4, 2) for model in ("gpt2", "llama", "resnet18")),
+        *(slow(f"{model}, float16, 4 ranks, graph", 4, 2) for model in ("minilm", "gpt2", "llama", "resnet18")),
+        *(
+            slow(f"{model}, {precision}, 1 ranks, candidates", 1, 2)
+            for model in ("gpt2", "llama")
+            for precision in ("float32", "float16")
+        ),
+    ],
+)
+def test_models_are_right(
+    emulator: Emulator, stand_ins: Path, tmp_path: Path, cache: str, only: str, ranks: int, steps: int
+) -> None:
+    environment = {"CUDA_HOME": str(emulator.home), "HIDET_CACHE_DIR": cache}
+    done = run_on_one_gpu(
+        stand_ins, tmp_path, PROGRAM, "--ranks", str(ranks), "--only", only, seconds=1700, **environment
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{steps} ok, 0 failed, 0 not run" in done.stdout
+    assert "off by " in done.stdout
