@@ -5,7 +5,8 @@ all in float32 (Milakov and Gimelshein 2018; Dao et al. 2022, algorithm 1). A wa
 the registers in which the tensor cores leave them, and become an operand of the next product there.
 
 Keys and values may have fewer heads than queries, each of which then serves as many queries in turn (grouped queries,
-Ainslie et al. 2023). Queries and the bias are read element by element, so that hidet can compute them on the way.
+Ainslie et al. 2023). The bias is read element by element, so that hidet can compute it on the way, and so are queries
+that are rotated there; what lies in memory as it is needed is copied 16 bytes at a time.
 """
 
 from collections.abc import Sequence
@@ -34,15 +35,17 @@ _ROWS = 16  # queries of a warp
 _KEYS = 64  # that are in shared memory at a time
 _COLUMNS = 8  # of the tensor cores' product
 _VECTOR = 8  # elements in 16 bytes
+_AT_ONCE = 8  # elements of queries that a thread reads before it keeps them
 
 
 class AttentionTask(Task):
     """The definition. q: ``[..., queries, size]``; k, v: ``[..., keys, size]``; bias: ``[..., queries, keys]``.
 
-    The outer dims of k and v divide those of q; the bias broadcasts to ``q k^T``.
+    The outer dims of k and v divide those of q; the bias broadcasts to ``q k^T``. Queries that are ``copied`` lie in
+    memory; hidet must not compute them on the way.
     """
 
-    def __init__(self, q: TensorNode, k: TensorNode, v: TensorNode, bias: TensorNode, scale: float):
+    def __init__(self, q: TensorNode, k: TensorNode, v: TensorNode, bias: TensorNode, scale: float, copied: bool):
         outer, (queries, size), keys = list(q.shape[:-2]), q.shape[-2:], k.shape[-2]
         dtype = q.type.dtype
 
@@ -72,8 +75,9 @@ class AttentionTask(Task):
             return cast(weighted / total[(*stack, row)], dtype)
 
         output = compute("o", shape=[*outer, queries, size], fcompute=mixed)
-        super().__init__("attention", inputs=[q, k, v, bias], outputs=[output], attributes={"scale": scale})
-        self.scale = scale
+        attributes = {"scale": scale, "copied": copied}
+        super().__init__("attention", inputs=[q, k, v, bias], outputs=[output], attributes=attributes)
+        self.scale, self.copied = scale, copied
 
     def implement_cuda(self, working_dir: str) -> IRModule:
         """Blocks of up to four warps; fewer where the GPU has more multiprocessors than there would be blocks."""
@@ -93,7 +97,6 @@ class AttentionTask(Task):
         *outer, queries, size = q_shape
         keys, scale = k_shape[-2], self.scale
         k_outer, v_outer = k_shape[:-2], v_shape[:-2]
-        scores_shape = [*outer, queries, keys]
         dtype = self.inputs[0].type.dtype
         half = dtype.name == "float16"
         config = MmaConfig.m16n8k16_f16_f32() if half else MmaConfig.m16n8k16_bf16_f32()
@@ -105,11 +108,15 @@ class AttentionTask(Task):
         steps, columns, score_columns = size // HEAD_STEP, size // _COLUMNS, _KEYS // _COLUMNS
         row_vectors = size // _VECTOR
         vectors = _KEYS * row_vectors // threads
+        copied, q_vectors, q_elements = self.copied, rows * row_vectors // threads, rows * size // threads
         padded = size + _VECTOR  # so that rows that are read together lie in different banks
         tile_bytes = _KEYS * padded * dtype.nbytes
 
         def place(own: Sequence[Any], head: Sequence[Any], row: Any, column: Any) -> list[Any]:
             return [*_held(head, outer, own), row, column]
+
+        def bias_place(head: Sequence[Any], row: Any, column: Any) -> list[Any]:
+            return _broadcast([*head, row, column], bias_shape, [*outer, queries, keys])
 
         with hidet.script_module() as module:
 
@@ -140,13 +147,31 @@ class AttentionTask(Task):
                         cp_size=16,
                         src_size=(key < keys) * 16,
                     )
-                for i in grid(_ROWS * size // _WARP, "u4"):
-                    own = (i * threads + threadIdx.x) // size
-                    d = (i * threads + threadIdx.x) % size
-                    if first + own < queries:
-                        v_tile[own, d] = q[place(outer, head, first + own, d)]
-                    else:
-                        v_tile[own, d] = dtype.zero
+                if copied:
+                    for i in grid(q_vectors, "u+"):
+                        own = (i * threads + threadIdx.x) // row_vectors
+                        d = (i * threads + threadIdx.x) % row_vectors * _VECTOR
+                        cp_async(
+                            ~v_tile[own, d],
+                            ~q[place(outer, head, primitives.min(first + own, queries - 1), d)],
+                            cp_size=16,
+                            src_size=(first + own < queries) * 16,
+                        )
+                    cp_async_wait_all()
+                else:
+                    # All that a thread reads is under way before the first of it is there.
+                    q_part = register_tensor(dtype, shape=[_AT_ONCE])
+                    for part in range(q_elements // _AT_ONCE):
+                        for i in grid(_AT_ONCE, "u+"):
+                            own = ((part * _AT_ONCE + i) * threads + threadIdx.x) // size
+                            d = ((part * _AT_ONCE + i) * threads + threadIdx.x) % size
+                            q_part[i] = dtype.zero
+                            if first + own < queries:
+                                q_part[i] = q[place(outer, head, first + own, d)]
+                        for i in grid(_AT_ONCE, "u+"):
+                            own = ((part * _AT_ONCE + i) * threads + threadIdx.x) // size
+                            d = ((part * _AT_ONCE + i) * threads + threadIdx.x) % size
+                            v_tile[own, d] = q_part[i]
                 syncthreads()
                 q_regs = register_tensor("uint32", shape=[steps, 4])
                 for step in grid(steps, "u+"):
@@ -160,6 +185,7 @@ class AttentionTask(Task):
                 total = register_tensor("float32", shape=[2])
                 mixed = register_tensor("float32", shape=[columns, 4])
                 scores = register_tensor("float32", shape=[score_columns, 4])
+                added = register_tensor("float32", shape=[score_columns, 4])
                 operand = register_tensor("uint32", shape=[4])
                 powers = register_tensor(dtype, shape=[8])
                 for i in grid(2, "u+"):
@@ -169,6 +195,12 @@ class AttentionTask(Task):
                     mixed[n, i] = float32.zero
 
                 for tile in range(tiles):
+                    # The bias comes while scores are computed.
+                    for n, i, j in grid(score_columns, 2, 2, "u+u+u+"):
+                        row = first + warp * _ROWS + lane // 4 + i * 8
+                        column = tile * _KEYS + n * 8 + lane % 4 * 2 + j
+                        if row < queries and column < keys:
+                            added[n, i * 2 + j] = bias[bias_place(head, row, column)]
                     cp_async_wait_all()
                     syncthreads()
                     for i in grid(vectors, "u+"):
@@ -214,10 +246,7 @@ class AttentionTask(Task):
                         for n, j in grid(score_columns, 2, "u+u+"):
                             column = tile * _KEYS + n * 8 + lane % 4 * 2 + j
                             if row < queries and column < keys:
-                                scores[n, i * 2 + j] = (
-                                    scores[n, i * 2 + j] * float32(scale)
-                                    + bias[_broadcast(place(outer, head, row, column), bias_shape, scores_shape)]
-                                )
+                                scores[n, i * 2 + j] = scores[n, i * 2 + j] * float32(scale) + added[n, i * 2 + j]
                                 greatest = primitives.max(greatest, scores[n, i * 2 + j])
                         greatest = primitives.max(greatest, shfl_xor_sync(0xFFFFFFFF, greatest, 2))
                         greatest = primitives.max(greatest, shfl_xor_sync(0xFFFFFFFF, greatest, 1))
@@ -283,9 +312,12 @@ def _broadcast(indices: Sequence[Any], own: Sequence[Any], shape: Sequence[Any])
 
 
 class AttentionOp(Operator):
-    """``softmax(q k^T * scale + bias) v``; shapes are those of :class:`AttentionTask`, the bias is float32."""
+    """``softmax(q k^T * scale + bias) v``; shapes are those of :class:`AttentionTask`, the bias is float32.
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float):
+    k and v, and q where it is ``copied``, must not be what hidet could compute on the way: a barrier keeps it from it.
+    """
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, copied: bool):
         nodes = [input_like(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v"), (bias, "bias"))]
-        task = AttentionTask(nodes[0], nodes[1], nodes[2], nodes[3], scale)
-        super().__init__(inputs=[q, k, v, bias], attributes={"scale": scale}, task=task)
+        task = AttentionTask(nodes[0], nodes[1], nodes[2], nodes[3], scale, copied)
+        super().__init__(inputs=[q, k, v, bias], attributes={"scale": scale, "copied": copied}, task=task)

@@ -12,13 +12,25 @@ from hidet.graph import FlowGraph, Operator, Tensor, ops
 from hidet.graph.ops.arithmetic import AddOp, ClampOp, DivideScalarOp, MultiplyScalarOp
 from hidet.graph.ops.matmul.matmul import MatmulOp
 from hidet.graph.ops.special import barrier
-from hidet.graph.ops.transform import BroadcastOp, CastOp, PermuteDimsOp, ReshapeOp, UnsqueezeOp
+from hidet.graph.ops.transform import (
+    BroadcastOp,
+    CastOp,
+    FlattenOp,
+    PermuteDimsOp,
+    RearrangeOp,
+    ReshapeOp,
+    SqueezeOp,
+    UnsqueezeOp,
+)
 from hidet.ir.expr import is_constant
 
 from hidet_dist.compile.cuda.attention import DTYPES, HEAD_STEP, LONGEST_HEAD, AttentionOp
 from hidet_dist.compile.cuda.find_rows import softmax_of
 from hidet_dist.compile.cuda.rewriting import Build, Uses, only_user, replace_operators
+from hidet_dist.elementwise import ELEMENTWISE
 from hidet_dist.symbolic.extents import Extent, extents_of
+
+_RENAMED = (FlattenOp, PermuteDimsOp, RearrangeOp, ReshapeOp, SqueezeOp, UnsqueezeOp)
 
 
 @dataclass(frozen=True)
@@ -42,6 +54,7 @@ def attention_in_one_kernel(graph: FlowGraph) -> FlowGraph:
         scores = _scores(_weighted(weights, uses), uses)
         if scores is None or not _fits(scores, v, op.outputs[0]):
             return None
+        copied = _lies_in_memory(scores.q, uses)
         inputs = [scores.q, scores.k, v, *([] if scores.bias is None else [scores.bias])]
 
         def build(inputs: list[Tensor]) -> Tensor:
@@ -49,7 +62,8 @@ def attention_in_one_kernel(graph: FlowGraph) -> FlowGraph:
             keys = barrier(_one_head_each(k if scores.keys_first else _transposed(k)))
             bias = ops.cast(rest[0], "float32") if rest else _nothing(q)
             values = barrier(_one_head_each(v))
-            return AttentionOp(q, keys, values, bias, scores.scale).outputs[0]
+            queries = barrier(q) if copied else q
+            return AttentionOp(queries, keys, values, bias, scores.scale, copied).outputs[0]
 
         return inputs, build
 
@@ -121,6 +135,20 @@ def _fits(scores: _Scores, v: Tensor, output: Tensor) -> bool:
     if held != [*outer, keys, size]:  # products broadcast
         return False
     return q.dtype == k.dtype == v.dtype and int(size) <= LONGEST_HEAD and int(size) % HEAD_STEP == 0
+
+
+def _lies_in_memory(x: Tensor, uses: Uses) -> bool:
+    """Whether a tensor is a product that is written in its place, with what is done to each element."""
+    while x.op is not None and not isinstance(x.op, MatmulOp):
+        computed = [y for y in x.op.inputs if y.op is not None]
+        if (
+            not isinstance(x.op, (*ELEMENTWISE, *_RENAMED))
+            or len(computed) != 1
+            or only_user(computed[0], uses) is None
+        ):
+            return False
+        x = computed[0]
+    return x.op is not None
 
 
 def _keys_shape(scores: _Scores) -> list[Extent]:
