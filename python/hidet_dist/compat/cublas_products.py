@@ -167,7 +167,7 @@ def _candidate(task: Task, product: Product, target: Target | str, working_dir: 
         native.LIBRARY_NAME,
         {name: getattr(product, name) for name in names},
     )
-    module = launch_module(call, [*anchor.inputs, *anchor.outputs])
+    module = launch_module(call, [*anchor.inputs, *anchor.outputs], typed=True)
     if isinstance(task, FusedTask):
         place = Target.from_string(target) if isinstance(target, str) else target
         with replaced(_fusion, {"request_cuda_workspace": _scratch}):
