@@ -77,6 +77,8 @@ def _weighted(weights: Tensor, uses: Uses) -> Tensor | None:
         if isinstance(x.op, ClampOp) and (x.op.attrs["min_value"] > 0 or x.op.attrs["max_value"] < 1):
             return None  # softmax is within 0 and 1
         x = x.op.inputs[0]
+        if not x.dtype.is_float():
+            return None
     return None if x.op is None or only_user(x, uses) is None else softmax_of(x.op, uses)
 
 
