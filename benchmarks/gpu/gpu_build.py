@@ -92,7 +92,7 @@ def main(do: str, name: str, weights: str, *how: str) -> None:
         write_weights(name, weights)
     else:
         ranks, arch, space, out = how
-        target = {"target": "cuda", "arch": arch, "space": int(space)}
+        target = {"target": "cuda", "arch": arch, "space": int(space), "cublas": True}
         print(json.dumps(build(name, int(ranks), Path(weights), arch, target, Path(out))))
 
 

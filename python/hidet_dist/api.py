@@ -14,6 +14,7 @@ from hidet_dist.artifacts.write import check_destination, replacing, write_artif
 from hidet_dist.compile import check_compiler, compile_program
 from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.errors import ConfigError, PlanError
+from hidet_dist.normalize.columns import pad_columns
 from hidet_dist.normalize.precision import in_precision
 from hidet_dist.overlap.planned import resident_bytes
 from hidet_dist.partition import Program, partition_graph
@@ -94,6 +95,9 @@ def auto_parallel(
     if optimization.precision is not None:
         half = in_precision(graph, optimization.precision)
         graph, names = half.graph, {name: half.weights.get(x, x) for name, x in names.items()}
+    if target.kind == "cuda":
+        padded = pad_columns(graph, distributed.mesh.size)
+        graph, names = padded.graph, {name: padded.weights.get(x, x) for name, x in names.items()}
     out_dir = Path(out_dir)
     check_destination(out_dir, optimization.recompile)
     files = None if optimization.weights is None else SafetensorsFiles.open(optimization.weights)

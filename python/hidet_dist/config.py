@@ -101,6 +101,9 @@ class OptimizationConfig:
     precision: str, optional
         ``float16`` or ``bfloat16`` to compute a float32 graph in half precision where that is sound, with weights kept
         in it; see :mod:`hidet_dist.normalize.precision`. Inputs and outputs keep their dtypes. For the target ``cuda``.
+    cublas: bool
+        Whether each matrix product on CUDA has one candidate more, that of cuBLAS, whatever ``space`` is. Processes
+        that have no cuBLAS take another one.
     cuda_graph: bool
         Whether serving processes run the program as a CUDA graph: captured when it runs for the second time at the same
         sizes of symbolic dims, and replayed from then on. Inputs and outputs are copied then, on the device.
@@ -142,6 +145,7 @@ class OptimizationConfig:
     space: int = 0
     mma: str | None = None
     precision: str | None = None
+    cublas: bool = False
     cuda_graph: bool = False
     mem_budget: int | None = None
     input_specs: tuple[TensorShardSpec | None, ...] | None = None
@@ -194,7 +198,7 @@ class OptimizationConfig:
             raise ConfigError(
                 f"optimization_config['solver_threads'] must be an int of 1 or more; got {config.solver_threads!r}."
             )
-        for key in ("recompile", "refine_mesh", "cuda_graph"):
+        for key in ("recompile", "refine_mesh", "cublas", "cuda_graph"):
             if not isinstance(getattr(config, key), bool):
                 raise ConfigError(f"optimization_config[{key!r}] must be True or False; got {getattr(config, key)!r}.")
         return config
@@ -225,8 +229,9 @@ class OptimizationConfig:
                     f"optimization_config[{key!r}] = {value!r} is for the target 'cuda'; the target is 'cpu'."
                 )
 
-        if self.target == "cpu" and self.cuda_graph:
-            raise ConfigError("optimization_config['cuda_graph'] is for the target 'cuda'; the target is 'cpu'.")
+        for key in ("cublas", "cuda_graph"):
+            if self.target == "cpu" and getattr(self, key):
+                raise ConfigError(f"optimization_config[{key!r}] is for the target 'cuda'; the target is 'cpu'.")
 
     @property
     def default_machine(self) -> str:
@@ -255,7 +260,7 @@ class OptimizationConfig:
             raise ConfigError(
                 f"optimization_config['arch'] = {self.arch!r}, but the machine's device {gpu.name} is {gpu.arch}."
             )
-        return Target("cuda", gpu, self.space, self.mma or "simt", self.cuda_graph)
+        return Target("cuda", gpu, self.space, self.mma or "simt", self.cuda_graph, self.cublas)
 
 
 def _symbols(given: Any) -> dict[str, SymbolSize]:

@@ -8,7 +8,7 @@ import hidet.cuda
 import pytest
 
 from hidet_dist.compat.cuda_build import described_gpu
-from hidet_dist.compat.half_products import small_products_in_float32
+from hidet_dist.compat.half_products import half_products
 from hidet_dist.compile.cuda.toolkit import Toolkit
 from hidet_dist.machine.gpu import GPUS
 
@@ -125,13 +125,13 @@ def test_hidet_still_chooses_a_kernel_that_is_none_for_small_products(described,
     with described():
         (node,) = hidet.graph.optimize(half_product(k, n)).nodes
         assert node.task.implement("cuda", "") == []
-        with small_products_in_float32():
+        with half_products():
             names = [node.name for node in hidet.graph.optimize(half_product(k, n)).nodes]
     assert [name for name in names if "BatchMatmul" in name]
     assert not [name for name in names if "F16" in name]
 
 
 def test_larger_products_keep_hidets_kernel(described):
-    with described(), small_products_in_float32():
+    with described(), half_products():
         (node,) = hidet.graph.optimize(half_product(64, 32)).nodes
     assert "MatmulF16Cute" in node.name

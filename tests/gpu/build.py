@@ -150,7 +150,7 @@ def build(model: str, precision: str, ranks: int, variant: str, arch: str, out: 
     if variant == "graph":
         config["cuda_graph"] = True
     if variant == "candidates":
-        config["space"] = 1
+        config |= {"space": 1, "cublas": True}
     result = auto_parallel(graph, {"mesh_shape": [ranks]}, config, out)
     remark = f"; {case.remark}" if case.remark else ""
     print(f"{len(result.communications)} collectives, built in {result.compile_seconds:.1f} s{remark}")

@@ -17,7 +17,7 @@ from hidet_dist.errors import ArtifactError
 from hidet_dist.files import write_text
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
 
-FORMAT = 5
+FORMAT = 6
 NAME = "manifest.json"
 
 
@@ -57,7 +57,8 @@ class StageManifest:
 
     ``launches`` are the kernels' turns, in the order of execution; ``libraries`` what the kernels need besides the
     runtimes of hidet and hidet_dist. ``symbols`` are the symbolic dims, ``local_symbols`` those that the program knows.
-    ``candidates`` is, for each kernel, how many candidates its library has (``hidet_launch_0`` and so on).
+    ``candidates`` is, for each kernel, how many candidates its library has (``hidet_launch_0`` and so on), and
+    ``cublas`` whether the last of them calls cuBLAS.
     ``workspace_bytes`` is the room that activations take by kind of memory (``cpu``, ``cuda``), or None where that
     depends on symbolic dims; ``weight_bytes`` what one rank's weights take. ``cuda_graph`` says whether the program
     is run as a CUDA graph.
@@ -79,6 +80,7 @@ class StageManifest:
     workspace_bytes: Mapping[str, int] | None = None
     weight_bytes: int = 0
     cuda_graph: bool = False
+    cublas: tuple[bool, ...] = ()
 
     @property
     def communications(self) -> tuple[str, ...]:

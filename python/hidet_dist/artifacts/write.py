@@ -113,6 +113,7 @@ def write_artifacts(
         compiled.workspace_bytes,
         sum(_nbytes(x) for name, x in program.weight_placeholders.items() if name in compiled.data),
         target.cuda_graph,
+        tuple(compiled.cublas),
     )
     shutil.copyfile(compiled.launcher, folder / stage.launcher_file)
     for number, kernel in enumerate(compiled.kernels):

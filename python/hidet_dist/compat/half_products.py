@@ -3,6 +3,10 @@
 The kernel takes at least two steps of 32 along k, and tiles of 128 columns of which no more than three in four may be
 idle. Products that it cannot take, shards of few columns or short heads for the most part, are computed in float32
 here, from operands that are cast as they are read.
+
+It can read a weight by its columns, whose number may then be odd (a vocabulary of 50257, whose embeddings are the
+head's weight too). hidet leaves such products to float32, or transposes the weight in every run; here the kernel takes
+them.
 """
 
 from __future__ import annotations
@@ -13,6 +17,9 @@ from contextlib import contextmanager
 import hidet
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.matmul.matmul import MatmulOp
+from hidet.graph.ops.matmul.matmul_f16_cute_experimental import matmul_f16_cute
+from hidet.graph.ops.transform import PermuteDimsOp, RearrangeOp
+from hidet.graph.ops.transpose2d import TransposeOp2D
 from hidet.graph.transforms import ResolveRule, get_resolve_chain
 from hidet.ir.expr import is_constant
 
@@ -26,23 +33,44 @@ def is_taken(op: MatmulOp) -> bool:
     if len(a.shape) < 2 or len(b.shape) < 2 or not is_constant(a.shape[-1], *b.shape[-2:]):
         return False
     k, n = int(a.shape[-1]), int(c.shape[-1])
-    return k % 2 == 0 and n % 2 == 0 and k > _STEP and n >= _LEAST_COLUMNS
+    return k % 2 == 0 and (n % 2 == 0 or _by_columns(op) is not None) and k > _STEP and n >= _LEAST_COLUMNS
 
 
-class _SmallProducts(ResolveRule):
+def _by_columns(op: MatmulOp) -> Tensor | None:
+    """The second operand by its columns, where it lies like that: it is given so, or it is a transposed weight."""
+    b = op.inputs[1]
+    if op.attrs["transpose_b"]:
+        return b
+    before = b.op
+    if before is None or before.inputs[0].op is not None:
+        return None
+    swapped = [*range(len(b.shape) - 2), len(b.shape) - 1, len(b.shape) - 2]
+    if isinstance(before, PermuteDimsOp):
+        is_swap = list(before.attrs["axes"]) == swapped
+    elif isinstance(before, RearrangeOp):
+        is_swap = [list(dims) for dims in before.attrs["plan"]] == [[dim] for dim in swapped]
+    else:
+        is_swap = isinstance(before, TransposeOp2D)
+    return before.inputs[0] if is_swap else None
+
+
+class _Products(ResolveRule):
     def resolve(self, op: Operator) -> list[Tensor] | None:
         a, b = op.inputs
-        if not a.dtype.is_any_float16() or is_taken(op):
+        if not a.dtype.is_any_float16():
             return None
-        inputs = [hidet.ops.cast(x, "float32") for x in (a, b)]
-        return [hidet.ops.cast(op.reforward(inputs)[0], a.dtype)]
+        if not is_taken(op):
+            inputs = [hidet.ops.cast(x, "float32") for x in (a, b)]
+            return [hidet.ops.cast(op.reforward(inputs)[0], a.dtype)]
+        columns = _by_columns(op)
+        return None if columns is None else [matmul_f16_cute(a, columns, transpose_b=True)]
 
 
 @contextmanager
-def small_products_in_float32() -> Iterator[None]:
-    """Keep hidet from choosing the kernel where there is none, while the block runs."""
+def half_products() -> Iterator[None]:
+    """Have products in half precision computed by a kernel that takes them, while the block runs."""
     rules = get_resolve_chain(MatmulOp).rules
-    rule = _SmallProducts()
+    rule = _Products()
     rules.append(rule)  # the last one is asked first
     try:
         yield

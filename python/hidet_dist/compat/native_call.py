@@ -13,7 +13,7 @@ from typing import Any
 
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.opaque import OpaqueOperator
-from hidet.graph.ops.utils import Task, TensorInput, input_like, tensor_input
+from hidet.graph.ops.utils import Task, TensorInput, TensorNode, input_like, tensor_input
 from hidet.ir.builders import FunctionBuilder
 from hidet.ir.dtypes import float32, int64
 from hidet.ir.expr import Expr, Var, call, cast
@@ -67,6 +67,33 @@ class NativeCall:
     store: Function | None = None
 
 
+def launch_module(native: NativeCall, tensors: Sequence[TensorNode]) -> IRModule:
+    """A launch function of the host with the statement in it, for the inputs and the output of a task."""
+    module = IRModule()
+    parameters = [Var(tensor.name, void_p) for tensor in tensors]
+    names = list(native.values)
+    text = "".join(f"const int64_t {name} = {{}}; " for name in names)
+    values: list[Expr] = [int64(native.values[name]) for name in names]
+    if native.store is not None:
+        module.functions[STORE] = native.store
+        tile = [Var("tile", ~float32), *(Var(f"at{number}", int64) for number in range(5))]
+        others = [parameters[-1], *parameters[2:-1]]
+        types = [parameter.type for parameter in native.store.params[len(tile) :]]
+        arguments = [*tile, *(cast(p, dtype) for p, dtype in zip(others, types, strict=True))]
+        text += f"auto {STORE} = [&](float *{{}}{', int64_t {}' * 5}) {{{{ {{}} ; }}}}; "
+        values += [*tile, call(module.lookup_var(STORE), arguments)]
+    used = parameters[: native.statement.replace("{{", "").replace("}}", "").count("{}")]
+    with FunctionBuilder("launch", kind="public") as builder:
+        builder.extend_params(parameters)
+        builder.append(BlackBoxStmt(text + native.statement, *values, *used))
+    module.functions["launch"] = builder.func
+    module.include_headers.extend(native.headers)
+    module.include_dirs.extend(native.include_dirs)
+    module.linking_dirs.append(native.library_dir)
+    module.linking_libs.append(native.library)
+    return module
+
+
 class NativeCallTask(Task):
     """The task of such an operator. hidet compiles one kernel for a name and shapes, so the name says the rest."""
 
@@ -91,36 +118,11 @@ class NativeCallTask(Task):
 
     def implement_cpu(self, working_dir: str) -> IRModule:
         """A launch function with the statement in it."""
-        return self._launch()
+        return launch_module(self.call, [*self.inputs, *self.outputs])
 
     def implement_cuda(self, working_dir: str) -> IRModule:
         """The same: a function of the host, which gets the addresses of memory of the device."""
-        return self._launch()
-
-    def _launch(self) -> IRModule:
-        module = IRModule()
-        parameters = [Var(tensor.name, void_p) for tensor in (*self.inputs, *self.outputs)]
-        names = list(self.call.values)
-        text = "".join(f"const int64_t {name} = {{}}; " for name in names)
-        values: list[Expr] = [int64(self.call.values[name]) for name in names]
-        if self.call.store is not None:
-            module.functions[STORE] = self.call.store
-            tile = [Var("tile", ~float32), *(Var(f"at{number}", int64) for number in range(5))]
-            others = [parameters[-1], *parameters[2:-1]]
-            types = [parameter.type for parameter in self.call.store.params[len(tile) :]]
-            arguments = [*tile, *(cast(p, dtype) for p, dtype in zip(others, types, strict=True))]
-            text += f"auto {STORE} = [&](float *{{}}{', int64_t {}' * 5}) {{{{ {{}} ; }}}}; "
-            values += [*tile, call(module.lookup_var(STORE), arguments)]
-        used = parameters[: self.call.statement.replace("{{", "").replace("}}", "").count("{}")]
-        with FunctionBuilder("launch", kind="public") as builder:
-            builder.extend_params(parameters)
-            builder.append(BlackBoxStmt(text + self.call.statement, *values, *used))
-        module.functions["launch"] = builder.func
-        module.include_headers.extend(self.call.headers)
-        module.include_dirs.extend(self.call.include_dirs)
-        module.linking_dirs.append(self.call.library_dir)
-        module.linking_libs.append(self.call.library)
-        return module
+        return launch_module(self.call, [*self.inputs, *self.outputs])
 
 
 class NativeCallOp(OpaqueOperator):

@@ -19,6 +19,7 @@ from hidet.drivers import build_task_batch
 from hidet.graph import FlowGraph, Operator, Tensor
 
 from hidet_dist.compat.cpu_build import precompile_headers
+from hidet_dist.compat.cublas_products import product_of
 from hidet_dist.compat.graph_module import build_launcher
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
@@ -55,6 +56,7 @@ class CompiledProgram:
     kernels: the kernel libraries, in the order of the table that the launcher gets; ``kernel_names`` say what they do,
         and ``kernel_of_node`` which of them computes each node of the graph.
     candidates: for each kernel, how many candidates its library has; the fastest is found where the program runs.
+    cublas: for each kernel, whether the last of its candidates calls cuBLAS.
     data: the names of the weights (and the coordinate) in the order that the launcher's ``init`` takes them.
     constants: constants that optimizing the program made, by name; the same for every rank.
     libraries: what the kernels need besides the runtimes: ``openblas`` or nothing, the CUDA runtime for CUDA.
@@ -67,6 +69,7 @@ class CompiledProgram:
     kernel_names: list[str]
     kernel_of_node: list[int]
     candidates: list[int]
+    cublas: list[bool]
     data: list[str]
     constants: dict[str, Tensor]
     libraries: tuple[str, ...]
@@ -215,6 +218,7 @@ def compile_program(
         [node.name for node in nodes],
         kernel_of_node,
         [int(json.loads((folder / "meta.json").read_text())["num_candidates"]) for folder in folders],
+        [target.cublas and product_of(node.task) is not None for node in nodes],
         [*data, *constants],
         constants,
         _libraries(graph, target),

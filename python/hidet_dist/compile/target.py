@@ -22,6 +22,7 @@ class Target:
     cpu: what code for the CPU is compiled for, one of :data:`hidet_dist.compile.cpu.arch.ARCHS`.
     mma: ``mma`` for float32 matrix products on tensor cores (as tf32, of 10 bits of mantissa), ``simt`` for none.
     cuda_graph: whether a process runs the program as a CUDA graph.
+    cublas: whether matrix products may be cuBLAS's where they run.
     """
 
     kind: str = "cpu"
@@ -29,6 +30,7 @@ class Target:
     space: int = 0
     mma: str = "simt"
     cuda_graph: bool = False
+    cublas: bool = False
     cpu: str = NATIVE
 
     @property

@@ -6,7 +6,9 @@ artifact folder, or, where that cannot be written to, into the user's cache: one
 build of the artifacts, so that neither another device nor another build ever takes it for its own.
 
 Candidates may round differently, so all ranks must run the same ones, or what is replicated would differ between them:
-one rank chooses, and the others are told.
+all time all of them, what a candidate takes is the longest that it takes on any, and one rank's memory counts.
+
+A candidate of a product may call cuBLAS. Where a rank has none, or another version than the others, nobody runs it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from typing import Any
 from hidet_dist.errors import HidetDistError
 from hidet_dist.files import write_text
 
-FORMAT = 1
+FORMAT = 2
 FOLDER = "choices"
 
 Timer = Callable[[int, int], float]
@@ -45,17 +47,30 @@ class Choices:
     artifact: what tells this build from others: the manifest's checksum.
     device: the device's name, as its driver tells it.
     candidates: how many candidates each kernel has.
+    usable: how many of them, the first ones, can be run at all; all of them by default.
+    cublas: the version of cuBLAS that they call, or 0.
+    reason: why not all can be run.
     """
 
     folder: Path
     artifact: str
     device: str
     candidates: tuple[int, ...]
+    usable: tuple[int, ...] = ()
+    cublas: int = 0
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.usable:
+            object.__setattr__(self, "usable", self.candidates)
+        for kernel, usable in enumerate(self.usable):
+            if usable == 0:
+                raise self._none(kernel)
 
     @property
     def is_needed(self) -> bool:
         """Whether there is anything to choose."""
-        return any(count > 1 for count in self.candidates)
+        return any(count > 1 for count in self.usable)
 
     def get(self, time: Timer) -> tuple[int, ...]:
         """The candidate of each kernel: as remembered, or else as timed now and remembered from now on.
@@ -65,7 +80,12 @@ class Choices:
         HidetDistError
             When no candidate of a kernel runs.
         """
-        return self.remembered() or self.choose(time)
+        known = self.remembered()
+        if known is None:
+            times = self.times(time)
+            known = self.fastest(times)
+            self.remember(known, times)
+        return known
 
     def remembered(self) -> tuple[int, ...] | None:
         """What was chosen before, or None: a file that does not fit, for whatever reason, is as good as none."""
@@ -78,38 +98,32 @@ class Choices:
                 return tuple(body["chosen"])
         return None
 
-    def choose(self, time: Timer) -> tuple[int, ...]:
-        """Time the candidates of all kernels that have several, and remember the fastest of each; the first of equals.
+    def times(self, time: Timer) -> list[float]:
+        """Seconds of all candidates of kernels that have several which can be run, one kernel after the other."""
+        return [_seconds(time, kernel, candidate) for kernel, candidate in self._timed()]
+
+    def fastest(self, times: Sequence[float]) -> tuple[int, ...]:
+        """The fastest candidate of each kernel, the first of equals, by what :meth:`times` gives.
 
         Raises
         ------
         HidetDistError
             When no candidate of a kernel runs.
         """
-        chosen, seconds = [], {}
-        for kernel, count in enumerate(self.candidates):
-            best = 0
-            if count > 1:
-                times = [_seconds(time, kernel, candidate) for candidate in range(count)]
-                best = min(range(count), key=times.__getitem__)
-                if math.isinf(times[best]):
-                    raise HidetDistError(
-                        f"None of the {count} candidates of kernel {kernel} of {self.folder} runs on {self.device}. "
-                        "Build the artifacts for this device, or with optimization_config['space'] = 0."
-                    )
-                seconds[str(kernel)] = [None if math.isinf(own) else own for own in times]
-            chosen.append(best)
-        self._remember(chosen, seconds)
-        return tuple(chosen)
+        best: dict[int, tuple[float, int]] = {}
+        for (kernel, candidate), seconds in zip(self._timed(), times, strict=True):
+            best[kernel] = min(best.get(kernel, (math.inf, candidate)), (seconds, candidate))
+        for kernel, (seconds, _) in best.items():
+            if math.isinf(seconds):
+                raise self._none(kernel)
+        return tuple(best[kernel][1] if kernel in best else 0 for kernel in range(len(self.candidates)))
 
-    def accompany(self, time: Timer) -> None:
-        """Time what :meth:`choose` times, in its order, for the sake of a rank that chooses: collectives take all."""
-        for kernel, count in enumerate(self.candidates):
-            for candidate in range(count if count > 1 else 0):
-                _seconds(time, kernel, candidate)
-
-    def _remember(self, chosen: Sequence[int], seconds: Mapping[str, Any]) -> None:
-        text = json.dumps({**self._key(), "chosen": chosen, "seconds": seconds}, indent=1) + "\n"
+    def remember(self, chosen: Sequence[int], times: Sequence[float]) -> None:
+        """Keep a choice, and the times that it was made by."""
+        seconds: dict[str, list[float | None]] = {}
+        for (kernel, _), own in zip(self._timed(), times, strict=True):
+            seconds.setdefault(str(kernel), []).append(None if math.isinf(own) else own)
+        text = json.dumps({**self._key(), "chosen": list(chosen), "seconds": seconds}, indent=1) + "\n"
         for path in self._paths():
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,12 +132,25 @@ class Choices:
                 continue
             return
 
+    def _timed(self) -> list[tuple[int, int]]:
+        return [(kernel, own) for kernel, count in enumerate(self.usable) if count > 1 for own in range(count)]
+
+    def _none(self, kernel: int) -> HidetDistError:
+        why = f" ({self.reason})" if self.reason else ""
+        return HidetDistError(
+            f"None of the {self.candidates[kernel]} candidates of kernel {kernel} of {self.folder} runs on "
+            f"{self.device}{why}. Build the artifacts for this device, or with optimization_config['space'] = 0 and "
+            "without 'cublas'."
+        )
+
     def _key(self) -> dict[str, Any]:
         return {
             "format": FORMAT,
             "artifact": self.artifact,
             "device": self.device,
             "candidates": list(self.candidates),
+            "usable": list(self.usable),
+            "cublas": self.cublas,
         }
 
     def _paths(self) -> list[Path]:
@@ -133,8 +160,8 @@ class Choices:
     def _fit(self, chosen: Any) -> bool:
         return (
             isinstance(chosen, list)
-            and len(chosen) == len(self.candidates)
-            and all(type(own) is int and 0 <= own < count for own, count in zip(chosen, self.candidates, strict=True))
+            and len(chosen) == len(self.usable)
+            and all(type(own) is int and 0 <= own < count for own, count in zip(chosen, self.usable, strict=True))
         )
 
 

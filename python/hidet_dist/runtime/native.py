@@ -54,6 +54,7 @@ StreamFunction = ctypes.CFUNCTYPE(c_void_p)
 ConnectFunction = ctypes.CFUNCTYPE(c_int32, c_int32)
 CopyFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int64)
 ForkFunction = ctypes.CFUNCTYPE(c_int32, c_void_p)
+AllocateFunction = ctypes.CFUNCTYPE(c_void_p, c_int64)
 TicketFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64)
 
 
@@ -248,6 +249,10 @@ def library() -> ctypes.CDLL:
     declare("nccl_failed_by_peer", c_int32, c_void_p)
     declare("nccl_close", None, c_void_p)
     declare("nccl_destroy", None, c_void_p)
+    declare("cublas_load", c_int32, c_char_p)
+    declare("cublas_create", c_void_p, c_void_p, c_void_p, AllocateFunction, c_void_p, c_int64)
+    declare("cublas_destroy", None, c_void_p)
+    declare("cublas_bind", None, c_void_p)
     declare("mapped_file_watch", c_void_p, c_int32, c_void_p, c_int64, c_char_p)
     declare("mapped_file_changed", c_int32, c_void_p)
     declare("mapped_file_forget", None, c_void_p)
@@ -715,3 +720,50 @@ class Nccl:
         handle, self._handle = self._handle, None
         if handle is not None:
             library().hidet_dist_nccl_destroy(handle)
+
+
+def load_cublas(path: str) -> int:
+    """Load cuBLAS; its version is returned, such as 130100. Raises ``ValueError`` with the native message."""
+    version = int(library().hidet_dist_cublas_load(path.encode()))
+    if version == 0:
+        raise ValueError(last_error())
+    return version
+
+
+class Cublas:
+    """A handle of cuBLAS's for the device whose context is current; see cublas.h.
+
+    Parameters
+    ----------
+    stream: int
+        The address of a C function that returns the CUDA stream which the calling thread launches kernels on.
+    report: int
+        The address of a C function that is told, in text, why a product could not be put on the stream.
+    allocate: Callable[[int], int | None]
+        Finds so many bytes of the device's memory, for as long as the handle or a graph with its products is used; or
+        None.
+    workspace, nbytes: int
+        Such memory.
+
+    Raises
+    ------
+    ValueError
+        With the native message, where there can be none.
+    """
+
+    def __init__(self, stream: int, report: int, allocate: Callable[[int], int | None], workspace: int, nbytes: int):
+        self._allocate = AllocateFunction(allocate)  # kept: the handle has its address
+        self._handle: int | None = library().hidet_dist_cublas_create(stream, report, self._allocate, workspace, nbytes)
+        if not self._handle:
+            raise ValueError(last_error())
+
+    def bind(self) -> None:
+        """Make it the one that kernels use which this thread launches."""
+        library().hidet_dist_cublas_bind(self._handle)
+
+    def destroy(self) -> None:
+        """Free it. Its device's context must be current. This thread has none any more."""
+        handle, self._handle = self._handle, None
+        library().hidet_dist_cublas_bind(None)
+        if handle is not None:
+            library().hidet_dist_cublas_destroy(handle)

@@ -23,7 +23,8 @@ from hidet_dist.runtime import native, session
 from hidet_dist.runtime.agreement import agree, refuse
 from hidet_dist.runtime.arguments import Signature
 from hidet_dist.runtime.candidates import Choices
-from hidet_dist.runtime.cuda.driver import check_architecture, device_of_rank
+from hidet_dist.runtime.cuda.cublas import Cublas
+from hidet_dist.runtime.cuda.driver import DeviceError, check_architecture, device_of_rank
 from hidet_dist.runtime.cuda.launcher import CudaLauncher
 from hidet_dist.runtime.cuda.memory import CudaMemory
 from hidet_dist.runtime.launcher import Launcher
@@ -68,6 +69,8 @@ class LoadedPartition:
         self._running: int | None = None  # the thread that is in a call
         self._memory: Memory = HostMemory()
         self._launcher: Launcher | None = None
+        self._cublas: Cublas | None = None
+        self._without_cublas = ""  # why there is none
         self._libraries = Libraries()
         try:
             with session.loading(lambda: self.manifest.identity, timeout_seconds):
@@ -137,18 +140,25 @@ class LoadedPartition:
         own = [data[name] for name in stage.data]
         first = [candidates[0] for candidates in self._kernels]
         if isinstance(self._memory, CudaMemory):
-            nodes = len(stage.launches)
-            self._launcher = CudaLauncher(library, first, own, tensors, nodes, self._memory, stage.cuda_graph)
+            nodes, memory = len(stage.launches), self._memory
+            if any(stage.cublas):
+                try:
+                    self._cublas = Cublas(memory)
+                except (ConfigError, DeviceError) as error:
+                    self._without_cublas = str(error)
+            self._launcher = CudaLauncher(library, first, own, tensors, nodes, memory, stage.cuda_graph, self._cublas)
         else:
             self._launcher = Launcher(library, first, own, tensors, len(stage.launches), self._memory)
 
     def _choose_candidates(self, folder: Path, launcher: CudaLauncher) -> None:
-        """Take the fastest candidate of each kernel on this device: all ranks take what the first one finds."""
+        """Take the fastest candidate of each kernel on this device, the same on all ranks."""
         memory, communicator, stage = self._memory, self._communicator, self.stage
         assert isinstance(memory, CudaMemory)
         name = memory.driver.device_name(memory.device)
-        choices = Choices(folder.resolve(), self.manifest.identity, name, stage.candidates)
+        usable, version, reason = self._usable_candidates(memory)
+        choices = Choices(folder.resolve(), self.manifest.identity, name, stage.candidates, usable, version, reason)
         if not choices.is_needed:
+            self._leave_cublas_unless_used(launcher, (0,) * len(stage.candidates))
             return
         whole = {symbol.name: symbol.size for symbol in stage.symbols}
         sizes = {own.name: whole[own.symbol] // own.shards for own in stage.local_symbols}
@@ -165,33 +175,60 @@ class LoadedPartition:
                 launcher.use(kernel, self._kernels[kernel][candidate])
                 nodes = [number for number, launch in enumerate(stage.launches) if launch.kernel == kernel]
                 best = math.inf
-                for _ in range(_TIMED_RUNS):
-                    launcher.record(addresses, tuple(sizes.values()), communicator.check)
-                    memory.wait(communicator)
-                    best = min(best, launcher.seconds_of(nodes))
-                launcher.use(kernel, self._kernels[kernel][0])
+                try:
+                    for _ in range(_TIMED_RUNS):
+                        launcher.record(addresses, tuple(sizes.values()), communicator.check)
+                        memory.wait(communicator)
+                        best = min(best, launcher.seconds_of(nodes))
+                finally:
+                    launcher.use(kernel, self._kernels[kernel][0])
                 self._check_runtime()
                 return best
 
-            def told(own: Sequence[int]) -> list[int]:
-                if self.world_size == 1:
-                    return list(own)
-                return [int(x) for x in memory.all_gather(communicator, np.array(own, np.int32))[0]]
-
             known = choices.remembered() if self.rank == 0 else None
-            chosen = told([-1] * len(stage.candidates) if known is None else known)
+            first = np.array([-1] * len(stage.candidates) if known is None else known, np.int32)
+            chosen = tuple(int(x) for x in self._of_all(memory, first)[0])
             if -1 in chosen:
+                own = choices.times(seconds)
+                communicator.check()
+                times = self._of_all(memory, np.array(own)).max(axis=0).tolist()
+                chosen = choices.fastest(times)
                 if self.rank == 0:
-                    try:
-                        chosen = list(choices.choose(seconds))
-                    finally:
-                        communicator.check()
-                else:
-                    choices.accompany(seconds)
-                    communicator.check()
-                chosen = told(chosen)
+                    choices.remember(chosen, times)
             for kernel, candidate in enumerate(chosen):
                 launcher.use(kernel, self._kernels[kernel][candidate])
+        self._leave_cublas_unless_used(launcher, chosen)
+
+    def _leave_cublas_unless_used(self, launcher: CudaLauncher, chosen: Sequence[int]) -> None:
+        stage, memory = self.stage, self._memory
+        assert isinstance(memory, CudaMemory)
+        if self._cublas is None or any(
+            calls and candidate == count - 1
+            for candidate, count, calls in zip(chosen, stage.candidates, stage.cublas, strict=True)
+        ):
+            return
+        self._cublas = None
+        with memory.active():
+            launcher.leave_cublas()
+
+    def _usable_candidates(self, memory: CudaMemory) -> tuple[tuple[int, ...], int, str]:
+        """How many candidates of each kernel all ranks can run, their cuBLAS's version or 0, and why not all."""
+        stage = self.stage
+        if not any(stage.cublas):
+            return stage.candidates, 0, ""
+        own = 0 if self._cublas is None else self._cublas.version
+        with self._turn(), memory.active():
+            self._communicator.bind()
+            versions = [int(x) for x in self._of_all(memory, np.array([own], np.int32))[:, 0]]
+        if own and len(set(versions)) == 1:
+            return stage.candidates, own, ""
+        reason = self._without_cublas or f"not all ranks have the same version of cuBLAS: {versions}"
+        usable = tuple(count - calls_cublas for count, calls_cublas in zip(stage.candidates, stage.cublas, strict=True))
+        return usable, 0, reason
+
+    def _of_all(self, memory: CudaMemory, own: np.ndarray) -> np.ndarray:
+        """All ranks' arrays of the same size, a row each. The memory is active, the communicator bound."""
+        return own[None] if self.world_size == 1 else memory.all_gather(self._communicator, own)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run once. Takes and returns the rank's shards; a single output is returned bare, several as a list.

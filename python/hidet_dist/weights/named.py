@@ -19,8 +19,8 @@ _MARK = "_hidet_dist_weight"
 class Mark:
     """What makes a tensor a weight: its name, where it lies if that is known, and which part of what lies there it is.
 
-    ``part`` is a slice with whole bounds for each dim of a weight of ``shape`` (elements). ``dtype`` is that of what
-    lies there, where the weight is of another and cast from it.
+    ``part`` is a slice with whole bounds for each dim of a weight of ``shape`` (elements); what the weight has beyond
+    it is zero. ``dtype`` is that of what lies there, where the weight is of another and cast from it.
     """
 
     name: str
@@ -132,6 +132,14 @@ def part_of_weight(tensor: Tensor, dim: int, start: int, stop: int) -> Tensor:
     shape = [stop - start if d == dim else int(size) for d, size in enumerate(tensor.shape)]
     own = hidet.symbol(shape, tensor.dtype, tensor.device)
     return _mark(own, Mark(mark.name, mark.stored, mark.shape, tuple(part), mark.dtype))
+
+
+def padded_weight(tensor: Tensor, dim: int, size: int) -> Tensor:
+    """A weight with zeros behind its elements along dim ``dim``, so that there are ``size``, as a weight of its own."""
+    mark = mark_of(tensor)
+    assert mark is not None
+    shape = [size if d == dim else int(extent) for d, extent in enumerate(tensor.shape)]
+    return _mark(hidet.symbol(shape, tensor.dtype, tensor.device), mark)
 
 
 def weight_as(tensor: Tensor, dtype: str) -> Tensor:

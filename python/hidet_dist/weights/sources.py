@@ -74,6 +74,27 @@ class Part:
         )
 
 
+class Padded:
+    """A weight with zeros beyond the extents of what lies somewhere."""
+
+    def __init__(self, inner: Source, extents: Sequence[int]):
+        self.inner = inner
+        self.extents = tuple(extents)
+
+    def read(self, region: Sequence[slice]) -> torch.Tensor:
+        """The elements of ``region``; contiguous."""
+        there = [
+            slice(min(own.start, extent), min(own.stop, extent))
+            for own, extent in zip(region, self.extents, strict=True)
+        ]
+        data = self.inner.read(there)
+        if there == list(region):
+            return data
+        result = torch.zeros([own.stop - own.start for own in region], dtype=data.dtype)
+        result[tuple(slice(0, size) for size in data.shape)] = data
+        return result
+
+
 class Cast:
     """A floating-point weight that lies somewhere in another dtype."""
 
@@ -108,8 +129,11 @@ def source_of(tensor: Tensor, files: SafetensorsFiles | None = None) -> Source:
         stored = files.find(mark.name, mark.dtype or tensor.dtype.name, mark.shape)
     if stored is None:
         return Missing(mark.name)
-    part = Part(stored, mark.part)
-    return part if mark.dtype is None else Cast(part, getattr(torch, tensor.dtype.name))
+    source: Source = Part(stored, mark.part)
+    if mark.dtype is not None:
+        source = Cast(source, getattr(torch, tensor.dtype.name))
+    extents = [own.stop - own.start for own in mark.part]
+    return source if extents == list(tensor.shape) else Padded(source, extents)
 
 
 def check_weights(weights: Iterable[Tensor], files: SafetensorsFiles | None) -> None:

@@ -1,6 +1,7 @@
 """Which kernels a program becomes for CUDA. Nothing is compiled here: the nvcc is one that is never called."""
 
 from collections import Counter
+from dataclasses import replace
 
 import hidet
 import pytest
@@ -11,6 +12,7 @@ from hidet_dist.compile.cuda.toolkit import Toolkit
 from hidet_dist.compile.target import Target
 from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import GPUS
+from hidet_dist.normalize.columns import pad_columns
 from hidet_dist.normalize.precision import in_precision
 from hidet_dist.partition import partition_graph
 from hidet_dist.partition.operators import CommunicationOp
@@ -146,3 +148,30 @@ def test_a_graph_on_a_device_and_named_weights_become_a_program_for_it():
     assert {node.build_target for node in nodes} == {"cuda"}
     on_cpu = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,)))), device="cpu").graph
     assert {node.build_target for node in on_cpu.nodes} == {"cpu"}
+
+
+def words(tied):
+    """A head of 50257 words in half precision, of weights of their own or those of the embeddings."""
+    x = hidet.symbol([4, 64], "float32", "cpu")
+    w = hidet.distributed.weight("w", [50257, 64] if tied else [64, 50257])
+    y = hidet.ops.matmul(x, hidet.ops.permute_dims(w, [1, 0]) if tied else w)
+    return pad_columns(in_precision(hidet.trace_from(y, [x]), "float16").graph, 1).graph
+
+
+@pytest.mark.parametrize(("tied", "kernels"), [(False, 3), (True, 2)])
+def test_a_head_of_an_odd_number_of_words_is_for_tensor_cores(tied, kernels):
+    """The input is cast, the product follows, and what columns it has too many are cut off as it is cast back."""
+    nodes = launched(words(tied))
+    assert [node.task.inputs[0].type.dtype.name for node in nodes if "atmul" in node.name] == ["float16"]
+    assert len(nodes) == kernels
+    assert [int(size) for size in nodes[-1].outputs[0].shape] == [4, 50257]
+
+
+def test_gpt2_in_half_precision_has_no_product_in_float32():
+    graph = shapes.gpt(replace(shapes.GPT2, layers=1))
+    for ranks in (1, 2):
+        half = pad_columns(in_precision(graph, "float16").graph, ranks).graph
+        nodes = launched(half, ranks, pins={} if ranks == 1 else {"head": "(R, S0)"})
+        products = [node for node in nodes if "atmul" in node.name]
+        assert len(products) == 7  # those of the scores are in the attention kernel
+        assert all("MatmulF16Cute" in node.name for node in products)

@@ -14,32 +14,35 @@ from pathlib import Path
 HERE = Path(__file__)
 sys.path.insert(0, str(HERE.parents[2] / "gpu"))
 
-import build  # noqa: E402
-import rank  # noqa: E402
 
+def build_small(*arguments: str) -> None:
+    import build  # and with it hidet, which processes that serve do without
 
-def resnet(folder: Path) -> build.Case:
-    """A stage less, of few pixels."""
-    return build.resnet18(folder, batch=2, pixels=32)
+    def gpt2(out: Path) -> build.Case:
+        return build.language_model(out, build.shapes.GPTConfig(1, 128, 2, 201, 2, 16, "float32"))
 
+    def llama(out: Path) -> build.Case:
+        return build.language_model(out, build.shapes.LlamaConfig(1, 128, 4, 2, 192, 104, 2, 16, "float32"))
 
-SMALL = {
-    "minilm": build.minilm,
-    "gpt2": lambda out: build.language_model(out, build.shapes.GPTConfig(1, 128, 2, 200, 2, 16, "float32")),
-    "llama": lambda out: build.language_model(out, build.shapes.LlamaConfig(1, 128, 4, 2, 192, 104, 2, 16, "float32")),
-    "resnet18": resnet,
-}
+    def resnet18(out: Path) -> build.Case:
+        return build.resnet18(out, batch=2, pixels=32)
 
-if sys.argv[1] in SMALL:
     if "FULL_SIZE" not in os.environ:
-        build.CASES.update(SMALL)
-    build.main(*sys.argv[1:])
-elif sys.argv[1] == "serve":
-    rank.serve(sys.argv[2], "cpu")
-elif sys.argv[1] == "collectives":
-    rank.collectives("cpu")
-else:
+        build.CASES.update(gpt2=gpt2, llama=llama, resnet18=resnet18)
+    build.main(*arguments)
+
+
+if sys.argv[1] in ("serve", "collectives"):
+    import rank
+
+    if sys.argv[1] == "serve":
+        rank.serve(sys.argv[2], "cpu")
+    else:
+        rank.collectives("cpu")
+elif sys.argv[1].startswith("--"):
     import check
 
     check.BUILD = check.RANK = HERE
     sys.exit(check.main())
+else:
+    build_small(*sys.argv[1:])

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.files import sha256
 from hidet_dist.launch import free_port
 from hidet_dist.runtime import nccl
+from hidet_dist.runtime.cuda import cublas
 
 SERVE = Path(__file__).with_name("serve_on_stand_ins.py")
 NATIVE = Path(__file__).parents[1] / "native"
@@ -25,7 +27,8 @@ _PLACE = b"@LIBRARY@"
 
 def compile_against(stand_ins: Path, source: str, library: Path) -> None:
     """Compile what stands in for a kernel."""
-    command = ["g++", "-std=c++17", "-shared", "-fPIC", str(NATIVE / source), f"-L{stand_ins}"]
+    include = [f"-I{NATIVE.parents[2] / 'hidet_dist' / 'include'}", f"-L{stand_ins}"]
+    command = ["g++", "-std=c++17", "-shared", "-fPIC", str(NATIVE / source), *include]
     link = ["-l:libcuda.so.1", f"-Wl,-rpath,{stand_ins}", "-ldl"]
     subprocess.run([*command, *link, "-o", str(library)], check=True, timeout=300)
 
@@ -58,8 +61,9 @@ def on_stream(folder: Path, stand_ins: Path) -> Path:
 
 
 def doubles(stand_ins: Path, exchange: Path) -> dict[str, str]:
-    """The environment in which the stand-ins are the driver and NCCL, of ranks that meet in a folder."""
+    """The environment in which the stand-ins are the driver, NCCL and cuBLAS, of ranks that meet in a folder."""
     return {
+        cublas.LIBRARY_VARIABLE: str(stand_ins / "libcublas.so.13"),
         nccl.LIBRARY_VARIABLE: str(stand_ins / "libnccl.so.2"),
         nccl.DRIVER_VARIABLE: str(stand_ins / "libcuda.so.1"),
         "FAKE_NCCL_DIR": str(exchange),
@@ -76,8 +80,10 @@ def run_on_one_gpu(
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=seconds)
 
 
-def serve(stand_ins: Path, mode: str, folder: Path, ranks: int = 1, **more: str) -> list[Any]:
-    """What each rank printed, or its error."""
+def serve(
+    stand_ins: Path, mode: str, folder: Path, ranks: int = 1, each: Sequence[Mapping[str, str]] = (), **more: str
+) -> list[Any]:
+    """What each rank printed, or its error; ``each`` is what is in its environment alone, ``more`` what is in all."""
     exchange = folder.parent / "exchange"
     exchange.mkdir(exist_ok=True)
     port = str(free_port())
@@ -85,7 +91,8 @@ def serve(stand_ins: Path, mode: str, folder: Path, ranks: int = 1, **more: str)
     for rank in range(ranks):
         place = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         command = [sys.executable, str(SERVE), mode, str(folder)]
-        environment = {**os.environ, **place, **doubles(stand_ins, exchange), **more}
+        own = each[rank] if each else {}
+        environment = {**os.environ, **place, **doubles(stand_ins, exchange), **more, **own}
         running.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
     results = []
     for process in running:

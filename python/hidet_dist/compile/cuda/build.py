@@ -10,10 +10,14 @@ from pathlib import Path
 import hidet
 from hidet.graph.transforms import PassContext
 
+from hidet_dist.compat.cublas_products import cublas_products
 from hidet_dist.compat.cuda_build import described_gpu
-from hidet_dist.compat.half_products import small_products_in_float32
+from hidet_dist.compat.fused_operands import fused_operands
+from hidet_dist.compat.half_products import half_products
 from hidet_dist.compile.cuda.toolkit import find_toolkit, link_folder
 from hidet_dist.compile.target import Target
+
+_REVISION = 4  # one more whenever an operator, or a header, becomes another one: kernels built before are cached
 
 
 @contextmanager
@@ -30,10 +34,12 @@ def cuda_target(target: Target) -> Iterator[None]:
     caches = Path(hidet.option.get_cache_dir()) / "cuda" / f"nvcc-{toolkit.version}"
     place = hashlib.sha256(str(toolkit.runtime).encode()).hexdigest()[:16]
     libraries = link_folder(toolkit, caches / f"link-{place}")
-    cache = caches / f"{target.gpu.arch}-{target.gpu.name}"
+    cache = caches / f"{target.gpu.arch}-{target.gpu.name}-{_REVISION}{'-cublas' if target.cublas else ''}"
     with (
         described_gpu(target.gpu, toolkit, libraries, cache, target.space),
-        small_products_in_float32(),
+        half_products(),
+        fused_operands(),
+        cublas_products(target.cublas),
         _graph_options(target),
     ):
         yield

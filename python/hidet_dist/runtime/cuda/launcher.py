@@ -9,6 +9,7 @@ from contextlib import suppress
 
 import numpy as np
 
+from hidet_dist.runtime.cuda.cublas import Cublas
 from hidet_dist.runtime.cuda.driver import DeviceError
 from hidet_dist.runtime.cuda.graphs import Graphs
 from hidet_dist.runtime.cuda.memory import CudaMemory
@@ -28,6 +29,8 @@ class CudaLauncher(Launcher):
         Where everything lies.
     as_graph: bool
         Whether the program is captured into a CUDA graph.
+    cublas: Cublas, optional
+        What kernels compute products with that call cuBLAS.
     """
 
     def __init__(
@@ -39,9 +42,11 @@ class CudaLauncher(Launcher):
         nodes: int,
         memory: CudaMemory,
         as_graph: bool,
+        cublas: Cublas | None = None,
     ):
         super().__init__(library, kernels, data, tensors, nodes, memory)
         self._device = memory
+        self._cublas = cublas
         self._graphs = Graphs(memory.driver, memory.stream) if as_graph else None
         library.hidet_dist_record_events.argtypes = (ctypes.c_void_p,) * 3
         self._events: ctypes.Array[ctypes.c_void_p] | None = None
@@ -52,6 +57,8 @@ class CudaLauncher(Launcher):
 
     def launch(self, addresses: Sequence[int], sizes: tuple[int, ...], check: Callable[[], None]) -> None:
         """Put the program on the stream, as a graph where it is one."""
+        if self._cublas is not None:
+            self._cublas.bind()
         if self._graphs is None:
             super().launch(addresses, sizes, check)
         else:
@@ -65,6 +72,8 @@ class CudaLauncher(Launcher):
             events = (self._device.new_event() for _ in range(2 * self._nodes))
             self._events = (ctypes.c_void_p * (2 * self._nodes))(*events)
         record = self._device.driver.record_event
+        if self._cublas is not None:
+            self._cublas.bind()
         self._library.hidet_dist_record_events(record, ctypes.addressof(self._events), self._device.stream)
         try:
             super().launch(addresses, sizes, check)
@@ -86,8 +95,17 @@ class CudaLauncher(Launcher):
         times = self.times()[list(nodes)]
         return float((times[:, 1] - times[:, 0]).sum()) / _NANOSECONDS
 
+    def leave_cublas(self) -> None:
+        """Free cuBLAS's handle and workspace: no kernel that is used calls it. The memory must be active."""
+        cublas, self._cublas = self._cublas, None
+        if cublas is not None:
+            cublas.close()
+
     def close(self) -> None:
-        """Free the graphs."""
-        if self._graphs is not None:
-            with suppress(DeviceError), self._device.active():  # after a kernel that failed, none can be freed
+        """Free the graphs, and cuBLAS's handle."""
+        if self._graphs is None and self._cublas is None:
+            return
+        with suppress(DeviceError), self._device.active():  # after a kernel that failed, none can be freed
+            if self._graphs is not None:
                 self._graphs.clear()
+            self.leave_cublas()

@@ -217,6 +217,16 @@ class CudaMemory:
             self._workspace = (address, nbytes)
         return address
 
+    def reserve(self, nbytes: int) -> int:
+        """The address of ``nbytes`` bytes of the device's, for as long as the partition lives."""
+        with self._context():
+            return self._allocate(nbytes)
+
+    def release(self, address: int) -> None:
+        """Give up what :meth:`reserve` found; nothing on the device may use it any more."""
+        with self._context():
+            self._free(address)
+
     def empty(self, kind: str, shape: Sequence[int], dtype: str, device: tuple[int, int]) -> Any:
         """A new tensor of a library: on the device for one on the device, in host memory otherwise."""
         if device[0] == dlpack.CUDA and kind == TORCH:

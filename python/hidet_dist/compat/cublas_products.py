@@ -1,0 +1,218 @@
+"""hidet 0.6.1 has cuBLAS among the candidates of matrix products, in a way that only its own Python can serve.
+
+What they call looks for cuBLAS where hidet's Python says, ends the process where there is none or it reports an error,
+makes a handle for each device of the host, and lets cuBLAS allocate while it runs. Here they are left out. Where they
+are wanted, each product has one candidate more, its last, which calls :file:`hidet_dist/cublas.h` instead. What hidet
+fuses with a product is then a kernel of its own, in the same launch; what only renames memory, or broadcasts a matrix,
+is none.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeAlias
+
+from hidet.graph import Operator, Tensor
+from hidet.graph.ops.fusion.apply_prologue_epilogue import PrologueEpilogueNotFuseRewriter
+from hidet.graph.ops.fusion.fused_operator import FusedTask
+from hidet.graph.ops.matmul.cuda_batch_matmul import BatchMatmulTask
+from hidet.graph.ops.matmul.matmul_f16_cute_experimental import MatmulF16CuteTask
+from hidet.graph.ops.transform import BroadcastTask, IdentityTask
+from hidet.graph.ops.utils import schedule_utils
+from hidet.ir.dtypes import int64
+from hidet.ir.expr import Expr, is_true
+from hidet.ir.library import tune
+from hidet.ir.module import IRModule
+from hidet.ir.primitives import is_primitive_function
+from hidet.ir.primitives.func import call_primitive_func, register_primitive_function
+from hidet.ir.task import Target, Task
+from hidet.ir.type import FuncType, void_p
+
+from hidet_dist.compat.native_call import NativeCall, launch_module
+from hidet_dist.compat.replacing import replaced
+from hidet_dist.runtime import native
+
+# Not by attribute: hidet.graph.ops.matmul may have a function of the same name.
+_resolve: Any = importlib.import_module("hidet.graph.ops.matmul.resolve")
+_fusion: Any = importlib.import_module("hidet.graph.ops.fusion.apply_prologue_epilogue")
+_SCRATCH = "hidet_dist_scratch"
+_TASKS = (MatmulF16CuteTask, BatchMatmulTask)
+Extent: TypeAlias = "int | Expr"
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of matrices as ``hidet_dist_cublas_product`` takes it.
+
+    Attributes
+    ----------
+    dtype: the operands' and the result's, by name.
+    batch, m, n, k: the extents.
+    batch_a, batch_b: elements from one matrix to the next, 0 where there is one only.
+    transposed: whether b is given by its columns.
+    """
+
+    dtype: str
+    batch: Extent
+    m: Extent
+    n: Extent
+    k: Extent
+    batch_a: Extent
+    batch_b: Extent
+    transposed: bool
+
+
+def product_of(task: Task) -> Product | None:
+    """What a task computes as one call of cuBLAS, but for what is fused with it; None where it is no such product.
+
+    A matrix that several others are multiplied by makes one product of many rows: [4, 8, m, k] by [4, 1, k, n] is four
+    products of 8 m rows.
+    """
+    anchor, single_a, single_b = task, False, False
+    if isinstance(task, FusedTask):
+        operator = task.fused_graph.nodes[task.anchor]
+        anchor = operator.task
+        if isinstance(anchor, _TASKS):
+            single_a, single_b = (_source(x)[1] for x in operator.inputs)
+    if not isinstance(anchor, _TASKS):
+        return None
+    a, b = anchor.inputs
+    transposed = bool(anchor.attrs.get("transpose_b", False))
+    dtype = a.type.dtype.name
+    if dtype != b.type.dtype.name or dtype not in ("float32", "float16", "bfloat16"):
+        return None
+    m, k = a.shape[-2:]
+    n = b.shape[-2] if transposed else b.shape[-1]
+    rank = max(len(a.shape), len(b.shape)) - 2
+    heads_a, heads_b = ([1] * (rank + 2 - len(x.shape)) + list(x.shape[:-2]) for x in (a, b))
+    single_a = single_a or all(_is(extent, 1) for extent in heads_a)
+    while heads_b and (_is(heads_b[-1], 1) or single_b) and not (single_a and not _is(heads_a[-1], 1)):
+        heads_b.pop()
+        m = heads_a.pop() * m
+    if not single_a and not all(_is(x, y) for x, y in zip(heads_a, heads_b, strict=True)):
+        return None
+    apart = 0 if single_b or not heads_b else k * n
+    return Product(dtype, _size(heads_b), m, n, k, 0 if single_a else m * k, apart, transposed)
+
+
+def _is(extent: Extent, other: Extent) -> bool:
+    return bool(is_true(extent == other))
+
+
+def _size(extents: Sequence[Extent]) -> Extent:
+    size: Extent = 1
+    for extent in extents:
+        size = extent * size
+    return size
+
+
+def _source(tensor: Tensor) -> tuple[Tensor, bool]:
+    """Where an operand lies row by row as it is, and whether it is one matrix that is broadcast to all others."""
+    renamed = _renamed(tensor)
+    matrix = tensor
+    while matrix.op is not None and isinstance(matrix.op.task, IdentityTask | BroadcastTask):
+        before = matrix.op.inputs[0]
+        if len(before.shape) < 2 or not all(map(_is, before.shape[-2:], tensor.shape[-2:])):
+            break
+        matrix = before
+    if matrix is not tensor and all(_is(extent, 1) for extent in matrix.shape[:-2]):
+        return _renamed(matrix), True
+    return renamed, False
+
+
+def _renamed(tensor: Tensor) -> Tensor:
+    """What a tensor is another name of, if its memory can be that of another one."""
+    while tensor.op is not None and _renames(tensor.op):
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+def _renames(operator: Operator) -> bool:
+    if isinstance(operator.task, BroadcastTask):
+        return _is(_size(operator.inputs[0].shape), _size(operator.outputs[0].shape))
+    return isinstance(operator.task, IdentityTask)
+
+
+class _Apart(PrologueEpilogueNotFuseRewriter):
+    """A launch of the anchor and, as kernels of their own, of what is computed before it and behind it."""
+
+    def generate_sub_graphs(self, anchor_module: IRModule) -> list[Any]:
+        graph, anchor, sub_graph = self.fused_graph, self.anchor_operator, self.SubGraph
+        (result,) = anchor.outputs
+        inputs = [_source(x)[0] for x in anchor.inputs]
+        # The product goes where an output is that is nothing but it; if there is more to write, it is read again.
+        named = [y for y in graph.outputs if _renamed(y) is result]
+        written = named[0] if len(graph.outputs) == len(named) == 1 else result
+        return [
+            *(sub_graph.from_trace(x, graph.inputs) for x in dict.fromkeys(inputs) if x not in graph.inputs),
+            sub_graph(inputs, [written], [anchor], anchor_module),
+            *(sub_graph.from_trace(y, [result, *graph.inputs]) for y in graph.outputs if y is not written),
+        ]
+
+
+def _candidate(task: Task, product: Product, target: Target | str, working_dir: str) -> IRModule:
+    anchor = task.fused_graph.nodes[task.anchor].task if isinstance(task, FusedTask) else task
+    names = ("batch", "m", "n", "k", "batch_a", "batch_b")
+    code = native.dtype_code(product.dtype)
+    as_tf32 = str(anchor.attrs.get("mma", "simt")).startswith("mma")  # what hidet's own kernels do then
+    call = NativeCall(
+        f"hidet_dist_cublas_product({code}, {int(as_tf32)}, batch, m, n, k, "
+        f"{{}}, batch_a, {{}}, batch_b, {int(product.transposed)}, {{}});",
+        ("hidet_dist/cublas.h", "hidet_dist/kernels/scratch.h"),
+        (str(native.include_dir()),),
+        str(native.library_dir()),
+        native.LIBRARY_NAME,
+        {name: getattr(product, name) for name in names},
+    )
+    module = launch_module(call, [*anchor.inputs, *anchor.outputs])
+    if isinstance(task, FusedTask):
+        place = Target.from_string(target) if isinstance(target, str) else target
+        with replaced(_fusion, {"request_cuda_workspace": _scratch}):
+            module = _Apart(task, place, working_dir).rewrite(module)
+    module.task = task
+    return module
+
+
+def _scratch(nbytes: Extent) -> Expr:
+    """Memory of the partition's own: hidet's is one for the process, and moves when any of its graphs wants more."""
+    if not is_primitive_function(_SCRATCH):
+        register_primitive_function(_SCRATCH, FuncType([int64], void_p), codegen_name=_SCRATCH)
+    return call_primitive_func(_SCRATCH, [nbytes])
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise tune.ScheduleError("hidet's own call of cuBLAS")
+
+
+@contextmanager
+def cublas_products(wanted: bool) -> Iterator[None]:
+    """While the block runs, products have one candidate by cuBLAS if that is ``wanted``, and none otherwise.
+
+    With it, products in float32 are not split along k into several, which cuBLAS does itself where it helps.
+    """
+
+    def with_cublas(kind: type[Task]) -> dict[str, Any]:
+        own = kind.implement
+
+        def implement(task: Task, target: Target | str, working_dir: str) -> list[IRModule]:
+            modules: list[IRModule] = own(task, target, working_dir)
+            product = product_of(task)
+            return modules if product is None else [*modules, _candidate(task, product, target, working_dir)]
+
+        return {"implement": implement}
+
+    with replaced(schedule_utils, {"get_cublas_matmul_schedule": _refuse}):
+        if not wanted:
+            yield
+            return
+        f16, f32 = _TASKS
+        with (
+            replaced(FusedTask, with_cublas(FusedTask)),
+            replaced(f16, with_cublas(f16)),
+            replaced(f32, with_cublas(f32)),
+            replaced(_resolve, {"parallel_k_heuristic_nparts": lambda *_: 1}),
+        ):
+            yield

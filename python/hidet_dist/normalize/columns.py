@@ -1,0 +1,100 @@
+"""Products in half precision with an odd number of columns, such as GPT-2's head of 50257, get a few columns more.
+
+Kernels for tensor cores read and write several columns at once: hidet's take an even number of them, and are fastest
+where eight lie at an aligned place; cuBLAS too wants rows of half precision to be a multiple of 16 bytes apart (cuBLAS
+Library, "Tensor Core Usage"). So weights are padded with columns of zeros, and the result is cut. They are padded
+before anything is planned, so that costs, memory and the program are of the same sizes, and to a multiple that leaves
+eight columns' alignment to a shard on any number of the mesh's devices.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import hidet
+import torch
+from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.graph.ops.matmul.matmul import MatmulOp
+
+from hidet_dist.normalize.normal_form import as_normal, normalize
+from hidet_dist.weights.named import is_weight, padded_weight
+
+_ALIGNMENT = 8  # elements of two bytes, that a thread reads or writes at once
+_LEAST_COLUMNS = 32  # with fewer, padding is more than what tensor cores save
+
+
+@dataclass(frozen=True)
+class PaddedGraph:
+    """The graph, in normal form, and what has taken the place of each weight that was padded."""
+
+    graph: FlowGraph
+    weights: dict[Tensor, Tensor]
+
+
+def pad_columns(graph: FlowGraph, devices: int) -> PaddedGraph:
+    """``graph`` in normal form, with weights padded for the sake of the products that they are in.
+
+    Parameters
+    ----------
+    graph: FlowGraph
+        The graph; it is left as it is.
+    devices: int
+        The number of devices of the mesh that it is planned for.
+    """
+    normal = normalize(graph)
+    normal.update_nodes()
+    multiple = _ALIGNMENT * devices
+    wanted = _weights_to_pad(normal)
+    if not wanted:
+        return PaddedGraph(normal, {})
+    weights = {}
+    new: dict[Tensor, Tensor] = {}
+    with hidet.option.context():
+        hidet.option.execution_mode("symbolic")
+        for weight in wanted:
+            weights[weight] = _padded(weight, -(-int(weight.shape[-1]) // multiple) * multiple)
+        for op in normal.nodes:
+            if not any(x in new or x in weights for x in op.inputs):
+                continue
+            moved = copy.copy(op)
+            moved.inputs = [weights.get(x, new.get(x, x)) for x in op.inputs]
+            if op.inputs[-1] in weights:
+                columns = op.outputs[0].shape[-1]
+                result = moved.reforward(moved.inputs)[0]
+                axis = len(result.shape) - 1
+                new[op.outputs[0]] = hidet.ops.strided_slice(result, [0], [int(columns)], [axis])
+            else:
+                moved.outputs = moved.symbolic_run()
+                new.update(zip(op.outputs, moved.outputs, strict=True))
+    padded = FlowGraph([new.get(y, y) for y in normal.outputs], normal.inputs)
+    padded.update_nodes()
+    return PaddedGraph(as_normal(padded), weights)
+
+
+def _weights_to_pad(graph: FlowGraph) -> list[Tensor]:
+    """The weights that nobody reads but products which are to have more columns."""
+    fit: dict[Tensor, bool] = {}
+    for op in graph.nodes:
+        for place, x in enumerate(op.inputs):
+            fit[x] = fit.get(x, True) and place == 1 and _is_to_pad(op)
+    for x in (*graph.inputs, *graph.outputs):
+        fit[x] = False
+    return [x for x, is_fit in fit.items() if is_fit]
+
+
+def _is_to_pad(op: Operator) -> bool:
+    """Whether a product is to have more columns. One that reads its weight by its columns takes any number of them."""
+    if not isinstance(op, MatmulOp) or not op.outputs[0].dtype.is_any_float16() or op.attrs["transpose_b"]:
+        return False
+    weight = op.inputs[1]
+    if not (weight.storage is not None or is_weight(weight)) or len(weight.shape) < 2:
+        return False
+    columns = int(weight.shape[-1])
+    return columns >= _LEAST_COLUMNS and columns % _ALIGNMENT != 0
+
+
+def _padded(weight: Tensor, columns: int) -> Tensor:
+    if is_weight(weight):
+        return padded_weight(weight, len(weight.shape) - 1, columns)
+    return hidet.from_torch(torch.nn.functional.pad(weight.torch(), [0, columns - int(weight.shape[-1])]))
