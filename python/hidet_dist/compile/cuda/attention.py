@@ -1,15 +1,16 @@
-"""Attention as one kernel: ``softmax(q k^T * scale + bias) v`` in half precision, whose scores never reach memory.
+"""Attention as one kernel: ``softmax(q k^T * scale + bias) v``, whose scores never reach memory.
 
 Scores are computed tile by tile, and with them their maximum, the sum of their exponentials and the mix of the values,
 all in float32 (Milakov and Gimelshein 2018; Dao et al. 2022, algorithm 1). A warp has 16 queries: its scores are
-the registers in which the tensor cores leave them, and become an operand of the next product there.
+the registers in which the tensor cores leave them, and become an operand of the next product there. That is so in half
+precision; :mod:`hidet_dist.compile.cuda.attention_float32` has the kernel for float32.
 
 Keys and values may have fewer heads than queries, each of which then serves as many queries in turn (grouped queries,
 Ainslie et al. 2023). The bias is read element by element, so that hidet can compute it on the way, and so are queries
 that are rotated there; what lies in memory as it is needed is copied 16 bytes at a time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, no_type_check
 
 import hidet
@@ -22,7 +23,9 @@ from hidet.ir.module import IRModule
 from hidet.ir.utils import broadcast_indices
 from hidet.utils import prod
 
-DTYPES = ("float16", "bfloat16")
+from hidet_dist.compile.cuda.attention_float32 import float32_kernel
+
+DTYPES = ("float16", "bfloat16", "float32")
 LONGEST_HEAD = 128
 """Elements that a head may have: more would not stay in registers."""
 HEAD_STEP = 16
@@ -81,6 +84,8 @@ class AttentionTask(Task):
 
     def implement_cuda(self, working_dir: str) -> IRModule:
         """Blocks of up to four warps; fewer where the GPU has more multiprocessors than there would be blocks."""
+        if self.inputs[0].type.dtype == float32:
+            return self._in_float32()
         from hidet.ir.primitives.cuda.mma import MmaConfig, ldmatrix, mma_sync
         from hidet.lang import attrs, grid, register_tensor, spatial, tensor_pointer
         from hidet.lang.cuda import (
@@ -112,12 +117,7 @@ class AttentionTask(Task):
         padded = size + _VECTOR  # so that rows that are read together lie in different banks
         tile_bytes = _KEYS * padded * dtype.nbytes
 
-        def place(own: Sequence[Any], head: Sequence[Any], row: Any, column: Any) -> list[Any]:
-            return [*_held(head, outer, own), row, column]
-
-        def bias_place(head: Sequence[Any], row: Any, column: Any) -> list[Any]:
-            return _broadcast([*head, row, column], bias_shape, [*outer, queries, keys])
-
+        place, bias_place = self._places()
         with hidet.script_module() as module:
 
             @no_type_check
@@ -287,6 +287,23 @@ class AttentionTask(Task):
                             )
 
         return module.ir_module()
+
+    def _in_float32(self) -> IRModule:
+        shapes = [list(map(int, x.shape)) for x in self.inputs]
+        return float32_kernel(shapes, self.scale, self.copied, *self._places())
+
+    def _places(self) -> tuple[Callable[..., list[Any]], Callable[..., list[Any]]]:
+        """The indices of an element of q, k, v or o, and of the bias."""
+        q_shape, k_shape, _, bias_shape = (list(map(int, x.shape)) for x in self.inputs)
+        *outer, queries, _ = q_shape
+
+        def place(own: Sequence[Any], head: Sequence[Any], row: Any, column: Any) -> list[Any]:
+            return [*_held(head, outer, own), row, column]
+
+        def bias_place(head: Sequence[Any], row: Any, column: Any) -> list[Any]:
+            return _broadcast([*head, row, column], bias_shape, [*outer, queries, k_shape[-2]])
+
+        return place, bias_place
 
 
 def warps_of_block(queries: int, heads: int, multiprocessors: int) -> int:

@@ -1,4 +1,4 @@
-"""Attention found in a program: two products with a softmax between them, in half precision.
+"""Attention found in a program: two products with a softmax between them.
 
 hidet has an operator for it, and rewrites that find it, which are left out: they take products for attention whose
 second operand is transposed, and its definition mixes as many values as there are queries.
@@ -45,7 +45,7 @@ class _Scores:
 
 
 def attention_in_one_kernel(graph: FlowGraph) -> FlowGraph:
-    """The same program with each attention in half precision as one operator; the graph stays as it is."""
+    """The same program with each attention as one operator; the graph stays as it is."""
 
     def replaced(op: Operator, uses: Uses) -> tuple[list[Tensor], Build] | None:
         if not isinstance(op, MatmulOp) or op.attrs["transpose_b"] or op.outputs[0].dtype.name not in DTYPES:
@@ -71,12 +71,14 @@ def attention_in_one_kernel(graph: FlowGraph) -> FlowGraph:
 
 
 def _weighted(weights: Tensor, uses: Uses) -> Tensor | None:
-    """What the weights are the softmax of, behind casts to half precision; None if they are none."""
+    """What the weights are the softmax of, behind casts; None if they are none."""
     x = weights
     while isinstance(x.op, CastOp | ClampOp) and only_user(x, uses) is not None:
         if isinstance(x.op, ClampOp) and (x.op.attrs["min_value"] > 0 or x.op.attrs["max_value"] < 1):
             return None  # softmax is within 0 and 1
         x = x.op.inputs[0]
+        if not x.dtype.is_float():
+            return None
     return None if x.op is None or only_user(x, uses) is None else softmax_of(x.op, uses)
 
 
