@@ -4,6 +4,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <climits>
 #include <cstddef>
 #include <mutex>
@@ -90,11 +91,13 @@ thread_local hidet_dist_cublas *bound = nullptr;
 struct hidet_dist_cublas {
  public:
   hidet_dist_cublas(const Library &library, Handle handle, hidet_dist_cublas_stream stream,
-                    hidet_dist_cublas_report report, void *workspace, int64_t workspace_bytes)
+                    hidet_dist_cublas_report report, hidet_dist_cublas_allocate allocate, void *workspace,
+                    int64_t workspace_bytes)
       : library_(library),
         handle_(handle),
         stream_(stream),
         report_(report),
+        allocate_(allocate),
         workspace_(workspace),
         workspace_bytes_(static_cast<size_t>(workspace_bytes)) {}
   hidet_dist_cublas(const hidet_dist_cublas &) = delete;
@@ -135,6 +138,18 @@ struct hidet_dist_cublas {
                                         kDefaultAlgorithm));
   }
 
+  // What was there before stays allocated: graphs have its address.
+  void *scratch(int64_t nbytes) {
+    if (nbytes > scratch_bytes_) {
+      const int64_t wanted = std::max(nbytes, 2 * scratch_bytes_);
+      void *memory = allocate_(wanted);
+      if (memory == nullptr) return nullptr;
+      scratch_ = memory;
+      scratch_bytes_ = wanted;
+    }
+    return scratch_;
+  }
+
  private:
   // Setting a handle's stream takes its workspace away.
   bool use_stream() {
@@ -156,10 +171,13 @@ struct hidet_dist_cublas {
   const Handle handle_;
   const hidet_dist_cublas_stream stream_;
   const hidet_dist_cublas_report report_;
+  const hidet_dist_cublas_allocate allocate_;
   void *const workspace_;
   const size_t workspace_bytes_;
   bool has_stream_ = false;
   void *last_stream_ = nullptr;
+  void *scratch_ = nullptr;
+  int64_t scratch_bytes_ = 0;
 };
 
 int32_t hidet_dist_cublas_load(const char *path) {
@@ -182,23 +200,29 @@ int32_t hidet_dist_cublas_load(const char *path) {
 }
 
 hidet_dist_cublas *hidet_dist_cublas_create(hidet_dist_cublas_stream stream, hidet_dist_cublas_report report,
-                                            void *workspace, int64_t workspace_bytes) {
+                                            hidet_dist_cublas_allocate allocate, void *workspace,
+                                            int64_t workspace_bytes) {
   const Library *cublas = library();
-  if (cublas == nullptr || stream == nullptr || report == nullptr || workspace == nullptr || workspace_bytes < 1) {
+  const bool lacks_functions = stream == nullptr || report == nullptr || allocate == nullptr;
+  if (cublas == nullptr || lacks_functions || workspace == nullptr || workspace_bytes < 1) {
     hidet_dist::set_last_error(cublas == nullptr ? "cuBLAS is not loaded"
-                                                 : "a handle of cuBLAS needs a stream, a report and a workspace");
+                                                 : "a handle of cuBLAS needs its functions and a workspace");
     return nullptr;
   }
   Handle handle = nullptr;
   int status = cublas->create(&handle);
   if (status == 0) {
     status = cublas->set_math_mode(handle, kNoReducedPrecisionReduction);
-    if (status == 0) return new hidet_dist_cublas(*cublas, handle, stream, report, workspace, workspace_bytes);
+    if (status == 0) {
+      return new hidet_dist_cublas(*cublas, handle, stream, report, allocate, workspace, workspace_bytes);
+    }
     cublas->destroy(handle);
   }
   hidet_dist::set_last_error(std::string("cublasCreate failed: ") + cublas->get_status_string(status));
   return nullptr;
 }
+
+void *hidet_dist_cublas_scratch(int64_t nbytes) { return bound == nullptr ? nullptr : bound->scratch(nbytes); }
 
 void hidet_dist_cublas_destroy(hidet_dist_cublas *handle) { delete handle; }
 

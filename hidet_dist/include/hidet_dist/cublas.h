@@ -25,6 +25,10 @@ typedef void *(*hidet_dist_cublas_stream)(void);
 /* Told why a product could not be put on the stream. */
 typedef void (*hidet_dist_cublas_report)(const char *message);
 
+/* Memory of the device, of so many bytes, for as long as the handle, or a graph with its products, is used; or null, once
+ * it has said why as a report does. */
+typedef void *(*hidet_dist_cublas_allocate)(int64_t nbytes);
+
 /* Loads cuBLAS from this file, once a process. Returns its version, such as 130100 for 13.1.0, or 0 (see
  * hidet_dist_last_error). */
 HIDET_DIST_API int32_t hidet_dist_cublas_load(const char *path);
@@ -32,7 +36,8 @@ HIDET_DIST_API int32_t hidet_dist_cublas_load(const char *path);
 /* A handle for the device whose context is current, or null (see hidet_dist_last_error). The workspace, in the device's
  * memory, must stay for as long as the handle, or a graph with its products, is used. */
 HIDET_DIST_API hidet_dist_cublas *hidet_dist_cublas_create(hidet_dist_cublas_stream stream,
-                                                           hidet_dist_cublas_report report, void *workspace,
+                                                           hidet_dist_cublas_report report,
+                                                           hidet_dist_cublas_allocate allocate, void *workspace,
                                                            int64_t workspace_bytes);
 
 /* Frees it. Its context must be current, and no thread may be bound to it. */
@@ -52,6 +57,10 @@ HIDET_DIST_API void hidet_dist_cublas_bind(hidet_dist_cublas *handle);
 HIDET_DIST_API void hidet_dist_cublas_product(int32_t dtype, int32_t as_tf32, int64_t batch, int64_t m, int64_t n,
                                               int64_t k, const void *a, int64_t batch_a, const void *b,
                                               int64_t batch_b, int32_t transposed, void *c);
+
+/* Memory of the device for what is between the kernels of one launch, on the calling thread's handle: the next launch has
+ * the same. Null where there is none. It grows when more is asked for than ever before, not else. */
+HIDET_DIST_API void *hidet_dist_cublas_scratch(int64_t nbytes);
 
 #ifdef __cplusplus
 }

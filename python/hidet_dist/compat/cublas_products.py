@@ -22,10 +22,14 @@ from hidet.graph.ops.matmul.cuda_batch_matmul import BatchMatmulTask
 from hidet.graph.ops.matmul.matmul_f16_cute_experimental import MatmulF16CuteTask
 from hidet.graph.ops.transform import BroadcastTask, IdentityTask
 from hidet.graph.ops.utils import schedule_utils
+from hidet.ir.dtypes import int64
 from hidet.ir.expr import Expr, is_true
 from hidet.ir.library import tune
 from hidet.ir.module import IRModule
+from hidet.ir.primitives import is_primitive_function
+from hidet.ir.primitives.func import call_primitive_func, register_primitive_function
 from hidet.ir.task import Target, Task
+from hidet.ir.type import FuncType, void_p
 
 from hidet_dist.compat.native_call import NativeCall, launch_module
 from hidet_dist.compat.replacing import replaced
@@ -33,6 +37,8 @@ from hidet_dist.runtime import native
 
 # Not by attribute: hidet.graph.ops.matmul may have a function of the same name.
 _resolve: Any = importlib.import_module("hidet.graph.ops.matmul.resolve")
+_fusion: Any = importlib.import_module("hidet.graph.ops.fusion.apply_prologue_epilogue")
+_SCRATCH = "hidet_dist_scratch"
 _TASKS = (MatmulF16CuteTask, BatchMatmulTask)
 Extent: TypeAlias = "int | Expr"
 
@@ -155,18 +161,26 @@ def _candidate(task: Task, product: Product, target: Target | str, working_dir: 
     call = NativeCall(
         f"hidet_dist_cublas_product({code}, {int(as_tf32)}, batch, m, n, k, "
         f"{{}}, batch_a, {{}}, batch_b, {int(product.transposed)}, {{}});",
-        ("hidet_dist/cublas.h",),
+        ("hidet_dist/cublas.h", "hidet_dist/kernels/scratch.h"),
         (str(native.include_dir()),),
         str(native.library_dir()),
         native.LIBRARY_NAME,
         {name: getattr(product, name) for name in names},
     )
-    module = launch_module(call, [*anchor.inputs, *anchor.outputs])
+    module = launch_module(call, [*anchor.inputs, *anchor.outputs], typed=True)
     if isinstance(task, FusedTask):
         place = Target.from_string(target) if isinstance(target, str) else target
-        module = _Apart(task, place, working_dir).rewrite(module)
+        with replaced(_fusion, {"request_cuda_workspace": _scratch}):
+            module = _Apart(task, place, working_dir).rewrite(module)
     module.task = task
     return module
+
+
+def _scratch(nbytes: Extent) -> Expr:
+    """Memory of the partition's own: hidet's is one for the process, and moves when any of its graphs wants more."""
+    if not is_primitive_function(_SCRATCH):
+        register_primitive_function(_SCRATCH, FuncType([int64], void_p), codegen_name=_SCRATCH)
+    return call_primitive_func(_SCRATCH, [nbytes])
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:

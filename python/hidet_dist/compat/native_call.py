@@ -67,10 +67,13 @@ class NativeCall:
     store: Function | None = None
 
 
-def launch_module(native: NativeCall, tensors: Sequence[TensorNode]) -> IRModule:
-    """A launch function of the host with the statement in it, for the inputs and the output of a task."""
+def launch_module(native: NativeCall, tensors: Sequence[TensorNode], typed: bool = False) -> IRModule:
+    """A launch function of the host with the statement in it, for the inputs and the output of a task.
+
+    Its parameters are pointers of the tensors' dtypes if ``typed``, as those of candidates must be.
+    """
     module = IRModule()
-    parameters = [Var(tensor.name, void_p) for tensor in tensors]
+    parameters = [Var(tensor.name, ~tensor.type.dtype if typed else void_p) for tensor in tensors]
     names = list(native.values)
     text = "".join(f"const int64_t {name} = {{}}; " for name in names)
     values: list[Expr] = [int64(native.values[name]) for name in names]

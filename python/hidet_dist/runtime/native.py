@@ -54,6 +54,7 @@ StreamFunction = ctypes.CFUNCTYPE(c_void_p)
 ConnectFunction = ctypes.CFUNCTYPE(c_int32, c_int32)
 CopyFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, c_int64)
 ForkFunction = ctypes.CFUNCTYPE(c_int32, c_void_p)
+AllocateFunction = ctypes.CFUNCTYPE(c_void_p, c_int64)
 TicketFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_int64)
 
 
@@ -249,7 +250,7 @@ def library() -> ctypes.CDLL:
     declare("nccl_close", None, c_void_p)
     declare("nccl_destroy", None, c_void_p)
     declare("cublas_load", c_int32, c_char_p)
-    declare("cublas_create", c_void_p, c_void_p, c_void_p, c_void_p, c_int64)
+    declare("cublas_create", c_void_p, c_void_p, c_void_p, AllocateFunction, c_void_p, c_int64)
     declare("cublas_destroy", None, c_void_p)
     declare("cublas_bind", None, c_void_p)
     declare("mapped_file_watch", c_void_p, c_int32, c_void_p, c_int64, c_char_p)
@@ -738,8 +739,11 @@ class Cublas:
         The address of a C function that returns the CUDA stream which the calling thread launches kernels on.
     report: int
         The address of a C function that is told, in text, why a product could not be put on the stream.
+    allocate: Callable[[int], int | None]
+        Finds so many bytes of the device's memory, for as long as the handle or a graph with its products is used; or
+        None.
     workspace, nbytes: int
-        Memory of the device, for as long as the handle or a graph with its products is used.
+        Such memory.
 
     Raises
     ------
@@ -747,8 +751,9 @@ class Cublas:
         With the native message, where there can be none.
     """
 
-    def __init__(self, stream: int, report: int, workspace: int, nbytes: int):
-        self._handle: int | None = library().hidet_dist_cublas_create(stream, report, workspace, nbytes)
+    def __init__(self, stream: int, report: int, allocate: Callable[[int], int | None], workspace: int, nbytes: int):
+        self._allocate = AllocateFunction(allocate)  # kept: the handle has its address
+        self._handle: int | None = library().hidet_dist_cublas_create(stream, report, self._allocate, workspace, nbytes)
         if not self._handle:
             raise ValueError(last_error())
 

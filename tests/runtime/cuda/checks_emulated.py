@@ -19,7 +19,7 @@ def build_small(*arguments: str) -> None:
     import build  # and with it hidet, which processes that serve do without
 
     def gpt2(out: Path) -> build.Case:
-        return build.language_model(out, build.shapes.GPTConfig(1, 128, 2, 200, 2, 16, "float32"))
+        return build.language_model(out, build.shapes.GPTConfig(1, 128, 2, 201, 2, 16, "float32"))
 
     def llama(out: Path) -> build.Case:
         return build.language_model(out, build.shapes.LlamaConfig(1, 128, 4, 2, 192, 104, 2, 16, "float32"))

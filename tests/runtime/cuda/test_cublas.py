@@ -165,7 +165,7 @@ def handle(stand_ins: Path) -> Iterator[Callable[[], str | None]]:
     stream, report = (
         ctypes.cast(function, ctypes.c_void_p).value or 0 for function in (default_stream, runtime.hidet_set_last_error)
     )
-    own = native.Cublas(stream, report, ctypes.addressof(workspace), len(workspace))
+    own = native.Cublas(stream, report, lambda _: None, ctypes.addressof(workspace), len(workspace))
     cuda = ctypes.CDLL(str(stand_ins / "libcuda.so.1"))
 
     def wait() -> str | None:
@@ -245,3 +245,27 @@ def test_what_is_built_for_a_gpu_computes_the_product(handle: Callable[[], str |
     kernel.hidet_launch_1(pointer(a), pointer(w), pointer(c))
     assert handle() is None
     np.testing.assert_array_equal(c, a @ w)
+
+
+def test_scratch_memory_moves_only_when_it_grows(handle: Callable[[], str | None]) -> None:
+    """Graphs have its address."""
+    blocks: list[ctypes.Array[ctypes.c_char]] = []
+
+    def allocate(nbytes: int) -> int | None:
+        if nbytes > 4096:
+            return None
+        blocks.append(ctypes.create_string_buffer(nbytes))
+        return ctypes.addressof(blocks[-1])
+
+    library = native.library()
+    library.hidet_dist_cublas_scratch.restype = ctypes.c_void_p
+    nothing = native.StreamFunction(lambda: None)
+    function = ctypes.cast(nothing, ctypes.c_void_p).value or 0
+    own = native.Cublas(function, function, allocate, function, 1)
+    own.bind()
+    found = [library.hidet_dist_cublas_scratch(ctypes.c_int64(nbytes)) for nbytes in (100, 50, 100, 150, 200, 8000, 10)]
+    own.destroy()
+    assert library.hidet_dist_cublas_scratch(ctypes.c_int64(10)) is None  # with no handle
+    first, second = map(ctypes.addressof, blocks)
+    assert found == [first] * 3 + [second] * 2 + [None, second]
+    assert [len(block) for block in blocks] == [100, 200]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hidet_dist.errors import ConfigError
 from hidet_dist.runtime import native
+from hidet_dist.runtime.cuda.driver import DeviceError
 from hidet_dist.runtime.cuda.memory import CudaMemory
 from hidet_dist.runtime.libraries import hidet_runtime
 
@@ -110,11 +111,11 @@ class Cublas:
         stream, report = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
         self._memory = memory
         with memory.active():
-            self._workspace = memory.reserve(WORKSPACE_BYTES)
+            self._held = [memory.reserve(WORKSPACE_BYTES)]
             try:
-                self._native = native.Cublas(stream, report, self._workspace, WORKSPACE_BYTES)
+                self._native = native.Cublas(stream, report, self._allocate, self._held[0], WORKSPACE_BYTES)
             except ValueError as error:
-                memory.release(self._workspace)
+                memory.release(self._held.pop())
                 raise ConfigError(f"cuBLAS cannot be used on CUDA device {memory.device}: {error}") from None
 
     def bind(self) -> None:
@@ -124,4 +125,13 @@ class Cublas:
     def close(self) -> None:
         """Free it, and its workspace. The memory must be active."""
         self._native.destroy()
-        self._memory.release(self._workspace)
+        while self._held:
+            self._memory.release(self._held.pop())
+
+    def _allocate(self, nbytes: int) -> int | None:
+        try:
+            self._held.append(self._memory.reserve(nbytes))
+        except DeviceError as error:
+            hidet_runtime().hidet_set_last_error(str(error).encode())
+            return None
+        return self._held[-1]
