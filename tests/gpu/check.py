@@ -1,7 +1,8 @@
-"""All checks that need a GPU, one after the other, each in processes of its own and with a time-out.
+"""All checks that need a GPU, each in processes of its own and with a time-out, those that say most first.
 
-It prints each result at once and a summary at the end, and goes on after a failure. Exits with 0 when all went well, 1
-when a check failed, 2 when there is no GPU to check on.
+Programs are built several at a time, on all cores, and served one at a time, each as soon as it is built. It prints
+each result at once and a summary at the end, and goes on after a failure, a crash or a hang. Exits with 0 when all went
+well, 1 when a check failed, 2 when there is no GPU to check on.
 """
 
 from __future__ import annotations
@@ -9,21 +10,27 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
 from hidet_dist.errors import HidetDistError
 from hidet_dist.runtime.cuda import driver
+from hidet_dist.testing.processes import Programs
 
 BUILD, RANK = (Path(__file__).with_name(name) for name in ("build.py", "rank.py"))
 MODELS = ("minilm", "gpt2", "llama", "resnet18")
 PRECISIONS = ("float32", "float16")
 NO_GPU = 2
+# A launcher ends its ranks itself, also those of which one has failed; it is given time to.
+LAUNCH_SECONDS, GRACE_SECONDS, SERVE_SECONDS = 45.0, 5.0, 65.0
+BUILD_SECONDS = 240.0
+BUILD_NICENESS = 5  # of what is built while something else is served
+AFTER_SECONDS = 30.0  # that what was begun in time may go on for
 _TAIL_LINES = 15  # of what a failed check printed
 
 
@@ -37,42 +44,99 @@ class Step:
 
 
 def steps(folder: Path, arch: str, ranks: tuple[int, ...]) -> Iterator[Step]:
-    """The checks, the cheap ones first."""
+    """The checks, those first that others rest on: one rank, two, as a CUDA graph, more ranks, candidates."""
     python = sys.executable
 
     def launched(count: int, *arguments: str) -> tuple[str, ...]:
-        return (python, "-m", "hidet_dist.launch", "-n", str(count), str(RANK), *arguments)
+        limits = ("--timeout", f"{LAUNCH_SECONDS:g}", "--grace", f"{GRACE_SECONDS:g}")
+        return (python, "-m", "hidet_dist.launch", "-n", str(count), *limits, str(RANK), *arguments)
 
     for count in ranks:
         if count > 1:
-            yield Step(f"collectives, {count} ranks", launched(count, "collectives"), 180)
-    for model, precision in itertools.product(MODELS, PRECISIONS):
-        for count, variant in [*((count, "plain") for count in ranks), (ranks[-1], "graph"), (1, "candidates")]:
+            yield Step(f"collectives, {count} ranks", launched(count, "collectives"), SERVE_SECONDS)
+    plain = [(count, "plain") for count in ranks]
+    for count, variant in [*plain[:2], (ranks[-1], "graph"), *plain[2:], (1, "candidates")]:
+        for precision, model in itertools.product(PRECISIONS, MODELS):
             name = f"{model}, {precision}, {count} ranks, {variant}"
             out = folder / f"{model}-{precision}-{count}-{variant}"
             what = (model, precision, str(count), variant, arch, str(out))
-            yield Step(f"build {name}", (python, str(BUILD), *what), 600)
-            yield Step(f"serve {name}", launched(count, "serve", str(out)), 180)
+            yield Step(f"build {name}", (python, str(BUILD), *what), BUILD_SECONDS)
+            yield Step(f"serve {name}", launched(count, "serve", str(out)), SERVE_SECONDS)
 
 
-def run(step: Step) -> bool:
-    """Run a step, and say how it went."""
-    begin = time.perf_counter()
-    try:
-        done = subprocess.run(
-            step.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=step.seconds, check=False
+class Checks:
+    """A run of steps: which were good, which were bad, and which are left.
+
+    Parameters
+    ----------
+    seconds: float
+        After so long no step is begun.
+    """
+
+    def __init__(self, seconds: float):
+        self.good: list[str] = []
+        self.bad: list[str] = []
+        self.left: list[str] = []
+        self._programs = Programs()
+        self._begin = time.perf_counter()
+        self._last = seconds
+
+    def elapsed(self) -> float:
+        """Seconds since the run began."""
+        return time.perf_counter() - self._begin
+
+    def run(self, every: list[Step]) -> None:
+        """Build in the background, and run what needs the device one after the other."""
+        builds = {step.name: step for step in every if step.name.startswith("build ")}
+        others = [step for step in every if step.name not in builds]
+        try:
+            # Each build is a process that plans, then compiles on all cores.
+            with ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 4)) as pool:
+                building = {name: pool.submit(self._one, step, BUILD_NICENESS) for name, step in builds.items()}
+                while others:
+                    step = self._next(others, building)
+                    others.remove(step)
+                    builder = building.get(_builder(step))
+                    if builder is None or builder.result():
+                        self._one(step)
+                    else:
+                        self.left.append(step.name)
+        finally:
+            self._programs.end()
+
+    def _next(self, others: list[Step], building: dict[str, Future[bool]]) -> Step:
+        """The first step that can be run; waits for one."""
+        while True:
+            for step in others:
+                if _builder(step) not in building or building[_builder(step)].done():
+                    return step
+            wait([building[_builder(step)] for step in others], return_when=FIRST_COMPLETED)
+
+    def _one(self, step: Step, niceness: int = 0) -> bool:
+        """Run a step, and say how it went."""
+        if self.elapsed() > self._last:
+            self.left.append(step.name)
+            return False
+        done = self._programs.run(
+            step.command, min(step.seconds, self._last + AFTER_SECONDS - self.elapsed()), niceness
         )
-        output, good = done.stdout, done.returncode == 0
-    except subprocess.TimeoutExpired as error:
-        printed = error.stdout or b""
-        output = printed.decode(errors="replace") if isinstance(printed, bytes) else printed
-        output, good = f"{output}\nnot over after {step.seconds:g} s", False
-    seconds = time.perf_counter() - begin
-    print(f"{'ok  ' if good else 'FAIL'} {step.name} ({seconds:.1f} s)", flush=True)
-    lines = output.strip().splitlines()
-    for line in lines[-1:] if good else lines[-_TAIL_LINES:]:
-        print(f"     {line}", flush=True)
-    return good
+        good = done.status == 0
+        (self.good if good else self.bad).append(step.name)
+        lines = f"{done.output}\n{done.errors}".strip().splitlines()
+        if good:
+            lines = done.output.strip().splitlines()[-1:]
+        elif done.status is None:
+            lines.append(f"not over after {done.seconds:.0f} s")
+        else:
+            lines.append(f"exit status {done.status}")
+        said = [f"{'ok  ' if good else 'FAIL'} {step.name} ({done.seconds:.1f} s)"]
+        print("\n".join([*said, *(f"     {line}" for line in lines[-_TAIL_LINES:])]), flush=True)
+        return good
+
+
+def _builder(step: Step) -> str:
+    """The name of the step that builds what a step serves."""
+    return step.name.replace("serve ", "build ", 1)
 
 
 def main() -> int:
@@ -98,20 +162,11 @@ def main() -> int:
         return NO_GPU
     arch = f"sm_{major}{minor}"
     print(f"{len(names)} GPU(s): {', '.join(names)}; {arch}; {os.cpu_count()} CPUs", flush=True)
-    begin = time.perf_counter()
-    good: list[str] = []
-    bad: list[str] = []
-    left: list[str] = []
+    checks = Checks(options.seconds)
     with tempfile.TemporaryDirectory(prefix="hidet_dist-gpu-") as folder:
-        for step in steps(Path(folder), arch, ranks):
-            builds = step.name.replace("serve ", "build ", 1)
-            if options.only not in step.name.split(" ", 1)[-1] and options.only not in step.name:
-                continue
-            if time.perf_counter() - begin > options.seconds or builds in bad or builds in left:
-                left.append(step.name)
-                continue
-            (good if run(step) else bad).append(step.name)
-    print(f"{len(good)} ok, {len(bad)} failed, {len(left)} not run, {time.perf_counter() - begin:.0f} s")
+        checks.run([step for step in steps(Path(folder), arch, ranks) if options.only in step.name])
+    good, bad, left = checks.good, checks.bad, checks.left
+    print(f"{len(good)} ok, {len(bad)} failed, {len(left)} not run, {checks.elapsed():.0f} s")
     for heading, names in (("failed", bad), ("not run", left)):
         for name in names:
             print(f"{heading}: {name}")

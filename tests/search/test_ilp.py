@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hidet_dist.errors import ConfigError, SolverError
-from hidet_dist.search.ilp import Edge, Problem, evaluate, solve
+from hidet_dist.search.ilp import Edge, Problem, StoppedError, evaluate, solve
 
 prices = st.integers(0, 20).map(float)
 
@@ -87,3 +88,22 @@ def test_a_conversion_is_paid_once_for_all_consumers() -> None:
 def test_an_unknown_solver_is_refused() -> None:
     with pytest.raises(ConfigError, match="choose 'highs' or 'cbc'"):
         solve(Problem([[1.0, 2.0]], [[0, 0]], 0, []), "gurobi")
+
+
+def test_a_search_that_is_cut_off_gives_what_it_has() -> None:
+    rng, count, choices = random.Random(0), 80, 8
+    cost = [sorted(float(n) for n in rng.sample(range(100, 1000), choices)) for _ in range(count)]
+    memory = [sorted(rng.sample(range(1000, 9000), choices), reverse=True) for _ in cost]
+    specs = tuple(range(choices))
+
+    def conversions() -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple(0.0 if s == d else float(rng.randint(50, 500)) for d in specs) for s in specs)
+
+    edges = [Edge(n, n, n + 1, specs, specs, conversions()) for n in range(count - 1)]
+    problem = Problem(cost, memory, int(0.8 * sum(sum(own) / choices for own in memory)), edges)
+    cut_off, best = solve(problem, gap=0.0, nodes=1), solve(problem, gap=0.0)
+    assert cut_off.gap > 0 == best.gap
+    assert best.seconds <= cut_off.seconds <= best.seconds / (1 - cut_off.gap) * (1 + 1e-9)
+    assert sum(m[k] for m, k in zip(memory, cut_off.choices, strict=True)) <= problem.budget
+    with pytest.raises(StoppedError):
+        solve(problem, gap=0.0, nodes=0)

@@ -18,6 +18,7 @@ import hidet
 from hidet.drivers import build_task_batch
 from hidet.graph import FlowGraph, Operator, Tensor
 
+from hidet_dist.compat.build_locks import locked_builds
 from hidet_dist.compat.cpu_build import precompile_headers
 from hidet_dist.compat.cublas_products import product_of
 from hidet_dist.compat.graph_module import build_launcher
@@ -191,7 +192,7 @@ def compile_program(
         if target.kind == "cpu" and not all((folder / "lib.so").exists() for folder in folders):
             precompile_headers()
         try:
-            with quiet_builds(advance):
+            with quiet_builds(advance), locked_builds():
                 build_task_batch([(node.task, target.kind) for node in nodes])
         except (RuntimeError, ValueError, OSError) as error:
             raise CompileError(f"A kernel does not compile: {error}") from error

@@ -24,6 +24,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import highspy
 import pulp
 
 from hidet_dist.errors import ConfigError, SolverError
@@ -123,6 +124,21 @@ def restricted(problem: Problem, kept: Sequence[Sequence[int]]) -> Problem:
     )
 
 
+class _HiGHS(pulp.HiGHS):
+    """HiGHS, of which PuLP 3.3.2 does not know that it can stop at its limit of nodes: it raises KeyError then."""
+
+    def findSolutionValues(self, lp: pulp.LpProblem) -> tuple[int, int]:
+        if lp.solverModel.getModelStatus() != highspy.HighsModelStatus.kSolutionLimit:
+            found: tuple[int, int] = super().findSolutionValues(lp)
+            return found
+        if lp.solverModel.getInfo().primal_solution_status != highspy.kSolutionStatusFeasible:
+            return pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound
+        values = lp.solverModel.getSolution().col_value
+        for variable in lp.variables():
+            variable.varValue = values[variable.index]
+        return pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible
+
+
 def solver(name: str, time_limit_seconds: float | None, gap: float, threads: int, nodes: int) -> pulp.LpSolver:
     """A PuLP solver, ``highs`` or ``cbc``, that stops after so many nodes of its search tree.
 
@@ -130,7 +146,7 @@ def solver(name: str, time_limit_seconds: float | None, gap: float, threads: int
     """
     options = {"msg": False, "threads": threads, "gapRel": gap, "timeLimit": time_limit_seconds}
     if name == "highs":
-        return pulp.HiGHS(mip_max_nodes=nodes, **options)
+        return _HiGHS(mip_max_nodes=nodes, **options)
     if name == "cbc":
         return pulp.PULP_CBC_CMD(maxNodes=nodes, **options)
     raise ConfigError(f"Unknown solver {name!r}; choose 'highs' or 'cbc'.")

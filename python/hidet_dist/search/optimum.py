@@ -92,7 +92,7 @@ class _Search:
     bound: float = 0.0
     found: list[_Probe] = field(default_factory=list)
     second_per_byte: tuple[float, ...] = ()
-    binding: tuple[int, ...] = ()  # moments at which the budget has a price; one of those that share theirs
+    summits: tuple[int, ...] = ()  # the moments at which plans of the relaxation that do not fit hold most
 
     def __post_init__(self) -> None:
         self.groups = readers(self.problem)
@@ -168,7 +168,9 @@ def optimize(problem: Problem, options: Options = Options()) -> Solution:
             if not state.done():
                 state.kept = [list(range(len(costs))) for costs in problem.cost]
                 found, mixture = _relax(state, tables)
-                state.second_per_byte, state.binding = tuple(mixture.prices), mixture.binding
+                state.second_per_byte = tuple(mixture.prices)
+                over = {probe.nbytes.index(probe.peak) for probe in found if probe.peak > problem.budget}
+                state.summits = tuple(sorted(over))
                 if not state.done():
                     _improve(state, tables, found, mixture)
         except TooWide:
@@ -257,14 +259,13 @@ def _improve(state: _Search, tables: Tables, found: Sequence[_Probe], mixture: _
 class _Mixture:
     """The best mixture of plans whose mean fits: its seconds, parts, prices of moments; whether it exceeds the budget.
 
-    ``parts`` are the shares of the plans, most first; ``binding`` are moments with a price, one of those that share it.
+    ``parts`` are the shares of the plans, most first.
     """
 
     seconds: float
     parts: list[tuple[float, _Probe]]
     prices: list[float]
     over: bool
-    binding: tuple[int, ...] = ()
 
 
 def _mixture(found: Sequence[_Probe], budget: int, limit: float, count: int) -> _Mixture:
@@ -296,11 +297,8 @@ def _mixture(found: Sequence[_Probe], budget: int, limit: float, count: int) -> 
         model += excess - over <= 0, f"row_{number}"
     model.solve(pulp.HiGHS(msg=False, threads=1))
     prices = [0.0] * count
-    binding = []
     for number, row in enumerate(needed):
         dual = _dual(model, f"row_{number}") * unit / byte
-        if dual:
-            binding.append(rows[row][0])
         for moment in rows[row]:  # equal layers share their price
             prices[moment] = dual / len(rows[row])
     parts = sorted(((float(s.value() or 0.0), i) for i, s in enumerate(shares)), key=lambda part: (-part[0], part[1]))
@@ -309,7 +307,6 @@ def _mixture(found: Sequence[_Probe], budget: int, limit: float, count: int) -> 
         [(share, found[i]) for share, i in parts if share > 1e-9],
         prices,
         float(over.value() or 0.0) > 1e-9,
-        tuple(sorted(binding)),
     )
 
 
@@ -518,7 +515,7 @@ def _recombine(state: _Search, found: Sequence[_Probe]) -> None:
             state.options.gap,
             state.options.threads,
             _RECOMBINATION_NODES,
-            state.binding,
+            state.summits,
         )
     except (StoppedError, NothingFitsError):
         return
@@ -539,7 +536,7 @@ def _integer_program(state: _Search) -> None:
             limit,
             options.gap,
             options.threads,
-            moments=state.binding,
+            moments=state.summits,
         )
     except NothingFitsError:
         state.raise_bound(state.cutoff())  # of what is left nothing fits: no plan is better than the one known

@@ -1,18 +1,37 @@
 """The checks of GPUs on the stand-ins for CUDA and NCCL: ``checks_on_stand_ins.py ARGUMENTS OF tests/gpu/check.py``.
 
 The kernels of the programs are the CPU's, which has none in half precision, and nothing to choose from; PyTorch is on
-the CPU. With ``WRONG`` in the environment its answers are other ones. The processes that it starts are this program
-again: to build with the name of a model, to serve as a rank.
+the CPU. With ``WRONG`` in the environment its answers are other ones. With ``ENDS`` (``plain=crash,graph=hang``)
+nothing is built, the rank of what is named ends so, and that of what is not named ends well. The processes that it
+starts are this program again: to build with the name of a model, to serve as a rank.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__)
+
+
+def end(artifacts: str) -> None:
+    """As a rank whose kernel faults, or never returns."""
+    how = dict(pair.split("=") for pair in os.environ["ENDS"].split(",")).get(artifacts.rsplit("-", 1)[1])
+    if how == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if how == "hang":
+        time.sleep(600)
+
+
+if "ENDS" in os.environ and sys.argv[1] in ("gpt2", "serve"):
+    if sys.argv[1] == "serve":
+        end(sys.argv[2])
+    sys.exit()
+
 sys.path[:0] = [str(HERE.parents[2] / "gpu"), str(HERE.parent)]
 
 import build  # noqa: E402
@@ -63,4 +82,6 @@ else:
     import check
 
     check.BUILD = check.RANK = HERE
+    if "ENDS" in os.environ:
+        check.LAUNCH_SECONDS = 8.0
     sys.exit(check.main())

@@ -50,6 +50,24 @@ def test_a_wrong_answer_fails_and_is_reported(stand_ins: Path, tmp_path: Path) -
     assert "failed: serve gpt2, float32, 1 ranks, plain" in done.stdout
 
 
+def test_what_crashes_or_hangs_leaves_the_others_going(stand_ins: Path, tmp_path: Path) -> None:
+    ends = {"ENDS": "plain=crash,graph=hang"}
+    done = checks(stand_ins, tmp_path, "--ranks", "1", "--only", "gpt2, float32, 1 ranks", **ends)
+    assert done.returncode == 1
+    assert "4 ok, 2 failed, 0 not run" in done.stdout, done.stdout
+    for variant, why in (("plain", "rank 0 was ended by SIGSEGV"), ("graph", "the time limit of 8 s is over")):
+        assert f"failed: serve gpt2, float32, 1 ranks, {variant}" in done.stdout
+        assert why in done.stdout
+    assert "ok   serve gpt2, float32, 1 ranks, candidates" in done.stdout
+
+
+def test_nothing_is_begun_once_the_time_is_over(stand_ins: Path, tmp_path: Path) -> None:
+    arguments = ("--ranks", "1", "--only", "gpt2, float32, 1 ranks", "--seconds", "0")
+    done = checks(stand_ins, tmp_path, *arguments, ENDS="plain=crash")
+    assert done.returncode == 1
+    assert "0 ok, 0 failed, 6 not run" in done.stdout, done.stdout
+
+
 def test_a_machine_without_a_gpu_is_named(stand_ins: Path, tmp_path: Path) -> None:
     done = checks(stand_ins, tmp_path, "--only", "gpt2", FAKE_CUDA_DEVICES="0")
     assert done.returncode == 2

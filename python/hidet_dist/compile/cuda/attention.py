@@ -1,14 +1,16 @@
-"""Attention as one kernel: ``softmax(q k^T * scale + bias) v`` in half precision, whose scores never reach memory.
+"""Attention as one kernel: ``softmax(q k^T * scale + bias) v``, whose scores never reach memory.
 
 Scores are computed tile by tile, and with them their maximum, the sum of their exponentials and the mix of the values,
 all in float32 (Milakov and Gimelshein 2018; Dao et al. 2022, algorithm 1). A warp has 16 queries: its scores are
-the registers in which the tensor cores leave them, and become an operand of the next product there.
+the registers in which the tensor cores leave them, and become an operand of the next product there. That is so in half
+precision; :mod:`hidet_dist.compile.cuda.attention_float32` has the kernel for float32.
 
 Keys and values may have fewer heads than queries, each of which then serves as many queries in turn (grouped queries,
-Ainslie et al. 2023). Queries and the bias are read element by element, so that hidet can compute them on the way.
+Ainslie et al. 2023). The bias is read element by element, so that hidet can compute it on the way, and so are queries
+that are rotated there; what lies in memory as it is needed is copied 16 bytes at a time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, no_type_check
 
 import hidet
@@ -21,7 +23,9 @@ from hidet.ir.module import IRModule
 from hidet.ir.utils import broadcast_indices
 from hidet.utils import prod
 
-DTYPES = ("float16", "bfloat16")
+from hidet_dist.compile.cuda.attention_float32 import float32_kernel
+
+DTYPES = ("float16", "bfloat16", "float32")
 LONGEST_HEAD = 128
 """Elements that a head may have: more would not stay in registers."""
 HEAD_STEP = 16
@@ -34,15 +38,17 @@ _ROWS = 16  # queries of a warp
 _KEYS = 64  # that are in shared memory at a time
 _COLUMNS = 8  # of the tensor cores' product
 _VECTOR = 8  # elements in 16 bytes
+_AT_ONCE = 8  # elements of queries that a thread reads before it keeps them
 
 
 class AttentionTask(Task):
     """The definition. q: ``[..., queries, size]``; k, v: ``[..., keys, size]``; bias: ``[..., queries, keys]``.
 
-    The outer dims of k and v divide those of q; the bias broadcasts to ``q k^T``.
+    The outer dims of k and v divide those of q; the bias broadcasts to ``q k^T``. Queries that are ``copied`` lie in
+    memory; hidet must not compute them on the way.
     """
 
-    def __init__(self, q: TensorNode, k: TensorNode, v: TensorNode, bias: TensorNode, scale: float):
+    def __init__(self, q: TensorNode, k: TensorNode, v: TensorNode, bias: TensorNode, scale: float, copied: bool):
         outer, (queries, size), keys = list(q.shape[:-2]), q.shape[-2:], k.shape[-2]
         dtype = q.type.dtype
 
@@ -72,11 +78,14 @@ class AttentionTask(Task):
             return cast(weighted / total[(*stack, row)], dtype)
 
         output = compute("o", shape=[*outer, queries, size], fcompute=mixed)
-        super().__init__("attention", inputs=[q, k, v, bias], outputs=[output], attributes={"scale": scale})
-        self.scale = scale
+        attributes = {"scale": scale, "copied": copied}
+        super().__init__("attention", inputs=[q, k, v, bias], outputs=[output], attributes=attributes)
+        self.scale, self.copied = scale, copied
 
     def implement_cuda(self, working_dir: str) -> IRModule:
         """Blocks of up to four warps; fewer where the GPU has more multiprocessors than there would be blocks."""
+        if self.inputs[0].type.dtype == float32:
+            return self._in_float32()
         from hidet.ir.primitives.cuda.mma import MmaConfig, ldmatrix, mma_sync
         from hidet.lang import attrs, grid, register_tensor, spatial, tensor_pointer
         from hidet.lang.cuda import (
@@ -93,7 +102,6 @@ class AttentionTask(Task):
         *outer, queries, size = q_shape
         keys, scale = k_shape[-2], self.scale
         k_outer, v_outer = k_shape[:-2], v_shape[:-2]
-        scores_shape = [*outer, queries, keys]
         dtype = self.inputs[0].type.dtype
         half = dtype.name == "float16"
         config = MmaConfig.m16n8k16_f16_f32() if half else MmaConfig.m16n8k16_bf16_f32()
@@ -105,12 +113,11 @@ class AttentionTask(Task):
         steps, columns, score_columns = size // HEAD_STEP, size // _COLUMNS, _KEYS // _COLUMNS
         row_vectors = size // _VECTOR
         vectors = _KEYS * row_vectors // threads
+        copied, q_vectors, q_elements = self.copied, rows * row_vectors // threads, rows * size // threads
         padded = size + _VECTOR  # so that rows that are read together lie in different banks
         tile_bytes = _KEYS * padded * dtype.nbytes
 
-        def place(own: Sequence[Any], head: Sequence[Any], row: Any, column: Any) -> list[Any]:
-            return [*_held(head, outer, own), row, column]
-
+        place, bias_place = self._places()
         with hidet.script_module() as module:
 
             @no_type_check
@@ -140,13 +147,31 @@ class AttentionTask(Task):
                         cp_size=16,
                         src_size=(key < keys) * 16,
                     )
-                for i in grid(_ROWS * size // _WARP, "u4"):
-                    own = (i * threads + threadIdx.x) // size
-                    d = (i * threads + threadIdx.x) % size
-                    if first + own < queries:
-                        v_tile[own, d] = q[place(outer, head, first + own, d)]
-                    else:
-                        v_tile[own, d] = dtype.zero
+                if copied:
+                    for i in grid(q_vectors, "u+"):
+                        own = (i * threads + threadIdx.x) // row_vectors
+                        d = (i * threads + threadIdx.x) % row_vectors * _VECTOR
+                        cp_async(
+                            ~v_tile[own, d],
+                            ~q[place(outer, head, primitives.min(first + own, queries - 1), d)],
+                            cp_size=16,
+                            src_size=(first + own < queries) * 16,
+                        )
+                    cp_async_wait_all()
+                else:
+                    # All that a thread reads is under way before the first of it is there.
+                    q_part = register_tensor(dtype, shape=[_AT_ONCE])
+                    for part in range(q_elements // _AT_ONCE):
+                        for i in grid(_AT_ONCE, "u+"):
+                            own = ((part * _AT_ONCE + i) * threads + threadIdx.x) // size
+                            d = ((part * _AT_ONCE + i) * threads + threadIdx.x) % size
+                            q_part[i] = dtype.zero
+                            if first + own < queries:
+                                q_part[i] = q[place(outer, head, first + own, d)]
+                        for i in grid(_AT_ONCE, "u+"):
+                            own = ((part * _AT_ONCE + i) * threads + threadIdx.x) // size
+                            d = ((part * _AT_ONCE + i) * threads + threadIdx.x) % size
+                            v_tile[own, d] = q_part[i]
                 syncthreads()
                 q_regs = register_tensor("uint32", shape=[steps, 4])
                 for step in grid(steps, "u+"):
@@ -160,6 +185,7 @@ class AttentionTask(Task):
                 total = register_tensor("float32", shape=[2])
                 mixed = register_tensor("float32", shape=[columns, 4])
                 scores = register_tensor("float32", shape=[score_columns, 4])
+                added = register_tensor("float32", shape=[score_columns, 4])
                 operand = register_tensor("uint32", shape=[4])
                 powers = register_tensor(dtype, shape=[8])
                 for i in grid(2, "u+"):
@@ -169,6 +195,12 @@ class AttentionTask(Task):
                     mixed[n, i] = float32.zero
 
                 for tile in range(tiles):
+                    # The bias comes while scores are computed.
+                    for n, i, j in grid(score_columns, 2, 2, "u+u+u+"):
+                        row = first + warp * _ROWS + lane // 4 + i * 8
+                        column = tile * _KEYS + n * 8 + lane % 4 * 2 + j
+                        if row < queries and column < keys:
+                            added[n, i * 2 + j] = bias[bias_place(head, row, column)]
                     cp_async_wait_all()
                     syncthreads()
                     for i in grid(vectors, "u+"):
@@ -214,10 +246,7 @@ class AttentionTask(Task):
                         for n, j in grid(score_columns, 2, "u+u+"):
                             column = tile * _KEYS + n * 8 + lane % 4 * 2 + j
                             if row < queries and column < keys:
-                                scores[n, i * 2 + j] = (
-                                    scores[n, i * 2 + j] * float32(scale)
-                                    + bias[_broadcast(place(outer, head, row, column), bias_shape, scores_shape)]
-                                )
+                                scores[n, i * 2 + j] = scores[n, i * 2 + j] * float32(scale) + added[n, i * 2 + j]
                                 greatest = primitives.max(greatest, scores[n, i * 2 + j])
                         greatest = primitives.max(greatest, shfl_xor_sync(0xFFFFFFFF, greatest, 2))
                         greatest = primitives.max(greatest, shfl_xor_sync(0xFFFFFFFF, greatest, 1))
@@ -259,6 +288,23 @@ class AttentionTask(Task):
 
         return module.ir_module()
 
+    def _in_float32(self) -> IRModule:
+        shapes = [list(map(int, x.shape)) for x in self.inputs]
+        return float32_kernel(shapes, self.scale, self.copied, *self._places())
+
+    def _places(self) -> tuple[Callable[..., list[Any]], Callable[..., list[Any]]]:
+        """The indices of an element of q, k, v or o, and of the bias."""
+        q_shape, k_shape, _, bias_shape = (list(map(int, x.shape)) for x in self.inputs)
+        *outer, queries, _ = q_shape
+
+        def place(own: Sequence[Any], head: Sequence[Any], row: Any, column: Any) -> list[Any]:
+            return [*_held(head, outer, own), row, column]
+
+        def bias_place(head: Sequence[Any], row: Any, column: Any) -> list[Any]:
+            return _broadcast([*head, row, column], bias_shape, [*outer, queries, k_shape[-2]])
+
+        return place, bias_place
+
 
 def warps_of_block(queries: int, heads: int, multiprocessors: int) -> int:
     """Warps that share tiles of keys and values: up to four, unless that leaves multiprocessors without a block."""
@@ -283,9 +329,12 @@ def _broadcast(indices: Sequence[Any], own: Sequence[Any], shape: Sequence[Any])
 
 
 class AttentionOp(Operator):
-    """``softmax(q k^T * scale + bias) v``; shapes are those of :class:`AttentionTask`, the bias is float32."""
+    """``softmax(q k^T * scale + bias) v``; shapes are those of :class:`AttentionTask`, the bias is float32.
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float):
+    k and v, and q where it is ``copied``, must not be what hidet could compute on the way: a barrier keeps it from it.
+    """
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, copied: bool):
         nodes = [input_like(x, name) for x, name in ((q, "q"), (k, "k"), (v, "v"), (bias, "bias"))]
-        task = AttentionTask(nodes[0], nodes[1], nodes[2], nodes[3], scale)
-        super().__init__(inputs=[q, k, v, bias], attributes={"scale": scale}, task=task)
+        task = AttentionTask(nodes[0], nodes[1], nodes[2], nodes[3], scale, copied)
+        super().__init__(inputs=[q, k, v, bias], attributes={"scale": scale, "copied": copied}, task=task)

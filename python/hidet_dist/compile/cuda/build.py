@@ -17,7 +17,7 @@ from hidet_dist.compat.half_products import half_products
 from hidet_dist.compile.cuda.toolkit import find_toolkit, link_folder
 from hidet_dist.compile.target import Target
 
-_REVISION = 3  # one more whenever an operator, or a header, becomes another one: kernels built before are cached
+_REVISION = 4  # one more whenever an operator, or a header, becomes another one: kernels built before are cached
 
 
 @contextmanager

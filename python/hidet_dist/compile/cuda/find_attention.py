@@ -1,4 +1,4 @@
-"""Attention found in a program: two products with a softmax between them, in half precision.
+"""Attention found in a program: two products with a softmax between them.
 
 hidet has an operator for it, and rewrites that find it, which are left out: they take products for attention whose
 second operand is transposed, and its definition mixes as many values as there are queries.
@@ -12,13 +12,25 @@ from hidet.graph import FlowGraph, Operator, Tensor, ops
 from hidet.graph.ops.arithmetic import AddOp, ClampOp, DivideScalarOp, MultiplyScalarOp
 from hidet.graph.ops.matmul.matmul import MatmulOp
 from hidet.graph.ops.special import barrier
-from hidet.graph.ops.transform import BroadcastOp, CastOp, PermuteDimsOp, ReshapeOp, UnsqueezeOp
+from hidet.graph.ops.transform import (
+    BroadcastOp,
+    CastOp,
+    FlattenOp,
+    PermuteDimsOp,
+    RearrangeOp,
+    ReshapeOp,
+    SqueezeOp,
+    UnsqueezeOp,
+)
 from hidet.ir.expr import is_constant
 
 from hidet_dist.compile.cuda.attention import DTYPES, HEAD_STEP, LONGEST_HEAD, AttentionOp
 from hidet_dist.compile.cuda.find_rows import softmax_of
 from hidet_dist.compile.cuda.rewriting import Build, Uses, only_user, replace_operators
+from hidet_dist.elementwise import ELEMENTWISE
 from hidet_dist.symbolic.extents import Extent, extents_of
+
+_RENAMED = (FlattenOp, PermuteDimsOp, RearrangeOp, ReshapeOp, SqueezeOp, UnsqueezeOp)
 
 
 @dataclass(frozen=True)
@@ -33,7 +45,7 @@ class _Scores:
 
 
 def attention_in_one_kernel(graph: FlowGraph) -> FlowGraph:
-    """The same program with each attention in half precision as one operator; the graph stays as it is."""
+    """The same program with each attention as one operator; the graph stays as it is."""
 
     def replaced(op: Operator, uses: Uses) -> tuple[list[Tensor], Build] | None:
         if not isinstance(op, MatmulOp) or op.attrs["transpose_b"] or op.outputs[0].dtype.name not in DTYPES:
@@ -42,6 +54,7 @@ def attention_in_one_kernel(graph: FlowGraph) -> FlowGraph:
         scores = _scores(_weighted(weights, uses), uses)
         if scores is None or not _fits(scores, v, op.outputs[0]):
             return None
+        copied = _lies_in_memory(scores.q, uses)
         inputs = [scores.q, scores.k, v, *([] if scores.bias is None else [scores.bias])]
 
         def build(inputs: list[Tensor]) -> Tensor:
@@ -49,7 +62,8 @@ def attention_in_one_kernel(graph: FlowGraph) -> FlowGraph:
             keys = barrier(_one_head_each(k if scores.keys_first else _transposed(k)))
             bias = ops.cast(rest[0], "float32") if rest else _nothing(q)
             values = barrier(_one_head_each(v))
-            return AttentionOp(q, keys, values, bias, scores.scale).outputs[0]
+            queries = barrier(q) if copied else q
+            return AttentionOp(queries, keys, values, bias, scores.scale, copied).outputs[0]
 
         return inputs, build
 
@@ -57,12 +71,14 @@ def attention_in_one_kernel(graph: FlowGraph) -> FlowGraph:
 
 
 def _weighted(weights: Tensor, uses: Uses) -> Tensor | None:
-    """What the weights are the softmax of, behind casts to half precision; None if they are none."""
+    """What the weights are the softmax of, behind casts; None if they are none."""
     x = weights
     while isinstance(x.op, CastOp | ClampOp) and only_user(x, uses) is not None:
         if isinstance(x.op, ClampOp) and (x.op.attrs["min_value"] > 0 or x.op.attrs["max_value"] < 1):
             return None  # softmax is within 0 and 1
         x = x.op.inputs[0]
+        if not x.dtype.is_float():
+            return None
     return None if x.op is None or only_user(x, uses) is None else softmax_of(x.op, uses)
 
 
@@ -121,6 +137,20 @@ def _fits(scores: _Scores, v: Tensor, output: Tensor) -> bool:
     if held != [*outer, keys, size]:  # products broadcast
         return False
     return q.dtype == k.dtype == v.dtype and int(size) <= LONGEST_HEAD and int(size) % HEAD_STEP == 0
+
+
+def _lies_in_memory(x: Tensor, uses: Uses) -> bool:
+    """Whether a tensor is a product that is written in its place, with what is done to each element."""
+    while x.op is not None and not isinstance(x.op, MatmulOp):
+        computed = [y for y in x.op.inputs if y.op is not None]
+        if (
+            not isinstance(x.op, (*ELEMENTWISE, *_RENAMED))
+            or len(computed) != 1
+            or only_user(computed[0], uses) is None
+        ):
+            return False
+        x = computed[0]
+    return x.op is not None
 
 
 def _keys_shape(scores: _Scores) -> list[Extent]:
