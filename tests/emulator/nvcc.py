@@ -56,7 +56,7 @@ def compile_on_host(nvcc: str, precompiled: str, arguments: list[str]) -> int:
             arch = re.search(r"code=sm_(\d+)", next(taken))
         elif argument in ("-Xlinker", "-Xcompiler", "--cudart", "--diag-suppress"):
             next(taken)
-        elif re.match(r"-[IL]|-l(hidet|cu)", argument):
+        elif re.match(r"-[IL]|-l(hidet|cu)", argument) or argument.endswith(".o"):
             passed.append(argument)
         elif argument.endswith((".cu", ".cpp")):
             source = Path(argument)
@@ -65,7 +65,9 @@ def compile_on_host(nvcc: str, precompiled: str, arguments: list[str]) -> int:
     limit = f"const size_t emulated::shared_bytes_of_arch = {SHARED_BYTES[arch[1]]};\n"
     translated.write_text(translate(source.read_text()) + limit)
     include = [f"-I{precompiled}", f"-I{HERE}", "-isystem", str(include_folder(nvcc))]
-    command = ["g++", *FLAGS, "-shared", *include, str(translated), "-o", str(out), "-Wl,--as-needed", *passed, "-ldl"]
+    # Each candidate of a kernel is an object, with what it is emulated by.
+    kind = ["-c"] if out.suffix == ".o" else ["-shared", "-Wl,--allow-multiple-definition", "-Wl,--as-needed"]
+    command = ["g++", *FLAGS, *kind, *include, str(translated), "-o", str(out), *passed, "-ldl"]
     return subprocess.run(command, check=False).returncode
 
 
