@@ -37,7 +37,7 @@
 namespace emulated {
 
 // What a block may opt in to, of the architecture that a program is compiled for; its source says.
-extern const size_t shared_bytes_of_arch __attribute__((visibility("hidden")));
+extern size_t shared_bytes_of_arch __attribute__((visibility("hidden")));
 
 constexpr int kWarp = 32;
 constexpr uint32_t kAll = 0xffffffffu;
@@ -101,9 +101,10 @@ struct State {
   int waiting = 0;
 };
 
-static State state;
-static std::mutex &running = *new std::mutex;
-alignas(1024) static unsigned char shared_memory[kMostSharedBytes + kFence];
+// One of each in a library: its candidates are objects, which share the functions below.
+inline State state;
+inline std::mutex &running = *new std::mutex;
+alignas(1024) inline unsigned char shared_memory[kMostSharedBytes + kFence];
 
 inline unsigned char *dynamic_shared_memory() { return shared_memory; }
 
@@ -125,7 +126,7 @@ inline bool is(const char *variable, const char *value) {
 // Fibers: a switch saves what a function must keep, and goes on where the other one was.
 extern "C" void emulated_switch(void **from, void *to) __attribute__((visibility("hidden")));
 __asm__(
-    ".text\n.hidden emulated_switch\n.globl emulated_switch\n.type emulated_switch,@function\nemulated_switch:\n"
+    ".text\n.hidden emulated_switch\n.weak emulated_switch\n.type emulated_switch,@function\nemulated_switch:\n"
     "pushq %rbp\npushq %rbx\npushq %r12\npushq %r13\npushq %r14\npushq %r15\n"
     "movq %rsp, (%rdi)\nmovq %rsi, %rsp\n"
     "popq %r15\npopq %r14\npopq %r13\npopq %r12\npopq %rbx\npopq %rbp\nret\n"
@@ -358,8 +359,8 @@ inline void enqueue(cudaStream_t stream, std::function<void()> work) {
   launch(stream, [](void *data) { (*static_cast<std::function<void()> *>(data))(); }, kept);
 }
 
-static std::map<const void *, size_t> &opted_in = *new std::map<const void *, size_t>;
-static cudaError_t last_error = cudaSuccess;
+inline std::map<const void *, size_t> &opted_in = *new std::map<const void *, size_t>;
+inline cudaError_t last_error = cudaSuccess;
 
 template <class Function>
 cudaError_t set_attribute(Function function, cudaFuncAttribute attribute, int value) {

@@ -62,11 +62,11 @@ def compile_on_host(nvcc: str, precompiled: str, arguments: list[str]) -> int:
             source = Path(argument)
     assert source is not None and out is not None and arch is not None, arguments
     translated = out.with_suffix(".host.cpp")
-    limit = f"const size_t emulated::shared_bytes_of_arch = {SHARED_BYTES[arch[1]]};\n"
+    limit = f"__attribute__((weak)) size_t emulated::shared_bytes_of_arch = {SHARED_BYTES[arch[1]]};\n"
     translated.write_text(translate(source.read_text()) + limit)
     include = [f"-I{precompiled}", f"-I{HERE}", "-isystem", str(include_folder(nvcc))]
     # Each candidate of a kernel is an object, with what it is emulated by.
-    kind = ["-c"] if out.suffix == ".o" else ["-shared", "-Wl,--allow-multiple-definition", "-Wl,--as-needed"]
+    kind = ["-c"] if out.suffix == ".o" else ["-shared", "-Wl,--as-needed"]
     command = ["g++", *FLAGS, *kind, *include, str(translated), "-o", str(out), *passed, "-ldl"]
     return subprocess.run(command, check=False).returncode
 
