@@ -101,6 +101,33 @@ def by_odd_columns(x: Tensor) -> Tensor:
     return ops.matmul(x, ops.permute_dims(constant(101, K), [1, 0])) + constant(101)
 
 
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
+def test_all_candidates_are_right(dtype: str) -> None:
+    """Those that hidet builds for one product, of which a GPU takes the fastest."""
+    x = hidet.symbol([M, K], dtype, "cpu")
+    graph = hidet.trace_from(ops.matmul(x, constant(K, 128, dtype=dtype)) + constant(128, dtype=dtype), [x])
+    plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))))
+    program = partition_graph(graph, plan, device="cuda:0")
+    compiled = compile_program(program, Target("cuda", GPUS["H100-SXM5-80GB"], space=1))
+    data = program.data_of(0)
+    values = dict(zip(compiled.graph.inputs, [array(M, K, dtype=dtype)], strict=False))
+    values |= {placeholder: data[name].numpy() for name, placeholder in program.weight_placeholders.items()}
+    (node,) = (node for node in compiled.graph.nodes if not node.share_map)
+    (count,) = compiled.candidates
+    assert count > 1
+    (expected,) = models.run_whole(graph, [array(M, K, dtype=dtype)])
+    result = np.full([int(size) for size in node.outputs[0].shape], -7, dtype)
+    for candidate in range(count):
+        *_, found = run(compiled.kernels[0], *(values[x] for x in node.inputs), result, candidate=candidate)
+        np.testing.assert_allclose(
+            found.reshape(expected.shape).astype(np.float32),
+            expected.astype(np.float32),
+            rtol=4e-3,
+            atol=4e-2,
+            err_msg=f"candidate {candidate} of {count}",
+        )
+
+
 QUICK = [by_odd_columns, residual_in_float32, by_rows, heads_transposed]
 SLOW = [biased, activated, residual, heads, of_odd_rows]
 

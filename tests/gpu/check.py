@@ -43,25 +43,28 @@ class Step:
     seconds: float
 
 
-def steps(folder: Path, arch: str, ranks: tuple[int, ...]) -> Iterator[Step]:
-    """The checks, those first that others rest on: one rank, two, as a CUDA graph, more ranks, candidates."""
-    python = sys.executable
+def steps(folder: Path, arch: str, ranks: tuple[int, ...], patience: float) -> Iterator[Step]:
+    """The checks, those first that others rest on: one rank, two, as a CUDA graph, more ranks, candidates.
+
+    Each has ``patience`` times the seconds that it should need.
+    """
+    python, serve_seconds = sys.executable, patience * SERVE_SECONDS
 
     def launched(count: int, *arguments: str) -> tuple[str, ...]:
-        limits = ("--timeout", f"{LAUNCH_SECONDS:g}", "--grace", f"{GRACE_SECONDS:g}")
+        limits = ("--timeout", f"{patience * LAUNCH_SECONDS:g}", "--grace", f"{GRACE_SECONDS:g}")
         return (python, "-m", "hidet_dist.launch", "-n", str(count), *limits, str(RANK), *arguments)
 
     for count in ranks:
         if count > 1:
-            yield Step(f"collectives, {count} ranks", launched(count, "collectives"), SERVE_SECONDS)
+            yield Step(f"collectives, {count} ranks", launched(count, "collectives"), serve_seconds)
     plain = [(count, "plain") for count in ranks]
     for count, variant in [*plain[:2], (ranks[-1], "graph"), *plain[2:], (1, "candidates")]:
         for precision, model in itertools.product(PRECISIONS, MODELS):
             name = f"{model}, {precision}, {count} ranks, {variant}"
             out = folder / f"{model}-{precision}-{count}-{variant}"
             what = (model, precision, str(count), variant, arch, str(out))
-            yield Step(f"build {name}", (python, str(BUILD), *what), BUILD_SECONDS)
-            yield Step(f"serve {name}", launched(count, "serve", str(out)), SERVE_SECONDS)
+            yield Step(f"build {name}", (python, str(BUILD), *what), patience * BUILD_SECONDS)
+            yield Step(f"serve {name}", launched(count, "serve", str(out)), serve_seconds)
 
 
 class Checks:
@@ -145,11 +148,12 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--only", default="", help="run the steps whose names have this text")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no step after so long")
+    parser.add_argument("--patience", type=float, default=1.0, help="times the seconds that each step has")
     parser.add_argument("--list", action="store_true", help="print the steps, for sm_90, and run none")
     options = parser.parse_args()
     ranks = tuple(sorted(options.ranks))
     if options.list:
-        for step in steps(Path("out"), "sm_90", ranks):
+        for step in steps(Path("out"), "sm_90", ranks, options.patience):
             print(step.name)
         return 0
     try:
@@ -164,7 +168,7 @@ def main() -> int:
     print(f"{len(names)} GPU(s): {', '.join(names)}; {arch}; {os.cpu_count()} CPUs", flush=True)
     checks = Checks(options.seconds)
     with tempfile.TemporaryDirectory(prefix="hidet_dist-gpu-") as folder:
-        checks.run([step for step in steps(Path(folder), arch, ranks) if options.only in step.name])
+        checks.run([step for step in steps(Path(folder), arch, ranks, options.patience) if options.only in step.name])
     good, bad, left = checks.good, checks.bad, checks.left
     print(f"{len(good)} ok, {len(bad)} failed, {len(left)} not run, {checks.elapsed():.0f} s")
     for heading, names in (("failed", bad), ("not run", left)):
