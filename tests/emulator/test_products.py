@@ -9,7 +9,7 @@ from hidet import ops
 from hidet.graph import FlowGraph, Tensor
 from tests.emulator.emulated import Emulator, run
 
-from hidet_dist.compile import compile_program
+from hidet_dist.compile import CompiledProgram, compile_program
 from hidet_dist.compile.target import Target
 from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import GPUS
@@ -34,14 +34,22 @@ def constant(*shape: int, dtype: str = "float16") -> Tensor:
     return hidet.asarray(array(*shape, dtype=dtype))
 
 
-def run_kernels(graph: FlowGraph, inputs: list[np.ndarray], target: Target = H100) -> np.ndarray:
-    """What the kernels of a program give, one after the other; they are told apart by the names of their operators."""
+def built(
+    graph: FlowGraph, inputs: list[np.ndarray], target: Target = H100
+) -> tuple[CompiledProgram, dict[Tensor, np.ndarray]]:
+    """A compiled program, and the values of its inputs and weights."""
     plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))))
     program = partition_graph(graph, plan, device="cuda:0")
     compiled = compile_program(program, target)
     data = program.data_of(0)
     values = dict(zip(compiled.graph.inputs, inputs, strict=False))
     values |= {placeholder: data[name].numpy() for name, placeholder in program.weight_placeholders.items()}
+    return compiled, values
+
+
+def run_kernels(graph: FlowGraph, inputs: list[np.ndarray]) -> np.ndarray:
+    """What the kernels of a program give, one after the other; they are told apart by the names of their operators."""
+    compiled, values = built(graph, inputs)
     for node, number in zip(compiled.graph.nodes, compiled.kernel_of_node, strict=True):
         given = [values[x] for x in node.inputs]
         results = [np.full([int(size) for size in y.shape], -7, y.dtype.name) for y in node.outputs]
@@ -106,12 +114,8 @@ def test_all_candidates_are_right(dtype: str) -> None:
     """Those that hidet builds for one product, of which a GPU takes the fastest."""
     x = hidet.symbol([M, K], dtype, "cpu")
     graph = hidet.trace_from(ops.matmul(x, constant(K, 128, dtype=dtype)) + constant(128, dtype=dtype), [x])
-    plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))))
-    program = partition_graph(graph, plan, device="cuda:0")
-    compiled = compile_program(program, Target("cuda", GPUS["H100-SXM5-80GB"], space=1))
-    data = program.data_of(0)
-    values = dict(zip(compiled.graph.inputs, [array(M, K, dtype=dtype)], strict=False))
-    values |= {placeholder: data[name].numpy() for name, placeholder in program.weight_placeholders.items()}
+    target = Target("cuda", GPUS["H100-SXM5-80GB"], space=1)
+    compiled, values = built(graph, [array(M, K, dtype=dtype)], target)
     (node,) = (node for node in compiled.graph.nodes if not node.share_map)
     (count,) = compiled.candidates
     assert count > 1

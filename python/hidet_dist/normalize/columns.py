@@ -9,7 +9,7 @@ eight columns' alignment to a shard on any number of the mesh's devices.
 
 from __future__ import annotations
 
-import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import hidet
@@ -18,6 +18,7 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.graph.ops.matmul.matmul import MatmulOp
 
 from hidet_dist.normalize.normal_form import as_normal, normalize
+from hidet_dist.rewriting import rewrite
 from hidet_dist.weights.named import is_weight, padded_weight
 
 _ALIGNMENT = 8  # elements of two bytes, that a thread reads or writes at once
@@ -48,27 +49,19 @@ def pad_columns(graph: FlowGraph, devices: int) -> PaddedGraph:
     wanted = _weights_to_pad(normal)
     if not wanted:
         return PaddedGraph(normal, {})
-    weights = {}
-    new: dict[Tensor, Tensor] = {}
     with hidet.option.context():
         hidet.option.execution_mode("symbolic")
-        for weight in wanted:
-            weights[weight] = _padded(weight, -(-int(weight.shape[-1]) // multiple) * multiple)
-        for op in normal.nodes:
-            if not any(x in new or x in weights for x in op.inputs):
-                continue
-            moved = copy.copy(op)
-            moved.inputs = [weights.get(x, new.get(x, x)) for x in op.inputs]
-            if op.inputs[-1] in weights:
-                columns = op.outputs[0].shape[-1]
-                result = moved.reforward(moved.inputs)[0]
-                axis = len(result.shape) - 1
-                new[op.outputs[0]] = hidet.ops.strided_slice(result, [0], [int(columns)], [axis])
-            else:
-                moved.outputs = moved.symbolic_run()
-                new.update(zip(op.outputs, moved.outputs, strict=True))
-    padded = FlowGraph([new.get(y, y) for y in normal.outputs], normal.inputs)
-    padded.update_nodes()
+        weights = {x: _padded(x, -(-int(x.shape[-1]) // multiple) * multiple) for x in wanted}
+
+        def cut(op: Operator, made: Mapping[Tensor, Tensor]) -> Tensor | None:
+            weight = weights.get(op.inputs[-1]) if op.inputs else None
+            if weight is None:
+                return None
+            result = op.reforward([*(made.get(x, x) for x in op.inputs[:-1]), weight])[0]
+            columns = int(op.outputs[0].shape[-1])
+            return hidet.ops.strided_slice(result, [0], [columns], [len(result.shape) - 1])
+
+        padded = rewrite(normal, cut)
     return PaddedGraph(as_normal(padded), weights)
 
 

@@ -11,7 +11,6 @@ done only where the slices do not overlap and nobody else reads what they cut, s
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from hidet.graph.ops.transform import (
 from hidet.ir.expr import is_constant
 from hidet.utils import prod
 
+from hidet_dist.rewriting import rewrite
 from hidet_dist.rules.local import rebuild
 from hidet_dist.symbolic.extents import Extent, extents_of, same_extent
 from hidet_dist.weights import is_weight, part_of_weight
@@ -54,22 +54,15 @@ def split_projections(graph: FlowGraph) -> FlowGraph:
     """
     graph.update_nodes()
     cutter = _Cutter(graph)
-    new: dict[Tensor, Tensor] = {}
-    for op in graph.nodes:
-        if isinstance(op, StridedSliceOp) and cutter.may_cut(op):
-            cut = cut_of(op)
-            assert cut is not None
-            new[op.outputs[0]] = cutter.part(op.inputs[0], cut, new)
-        elif any(x in new for x in op.inputs):
-            moved = copy.copy(op)
-            moved.inputs = [new.get(x, x) for x in op.inputs]
-            moved.outputs = moved.symbolic_run()
-            new.update(zip(op.outputs, moved.outputs, strict=True))
-    if not new:
-        return graph
-    result = FlowGraph([new.get(y, y) for y in graph.outputs], graph.inputs)
-    result.update_nodes()
-    return result
+
+    def part(op: Operator, made: Mapping[Tensor, Tensor]) -> Tensor | None:
+        if not isinstance(op, StridedSliceOp) or not cutter.may_cut(op):
+            return None
+        cut = cut_of(op)
+        assert cut is not None
+        return cutter.part(op.inputs[0], cut, made)
+
+    return rewrite(graph, part)
 
 
 def cut_of(op: StridedSliceOp) -> Cut | None:

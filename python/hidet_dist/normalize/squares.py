@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import math
+from collections.abc import Mapping
 
 from hidet.graph import FlowGraph, Operator, Tensor, ops
 from hidet.graph.ops.arithmetic import PowOp
 
+from hidet_dist.rewriting import rewrite
 from hidet_dist.symbolic.extents import extents_of, same_shape
 
 _SQUARE = 2.0
@@ -15,22 +16,12 @@ _SQUARE = 2.0
 
 def square_powers(graph: FlowGraph) -> FlowGraph:
     """The graph with ``x * x`` for each ``x ** 2`` of floats; ``graph`` itself when there is none."""
-    graph.update_nodes()
-    new: dict[Tensor, Tensor] = {}
-    for op in graph.nodes:
-        if _is_square(op):
-            x = op.inputs[0]
-            new[op.outputs[0]] = ops.square(new.get(x, x))
-        elif any(x in new for x in op.inputs):
-            moved = copy.copy(op)
-            moved.inputs = [new.get(x, x) for x in op.inputs]
-            moved.outputs = moved.symbolic_run()
-            new.update(zip(op.outputs, moved.outputs, strict=True))
-    if not new:
-        return graph
-    result = FlowGraph([new.get(y, y) for y in graph.outputs], graph.inputs)
-    result.update_nodes()
-    return result
+
+    def square(op: Operator, made: Mapping[Tensor, Tensor]) -> Tensor | None:
+        x = op.inputs[0] if _is_square(op) else None
+        return None if x is None else ops.square(made.get(x, x))
+
+    return rewrite(graph, square)
 
 
 def _is_square(op: Operator) -> bool:

@@ -26,8 +26,8 @@ from hidet.ir.expr import is_constant
 
 from hidet_dist.compile.cuda.attention import DTYPES, HEAD_STEP, LONGEST_HEAD, AttentionOp
 from hidet_dist.compile.cuda.find_rows import softmax_of
-from hidet_dist.compile.cuda.rewriting import Build, Uses, only_user, replace_operators
 from hidet_dist.elementwise import ELEMENTWISE
+from hidet_dist.rewriting import Build, Uses, only_user, replace_operators
 from hidet_dist.symbolic.extents import Extent, extents_of
 
 _RENAMED = (FlattenOp, PermuteDimsOp, RearrangeOp, ReshapeOp, SqueezeOp, UnsqueezeOp)

@@ -1,4 +1,4 @@
-"""Operators of a program put in the place of others."""
+"""Operators of a graph put in the place of others."""
 
 from __future__ import annotations
 
@@ -31,27 +31,23 @@ def only_user(x: Tensor, uses: Uses) -> Operator | None:
     return users[0] if len(users) == 1 else None
 
 
-def replace_operators(
-    graph: FlowGraph, replaced: Callable[[Operator, Uses], tuple[Sequence[Tensor], Build] | None]
-) -> FlowGraph:
-    """The graph with other operators in the place of some; what nobody reads then is gone.
+def rewrite(graph: FlowGraph, make: Callable[[Operator, Mapping[Tensor, Tensor]], Tensor | None]) -> FlowGraph:
+    """The graph with other tensors in the place of some; what nobody reads then is gone.
 
     Parameters
     ----------
     graph: FlowGraph
         Stays as it is, and is given back where nothing is replaced.
-    replaced: callable
-        For an operator of one output, and who reads each tensor, what takes its place: the tensors of ``graph`` that
-        it is computed from, and how; None for what stays.
+    make: callable
+        For an operator, and what has taken the place of each tensor so far, what takes that of its only output; None
+        for an operator that stays.
     """
     graph.update_nodes()
-    uses = uses_of(graph)
     made: dict[Tensor, Tensor] = {}
     for node in graph.nodes:
-        found = replaced(node, uses) if len(node.outputs) == 1 else None
-        if found is not None:
-            inputs, build = found
-            made[node.outputs[0]] = build([made.get(x, x) for x in inputs])
+        own = make(node, made)
+        if own is not None:
+            made[node.outputs[0]] = own
         elif any(x in made for x in node.inputs):
             moved = copy.copy(node)
             moved.inputs = [made.get(x, x) for x in node.inputs]
@@ -62,3 +58,24 @@ def replace_operators(
     result = FlowGraph([made.get(y, y) for y in graph.outputs], graph.inputs)
     result.update_nodes()
     return result
+
+
+def replace_operators(
+    graph: FlowGraph, replaced: Callable[[Operator, Uses], tuple[Sequence[Tensor], Build] | None]
+) -> FlowGraph:
+    """As :func:`rewrite`, of operators told by who reads their results.
+
+    ``replaced`` says for an operator of one output, and who reads each tensor, what takes its place: the tensors of
+    ``graph`` that it is computed from, and how; None for what stays.
+    """
+    graph.update_nodes()
+    uses = uses_of(graph)
+
+    def make(node: Operator, made: Mapping[Tensor, Tensor]) -> Tensor | None:
+        found = replaced(node, uses) if len(node.outputs) == 1 else None
+        if found is None:
+            return None
+        inputs, build = found
+        return build([made.get(x, x) for x in inputs])
+
+    return rewrite(graph, make)
