@@ -1,7 +1,7 @@
 """Runs a kernel library on arrays, in a process that a fault may end: ``run_kernel.py LIBRARY ARRAYS.npz [CANDIDATE]``.
 
 The arrays are the kernel's arguments, in their order; the file has them again as the kernel left them. Each array ends
-where its pages do, and the next page may not be touched: what reads or writes further ends the process.
+where its pages do, and no page around them may be touched: what reads or writes further ends the process.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ import numpy as np
 from hidet_dist.runtime.libraries import hidet_runtime
 
 _ALIGNMENT = 16  # bytes: the widest access of a thread
+_GUARD = 256 << 20  # bytes on each side: addresses only, so that what is far off meets no other tensor
 
 
 def guarded(array: np.ndarray) -> np.ndarray:
-    """A copy before a page that may not be touched; its end is a multiple of 16 bytes from that page at most."""
+    """A copy that pages surround which may not be touched; less than 16 bytes lie between its end and them."""
     size = -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-    pages = -(-size // mmap.PAGESIZE)
-    memory = mmap.mmap(-1, (pages + 1) * mmap.PAGESIZE)
+    used = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+    memory = mmap.mmap(-1, _GUARD + used + _GUARD, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.mprotect(ctypes.c_void_p(address + pages * mmap.PAGESIZE), mmap.PAGESIZE, 0) == 0, ctypes.get_errno()
-    own = np.frombuffer(memory, array.dtype, array.size, pages * mmap.PAGESIZE - size).reshape(array.shape)
+    for guard in (address, address + _GUARD + used):
+        no_access = libc.mprotect(ctypes.c_void_p(guard), ctypes.c_size_t(_GUARD), 0)
+        assert no_access == 0, ctypes.get_errno()
+    own = np.frombuffer(memory, array.dtype, array.size, _GUARD + used - size).reshape(array.shape)
     own[...] = array
     return own
 

@@ -161,7 +161,9 @@ FAULTS = {
         'uint32_t a, b; asm volatile ("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "l"(y + 1)); y[0] = a;',
         "an access of 8 bytes is misaligned",
     ),
-    "memory beyond the end": ("y[threadIdx.x + 4096] = 1;", "there is no memory"),
+    "memory beyond the end": ("y[64 + threadIdx.x] = 1;", "there is no memory"),
+    "memory far beyond the end": ("y[threadIdx.x + (1 << 24)] = 1;", "there is no memory"),
+    "memory before the begin": ("y[(int)threadIdx.x - 4096] = 1;", "there is no memory"),
     "shared memory beyond its end": (
         "extern __shared__ uint8_t shared[]; shared[threadIdx.x * 2] = 1;",
         "shared memory was written beyond its end",
