@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 from hypothesis import given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from hidet_dist.errors import InfeasibleError
 from hidet_dist.search import eliminate as elimination
+from hidet_dist.search import optimum
 from hidet_dist.search.activations import Activations, Converted, Hold, held
 from hidet_dist.search.eliminate import Tables, eliminate, marginals
 from hidet_dist.search.ilp import Edge, Problem, evaluate, solve
@@ -127,6 +129,37 @@ def test_the_optimum_within_the_budget_is_that_of_all_plans_and_of_the_integer_p
     assert peak(problem, found.choices) <= problem.budget
     assert found.gap <= 1.001e-6
     assert solve(problem).seconds == pytest.approx(best, abs=1e-4)
+
+
+def with_other_costs(problem: Problem, factors: list[int]) -> Problem:
+    """The problem with the cost of each entity's choices in the other order, so many times over."""
+    turned = zip(cycle(factors), problem.cost, strict=False)
+    cost = [[factor * c for c in reversed(own)] for factor, own in turned]
+    return replace(problem, cost=cost)
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(), st.lists(st.integers(0, 3), min_size=1, max_size=3))
+def test_what_was_found_for_like_problems_changes_no_optimum(problem: Problem, factors: list[int]) -> None:
+    like = optimize(problem, Options(gap=1e-6))
+    assert like.choices in like.known
+    other = with_other_costs(problem, factors)
+    best = min(evaluate(other, picks) for picks in all_picks(other) if peak(other, picks) <= other.budget)
+    found = optimize(other, Options(gap=1e-6), like)
+    assert found.seconds == evaluate(other, found.choices) == pytest.approx(best, abs=1e-4)
+    assert peak(other, found.choices) <= other.budget
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems())
+def test_without_a_proof_the_plan_fits_and_the_gap_is_honest(problem: Problem) -> None:
+    best = min(evaluate(problem, picks) for picks in all_picks(problem) if peak(problem, picks) <= problem.budget)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(optimum, "_VERY_FEW", 0)  # as if these were many choices
+        found = optimize(problem, Options(gap=1e-6, prove=False))
+    assert peak(problem, found.choices) <= problem.budget
+    assert found.seconds == evaluate(problem, found.choices) >= best - 1e-9
+    assert found.seconds * (1 - found.gap) <= best + 1e-9
 
 
 @settings(max_examples=50, deadline=None)

@@ -19,6 +19,7 @@ import heapq
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import numpy.typing as npt
@@ -198,15 +199,13 @@ class _Network:
         key = ("outside", own, outside, shape, kept)
         known = self.tables.left.get(key)
         if known is None:
-            total = self._sum(factors, scope) + self.tables.tables[outside][..., None]
+            parts = [*self._parts(factors, scope), self.tables.tables[outside][..., None]]
+            total = np.broadcast_to(_sum(parts), shape)
             drop = tuple(i for i in range(len(scope)) if i not in kept)
             least = (total.min(axis=drop) if drop else total).transpose([sorted(kept).index(i) for i in kept])
             taken = float(least.min())
             known = self.tables.left[key] = self.tables.add_content(least - taken), taken
         return known
-
-    def _sum(self, factors: list[Factor], scope: tuple[int, ...]) -> Table:
-        return sum(self._parts(factors, scope), np.zeros([self.sizes[u] for u in scope]))
 
     def _parts(self, factors: list[Factor], scope: tuple[int, ...]) -> list[Table]:
         """The tables with their dims laid out as ``scope`` says."""
@@ -233,21 +232,21 @@ class _Network:
         if found is not None:
             return found
         shape = [self.sizes[u] for u in place]
-        parts = self._parts(own, (*neighbours, v))
-        parts.sort(key=lambda part: part.size)
-        least = _least(parts, shape)
+        least = _least(self._parts(own, (*neighbours, v)), shape)
         offset = float(least.min())
         self.tables.left[key] = self.tables.add_content(least - offset), offset
         return self.tables.left[key]
 
 
+def _sum(parts: Sequence[Table]) -> Table:
+    """The sum of tables that broadcast to each other: small ones first, so that few additions are of all entries."""
+    return reduce(np.add, sorted(parts, key=lambda part: part.size), np.zeros(()))
+
+
 def _least(parts: list[Table], shape: list[int]) -> Table:
     """The minimum over the last dim of the sum of ``parts``, which broadcast to ``shape``; a piece at a time."""
     if math.prod(shape) <= _CHUNK or len(shape) == 1:
-        total = parts[0] if parts else np.zeros(1)
-        for part in parts[1:]:
-            total = total + part
-        least: Table = np.broadcast_to(total, shape).min(axis=-1)
+        least: Table = np.broadcast_to(_sum(parts), shape).min(axis=-1)
         return least
     dim = max(range(len(shape) - 1), key=shape.__getitem__)
     result = np.empty(shape[:-1])

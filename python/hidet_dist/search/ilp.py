@@ -82,12 +82,16 @@ class Solution:
     """The choice of every entity; ``seconds`` is the objective, at most ``gap`` (relative) above the optimum.
 
     ``second_per_byte`` are the prices of the bytes of moments that it was found at; none if the budget does not bind.
+    ``moments`` are those that plans considered on the way held too much at, and ``known`` are such plans, and others:
+    both help with another problem that differs from this one in its costs.
     """
 
     choices: tuple[int, ...]
     seconds: float
     gap: float
     second_per_byte: tuple[float, ...] = ()
+    moments: tuple[int, ...] = ()
+    known: tuple[tuple[int, ...], ...] = ()
 
 
 def evaluate(problem: Problem, choices: Sequence[int]) -> float:
@@ -146,7 +150,8 @@ def solver(name: str, time_limit_seconds: float | None, gap: float, threads: int
     """
     options = {"msg": False, "threads": threads, "gapRel": gap, "timeLimit": time_limit_seconds}
     if name == "highs":
-        return _HiGHS(mip_max_nodes=nodes, **options)
+        # These programs hold little that presolving would drop, and are solved faster without it.
+        return _HiGHS(mip_max_nodes=nodes, presolve="off", **options)
     if name == "cbc":
         return pulp.PULP_CBC_CMD(maxNodes=nodes, **options)
     raise ConfigError(f"Unknown solver {name!r}; choose 'highs' or 'cbc'.")
@@ -375,7 +380,7 @@ class _Program:
                 limit_bytes = max(nbytes[moment] for moment in self.priced)
             over = [moment for moment, n in enumerate(nbytes) if n > limit_bytes]
             unpriced = [moment for moment in over if moment not in self.priced]
-            new = _summits(nbytes, unpriced) or unpriced[:_ROWS]
+            new = summits(nbytes, unpriced)[:_ROWS] or unpriced[:_ROWS]
             if new:
                 for moment in new:
                     self._add_row(moment)
@@ -390,13 +395,14 @@ class _Program:
         left_gap = gap
         if free and self.model.sol_status != pulp.LpSolutionOptimal:
             left_gap = _gap_left(self.model)
+        priced = tuple(sorted(self.priced))
         if self.peak is not None:
-            return Solution(choices, float(max(nbytes)), left_gap + _TOLERANCE if free else 0.0)
+            return Solution(choices, float(max(nbytes)), left_gap + _TOLERANCE if free else 0.0, moments=priced)
         seconds = evaluate(problem, choices)
         solved = self.constant + (pulp.value(self.model.objective) or 0.0) * self.unit if free else seconds
         if abs(solved - seconds) > 1e-4 * max(seconds, self.unit):
             raise SolverError(f"The solver {solver_name} reports {solved} s for a plan that costs {seconds} s.")
-        return Solution(choices, seconds, left_gap if free else 0.0)
+        return Solution(choices, seconds, left_gap if free else 0.0, moments=priced)
 
     def _run(self, solver_name: str, time_limit_seconds: float | None, gap: float, threads: int, nodes: int) -> int:
         try:
@@ -405,10 +411,10 @@ class _Program:
             raise SolverError(f"The solver {solver_name} failed: {error}") from error
 
 
-def _summits(nbytes: Sequence[int], moments: Sequence[int]) -> list[int]:
+def summits(nbytes: Sequence[int], moments: Sequence[int]) -> list[int]:
     """Of ``moments`` those at which no less is held than at the moments beside them."""
     padded = (0, *nbytes, 0)
-    return [m for m in moments if padded[m + 1] >= padded[m] and padded[m + 1] >= padded[m + 2]][:_ROWS]
+    return [m for m in moments if padded[m + 1] >= padded[m] and padded[m + 1] >= padded[m + 2]]
 
 
 def _gap_left(model: pulp.LpProblem) -> float:

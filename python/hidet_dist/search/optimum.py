@@ -29,6 +29,7 @@ from hidet_dist.search.ilp import (
     restricted,
     solve,
     solve_peak,
+    summits,
 )
 from hidet_dist.search.presolve import readers, undominated
 from hidet_dist.search.prices import Prices
@@ -37,9 +38,12 @@ _PROBES = 60  # prices tried at most; a dozen is usual
 _RAISES = 4  # times that the limit on prices is raised before plans that hold less are looked for, whatever they cost
 _RECOMBINED = 16  # plans whose choices are recombined
 _RECOMBINATION_NODES = 200
+_NEAR = 0.95  # of the budget: moments at which a plan better than the best one known may exceed it
+_KNOWN = 40  # plans that a like problem is begun with
 _REPLANS = 24  # windows that are planned anew to make a plan better
 _FACTORS = (0.25, 0.5, 0.7, 0.85, 1.2, 1.4, 2.0, 4.0)  # of the best prices, for more plans to recombine
-_FEW = 2500  # choices that the integer program decides on within seconds
+_FEW = 2500  # choices that the integer program decides on within a minute
+_VERY_FEW = 300  # choices that it decides on at once
 _WINDOW = 80  # operators around a cut that are planned anew
 _EQUAL = 1e-6  # relative, of seconds at prices of so many digits
 _PEAK_ENTITIES = 400  # of a graph whose least memory the integer program is asked for
@@ -51,6 +55,7 @@ OnIncumbent = Callable[[Sequence[int], float, float, float], None]
 class Options:
     """How to solve: solver, seconds until the best plan known is taken, relative gap, threads.
 
+    Without ``prove`` the best plan known is also taken when it would take long to come near a bound.
     ``on_incumbent`` is called with the choices of the best plan known, its seconds, the lower bound, and the seconds
     gone by, whenever one of these changes but the last.
     """
@@ -60,6 +65,7 @@ class Options:
     gap: float = 1e-3
     threads: int = 1
     on_incumbent: OnIncumbent | None = None
+    prove: bool = True
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,7 @@ class _Search:
     bound: float = 0.0
     found: list[_Probe] = field(default_factory=list)
     second_per_byte: tuple[float, ...] = ()
-    summits: tuple[int, ...] = ()  # the moments at which plans of the relaxation that do not fit hold most
+    summits: dict[int, None] = field(default_factory=dict)  # the moments that plans considered hold too much at
 
     def __post_init__(self) -> None:
         self.groups = readers(self.problem)
@@ -147,8 +153,10 @@ class _OutOfTime(Exception):
     """The time limit is reached."""
 
 
-def optimize(problem: Problem, options: Options = Options()) -> Solution:
+def optimize(problem: Problem, options: Options = Options(), like: Solution | None = None) -> Solution:
     """Solve the problem to a relative gap, or as far as the time goes.
+
+    ``like`` is the solution of a problem that differs in its costs, where there is one: its plans are begun with.
 
     Raises
     ------
@@ -159,6 +167,9 @@ def optimize(problem: Problem, options: Options = Options()) -> Solution:
     """
     state = _Search(problem, options, undominated(problem), time.perf_counter())
     tables = Tables()
+    if like is not None:
+        state.summits = dict.fromkeys(like.moments)
+        state.found = [state.record(choices) for choices in like.known]
     try:
         try:
             if sum(map(min, problem.memory)) > problem.budget:
@@ -169,20 +180,22 @@ def optimize(problem: Problem, options: Options = Options()) -> Solution:
                 state.kept = [list(range(len(costs))) for costs in problem.cost]
                 found, mixture = _relax(state, tables)
                 state.second_per_byte = tuple(mixture.prices)
+                state.found = found
                 over = {probe.nbytes.index(probe.peak) for probe in found if probe.peak > problem.budget}
-                state.summits = tuple(sorted(over))
+                state.summits |= dict.fromkeys(sorted(over))
                 if not state.done():
                     _improve(state, tables, found, mixture)
         except TooWide:
             pass
-        if not state.done():
+        if not state.done() and (options.prove or not state.best or state.open_choices() <= _VERY_FEW):
             _integer_program(state)
     except _OutOfTime:
         if not state.best:
             limit = options.time_limit_seconds
             raise SolverError(f"No plan was found within the time limit of {limit} s; allow more.") from None
     gap = max(0.0, 1 - state.bound / state.seconds) if state.seconds else 0.0
-    return Solution(state.best, state.seconds, gap, state.second_per_byte)
+    known = tuple(dict.fromkeys((*(probe.choices for probe in state.found[-_KNOWN:]), state.best)))
+    return Solution(state.best, state.seconds, gap, state.second_per_byte, tuple(state.summits), known)
 
 
 def _at(moment: int, price: float, count: int) -> Prices:
@@ -242,14 +255,15 @@ def _improve(state: _Search, tables: Tables, found: Sequence[_Probe], mixture: _
     if not mixture.over:
         _mix(state, tables, mixture)
     _narrow(state, tables, prices)
-    if state.done() or state.open_choices() <= _FEW:
+    if state.done() or state.open_choices() <= _VERY_FEW:
         return
-    _polish(state, tables, prices)
     more = []
-    for factor in _FACTORS:
-        if state.done():
-            return
-        more.append(state.probe(tables, Prices([price * factor for price in mixture.prices])))
+    if state.open_choices() > _FEW:
+        _polish(state, tables, prices)
+        for factor in _FACTORS:
+            if state.done():
+                return
+            more.append(state.probe(tables, Prices([price * factor for price in mixture.prices])))
     if not state.done():
         _recombine(state, [*found, *more])
         _narrow(state, tables, prices)
@@ -515,11 +529,19 @@ def _recombine(state: _Search, found: Sequence[_Probe]) -> None:
             state.options.gap,
             state.options.threads,
             _RECOMBINATION_NODES,
-            state.summits,
+            _tight(state),
         )
     except (StoppedError, NothingFitsError):
         return
+    state.summits |= dict.fromkeys(solution.moments)
     state.record(tuple(own[k] for own, k in zip(kept, solution.choices, strict=True)))
+
+
+def _tight(state: _Search) -> tuple[int, ...]:
+    """The moments that the budget is expected to bind at: of plans too large, and where the best one is nearly so."""
+    best = state.record(state.best).nbytes if state.best else []
+    near = [moment for moment, n in enumerate(best) if n >= _NEAR * state.problem.budget]
+    return tuple(dict.fromkeys((*state.summits, *summits(best, near))))
 
 
 def _integer_program(state: _Search) -> None:
@@ -536,13 +558,14 @@ def _integer_program(state: _Search) -> None:
             limit,
             options.gap,
             options.threads,
-            moments=state.summits,
+            moments=_tight(state),
         )
     except NothingFitsError:
         state.raise_bound(state.cutoff())  # of what is left nothing fits: no plan is better than the one known
         return
     except StoppedError:
         return  # out of time: the plan known is the answer, with its gap
+    state.summits |= dict.fromkeys(solution.moments)
     # What was dropped from the program costs no less than the known plan within the gap.
     bound = min(solution.seconds * (1 - solution.gap), state.seconds * (1 - options.gap))
     state.record(tuple(own[k] for own, k in zip(kept, solution.choices, strict=True)))

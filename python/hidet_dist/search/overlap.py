@@ -87,8 +87,9 @@ class OverlapSearch:
             discounted = self._discounted(last, paid)
             if size <= _SMALL:
                 try:
-                    coarse = max(options.gap, _COARSE)
-                    choices = optimize(discounted, Options(options.solver, left, coarse, options.threads)).choices
+                    coarse = Options(options.solver, left, max(options.gap, _COARSE), options.threads, prove=False)
+                    solution = optimize(discounted, coarse, solution)
+                    choices = solution.choices
                 except (InfeasibleError, SolverError):
                     break  # there is no room to communicate early, or no time
             else:
