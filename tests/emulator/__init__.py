@@ -8,7 +8,7 @@ build, so that whole artifacts are made of emulated kernels, which the stand-ins
 It is stricter than a GPU where a GPU may do as it likes: shared memory holds NaN before it is written, a ``cp.async``
 may come as late as it is waited for, or at once (``EMULATED_COPIES=eager``), warps run in either order
 (``EMULATED_WARPS=reverse``). Misaligned accesses, warps that diverge in an instruction that they must reach together,
-barriers that are never passed, shared memory beyond its end and false assumptions end the process with a message. It
-does not look for races between two barriers. Accesses to global memory beyond a tensor are found by
-:func:`emulated.run`, which gives each of a kernel's tensors pages of its own.
+barriers that are never passed, shared memory beyond its end and false assumptions end the process with a message; so do
+races in shared memory, of plain accesses and of ``cp.async`` (``races.cpp``). Accesses to global memory beyond a tensor
+are found by :func:`emulated.run`, which gives each of a kernel's tensors pages of its own.
 """

@@ -44,8 +44,9 @@ constexpr uint32_t kAll = 0xffffffffu;
 constexpr size_t kStackBytes = 256 * 1024;
 constexpr size_t kUsualSharedBytes = 48 * 1024;  // a kernel that wants more must say so
 constexpr size_t kMostSharedBytes = 232448;      // that a block of any architecture may opt in to
-constexpr size_t kFence = 1024;                  // bytes behind a block's shared memory that must stay as they are
+constexpr size_t kFence = 64 * 1024;             // bytes behind shared memory that nothing else is in
 constexpr int kMostThreads = 1024;
+constexpr const char *kBeyond = "shared memory is accessed beyond its end";
 constexpr unsigned char kPoison = 0xff;  // NaN in every floating-point format
 
 struct Copy {
@@ -83,6 +84,7 @@ struct Meeting {
 
 struct Warp {
   uint32_t live = 0;
+  uint32_t synced = 0;  // the clock at its last __syncwarp of all its threads
   Thread *threads[kWarp] = {};
   std::vector<Meeting> meetings;
 };
@@ -99,6 +101,10 @@ struct State {
   std::vector<Warp> warps;
   int live = 0;
   int waiting = 0;
+  uint32_t clock = 0;    // of barriers of blocks and warps, in all launches
+  uint32_t synced = 0;   // the clock at the block's last barrier, or at its begin
+  uint32_t serial = 0;   // of the block
+  bool watching = true;  // whether the accesses of what runs are its thread's own
 };
 
 // One of each in a library: its candidates are objects, which share the functions below.
@@ -117,6 +123,14 @@ inline unsigned char *dynamic_shared_memory() { return shared_memory; }
   std::fprintf(stderr, ": %s\n", what.c_str());
   std::abort();
 }
+
+// Static shared memory; the translation puts it there.
+extern "C" unsigned char __start_emulated_shared[] __attribute__((weak, visibility("hidden")));
+extern "C" unsigned char __stop_emulated_shared[] __attribute__((weak, visibility("hidden")));
+
+// In races.cpp: a thread reads or writes shared memory, and a cp.async to it is under way, or no longer.
+void accessed(const void *place, size_t size, bool is_write);
+void copying(const Copy &copy, bool is_under_way);
 
 inline bool is(const char *variable, const char *value) {
   const char *given = std::getenv(variable);
@@ -148,6 +162,7 @@ inline void release_barrier() {
     if (thread.at_barrier) thread.at_barrier = thread.blocked = false;
   }
   state.waiting = 0;
+  state.synced = ++state.clock;
 }
 
 inline void release_meetings(Warp &warp) {
@@ -157,7 +172,9 @@ inline void release_meetings(Warp &warp) {
       ++i;
       continue;
     }
+    state.watching = false;
     meeting.act(meeting);
+    state.watching = true;
     for (int lane = 0; lane < kWarp; ++lane) {
       if (meeting.arrived >> lane & 1) warp.threads[lane]->blocked = false;
     }
@@ -258,7 +275,11 @@ inline bool run_warp(Warp &warp) {
 
 inline void run_block(unsigned char *stacks) {
   static const bool is_reverse = is("EMULATED_WARPS", "reverse");
-  std::memset(shared_memory, kPoison, state.shared_bytes + kFence);
+  std::memset(shared_memory, kPoison, state.shared_bytes);
+  const auto static_bytes = static_cast<size_t>(__stop_emulated_shared - __start_emulated_shared);
+  std::memset(__start_emulated_shared, kPoison, static_bytes);
+  state.synced = ++state.clock;
+  ++state.serial;
   const int count = static_cast<int>(state.block.x * state.block.y * state.block.z);
   state.threads.assign(static_cast<size_t>(count), Thread());
   state.warps.assign(static_cast<size_t>((count + kWarp - 1) / kWarp), Warp());
@@ -291,9 +312,6 @@ inline void run_block(unsigned char *stacks) {
         }
       }
     }
-  }
-  for (size_t i = 0; i < kFence; ++i) {
-    if (shared_memory[state.shared_bytes + i] != kPoison) fail("shared memory was written beyond its end");
   }
 }
 
@@ -406,7 +424,7 @@ inline uint32_t shared_address(const void *pointer) {
 }
 
 inline unsigned char *shared_pointer(uint32_t address, size_t bytes) {
-  if (address < sizeof(shared_memory) && address + bytes > state.shared_bytes) fail("shared memory is read beyond its end");
+  if (address < sizeof(shared_memory) && address + bytes > state.shared_bytes) fail(kBeyond);
   return shared_memory + static_cast<int32_t>(address);
 }
 
@@ -450,8 +468,17 @@ inline int lane() { return state.current->lane; }
 #define __syncthreads() ::emulated::barrier("__syncthreads")
 
 inline void __syncwarp(uint32_t mask = emulated::kAll) {
-  int none = 0;
-  emulated::together("__syncwarp", mask, none, [](const std::array<int *, emulated::kWarp> &) {});
+  emulated::Warp *warp = emulated::state.current->warp;
+  emulated::together("__syncwarp", mask, warp, [](const std::array<emulated::Warp **, emulated::kWarp> &lanes) {
+    uint32_t here = 0;
+    emulated::Warp *warp = nullptr;
+    for (int lane = 0; lane < emulated::kWarp; ++lane) {
+      if (lanes[lane] == nullptr) continue;
+      here |= 1u << lane;
+      warp = *lanes[lane];
+    }
+    if (here == warp->live) warp->synced = ++emulated::state.clock;
+  });
 }
 
 inline uint32_t __activemask() {
@@ -492,8 +519,10 @@ inline void __threadfence_block() {}
 // Threads of the host's kind take turns only where they wait: what a thread does in one piece is atomic.
 template <class T, class U>
 T atomicAdd(T *place, U value) {
+  emulated::state.watching = false;
   const T before = *place;
   *place = before + static_cast<T>(value);
+  emulated::state.watching = true;
   return before;
 }
 
@@ -661,11 +690,10 @@ inline void copy_async(Address to, Address from, int64_t bytes, int64_t given) {
   aligned_to(target, size);
   aligned_to(source, size);
   const emulated::Copy copy{target, source, present, size - present};
-  if (is_eager) {
-    perform(copy);
-  } else {
-    emulated::state.current->copies.push_back(copy);
-  }
+  emulated::accessed(target, size, true);  // it may come at once, or as late as it is waited for
+  emulated::copying(copy, true);
+  if (is_eager) perform(copy);
+  emulated::state.current->copies.push_back(copy);
 }
 inline void cp_async_cg_shared_global(Address to, Address from, int64_t bytes, int64_t given) {
   copy_async(to, from, bytes, given);
@@ -682,7 +710,11 @@ inline void cp_async_commit_group() {
 inline void cp_async_wait_group(int64_t left) {
   auto &committed = emulated::state.current->committed;
   while (static_cast<int64_t>(committed.size()) > left) {
-    for (const emulated::Copy &copy : committed.front()) perform(copy);
+    for (const emulated::Copy &copy : committed.front()) {
+      emulated::copying(copy, false);
+      emulated::accessed(copy.target, copy.bytes + copy.zeros, true);
+      perform(copy);
+    }
     committed.erase(committed.begin());
   }
 }
@@ -708,6 +740,7 @@ void load_matrix(const char *name, const Rs<N> &to, Address from) {
     const uint32_t address =
         from.is_short ? static_cast<uint32_t>(from.bits) : emulated::shared_address(reinterpret_cast<void *>(from.bits));
     row = aligned_to(emulated::shared_pointer(address, 16), 16);
+    emulated::accessed(row, 16, false);
   }
   LoadMatrix<N> arguments{to, static_cast<const uint16_t *>(row)};
   aligned(name, arguments, [](const std::array<LoadMatrix<N> *, kWarp> &lanes) {

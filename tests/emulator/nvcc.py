@@ -19,6 +19,7 @@ SHARED_BYTES = {"80": 166912, "86": 101376, "89": 101376, "90": 232448}  # that 
 FLAGS = ["-std=c++20", "-O1", "-mavx2", "-mf16c", "-mfma", "-fPIC", "-w", "-fno-strict-aliasing", "-fwrapv"]
 # Each library is for itself, and what was not written is not 0.
 FLAGS += ["-fvisibility=hidden", "-fno-gnu-unique", "-ftrivial-auto-var-init=pattern"]
+WATCHED = ["-fsanitize=thread"]  # each access to memory calls a function of races.cpp
 
 
 def install(nvcc: str, home: Path, hidet_include: Path) -> Path:
@@ -31,7 +32,9 @@ def install(nvcc: str, home: Path, hidet_include: Path) -> Path:
     script.chmod(0o755)
     header = ["-x", "c++-header", str(HERE / "emulated.hpp"), "-o", str(precompiled / "emulated.hpp.gch")]
     include = [f"-I{hidet_include}", f"-I{HERE}", "-isystem", str(include_folder(nvcc))]
-    subprocess.run(["g++", *FLAGS, *include, *header], check=True, timeout=300)
+    subprocess.run(["g++", *FLAGS, *WATCHED, *include, *header], check=True, timeout=300)
+    races = ["-c", str(HERE / "races.cpp"), "-o", str(precompiled / "races.o")]
+    subprocess.run(["g++", *FLAGS, *include, *races], check=True, timeout=300)
     return home
 
 
@@ -48,6 +51,7 @@ def compile_on_host(nvcc: str, precompiled: str, arguments: list[str]) -> int:
     """Compile as the arguments say; the exit status."""
     taken = iter(arguments)
     passed: list[str] = []
+    include = [f"-I{precompiled}", f"-I{HERE}", "-isystem", str(include_folder(nvcc))]
     source = out = arch = None
     for argument in taken:
         if argument == "-o":
@@ -56,7 +60,9 @@ def compile_on_host(nvcc: str, precompiled: str, arguments: list[str]) -> int:
             arch = re.search(r"code=sm_(\d+)", next(taken))
         elif argument in ("-Xlinker", "-Xcompiler", "--cudart", "--diag-suppress"):
             next(taken)
-        elif re.match(r"-[IL]|-l(hidet|cu)", argument) or argument.endswith(".o"):
+        elif argument.startswith("-I"):
+            include.append(argument)
+        elif re.match(r"-L|-l(hidet|cu)", argument) or argument.endswith(".o"):
             passed.append(argument)
         elif argument.endswith((".cu", ".cpp")):
             source = Path(argument)
@@ -64,11 +70,14 @@ def compile_on_host(nvcc: str, precompiled: str, arguments: list[str]) -> int:
     translated = out.with_suffix(".host.cpp")
     limit = f"__attribute__((weak)) size_t emulated::shared_bytes_of_arch = {SHARED_BYTES[arch[1]]};\n"
     translated.write_text(translate(source.read_text()) + limit)
-    include = [f"-I{precompiled}", f"-I{HERE}", "-isystem", str(include_folder(nvcc))]
     # Each candidate of a kernel is an object, with what it is emulated by.
-    kind = ["-c"] if out.suffix == ".o" else ["-shared", "-Wl,--as-needed"]
-    command = ["g++", *FLAGS, *kind, *include, str(translated), "-o", str(out), *passed, "-ldl"]
-    return subprocess.run(command, check=False).returncode
+    built = out if out.suffix == ".o" else out.with_suffix(".host.o")
+    command = ["g++", *FLAGS, *WATCHED, "-c", *include, str(translated), "-o", str(built)]
+    done = subprocess.run(command, check=False)
+    if done.returncode != 0 or built == out:
+        return done.returncode
+    link = ["g++", "-shared", "-Wl,--as-needed", str(built), f"{precompiled}/races.o", "-o", str(out), *passed, "-ldl"]
+    return subprocess.run(link, check=False).returncode
 
 
 def _said(*command: str) -> str:
@@ -79,7 +88,9 @@ def main() -> int:
     """Compile, or say what nvcc says; the version is that of what is here, since kernels are cached by it."""
     nvcc, precompiled, *arguments = sys.argv[1:]
     if "--version" in arguments:
-        sources = b"".join((HERE / name).read_bytes() for name in ("emulated.hpp", "nvcc.py", "translate.py"))
+        sources = b"".join(
+            (HERE / name).read_bytes() for name in ("emulated.hpp", "races.cpp", "nvcc.py", "translate.py")
+        )
         own = int(hashlib.sha256(sources).hexdigest()[:8], 16)
         print(re.sub(r"(release [\d.]+, V[\d.]+)", rf"\1.{own}", _said(nvcc, "--version")))
         return 0

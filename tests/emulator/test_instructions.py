@@ -133,8 +133,9 @@ def test_copies_are_there_once_they_were_waited_for(build: Build, when: str) -> 
 
 def test_copies_need_not_be_there_before(build: Build) -> None:
     x = np.arange(128, dtype=np.float32)
-    _, y = run(build("const float *x, float *y", COPY.format(wait=""), shared=512), x, np.zeros_like(x))
-    assert np.isnan(y).all()
+    library = build("const float *x, float *y", COPY.format(wait=""), shared=512)
+    with pytest.raises(EmulatedFault, match=r"before the cp\.async to it was waited for"):
+        run(library, x, np.zeros_like(x))
 
 
 def test_warps_wait_for_each_other_at_a_barrier(build: Build) -> None:
@@ -148,6 +149,24 @@ def test_warps_wait_for_each_other_at_a_barrier(build: Build) -> None:
     for order in ("forward", "reverse"):
         (y,) = run(library, np.zeros(384, np.int32), environment={"EMULATED_WARPS": order})
         np.testing.assert_array_equal(y, 192)
+
+
+def test_warps_exchange_values_by_shared_memory(build: Build) -> None:
+    body = """
+      __shared__ int s[64];
+      for (int i = 0; i < 3; ++i) {
+        s[threadIdx.x] = threadIdx.x + i;
+        __syncwarp();
+        y[64 * i + threadIdx.x] = s[threadIdx.x ^ 1];
+        __syncwarp();
+      }
+      __syncthreads();
+      y[192 + threadIdx.x] = s[63 - threadIdx.x];
+    """
+    (y,) = run(build("int *y", body, threads=64), np.zeros((4, 64), np.int32))
+    threads = np.arange(64)
+    np.testing.assert_array_equal(y[:3], [(threads ^ 1) + i for i in range(3)])
+    np.testing.assert_array_equal(y[3], 65 - threads)
 
 
 FAULTS = {
@@ -166,7 +185,38 @@ FAULTS = {
     "memory before the begin": ("y[(int)threadIdx.x - 4096] = 1;", "there is no memory"),
     "shared memory beyond its end": (
         "extern __shared__ uint8_t shared[]; shared[threadIdx.x * 2] = 1;",
-        "shared memory was written beyond its end",
+        "shared memory is accessed beyond its end",
+    ),
+    "shared memory read beyond its end": (
+        "extern __shared__ uint8_t shared[]; y[threadIdx.x] = shared[threadIdx.x + 1];",
+        r"thread \(63, 0, 0\): shared memory is accessed beyond its end",
+    ),
+    "read before others wrote it": (
+        "__shared__ int s[32]; if (threadIdx.x < 32) s[threadIdx.x] = 1; else y[threadIdx.x] = s[threadIdx.x - 32];",
+        r"a race: byte .* is read, and was written by thread \(0, 0, 0\)",
+    ),
+    "written before others read it": (
+        "__shared__ int s[32]; if (threadIdx.x < 32) y[threadIdx.x] = s[threadIdx.x]; else s[threadIdx.x - 32] = 1;",
+        r"a race: byte .* is written, and was read by thread",
+    ),
+    "written by two": (
+        "extern __shared__ uint8_t shared[]; shared[threadIdx.x % 32] = 1;",
+        r"a race: byte 0 of shared memory is written, and was written by thread \(0, 0, 0\)",
+    ),
+    "no barrier in the warp": (
+        "__shared__ int s[64]; s[threadIdx.x] = 1; __shfl_xor_sync(0xffffffff, 1, 1);"
+        " y[threadIdx.x] = s[threadIdx.x ^ 1];",
+        "a race",
+    ),
+    "a barrier in the warp for what another warp wrote": (
+        "__shared__ int s[64]; s[threadIdx.x] = 1; __syncwarp(); y[threadIdx.x] = s[63 - threadIdx.x];",
+        "a race",
+    ),
+    "a copy to what others read": (
+        "extern __shared__ uint8_t shared[]; int *s = (int *)shared; s[threadIdx.x % 16] = 1; __syncthreads();"
+        " y[threadIdx.x] = s[threadIdx.x % 16]; if (threadIdx.x == 63) "
+        'asm volatile ("cp.async.cg.shared.global [%0], [%1], %2;" : : "r"(shared_address(s)), "l"(y), "n"(16));',
+        "a race",
     ),
     "a false assumption": ("__builtin_assume(threadIdx.x < 8);", "a false assumption"),
 }

@@ -31,7 +31,8 @@ def translate(source: str) -> str:
     source = _replaced_launches(source)
     source = _DYNAMIC.sub(r"\1 *\2 = reinterpret_cast<\1 *>(emulated::dynamic_shared_memory());", source)
     source = re.sub(r"__launch_bounds__\(.*?\)", "", source)
-    source = re.sub(r"\bstatic\s+__shared__\b|\b__shared__\s+static\b|\b__shared__\b", "static", source)
+    shared = 'static __attribute__((section("emulated_shared")))'
+    source = re.sub(r"\bstatic\s+__shared__\b|\b__shared__\s+static\b|\b__shared__\b", shared, source)
     return f'#include "emulated.hpp"\n{source}'
 
 
