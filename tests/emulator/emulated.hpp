@@ -129,8 +129,21 @@ extern "C" unsigned char __start_emulated_shared[] __attribute__((weak, visibili
 extern "C" unsigned char __stop_emulated_shared[] __attribute__((weak, visibility("hidden")));
 
 // In races.cpp: a thread reads or writes shared memory, and a cp.async to it is under way, or no longer.
-void accessed(const void *place, size_t size, bool is_write);
+enum class Kind { kRead, kWrite, kAtomic };
+void accessed(const void *place, size_t size, Kind kind);
 void copying(const Copy &copy, bool is_under_way);
+
+// The compiler takes for granted that what it calls at accesses looks at none of the program's variables.
+struct Unwatched {
+  Unwatched() {
+    state.watching = false;
+    __asm__ volatile("" ::: "memory");
+  }
+  ~Unwatched() {
+    __asm__ volatile("" ::: "memory");
+    state.watching = true;
+  }
+};
 
 inline bool is(const char *variable, const char *value) {
   const char *given = std::getenv(variable);
@@ -172,9 +185,10 @@ inline void release_meetings(Warp &warp) {
       ++i;
       continue;
     }
-    state.watching = false;
-    meeting.act(meeting);
-    state.watching = true;
+    {
+      const Unwatched act_is_no_access_of_one_thread;
+      meeting.act(meeting);
+    }
     for (int lane = 0; lane < kWarp; ++lane) {
       if (meeting.arrived >> lane & 1) warp.threads[lane]->blocked = false;
     }
@@ -519,10 +533,10 @@ inline void __threadfence_block() {}
 // Threads of the host's kind take turns only where they wait: what a thread does in one piece is atomic.
 template <class T, class U>
 T atomicAdd(T *place, U value) {
-  emulated::state.watching = false;
+  emulated::accessed(place, sizeof(T), emulated::Kind::kAtomic);
+  const emulated::Unwatched in_one_piece;
   const T before = *place;
   *place = before + static_cast<T>(value);
-  emulated::state.watching = true;
   return before;
 }
 
@@ -690,7 +704,7 @@ inline void copy_async(Address to, Address from, int64_t bytes, int64_t given) {
   aligned_to(target, size);
   aligned_to(source, size);
   const emulated::Copy copy{target, source, present, size - present};
-  emulated::accessed(target, size, true);  // it may come at once, or as late as it is waited for
+  emulated::accessed(target, size, emulated::Kind::kWrite);  // it may come at once, or as late as it is waited for
   emulated::copying(copy, true);
   if (is_eager) perform(copy);
   emulated::state.current->copies.push_back(copy);
@@ -712,7 +726,7 @@ inline void cp_async_wait_group(int64_t left) {
   while (static_cast<int64_t>(committed.size()) > left) {
     for (const emulated::Copy &copy : committed.front()) {
       emulated::copying(copy, false);
-      emulated::accessed(copy.target, copy.bytes + copy.zeros, true);
+      emulated::accessed(copy.target, copy.bytes + copy.zeros, emulated::Kind::kWrite);
       perform(copy);
     }
     committed.erase(committed.begin());
@@ -740,7 +754,7 @@ void load_matrix(const char *name, const Rs<N> &to, Address from) {
     const uint32_t address =
         from.is_short ? static_cast<uint32_t>(from.bits) : emulated::shared_address(reinterpret_cast<void *>(from.bits));
     row = aligned_to(emulated::shared_pointer(address, 16), 16);
-    emulated::accessed(row, 16, false);
+    emulated::accessed(row, 16, emulated::Kind::kRead);
   }
   LoadMatrix<N> arguments{to, static_cast<const uint16_t *>(row)};
   aligned(name, arguments, [](const std::array<LoadMatrix<N> *, kWarp> &lanes) {

@@ -151,6 +151,19 @@ def test_warps_wait_for_each_other_at_a_barrier(build: Build) -> None:
         np.testing.assert_array_equal(y, 192)
 
 
+def test_threads_add_to_shared_memory_in_one_piece(build: Build) -> None:
+    body = """
+      __shared__ float s[1];
+      if (threadIdx.x == 0) s[0] = 0.0f;
+      __syncthreads();
+      atomicAdd(s, 1.0f);
+      __syncthreads();
+      y[threadIdx.x] = s[0];
+    """
+    (y,) = run(build("float *y", body, threads=96), np.zeros(96, np.float32))
+    np.testing.assert_array_equal(y, 96)
+
+
 def test_warps_exchange_values_by_shared_memory(build: Build) -> None:
     body = """
       __shared__ int s[64];
@@ -184,7 +197,7 @@ FAULTS = {
     "memory far beyond the end": ("y[threadIdx.x + (1 << 24)] = 1;", "there is no memory"),
     "memory before the begin": ("y[(int)threadIdx.x - 4096] = 1;", "there is no memory"),
     "shared memory beyond its end": (
-        "extern __shared__ uint8_t shared[]; shared[threadIdx.x * 2] = 1;",
+        "extern __shared__ uint8_t shared[]; ((int *)shared)[threadIdx.x] = 1;",
         "shared memory is accessed beyond its end",
     ),
     "shared memory read beyond its end": (
@@ -200,8 +213,8 @@ FAULTS = {
         r"a race: byte .* is written, and was read by thread",
     ),
     "written by two": (
-        "extern __shared__ uint8_t shared[]; shared[threadIdx.x % 32] = 1;",
-        r"a race: byte 0 of shared memory is written, and was written by thread \(0, 0, 0\)",
+        "extern __shared__ uint8_t shared[]; ((int *)shared)[threadIdx.x % 16] = 1;",
+        r"a race: byte .* of shared memory is written, and was written by thread \(0, 0, 0\)",
     ),
     "no barrier in the warp": (
         "__shared__ int s[64]; s[threadIdx.x] = 1; __shfl_xor_sync(0xffffffff, 1, 1);"
@@ -210,6 +223,11 @@ FAULTS = {
     ),
     "a barrier in the warp for what another warp wrote": (
         "__shared__ int s[64]; s[threadIdx.x] = 1; __syncwarp(); y[threadIdx.x] = s[63 - threadIdx.x];",
+        "a race",
+    ),
+    "read while others change it in one piece": (
+        "__shared__ float s[1]; if (threadIdx.x == 0) s[0] = 0.0f; __syncthreads();"
+        " atomicAdd(s, 1.0f); y[threadIdx.x] = s[0];",
         "a race",
     ),
     "a copy to what others read": (

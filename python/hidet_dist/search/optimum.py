@@ -39,6 +39,7 @@ _RAISES = 4  # times that the limit on prices is raised before plans that hold l
 _RECOMBINED = 16  # plans whose choices are recombined
 _RECOMBINATION_NODES = 200
 _NEAR = 0.95  # of the budget: moments at which a plan better than the best one known may exceed it
+_ROUGH = 0.01  # the gap of a recombination that only drops choices before the integer program decides on the others
 _KNOWN = 40  # plans that a like problem is begun with
 _REPLANS = 24  # windows that are planned anew to make a plan better
 _FACTORS = (0.25, 0.5, 0.7, 0.85, 1.2, 1.4, 2.0, 4.0)  # of the best prices, for more plans to recombine
@@ -257,15 +258,16 @@ def _improve(state: _Search, tables: Tables, found: Sequence[_Probe], mixture: _
     _narrow(state, tables, prices)
     if state.done() or state.open_choices() <= _VERY_FEW:
         return
-    more = []
+    more, gap = [], _ROUGH
     if state.open_choices() > _FEW:
+        gap = 0.0
         _polish(state, tables, prices)
         for factor in _FACTORS:
             if state.done():
                 return
             more.append(state.probe(tables, Prices([price * factor for price in mixture.prices])))
     if not state.done():
-        _recombine(state, [*found, *more])
+        _recombine(state, [*found, *more], max(gap, state.options.gap))
         _narrow(state, tables, prices)
 
 
@@ -511,8 +513,8 @@ def _narrow(state: _Search, tables: Tables, prices: Prices) -> None:
         state.kept[entity] = left or [state.best[entity]]
 
 
-def _recombine(state: _Search, found: Sequence[_Probe]) -> None:
-    """The best plan made of choices of the plans known, by the integer program; they are few, so it is soon solved."""
+def _recombine(state: _Search, found: Sequence[_Probe], gap: float) -> None:
+    """The best plan, to a gap, made of choices of the plans known; they are few, so that is soon solved."""
     if not state.best:
         return
     plans = [probe.choices for probe in found[-_RECOMBINED:]] + [state.best]
@@ -526,7 +528,7 @@ def _recombine(state: _Search, found: Sequence[_Probe]) -> None:
             restricted(state.problem, kept),
             state.options.solver,
             left,
-            state.options.gap,
+            gap,
             state.options.threads,
             _RECOMBINATION_NODES,
             _tight(state),
