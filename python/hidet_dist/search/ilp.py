@@ -150,8 +150,7 @@ def solver(name: str, time_limit_seconds: float | None, gap: float, threads: int
     """
     options = {"msg": False, "threads": threads, "gapRel": gap, "timeLimit": time_limit_seconds}
     if name == "highs":
-        # These programs hold little that presolving would drop, and are solved faster without it.
-        return _HiGHS(mip_max_nodes=nodes, presolve="off", **options)
+        return _HiGHS(mip_max_nodes=nodes, **options)
     if name == "cbc":
         return pulp.PULP_CBC_CMD(maxNodes=nodes, **options)
     raise ConfigError(f"Unknown solver {name!r}; choose 'highs' or 'cbc'.")
