@@ -31,7 +31,7 @@ from hidet.graph.ops.transform import (
 from hidet.ir.expr import is_constant
 from hidet.utils import prod
 
-from hidet_dist.rewriting import rewrite
+from hidet_dist.rewriting import rewrite, uses_of
 from hidet_dist.rules.local import rebuild
 from hidet_dist.symbolic.extents import Extent, extents_of, same_extent
 from hidet_dist.weights import is_weight, part_of_weight
@@ -84,12 +84,7 @@ def cut_of(op: StridedSliceOp) -> Cut | None:
 
 class _Cutter:
     def __init__(self, graph: FlowGraph):
-        self.uses: dict[Tensor, list[Operator | None]] = {}
-        for op in graph.nodes:
-            for x in op.inputs:
-                self.uses.setdefault(x, []).append(op)
-        for y in graph.outputs:
-            self.uses.setdefault(y, []).append(None)
+        self.uses = uses_of(graph)
         self.verdicts: dict[Tensor, bool] = {}
         self.parts: dict[tuple[Tensor, Cut], Tensor] = {}
 

@@ -21,6 +21,7 @@ from hidet.ir.type import DataType
 
 from hidet_dist.compile.cpu.tiled import Epilogue, NotInOrder, TiledOp, follows, nothing, store_of, wide
 from hidet_dist.elementwise import ELEMENTWISE
+from hidet_dist.rewriting import Uses, uses_of
 from hidet_dist.symbolic.extents import extents_of, same_shape
 
 _RESHAPES = (ReshapeOp, SqueezeOp, UnsqueezeOp, FlattenOp)
@@ -31,7 +32,7 @@ _MOST_STEPS = 24  # operators in one loop; more would not stay in registers
 class _Chain:
     """A product and the operators behind it, as far as they go into its loop."""
 
-    def __init__(self, product: TiledOp, uses: dict[Tensor, list[Operator | None]]):
+    def __init__(self, product: TiledOp, uses: Uses):
         self.product = product
         self.uses = uses
         self.inputs: dict[Tensor, TensorInput] = {}
@@ -140,12 +141,7 @@ def fuse_epilogues(graph: FlowGraph) -> FlowGraph:
     does, or are broadcast along whole rows or columns.
     """
     graph.update_nodes()
-    uses: dict[Tensor, list[Operator | None]] = {}
-    for op in graph.nodes:
-        for x in op.inputs:
-            uses.setdefault(x, []).append(op)
-    for y in graph.outputs:
-        uses.setdefault(y, []).append(None)
+    uses = uses_of(graph)
     taken: set[Operator] = set()
     chains: dict[Operator, _Chain] = {}  # by the last operator
     for op in graph.nodes:
