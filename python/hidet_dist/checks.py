@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import reprlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 _BRIEF = reprlib.Repr()
 _BRIEF.maxstring = _BRIEF.maxother = 200
@@ -39,6 +39,6 @@ def is_finite(value: Any) -> bool:
         return False
 
 
-def is_list(value: Any) -> bool:
+def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
     """Whether a value is a sequence of values, which texts and bytes are not taken for."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
