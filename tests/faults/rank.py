@@ -157,7 +157,10 @@ def multiprocess() -> int:
     return process.exitcode
 
 
-COMMANDS = {function.__name__: function for function in (load, call, serve, close, limit, stall, shared, fork, threads, multiprocess)}
+COMMANDS = {
+    function.__name__: function
+    for function in (load, call, serve, close, limit, stall, shared, fork, threads, multiprocess)
+}
 
 
 def _attempt(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:

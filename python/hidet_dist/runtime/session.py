@@ -96,7 +96,7 @@ def shutdown() -> None:
 
 def _forked() -> None:
     """In a child of a rank: it is no rank, and may become one of its own."""
-    global _session  # noqa: PLW0603
+    global _session
     session, _session = _session, None
     if session is not None:
         session.abandon()
