@@ -47,6 +47,8 @@ LAYERS: tuple[str, ...] = (
     "toolchain",
     "progress",
     "files",
+    "checks",
+    "limits",
     "errors",
 )
 """From the top down. ``hidet_dist/__init__.py`` is above all of them: it names the public calls."""
