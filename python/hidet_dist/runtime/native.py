@@ -69,6 +69,23 @@ class Blocks(ctypes.Structure):
 
 BlocksPointer = POINTER(Blocks)
 
+
+class Signature(ctypes.Structure):
+    """``hidet_dist_signature``: what a rank says of its collective to the others."""
+
+    _fields_ = (
+        ("call", c_int64),
+        ("count", c_int64),
+        ("root", c_int32),
+        ("kind", ctypes.c_uint8),
+        ("dtype", ctypes.c_uint8),
+        ("reduce_op", ctypes.c_uint8),
+        ("reserved", ctypes.c_uint8),
+    )
+
+
+SIGNATURE_BYTES = ctypes.sizeof(Signature)
+
 GatherBlocksFunction = ctypes.CFUNCTYPE(c_int32, c_void_p, c_void_p, c_void_p, BlocksPointer, c_int32, c_int32)
 ScatterBlocksFunction = ctypes.CFUNCTYPE(
     c_int32, c_void_p, c_void_p, c_void_p, BlocksPointer, c_int32, c_int32, c_int32
@@ -194,6 +211,10 @@ def library() -> ctypes.CDLL:
     declare("bind", None, c_void_p)
     declare("communicator_error", c_char_p, c_void_p)
     declare("fail", None, c_void_p, c_char_p)
+    declare("communicator_begin_call", None, c_void_p, c_int64)
+    declare("current_signature", c_int32, POINTER(Signature))
+    declare("check_signature", c_int32, c_char_p, c_int64)
+    declare("communicator_out_of_step", c_int64, c_void_p)
     declare("communicator_sequence", c_int64, c_void_p)
     declare("communicator_peers", c_int64, c_void_p, POINTER(c_int64), c_int64)
     declare("communicator_group_size", c_int64, c_void_p, c_int32)
@@ -363,6 +384,28 @@ def error(handle: int) -> str | None:
 def fail(handle: int, message: str) -> None:
     """Make a communicator fail, unless it has failed before."""
     library().hidet_dist_fail(handle, message.encode())
+
+
+def begin_call(handle: int, call: int) -> None:
+    """Number the program's call that the collectives of a communicator belong to from now on."""
+    library().hidet_dist_communicator_begin_call(handle, call)
+
+
+def current_signature() -> bytes:
+    """The signature of the calling thread's collective under way, to be sent to the other ranks."""
+    signature = Signature()
+    library().hidet_dist_current_signature(ctypes.byref(signature))
+    return bytes(signature)
+
+
+def check_signature(theirs: bytes, rank: int) -> bool:
+    """Whether another rank is in the same collective, by its signature; else the communicator has failed."""
+    return bool(library().hidet_dist_check_signature(theirs, rank) == OK)
+
+
+def out_of_step(handle: int) -> int:
+    """The rank that was in another collective than this one, where a communicator failed for that, or ``NOBODY``."""
+    return int(library().hidet_dist_communicator_out_of_step(handle))
 
 
 def sequence(handle: int) -> int:
