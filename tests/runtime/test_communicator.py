@@ -155,7 +155,9 @@ def test_a_message_of_another_length_is_refused(run_ranks: RunRanks, transport: 
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("what", ["kind", "dtype", "count", "large count", "reduce_op", "root", "call", "message's call"])
+@pytest.mark.parametrize(
+    "what", ["kind", "dtype", "count", "large count", "reduce_op", "root", "call", "message's call"]
+)
 def test_ranks_in_different_collectives_take_none_of_each_others_data(
     run_ranks: RunRanks, what: str, transport: str
 ) -> None:

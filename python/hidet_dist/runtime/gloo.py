@@ -231,7 +231,7 @@ class GlooTransport:
         self._exchange(peers, result, copies)
 
     def _exchange(self, peers: _Group, result: torch.Tensor, source: torch.Tensor) -> None:
-        """Give each rank of the group its run of the bytes ``source``, and get one from each, in the same collective."""
+        """Give each rank of the group its run of the bytes ``source``, and get one from each."""
         rows = result.view(peers.size, -1)
         if rows.shape[1] <= _SMALL_ROW_BYTES:
             rows.copy_(self._exchange_signed(peers, source.view(peers.size, -1))[:, : rows.shape[1]])
