@@ -37,7 +37,7 @@ struct Call {
 
   bool has_blocks() const { return sent != nullptr || received != nullptr; }
 
-  hidet_dist_signature signature(int64_t program_call, int64_t elements) const {
+  hidet_dist_envelope envelope(int64_t program_call, int64_t elements) const {
     return {program_call, elements, root, static_cast<uint8_t>(kind), static_cast<uint8_t>(dtype),
             static_cast<uint8_t>(reduce_op), 0};
   }
@@ -148,7 +148,7 @@ int32_t run_on_blocks(const hidet_dist_transport &transport, const Call &call, i
 
 // The collectives that all ranks of the group take part in.
 int32_t run_in_group(hidet_dist_communicator &communicator, const Call &call, int64_t group_size) {
-  communicator.begin(call.group, call.signature(communicator.call(), call.count));
+  communicator.begin(call.group, call.envelope(communicator.call(), call.count));
   const hidet_dist_transport &transport = communicator.transport();
   if (call.count == 0) return HIDET_DIST_OK;
   if (call.has_blocks()) return run_on_blocks(transport, call, group_size);
@@ -176,8 +176,8 @@ int32_t run_between_two(hidet_dist_communicator &communicator, const Call &call,
   const hidet_dist_transport &transport = communicator.transport();
   const bool sends = call.to != HIDET_DIST_NOBODY && call.count > 0;
   const bool receives = call.from != HIDET_DIST_NOBODY && call.recv_count > 0;
-  const hidet_dist_signature sent = call.signature(communicator.call(), call.count);
-  const hidet_dist_signature received = call.signature(communicator.call(), call.recv_count);
+  const hidet_dist_envelope sent = call.envelope(communicator.call(), call.count);
+  const hidet_dist_envelope received = call.envelope(communicator.call(), call.recv_count);
   if (!sends && !receives) {
     communicator.begin(HIDET_DIST_NOBODY, sent, HIDET_DIST_NOBODY, received);
     return HIDET_DIST_OK;

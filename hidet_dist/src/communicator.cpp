@@ -34,20 +34,20 @@ std::string check_mesh(const int64_t *shape, int32_t axes, int64_t rank, int64_t
 
 namespace hidet_dist {
 
-std::string in_words(const hidet_dist_signature &signature) {
+std::string in_words(const hidet_dist_envelope &envelope) {
   const auto name = [](auto &names, size_t number) { return number < std::size(names) ? names[number] : "an unknown"; };
   static constexpr const char *kKinds[] = {"all_reduce", "all_gather", "reduce_scatter",
                                            "all_to_all", "broadcast",  "message"};
   static constexpr const char *kTypes[] = {"float32", "float64", "float16", "bfloat16", "int8",
                                            "int32",   "int64",   "uint8",   "bool"};
   static constexpr const char *kReduceOps[] = {"sum", "max", "min", "product", "mean"};
-  std::string words = name(kKinds, signature.kind);
-  if (signature.kind == HIDET_DIST_ALL_REDUCE || signature.kind == HIDET_DIST_REDUCE_SCATTER) {
-    words += std::string(" (") + name(kReduceOps, signature.reduce_op) + ")";
+  std::string words = name(kKinds, envelope.kind);
+  if (envelope.kind == HIDET_DIST_ALL_REDUCE || envelope.kind == HIDET_DIST_REDUCE_SCATTER) {
+    words += std::string(" (") + name(kReduceOps, envelope.reduce_op) + ")";
   }
-  if (signature.kind == HIDET_DIST_BROADCAST) words += " from place " + std::to_string(signature.root);
-  return words + " of " + std::to_string(signature.count) + " " + name(kTypes, signature.dtype) + " of call " +
-         std::to_string(signature.call);
+  if (envelope.kind == HIDET_DIST_BROADCAST) words += " from place " + std::to_string(envelope.root);
+  return words + " of " + std::to_string(envelope.count) + " " + name(kTypes, envelope.dtype) + " of call " +
+         std::to_string(envelope.call);
 }
 
 int64_t Mesh::size() const { return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()); }
@@ -97,14 +97,14 @@ std::vector<int64_t> Mesh::group_ranks(int32_t group) const {
 
 }  // namespace hidet_dist
 
-void hidet_dist_communicator::begin(int32_t group, const hidet_dist_signature &signature) {
-  signature_ = expected_ = signature;
+void hidet_dist_communicator::begin(int32_t group, const hidet_dist_envelope &envelope) {
+  envelope_ = expected_ = envelope;
   begin(group, HIDET_DIST_NOBODY, HIDET_DIST_NOBODY);
 }
 
-void hidet_dist_communicator::begin(int64_t to, const hidet_dist_signature &sent, int64_t from,
-                                    const hidet_dist_signature &received) {
-  signature_ = sent;
+void hidet_dist_communicator::begin(int64_t to, const hidet_dist_envelope &sent, int64_t from,
+                                    const hidet_dist_envelope &received) {
+  envelope_ = sent;
   expected_ = received;
   begin(0, to, from);
 }
@@ -149,7 +149,7 @@ std::string hidet_dist_communicator::spoiled() const {
   return "";
 }
 
-void hidet_dist_communicator::fail_out_of_step(int64_t other, const hidet_dist_signature &theirs) {
+void hidet_dist_communicator::fail_out_of_step(int64_t other, const hidet_dist_envelope &theirs) {
   fail("the ranks are out of step: rank " + std::to_string(mesh_.rank) + " is in " + hidet_dist::in_words(expected_) +
            ", but rank " + std::to_string(other) + " in " + hidet_dist::in_words(theirs) +
            ". All ranks must make the same calls in the same order",
@@ -217,13 +217,13 @@ void hidet_dist_communicator_begin_call(hidet_dist_communicator *communicator, i
   communicator->begin_call(call);
 }
 
-int32_t hidet_dist_current_signature(hidet_dist_signature *signature) {
+int32_t hidet_dist_current_envelope(hidet_dist_envelope *envelope) {
   if (current_communicator == nullptr) return HIDET_DIST_NO_COMMUNICATOR;
-  *signature = current_communicator->signature();
+  *envelope = current_communicator->envelope();
   return HIDET_DIST_OK;
 }
 
-int32_t hidet_dist_check_signature(const hidet_dist_signature *theirs, int64_t from) {
+int32_t hidet_dist_check_envelope(const hidet_dist_envelope *theirs, int64_t from) {
   if (current_communicator == nullptr) return HIDET_DIST_NO_COMMUNICATOR;
   if (hidet_dist::equal(*theirs, current_communicator->expected())) return HIDET_DIST_OK;
   current_communicator->fail_out_of_step(from, *theirs);

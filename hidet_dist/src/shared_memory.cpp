@@ -69,9 +69,9 @@ struct Member {
   Counter written;  // how often this rank has said so
   std::atomic<int32_t> process;
   std::atomic<uint32_t> closed;
-  hidet_dist_signature signatures[kSlots];  // of what is in each slot
+  hidet_dist_envelope envelopes[kSlots];  // of what is in each slot
 };
-static_assert(sizeof(Member) == 2 * kLine, "the signatures are to be in one line");
+static_assert(sizeof(Member) == 2 * kLine, "the envelopes are to be in one line");
 
 struct Header {
   uint64_t magic;
@@ -101,7 +101,7 @@ struct Owner {
 struct Channel {
   alignas(kLine) std::atomic<uint32_t> put;
   alignas(kLine) std::atomic<uint32_t> taken;
-  alignas(kLine) hidet_dist_signature signatures[kPieces];  // of the message that the piece belongs to
+  alignas(kLine) hidet_dist_envelope envelopes[kPieces];  // of the message that the piece belongs to
 };
 
 size_t inbox_header_bytes(int32_t ranks) {
@@ -159,15 +159,15 @@ struct OwnFailure {
 struct OutOfStep {};
 
 // What this rank says of its collective; nothing outside of one.
-hidet_dist_signature own_signature() {
-  hidet_dist_signature signature{};
-  static_cast<void>(hidet_dist_current_signature(&signature));
-  return signature;
+hidet_dist_envelope own_envelope() {
+  hidet_dist_envelope envelope{};
+  static_cast<void>(hidet_dist_current_envelope(&envelope));
+  return envelope;
 }
 
 // Throws where another rank is in another collective, before its data is taken.
-void check_signature(const hidet_dist_signature &theirs, int64_t from) {
-  if (hidet_dist_check_signature(&theirs, from) == HIDET_DIST_FAILED) throw OutOfStep{};
+void check_envelope(const hidet_dist_envelope &theirs, int64_t from) {
+  if (hidet_dist_check_envelope(&theirs, from) == HIDET_DIST_FAILED) throw OutOfStep{};
 }
 
 // Throws where what this rank is about to let others read was made of a file that has been changed.
@@ -344,7 +344,7 @@ class Segment {
   char *begin_turn() {
     if (processes_.empty()) watch_processes();
     ++turn_;
-    member(place_).signatures[turn_ % kSlots] = own_signature();
+    member(place_).envelopes[turn_ % kSlots] = own_envelope();
     return slot(place_);
   }
 
@@ -357,10 +357,10 @@ class Segment {
     for (int32_t rank = 0; rank < ranks_; ++rank) {
       if (rank != place_) wait(rank, pieces_);
     }
-    const hidet_dist_signature &own = member(place_).signatures[turn_ % kSlots];
+    const hidet_dist_envelope &own = member(place_).envelopes[turn_ % kSlots];
     for (int32_t rank = 0; rank < ranks_; ++rank) {
-      const hidet_dist_signature &theirs = member(rank).signatures[turn_ % kSlots];
-      if (!hidet_dist::equal(own, theirs)) check_signature(theirs, hidet_dist::current()->rank_at(rank));
+      const hidet_dist_envelope &theirs = member(rank).envelopes[turn_ % kSlots];
+      if (!hidet_dist::equal(own, theirs)) check_envelope(theirs, hidet_dist::current()->rank_at(rank));
     }
   }
 
@@ -503,7 +503,7 @@ class Post {
     const uint32_t number = channel.put.load(std::memory_order_relaxed);
     if (number - channel.taken.load(std::memory_order_acquire) >= kPieces) return false;
     const int64_t size = std::min(kPieceBytes, message->bytes - message->done);
-    channel.signatures[number % kPieces] = own_signature();
+    channel.envelopes[number % kPieces] = own_envelope();
     std::memcpy(message->peer->inbox.piece(rank_, number), static_cast<const char *>(send) + message->done,
                 static_cast<size_t>(size));
     check_files();
@@ -519,7 +519,7 @@ class Post {
     Channel &channel = own_.channel(sender);
     const uint32_t number = channel.taken.load(std::memory_order_relaxed);
     if (channel.put.load(std::memory_order_acquire) == number) return false;
-    check_signature(channel.signatures[number % kPieces], sender);
+    check_envelope(channel.envelopes[number % kPieces], sender);
     const int64_t size = std::min(kPieceBytes, message->bytes - message->done);
     std::memcpy(static_cast<char *>(recv) + message->done, own_.piece(sender, number), static_cast<size_t>(size));
     message->done += size;

@@ -94,7 +94,7 @@ enum hidet_dist_collective {
  * out of step, or were built from different programs, so find out before any of them reads what was meant for another
  * collective. Plain bytes without padding, so that it can be sent and compared as they are.
  */
-typedef struct hidet_dist_signature {
+typedef struct hidet_dist_envelope {
   int64_t call;       /* of the program; see hidet_dist_communicator_begin_call */
   int64_t count;      /* elements: those given to the collective, or of a message */
   int32_t root;       /* of a broadcast, else 0 */
@@ -102,7 +102,7 @@ typedef struct hidet_dist_signature {
   uint8_t dtype;      /* hidet_dist_dtype */
   uint8_t reduce_op;  /* hidet_dist_reduce_op, HIDET_DIST_SUM where nothing is reduced */
   uint8_t reserved;   /* 0 */
-} hidet_dist_signature;
+} hidet_dist_envelope;
 
 /*
  * How the blocks of a group's ranks lie in a tensor side by side: it has `rows` rows of `whole` elements, and the block
@@ -118,7 +118,7 @@ typedef struct hidet_dist_blocks {
  * What moves the data. Each function gets checked arguments, a group of two ranks or more and a positive count, and
  * returns 0, or another number after it has said why with hidet_dist_fail. The context is passed on as it is.
  *
- * Where it costs little, a transport sends each rank's signature along and has hidet_dist_check_signature look at what
+ * Where it costs little, a transport sends each rank's envelope along and has hidet_dist_check_envelope look at what
  * arrives before it gives any data out.
  *
  * send_recv gets ranks of the mesh, neither of them the own one. A direction that nothing travels in has the rank
@@ -235,14 +235,14 @@ HIDET_DIST_API void hidet_dist_fail(hidet_dist_communicator *communicator, const
  */
 HIDET_DIST_API void hidet_dist_communicator_begin_call(hidet_dist_communicator *communicator, int64_t call);
 
-/* The signature of the calling thread's collective under way, for a message the one of what it sends. 0 on success. */
-HIDET_DIST_API int32_t hidet_dist_current_signature(hidet_dist_signature *signature);
+/* The envelope of the calling thread's collective under way, for a message the one of what it sends. 0 on success. */
+HIDET_DIST_API int32_t hidet_dist_current_envelope(hidet_dist_envelope *envelope);
 
 /*
  * Compares what rank `from` of the mesh says of its collective with that of the calling thread's; in a message, with that
  * of what it receives. Returns 0 where they are the same; else the communicator fails, for that both are out of step.
  */
-HIDET_DIST_API int32_t hidet_dist_check_signature(const hidet_dist_signature *theirs, int64_t from);
+HIDET_DIST_API int32_t hidet_dist_check_envelope(const hidet_dist_envelope *theirs, int64_t from);
 
 /* The rank that was in another collective than this one, where it failed for that; else HIDET_DIST_NOBODY. From any thread. */
 HIDET_DIST_API int64_t hidet_dist_communicator_out_of_step(const hidet_dist_communicator *communicator);

@@ -35,11 +35,11 @@ _REDUCE_OPS: dict[int, Any] = {
 }
 
 
-# The tags of a message's signature and of its data.
-_SIGNATURE_TAG, _DATA_TAG = 0, 1
+# The tags of a message's envelope and of its data.
+_ENVELOPE_TAG, _DATA_TAG = 0, 1
 
-# Up to so many bytes for a rank travel with the signature, filled up to that, as Gloo ends the process where more comes
-# than is expected. More than that follow once the signatures are known to be the same. A step costs more than these.
+# Up to so many bytes for a rank travel with the envelope, filled up to that, as Gloo ends the process where more comes
+# than is expected. More than that follow once the envelopes are known to be the same. A step costs more than these.
 _SMALL_ROW_BYTES = 4096
 
 
@@ -125,7 +125,7 @@ class GlooTransport:
                 self._gather(peers, source.view(torch.uint8), gathered.view(torch.uint8))
                 _reduce(gathered.view(peers.size, count), result, op)
                 return
-            self._check_signatures(peers)
+            self._check_envelopes(peers)
             # The sum of half-type numbers may be too large where their mean is not.
             divide_first = op == _MEAN and dtype_ in (torch.float16, torch.bfloat16)
             if divide_first:
@@ -176,7 +176,7 @@ class GlooTransport:
             peers = self._group(group)
             size = count * native.dtype_size(dtype)
             result = _tensor(recv, size, torch.uint8)
-            self._check_signatures(peers)
+            self._check_envelopes(peers)
             if send is not None and send != recv and peers.place == root:
                 result.copy_(_tensor(send, size, torch.uint8))
             options = dist.BroadcastOptions()
@@ -199,15 +199,15 @@ class GlooTransport:
             if to != native.NOBODY:
                 peers = self._peers(pairs[to])
                 message = _tensor(send, send_count * native.dtype_size(dtype), torch.uint8)
-                for part, tag in ((_own_signature(), _SIGNATURE_TAG), (message, _DATA_TAG)):
+                for part, tag in ((_own_envelope(), _ENVELOPE_TAG), (message, _DATA_TAG)):
                     works.append(peers.backend.send([part], 1 - peers.place, tag))
             if from_ != native.NOBODY:
                 peers = self._peers(pairs[from_])
                 message = _tensor(recv, recv_count * native.dtype_size(dtype), torch.uint8)
                 # Gloo ends the process where more comes than is expected.
-                signature = torch.empty(native.SIGNATURE_BYTES, dtype=torch.uint8)
-                peers.backend.recv([signature], 1 - peers.place, _SIGNATURE_TAG).wait()
-                _check_signatures(signature.unsqueeze(0), (from_,))
+                envelope = torch.empty(native.ENVELOPE_BYTES, dtype=torch.uint8)
+                peers.backend.recv([envelope], 1 - peers.place, _ENVELOPE_TAG).wait()
+                _check_envelopes(envelope.unsqueeze(0), (from_,))
                 works.append(peers.backend.recv([message], 1 - peers.place, _DATA_TAG))
             for work in works:
                 work.wait()
@@ -236,23 +236,23 @@ class GlooTransport:
         if rows.shape[1] <= _SMALL_ROW_BYTES:
             rows.copy_(self._exchange_signed(peers, source.view(peers.size, -1))[:, : rows.shape[1]])
         else:
-            self._check_signatures(peers)
+            self._check_envelopes(peers)
             peers.backend.alltoall_base(result, source, [], []).wait()
 
-    def _check_signatures(self, peers: _Group) -> None:
+    def _check_envelopes(self, peers: _Group) -> None:
         """Raise where a rank of the group is in another collective. One step."""
         self._exchange_signed(peers, torch.empty(peers.size, 0, dtype=torch.uint8))
 
     def _exchange_signed(self, peers: _Group, rows: torch.Tensor) -> torch.Tensor:
-        """Exchange signatures, and a row of bytes for each rank; ``_SMALL_ROW_BYTES`` from each are returned."""
-        shape = (peers.size, native.SIGNATURE_BYTES + _SMALL_ROW_BYTES)
+        """Exchange envelopes, and a row of bytes for each rank; ``_SMALL_ROW_BYTES`` from each are returned."""
+        shape = (peers.size, native.ENVELOPE_BYTES + _SMALL_ROW_BYTES)
         sent = self._scratch_tensor("signed", math.prod(shape), torch.uint8).view(shape)
         received = self._scratch_tensor("checked", math.prod(shape), torch.uint8).view(shape)
-        sent[:, : native.SIGNATURE_BYTES] = _own_signature()
-        sent[:, native.SIGNATURE_BYTES : native.SIGNATURE_BYTES + rows.shape[1]] = rows
+        sent[:, : native.ENVELOPE_BYTES] = _own_envelope()
+        sent[:, native.ENVELOPE_BYTES : native.ENVELOPE_BYTES + rows.shape[1]] = rows
         peers.backend.alltoall_base(received.view(-1), sent.view(-1), [], []).wait()
-        _check_signatures(received[:, : native.SIGNATURE_BYTES], peers.ranks)
-        return received[:, native.SIGNATURE_BYTES :]
+        _check_envelopes(received[:, : native.ENVELOPE_BYTES], peers.ranks)
+        return received[:, native.ENVELOPE_BYTES :]
 
     def _scratch_tensor(self, use: str, count: int, dtype: torch.dtype) -> torch.Tensor:
         """An uninitialized tensor, in memory that is kept from call to call: fresh pages cost as much as copying."""
@@ -298,15 +298,15 @@ def _tensor(address: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.frombuffer(buffer, dtype=dtype, count=count)
 
 
-def _own_signature() -> torch.Tensor:
-    """The signature of the collective under way, as bytes."""
-    return torch.frombuffer(bytearray(native.current_signature()), dtype=torch.uint8)
+def _own_envelope() -> torch.Tensor:
+    """The envelope of the collective under way, as bytes."""
+    return torch.frombuffer(bytearray(native.current_envelope()), dtype=torch.uint8)
 
 
-def _check_signatures(rows: torch.Tensor, ranks: Sequence[int]) -> None:
-    """Raise where one of these ranks, whose signatures are the rows, is in another collective than this one."""
+def _check_envelopes(rows: torch.Tensor, ranks: Sequence[int]) -> None:
+    """Raise where one of these ranks, whose envelopes are the rows, is in another collective than this one."""
     for row, rank in zip(rows, ranks, strict=True):
-        if not native.check_signature(row.contiguous().numpy().tobytes(), rank):
+        if not native.check_envelope(row.contiguous().numpy().tobytes(), rank):
             raise ValueError(f"rank {rank} is in another collective")
 
 
