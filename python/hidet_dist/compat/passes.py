@@ -4,7 +4,8 @@ What is left out turns graphs with float16 convolutions to channels last, for ke
 operators to quantize, which takes a while also where none is to be.
 
 Its fusion puts operators into one without a bound, and the time it takes to infer the types of a fused operator grows
-with the square of its size and more: a chain of 200 element-wise operators did not end in 200 s. A bound makes it linear.
+with the square of its size and more: a chain of 200 element-wise operators did not end in 200 s. A bound on what is
+fused into one makes the time linear.
 
 Kernels, too, go through a fixed list of passes, many of which are for CUDA's tensor cores, and are left out as well.
 """
