@@ -18,6 +18,7 @@ import numpy as np
 
 from hidet_dist.artifacts.manifest import StageManifest
 from hidet_dist.artifacts.opened import OpenedArtifacts
+from hidet_dist.checks import shown
 from hidet_dist.errors import ArtifactError, CommunicationError, ConfigError, HidetDistError, InputError
 from hidet_dist.runtime import native, session
 from hidet_dist.runtime.agreement import agree, refuse
@@ -593,6 +594,8 @@ def load_partition(
     RendezvousError
         When the other ranks do not come; it names them.
     """
+    if not isinstance(out_dir, str | Path):
+        raise ArtifactError(f"load_partition takes the path of a folder with artifacts; got {shown(out_dir)}.")
     return LoadedPartition(Path(out_dir), rank, timeout_seconds)
 
 
