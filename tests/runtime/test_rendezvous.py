@@ -115,7 +115,7 @@ def test_a_store_that_breaks_all_connections_is_said(monkeypatch: pytest.MonkeyP
         raise StoreError("the store cannot be reached: too many")
 
     monkeypatch.setattr(StoreClient, "clone", break_off)
-    with pytest.raises(RendezvousError, match="rank 0.* the rendezvous store .*: too many"):
+    with pytest.raises(RendezvousError, match=r"rank 0.* the rendezvous store .*: too many"):
         Rendezvous(Settings(0, 1, "127.0.0.1", free_port(), timeout_seconds=0.5))
 
 

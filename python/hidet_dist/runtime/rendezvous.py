@@ -433,8 +433,8 @@ def _raise_without_descriptors(rank: int, error: BaseException | None) -> None:
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         whose = "this process" if error.errno == errno.EMFILE else "the system"
         raise RendezvousError(
-            f"rank {rank} cannot open another connection, because {whose} has no file descriptors left: raise the limit "
-            "(ulimit -n), or close files and connections"
+            f"rank {rank} cannot open another connection, because {whose} has no file descriptors left: raise "
+            "the limit (ulimit -n), or close files and connections"
         ) from error
 
 
