@@ -86,7 +86,7 @@ def _checked(
         for source in sources:
             if not set(target.mesh_axes) <= set(partial_axes(source)) or getattr(source, "op", "") != target.op:
                 raise SpecError(
-                    f"A tensor that lies as {source} cannot become {target}: it is not partial over these axes by this op."
+                    f"A tensor in {source} cannot become {target}: it is not partial over these axes by this op."
                 )
     every = tuple(range(cluster.mesh.ndim))
     find = functools.partial(_ways, tuple(shape), itemsize(dtype), cluster)
