@@ -1,14 +1,14 @@
 """Inputs that hold indices: found in a program, so that a call with an index out of range is refused before it runs.
 
 An index is followed from a lookup back to the inputs through operators that keep or move values: casts of integers,
-sums with constants, reshapes, slices, transposes, broadcasts, concatenations and collectives that do not reduce. A value
-that only a narrowing cast would bring into range is refused, too. What else is computed is not followed, and is guarded
-in the kernel (:mod:`hidet_dist.compile.guards`).
+sums with constants, reshapes, slices, transposes, broadcasts, concatenations and collectives that do not reduce. A
+value that only a narrowing cast would bring into range is refused, too. What else is computed is not followed, and is
+guarded in the kernel (:mod:`hidet_dist.compile.guards`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.arithmetic import AddScalarOp, SubScalarOp
@@ -22,18 +22,18 @@ from hidet.graph.ops.transform import (
     RearrangeOp,
     ReshapeOp,
     SqueezeOp,
+    StridedSliceOp,
     UnsqueezeOp,
 )
 from hidet.graph.ops.transpose2d import TransposeOp2D
 from hidet.ir.expr import Constant, SymbolVar
-from hidet.utils import prod
 
 from hidet_dist.artifacts.manifest import IndexCheck, Product
 from hidet_dist.compile.cpu.views import View, view_of
 from hidet_dist.partition.operators import CommunicationOp, CopyOp, JoinShardsOp, ShardSliceOp, StackShardsOp
 from hidet_dist.partition.program import Program
 from hidet_dist.rules.lookup import ShardedLookupOp, row_dim
-from hidet_dist.spec.extents import Extent, extents_of, factors_of, same_extent
+from hidet_dist.spec.extents import Extent, extents_of, factors_of, same_extent, same_shape
 
 _RESHAPES = (FlattenOp, PermuteDimsOp, RearrangeOp, ReshapeOp, SqueezeOp, TransposeOp2D, UnsqueezeOp)
 _MOVES = (BroadcastOp, ConcatOp, CopyOp, JoinShardsOp, ShardSliceOp, StackShardsOp, *_RESHAPES)
@@ -48,7 +48,7 @@ def index_checks(program: Program) -> tuple[tuple[IndexCheck, ...], frozenset[Op
         rows = _rows(node)
         if rows is None:
             continue
-        found, whole = _checks(_indices(node), _shift(node.inputs[1]), rows, numbers)
+        found, whole = _checks(node.inputs[1], _indices(node), 0, rows, numbers)
         checks.update(dict.fromkeys(found))
         if whole:
             checked.add(node)
@@ -88,35 +88,45 @@ def _constant(op: Operator) -> int | None:
     return int(value) if isinstance(value, int) else None
 
 
-def _checks(view: View, shift: int, rows: Product, numbers: Mapping[Tensor, int]) -> tuple[list[IndexCheck], bool]:
-    """The checks of inputs that elements of ``view``, plus ``shift``, come from, and whether all elements do."""
+def _checks(
+    x: Tensor, view: View, shift: int, rows: Product, numbers: Mapping[Tensor, int]
+) -> tuple[list[IndexCheck], bool]:
+    """The checks of inputs that elements of ``view``, which is of ``x``, come from, and whether all elements do.
+
+    ``shift`` is what is added to the elements of ``x`` before they are looked up.
+    """
     source = view.source
+    between = list(_upstream(x, source))
+    shift += sum(map(_added, between))
     if source in numbers:
         check = _check(view, shift, rows, numbers[source])
         return ([], False) if check is None else ([check], True)
     op = source.op
-    if op is None or not _moves(op) or not _covers(view):
+    whole = same_shape(view.shape, extents_of(x)) and not any(isinstance(each, StridedSliceOp) for each in between)
+    if op is None or not _moves(op) or not whole:
         return [], False
     checks: list[IndexCheck] = []
-    whole = True
-    for x in op.inputs if isinstance(op, ConcatOp) else op.inputs[:1]:
-        found, complete = _checks(view_of(x, _keeps), shift + _shift(x), rows, numbers)
+    for y in op.inputs if isinstance(op, ConcatOp) else op.inputs[:1]:
+        found, complete = _checks(y, view_of(y, _keeps), shift, rows, numbers)
         checks += found
         whole = whole and complete
     return checks, whole
 
 
-def _shift(x: Tensor) -> int:
-    """What is added to the elements of the tensor that ``x`` is a view of."""
-    source = view_of(x, _keeps).source
-    shift = 0
+def _upstream(x: Tensor, source: Tensor) -> Iterator[Operator]:
+    """The operators between a tensor and one that it is a view of."""
     while x is not source:
         assert x.op is not None
-        if isinstance(x.op, AddScalarOp | SubScalarOp):
-            constant = _constant(x.op) or 0
-            shift += constant if isinstance(x.op, AddScalarOp) else -constant
+        yield x.op
         x = x.op.inputs[0]
-    return shift
+
+
+def _added(op: Operator) -> int:
+    """What an operator adds to the elements of its input."""
+    if not isinstance(op, AddScalarOp | SubScalarOp):
+        return 0
+    constant = _constant(op) or 0
+    return constant if isinstance(op, AddScalarOp) else -constant
 
 
 def _moves(op: Operator) -> bool:
@@ -124,20 +134,19 @@ def _moves(op: Operator) -> bool:
     return isinstance(op, _MOVES) or (isinstance(op, CommunicationOp) and not op.reduce_op)
 
 
-def _covers(view: View) -> bool:
-    """Whether a view has all elements of its source."""
-    return same_extent(prod(view.shape), prod(extents_of(view.source)))
-
-
 def _check(view: View, shift: int, rows: Product, number: int) -> IndexCheck | None:
     """The check of the elements of an input; None where their places are no products of sizes."""
-    dims = _merged([(size, step) for size, step in zip(view.shape, view.strides, strict=True) if size != 1])
+    dims = _merged([(size, step) for size, step in zip(view.shape, view.strides, strict=True) if not _is_one(size)])
     shape = tuple(_product(size) for size, _ in dims)
     strides = tuple(_product(step) for _, step in dims)
     offset = _product(view.offset)
     if offset is None or None in shape or None in strides:
         return None
     return IndexCheck(number, rows, shift, shape, strides, offset)  # type: ignore[arg-type]
+
+
+def _is_one(size: Extent) -> bool:
+    return isinstance(size, int) and size == 1
 
 
 def _merged(dims: Sequence[tuple[Extent, Extent]]) -> list[tuple[Extent, Extent]]:

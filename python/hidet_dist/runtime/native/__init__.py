@@ -54,6 +54,7 @@ from hidet_dist.runtime.native.communicator import (
     set_overlap,
 )
 from hidet_dist.runtime.native.cublas import Cublas, load_cublas
+from hidet_dist.runtime.native.indices import StridedRange
 from hidet_dist.runtime.native.library import (
     ABI_VERSION,
     LIBRARY_NAME,
@@ -97,6 +98,7 @@ __all__ = [
     "Overlap",
     "SharedMemory",
     "StreamFunction",
+    "StridedRange",
     "TicketFunction",
     "Transport",
     "TransportFunction",
