@@ -14,10 +14,22 @@ from hidet_dist.machine import Cluster, Device, builtin, load_machine
 from hidet_dist.machine.gpu import GPUS, MACHINE_OF_ARCH
 from hidet_dist.normalize.precision import PRECISIONS
 from hidet_dist.search.labels import parse_names
+from hidet_dist.search.limits import MEMORY_LIMIT_BYTES, TIME_LIMIT_SECONDS
+from hidet_dist.search.options import REQUIREMENTS, SearchOptions, check_option
 from hidet_dist.search.pins import parse_pins
-from hidet_dist.search.planner import MODES
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.symbols import SymbolSize
+
+# The keys of the configuration that are options of the search, by the options' names.
+_SEARCH_KEYS = {
+    **{name: name for name in ("mem_budget", "input_specs", "output_specs", "pins", "names", "symbols", "mode")},
+    "refine_mesh": "refine_mesh",
+    "solver": "solver",
+    "gap": "solver_gap",
+    "time_limit_seconds": "solver_time_limit_seconds",
+    "memory_limit_bytes": "solver_memory_limit_bytes",
+    "threads": "solver_threads",
+}
 
 
 def _refuse_unknown(what: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -123,7 +135,11 @@ class OptimizationConfig:
     solver: str
         ``highs`` or ``cbc``.
     solver_time_limit_seconds: float, optional
-        When the search stops with the best plan found, which its report marks by its gap.
+        Seconds after which planning as a whole ends with the best plan known, a warning, and its gap in the report; 60
+        by default, None for no limit.
+    solver_memory_limit_bytes: int
+        Bytes that planning may take for its tables and integer programs; 4 GiB by default. A graph that needs more is
+        planned by coarser means, or refused.
     solver_gap: float
         The relative gap to the optimum at which the solver may stop.
     solver_threads: int
@@ -154,7 +170,8 @@ class OptimizationConfig:
     names: Any = None
     mode: str = "search"
     solver: str = "highs"
-    solver_time_limit_seconds: float | None = None
+    solver_time_limit_seconds: float | None = TIME_LIMIT_SECONDS
+    solver_memory_limit_bytes: int = MEMORY_LIMIT_BYTES
     solver_gap: float = 1e-3
     solver_threads: int = 1
     symbols: Mapping[str, SymbolSize] = field(default_factory=dict)
@@ -175,33 +192,23 @@ class OptimizationConfig:
         parse_pins(values.get("pins"), "optimization_config['pins']")
         values["names"] = parse_names(values.get("names"))
         config = cls(**values)
-        if config.mode not in MODES:
-            raise ConfigError(f"optimization_config['mode'] must be one of {', '.join(MODES)}; got {config.mode!r}.")
+        for name, key in _SEARCH_KEYS.items():
+            if name in REQUIREMENTS:
+                check_option(name, getattr(config, key), f"optimization_config[{key!r}]")
         config._check_target()
-        if config.mem_budget is not None and not (_is_int(config.mem_budget) and config.mem_budget > 0):
-            raise ConfigError(
-                f"optimization_config['mem_budget'] must be whole bytes above 0; got {config.mem_budget!r}."
-            )
-        if config.solver not in ("highs", "cbc"):
-            raise ConfigError(f"optimization_config['solver'] must be 'highs' or 'cbc'; got {config.solver!r}.")
-        limit = config.solver_time_limit_seconds
-        if limit is not None and not (isinstance(limit, int | float) and limit > 0):
-            raise ConfigError(f"optimization_config['solver_time_limit_seconds'] must be above 0; got {limit!r}.")
-        if not isinstance(config.solver_gap, int | float) or not 0 <= config.solver_gap < 1:
-            raise ConfigError(f"optimization_config['solver_gap'] must be in [0, 1); got {config.solver_gap!r}.")
         if config.weights is not None and not _are_paths(config.weights):
             raise ConfigError(
                 "optimization_config['weights'] must be the path of a safetensors file, an index or a folder, or a "
                 f"list of paths; got {config.weights!r}."
             )
-        if not _is_int(config.solver_threads) or config.solver_threads < 1:
-            raise ConfigError(
-                f"optimization_config['solver_threads'] must be an int of 1 or more; got {config.solver_threads!r}."
-            )
-        for key in ("recompile", "refine_mesh", "cublas", "cuda_graph"):
+        for key in ("recompile", "cublas", "cuda_graph"):
             if not isinstance(getattr(config, key), bool):
                 raise ConfigError(f"optimization_config[{key!r}] must be True or False; got {getattr(config, key)!r}.")
         return config
+
+    def search_options(self) -> SearchOptions:
+        """The options of the search."""
+        return SearchOptions(**{name: getattr(self, key) for name, key in _SEARCH_KEYS.items()})
 
     def _check_target(self) -> None:
         if self.target not in ("cpu", "cuda"):

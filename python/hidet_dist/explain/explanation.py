@@ -127,6 +127,8 @@ class Explanation:
             yield Text("Propagated from pins; nothing is proven of it")
         else:
             yield Text(f"No plan takes less than {_time(report.bound_seconds)}{serially} (gap {report.gap:.2%})")
+        if report.time_limit_reached:
+            yield Text("The time limit was reached: the plan depends on the speed of the machine that searched")
         traffic = ", ".join(f"{own.count} {kind} of {own.nbytes} bytes" for kind, own in report.traffic.items())
         yield Text(f"Collectives: {traffic or 'none'}")
         peak = max(report.live_bytes)

@@ -73,6 +73,7 @@ class SearchReport:
     runner_ups: one an operator; None where it has one choice only.
     incumbents: the best plans known in turn, the last is the plan itself; its sum is greater than that of the one
         before where it was taken for its makespan.
+    time_limit_reached: whether the time limit cut the search short, so that its result depends on the machine's speed.
     """
 
     mode: str
@@ -83,6 +84,7 @@ class SearchReport:
     traffic: dict[str, Traffic]
     runner_ups: tuple[RunnerUp | None, ...]
     incumbents: tuple[Incumbent, ...]
+    time_limit_reached: bool = False
 
     def without_times(self) -> SearchReport:
         """The same, less the times of the machine that searched: it is the same for the same input."""
@@ -115,6 +117,7 @@ class SearchReport:
                 {kind: Traffic(**own) for kind, own in data["traffic"].items()},
                 tuple(None if own is None else RunnerUp(**own) for own in data["runner_ups"]),
                 incumbents,
+                data["time_limit_reached"],
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise PlanError(f"Not a report of a search: {type(error).__name__}: {error}") from error
