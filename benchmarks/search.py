@@ -36,9 +36,9 @@ from hidet.testing.models.resnet import Bottleneck, ResNet
 from rich.console import Console
 from rich.table import Table
 
+from hidet_dist.cost.model import PredictedCost
 from hidet_dist.machine import Cluster, builtin
 from hidet_dist.search import find
-from hidet_dist.search.cost import PredictedCost
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.pins import Pins
 from hidet_dist.search.problem import Problem, evaluate, held_bytes, readers

@@ -11,9 +11,9 @@ from typing import Any
 import hidet
 from hidet.graph import FlowGraph
 
+from hidet_dist.cost.model import CostModel, PredictedCost
 from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
-from hidet_dist.search.cost import CostModel, PredictedCost
 from hidet_dist.search.labels import label_plan, parse_names, tensor_labels
 from hidet_dist.search.optimum import optimize
 from hidet_dist.search.options import SearchOptions, SolveOptions

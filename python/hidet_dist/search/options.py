@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from hidet_dist.checks import is_finite, is_whole, shown
 from hidet_dist.errors import ConfigError
+from hidet_dist.limits import MOST_BYTES, MOST_SECONDS, MOST_SOLVER_THREADS
 from hidet_dist.search.limits import MEMORY_LIMIT_BYTES, TIME_LIMIT_SECONDS, Clock, Limits
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.spec.symbols import SymbolSize
@@ -126,29 +128,35 @@ class SearchOptions:
         return SolveOptions(self.solver, self.gap, self.threads, limits, on_incumbent)
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-# What each option must be: a predicate, and its text for the error.
-REQUIREMENTS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "mem_budget": (lambda value: value is None or (_is_int(value) and value > 0), "whole bytes above 0"),
-    "mode": (lambda value: isinstance(value, str) and value in MODES, f"one of {', '.join(MODES)}"),
-    "refine_mesh": (lambda value: isinstance(value, bool), "True or False"),
-    "solver": (lambda value: isinstance(value, str) and value in SOLVERS, "'highs' or 'cbc'"),
-    "gap": (lambda value: _is_number(value) and 0 <= value < 1, "in [0, 1)"),
-    "time_limit_seconds": (lambda value: value is None or (_is_number(value) and value > 0), "above 0"),
-    "memory_limit_bytes": (lambda value: _is_int(value) and value > 0, "whole bytes above 0"),
-    "threads": (lambda value: _is_int(value) and value >= 1, "an int of 1 or more"),
+# What each option must be: a predicate, its text for the error, and the greatest number that is taken.
+REQUIREMENTS: Mapping[str, tuple[Callable[[Any], bool], str, float | None]] = {
+    "mem_budget": (lambda value: value is None or is_whole(value, 1, MOST_BYTES), "whole bytes above 0", MOST_BYTES),
+    "mode": (lambda value: isinstance(value, str) and value in MODES, f"one of {', '.join(MODES)}", None),
+    "refine_mesh": (_is_bool, "True or False", None),
+    "solver": (lambda value: isinstance(value, str) and value in SOLVERS, f"one of {', '.join(SOLVERS)}", None),
+    "gap": (lambda value: is_finite(value) and 0 <= value < 1, "in [0, 1)", None),
+    "time_limit_seconds": (
+        lambda value: value is None or (is_finite(value) and 0 < value <= MOST_SECONDS),
+        "above 0",
+        MOST_SECONDS,
+    ),
+    "memory_limit_bytes": (lambda value: is_whole(value, 1, MOST_BYTES), "whole bytes above 0", MOST_BYTES),
+    "threads": (
+        lambda value: is_whole(value, 1, MOST_SOLVER_THREADS),
+        f"an int from 1 to {MOST_SOLVER_THREADS}",
+        None,
+    ),
 }
 
 
 def check_option(name: str, value: Any, label: str | None = None) -> None:
     """Check a value of a field of SearchOptions; ``label`` is its name in errors. Raises ConfigError."""
-    fits, requirement = REQUIREMENTS[name]
+    fits, requirement, most = REQUIREMENTS[name]
     if not fits(value):
-        raise ConfigError(f"{label or name} must be {requirement}; got {value!r}.")
+        beyond = most is not None and isinstance(value, int | float) and value > most
+        more = f", more than the largest, {most}" if beyond else ""
+        raise ConfigError(f"{label or name} must be {requirement}; got {shown(value)}{more}.")

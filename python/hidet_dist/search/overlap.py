@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from hidet_dist.connect import step_parts
-from hidet_dist.connect.cost import itemsize
+from hidet_dist.cost.model import CostModel
 from hidet_dist.errors import InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.planned import Overlapped, PlannedTasks, overlapped
+from hidet_dist.reshard import step_parts
+from hidet_dist.reshard.cost import itemsize
 from hidet_dist.search import tuning
-from hidet_dist.search.cost import CostModel
 from hidet_dist.search.eliminate import Tables, TooWide, eliminate
 from hidet_dist.search.limits import OutOfTimeError
 from hidet_dist.search.optimum import optimize
@@ -217,7 +217,7 @@ class OverlapSearch:
                 for target in specs:
                     seconds = 0.0
                     lies: Layout = source
-                    for step in self.model.connect(shape, element, source, target).steps:
+                    for step in self.model.conversion(shape, element, source, target).steps:
                         after = step.after(lies, shape, self.cluster.mesh)
                         own = step_parts(step, lies, after, shape, itemsize(element), self.cluster)
                         seconds, lies = seconds + own.communicate, after
