@@ -156,7 +156,7 @@ def test_looking_layers_up_changes_no_plan(price: float) -> None:
 def test_the_integer_program_finds_no_better_plan_of_equal_layers() -> None:
     problem = stated(residual(layers=3), builtin("dgx-a100", DeviceMesh((2,))))
     free = optimize(problem, SolveOptions(gap=GAP))
-    assert free.seconds == pytest.approx(solve(problem, gap=GAP).seconds, rel=2 * GAP)
+    assert free.seconds == pytest.approx(solve(problem, SolveOptions(gap=GAP)).seconds, rel=2 * GAP)
     assert (
         free.seconds == eliminate(problem, [list(range(len(c))) for c in problem.cost], Tables(), Prices([0])).seconds
     )
