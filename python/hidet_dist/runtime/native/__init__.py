@@ -69,7 +69,7 @@ from hidet_dist.runtime.native.signatures import (
     TicketFunction,
     Transport,
 )
-from hidet_dist.runtime.native.transports import TransportFunction, answer, deferred_transport, make_transport
+from hidet_dist.runtime.native.transports import TransportFunction, deferred_transport, make_transport
 
 __all__ = [
     "ABI_VERSION",
@@ -98,7 +98,6 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "all_to_all_blocks",
-    "answer",
     "bind",
     "broadcast",
     "create_communicator",

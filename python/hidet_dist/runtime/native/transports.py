@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hidet_dist.runtime.native.codes import FAILED, OK
 from hidet_dist.runtime.native.signatures import Transport
 
 _FIELDS: dict[str, Any] = dict(Transport._fields_)
@@ -43,31 +42,6 @@ def make_transport(
 
 def _without_context(function: TransportFunction) -> TransportFunction:
     return lambda _context, *arguments: function(*arguments)
-
-
-def answer(
-    run: Callable[[], None],
-    fail: Callable[[str], None],
-    blame_peer: Callable[[], None],
-    interrupt: Callable[[BaseException], None],
-) -> int:
-    """Run something that native code waits for: nothing may be raised there, so that it is recorded.
-
-    Of what is raised, ``fail`` is told the message. A ``RuntimeError`` is another rank's doing (``blame_peer``);
-    ``interrupt`` gets what is no failure, such as KeyboardInterrupt.
-    """
-    try:
-        run()
-    except RuntimeError as error:
-        blame_peer()
-        fail(str(error))
-        return FAILED
-    except BaseException as error:
-        if not isinstance(error, Exception):
-            interrupt(error)
-        fail(f"{type(error).__name__}: {error}")
-        return FAILED
-    return OK
 
 
 def deferred_transport(make: Callable[[], Transport]) -> Transport:
