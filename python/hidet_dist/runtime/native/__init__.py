@@ -29,6 +29,7 @@ from hidet_dist.runtime.native.collectives import (
     recv,
     reduce_scatter,
     reduce_scatter_blocks,
+    run,
     send,
     send_recv,
     start,
@@ -69,7 +70,12 @@ from hidet_dist.runtime.native.signatures import (
     TicketFunction,
     Transport,
 )
-from hidet_dist.runtime.native.transports import TransportFunction, deferred_transport, make_transport
+from hidet_dist.runtime.native.transports import (
+    TRANSPORT_FUNCTIONS,
+    TransportFunction,
+    deferred_transport,
+    make_transport,
+)
 
 __all__ = [
     "ABI_VERSION",
@@ -82,6 +88,7 @@ __all__ = [
     "NO_COMMUNICATOR",
     "OK",
     "REDUCE_OP_CODES",
+    "TRANSPORT_FUNCTIONS",
     "Blocks",
     "Cublas",
     "ForkFunction",
@@ -127,6 +134,7 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_blocks",
     "rely_on",
+    "run",
     "send",
     "send_recv",
     "sequence",

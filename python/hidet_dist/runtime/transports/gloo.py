@@ -61,12 +61,14 @@ class GlooTransport:
 
     def __init__(self, setup: Setup):
         self.table = native.make_transport(
-            self._all_reduce,
-            self._all_gather,
-            self._reduce_scatter,
-            self._all_to_all,
-            self._broadcast,
-            self._send_recv,
+            {
+                "all_reduce": self._all_reduce,
+                "all_gather": self._all_gather,
+                "reduce_scatter": self._reduce_scatter,
+                "all_to_all": self._all_to_all,
+                "broadcast": self._broadcast,
+                "send_recv": self._send_recv,
+            }
         )
         self.shared_groups: tuple[tuple[int, ...], ...] = ()
         self.shared_peers: tuple[int, ...] = ()
