@@ -6,10 +6,10 @@ from ctypes import c_int32
 
 import numpy as np
 import pytest
-from hidet_dist.connect import Step, moves
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hidet_dist.reshard import Step, moves
 from hidet_dist.runtime import native
 from hidet_dist.runtime.native.signatures import COLLECTIVES as C_INTERFACE
 from hidet_dist.runtime.native.signatures import PREFIX, BlocksPointer, Transport
