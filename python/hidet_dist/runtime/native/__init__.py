@@ -64,7 +64,7 @@ from hidet_dist.runtime.native.library import (
     library_dir,
     library_path,
 )
-from hidet_dist.runtime.native.mapped_file import MappedFile
+from hidet_dist.runtime.native.mapped_file import Change, MappedFile
 from hidet_dist.runtime.native.nccl import Nccl, cuda_device_count, cuda_device_uuid, load_nccl, nccl_unique_id
 from hidet_dist.runtime.native.shared_memory import SharedMemory
 from hidet_dist.runtime.native.signatures import (
@@ -96,6 +96,7 @@ __all__ = [
     "REDUCE_OP_CODES",
     "TRANSPORT_FUNCTIONS",
     "Blocks",
+    "Change",
     "Cublas",
     "ForkFunction",
     "MappedFile",
