@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -263,8 +264,10 @@ class Mapping {
  public:
   // The mapping of a descriptor, or null.
   static std::shared_ptr<Mapping> of(int descriptor, dev_t device, ino_t file, size_t bytes) {
-    static std::mutex mutex;
     static std::map<std::pair<dev_t, ino_t>, std::weak_ptr<Mapping>> known;
+    // A child must not find the mutex locked by a thread that it does not have.
+    static const int registered = pthread_atfork([] { mutex.lock(); }, unlock, unlock);
+    (void)registered;
     const std::lock_guard<std::mutex> lock(mutex);
     std::weak_ptr<Mapping> &entry = known[{device, file}];
     std::shared_ptr<Mapping> mapping = entry.lock();
@@ -295,6 +298,9 @@ class Mapping {
   char *memory() const { return memory_; }
 
  private:
+  static void unlock() { mutex.unlock(); }
+
+  static inline std::mutex mutex;  // of the known mappings
   char *const memory_;
   const size_t bytes_;
 };
