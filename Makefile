@@ -10,7 +10,7 @@ STAMPS := $(VENV)/stamps
 TORCH := torch==2.13.0
 NATIVE := CMakeLists.txt $(shell find hidet_dist -type f 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
-SOURCES := $(wildcard python tests examples benchmarks)
+SOURCES := $(wildcard python tests examples benchmarks docs)
 
 .PHONY: setup demo test lint slow-test docs wheel soundness bench bench-search bench-rules bench-collectives bench-kernels gpu-test gpu-bench format clean FORCE
 .DELETE_ON_ERROR:

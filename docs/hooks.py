@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import MISSING, Field, fields
+import sys
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+
+import roles  # noqa: E402  it lies beside this file, which mkdocs loads by its path
+
 PACKAGE = ROOT / "python" / "hidet_dist"
 FROM_ROOT = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
 
@@ -39,7 +44,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Turn links that hold in the repository into links that hold in the site."""
     if page.file.src_uri in FROM_ROOT:
         return re.sub(r"\]\((?:docs/)?(?=[\w/]+[-\w]*\.md)", "](", markdown)
-    return re.sub(r"\]\((?:\.\./)+(docs|rfcs)/", lambda match: "](../" + ("rfcs/" if match[1] == "rfcs" else ""), markdown)
+    return re.sub(
+        r"\]\((?:\.\./)+(docs|rfcs)/", lambda match: "](../" + ("rfcs/" if match[1] == "rfcs" else ""), markdown
+    )
 
 
 def reference() -> dict[str, str]:
@@ -67,7 +74,38 @@ def _module(path: Path) -> str:
 
 
 def configuration() -> str:
-    """The page of all keys of the two configurations, from their dataclasses."""
-    from hidet_dist.config import OptimizationConfig
+    """The page of all keys of the two configurations: type, default and meaning, from their dataclasses."""
+    from hidet_dist.config import DistributedConfig, OptimizationConfig
 
-    return OptimizationConfig.__doc__ or ""
+    parts = [_CONFIGURATION, "## distributed_config\n"]
+    parts += [_key(name, "", meaning) for name, meaning in DistributedConfig.KEYS.items()]
+    parts.append("## optimization_config\n")
+    documented = _attributes("config.OptimizationConfig")
+    for item in fields(OptimizationConfig):
+        kind, meaning = documented[item.name]
+        default = item.default_factory() if item.default_factory is not MISSING else item.default
+        parts.append(_key(item.name, f"*{kind}*; `{default!r}` by default.", meaning))
+    return roles.rewrite("\n".join(parts))
+
+
+_CONFIGURATION = """# Configuration
+
+`hidet.distributed.auto_parallel(graph, distributed_config, optimization_config, out_dir)` takes two dicts. This page
+has all of their keys. An unknown key, or a value that does not fit, is refused before work starts. Specs may be given
+as text, such as `"(S0, R)"`.
+"""
+
+
+def _key(name: str, kind: str, meaning: str) -> str:
+    return "\n\n".join(filter(None, (f"### `{name}` {{ #{name} }}", kind, meaning))) + "\n"
+
+
+def _attributes(path: str) -> dict[str, tuple[str, str]]:
+    """The type and the meaning of each attribute that a class's docstring documents."""
+    docstring = griffe.load("hidet_dist", search_paths=[str(PACKAGE.parent)])[path].docstring
+    (section,) = (part for part in docstring.parse("numpy") if part.kind is griffe.DocstringSectionKind.attributes)
+    return {
+        name: (str(attribute.annotation).strip("()"), attribute.description)
+        for attribute in section.value
+        for name in attribute.name.split(", ")
+    }

@@ -16,15 +16,19 @@ class Roles(griffe.Extension):
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rewrite the docstring of a module, class, function or attribute."""
         if obj.docstring is not None:
-            obj.docstring.value = _ROLE.sub(lambda match: _reference(match["target"], obj), obj.docstring.value)
-            obj.docstring.value = re.sub(r"::$", ":", obj.docstring.value, flags=re.MULTILINE)
+            obj.docstring.value = rewrite(obj.docstring.value, obj)
 
 
-def _reference(target: str, obj: griffe.Object) -> str:
+def rewrite(text: str, place: griffe.Object | None = None) -> str:
+    """Turn the roles of a text, which stands at ``place``, into cross-references, and ``::`` into a colon."""
+    return re.sub(r"::$", ":", _ROLE.sub(lambda match: _reference(match["target"], place), text), flags=re.MULTILINE)
+
+
+def _reference(target: str, place: griffe.Object | None) -> str:
     """A link to what a role names: a full path, or a name that is known where the docstring stands."""
     first, dot, rest = target.partition(".")
     try:
-        path = target if first == "hidet_dist" else obj.resolve(first) + dot + rest
+        path = target if first == "hidet_dist" or place is None else place.resolve(first) + dot + rest
     except griffe.NameResolutionError:
         return f"`{target}`"
     return f"[`{target}`][{path}]" if path.startswith("hidet_dist.") else f"`{target}`"

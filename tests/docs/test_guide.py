@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from tests.docs.blocks import blocks, run_page
 
 ROOT = Path(__file__).parents[2]
