@@ -43,10 +43,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Turn links that hold in the repository into links that hold in the site."""
     if page.file.src_uri in FROM_ROOT:
-        return re.sub(r"\]\((?:docs/)?(?=[\w/]+[-\w]*\.md)", "](", markdown)
-    return re.sub(
-        r"\]\((?:\.\./)+(docs|rfcs)/", lambda match: "](../" + ("rfcs/" if match[1] == "rfcs" else ""), markdown
-    )
+        markdown = re.sub(r"\[([^]]+)\]\((?!https?:|docs/)[^)]+\)", r"\1", markdown)  # files that are no pages
+        return markdown.replace("](docs/", "](")
+    return markdown.replace("](../../rfcs/", "](../rfcs/").replace("](../docs/", "](../")
 
 
 def reference() -> dict[str, str]:

@@ -10,10 +10,10 @@ from typing import Any
 
 from hidet.graph import FlowGraph
 
-from hidet_dist.artifacts.write import check_destination, replacing, write_artifacts
 from hidet_dist.compile import check_compiler, compile_program
 from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.errors import ConfigError, PlanError
+from hidet_dist.export.write import check_destination, replacing, write_artifacts
 from hidet_dist.normalize.columns import pad_columns
 from hidet_dist.normalize.precision import in_precision
 from hidet_dist.overlap.planned import resident_bytes

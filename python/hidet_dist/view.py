@@ -11,12 +11,12 @@ import hidet
 from hidet.graph import FlowGraph, Operator
 from hidet.ir.expr import SymbolVar
 
-from hidet_dist.connect import Element
 from hidet_dist.errors import ConfigError
 from hidet_dist.normalize import normalize
+from hidet_dist.reshard import Element
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.extents import Extent, divisor_of, evaluate, extents_of, symbols_in
 from hidet_dist.spec.symbols import SymbolPlan
-from hidet_dist.symbolic.extents import Extent, divisor_of, evaluate, extents_of, symbols_in
 from hidet_dist.weights.named import is_weight
 
 

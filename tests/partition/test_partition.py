@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hidet_dist.compile import optimize_program
-from hidet_dist.connect import moves
 from hidet_dist.errors import PartitionError, PlanError
 from hidet_dist.machine import builtin
 from hidet_dist.partition import CommunicationOp, partition_graph
-from hidet_dist.rules.soundness.plans import check_plan
+from hidet_dist.reshard import moves
 from hidet_dist.search import search
 from hidet_dist.simulate import simulate
+from hidet_dist.soundness.plans import check_plan
 from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, TensorShardSpec
-from hidet_dist.spec.plan import ConnectionPlan, OperatorPlan, StagePlan, TensorPlan
+from hidet_dist.spec.plan import ConversionPlan, OperatorPlan, StagePlan, TensorPlan
 from hidet_dist.view import GraphView
 
 
@@ -134,14 +134,14 @@ def converting(mesh, source, target, steps):
     graph = hidet.trace_from(hidet.ops.negative(hidet.ops.exp(x)), [x])
     operators = [f"{source} -> {source}", f"{target} -> {target}"]
     plan = plan_for(graph, mesh, operators, inputs={"x0": source}, outputs={"t1.0": target})
-    connection = ConnectionPlan("t0.0", TensorShardSpec.parse(source), TensorShardSpec.parse(target), steps, 0.0)
-    return graph, listing(plan, [connection])
+    conversion = ConversionPlan("t0.0", TensorShardSpec.parse(source), TensorShardSpec.parse(target), steps, 0.0)
+    return graph, listing(plan, [conversion])
 
 
-def listing(plan, connections):
+def listing(plan, conversions):
     """The plan with other conversions before its last operator."""
     *others, last = plan.stage.operators
-    operators = (*others, dataclasses.replace(last, connections=tuple(connections)))
+    operators = (*others, dataclasses.replace(last, conversions=tuple(conversions)))
     return Plan((dataclasses.replace(plan.stage, operators=operators),))
 
 
@@ -193,7 +193,7 @@ def test_any_steps_lead_to_the_shards_that_they_say(data):
     graph = hidet.trace_from(hidet.ops.negative(x), [x])
     plan = plan_for(graph, mesh, [f"{target} -> {target}"], inputs={"x0": str(source)}, outputs={"t0.0": str(target)})
     if source != target:
-        plan = listing(plan, [ConnectionPlan("x0", source, target, tuple(map(str, steps[first:])), 0.0)])
+        plan = listing(plan, [ConversionPlan("x0", source, target, tuple(map(str, steps[first:])), 0.0)])
     inputs = [np.arange(math.prod(shape), dtype=np.float64).reshape(shape)]
     assert check_plan(graph, plan, inputs, [-inputs[0]]) == ""
 
@@ -213,11 +213,11 @@ def test_partial_results_are_scattered_in_any_order_of_axes(axes, dim):
 def test_conversions_that_do_not_fit_are_refused():
     split, other, whole_spec = (TensorShardSpec.parse(text) for text in ("(S0, R)", "(R, S0)", "(R, R)"))
     graph, plan = converting(DeviceMesh((2,)), "(S0, R)", "(R, S0)", ("all_to_all(axes=0, dim=0, to_dim=1)",))
-    (good,) = plan.stage.operators[1].connections
+    (good,) = plan.stage.operators[1].conversions
 
-    def refused(*connections):
+    def refused(*conversions):
         with pytest.raises(PlanError) as error:
-            partition_graph(graph, listing(plan, connections))
+            partition_graph(graph, listing(plan, conversions))
         return str(error.value)
 
     assert "leads to (R, R), not to (R, S0)" in refused(dataclasses.replace(good, steps=("all_gather(axes=0, dim=0)",)))
@@ -226,7 +226,7 @@ def test_conversions_that_do_not_fit_are_refused():
     assert "Not a step" in refused(dataclasses.replace(good, steps=("rm -rf",)))
     assert "lies as (S0, R)" in refused(dataclasses.replace(good, source=whole_spec))
     assert "twice" in refused(good, dataclasses.replace(good, seconds=1.0))
-    unasked = ConnectionPlan("x0", split, whole_spec, ("all_gather(axes=0, dim=0)",), 0.0)
+    unasked = ConversionPlan("x0", split, whole_spec, ("all_gather(axes=0, dim=0)",), 0.0)
     assert "converts x0 to (R, R), but nothing takes it so" in refused(good, unasked)
     assert other == good.target
     assert kinds(partition_graph(graph, listing(plan, [good])).graph) == ["all_to_all"]

@@ -103,6 +103,10 @@ class Communicator:
         """Make it the calling thread's current communicator, which the thread's collectives act on."""
         native.bind(self._open_handle())
 
+    def begin_call(self, call: int) -> None:
+        """Number the program's call that collectives belong to from now on; ranks in another call are refused."""
+        native.begin_call(self._open_handle(), call)
+
     @property
     def sequence(self) -> int:
         """The number of collectives started on it."""
@@ -260,8 +264,12 @@ class Communicator:
         if self._rendezvous is None or self._transport is None:
             return Verdict((self.rank,), "it cannot be done", self.rank)
         rendezvous = self._rendezvous
+        other = native.out_of_step(handle)
         if self._reported is not None:
             verdict = self._reported
+        elif other != native.NOBODY:
+            own = Verdict(tuple(sorted((self.rank, other))), native.error(handle) or "", self.rank)
+            verdict = liveness.publish(rendezvous.failure_store, self._name, own)
         elif self._transport.failed_by_peer:
             verdict = liveness.blame(
                 rendezvous.failure_store,
@@ -274,7 +282,8 @@ class Communicator:
         else:
             own = Verdict((self.rank,), f"rank {self.rank} could not do its part: {native.error(handle)}", self.rank)
             verdict = liveness.publish(rendezvous.failure_store, self._name, own)
-        rendezvous.mark_gone(tuple(rank for rank in verdict.ranks if rank != self.rank))
+        if other == native.NOBODY:  # ranks that are out of step are alive, and leave in good order
+            rendezvous.mark_gone(tuple(rank for rank in verdict.ranks if rank != self.rank))
         return verdict
 
 

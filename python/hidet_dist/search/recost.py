@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from hidet.graph import FlowGraph
 
-from hidet_dist.connect import PlannedSteps
+from hidet_dist.cost.model import CostModel, PredictedCost
 from hidet_dist.errors import ConfigError, PlanError, SpecError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
+from hidet_dist.reshard import PlannedSteps
 from hidet_dist.rules.rule import Choice
-from hidet_dist.search.cost import CostModel, PredictedCost
 from hidet_dist.search.labels import label_plan
 from hidet_dist.search.solution import lay_out
 from hidet_dist.spec import OpShardSpec, Plan, StagePlan, TensorPlan, TensorShardSpec
@@ -61,12 +61,12 @@ def validate(plan: Plan, graph: FlowGraph) -> None:
     _check(view, stage)
     steps = PlannedSteps(stage)
     listed = {
-        (where, connection.tensor, connection.target)
-        for where, connections in (
-            *((op.index, op.connections) for op in stage.operators),
-            (None, stage.output_connections),
+        (where, conversion.tensor, conversion.target)
+        for where, conversions in (
+            *((op.index, op.conversions) for op in stage.operators),
+            (None, stage.output_conversions),
         )
-        for connection in connections
+        for conversion in conversions
     }
     anew = "After specs were changed, hidet_dist.search.recost writes the conversions anew."
     for where, name, source, target in _conversions(view, stage):

@@ -69,10 +69,10 @@ class TensorPlan:
 
 
 @dataclass(frozen=True)
-class ConnectionPlan:
+class ConversionPlan:
     """A tensor converted from the spec it is produced in to the one it is consumed in.
 
-    ``steps`` are written as :class:`hidet_dist.connect.Step` prints them; ``seconds`` is their predicted time.
+    ``steps`` are written as :class:`hidet_dist.reshard.Step` prints them; ``seconds`` is their predicted time.
     """
 
     tensor: str
@@ -92,7 +92,7 @@ class ConnectionPlan:
         }
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> ConnectionPlan:
+    def from_json(cls, data: dict[str, Any]) -> ConversionPlan:
         """The inverse of :meth:`to_json`."""
         source, target = TensorShardSpec.parse(data["source"]), TensorShardSpec.parse(data["target"])
         return cls(data["tensor"], source, target, tuple(data["steps"]), data["seconds"])
@@ -102,7 +102,7 @@ class ConnectionPlan:
 class OperatorPlan:
     """How one operator of the graph is sharded.
 
-    ``connections`` are those that are paid for at this operator: a conversion that an earlier operator already
+    ``conversions`` are those that are paid for at this operator: a conversion that an earlier operator already
     needed is not listed again. ``note`` says why an operator without a rule is replicated; ``label`` is what the user
     calls it, after the weight that it reads. Times in seconds.
     """
@@ -112,20 +112,20 @@ class OperatorPlan:
     spec: OpShardSpec
     compute_seconds: float
     reduce_seconds: float
-    connections: tuple[ConnectionPlan, ...] = ()
+    conversions: tuple[ConversionPlan, ...] = ()
     note: str = ""
     label: str = ""
 
     @property
     def communication(self) -> tuple[str, ...]:
         """The conversion steps before the operator and the reduce functions after it, as text."""
-        steps = [step for connection in self.connections for step in connection.steps]
+        steps = [step for conversion in self.conversions for step in conversion.steps]
         return (*steps, *(str(fn) for fns in self.spec.reduce_fns for fn in fns))
 
     @property
     def seconds(self) -> float:
         """Predicted time of the operator with its communication."""
-        return self.compute_seconds + self.reduce_seconds + sum(c.seconds for c in self.connections)
+        return self.compute_seconds + self.reduce_seconds + sum(c.seconds for c in self.conversions)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -135,7 +135,7 @@ class OperatorPlan:
             "spec": str(self.spec),
             "compute_seconds": self.compute_seconds,
             "reduce_seconds": self.reduce_seconds,
-            "connections": [connection.to_json() for connection in self.connections],
+            "connections": [conversion.to_json() for conversion in self.conversions],
             "note": self.note,
             "label": self.label,
         }
@@ -149,7 +149,7 @@ class OperatorPlan:
             OpShardSpec.parse(data["spec"]),
             data["compute_seconds"],
             data["reduce_seconds"],
-            tuple(ConnectionPlan.from_json(c) for c in data["connections"]),
+            tuple(ConversionPlan.from_json(c) for c in data["connections"]),
             data["note"],
             data["label"],
         )
@@ -168,14 +168,14 @@ class StagePlan:
     weights: tuple[TensorPlan, ...]
     inputs: tuple[TensorPlan, ...]
     outputs: tuple[TensorPlan, ...]
-    output_connections: tuple[ConnectionPlan, ...] = ()
+    output_conversions: tuple[ConversionPlan, ...] = ()
     symbols: tuple[SymbolPlan, ...] = ()
     overlap: OverlapPlan | None = None
 
     @property
     def seconds(self) -> float:
         """Predicted time of one run of the stage, one operator or collective after the other."""
-        return math.fsum([*(o.seconds for o in self.operators), *(c.seconds for c in self.output_connections)])
+        return math.fsum([*(o.seconds for o in self.operators), *(c.seconds for c in self.output_conversions)])
 
     @property
     def makespan_seconds(self) -> float:
@@ -190,7 +190,7 @@ class StagePlan:
     def communications(self) -> tuple[str, ...]:
         """All conversion steps and reduce functions of the stage, in execution order, as text."""
         steps = [text for operator in self.operators for text in operator.communication]
-        return (*steps, *(step for connection in self.output_connections for step in connection.steps))
+        return (*steps, *(step for conversion in self.output_conversions for step in conversion.steps))
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -201,7 +201,7 @@ class StagePlan:
             "weights": [tensor.to_json() for tensor in self.weights],
             "inputs": [tensor.to_json() for tensor in self.inputs],
             "outputs": [tensor.to_json() for tensor in self.outputs],
-            "output_connections": [connection.to_json() for connection in self.output_connections],
+            "output_connections": [conversion.to_json() for conversion in self.output_conversions],
         }
         if self.symbols:
             data["symbols"] = [symbol.to_json() for symbol in self.symbols]
@@ -219,7 +219,7 @@ class StagePlan:
             tuple(TensorPlan.from_json(t) for t in data["weights"]),
             tuple(TensorPlan.from_json(t) for t in data["inputs"]),
             tuple(TensorPlan.from_json(t) for t in data["outputs"]),
-            tuple(ConnectionPlan.from_json(c) for c in data["output_connections"]),
+            tuple(ConversionPlan.from_json(c) for c in data["output_connections"]),
             tuple(SymbolPlan.from_json(s) for s in data.get("symbols", ())),
             OverlapPlan.from_json(data["overlap"]) if "overlap" in data else None,
         )
@@ -338,10 +338,10 @@ class Plan:
                     "; ".join(op.communication),
                     f"{op.seconds * 1e6:.1f}",
                 )
-            for connection in stage.output_connections:
-                specs = str(connection.source), str(connection.target)
-                cost = f"{connection.seconds * 1e6:.1f}"
-                table.add_row("", "graph output", *specs, "; ".join(connection.steps), cost)
+            for conversion in stage.output_conversions:
+                specs = str(conversion.source), str(conversion.target)
+                cost = f"{conversion.seconds * 1e6:.1f}"
+                table.add_row("", "graph output", *specs, "; ".join(conversion.steps), cost)
         return table
 
     def to_json(self) -> str:

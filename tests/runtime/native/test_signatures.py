@@ -16,7 +16,13 @@ from hidet_dist.runtime.native.signatures import HEADERS, PREFIX, Header, Signat
 
 INCLUDE = Path(__file__).parents[3] / "hidet_dist" / "include" / "hidet_dist"
 
-VALUES = {"int32_t": c_int32, "int64_t": c_int64, "double": c_double, "int": ctypes.c_int}
+VALUES = {
+    "uint8_t": ctypes.c_uint8,
+    "int32_t": c_int32,
+    "int64_t": c_int64,
+    "double": c_double,
+    "int": ctypes.c_int,
+}
 POINTERS = {"void": c_void_p, "char": c_char_p, "int64_t": POINTER(c_int64)}
 STRUCTURES = {name: kind for header in HEADERS.values() for name, kind in header.structures.items()}
 CALLBACKS = {name: kind for header in HEADERS.values() for name, kind in header.callbacks.items()}

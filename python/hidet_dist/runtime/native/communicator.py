@@ -5,9 +5,12 @@ from __future__ import annotations
 import ctypes
 from ctypes import c_int64
 
+from hidet_dist.runtime.native.codes import OK
 from hidet_dist.runtime.native.library import last_error, library
 from hidet_dist.runtime.native.mapped_file import MappedFile
-from hidet_dist.runtime.native.signatures import Overlap, Transport
+from hidet_dist.runtime.native.signatures import Envelope, Overlap, Transport
+
+ENVELOPE_BYTES = ctypes.sizeof(Envelope)
 
 
 def create_communicator(transport: Transport | None, mesh_shape: tuple[int, ...], rank: int) -> int:
@@ -39,6 +42,29 @@ def error(handle: int) -> str | None:
 def fail(handle: int, message: str) -> None:
     """Make a communicator fail, unless it has failed before."""
     library().hidet_dist_fail(handle, message.encode())
+
+
+def begin_call(handle: int, call: int) -> None:
+    """Number the program's call that the collectives of a communicator belong to from now on."""
+    library().hidet_dist_communicator_begin_call(handle, call)
+
+
+def out_of_step(handle: int) -> int:
+    """The rank that was in another collective than this one, where a communicator failed for that, or ``NOBODY``."""
+    return int(library().hidet_dist_communicator_out_of_step(handle))
+
+
+def current_envelope() -> bytes:
+    """What the calling thread's collective under way is, as bytes to be sent to the other ranks."""
+    envelope = Envelope()
+    library().hidet_dist_current_envelope(ctypes.byref(envelope))
+    return bytes(envelope)
+
+
+def check_envelope(theirs: bytes, rank: int) -> bool:
+    """Whether another rank is in the same collective, by its envelope; else the communicator has failed."""
+    envelope = Envelope.from_buffer_copy(theirs)
+    return bool(library().hidet_dist_check_envelope(ctypes.byref(envelope), rank) == OK)
 
 
 def sequence(handle: int) -> int:

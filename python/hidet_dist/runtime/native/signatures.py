@@ -11,7 +11,7 @@ Pointers to ``void`` and to structures that only the library knows are ``c_void_
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_int32, c_int64, c_uint8, c_void_p
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -49,6 +49,23 @@ class Blocks(ctypes.Structure):
 
 
 BlocksPointer = POINTER(Blocks)
+
+
+class Envelope(ctypes.Structure):
+    """``hidet_dist_envelope``: what a rank says of its collective to the others."""
+
+    _fields_ = (
+        ("call", c_int64),
+        ("count", c_int64),
+        ("root", c_int32),
+        ("kind", c_uint8),
+        ("dtype", c_uint8),
+        ("reduce_op", c_uint8),
+        ("reserved", c_uint8),
+    )
+
+
+EnvelopePointer = POINTER(Envelope)
 
 # The arguments of collectives: the buffers, then the count, the dtype, ... and the group last.
 _GATHER = (c_void_p, c_void_p, c_int64, c_int32, c_int32)
@@ -103,12 +120,16 @@ COLLECTIVES = Header(
         "bind": Signature(None, (c_void_p,)),
         "communicator_error": Signature(c_char_p, (c_void_p,)),
         "fail": Signature(None, (c_void_p, c_char_p)),
+        "communicator_begin_call": Signature(None, (c_void_p, c_int64)),
+        "current_envelope": Signature(c_int32, (EnvelopePointer,)),
+        "check_envelope": Signature(c_int32, (EnvelopePointer, c_int64)),
+        "communicator_out_of_step": Signature(c_int64, (c_void_p,)),
         "communicator_sequence": Signature(c_int64, (c_void_p,)),
         "communicator_peers": Signature(c_int64, (c_void_p, POINTER(c_int64), c_int64)),
         "communicator_group_size": Signature(c_int64, (c_void_p, c_int32)),
         "last_error": Signature(c_char_p, ()),
     },
-    structures={"blocks": Blocks, "transport": Transport},
+    structures={"blocks": Blocks, "envelope": Envelope, "transport": Transport},
     constants={
         "ABI_VERSION": 4,
         "MAX_MESH_AXES": 16,
@@ -128,6 +149,13 @@ COLLECTIVES = Header(
         "I64": 6,
         "U8": 7,
         "BOOL": 8,
+        # hidet_dist_collective
+        "ALL_REDUCE": 0,
+        "ALL_GATHER": 1,
+        "REDUCE_SCATTER": 2,
+        "ALL_TO_ALL": 3,
+        "BROADCAST": 4,
+        "MESSAGE": 5,
         # hidet_dist_reduce_op
         "SUM": 0,
         "MAX": 1,
