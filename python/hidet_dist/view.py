@@ -46,7 +46,8 @@ class GraphView:
     Raises
     ------
     ConfigError
-        When the size of a symbolic dim is not given, or cannot be known from the shapes of the inputs.
+        When the size of a symbolic dim is not given, or cannot be known from the shapes of the inputs, or a dim has
+        the size 0.
     """
 
     def __init__(self, graph: FlowGraph, symbols: Sequence[SymbolPlan] = (), mesh: DeviceMesh | None = None):
@@ -74,6 +75,12 @@ class GraphView:
         sizes = {symbol.name: symbol.size for symbol in symbols}
         check_symbols(graph, list(sizes))
         self._shapes = {name: self._shape(name, sizes) for name in self.tensors}
+        for name, shape in self._shapes.items():
+            if 0 in shape:
+                raise ConfigError(
+                    f"The tensor {name} of the graph has the shape {list(shape)}: there is nothing to compute where a "
+                    "dim has the size 0. Leave the tensor out of the graph."
+                )
 
     def _add(self, tensor: hidet.Tensor, name: str) -> str:
         if tensor in self.names:

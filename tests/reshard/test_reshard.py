@@ -382,7 +382,7 @@ def test_layouts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(SpecError, match="lacks it"):
         cheapest_conversion(shape, "float32", PartialSpec(whole, "sum", (2,)), whole, cluster)
     for source in (whole, PartialSpec(whole, "max", (0,)), PartialSpec(whole, "sum", (1,))):
-        with pytest.raises(SpecError, match="is not so partial"):
+        with pytest.raises(SpecError, match="is not partial over"):
             cheapest_conversion(shape, "float32", source, PartialSpec(whole, "sum", (0,)), cluster)
 
 
@@ -416,10 +416,10 @@ def test_what_is_no_step_is_refused(text: str, says: str) -> None:
         ("slice(axes=3, dim=1)", "mesh"),
         ("slice(axes=1, dim=2)", "names the dim 2"),
         ("all_to_all(axes=0, dim=0, to_dim=1)", "would change the padding"),
-        ("all_gather(axes=1, dim=0)", "are others"),
-        ("all_to_all(axes=0, dim=1, to_dim=0)", "are others"),
-        ("all_reduce(sum, axes=1)", "not so partial"),
-        ("all_reduce(max, axes=2)", "not so partial"),
+        ("all_gather(axes=1, dim=0)", "other mesh axes"),
+        ("all_to_all(axes=0, dim=1, to_dim=0)", "other mesh axes"),
+        ("all_reduce(sum, axes=1)", "not partial over"),
+        ("all_reduce(max, axes=2)", "not partial over"),
     ],
 )
 def test_a_step_that_does_not_apply_is_refused(text: str, says: str) -> None:

@@ -1,4 +1,4 @@
-"""``python -m hidet_dist.explain artifacts``: why the plan of an artifact folder is what it is."""
+"""``python -m hidet_dist.explain artifacts``: explain the plan of an artifact folder, or a plan file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m hidet_di
     elif options.schedule:
         print("\n".join(explanation.schedule))
     else:
-        # A pipe has no width: lines are as long as in the text form.
+        # A pipe has no width: use that of the text form.
         Console(width=None if sys.stdout.isatty() else 160).print(explanation)
     return 0
 

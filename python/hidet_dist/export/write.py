@@ -17,10 +17,12 @@ import torch
 from hidet.graph import Operator, Tensor
 
 from hidet_dist.artifacts.manifest import NAME, Launch, Manifest, StageManifest, TensorSignature, holds_artifacts
+from hidet_dist.checks import shown
 from hidet_dist.compile import CompiledProgram
 from hidet_dist.compile.target import CPU, Target
-from hidet_dist.errors import ArtifactError
+from hidet_dist.errors import ArtifactError, ConfigError
 from hidet_dist.files import exchange, sha256, write_text
+from hidet_dist.limits import MOST_NAME_BYTES
 from hidet_dist.partition import Program
 from hidet_dist.partition.operators import CommunicationOp
 from hidet_dist.partition.program import COORDINATE
@@ -31,21 +33,49 @@ from hidet_dist.spec.extents import extents_of
 from hidet_dist.weights import Layout, shard_blocks, write_safetensors
 
 
-def check_destination(out_dir: Path, recompile: bool) -> None:
-    """Refuse a place that artifacts must not be written to.
+def check_destination(out_dir: str | Path, recompile: bool) -> Path:
+    """Refuse a place that artifacts must not or cannot be written to, before work starts; return where they go.
+
+    That is the path without links, so that a link to a folder stays one when the folder is replaced.
 
     Raises
     ------
+    ConfigError
+        When ``out_dir`` is no path.
     ArtifactError
-        When ``out_dir`` is a file, or a folder that is neither empty nor artifacts, unless ``recompile``.
+        When ``out_dir`` is a file, or a folder that is neither empty nor artifacts, unless ``recompile``; when its name
+        is none or too long, or no folder can be made beside it.
     """
-    if out_dir.exists() and not out_dir.is_dir():
-        raise ArtifactError(f"{out_dir} is not a folder; name another out_dir.")
-    if not recompile and out_dir.is_dir() and any(out_dir.iterdir()) and not holds_artifacts(out_dir):
+    if not isinstance(out_dir, str | Path):
+        raise ConfigError(f"out_dir must be the path of a folder; got {shown(out_dir)}.")
+    try:
+        name_bytes = len(os.fsencode(os.path.basename(out_dir)))
+        place = Path(os.path.realpath(out_dir))
+    except (OSError, ValueError) as error:  # such as a null byte
+        raise ArtifactError(f"out_dir {shown(str(out_dir))} is no path: {error}.") from error
+    if os.path.basename(str(out_dir).rstrip("/")) in ("", ".", ".."):
+        raise ArtifactError(f"out_dir must end in the name of a folder to make or replace; got {shown(str(out_dir))}.")
+    if max(name_bytes, len(os.fsencode(place.name))) > MOST_NAME_BYTES:
         raise ArtifactError(
-            f"{out_dir} is not empty and holds no artifacts of hidet_dist; name another out_dir, or set "
-            "optimization_config['recompile'] to move its content aside."
+            f"The name of out_dir has more than {MOST_NAME_BYTES} bytes: {shown(place.name)}. Name a shorter one."
         )
+    try:
+        if os.path.lexists(place) and not place.is_dir():
+            raise ArtifactError(f"{out_dir} is not a folder; name another out_dir.")
+        if not recompile and place.is_dir() and any(place.iterdir()) and not holds_artifacts(place):
+            raise ArtifactError(
+                f"{out_dir} is not empty and holds no artifacts of hidet_dist; name another out_dir, or set "
+                "optimization_config['recompile'] to move its content aside."
+            )
+        there = place.parent
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        os.rmdir(tempfile.mkdtemp(dir=there, prefix=f".{place.name}.partial-"))
+    except OSError as error:
+        raise ArtifactError(
+            f"No artifacts can be written to {shown(str(out_dir))}: {error.strerror}. Name another out_dir."
+        ) from error
+    return place
 
 
 @contextmanager
@@ -54,24 +84,32 @@ def replacing(out_dir: Path) -> Iterator[Path]:
 
     Old artifacts are removed; any other content is kept, as ``<out_dir>.before-<n>``. Where the file system can
     exchange folders, there are artifacts at ``out_dir`` at any time, the old ones or the new.
+
+    Raises
+    ------
+    ArtifactError
+        When a file cannot be written, such as when the disk is full.
     """
-    out_dir.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(dir=out_dir.parent, prefix=f".{out_dir.name}.partial-"))
     try:
-        yield staging
-        staging.chmod(0o755)
-        own = holds_artifacts(out_dir)
-        if own and exchange(staging, out_dir):
-            return  # what is removed below is what was there
-        aside = _free_name(out_dir)
-        removable = own or (out_dir.exists() and not any(out_dir.iterdir()))
-        if out_dir.exists():
-            os.rename(out_dir, aside)
-        os.rename(staging, out_dir)
-        if removable:
-            shutil.rmtree(aside)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        out_dir.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(dir=out_dir.parent, prefix=f".{out_dir.name}.partial-"))
+        try:
+            yield staging
+            staging.chmod(0o755)
+            own = holds_artifacts(out_dir)
+            if own and exchange(staging, out_dir):
+                return  # what is removed below is what was there
+            aside = _free_name(out_dir)
+            removable = own or (out_dir.exists() and not any(out_dir.iterdir()))
+            if out_dir.exists():
+                os.rename(out_dir, aside)
+            os.rename(staging, out_dir)
+            if removable:
+                shutil.rmtree(aside)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    except OSError as error:
+        raise ArtifactError(f"The artifacts cannot be written to {out_dir}: {error}.") from error
 
 
 def _free_name(out_dir: Path) -> Path:
@@ -81,10 +119,28 @@ def _free_name(out_dir: Path) -> Path:
     return name
 
 
+def _check_room(folder: Path, program: Program) -> None:
+    """Raise ArtifactError where the disk has too little room for the shards of all ranks."""
+    shard = sum(weight.local_nbytes(program.mesh) for weight in program.weights)
+    needed, free = shard * program.mesh.size, shutil.disk_usage(folder).free
+    if needed > free:
+        raise ArtifactError(
+            f"The weights of {program.mesh.size} ranks take {needed} bytes, and the disk of {folder} has {free} left. "
+            "Free some, or name an out_dir on another disk."
+        )
+
+
 def write_artifacts(
     folder: Path, plan: Plan, program: Program, compiled: CompiledProgram, target: Target = CPU
 ) -> Manifest:
-    """Write everything into an empty folder, the manifest last."""
+    """Write everything into an empty folder, the manifest last.
+
+    Raises
+    ------
+    ArtifactError
+        When there is no room for the weights.
+    """
+    _check_room(folder, program)
     stage_dir = folder / "stage0"
     (stage_dir / "kernels").mkdir(parents=True)
     plan.save(folder / "plan.json")

@@ -1,4 +1,4 @@
-"""What the steps of a conversion cost."""
+"""Predicted seconds of the steps of a conversion."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def itemsize(dtype: Element) -> int:
 
 
 class StepSeconds(NamedTuple):
-    """The predicted times of a step in turn: what is copied before it communicates, communicating, copying after."""
+    """The predicted seconds of a step: copying before it sends (pack), communicating, copying after (unpack)."""
 
     pack: float
     communicate: float
@@ -33,12 +33,12 @@ class StepSeconds(NamedTuple):
 def step_parts(
     step: Step, before: Layout, after: Layout, shape: Sequence[int], element_bytes: int, cluster: Cluster
 ) -> StepSeconds:
-    """Predicted times of a step on a tensor of ``shape`` (whole), with the copies that its order in memory needs.
+    """Predict the seconds of a step on a tensor of ``shape`` (whole, in elements), with the copies that it needs.
 
     A slice copies what it keeps. A collective along a dim whose parts do not lie one behind the other in the group's
     order packs what it sends, or unpacks what it receives, which copies it (:meth:`Step.packs`, :meth:`Step.unpacks`).
-    Padding is sent like anything else; what is left after it is cut off is copied. Where collectives put shards in
-    their places (``Device.places_shards``), neither costs a copy.
+    Padding is sent like data; cutting it off afterwards costs a copy. Collectives that write shards to their places
+    (``Device.places_shards``) need neither copy.
     """
     mesh = cluster.mesh
     sent = split_of(before).local_shape(shape, mesh)
@@ -67,7 +67,7 @@ def step_parts(
 def step_seconds(
     step: Step, before: Layout, after: Layout, shape: Sequence[int], element_bytes: int, cluster: Cluster
 ) -> float:
-    """Predicted time of a step in all, as :func:`step_parts` has it."""
+    """The sum of the seconds that :func:`step_parts` predicts."""
     pack, communicate, unpack = step_parts(step, before, after, shape, element_bytes, cluster)
     return communicate + pack + unpack
 
@@ -79,7 +79,7 @@ def reduce_seconds(
     fns: Sequence[ReduceFn],
     cluster: Cluster,
 ) -> float:
-    """Predicted time of applying ``fns`` to a partial tensor of ``shape`` (whole) that lies as ``partial`` says."""
+    """Predict the seconds of applying ``fns`` in turn to a tensor of ``shape`` (whole) in the spec ``partial``."""
     seconds = 0.0
     spec = partial
     for fn in fns:

@@ -18,6 +18,7 @@ import numpy as np
 
 from hidet_dist.artifacts.manifest import StageManifest
 from hidet_dist.artifacts.opened import OpenedArtifacts
+from hidet_dist.checks import shown
 from hidet_dist.errors import ArtifactError, CommunicationError, ConfigError, HidetDistError, InputError
 from hidet_dist.runtime import native, session
 from hidet_dist.runtime.agreement import agree, refuse
@@ -140,12 +141,12 @@ class LoadedPartition:
         check_features(self.manifest.arch, self.manifest.cpu_features)
         load_needed(stage.libraries, folder)
         self._runtime = hidet_runtime()
-        launcher, *kernels = (artifacts.take(name) for name in stage.libraries_of())
+        launcher, *kernels = (artifacts.take(name).descriptor for name in stage.libraries_of())
         self._kernels = self._libraries.load_kernels(kernels, stage.candidates)
         library = self._libraries.load_own(launcher)
         data: dict[str, int] = {}
         for name in stage.data_of(self.rank):
-            data.update(self._memory.load(artifacts.take(name), folder / name, stage.data))
+            data.update(self._memory.load(artifacts.take(name), stage.data))
         missing = [name for name in stage.data if name not in data]
         if missing:
             raise ArtifactError(
@@ -593,6 +594,8 @@ def load_partition(
     RendezvousError
         When the other ranks do not come; it names them.
     """
+    if not isinstance(out_dir, str | Path):
+        raise ArtifactError(f"load_partition takes the path of a folder with artifacts; got {shown(out_dir)}.")
     return LoadedPartition(Path(out_dir), rank, timeout_seconds)
 
 

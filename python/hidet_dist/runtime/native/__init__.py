@@ -63,7 +63,7 @@ from hidet_dist.runtime.native.library import (
     library_dir,
     library_path,
 )
-from hidet_dist.runtime.native.mapped_file import MappedFile
+from hidet_dist.runtime.native.mapped_file import Change, MappedFile
 from hidet_dist.runtime.native.nccl import Nccl, cuda_device_count, cuda_device_uuid, load_nccl, nccl_unique_id
 from hidet_dist.runtime.native.shared_memory import SharedMemory
 from hidet_dist.runtime.native.signatures import (
@@ -89,6 +89,7 @@ __all__ = [
     "OK",
     "REDUCE_OP_CODES",
     "Blocks",
+    "Change",
     "Cublas",
     "ForkFunction",
     "MappedFile",
