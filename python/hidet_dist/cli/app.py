@@ -38,7 +38,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Version.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
 ) -> None:
     """Handle the options that stand before a command."""
 
