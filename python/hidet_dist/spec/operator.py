@@ -17,7 +17,7 @@ _TENSOR = re.compile(r"\([^()]*\)")
 
 @dataclass(frozen=True)
 class ReduceFn:
-    """A collective that completes a partial output: ``kind`` over ``mesh_axes`` by ``op``; a reduce-scatter splits ``dim``.
+    """The collective that completes a partial output: ``kind`` over ``mesh_axes`` by ``op``; ``dim`` if it scatters.
 
     Raises
     ------
