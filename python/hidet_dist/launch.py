@@ -31,8 +31,8 @@ _POLL_SECONDS = 0.05
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m hidet_dist.launch", description=__doc__)
+def _parse(arguments: Sequence[str], prog: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument("-n", "--ranks", type=int, required=True, help="how many processes to start")
     parser.add_argument("--master-port", type=int, help="the port that the ranks meet at (default: a free one)")
     parser.add_argument("--timeout", type=float, metavar="S", help="end the run after S seconds, with status 124")
@@ -172,13 +172,13 @@ def _earlier(deadline: float | None, other: float) -> float:
     return other if deadline is None else min(deadline, other)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a program as several ranks.
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m hidet_dist.launch") -> int:
+    """Run a program as several ranks. ``prog`` is the command's name in its usage.
 
     Returns the exit status of the rank that failed first, as a shell gives it (128 + n for signal n); 124 where the
     time limit was passed; 0 where all went well.
     """
-    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    options = _parse(sys.argv[1:] if arguments is None else arguments, prog)
     program = ["-m", options.program] if options.module else [options.program]
     command = [sys.executable, *program, *options.arguments]
     ranks = _Ranks(command, options.ranks, options.master_port or free_port())

@@ -14,6 +14,7 @@ from hidet_dist.errors import CalibrationError
 from hidet_dist.machine.cluster import Cluster, Device, Link
 from hidet_dist.machine.kernels import KernelCost, Work
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.collectives import COLLECTIVES
 
 _COSTS = ("seconds_per_operation", "seconds_per_byte", "seconds_per_call")
 _ANY = Device("any", {"default": 1.0}, 1.0, 1, 0.0)
@@ -21,13 +22,7 @@ _ANY = Device("any", {"default": 1.0}, 1.0, 1, 0.0)
 
 def predicted_seconds(cluster: Cluster, sample: CollectiveSample) -> float:
     """The cost model's seconds for a measured collective."""
-    of_kind = {
-        "all_gather": cluster.all_gather_seconds,
-        "reduce_scatter": cluster.reduce_scatter_seconds,
-        "all_reduce": cluster.all_reduce_seconds,
-        "all_to_all": cluster.all_to_all_seconds,
-    }
-    return of_kind[sample.kind](sample.nbytes, sample.axes)
+    return cluster.collective_seconds(COLLECTIVES[sample.kind], sample.nbytes, sample.axes)
 
 
 def fit_link(mesh: DeviceMesh, samples: Sequence[CollectiveSample]) -> Link:

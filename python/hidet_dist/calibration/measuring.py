@@ -14,18 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hidet_dist.calibration.fit import fit_kernel, fit_link, predicted_seconds
-from hidet_dist.calibration.samples import KINDS, CollectiveSample, ProbeSample, load_slowest
+from hidet_dist.calibration.samples import CollectiveSample, ProbeSample, load_slowest
 from hidet_dist.errors import CalibrationError, ConfigError
 from hidet_dist.machine.cluster import Cluster, Device, Link
 from hidet_dist.machine.file import save_machine
 from hidet_dist.machine.kernels import KernelCost, Work
 from hidet_dist.progress import Progress
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.collectives import COMMUNICATING
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from hidet_dist.calibration.probes import Probe
+
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 SIZES = tuple(4**exponent for exponent in range(4, 13))
@@ -171,7 +173,7 @@ def calibrate(
                 "folder": name,
                 "mesh_shape": mesh.shape,
                 "groups": _groups(mesh),
-                "kinds": KINDS,
+                "kinds": COMMUNICATING,
                 "sizes": sorted(sizes),
                 "repeats": repeats,
                 "probes": [probe.name for probe in programs],

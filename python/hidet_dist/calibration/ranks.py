@@ -29,6 +29,7 @@ from hidet_dist.calibration.samples import (
 from hidet_dist.runtime import native, openblas, session
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.partition import LoadedPartition, load_partition
+from hidet_dist.spec.collectives import COLLECTIVES
 
 _FLOAT32, _SUM = native.dtype_code("float32"), native.reduce_op_code("sum")
 _ITEM_BYTES = 4
@@ -97,20 +98,13 @@ def _collective(
 
 def _call(kind: str, count: int, ranks: int, group: int) -> Callable[[], int]:
     """A collective over ``ranks`` ranks on a float32 tensor that has ``count`` elements when it is whole."""
-    part = count // ranks
-    sends = {"all_gather": part, "reduce_scatter": count, "all_reduce": count, "all_to_all": part}[kind]
-    receives = {"all_gather": count, "reduce_scatter": part, "all_reduce": count, "all_to_all": part}[kind]
-    send, receive = np.ones(sends, np.float32), np.ones(receives, np.float32)
+    collective = COLLECTIVES[kind]
+    send = np.ones(collective.sent(count, ranks), np.float32)
+    receive = np.ones(collective.received(count, ranks), np.float32)
+    block = collective.block(count, ranks)
 
     def call() -> int:
-        addresses = send.ctypes.data, receive.ctypes.data
-        if kind == "all_gather":
-            return native.all_gather(*addresses, part, _FLOAT32, group)
-        if kind == "reduce_scatter":
-            return native.reduce_scatter(*addresses, part, _FLOAT32, _SUM, group)
-        if kind == "all_reduce":
-            return native.all_reduce(*addresses, count, _FLOAT32, _SUM, group)
-        return native.all_to_all(*addresses, part // ranks, _FLOAT32, group)
+        return native.run(collective, send.ctypes.data, receive.ctypes.data, block, _FLOAT32, _SUM, group)
 
     return call
 

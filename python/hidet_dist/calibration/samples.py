@@ -9,8 +9,6 @@ from pathlib import Path
 
 from hidet_dist.files import write_text
 
-KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-
 ROWS = 30000
 """Rows of the table of the lookup probe; its indices are below this number."""
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from hidet_dist.checks import shown
 from hidet_dist.errors import SpecError
+from hidet_dist.spec.collectives import COLLECTIVES, REDUCING
 from hidet_dist.spec.tensor import TensorShardSpec
 
 REDUCE_OPS = ("sum", "max", "min", "product", "average")
-_REDUCE = re.compile(r"^(all_reduce|reduce_scatter)\((\w+),\s*axes=(\d+)(?:,\s*dim=(\d{1,9}))?\)$")
+_REDUCE = re.compile(rf"^({'|'.join(REDUCING)})\((\w+),\s*axes=(\d+)(?:,\s*dim=(\d{{1,9}}))?\)$")
 _CALL = re.compile(r"\w+\([^()]*\)")
 _TENSOR = re.compile(r"\([^()]*\)")
 
@@ -32,16 +33,15 @@ class ReduceFn:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh_axes", tuple(self.mesh_axes))
-        if self.kind not in ("all_reduce", "reduce_scatter"):
-            raise SpecError(f"A reduce function is an all_reduce or a reduce_scatter; got {shown(self.kind)}.")
+        if self.kind not in REDUCING:
+            raise SpecError(f"A reduce function is one of {', '.join(REDUCING)}; got {shown(self.kind)}.")
         if self.op not in REDUCE_OPS:
             raise SpecError(f"A reduce function reduces by one of {', '.join(REDUCE_OPS)}; got {shown(self.op)}.")
         if not self.mesh_axes or len(set(self.mesh_axes)) != len(self.mesh_axes):
             raise SpecError(f"A reduce function needs distinct mesh axes; got {self.mesh_axes}.")
-        if (self.dim is None) != (self.kind == "all_reduce"):
-            raise SpecError(
-                f"A reduce_scatter names the dim it splits, an all_reduce none; got {self.kind}, {self.dim}."
-            )
+        if (self.dim is not None) != COLLECTIVES[self.kind].splits:
+            splits = "splits a dim, which it names" if self.dim is None else "splits no dim"
+            raise SpecError(f"The reduce function {self.kind} {splits}; got the dim {self.dim}.")
 
     def after(self, partial: TensorShardSpec) -> TensorShardSpec:
         """The spec of a partial tensor after it is reduced."""
