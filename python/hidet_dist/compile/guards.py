@@ -32,6 +32,7 @@ from hidet.ir.expr import (
     cast,
     equal,
     if_then_else,
+    is_constant,
     logical_and,
     tensor_element,
 )
@@ -134,10 +135,11 @@ class _Guard(IRRewriter):
         for dim, extent in enumerate(e.base.shape):
             if self.is_read(e.indices[dim]):
                 self.guards += 1
-                index, zero = self.signed(indices[dim])
+                index, kind = self.signed(indices[dim])
+                zero = kind.constant(0)
                 indices[dim] = index
                 if self.checked:
-                    last = extent - 1
+                    last = kind.constant(int(extent) - 1) if is_constant(extent) else cast(extent - 1, kind)
                     indices[dim] = if_then_else(index < zero, zero, if_then_else(index < extent, index, last))
                 inside += [index >= zero, index < extent]
         read = tensor_element(element.base, indices)
@@ -188,10 +190,10 @@ class _Guard(IRRewriter):
         """Whether a value depends on elements of tensors other than the trusted ones."""
         return isinstance(value, Expr) and any(x.base not in self.trusted for x in collect(value, TensorElement))
 
-    def signed(self, index: Expr) -> tuple[Expr, Expr]:
-        """An index as a signed integer of 32 bits or more, and its zero."""
+    def signed(self, index: Expr) -> tuple[Expr, DataType]:
+        """An index as a signed integer of 32 bits or more, and its type."""
         kind = self.types(index)
         if kind not in (int32, int64):
             kind = int64 if kind.nbytes >= int32.nbytes else int32
             index = cast(index, kind)
-        return index, kind.constant(0)
+        return index, kind
