@@ -17,7 +17,7 @@ from hidet_dist.errors import ConfigError, PlanError
 from hidet_dist.normalize.columns import pad_columns
 from hidet_dist.normalize.precision import in_precision
 from hidet_dist.overlap.planned import resident_bytes
-from hidet_dist.partition import Program, partition_graph
+from hidet_dist.partitioning import Program, partition_graph
 from hidet_dist.progress import Progress
 from hidet_dist.search import search
 from hidet_dist.search.refine import cluster_of

@@ -1,10 +1,11 @@
-"""Writing files so that nothing half-written is ever found: beside, then renamed or exchanged."""
+"""Files written whole or not at all, beside and then renamed or exchanged; and read within bounds."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
 import os
+import stat
 import tempfile
 from pathlib import Path
 
@@ -27,6 +28,25 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     """Write ``text`` as UTF-8 to ``path``, whole or not at all."""
     write_bytes(path, text.encode("utf-8"))
+
+
+def read_text(path: Path, most_bytes: int) -> str:
+    """The content of a UTF-8 file of at most ``most_bytes``, whose size is checked before it is read.
+
+    Raises
+    ------
+    OSError
+        When the file cannot be read, is no regular file (a FIFO, of which the end may never come), or is larger.
+    UnicodeDecodeError
+        When it is not UTF-8.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(f"{path} is no regular file")
+        if status.st_size > most_bytes:
+            raise OSError(f"{path} has {status.st_size} bytes, more than the {most_bytes} that such a file may have")
+        return file.read(most_bytes).decode("utf-8")
 
 
 _AT_FDCWD = -100

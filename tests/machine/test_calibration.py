@@ -24,7 +24,7 @@ from hidet_dist.machine.calibration.kernels import KERNEL_PROBES
 from hidet_dist.machine.calibration.probes import probes
 from hidet_dist.machine.calibration.samples import KINDS, CollectiveSample
 from hidet_dist.machine.kernels import KERNEL_CLASSES
-from hidet_dist.partition import partition_graph
+from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hidet_dist.partition import partition_graph
+from hidet_dist.partitioning import partition_graph
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.rules.soundness.__main__ import main
 from hidet_dist.rules.soundness.graphs import GRAPHS, MODELS, WITHOUT_KERNELS

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hidet_dist.connect.cost import Element
-from hidet_dist.connect.path import connect
 from hidet_dist.connect.steps import Step, walk
 from hidet_dist.errors import PlanError, SpecError
-from hidet_dist.machine import builtin
 from hidet_dist.spec import StagePlan, TensorShardSpec
 from hidet_dist.spec.plan import ConnectionPlan
 
 
 class PlannedSteps:
-    """The steps of each conversion of a stage.
-
-    A conversion that the plan does not list, as a plan written by hand need not, takes what would be the cheapest steps
-    on the machine ``cpu``: the tensor is the same after them whatever the machine.
+    """The steps of each conversion of a stage, as the plan lists them.
 
     Raises
     ------
@@ -37,19 +31,18 @@ class PlannedSteps:
         self,
         name: str,
         shape: Sequence[int],
-        dtype: Element,
         source: TensorShardSpec,
         target: TensorShardSpec,
     ) -> tuple[Step, ...]:
         """The steps that convert a tensor of ``shape`` (whole) from ``source`` to ``target``.
 
-        Raises PlanError when the steps that the plan lists do not apply, or lead elsewhere.
+        Raises PlanError when the plan lists none, or steps that do not apply or lead elsewhere.
         """
         listed = self._listed.get((name, target))
+        if listed is None:
+            raise PlanError(f"The plan lists no conversion of {name} from {source} to {target}.")
+        self._taken.add((name, target))
         try:
-            if listed is None:
-                return connect(shape, dtype, source, target, builtin("cpu", self._mesh)).steps
-            self._taken.add((name, target))
             if listed.source != source:
                 raise PlanError(f"The plan converts {name} from {listed.source} to {target}, but it lies as {source}.")
             steps = tuple(map(Step.parse, listed.steps))

@@ -12,7 +12,9 @@ from rich.console import Console
 
 from hidet_dist.errors import HidetDistError, PlanError
 from hidet_dist.explain import Explanation, SearchReport
+from hidet_dist.files import read_text
 from hidet_dist.spec import Plan
+from hidet_dist.spec.plan import MOST_BYTES
 
 FILE = "explain.json"
 
@@ -20,14 +22,14 @@ FILE = "explain.json"
 def load(path: Path) -> Explanation:
     """The explanation of the plan in an artifact folder, or of a plan file. Raises PlanError."""
     if not path.is_dir():
-        return Plan.load(path).explain()
+        return Explanation(Plan.load(path))
     plan = Plan.load(path / "plan.json")
     try:
-        data = json.loads((path / FILE).read_text(encoding="utf-8"))
+        data = json.loads(read_text(path / FILE, MOST_BYTES))
         report = data["report"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, RecursionError, ValueError, KeyError, TypeError) as error:
         raise PlanError(f"Cannot read the explanation {path / FILE}: {error}") from error
-    return replace(plan, report=None if report is None else SearchReport.from_json(report)).explain()
+    return Explanation(replace(plan, report=None if report is None else SearchReport.from_json(report)))
 
 
 def main() -> int:

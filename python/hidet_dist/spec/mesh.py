@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from hidet_dist.errors import SpecError
 
 MAX_AXES = 10  # so that a mesh axis is one digit in the written form of a spec
+MAX_DEVICES = 2**20
+"""Devices of a mesh: more than any machine has, and few enough to go through."""
 _AXIS = re.compile(r"^\s*([A-Za-z_]\w*)\s*=\s*(\d+)\s*$")
 
 
@@ -27,7 +29,8 @@ class DeviceMesh:
     Raises
     ------
     SpecError
-        For an empty shape, a size below 1, a name twice, or names that do not match the shape.
+        For an empty shape, a size below 1, more than MAX_DEVICES in all, a name twice, or names that do not match the
+        shape.
     """
 
     shape: tuple[int, ...]
@@ -46,6 +49,8 @@ class DeviceMesh:
                 raise SpecError(
                     f"A mesh axis needs a whole number of devices, 1 or more; got {size!r} in {self.shape}."
                 )
+        if self.size > MAX_DEVICES:
+            raise SpecError(f"A device mesh has at most {MAX_DEVICES} devices; got the shape {self.shape}.")
         if len(names) != len(self.shape):
             raise SpecError(f"The mesh {self.shape} has {len(self.shape)} axes but {len(names)} names: {names}.")
         if len(set(names)) != len(names) or not all(name.isidentifier() for name in names):

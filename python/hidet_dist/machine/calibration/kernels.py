@@ -15,7 +15,7 @@ from hidet_dist.compile.build import CompiledProgram
 from hidet_dist.machine.builtin import builtin
 from hidet_dist.machine.calibration.samples import ROWS, KernelCalls, save_kernels
 from hidet_dist.machine.kernels import Work
-from hidet_dist.partition import partition_graph
+from hidet_dist.partitioning import partition_graph
 from hidet_dist.rules.rule import Choice, RuleTable
 from hidet_dist.search import find
 from hidet_dist.search.cost import PredictedCost, compute_seconds
