@@ -50,7 +50,7 @@ slow-test: setup
 
 # Every choice of every rule, and random plans of whole graphs, at full size; the last line is JSON.
 soundness: setup
-	$(BIN)/python -m hidet_dist.rules.soundness
+	$(BIN)/python -m hidet_dist.soundness
 
 # hidet_dist beside PyTorch on whole models; MODELS takes some of them. The last line is JSON.
 bench: setup

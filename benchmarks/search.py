@@ -36,10 +36,10 @@ from hidet.testing.models.resnet import Bottleneck, ResNet
 from rich.console import Console
 from rich.table import Table
 
+from hidet_dist.cost.model import PredictedCost
 from hidet_dist.machine import Cluster, builtin
 from hidet_dist.search import find
 from hidet_dist.search.activations import held
-from hidet_dist.search.cost import PredictedCost
 from hidet_dist.search.ilp import Problem, evaluate
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.pins import Pins

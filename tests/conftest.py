@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hidet_dist.compile.cuda.toolkit import find_toolkit
 from hidet_dist.errors import CompileError
 from hidet_dist.runtime import session
+from hidet_dist.toolchain.cuda import find_toolkit
 
 if TYPE_CHECKING:
     from tests.emulator.emulated import Emulator

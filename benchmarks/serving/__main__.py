@@ -37,9 +37,9 @@ from rich.markup import escape
 from tables import all_reduce_table, answers_table, goals_table, kernels_table, prediction_table, times_table
 from variants import Variant, VariantError, measure_in_turns, medians
 
+from hidet_dist.calibration import calibrate
 from hidet_dist.errors import HidetDistError
 from hidet_dist.files import write_text
-from hidet_dist.machine import calibrate
 from hidet_dist.progress import Progress, Task
 
 HERE = Path(__file__).parent

@@ -16,9 +16,9 @@ import hidet
 from cases import CASES
 
 import hidet_dist  # noqa: F401  adds auto_parallel to hidet.distributed
+from hidet_dist.cost.work import kernel_class
 from hidet_dist.machine import load_machine
 from hidet_dist.search import recost
-from hidet_dist.search.work import kernel_class
 from hidet_dist.spec import Plan
 from hidet_dist.view import GraphView
 

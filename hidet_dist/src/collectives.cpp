@@ -10,7 +10,14 @@ namespace {
 
 using hidet_dist::Blocks;
 
-enum class Kind { kAllReduce, kAllGather, kReduceScatter, kAllToAll, kBroadcast, kSendRecv };
+enum class Kind : uint8_t {
+  kAllReduce = HIDET_DIST_ALL_REDUCE,
+  kAllGather = HIDET_DIST_ALL_GATHER,
+  kReduceScatter = HIDET_DIST_REDUCE_SCATTER,
+  kAllToAll = HIDET_DIST_ALL_TO_ALL,
+  kBroadcast = HIDET_DIST_BROADCAST,
+  kSendRecv = HIDET_DIST_MESSAGE
+};
 
 struct Call {
   Kind kind;
@@ -29,6 +36,11 @@ struct Call {
   const hidet_dist_blocks *received = nullptr;
 
   bool has_blocks() const { return sent != nullptr || received != nullptr; }
+
+  hidet_dist_envelope envelope(int64_t program_call, int64_t elements) const {
+    return {program_call, elements, root, static_cast<uint8_t>(kind), static_cast<uint8_t>(dtype),
+            static_cast<uint8_t>(reduce_op), 0};
+  }
 };
 
 std::string in_words(const hidet_dist_blocks &blocks, int64_t group_size) {
@@ -136,7 +148,7 @@ int32_t run_on_blocks(const hidet_dist_transport &transport, const Call &call, i
 
 // The collectives that all ranks of the group take part in.
 int32_t run_in_group(hidet_dist_communicator &communicator, const Call &call, int64_t group_size) {
-  communicator.begin(call.group, HIDET_DIST_NOBODY, HIDET_DIST_NOBODY);
+  communicator.begin(call.group, call.envelope(communicator.call(), call.count));
   const hidet_dist_transport &transport = communicator.transport();
   if (call.count == 0) return HIDET_DIST_OK;
   if (call.has_blocks()) return run_on_blocks(transport, call, group_size);
@@ -164,14 +176,16 @@ int32_t run_between_two(hidet_dist_communicator &communicator, const Call &call,
   const hidet_dist_transport &transport = communicator.transport();
   const bool sends = call.to != HIDET_DIST_NOBODY && call.count > 0;
   const bool receives = call.from != HIDET_DIST_NOBODY && call.recv_count > 0;
+  const hidet_dist_envelope sent = call.envelope(communicator.call(), call.count);
+  const hidet_dist_envelope received = call.envelope(communicator.call(), call.recv_count);
   if (!sends && !receives) {
-    communicator.begin(0, HIDET_DIST_NOBODY, HIDET_DIST_NOBODY);
+    communicator.begin(HIDET_DIST_NOBODY, sent, HIDET_DIST_NOBODY, received);
     return HIDET_DIST_OK;
   }
   const std::vector<int64_t> ranks = communicator.mesh().group_ranks(call.group);
   const int64_t to = sends ? ranks[static_cast<size_t>(call.to)] : HIDET_DIST_NOBODY;
   const int64_t from = receives ? ranks[static_cast<size_t>(call.from)] : HIDET_DIST_NOBODY;
-  communicator.begin(0, to, from);
+  communicator.begin(to, sent, from, received);
   if (call.to == place) return copy(transport, call);
   return transport.send_recv(transport.context, call.send, sends ? call.count : 0, static_cast<int32_t>(to), call.recv,
                              receives ? call.recv_count : 0, static_cast<int32_t>(from), call.dtype);

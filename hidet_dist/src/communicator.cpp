@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <numeric>
 #include <utility>
@@ -32,6 +33,22 @@ std::string check_mesh(const int64_t *shape, int32_t axes, int64_t rank, int64_t
 }  // namespace
 
 namespace hidet_dist {
+
+std::string in_words(const hidet_dist_envelope &envelope) {
+  const auto name = [](auto &names, size_t number) { return number < std::size(names) ? names[number] : "an unknown"; };
+  static constexpr const char *kKinds[] = {"all_reduce", "all_gather", "reduce_scatter",
+                                           "all_to_all", "broadcast",  "message"};
+  static constexpr const char *kTypes[] = {"float32", "float64", "float16", "bfloat16", "int8",
+                                           "int32",   "int64",   "uint8",   "bool"};
+  static constexpr const char *kReduceOps[] = {"sum", "max", "min", "product", "mean"};
+  std::string words = name(kKinds, envelope.kind);
+  if (envelope.kind == HIDET_DIST_ALL_REDUCE || envelope.kind == HIDET_DIST_REDUCE_SCATTER) {
+    words += std::string(" (") + name(kReduceOps, envelope.reduce_op) + ")";
+  }
+  if (envelope.kind == HIDET_DIST_BROADCAST) words += " from place " + std::to_string(envelope.root);
+  return words + " of " + std::to_string(envelope.count) + " " + name(kTypes, envelope.dtype) + " of call " +
+         std::to_string(envelope.call);
+}
 
 int64_t Mesh::size() const { return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies<>()); }
 
@@ -80,6 +97,18 @@ std::vector<int64_t> Mesh::group_ranks(int32_t group) const {
 
 }  // namespace hidet_dist
 
+void hidet_dist_communicator::begin(int32_t group, const hidet_dist_envelope &envelope) {
+  envelope_ = expected_ = envelope;
+  begin(group, HIDET_DIST_NOBODY, HIDET_DIST_NOBODY);
+}
+
+void hidet_dist_communicator::begin(int64_t to, const hidet_dist_envelope &sent, int64_t from,
+                                    const hidet_dist_envelope &received) {
+  envelope_ = sent;
+  expected_ = received;
+  begin(0, to, from);
+}
+
 void hidet_dist_communicator::begin(int32_t group, int64_t to, int64_t from) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -120,10 +149,20 @@ std::string hidet_dist_communicator::spoiled() const {
   return "";
 }
 
-void hidet_dist_communicator::fail(const std::string &message) {
+void hidet_dist_communicator::fail_out_of_step(int64_t other, const hidet_dist_envelope &theirs) {
+  fail("the ranks are out of step: rank " + std::to_string(mesh_.rank) + " is in " + hidet_dist::in_words(expected_) +
+           ", but rank " + std::to_string(other) + " in " + hidet_dist::in_words(theirs) +
+           ". All ranks must make the same calls in the same order",
+       other);
+}
+
+void hidet_dist_communicator::fail(const std::string &message) { fail(message, HIDET_DIST_NOBODY); }
+
+void hidet_dist_communicator::fail(const std::string &message, int64_t out_of_step) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (failed_.load(std::memory_order_relaxed)) return;
   error_ = message;
+  out_of_step_ = out_of_step;
   failed_.store(true, std::memory_order_release);
 }
 
@@ -172,6 +211,27 @@ const char *hidet_dist_communicator_error(const hidet_dist_communicator *communi
 
 void hidet_dist_fail(hidet_dist_communicator *communicator, const char *message) {
   communicator->fail(message == nullptr ? "unknown error" : message);
+}
+
+void hidet_dist_communicator_begin_call(hidet_dist_communicator *communicator, int64_t call) {
+  communicator->begin_call(call);
+}
+
+int32_t hidet_dist_current_envelope(hidet_dist_envelope *envelope) {
+  if (current_communicator == nullptr) return HIDET_DIST_NO_COMMUNICATOR;
+  *envelope = current_communicator->envelope();
+  return HIDET_DIST_OK;
+}
+
+int32_t hidet_dist_check_envelope(const hidet_dist_envelope *theirs, int64_t from) {
+  if (current_communicator == nullptr) return HIDET_DIST_NO_COMMUNICATOR;
+  if (hidet_dist::equal(*theirs, current_communicator->expected())) return HIDET_DIST_OK;
+  current_communicator->fail_out_of_step(from, *theirs);
+  return HIDET_DIST_FAILED;
+}
+
+int64_t hidet_dist_communicator_out_of_step(const hidet_dist_communicator *communicator) {
+  return communicator->out_of_step();
 }
 
 int64_t hidet_dist_communicator_sequence(const hidet_dist_communicator *communicator) {

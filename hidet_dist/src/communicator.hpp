@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -12,6 +13,15 @@
 #include "overlap.hpp"
 
 namespace hidet_dist {
+
+static_assert(sizeof(hidet_dist_envelope) == 24, "envelopes are compared as bytes, so they must not have padding");
+
+inline bool equal(const hidet_dist_envelope &a, const hidet_dist_envelope &b) {
+  return std::memcmp(&a, &b, sizeof a) == 0;
+}
+
+// An envelope in words.
+std::string in_words(const hidet_dist_envelope &envelope);
 
 // The ranks of a mesh, as one of them sees them.
 struct Mesh {
@@ -47,14 +57,32 @@ struct hidet_dist_communicator {
   // The first message, or null.
   const char *error() const { return failed_.load(std::memory_order_acquire) ? error_.c_str() : nullptr; }
 
-  // A collective begins, with all of the group, or with these two ranks only where there is no group.
-  void begin(int32_t group, int64_t to, int64_t from);
+  // A collective of the group begins.
+  void begin(int32_t group, const hidet_dist_envelope &envelope);
+
+  // A message begins, to and from these ranks of the mesh or nobody: what is sent, and what is to be received.
+  void begin(int64_t to, const hidet_dist_envelope &sent, int64_t from, const hidet_dist_envelope &received);
 
   // The rank begins to wait for collectives with this group to end, that it began before.
   void await(int32_t group);
 
   // It went well. After a failure it stays, to tell whom this rank had to do with.
   void end() { under_way_.store(false, std::memory_order_release); }
+
+  // The number of the program's call that collectives belong to from now on.
+  void begin_call(int64_t call) { call_ = call; }
+  int64_t call() const { return call_; }
+
+  // The envelope of the collective under way, and of what is received: the same, but in a message.
+  const hidet_dist_envelope &envelope() const { return envelope_; }
+  const hidet_dist_envelope &expected() const { return expected_; }
+
+  // The rank of the mesh that has this place in the group of the collective under way.
+  int64_t rank_at(int64_t place) const { return mesh_.group_ranks(group_)[static_cast<size_t>(place)]; }
+
+  // Fails because another rank is in another collective. Both are to blame.
+  void fail_out_of_step(int64_t other, const hidet_dist_envelope &theirs);
+  int64_t out_of_step() const { return error() == nullptr ? HIDET_DIST_NOBODY : out_of_step_; }
 
   int64_t sequence() const { return sequence_.load(std::memory_order_relaxed); }
 
@@ -71,6 +99,9 @@ struct hidet_dist_communicator {
   hidet_dist::Overlap overlap;
 
  private:
+  void begin(int32_t group, int64_t to, int64_t from);
+  void fail(const std::string &message, int64_t out_of_step);
+
   const hidet_dist_transport transport_;
   const hidet_dist::Mesh mesh_;
   std::atomic<int64_t> sequence_{0};
@@ -78,8 +109,13 @@ struct hidet_dist_communicator {
   mutable std::mutex mutex_;
   // Written once, before failed_ is set; read only after it.
   std::string error_;
+  int64_t out_of_step_ = HIDET_DIST_NOBODY;
   std::atomic<bool> failed_{false};
   std::vector<const hidet_dist_mapped_file *> files_;
+  // Of the thread that runs collectives.
+  int64_t call_ = 0;
+  hidet_dist_envelope envelope_{};
+  hidet_dist_envelope expected_{};
   // Of the collective that began last.
   int32_t group_ = 0;
   int64_t to_ = HIDET_DIST_NOBODY;

@@ -1,6 +1,7 @@
 // Watching mapped files, and the handler of bus errors. See mapped_file.h.
 #include "mapped_file.hpp"
 
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -57,6 +58,9 @@ void handle_bus_errors() {
   own.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigemptyset(&own.sa_mask);
   sigaction(SIGBUS, &own, nullptr);
+  // A child must not find the mutex locked by a thread that it does not have.
+  const auto unlock = [] { mutex.unlock(); };
+  pthread_atfork([] { mutex.lock(); }, unlock, unlock);
   handled = true;
 }
 

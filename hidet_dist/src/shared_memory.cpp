@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <linux/futex.h>
 #include <poll.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -43,8 +44,8 @@ namespace {
 using hidet_dist::Blocks;
 using Clock = std::chrono::steady_clock;
 
-constexpr uint64_t kMagic = 0x686964646973746d;
-constexpr uint64_t kInboxMagic = 0x6869646469737469;
+constexpr uint64_t kMagic = 0x686964646973746e;
+constexpr uint64_t kInboxMagic = 0x686964646973746a;
 constexpr int64_t kSlotBytes = 256 * 1024;  // large against the cost of a hand-over, small against caches
 constexpr int kSlots = 2;
 constexpr int64_t kPieceBytes = 64 * 1024;  // of a message: two of them fit into a second-level cache, twice
@@ -69,7 +70,9 @@ struct Member {
   Counter written;  // how often this rank has said so
   std::atomic<int32_t> process;
   std::atomic<uint32_t> closed;
+  hidet_dist_envelope envelopes[kSlots];  // of what is in each slot
 };
+static_assert(sizeof(Member) == 2 * kLine, "the envelopes are to be in one line");
 
 struct Header {
   uint64_t magic;
@@ -99,7 +102,7 @@ struct Owner {
 struct Channel {
   alignas(kLine) std::atomic<uint32_t> put;
   alignas(kLine) std::atomic<uint32_t> taken;
-  alignas(kLine) int64_t message_bytes[kPieces];  // of the message that the piece belongs to
+  alignas(kLine) hidet_dist_envelope envelopes[kPieces];  // of the message that the piece belongs to
 };
 
 size_t inbox_header_bytes(int32_t ranks) {
@@ -148,11 +151,25 @@ struct PeerFailure {
   std::string message;
 };
 
-// A failure that no other rank caused, or that all ranks see: a message of another length than the one that is expected,
-// or data that must not be sent.
+// A failure that no other rank caused: data that must not be sent.
 struct OwnFailure {
   std::string message;
 };
+
+// Other ranks are in another collective; the communicator has been told.
+struct OutOfStep {};
+
+// What this rank says of its collective; nothing outside of one.
+hidet_dist_envelope own_envelope() {
+  hidet_dist_envelope envelope{};
+  static_cast<void>(hidet_dist_current_envelope(&envelope));
+  return envelope;
+}
+
+// Throws where another rank is in another collective, before its data is taken.
+void check_envelope(const hidet_dist_envelope &theirs, int64_t from) {
+  if (hidet_dist_check_envelope(&theirs, from) == HIDET_DIST_FAILED) throw OutOfStep{};
+}
 
 // Throws where what this rank is about to let others read was made of a file that has been changed.
 void check_files() {
@@ -263,8 +280,10 @@ class Mapping {
  public:
   // The mapping of a descriptor, or null.
   static std::shared_ptr<Mapping> of(int descriptor, dev_t device, ino_t file, size_t bytes) {
-    static std::mutex mutex;
     static std::map<std::pair<dev_t, ino_t>, std::weak_ptr<Mapping>> known;
+    // A child must not find the mutex locked by a thread that it does not have.
+    static const int registered = pthread_atfork([] { mutex.lock(); }, unlock, unlock);
+    (void)registered;
     const std::lock_guard<std::mutex> lock(mutex);
     std::weak_ptr<Mapping> &entry = known[{device, file}];
     std::shared_ptr<Mapping> mapping = entry.lock();
@@ -295,6 +314,9 @@ class Mapping {
   char *memory() const { return memory_; }
 
  private:
+  static void unlock() { mutex.unlock(); }
+
+  static inline std::mutex mutex;  // of the known mappings
   char *const memory_;
   const size_t bytes_;
 };
@@ -328,16 +350,23 @@ class Segment {
   char *begin_turn() {
     if (processes_.empty()) watch_processes();
     ++turn_;
+    member(place_).envelopes[turn_ % kSlots] = own_envelope();
     return slot(place_);
   }
 
-  // Says that this rank has written its slot, and waits for all others. May be called several times a turn.
+  // Says that this rank has written its slot, waits for all others, and throws where one is in another collective: then
+  // all of them see that. May be called several times a turn.
   void exchange() {
     check_files();
     ++pieces_;
     advance(&member(place_).written, pieces_);
     for (int32_t rank = 0; rank < ranks_; ++rank) {
       if (rank != place_) wait(rank, pieces_);
+    }
+    const hidet_dist_envelope &own = member(place_).envelopes[turn_ % kSlots];
+    for (int32_t rank = 0; rank < ranks_; ++rank) {
+      const hidet_dist_envelope &theirs = member(rank).envelopes[turn_ % kSlots];
+      if (!hidet_dist::equal(own, theirs)) check_envelope(theirs, hidet_dist::current()->rank_at(rank));
     }
   }
 
@@ -480,7 +509,7 @@ class Post {
     const uint32_t number = channel.put.load(std::memory_order_relaxed);
     if (number - channel.taken.load(std::memory_order_acquire) >= kPieces) return false;
     const int64_t size = std::min(kPieceBytes, message->bytes - message->done);
-    channel.message_bytes[number % kPieces] = message->bytes;
+    channel.envelopes[number % kPieces] = own_envelope();
     std::memcpy(message->peer->inbox.piece(rank_, number), static_cast<const char *>(send) + message->done,
                 static_cast<size_t>(size));
     check_files();
@@ -496,10 +525,7 @@ class Post {
     Channel &channel = own_.channel(sender);
     const uint32_t number = channel.taken.load(std::memory_order_relaxed);
     if (channel.put.load(std::memory_order_acquire) == number) return false;
-    if (const int64_t bytes = channel.message_bytes[number % kPieces]; bytes != message->bytes) {
-      throw OwnFailure{"rank " + std::to_string(sender) + " sent a message of " + std::to_string(bytes) +
-                        " bytes where one of " + std::to_string(message->bytes) + " is expected"};
-    }
+    check_envelope(channel.envelopes[number % kPieces], sender);
     const int64_t size = std::min(kPieceBytes, message->bytes - message->done);
     std::memcpy(static_cast<char *>(recv) + message->done, own_.piece(sender, number), static_cast<size_t>(size));
     message->done += size;
@@ -762,6 +788,7 @@ struct hidet_dist_shm {
       fail(failure.message);
     } catch (const OwnFailure &failure) {
       fail(failure.message);
+    } catch (const OutOfStep &) {
     }
     return HIDET_DIST_FAILED;
   }

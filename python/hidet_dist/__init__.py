@@ -14,7 +14,7 @@ from hidet_dist.compat import on_import
 
 if TYPE_CHECKING:
     from hidet_dist.api import AutoParallelResult, auto_parallel, partition
-    from hidet_dist.machine import calibrate
+    from hidet_dist.calibration import calibrate
     from hidet_dist.runtime.partition import LoadedPartition, load_partition
     from hidet_dist.runtime.profile import Profile, merge_traces
     from hidet_dist.runtime.session import init, shutdown
@@ -51,7 +51,7 @@ __all__ = [
 
 _HOMES = {
     "hidet_dist.api": ("AutoParallelResult", "auto_parallel", "partition"),
-    "hidet_dist.machine": ("calibrate",),
+    "hidet_dist.calibration": ("calibrate",),
     "hidet_dist.runtime.partition": ("LoadedPartition", "load_partition"),
     "hidet_dist.runtime.profile": ("Profile", "merge_traces"),
     "hidet_dist.runtime.session": ("init", "shutdown"),

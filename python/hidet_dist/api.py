@@ -10,10 +10,10 @@ from typing import Any
 
 from hidet.graph import FlowGraph
 
-from hidet_dist.artifacts.write import check_destination, replacing, write_artifacts
 from hidet_dist.compile import check_compiler, compile_program
 from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.errors import ConfigError, PlanError
+from hidet_dist.export.write import check_destination, replacing, write_artifacts
 from hidet_dist.normalize.columns import pad_columns
 from hidet_dist.normalize.precision import in_precision
 from hidet_dist.overlap.planned import resident_bytes
@@ -91,6 +91,7 @@ def auto_parallel(
     check_compiler(target)
     if not isinstance(graph, FlowGraph):
         raise ConfigError(f"auto_parallel takes a hidet FlowGraph; got a {type(graph).__name__}.")
+    place = check_destination(out_dir, optimization.recompile)
     names = optimization.names
     if optimization.precision is not None:
         half = in_precision(graph, optimization.precision)
@@ -98,8 +99,6 @@ def auto_parallel(
     if target.kind == "cuda":
         padded = pad_columns(graph, distributed.mesh.size)
         graph, names = padded.graph, {name: padded.weights.get(x, x) for name, x in names.items()}
-    out_dir = Path(out_dir)
-    check_destination(out_dir, optimization.recompile)
     files = None if optimization.weights is None else SafetensorsFiles.open(optimization.weights)
     symbols = [size.of(name) for name, size in optimization.symbols.items()]
     check_weights(GraphView(graph, symbols, distributed.mesh).tensors.values(), files)
@@ -139,13 +138,13 @@ def auto_parallel(
                 None if overlap is None else cluster_of(plan.stage, graph, distributed.cluster),
                 None if overlap is None else max(0, overlap.held_bytes - resident_bytes(plan.stage)),
             )
-        with progress.task("Writing"), replacing(out_dir) as folder:
+        with progress.task("Writing"), replacing(place) as folder:
             write_artifacts(folder, plan, program, compiled, target)
     done = time.perf_counter()
     stage = plan.stage
     return AutoParallelResult(
         plan,
-        out_dir,
+        Path(out_dir),
         program.communications(),
         [stage.weight_bytes_per_device] * stage.mesh.size,
         sum(weight.nbytes for weight in stage.weights),

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from hidet_dist.checks import is_finite, is_list, is_whole, shown
 from hidet_dist.compile.cpu.arch import ARCHS, NATIVE
 from hidet_dist.compile.target import MMA, Target
 from hidet_dist.errors import ConfigError, SpecError
+from hidet_dist.limits import MOST_BYTES, MOST_SECONDS, MOST_SOLVER_THREADS
 from hidet_dist.machine import Cluster, Device, builtin, load_machine
 from hidet_dist.machine.gpu import GPUS, MACHINE_OF_ARCH
 from hidet_dist.normalize.precision import PRECISIONS
@@ -19,22 +21,21 @@ from hidet_dist.search.planner import MODES
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.symbols import SymbolSize
 
+SOLVERS = ("highs", "cbc")
+_INT32_MAX = 2**31 - 1  # hidet's runtime holds the sizes of symbolic dims as int32
+
 
 def _refuse_unknown(what: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{what} must be a dict; got {type(given).__name__}.")
+        raise ConfigError(f"{what} must be a dict; got {shown(given)}.")
     for key in given:
-        if key not in known:
-            raise ConfigError(f"Unknown key {key!r} in {what}; the keys are {', '.join(known)}.")
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+        if not isinstance(key, str) or key not in known:
+            raise ConfigError(f"Unknown key {shown(key)} in {what}; the keys are {', '.join(known)}.")
 
 
 def _are_paths(value: Any) -> bool:
-    paths = [value] if isinstance(value, str | Path) else value
-    return isinstance(paths, Sequence) and bool(paths) and all(isinstance(path, str | Path) and path for path in paths)
+    paths = value if is_list(value) else [value]
+    return bool(paths) and all(isinstance(path, str | Path) and path and "\0" not in str(path) for path in paths)
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,18 @@ class DistributedConfig:
     def parse(cls, given: Mapping[str, Any], default_machine: str = "cpu") -> DistributedConfig:
         """From the user's dict. Raises ConfigError for unknown keys and unfit values."""
         _refuse_unknown("distributed_config", given, ("mesh_shape", "mesh_axis_names", "machine"))
-        shape = given.get("mesh_shape")
-        if not isinstance(shape, Sequence) or isinstance(shape, str):
-            raise ConfigError(f"distributed_config['mesh_shape'] must be a list of ints such as [2]; got {shape!r}.")
+        shape, names = given.get("mesh_shape"), given.get("mesh_axis_names")
+        if not is_list(shape):
+            raise ConfigError(
+                f"distributed_config['mesh_shape'] must be a list of ints such as [2]; got {shown(shape)}."
+            )
+        if names is not None and not (is_list(names) and all(isinstance(name, str) for name in names)):
+            raise ConfigError(
+                f"distributed_config['mesh_axis_names'] must be a list of names such as ['gpu']; got {shown(names)}."
+            )
         try:
-            mesh = DeviceMesh(tuple(shape), tuple(given.get("mesh_axis_names") or ()))
-        except (SpecError, TypeError, AttributeError) as error:
+            mesh = DeviceMesh(tuple(shape), tuple(names or ()))
+        except SpecError as error:
             raise ConfigError(f"distributed_config describes no mesh: {error}") from error
         machine = given.get("machine", default_machine)
         if isinstance(machine, Path) or (isinstance(machine, str) and machine.endswith(".json")):
@@ -70,8 +77,8 @@ class DistributedConfig:
         if isinstance(machine, str):
             return cls(mesh, builtin(machine, mesh))
         if not isinstance(machine, Cluster):
-            raise ConfigError(f"distributed_config['machine'] must be a name or a Cluster; got {machine!r}.")
-        if given.get("mesh_axis_names") is None and machine.mesh.shape == mesh.shape:
+            raise ConfigError(f"distributed_config['machine'] must be a name or a Cluster; got {shown(machine)}.")
+        if names is None and machine.mesh.shape == mesh.shape:
             mesh = machine.mesh  # its axes have the names that the machine gives them
         if machine.mesh != mesh:
             raise ConfigError(f"The machine has the mesh {machine.mesh} but distributed_config asks for {mesh}.")
@@ -175,40 +182,44 @@ class OptimizationConfig:
         parse_pins(values.get("pins"), "optimization_config['pins']")
         values["names"] = parse_names(values.get("names"))
         config = cls(**values)
-        if config.mode not in MODES:
-            raise ConfigError(f"optimization_config['mode'] must be one of {', '.join(MODES)}; got {config.mode!r}.")
+        _choice("mode", config.mode, MODES)
         config._check_target()
-        if config.mem_budget is not None and not (_is_int(config.mem_budget) and config.mem_budget > 0):
+        if config.mem_budget is not None and not is_whole(config.mem_budget, 1, MOST_BYTES):
             raise ConfigError(
-                f"optimization_config['mem_budget'] must be whole bytes above 0; got {config.mem_budget!r}."
+                "optimization_config['mem_budget'] must be whole bytes above 0; got "
+                f"{shown(config.mem_budget)}{_beyond(config.mem_budget, MOST_BYTES)}."
             )
-        if config.solver not in ("highs", "cbc"):
-            raise ConfigError(f"optimization_config['solver'] must be 'highs' or 'cbc'; got {config.solver!r}.")
+        _choice("solver", config.solver, SOLVERS)
         limit = config.solver_time_limit_seconds
-        if limit is not None and not (isinstance(limit, int | float) and limit > 0):
-            raise ConfigError(f"optimization_config['solver_time_limit_seconds'] must be above 0; got {limit!r}.")
-        if not isinstance(config.solver_gap, int | float) or not 0 <= config.solver_gap < 1:
-            raise ConfigError(f"optimization_config['solver_gap'] must be in [0, 1); got {config.solver_gap!r}.")
+        if limit is not None and not (is_finite(limit) and 0 < limit <= MOST_SECONDS):
+            raise ConfigError(
+                "optimization_config['solver_time_limit_seconds'] must be above 0; got "
+                f"{shown(limit)}{_beyond(limit, MOST_SECONDS)}."
+            )
+        if not is_finite(config.solver_gap) or not 0 <= config.solver_gap < 1:
+            raise ConfigError(f"optimization_config['solver_gap'] must be in [0, 1); got {shown(config.solver_gap)}.")
         if config.weights is not None and not _are_paths(config.weights):
             raise ConfigError(
                 "optimization_config['weights'] must be the path of a safetensors file, an index or a folder, or a "
-                f"list of paths; got {config.weights!r}."
+                f"list of paths; got {shown(config.weights)}."
             )
-        if not _is_int(config.solver_threads) or config.solver_threads < 1:
+        if not is_whole(config.solver_threads, 1, MOST_SOLVER_THREADS):
             raise ConfigError(
-                f"optimization_config['solver_threads'] must be an int of 1 or more; got {config.solver_threads!r}."
+                f"optimization_config['solver_threads'] must be an int from 1 to {MOST_SOLVER_THREADS}; got "
+                f"{shown(config.solver_threads)}."
             )
         for key in ("recompile", "refine_mesh", "cublas", "cuda_graph"):
             if not isinstance(getattr(config, key), bool):
-                raise ConfigError(f"optimization_config[{key!r}] must be True or False; got {getattr(config, key)!r}.")
+                raise ConfigError(
+                    f"optimization_config[{key!r}] must be True or False; got {shown(getattr(config, key))}."
+                )
         return config
 
     def _check_target(self) -> None:
-        if self.target not in ("cpu", "cuda"):
-            raise ConfigError(f"optimization_config['target'] must be 'cpu' or 'cuda'; got {self.target!r}.")
+        _choice("target", self.target, ("cpu", "cuda"))
         known = {"cpu": ARCHS, "cuda": ("auto", *MACHINE_OF_ARCH)}
         for target, archs in known.items():
-            if self.arch in archs and self.arch not in known[self.target]:
+            if isinstance(self.arch, str) and self.arch in archs and self.arch not in known[self.target]:
                 raise ConfigError(
                     f"optimization_config['arch'] = {self.arch!r} is for the target {target!r}; the target is "
                     f"{self.target!r}."
@@ -220,17 +231,14 @@ class OptimizationConfig:
             ("precision", PRECISIONS),
         ):
             value = getattr(self, key)
-            if value is not None and (value not in choices or isinstance(value, bool)):
-                raise ConfigError(
-                    f"optimization_config[{key!r}] must be one of {', '.join(map(str, choices))}; got {value!r}."
-                )
+            if value is not None or key == "space":
+                _choice(key, value, choices)
             if self.target == "cpu" and key != "arch" and value not in (None, 0):
                 raise ConfigError(
                     f"optimization_config[{key!r}] = {value!r} is for the target 'cuda'; the target is 'cpu'."
                 )
-
         for key in ("cublas", "cuda_graph"):
-            if self.target == "cpu" and getattr(self, key):
+            if self.target == "cpu" and getattr(self, key) is True:
                 raise ConfigError(f"optimization_config[{key!r}] is for the target 'cuda'; the target is 'cpu'.")
 
     @property
@@ -263,26 +271,39 @@ class OptimizationConfig:
         return Target("cuda", gpu, self.space, self.mma or "simt", self.cuda_graph, self.cublas)
 
 
+def _choice(key: str, value: Any, choices: Sequence[str | int]) -> None:
+    """Raise ConfigError unless a value is one of the choices, of the same type."""
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
+        raise ConfigError(
+            f"optimization_config[{key!r}] must be one of {', '.join(map(str, choices))}; got {shown(value)}."
+        )
+
+
+def _beyond(value: Any, most: float) -> str:
+    """What to add to an error about a number that is too large; empty for other values."""
+    return f", more than the largest, {most}" if isinstance(value, int | float) and value > most else ""
+
+
 def _symbols(given: Any) -> dict[str, SymbolSize]:
     if not isinstance(given, Mapping):
-        raise ConfigError(f"optimization_config['symbols'] must be a dict such as {{'batch': 16}}; got {given!r}.")
+        raise ConfigError(f"optimization_config['symbols'] must be a dict such as {{'batch': 16}}; got {shown(given)}.")
     symbols = {}
     for name, value in given.items():
-        what = f"optimization_config['symbols'][{name!r}]"
+        what = f"optimization_config['symbols'][{shown(name)}]"
         if not isinstance(name, str):
-            raise ConfigError(f"optimization_config['symbols'] has the key {name!r}; the keys are names of dims.")
+            raise ConfigError(f"optimization_config['symbols'] has the key {shown(name)}; the keys are names of dims.")
         if isinstance(value, SymbolSize):
             declared: Mapping[str, Any] = {"expected": value.expected, "multiple_of": value.multiple_of}
         else:
             declared = value if isinstance(value, Mapping) else {"expected": value}
         _refuse_unknown(what, declared, ("expected", "multiple_of"))
         if "expected" not in declared:
-            raise ConfigError(f"{what} lacks 'expected', the size that costs are predicted for; got {declared!r}.")
+            raise ConfigError(f"{what} lacks 'expected', the size that costs are predicted for; got {shown(declared)}.")
         size = SymbolSize(declared["expected"], declared.get("multiple_of", 1))
         for key in ("expected", "multiple_of"):
             number = getattr(size, key)
-            if not (_is_int(number) and 1 <= number < 2**31):
-                raise ConfigError(f"{what}: {key!r} must be a whole number from 1 to 2**31 - 1; got {number!r}.")
+            if not is_whole(number, 1, _INT32_MAX):
+                raise ConfigError(f"{what}: {key!r} must be a whole number from 1 to 2**31 - 1; got {shown(number)}.")
         if size.expected % size.multiple_of:
             raise ConfigError(f"{what}: 'expected' = {size.expected} is no multiple of {size.multiple_of}.")
         symbols[name] = size
@@ -290,9 +311,9 @@ def _symbols(given: Any) -> dict[str, SymbolSize]:
 
 
 def _specs(key: str, given: Any) -> tuple[TensorShardSpec | None, ...]:
-    if not isinstance(given, Sequence) or isinstance(given, str):
+    if not is_list(given):
         raise ConfigError(
-            f"optimization_config[{key!r}] must be a list with one spec (or None) a tensor; got {given!r}."
+            f"optimization_config[{key!r}] must be a list with one spec (or None) a tensor; got {shown(given)}."
         )
     specs: list[TensorShardSpec | None] = []
     for spec in given:
@@ -304,5 +325,5 @@ def _specs(key: str, given: Any) -> tuple[TensorShardSpec | None, ...]:
             except SpecError as error:
                 raise ConfigError(f"optimization_config[{key!r}]: {error}") from error
         else:
-            raise ConfigError(f"optimization_config[{key!r}] has {spec!r}; write a spec as '(S0, R)'.")
+            raise ConfigError(f"optimization_config[{key!r}] has {shown(spec)}; write a spec as '(S0, R)'.")
     return tuple(specs)

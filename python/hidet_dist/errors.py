@@ -63,6 +63,10 @@ class InputError(HidetDistError, ValueError):
     """An input of a loaded partition has the wrong count, dtype, shape or device."""
 
 
+class ForkError(HidetDistError, RuntimeError):
+    """A child made by ``fork`` used what belongs to its parent: a loaded partition or a communicator."""
+
+
 class RendezvousError(HidetDistError, RuntimeError):
     """The ranks did not find one another: one never came, or the launch settings contradict each other."""
 

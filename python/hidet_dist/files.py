@@ -1,13 +1,16 @@
-"""Files written whole or not at all, beside and then renamed or exchanged; and read within bounds."""
+"""Files written whole or not at all, and read only where they are regular files of a size that makes sense."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
+import json
 import os
 import stat
 import tempfile
 from pathlib import Path
+from typing import Any
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -30,23 +33,77 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def read_text(path: Path, most_bytes: int) -> str:
-    """The content of a UTF-8 file of at most ``most_bytes``, whose size is checked before it is read.
+def open_regular(path: str | Path, directory: int | None = None, flags: int = 0) -> int:
+    """Open a regular file for reading, and return its descriptor. Neither a pipe nor a device is waited for.
+
+    Parameters
+    ----------
+    path: str or Path
+        The file.
+    directory: int, optional
+        The descriptor of the folder that the path is relative to.
+    flags: int
+        Further flags of open(2), such as ``os.O_NOFOLLOW``.
 
     Raises
     ------
     OSError
-        When the file cannot be read, is no regular file (a FIFO, of which the end may never come), or is larger.
-    UnicodeDecodeError
-        When it is not UTF-8.
+        When it cannot be opened, or is anything but a regular file.
+    ValueError
+        When the path is none, such as one with a null byte.
     """
-    with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(f"{path} is no regular file")
-        if status.st_size > most_bytes:
-            raise OSError(f"{path} has {status.st_size} bytes, more than the {most_bytes} that such a file may have")
-        return file.read(most_bytes).decode("utf-8")
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | flags, dir_fd=directory)
+    try:
+        mode = os.fstat(file).st_mode
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def read_text(path: str | Path, most_bytes: int, directory: int | None = None, flags: int = 0) -> str:
+    """The text of a regular file in UTF-8, which must have no more than ``most_bytes``; else nothing of it is read.
+
+    Raises
+    ------
+    OSError
+        As :func:`open_regular`, or when it cannot be read.
+    ValueError
+        When it is larger, or no UTF-8, or its path is none.
+    """
+    with os.fdopen(open_regular(path, directory, flags), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        data = file.read(most_bytes + 1) if size <= most_bytes else b""
+        if size > most_bytes or len(data) > most_bytes:
+            raise ValueError(f"it has {max(size, len(data))} bytes, and at most {most_bytes} are read")
+        return data.decode("utf-8")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises
+    ------
+    ValueError
+        When it is none, or is nested more deeply than Python's parser goes.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def state(status: os.stat_result) -> tuple[int, ...]:
+    """What changes when a file's content does, and, with the last of them, when anything about the file does.
+
+    The time of the last modification may be set by anyone who may write to the file; that of the last status change
+    may not, but it changes also when the file is renamed, deleted, or given other permissions.
+    """
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 _AT_FDCWD = -100

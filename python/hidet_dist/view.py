@@ -11,12 +11,12 @@ import hidet
 from hidet.graph import FlowGraph, Operator
 from hidet.ir.expr import SymbolVar
 
-from hidet_dist.connect import Element
 from hidet_dist.errors import ConfigError
 from hidet_dist.normalize import normalize
+from hidet_dist.reshard import Element
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.extents import Extent, divisor_of, evaluate, extents_of, symbols_in
 from hidet_dist.spec.symbols import SymbolPlan
-from hidet_dist.symbolic.extents import Extent, divisor_of, evaluate, extents_of, symbols_in
 from hidet_dist.weights.named import is_weight
 
 
@@ -46,7 +46,8 @@ class GraphView:
     Raises
     ------
     ConfigError
-        When the size of a symbolic dim is not given, or cannot be known from the shapes of the inputs.
+        When the size of a symbolic dim is not given, or cannot be known from the shapes of the inputs, or a dim has
+        the size 0.
     """
 
     def __init__(self, graph: FlowGraph, symbols: Sequence[SymbolPlan] = (), mesh: DeviceMesh | None = None):
@@ -74,6 +75,12 @@ class GraphView:
         sizes = {symbol.name: symbol.size for symbol in symbols}
         check_symbols(graph, list(sizes))
         self._shapes = {name: self._shape(name, sizes) for name in self.tensors}
+        for name, shape in self._shapes.items():
+            if 0 in shape:
+                raise ConfigError(
+                    f"The tensor {name} of the graph has the shape {list(shape)}: there is nothing to compute where a "
+                    "dim has the size 0. Leave the tensor out of the graph."
+                )
 
     def _add(self, tensor: hidet.Tensor, name: str) -> str:
         if tensor in self.names:

@@ -17,7 +17,6 @@ import torch
 
 import hidet_dist  # noqa: F401
 from hidet_dist.artifacts import Manifest
-from hidet_dist.artifacts.write import replacing
 from hidet_dist.config import DistributedConfig
 from hidet_dist.errors import (
     ArtifactError,
@@ -27,6 +26,7 @@ from hidet_dist.errors import (
     InputError,
     PlanError,
 )
+from hidet_dist.export.write import replacing
 from hidet_dist.machine import builtin, save_machine
 from hidet_dist.spec import DeviceMesh
 
@@ -231,7 +231,7 @@ def test_an_interrupted_build_leaves_nothing_that_loads(tmp_path):
 import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 import hidet, hidet_dist
-import hidet_dist.artifacts.write as write
+import hidet_dist.export.write as write
 from hidet_dist.artifacts.manifest import Manifest
 Manifest.save = lambda self, folder: os.kill(os.getpid(), signal.SIGKILL)
 from test_bad_input import linear

@@ -9,8 +9,8 @@ import pytest
 
 from hidet_dist.compat.cuda_build import described_gpu
 from hidet_dist.compat.half_products import half_products
-from hidet_dist.compile.cuda.toolkit import Toolkit
 from hidet_dist.machine.gpu import GPUS
+from hidet_dist.toolchain.cuda import Toolkit
 
 H100 = GPUS["H100-SXM5-80GB"]
 compiler = importlib.import_module("hidet.backend.build")

@@ -8,8 +8,8 @@ import pytest
 
 import hidet_dist  # noqa: F401
 from hidet_dist.machine import Cluster, Device, Link
-from hidet_dist.rules.soundness.graphs import MODELS, PATTERNS, WITHOUT_KERNELS
-from hidet_dist.rules.soundness.plans import graph_inputs
+from hidet_dist.soundness.graphs import MODELS, PATTERNS, WITHOUT_KERNELS
+from hidet_dist.soundness.plans import graph_inputs
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import models
 

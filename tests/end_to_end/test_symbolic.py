@@ -10,7 +10,7 @@ from hidet import ops
 import hidet_dist  # noqa: F401
 from hidet_dist.artifacts import Manifest
 from hidet_dist.errors import InputError
-from hidet_dist.rules.soundness.plans import evaluate_graph
+from hidet_dist.soundness.plans import evaluate_graph
 from hidet_dist.testing import models
 
 from .conftest import launch

@@ -51,7 +51,7 @@ def test_the_figures_add_up() -> None:
     operators = data["operators"]
     assert data["seconds"] == plan.seconds
     assert sum(op["compute_seconds"] for op in operators) == pytest.approx(data["compute_seconds"])
-    at_outputs = sum(connection.seconds for connection in plan.stage.output_connections)
+    at_outputs = sum(conversion.seconds for conversion in plan.stage.output_conversions)
     assert sum(op["communication_seconds"] for op in operators) + at_outputs == pytest.approx(
         data["communication_seconds"]
     )

@@ -87,10 +87,10 @@ class Rank:
             env=environment,
         )
 
-    def send(self, do: str, **arguments: Any) -> None:
+    def send(self, command: str, **arguments: Any) -> None:
         """Give a command, and do not wait."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
+        self.process.stdin.write(json.dumps({"command": command, **arguments}).encode() + b"\n")
         self.process.stdin.flush()
 
     def answer(self, within: float = 40.0) -> dict[str, Any]:
@@ -107,9 +107,9 @@ class Rank:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
-    def do(self, do: str, **arguments: Any) -> Any:
+    def do(self, command: str, **arguments: Any) -> Any:
         """Give a command, and return what it returns."""
-        self.send(do, **arguments)
+        self.send(command, **arguments)
         answer = self.answer()
         assert "error" not in answer, answer
         return answer["result"]

@@ -5,11 +5,17 @@ It imports what a serving process would: neither hidet nor PyTorch.
 
 from __future__ import annotations
 
+import gc
 import json
+import mmap
+import multiprocessing
 import os
 import resource
+import signal
 import sys
+import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +23,9 @@ import numpy as np
 import hidet_dist
 from hidet_dist.artifacts import opened
 from hidet_dist.errors import HidetDistError
+from hidet_dist.runtime import session
 
+MOST_CHILD_SECONDS = 60
 LIMITS = {"file_bytes": resource.RLIMIT_FSIZE, "open_files": resource.RLIMIT_NOFILE}
 
 model: hidet_dist.LoadedPartition | None = None
@@ -66,15 +74,105 @@ def shared() -> list[Any]:
     return [] if model is None else [list(ranks) for ranks in model._communicator.shared_groups]
 
 
-COMMANDS = {function.__name__: function for function in (load, call, serve, close, limit, stall, shared)}
+def _exit_in_child() -> None:
+    """End as Python programs do, with what is registered for that."""
+    sys.exit(0)
+
+
+def _call_in_child(inputs: list[Any]) -> None:
+    call(inputs)
+
+
+def _close_in_child() -> None:
+    close()
+
+
+def _forget_in_child() -> None:
+    """Collect the model as garbage."""
+    global model  # noqa: PLW0603
+    model = None
+    gc.collect()
+
+
+def _shutdown_in_child() -> None:
+    """Leave the session, which is the parent's."""
+    session.shutdown()
+
+
+def _bind_in_child() -> None:
+    """Take the parent's communicator."""
+    assert model is not None
+    model._communicator.bind()
+
+
+def _bus_error_in_child() -> None:
+    """Read what a file of the child's own has no more."""
+    with tempfile.TemporaryFile() as file:
+        file.truncate(mmap.PAGESIZE)
+        with mmap.mmap(file.fileno(), mmap.PAGESIZE) as mapping:
+            file.truncate(0)
+            mapping[0]
+
+
+def _load_in_child(folder: str, inputs: list[Any]) -> Any:
+    """Load a partition of its own, and call it."""
+    own = hidet_dist.load_partition(folder, timeout_seconds=20.0)
+    return own.run([np.array(x, np.float32) for x in inputs])[0].tolist()
+
+
+def fork(do: str, wait: bool = True, **arguments: Any) -> dict[str, Any]:
+    """Do something in a child made by ``fork``; returns its process, its exit code, and what it says."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(MOST_CHILD_SECONDS)  # one that hangs ends by it
+        os.close(reader)
+        if do == "sleep":
+            os.close(writer)
+            signal.alarm(0)
+            time.sleep(1000)
+        os.write(writer, json.dumps(_attempt(globals()[f"_{do}_in_child"], arguments)).encode())
+        os.close(writer)
+        if do == "forget":
+            sys.exit(0)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        said = pipe.read()
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if wait else 0
+    return {"process": child, "exit": code, "said": json.loads(said) if said else {}}
+
+
+def threads() -> int:
+    """The threads of this process."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def multiprocess() -> int:
+    """Start and end a child by multiprocessing's fork; returns its exit code."""
+    process = multiprocessing.get_context("fork").Process(target=_close_in_child)
+    process.start()
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+COMMANDS = {
+    function.__name__: function
+    for function in (load, call, serve, close, limit, stall, shared, fork, threads, multiprocess)
+}
+
+
+def _attempt(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return {"result": function(**arguments)}
+    except HidetDistError as error:
+        return {"error": type(error).__name__, "message": str(error), "ranks": list(getattr(error, "ranks", ()))}
 
 
 def _answer(request: dict[str, Any]) -> dict[str, Any]:
     begin = time.monotonic()
-    try:
-        answer = {"result": COMMANDS[request.pop("do")](**request)}
-    except HidetDistError as error:
-        answer = {"error": type(error).__name__, "message": str(error), "ranks": list(getattr(error, "ranks", ()))}
+    answer = _attempt(COMMANDS[request.pop("command")], request)
     return {**answer, "seconds": time.monotonic() - begin}
 
 

@@ -18,8 +18,8 @@ import pytest
 
 import hidet_dist
 from hidet_dist.artifacts import Manifest, manifest
-from hidet_dist.artifacts.write import replacing
 from hidet_dist.errors import ArtifactError
+from hidet_dist.export.write import replacing
 
 from .conftest import MOST_SECONDS, Start, X, assert_blames, build, call_all, load_all, whole
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hidet_dist.calibration.fit import fit_kernel
 from hidet_dist.errors import CalibrationError, ConfigError
 from hidet_dist.machine import Cluster, Device, Link, load_machine, save_machine
-from hidet_dist.machine.calibration.fit import fit_kernel
 from hidet_dist.machine.kernels import KernelCost, Work
 from hidet_dist.spec import DeviceMesh
 

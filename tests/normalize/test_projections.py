@@ -13,7 +13,7 @@ from hidet.graph.ops.matmul.matmul import matmul_nt
 
 from hidet_dist.normalize import normalize
 from hidet_dist.rules.rule import RuleTable
-from hidet_dist.rules.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_plan
+from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_plan
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import models
 from hidet_dist.view import GraphView

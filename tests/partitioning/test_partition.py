@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hidet_dist.compile import optimize_program
-from hidet_dist.connect import moves
 from hidet_dist.errors import PlanError
 from hidet_dist.machine import builtin
 from hidet_dist.partitioning import CommunicationOp, partition_graph
 from hidet_dist.partitioning.proof import with_conversions
-from hidet_dist.rules.soundness.plans import check_plan
+from hidet_dist.reshard import moves
 from hidet_dist.search import search
 from hidet_dist.simulate import simulate
+from hidet_dist.soundness.plans import check_plan
 from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, TensorShardSpec
-from hidet_dist.spec.plan import ConnectionPlan, OperatorPlan, StagePlan, TensorPlan
+from hidet_dist.spec.plan import ConversionPlan, OperatorPlan, StagePlan, TensorPlan
 from hidet_dist.view import GraphView
 
 
@@ -138,14 +138,14 @@ def converting(mesh, source, target, steps):
     graph = hidet.trace_from(hidet.ops.negative(hidet.ops.exp(x)), [x])
     operators = [f"{source} -> {source}", f"{target} -> {target}"]
     plan = plan_for(graph, mesh, operators, inputs={"x0": source}, outputs={"t1.0": target})
-    connection = ConnectionPlan("t0.0", TensorShardSpec.parse(source), TensorShardSpec.parse(target), steps, 0.0)
-    return graph, listing(plan, [connection])
+    conversion = ConversionPlan("t0.0", TensorShardSpec.parse(source), TensorShardSpec.parse(target), steps, 0.0)
+    return graph, listing(plan, [conversion])
 
 
-def listing(plan, connections):
+def listing(plan, conversions):
     """The plan with other conversions before its last operator."""
     *others, last = plan.stage.operators
-    operators = (*others, dataclasses.replace(last, connections=tuple(connections)))
+    operators = (*others, dataclasses.replace(last, conversions=tuple(conversions)))
     return Plan((dataclasses.replace(plan.stage, operators=operators),))
 
 
@@ -197,7 +197,7 @@ def test_any_steps_lead_to_the_shards_that_they_say(data):
     graph = hidet.trace_from(hidet.ops.negative(x), [x])
     plan = plan_for(graph, mesh, [f"{target} -> {target}"], inputs={"x0": str(source)}, outputs={"t0.0": str(target)})
     if source != target:
-        plan = listing(plan, [ConnectionPlan("x0", source, target, tuple(map(str, steps[first:])), 0.0)])
+        plan = listing(plan, [ConversionPlan("x0", source, target, tuple(map(str, steps[first:])), 0.0)])
     inputs = [np.arange(math.prod(shape), dtype=np.float64).reshape(shape)]
     assert check_plan(graph, plan, inputs, [-inputs[0]]) == ""
 
@@ -217,11 +217,11 @@ def test_partial_results_are_scattered_in_any_order_of_axes(axes, dim):
 def test_conversions_that_do_not_fit_are_refused():
     split, other, whole_spec = (TensorShardSpec.parse(text) for text in ("(S0, R)", "(R, S0)", "(R, R)"))
     graph, plan = converting(DeviceMesh((2,)), "(S0, R)", "(R, S0)", ("all_to_all(axes=0, dim=0, to_dim=1)",))
-    (good,) = plan.stage.operators[1].connections
+    (good,) = plan.stage.operators[1].conversions
 
-    def refused(*connections):
+    def refused(*conversions):
         with pytest.raises(PlanError) as error:
-            partition_graph(graph, listing(plan, connections))
+            partition_graph(graph, listing(plan, conversions))
         return str(error.value)
 
     assert "leads to (R, R), not to (R, S0)" in refused(dataclasses.replace(good, steps=("all_gather(axes=0, dim=0)",)))
@@ -230,7 +230,7 @@ def test_conversions_that_do_not_fit_are_refused():
     assert "Not a step" in refused(dataclasses.replace(good, steps=("rm -rf",)))
     assert "lies as (S0, R)" in refused(dataclasses.replace(good, source=whole_spec))
     assert "twice" in refused(good, dataclasses.replace(good, seconds=1.0))
-    unasked = ConnectionPlan("x0", split, whole_spec, ("all_gather(axes=0, dim=0)",), 0.0)
+    unasked = ConversionPlan("x0", split, whole_spec, ("all_gather(axes=0, dim=0)",), 0.0)
     assert "converts x0 to (R, R), but nothing takes it so" in refused(good, unasked)
     assert other == good.target
     assert kinds(partition_graph(graph, listing(plan, [good])).graph) == ["all_to_all"]
@@ -281,7 +281,7 @@ def test_a_spec_that_the_operator_cannot_run_in_is_refused():
     with pytest.raises(PlanError, match="Operator 0, Matmul, cannot run as"):
         partition_graph(graph, plan_for(graph, mesh, ["(R, S0), (R, R) -> (R, R)", *MEGATRON[1:]]))
     good = plan_for(graph, mesh, MEGATRON)
-    with pytest.raises(PlanError, match="Operator 1, Relu, cannot run as .* 1 inputs"):
+    with pytest.raises(PlanError, match=r"Operator 1, Relu, cannot run as .* 1 inputs"):
         partition_graph(graph, good.edit({"op:1": "(R, R), (R, R) -> (R, R)"}))
 
 

@@ -18,7 +18,7 @@ from hidet.graph.ops.embedding_bag import EmbeddingBagOp
 from hidet.graph.ops.scatter import scatter_add_
 
 from hidet_dist.rules.rule import RuleTable, derive
-from hidet_dist.rules.soundness import check_operator
+from hidet_dist.soundness import check_operator
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.view import GraphView
 

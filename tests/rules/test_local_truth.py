@@ -20,7 +20,7 @@ from hidet.graph.ops.utils import Task, compute, tensor_input
 from hidet_dist.rules.access import UnsupportedDefinition, analyze
 from hidet_dist.rules.local import rebuild
 from hidet_dist.rules.rule import _spec, derive
-from hidet_dist.rules.soundness import check_operator, evaluate
+from hidet_dist.soundness import check_operator, evaluate
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 
 

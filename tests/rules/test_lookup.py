@@ -12,8 +12,8 @@ from hidet_dist.machine import builtin
 from hidet_dist.partitioning import Program, partition_graph
 from hidet_dist.partitioning.proof import with_conversions
 from hidet_dist.rules.rule import derive
-from hidet_dist.rules.soundness import check_operator, check_specs
 from hidet_dist.simulate import simulate
+from hidet_dist.soundness import check_operator, check_specs
 from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, Plan, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.view import GraphView
 

@@ -16,11 +16,11 @@ from hidet_dist.machine import builtin
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.rules.padding import MaskPaddingOp
 from hidet_dist.rules.rule import RuleTable, derive
-from hidet_dist.rules.soundness import check_operator, check_specs
-from hidet_dist.rules.soundness.graphs import GRAPHS
-from hidet_dist.rules.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_plan
 from hidet_dist.search import find, search
 from hidet_dist.simulate import simulate
+from hidet_dist.soundness import check_operator, check_specs
+from hidet_dist.soundness.graphs import GRAPHS
+from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_plan
 from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, TensorShardSpec
 from hidet_dist.testing import bert, shapes
 from hidet_dist.view import GraphView

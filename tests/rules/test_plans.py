@@ -12,10 +12,10 @@ import pytest
 
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.rules.rule import RuleTable
-from hidet_dist.rules.soundness.__main__ import main
-from hidet_dist.rules.soundness.graphs import GRAPHS, MODELS, WITHOUT_KERNELS
-from hidet_dist.rules.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_plan
 from hidet_dist.simulate import simulate
+from hidet_dist.soundness.__main__ import main
+from hidet_dist.soundness.graphs import GRAPHS, MODELS, WITHOUT_KERNELS
+from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_plan
 from hidet_dist.spec import DeviceMesh, Plan
 from hidet_dist.view import GraphView
 
@@ -82,13 +82,13 @@ def test_the_program_ends_with_one_line_of_json(capsys):
 
 
 def test_processes_share_the_work():
-    command = [sys.executable, "-m", "hidet_dist.rules.soundness", "--plans", "4", "--only", "mlp", "--jobs", "2"]
+    command = [sys.executable, "-m", "hidet_dist.soundness", "--plans", "4", "--only", "mlp", "--jobs", "2"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert json.loads(run.stdout.splitlines()[-1])["plans"] == 1
 
 
 def test_the_program_counts_failures(capsys, monkeypatch):
-    import hidet_dist.rules.soundness.work as program
+    import hidet_dist.soundness.work as program
 
     monkeypatch.setattr(program, "check_plan", lambda *_: "it differs")
     assert main(["--plans", "8", "--only", "mlp", "--jobs", "1"]) == 1

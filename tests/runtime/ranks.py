@@ -252,6 +252,39 @@ def wrong_length() -> float:
     return _sum(comm, 1)
 
 
+def out_of_step(what: str) -> float:
+    """The ranks are in collectives that differ in one respect; whatever a rank was to receive stays as it was."""
+    comm = session.communicator_for((2,), timeout_seconds=5)
+    comm.bind()
+    _sum(comm, 1)
+    first = comm.rank == 0
+    comm.begin_call(2 if first and "call" in what else 1)
+    size = 1 << 16
+    secret, received = np.full(2 * size, 7 + comm.rank, np.float32), np.zeros(2 * size, np.float32)
+    if what == "kind" and not first:
+        native.all_to_all(address(secret), address(received), 8, 0, 1)
+    elif what == "message's call":
+        if first:
+            native.send(address(secret), 8, 0, 1, 1)
+        else:
+            native.recv(address(received), 8, 0, 0, 1)
+            comm.check()
+        return _sum(comm, 1)
+    elif what in ("kind", "dtype"):
+        dtype = native.dtype_code("int32") if what == "dtype" and first else 0
+        native.all_gather(address(secret), address(received), 8, dtype, 1)
+    elif what in ("count", "large count"):
+        count = {"count": 3, "large count": size}[what] if first else 8
+        native.all_gather(address(secret), address(received), count, 0, 1)
+    elif what == "root":
+        native.broadcast(address(secret), address(received), 8, 0, comm.rank, 1)
+    else:
+        reduce_op = native.reduce_op_code("max" if what == "reduce_op" and first else "sum")
+        native.all_reduce(address(secret), address(received), 8, 0, reduce_op, 1)
+    assert not received.any(), "another collective's data was taken"
+    return _sum(comm, 1)
+
+
 def message_routes() -> list[int]:
     """The ranks that share memory with this one, after a ring of messages too long to be sent before they are read."""
     with session.communicator_for((4,)) as comm:
@@ -357,6 +390,7 @@ SCENARIOS: dict[str, Callable[..., Any]] = {
         broadcasts_with_a_bad_rank,
         chain,
         wrong_length,
+        out_of_step,
         message_routes,
         leaves,
         wrong_call,

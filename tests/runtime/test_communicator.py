@@ -150,8 +150,23 @@ def test_a_late_rank_is_named_by_those_that_wait_for_a_rank_that_waits_for_it(ru
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_message_of_another_length_is_refused(run_ranks: RunRanks, transport: str) -> None:
     answers = run_ranks("wrong_length", 2, environment=chosen(transport, 2))
-    assert "rank 0 sent a message of 32 bytes where one of 16 is expected" in answers[1]["message"]
+    assert "rank 1 is in message of 4 float32 of call 0, but rank 0 in message of 8 float32" in answers[1]["message"]
     assert {answer["error"] for answer in answers} == {"CommunicationError"}
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    "what", ["kind", "dtype", "count", "large count", "reduce_op", "root", "call", "message's call"]
+)
+def test_ranks_in_different_collectives_take_none_of_each_others_data(
+    run_ranks: RunRanks, what: str, transport: str
+) -> None:
+    answers = run_ranks("out_of_step", 2, environment=chosen(transport, 2), what=what)
+    for answer in answers:
+        assert answer.get("error") == "CommunicationError", answer
+        assert answer["ranks"] == [0, 1], answer
+        assert "the ranks are out of step: rank" in answer["message"]
+        assert "All ranks must make the same calls in the same order" in answer["message"]
 
 
 def test_a_rank_that_leaves_is_named(run_ranks: RunRanks) -> None:

@@ -11,10 +11,10 @@ import pytest
 from hidet import ops
 from hidet.graph import FlowGraph
 
+from hidet_dist.cost.model import PredictedCost
 from hidet_dist.machine import Cluster, builtin
 from hidet_dist.search import find
 from hidet_dist.search.activations import held
-from hidet_dist.search.cost import PredictedCost
 from hidet_dist.search.eliminate import Tables, eliminate
 from hidet_dist.search.ilp import Edge, Problem, evaluate, solve
 from hidet_dist.search.memory import live_bytes

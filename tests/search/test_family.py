@@ -13,8 +13,8 @@ from hidet import ops
 from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import builtin
 from hidet_dist.partitioning.proof import validate_plan
-from hidet_dist.rules.soundness.plans import check_plan, evaluate_graph, graph_inputs
 from hidet_dist.search import find, search_family
+from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 
 HIDDEN, INNER = 32, 128

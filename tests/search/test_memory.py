@@ -3,8 +3,8 @@ from __future__ import annotations
 import hidet
 import pytest
 
-from hidet_dist.connect import connect
 from hidet_dist.machine import builtin
+from hidet_dist.reshard import cheapest_conversion
 from hidet_dist.search import search
 from hidet_dist.search.memory import conversion_nbytes, live_bytes, reduction_nbytes
 from hidet_dist.spec import DeviceMesh, ReduceFn, TensorShardSpec
@@ -42,7 +42,7 @@ def test_an_unsharded_program_holds_what_its_tensors_need() -> None:
 )
 def test_a_conversion_holds_what_lies_between_its_steps(source: str, target: str, extra: int) -> None:
     cluster = builtin("cpu", DeviceMesh((4,)))
-    steps = connect((16, 16), "float32", spec(source), spec(target), cluster).steps
+    steps = cheapest_conversion((16, 16), "float32", spec(source), spec(target), cluster).steps
     assert conversion_nbytes((16, 16), 4, spec(source), steps, cluster.mesh) == extra
 
 

@@ -44,7 +44,7 @@ BUDGET = LAYERS * MATRIX // SPLIT + 2 * ACTIVATION + 3 * MATRIX
 
 
 def weights_gathered(plan: Plan) -> list[str]:
-    return [c.tensor for op in plan.stage.operators for c in op.connections if c.tensor.startswith("w")]
+    return [c.tensor for op in plan.stage.operators for c in op.conversions if c.tensor.startswith("w")]
 
 
 def test_weights_are_gathered_where_products_hide_it_and_activations_where_nothing_does() -> None:
@@ -81,7 +81,7 @@ def test_the_makespan_of_gathered_weights_is_that_of_the_slower_stream(flops: fl
     product = PRODUCT * FLOPS / flops
     taken = [op.compute_seconds for op in plan.stage.operators]
     assert taken == pytest.approx([product] * LAYERS)
-    (output,) = plan.stage.output_connections
+    (output,) = plan.stage.output_conversions
     slice_seconds = plan.seconds - LAYERS * (product + GATHER) - output.seconds
     assert 0 < slice_seconds < 1e-4
     # The first gather goes beside nothing but cutting the input.
@@ -101,7 +101,7 @@ def test_memory_for_one_gathered_weight_leaves_nothing_to_hide_behind() -> None:
         plan = fully_split(chain(), machine(), budget)
         assert plan.stage.overlap is not None
         assert plan.stage.overlap.held_bytes == budget
-        (output,) = plan.stage.output_connections
+        (output,) = plan.stage.output_conversions
         product_seconds = sum(op.compute_seconds for op in plan.stage.operators)
         expected = product_seconds + exposed * GATHER + output.seconds
         assert plan.makespan_seconds == pytest.approx(expected, rel=1e-3)

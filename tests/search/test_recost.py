@@ -13,8 +13,8 @@ from hidet_dist.errors import PlanError
 from hidet_dist.machine import builtin
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.partitioning.proof import validate_plan
-from hidet_dist.rules.soundness.graphs import GRAPHS
 from hidet_dist.search import recost, search
+from hidet_dist.soundness.graphs import GRAPHS
 from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, TensorShardSpec
 from hidet_dist.view import GraphView
 

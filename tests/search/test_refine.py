@@ -6,9 +6,9 @@ import hidet
 import numpy as np
 
 from hidet_dist.machine import builtin
-from hidet_dist.rules.soundness.plans import check_plan, evaluate_graph, graph_inputs
 from hidet_dist.search import search
 from hidet_dist.search.refine import refine
+from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
 from hidet_dist.testing import models, shapes
 from hidet_dist.view import GraphView

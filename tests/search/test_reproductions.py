@@ -9,8 +9,8 @@ import hidet
 import pytest
 from hidet.graph import Operator
 
-from hidet_dist.connect import Connection, Step, connect, walk
 from hidet_dist.machine import Cluster, Device, Link
+from hidet_dist.reshard import Conversion, Step, cheapest_conversion, walk
 from hidet_dist.search import find
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
 from hidet_dist.spec.partial import split_of
@@ -39,12 +39,12 @@ class CommunicationOnly:
     def seconds(self, shape: Sequence[int], source: TensorShardSpec, target: TensorShardSpec, steps) -> float:
         raise NotImplementedError
 
-    def connect(self, shape, dtype, source, target) -> Connection:
-        found = connect(shape, dtype, source, target, self.cluster)
+    def conversion(self, shape, dtype, source, target) -> Conversion:
+        found = cheapest_conversion(shape, dtype, source, target, self.cluster)
         return replace(found, seconds=self.seconds(shape, source, target, found.steps))
 
     def conversions(self, shape, dtype, specs):
-        return tuple(tuple(self.connect(shape, dtype, s, t).seconds for t in specs) for s in specs)
+        return tuple(tuple(self.conversion(shape, dtype, s, t).seconds for t in specs) for s in specs)
 
 
 class Slapo(CommunicationOnly):

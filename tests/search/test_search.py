@@ -6,9 +6,9 @@ from dataclasses import replace
 import hidet
 import pytest
 
-from hidet_dist.connect import connect
 from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster, Device, Link, builtin
+from hidet_dist.reshard import cheapest_conversion
 from hidet_dist.search import find, search
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
@@ -34,7 +34,7 @@ def toy(mesh: tuple[int, ...] = (2,), latency: float = 1e-6) -> Cluster:
 
 def recomputed(graph: hidet.FlowGraph, plan: Plan, cluster: Cluster) -> float:
     """The communication time of a plan from its specs alone: every tensor, every distinct wish, every reduction."""
-    from hidet_dist.connect import reduce_seconds
+    from hidet_dist.reshard import reduce_seconds
 
     view = GraphView(graph)
     lies = {t.name: t.spec for t in (*plan.stage.inputs, *plan.stage.weights)}
@@ -52,7 +52,7 @@ def recomputed(graph: hidet.FlowGraph, plan: Plan, cluster: Cluster) -> float:
         for name, use in view.uses()
     }
     for name, target in wishes:
-        seconds += connect(view.shape(name), view.tensors[name].dtype, lies[name], target, cluster).seconds
+        seconds += cheapest_conversion(view.shape(name), view.tensors[name].dtype, lies[name], target, cluster).seconds
     return seconds
 
 
@@ -228,6 +228,6 @@ def test_where_memory_is_ample_small_weights_are_not_gathered_for_a_few_tokens(m
     plan = search(graph, builtin("dgx-a100", DeviceMesh(mesh)))
     small = {name for name in view.weights if len(view.shape(name)) == 1}
     assert len(small) == 2 * config.layers + 1
-    converted = {c.tensor: c.steps for op in plan.stage.operators for c in op.connections}
+    converted = {c.tensor: c.steps for op in plan.stage.operators for c in op.conversions}
     for name in small & set(converted):
         assert all(step.startswith("slice") for step in converted[name])

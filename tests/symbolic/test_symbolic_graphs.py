@@ -13,11 +13,11 @@ from hidet.graph import FlowGraph, Tensor
 from hidet_dist.errors import ConfigError, InputError, PlanError
 from hidet_dist.machine import builtin
 from hidet_dist.partitioning import partition_graph
-from hidet_dist.rules.soundness.plans import check_plan, evaluate_graph, random_plan
+from hidet_dist.partitioning.proof import validate_plan
 from hidet_dist.search import recost, search
 from hidet_dist.search.family import search_family
-from hidet_dist.partitioning.proof import validate_plan
 from hidet_dist.simulate import simulate
+from hidet_dist.soundness.plans import check_plan, evaluate_graph, random_plan
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
 from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.symbolic.planning import planning_view, rule_table

@@ -18,9 +18,9 @@ from hidet_dist.machine import builtin
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.rules.declared import definition_of
 from hidet_dist.rules.rule import RuleTable
-from hidet_dist.rules.soundness.oracle import evaluate, numpy_dtype
-from hidet_dist.rules.soundness.plans import evaluate_program, graph_inputs, random_plan
 from hidet_dist.search import search
+from hidet_dist.soundness.oracle import evaluate, numpy_dtype
+from hidet_dist.soundness.plans import evaluate_program, graph_inputs, random_plan
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.plan import TensorPlan
 from hidet_dist.testing import shapes

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+import hidet
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,7 +15,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
 
 from hidet_dist.errors import WeightsError
-from hidet_dist.weights import Layout, SafetensorsFiles, header, write_safetensors
+from hidet_dist.limits import MOST_HEADER_BYTES, MOST_INDEX_BYTES
+from hidet_dist.spec import DeviceMesh, TensorPlan, TensorShardSpec
+from hidet_dist.weights import Layout, SafetensorsFiles, header, shard_blocks, write_safetensors
+from hidet_dist.weights.sources import Constant
 
 # hidet's names, and torch's where they differ
 DTYPES = {
@@ -125,8 +130,10 @@ ENTRY = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
         ({"shape": [-2, -3]}, r"the shape \[-2, -3\]"),
         ({"shape": [2.0, 3]}, r"the shape \[2.0, 3\]"),
         ({"shape": None}, "TypeError"),
-        ({"dtype": "F4"}, "has the dtype F4"),
-        ({"dtype": []}, "makes no sense: TypeError"),
+        ({"dtype": "F4"}, "has the dtype 'F4'"),
+        ({"dtype": []}, r"has the dtype \[\]"),
+        ({"shape": [True, 6]}, r"the shape \[True, 6\]"),
+        ({"data_offsets": [0, 10**400]}, "does not fit"),
     ],
 )
 def test_headers_that_make_no_sense_are_refused(change: dict[str, Any], says: str) -> None:
@@ -135,7 +142,7 @@ def test_headers_that_make_no_sense_are_refused(change: dict[str, Any], says: st
     text = json.dumps({"w": {**ENTRY, **change}}).encode()
     with pytest.raises(WeightsError, match=says):
         header.parse(text, 8 + len(text) + 24)
-    for text in (b"[]", b"{", b"3", b'{"w": 3}', b"\xff"):
+    for text in (b"[]", b"{", b"3", b'{"w": 3}', b"\xff", b"[" * 100_000, b'{"w": ' * 100_000):
         with pytest.raises(WeightsError, match="Its header makes no sense"):
             header.parse(text, 100)
 
@@ -169,6 +176,8 @@ def test_folders_indices_and_lists(tmp_path: Path) -> None:
         ('{"weight_map": {"b": "model-1.safetensors"}}', "'b' in model-1.safetensors, which lacks it"),
         ('{"weight_map": {"a": "../model-1.safetensors"}}', "no file beside it"),
         ('{"weight_map": {"a": "gone.safetensors"}}', r"gone.safetensors cannot be read"),
+        ('{"weight_map": {"a": "\\u0000"}}', "no file beside it"),
+        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_an_index_that_does_not_fit_is_refused(tmp_path: Path, index: str, says: str) -> None:
@@ -186,7 +195,7 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         SafetensorsFiles.open([path, other])
     stored = SafetensorsFiles.open(path).find("a", "float32", [1000])
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(WeightsError, match=r"a.safetensors ends within the tensor 'a'"):
+    with pytest.raises(WeightsError, match=r"a.safetensors was changed since its header was read: 'a' may be anything"):
         stored.read((slice(0, 1000),))
     with pytest.raises(WeightsError, match=r"a.safetensors cannot be read as a safetensors file"):
         SafetensorsFiles.open(path)
@@ -210,3 +219,74 @@ def test_a_tensor_of_another_shape_or_dtype_is_named(tmp_path: Path) -> None:
         files.find("a", "float32", [2, 3])
     with pytest.raises(WeightsError, match=r"no tensor 'b' in .*a.safetensors, which has 1"):
         files.find("b", "float32", [2, 3])
+
+
+def _in_place(path: Path) -> None:
+    """Other data of the same size, with the old modification time put back."""
+    before = path.stat()
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"\1")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _exchanged(path: Path) -> None:
+    """Another file of the same size and modification time at the same path."""
+    before, other = path.stat(), path.with_suffix(".other")
+    save_file({"a": torch.zeros(1000)}, other)
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.replace(other, path)
+
+
+@pytest.mark.parametrize("change", [_in_place, _exchanged])
+def test_data_that_is_not_of_the_header_that_was_read_is_refused(tmp_path: Path, change: Any) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({"a": torch.ones(1000)}, path)
+    stored = SafetensorsFiles.open(path).find("a", "float32", [1000])
+    size, modified = path.stat().st_size, path.stat().st_mtime_ns
+    change(path)
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (size, modified)
+    with pytest.raises(WeightsError, match="was changed since its header was read"):
+        stored.read((slice(0, 1000),))
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".safetensors.index.json"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"model{suffix}"
+    os.mkfifo(path)
+    for given_ in (path, tmp_path):
+        with pytest.raises(WeightsError, match="not a regular file"):
+            SafetensorsFiles.open(given_)
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "says"),
+    [
+        ("model.safetensors", 2**33, "its header has 0 of"),
+        ("model.safetensors.index.json", 2**33, f"at most {MOST_INDEX_BYTES} are read"),
+    ],
+)
+def test_sparse_files_are_not_read_whole(tmp_path: Path, name: str, length: int, says: str) -> None:
+    (tmp_path / name).touch()
+    os.truncate(tmp_path / name, length)
+    with pytest.raises(WeightsError, match=says):
+        SafetensorsFiles.open(tmp_path / name)
+
+
+def test_the_length_of_a_header_is_bounded(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes((MOST_HEADER_BYTES + 1).to_bytes(8, "little"))
+    os.truncate(path, 2**33)
+    with pytest.raises(WeightsError, match=f"at most {MOST_HEADER_BYTES} are read"):
+        SafetensorsFiles.open(path)
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "/proc/self/mem", "/dev/zero", "\ud800"])
+def test_paths_that_lead_to_no_file(path: str) -> None:
+    with pytest.raises(WeightsError, match="cannot be read"):
+        SafetensorsFiles.open(path)
+
+
+def test_an_empty_shard_has_no_blocks() -> None:
+    weight = TensorPlan("w0", (4, 0), "float32", 0, TensorShardSpec.replicated(2))
+    assert list(shard_blocks(Constant(hidet.zeros([4, 0])), weight, DeviceMesh((1,)), (0,))) == []

@@ -80,6 +80,30 @@ enum hidet_dist_reduce_op {
 
 typedef struct hidet_dist_communicator hidet_dist_communicator;
 
+enum hidet_dist_collective {
+  HIDET_DIST_ALL_REDUCE = 0,
+  HIDET_DIST_ALL_GATHER = 1,
+  HIDET_DIST_REDUCE_SCATTER = 2,
+  HIDET_DIST_ALL_TO_ALL = 3,
+  HIDET_DIST_BROADCAST = 4,
+  HIDET_DIST_MESSAGE = 5  /* a send, a receive or both */
+};
+
+/*
+ * What a rank says of its collective to the others, which take its data only where theirs is the same. Ranks that are
+ * out of step, or were built from different programs, so find out before any of them reads what was meant for another
+ * collective. Plain bytes without padding, so that it can be sent and compared as they are.
+ */
+typedef struct hidet_dist_envelope {
+  int64_t call;       /* of the program; see hidet_dist_communicator_begin_call */
+  int64_t count;      /* elements: those given to the collective, or of a message */
+  int32_t root;       /* of a broadcast, else 0 */
+  uint8_t kind;       /* hidet_dist_collective */
+  uint8_t dtype;      /* hidet_dist_dtype */
+  uint8_t reduce_op;  /* hidet_dist_reduce_op, HIDET_DIST_SUM where nothing is reduced */
+  uint8_t reserved;   /* 0 */
+} hidet_dist_envelope;
+
 /*
  * How the blocks of a group's ranks lie in a tensor side by side: it has `rows` rows of `whole` elements, and the block
  * of the rank in place p has `row` of each, from p * row on. So lie the shards of a tensor that is split along a dim: its
@@ -93,6 +117,9 @@ typedef struct hidet_dist_blocks {
 /*
  * What moves the data. Each function gets checked arguments, a group of two ranks or more and a positive count, and
  * returns 0, or another number after it has said why with hidet_dist_fail. The context is passed on as it is.
+ *
+ * Where it costs little, a transport sends each rank's envelope along and has hidet_dist_check_envelope look at what
+ * arrives before it gives any data out.
  *
  * send_recv gets ranks of the mesh, neither of them the own one. A direction that nothing travels in has the rank
  * HIDET_DIST_NOBODY and the count 0; at least one has another. Neither direction may wait for the other.
@@ -201,6 +228,24 @@ HIDET_DIST_API const char *hidet_dist_communicator_error(const hidet_dist_commun
 
 /* Makes it fail with this message, unless it failed before. From any thread. */
 HIDET_DIST_API void hidet_dist_fail(hidet_dist_communicator *communicator, const char *message);
+
+/*
+ * A call of the program begins, whose number all ranks must give alike; the collectives that follow belong to it. Those
+ * before the first belong to call 0. Not while a collective is under way.
+ */
+HIDET_DIST_API void hidet_dist_communicator_begin_call(hidet_dist_communicator *communicator, int64_t call);
+
+/* The envelope of the calling thread's collective under way, for a message the one of what it sends. 0 on success. */
+HIDET_DIST_API int32_t hidet_dist_current_envelope(hidet_dist_envelope *envelope);
+
+/*
+ * Compares what rank `from` of the mesh says of its collective with that of the calling thread's; in a message, with that
+ * of what it receives. Returns 0 where they are the same; else the communicator fails, for that both are out of step.
+ */
+HIDET_DIST_API int32_t hidet_dist_check_envelope(const hidet_dist_envelope *theirs, int64_t from);
+
+/* The rank that was in another collective than this one, where it failed for that; else HIDET_DIST_NOBODY. From any thread. */
+HIDET_DIST_API int64_t hidet_dist_communicator_out_of_step(const hidet_dist_communicator *communicator);
 
 /* How many collectives, sends and receives were started on it. From any thread. */
 HIDET_DIST_API int64_t hidet_dist_communicator_sequence(const hidet_dist_communicator *communicator);

@@ -14,7 +14,8 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from hidet_dist.errors import ArtifactError
-from hidet_dist.files import write_text
+from hidet_dist.files import parse_json, read_text, write_text
+from hidet_dist.limits import MOST_MANIFEST_BYTES
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
 
 FORMAT = 6
@@ -191,15 +192,13 @@ def holds_artifacts(folder: Path) -> bool:
 def _read(folder: Path, directory: int | None) -> dict[str, Any]:
     path = folder / NAME
     try:
-        where = path if directory is None else NAME
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
-        with open(os.open(where, flags, dir_fd=directory), encoding="utf-8") as file:
-            body = json.load(file)
+        where = path if directory is None else Path(NAME)
+        body = parse_json(read_text(where, MOST_MANIFEST_BYTES, directory, os.O_NOFOLLOW))
     except FileNotFoundError as error:
         raise ArtifactError(
             f"{folder} holds no artifacts: there is no {NAME}. Build them with hidet.distributed.auto_parallel."
         ) from error
-    except (OSError, RecursionError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}. Build the artifacts again.") from error
     if not isinstance(body, dict):
         raise ArtifactError(f"{path} is no manifest. Build the artifacts again.")

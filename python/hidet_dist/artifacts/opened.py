@@ -9,14 +9,15 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import stat
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
 from hidet_dist.artifacts.manifest import NAME, Manifest
+from hidet_dist.checks import shown
 from hidet_dist.errors import ArtifactError
+from hidet_dist.files import open_regular
 
 _CHUNK_BYTES = 2**20
 _MOST_THREADS = 16  # beyond that memory, not hashing, is what limits
@@ -42,9 +43,11 @@ class OpenedArtifacts:
         while True:
             try:
                 self._directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            except OSError as error:
+            except (OSError, ValueError) as error:
+                reason = error.strerror if isinstance(error, OSError) else str(error)
                 raise ArtifactError(
-                    f"{folder} holds no artifacts: {error.strerror}. Build them with hidet.distributed.auto_parallel."
+                    f"{shown(str(folder))} holds no artifacts: {reason}. Build them with "
+                    "hidet.distributed.auto_parallel."
                 ) from error
             try:
                 self.manifest = Manifest.load(folder, self._directory)
@@ -62,7 +65,7 @@ class OpenedArtifacts:
         """Whether the folder is still the one that was opened."""
         try:
             return os.path.samestat(os.stat(self.folder), os.fstat(self._directory))
-        except OSError:
+        except (OSError, ValueError):
             return False
 
     def verify(self, names: Sequence[str], threads: int | None = None) -> None:
@@ -127,8 +130,6 @@ class OpenedArtifacts:
             ) from error
         status = os.fstat(file)
         self._files[name] = file, status
-        if not stat.S_ISREG(status.st_mode):
-            raise ArtifactError(f"{path} is no file. Build the artifacts again.")
 
     def _is_same(self, name: str) -> bool:
         size, expected = self.manifest.files[name]
@@ -159,7 +160,7 @@ def _open_beneath(directory: int, name: str) -> int:
             if here != directory:
                 os.close(here)
             here = inner
-        return os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=here)
+        return open_regular(last, here, os.O_NOFOLLOW)
     finally:
         if here != directory:
             os.close(here)

@@ -29,7 +29,7 @@ from hidet_dist.compat.replacing import replaced
 from hidet_dist.machine.gpu import Gpu
 
 if TYPE_CHECKING:
-    from hidet_dist.compile.cuda.toolkit import Toolkit
+    from hidet_dist.toolchain.cuda import Toolkit
 
 _compiler: Any = importlib.import_module("hidet.backend.build")
 _device: Any = importlib.import_module("hidet.cuda.device")

@@ -31,7 +31,6 @@ from hidet_dist.compile.cpu.collectives import place_shards
 from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
 from hidet_dist.compile.cuda.build import cuda_target
 from hidet_dist.compile.cuda.launches import fewer_launches
-from hidet_dist.compile.cuda.toolkit import find_toolkit
 from hidet_dist.compile.target import CPU, Target
 from hidet_dist.errors import CompileError
 from hidet_dist.machine import Cluster
@@ -39,6 +38,7 @@ from hidet_dist.overlap.emit import overlap_graph
 from hidet_dist.partitioning import Program
 from hidet_dist.partitioning.program import COORDINATE, communication_operators
 from hidet_dist.runtime import openblas
+from hidet_dist.toolchain.cuda import find_toolkit
 
 # Not by attribute: hidet.drivers re-exports a function of the same name.
 _build_task: Any = importlib.import_module("hidet.drivers.build_task")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +11,9 @@ from rich.console import Console
 
 from hidet_dist.errors import HidetDistError, PlanError
 from hidet_dist.explain import Explanation, SearchReport
-from hidet_dist.files import read_text
+from hidet_dist.files import parse_json, read_text
+from hidet_dist.limits import MOST_PLAN_BYTES
 from hidet_dist.spec import Plan
-from hidet_dist.spec.plan import MOST_BYTES
 
 FILE = "explain.json"
 
@@ -25,9 +24,9 @@ def load(path: Path) -> Explanation:
         return Explanation(Plan.load(path))
     plan = Plan.load(path / "plan.json")
     try:
-        data = json.loads(read_text(path / FILE, MOST_BYTES))
+        data = parse_json(read_text(path / FILE, MOST_PLAN_BYTES))
         report = data["report"]
-    except (OSError, RecursionError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise PlanError(f"Cannot read the explanation {path / FILE}: {error}") from error
     return Explanation(replace(plan, report=None if report is None else SearchReport.from_json(report)))
 

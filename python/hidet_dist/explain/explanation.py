@@ -67,7 +67,7 @@ class Explanation:
         stage = plan.stage
         operators = []
         for number, op in enumerate(stage.operators):
-            conversion = sum(connection.seconds for connection in op.connections)
+            conversion = sum(conversion.seconds for conversion in op.conversions)
             one = {
                 "index": op.index,
                 "operator": op.operator,

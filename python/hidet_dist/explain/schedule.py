@@ -33,17 +33,17 @@ def schedule_lines(stage: StagePlan) -> list[str]:
                 lines.append(f'shard("{labels[tensor.name]}", dim={dim}{_axes(axes, mesh)})')
     for op in stage.operators:
         name = op.label or f"op:{op.index}"
-        for connection in op.connections:
-            tensor_name = labels.get(connection.tensor, connection.tensor)
+        for conversion in op.conversions:
+            tensor_name = labels.get(conversion.tensor, conversion.tensor)
             lines += [
-                f'sync("{name}", {_step(text, mesh)}, of="{tensor_name}", when="before")' for text in connection.steps
+                f'sync("{name}", {_step(text, mesh)}, of="{tensor_name}", when="before")' for text in conversion.steps
             ]
         for number, fns in enumerate(op.spec.reduce_fns):
             of = f', of="t{op.index}.{number}"' if len(op.spec.out_specs) > 1 else ""
             lines += [f'sync("{name}", {_step(str(fn), mesh)}{of})' for fn in fns]
-    for connection in stage.output_connections:
-        tensor_name = labels.get(connection.tensor, connection.tensor)
-        lines += [f'sync("output", {_step(text, mesh)}, of="{tensor_name}")' for text in connection.steps]
+    for conversion in stage.output_conversions:
+        tensor_name = labels.get(conversion.tensor, conversion.tensor)
+        lines += [f'sync("output", {_step(text, mesh)}, of="{tensor_name}")' for text in conversion.steps]
     return lines
 
 

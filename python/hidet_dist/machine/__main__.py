@@ -1,26 +1,23 @@
-"""Machines at the command line.
+"""``python -m hidet_dist.machine list``: the built-in machines, with their rates.
 
-``python -m hidet_dist.machine list`` shows those that can be named, and
-``python -m hidet_dist.machine calibrate --mesh 2 --out host.json`` measures this one.
+``python -m hidet_dist.calibration`` measures the running machine.
 """
 
 from __future__ import annotations
-
-import sys
-from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from hidet_dist.errors import HidetDistError
 from hidet_dist.machine.builtin import MACHINES
-from hidet_dist.machine.calibration import calibrate
-from hidet_dist.machine.calibration.measuring import REPEATS, TIMEOUT_SECONDS
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="Machines: the built-in ones, and this one.")
+app = typer.Typer(add_completion=False, no_args_is_help=True)
 _LOG_WIDTH = 120
+
+
+@app.callback()
+def main() -> None:
+    """Built-in machines."""
 
 
 @app.command("list")
@@ -45,29 +42,6 @@ def show() -> None:
             "-" if machine.network is None else f"{machine.network.bandwidth_bytes_per_second / 1e9:g}",
         )
     _console().print(table)
-
-
-@app.command("calibrate")
-def measure(
-    mesh: Annotated[str, typer.Option(help="Devices along each mesh axis, such as 2 or 2,2.")],
-    out: Annotated[Path, typer.Option(help="The machine file to write.")],
-    repeats: Annotated[int, typer.Option(help="How often each is measured; the median counts.")] = REPEATS,
-    timeout: Annotated[float, typer.Option(help="Seconds that the ranks may take.")] = TIMEOUT_SECONDS,
-) -> None:
-    """Measure this machine as a mesh of processes, and write a machine file."""
-    try:
-        shape = [int(size) for size in mesh.split(",")]
-    except ValueError:
-        raise typer.BadParameter(f"{mesh!r} is no mesh such as 2 or 2,2", param_hint="--mesh") from None
-    try:
-        found = calibrate(shape, out, repeats=repeats, timeout_seconds=timeout)
-    except HidetDistError as error:
-        print(f"calibrate: {error}", file=sys.stderr)
-        raise typer.Exit(1) from error
-    console = _console()
-    for table in found.tables():
-        console.print(table)
-    console.print(f"Written to {out}: distributed_config['machine'] takes its path.")
 
 
 def _console() -> Console:

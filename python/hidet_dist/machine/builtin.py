@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from hidet_dist.checks import shown
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine.cluster import Cluster, Device, Link
 from hidet_dist.machine.kernels import KernelCost
@@ -127,7 +128,7 @@ def builtin(name: str, mesh: DeviceMesh) -> Cluster:
     """
     machine = MACHINES.get(name)
     if machine is None:
-        raise ConfigError(f"Unknown machine {name!r}; the built-in ones are {', '.join(sorted(MACHINES))}.")
+        raise ConfigError(f"Unknown machine {shown(name)}; the built-in ones are {', '.join(sorted(MACHINES))}.")
     per_node = machine.devices_per_node
     if per_node is None:
         return Cluster(mesh, (machine.link,) * mesh.ndim, machine.device)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hidet_dist.checks import is_finite, shown
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine.kernels import KernelCost, Work, check_kernels
 from hidet_dist.spec import DeviceMesh
 
 
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _positive(value: Any) -> bool:
-    return _finite(value) and value > 0
+    return is_finite(value) and value > 0
 
 
 @dataclass(frozen=True)
@@ -32,10 +28,12 @@ class Link:
     bandwidth_bytes_per_second: float
 
     def __post_init__(self) -> None:
-        if not (_finite(self.latency_seconds) and self.latency_seconds >= 0):
-            raise ConfigError(f"A link needs a latency of 0 or more seconds; got {self.latency_seconds!r}.")
+        if not (is_finite(self.latency_seconds) and self.latency_seconds >= 0):
+            raise ConfigError(f"A link needs a latency of 0 or more seconds; got {shown(self.latency_seconds)}.")
         if not _positive(self.bandwidth_bytes_per_second):
-            raise ConfigError(f"A link needs a bandwidth above 0 bytes/s; got {self.bandwidth_bytes_per_second!r}.")
+            raise ConfigError(
+                f"A link needs a bandwidth above 0 bytes/s; got {shown(self.bandwidth_bytes_per_second)}."
+            )
 
 
 @dataclass(frozen=True)
@@ -65,21 +63,25 @@ class Device:
     places_shards: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise ConfigError(f"A device's name is a text; got {shown(self.name)}.")
         if not isinstance(self.flops_per_second, Mapping) or "default" not in self.flops_per_second:
-            raise ConfigError(f"A device needs a 'default' entry in flops_per_second; got {self.flops_per_second!r}.")
+            raise ConfigError(
+                f"A device needs a 'default' entry in flops_per_second; got {shown(self.flops_per_second)}."
+            )
         rates = {f"flops_per_second[{dtype!r}]": rate for dtype, rate in self.flops_per_second.items()}
         rates["memory_bandwidth_bytes_per_second"] = self.memory_bandwidth_bytes_per_second
         rates["memory_bytes"] = self.memory_bytes
         for what, rate in rates.items():
             if not _positive(rate):
-                raise ConfigError(f"A device needs rates above 0; its {what} is {rate!r}.")
-        if not (_finite(self.launch_seconds) and self.launch_seconds >= 0):
-            raise ConfigError(f"A device needs a launch_seconds of 0 or more; got {self.launch_seconds!r}.")
+                raise ConfigError(f"A device needs rates above 0; its {what} is {shown(rate)}.")
+        if not (is_finite(self.launch_seconds) and self.launch_seconds >= 0):
+            raise ConfigError(f"A device needs a launch_seconds of 0 or more; got {shown(self.launch_seconds)}.")
         for name in ("overlaps_communication", "places_shards"):
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"A device's {name} is true or false; got {getattr(self, name)!r}.")
-        if not (_finite(self.cache_bytes) and self.cache_bytes >= 0):
-            raise ConfigError(f"A device needs cache_bytes of 0 or more; got {self.cache_bytes!r}.")
+                raise ConfigError(f"A device's {name} is true or false; got {shown(getattr(self, name))}.")
+        if not (is_finite(self.cache_bytes) and self.cache_bytes >= 0):
+            raise ConfigError(f"A device needs cache_bytes of 0 or more; got {shown(self.cache_bytes)}.")
         check_kernels(self.kernels)
 
     def operator_seconds(self, operations: int, moved_bytes: int, dtype: str) -> float:

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hidet_dist.checks import shown
 from hidet_dist.errors import ConfigError
-from hidet_dist.files import write_text
+from hidet_dist.files import parse_json, read_text, write_text
+from hidet_dist.limits import MOST_MACHINE_BYTES
 from hidet_dist.machine.cluster import Cluster, Device, Link
 from hidet_dist.machine.kernels import KernelCost
 from hidet_dist.spec import DeviceMesh
@@ -43,13 +45,15 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
         When the file is missing, is not such a file, has figures that make no sense, or not a link for each axis.
     """
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = parse_json(read_text(path, MOST_MACHINE_BYTES))
     except (OSError, ValueError) as error:
         raise ConfigError(f"Cannot read the machine {path}: {error}") from error
     device = _fields(data.get("device") if isinstance(data, dict) else None, _DEVICE, f"'device' of {path}", _OPTIONAL)
     links = data.get("links")
     if not isinstance(links, list) or not links:
-        raise ConfigError(f"'links' of {path} must be a list with a link a mesh axis, or one for all; got {links!r}.")
+        raise ConfigError(
+            f"'links' of {path} must be a list with a link a mesh axis, or one for all; got {shown(links)}."
+        )
     try:
         found = tuple(Link(**_fields(link, _LINK, f"a link of {path}")) for link in links)
         made = Device(**{**device, "kernels": _kernels(device.get("kernels", {}), path)})
@@ -62,7 +66,7 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
 
 def _kernels(given: Any, path: str | Path) -> dict[str, KernelCost]:
     if not isinstance(given, dict):
-        raise ConfigError(f"'kernels' of {path} must map classes of kernels to their costs; got {given!r}.")
+        raise ConfigError(f"'kernels' of {path} must map classes of kernels to their costs; got {shown(given)}.")
     return {
         name: KernelCost(**_fields(cost, _KERNEL, f"the kernel {name!r} of {path}")) for name, cost in given.items()
     }
@@ -70,5 +74,5 @@ def _kernels(given: Any, path: str | Path) -> dict[str, KernelCost]:
 
 def _fields(given: Any, keys: tuple[str, ...], what: str, optional: tuple[str, ...] = ()) -> dict[str, Any]:
     if not isinstance(given, dict) or set(given) - set(optional) != set(keys):
-        raise ConfigError(f"{what} must have the keys {', '.join(keys)}; got {given!r}.")
+        raise ConfigError(f"{what} must have the keys {', '.join(keys)}; got {shown(given)}.")
     return given

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from hidet_dist.checks import is_finite, shown
 from hidet_dist.errors import ConfigError
 
 KERNEL_CLASSES = (
@@ -58,14 +58,16 @@ class KernelCost:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not (isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf):
-                raise ConfigError(f"A kernel's {field.name} is a number of 0 or more; got {value!r}.")
+            if not (is_finite(value) and value >= 0):
+                raise ConfigError(f"A kernel's {field.name} is a number of 0 or more; got {shown(value)}.")
 
 
 def check_kernels(kernels: Mapping[str, KernelCost]) -> None:
     """Raise ConfigError unless all keys are classes of kernels, and all values their costs."""
+    if not isinstance(kernels, Mapping):
+        raise ConfigError(f"A device's kernels must map classes of kernels to their costs; got {shown(kernels)}.")
     for name, cost in kernels.items():
         if name not in KERNEL_CLASSES or not isinstance(cost, KernelCost):
             raise ConfigError(
-                f"A device's kernels map {', '.join(KERNEL_CLASSES)} to their costs; got {name!r}: {cost!r}."
+                f"A device's kernels map {', '.join(KERNEL_CLASSES)} to their costs; got {shown(name)}: {shown(cost)}."
             )

@@ -61,7 +61,7 @@ from hidet.graph.ops.transpose2d import TransposeOp2D
 from hidet.ir import data_type
 
 from hidet_dist.rules.local import rebuild
-from hidet_dist.symbolic.extents import extents_of
+from hidet_dist.spec.extents import extents_of
 from hidet_dist.weights.named import is_weight, weight_as
 from hidet_dist.weights.sources import cast_within
 

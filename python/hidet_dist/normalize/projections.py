@@ -33,7 +33,7 @@ from hidet.utils import prod
 
 from hidet_dist.rewriting import rewrite, uses_of
 from hidet_dist.rules.local import rebuild
-from hidet_dist.symbolic.extents import Extent, extents_of, same_extent
+from hidet_dist.spec.extents import Extent, extents_of, same_extent
 from hidet_dist.weights import is_weight, part_of_weight
 
 

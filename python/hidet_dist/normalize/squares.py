@@ -9,7 +9,7 @@ from hidet.graph import FlowGraph, Operator, Tensor, ops
 from hidet.graph.ops.arithmetic import PowOp
 
 from hidet_dist.rewriting import rewrite
-from hidet_dist.symbolic.extents import extents_of, same_shape
+from hidet_dist.spec.extents import extents_of, same_shape
 
 _SQUARE = 2.0
 

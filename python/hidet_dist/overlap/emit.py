@@ -16,7 +16,7 @@ from hidet_dist.machine import Cluster
 from hidet_dist.overlap.streams import RUN, START, Launch, Task, schedule
 from hidet_dist.partitioning.operators import CommunicationOp, WaitOp
 from hidet_dist.rules.access import UnsupportedDefinition, analyze
-from hidet_dist.symbolic.extents import evaluate, extents_of
+from hidet_dist.spec.extents import evaluate, extents_of
 
 
 def overlap_graph(

@@ -8,16 +8,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hidet_dist.connect import Element, Step, StepSeconds, step_parts
-from hidet_dist.connect.cost import itemsize
+from hidet_dist.cost.fusion import Fused
 from hidet_dist.errors import VerificationError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.streams import START, Schedule, Task, schedule
-from hidet_dist.search.fusion import Fused
+from hidet_dist.reshard import Element, Step, StepSeconds, step_parts
+from hidet_dist.reshard.cost import itemsize
 from hidet_dist.spec import ReduceFn, StagePlan, TensorShardSpec
 from hidet_dist.spec.overlap import HiddenPlan, OverlapPlan
 from hidet_dist.spec.partial import Layout, PartialSpec, split_of
-from hidet_dist.spec.plan import ConnectionPlan
+from hidet_dist.spec.plan import ConversionPlan
 from hidet_dist.view import GraphView
 
 
@@ -96,8 +96,8 @@ class PlannedTasks:
 
     def _kernels(self, stage: StagePlan) -> list[int]:
         """Of each operator the one that stands for its kernel."""
-        apart = {connection.tensor for op in stage.operators for connection in op.connections}
-        apart |= {connection.tensor for connection in stage.output_connections}
+        apart = {conversion.tensor for op in stage.operators for conversion in op.conversions}
+        apart |= {conversion.tensor for conversion in stage.output_conversions}
         kernel = list(range(len(self.view.operators)))
 
         def root(number: int) -> int:
@@ -124,13 +124,13 @@ class PlannedTasks:
             self._sizes[key] = spec.local_nbytes(self.view.shape(name), self.view.itemsize(name), self.cluster.mesh)
         return self._sizes[key]
 
-    def converting(self, connection: ConnectionPlan) -> tuple[_Part, ...]:
+    def converting(self, conversion: ConversionPlan) -> tuple[_Part, ...]:
         """The pieces of a conversion."""
-        shape, element = self.view.pieces(connection.tensor)
-        key = shape, itemsize(element), connection.source, connection.steps
+        shape, element = self.view.pieces(conversion.tensor)
+        key = shape, itemsize(element), conversion.source, conversion.steps
         if key not in self._parts:
-            steps = tuple(map(Step.parse, connection.steps))
-            self._parts[key] = self._cut(shape, element, connection.source, steps)
+            steps = tuple(map(Step.parse, conversion.steps))
+            self._parts[key] = self._cut(shape, element, conversion.source, steps)
         return self._parts[key]
 
     def reducing(self, name: str, partial: TensorShardSpec, fns: tuple[ReduceFn, ...]) -> tuple[_Part, ...]:
@@ -182,10 +182,10 @@ class _Units:
         }
         self._kernels(kernel)
         for plan in stage.operators:
-            for connection in plan.connections:
-                self._convert(plan.index, connection)
-        for connection in stage.output_connections:
-            self._convert(None, connection)
+            for conversion in plan.conversions:
+                self._convert(plan.index, conversion)
+        for conversion in stage.output_conversions:
+            self._convert(None, conversion)
         self._reads(kernel)
 
     def _kernels(self, kernel: Sequence[int]) -> None:
@@ -235,10 +235,10 @@ class _Units:
             self.units.append(_Unit(place, part.seconds, nbytes, reads, communication=communication))
         return source
 
-    def _convert(self, operator: int | None, connection: ConnectionPlan) -> None:
-        name, target = connection.tensor, connection.target
+    def _convert(self, operator: int | None, conversion: ConversionPlan) -> None:
+        name, target = conversion.tensor, conversion.target
         place = len(self.view.operators) if operator is None else operator, _BEFORE
-        parts, source = self.own.converting(connection), self.unit_of[name, connection.source]
+        parts, source = self.own.converting(conversion), self.unit_of[name, conversion.source]
         self.unit_of[name, target] = self._chain(place, parts, source, operator, name, target, target)
 
     def _reads(self, kernel: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ from hidet.graph.ops.transform import ReshapeOp
 from hidet.graph.ops.utils import TensorInput
 from hidet.ir.task import Task
 
-from hidet_dist.symbolic.extents import Extent
+from hidet_dist.spec.extents import Extent
 
 
 class MadeOnce(type(Task)):  # type: ignore[misc]

@@ -15,7 +15,7 @@ from hidet.ir.expr import if_then_else, is_constant
 from hidet_dist.compat.native_call import NativeCall, NativeCallOp
 from hidet_dist.partitioning.once import MadeOnce
 from hidet_dist.runtime import native
-from hidet_dist.symbolic.extents import Extent, extents_of
+from hidet_dist.spec.extents import Extent, extents_of
 
 Placement = tuple[int, Extent]
 """A dim that ranks' blocks lie side by side along, and an extent along it."""

@@ -10,7 +10,6 @@ import hidet
 import torch
 from hidet.graph import FlowGraph, Operator, Tensor
 
-from hidet_dist.connect import PlannedSteps, Step, walk
 from hidet_dist.errors import PartitionError, SpecError
 from hidet_dist.partitioning.once import reshape
 from hidet_dist.partitioning.operators import (
@@ -22,13 +21,14 @@ from hidet_dist.partitioning.operators import (
     StackShardsOp,
 )
 from hidet_dist.partitioning.proof import prove
+from hidet_dist.reshard import PlannedSteps, Step, walk
 from hidet_dist.rules.local import localize
 from hidet_dist.rules.padding import mask_padding
 from hidet_dist.rules.rule import derive
 from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, Plan, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.spec.extents import Extent, evaluate, extents_of, local_extent, same_shape
 from hidet_dist.spec.partial import split_of
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan, bind, local_symbols
-from hidet_dist.symbolic.extents import Extent, evaluate, extents_of, local_extent, same_shape
 from hidet_dist.symbolic.planning import TwinView
 from hidet_dist.symbolic.twin import at_sizes
 from hidet_dist.view import GraphView

@@ -1,10 +1,13 @@
 """The proof that a plan computes its graph, by the rules that the search's own plans are made of.
 
-Whoever made a plan, it is proven before anything is built from it: every operator's spec must be one that the rule
-derives for that operator on the mesh, reduce functions included; every conversion that the specs need must be listed
-where the tensor is first needed, with steps that lead from the spec it is produced in to the one it is consumed in; and
-what the plan says of weights, inputs, outputs and symbolic dims must be what the graph says. Predicted seconds depend on
-a machine, which a plan does not name: ``recost`` predicts them.
+Whoever made a plan, it is proven before anything is built from it:
+
+* every operator's spec is one that the rule derives for that operator on the mesh, reduce functions included;
+* every conversion that the specs need is listed where the tensor is first needed so, with steps that lead from the spec
+  it is produced in to the one it is consumed in;
+* what the plan says of weights, inputs, outputs and symbolic dims is what the graph says.
+
+Predicted seconds depend on a machine, which a plan does not name: ``recost`` predicts them anew.
 """
 
 from __future__ import annotations
@@ -14,12 +17,12 @@ from dataclasses import dataclass, replace
 
 from hidet.graph import FlowGraph
 
-from hidet_dist.connect import PlannedSteps, connect
 from hidet_dist.errors import ConfigError, PlanError, SpecError
 from hidet_dist.machine import Cluster
+from hidet_dist.reshard import PlannedSteps, cheapest_conversion
 from hidet_dist.rules.rule import Choice, RuleTable
 from hidet_dist.spec import OpShardSpec, Plan, StagePlan, TensorPlan, TensorShardSpec
-from hidet_dist.spec.plan import ConnectionPlan
+from hidet_dist.spec.plan import ConversionPlan
 from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.symbolic.planning import planning_view, rule_table
 from hidet_dist.view import GraphView
@@ -74,14 +77,14 @@ def prove(stage: StagePlan, graph: FlowGraph) -> ProvenStage:
     view = proven.view
     steps = PlannedSteps(stage)
     listed = {
-        (where, connection.tensor, connection.target)
-        for where, connections in (
-            *((op.index, op.connections) for op in stage.operators),
-            (None, stage.output_connections),
+        (where, conversion.tensor, conversion.target)
+        for where, conversions in (
+            *((op.index, op.conversions) for op in stage.operators),
+            (None, stage.output_conversions),
         )
-        for connection in connections
+        for conversion in conversions
     }
-    for one in conversions(view, stage):
+    for one in needed_conversions(view, stage):
         where = one.operator
         place = "a graph output" if where is None else f"operator {where}, {view.operators[where].name},"
         if (where, one.tensor, one.target) not in listed:
@@ -147,7 +150,7 @@ def prove_specs(stage: StagePlan, graph: FlowGraph) -> ProvenStage:
     return ProvenStage(view, stage, tuple(choices), tuple(notes))
 
 
-def conversions(view: GraphView, stage: StagePlan) -> Iterator[Conversion]:
+def needed_conversions(view: GraphView, stage: StagePlan) -> Iterator[Conversion]:
     """Each conversion that the specs of a stage need, in the order in which they are first needed."""
     lies = {tensor.name: tensor.spec for tensor in (*stage.weights, *stage.inputs)}
     for op, planned in zip(view.operators, stage.operators, strict=True):
@@ -168,13 +171,13 @@ def with_conversions(view: GraphView, stage: StagePlan, cluster: Cluster) -> Sta
 
     Raises SpecError when a spec does not fit its tensor.
     """
-    at: dict[int | None, list[ConnectionPlan]] = {}
-    for one in conversions(view, stage):
-        found = connect(*view.pieces(one.tensor), one.source, one.target, cluster)
-        plan = ConnectionPlan(one.tensor, one.source, one.target, tuple(map(str, found.steps)), found.seconds)
+    at: dict[int | None, list[ConversionPlan]] = {}
+    for one in needed_conversions(view, stage):
+        found = cheapest_conversion(*view.pieces(one.tensor), one.source, one.target, cluster)
+        plan = ConversionPlan(one.tensor, one.source, one.target, tuple(map(str, found.steps)), found.seconds)
         at.setdefault(one.operator, []).append(plan)
-    operators = (replace(op, connections=tuple(at.get(op.index, ()))) for op in stage.operators)
-    return replace(stage, operators=tuple(operators), output_connections=tuple(at.get(None, ())))
+    operators = (replace(op, conversions=tuple(at.get(op.index, ()))) for op in stage.operators)
+    return replace(stage, operators=tuple(operators), output_conversions=tuple(at.get(None, ())))
 
 
 def _check_tensor(view: GraphView, stage: StagePlan, tensor: TensorPlan) -> None:
@@ -201,13 +204,13 @@ def _check_overlap(view: GraphView, stage: StagePlan) -> None:
     if stage.overlap is None:
         return
     has = {
-        (where, connection.tensor, step)
-        for where, connections in (
-            *((op.index, op.connections) for op in stage.operators),
-            (None, stage.output_connections),
+        (where, conversion.tensor, step)
+        for where, conversions in (
+            *((op.index, op.conversions) for op in stage.operators),
+            (None, stage.output_conversions),
         )
-        for connection in connections
-        for step in connection.steps
+        for conversion in conversions
+        for step in conversion.steps
     }
     for op, planned in zip(view.operators, stage.operators, strict=True):
         for y, fns in zip(op.outputs, planned.spec.reduce_fns, strict=True):

@@ -30,7 +30,7 @@ from hidet.graph.ops.utils import input_like
 
 from hidet_dist.rules.lookup import row_axes, sharded_lookup
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
-from hidet_dist.symbolic.extents import Extent, extents_of, same_extent, same_shape
+from hidet_dist.spec.extents import Extent, extents_of, same_extent, same_shape
 
 Shape = tuple[Extent, ...]
 _Update = Callable[[Operator, Sequence[Shape], Sequence[Shape]], dict[str, Any]]

@@ -177,13 +177,13 @@ class Rule:
             (axis, op) for digit, own in axes.items() for op in self.reduce_ops.get(digit, ()) for axis in own
         ]
         per_output = []
-        for i, spec in enumerate(partial):
+        for i, out_spec in enumerate(partial):
             shape = self._shape(self.op.outputs[i])
-            own_reductions = [(axis, op) for axis, (o, op) in reductions if o == i]
+            of_output = [(axis, op) for axis, (o, op) in reductions if o == i]
             if reduce_fns is None:
-                per_output.append(_reduced(spec, shape, mesh, own_reductions))
+                per_output.append(_reduced(out_spec, shape, mesh, of_output))
             else:
-                reduced = _reduced_by(spec, shape, mesh, own_reductions, reduce_fns[i])
+                reduced = _reduced_by(out_spec, shape, mesh, of_output, reduce_fns[i])
                 per_output.append([] if reduced is None else [(reduced, reduce_fns[i])])
         for combination in itertools.product(*per_output):
             spec = OpShardSpec(in_specs, tuple(s for s, _ in combination), tuple(fns for _, fns in combination))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import os
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from hidet_dist.errors import CommunicationError, ConfigError
 from hidet_dist.runtime import liveness, native
+from hidet_dist.runtime.forks import Owner, keep_forever
 from hidet_dist.runtime.liveness import Progress, Verdict
 
 if TYPE_CHECKING:
@@ -79,6 +81,7 @@ class Communicator:
         self._verdict: Verdict | None = None
         self._reported: Verdict | None = None
         self._handle: int | None = None
+        self._owner = Owner()
         if world_size > 1:
             if rendezvous is None:
                 raise ConfigError(f"a world size of {world_size} needs a rendezvous")
@@ -99,6 +102,10 @@ class Communicator:
     def bind(self) -> None:
         """Make it the calling thread's current communicator, which the thread's collectives act on."""
         native.bind(self._open_handle())
+
+    def begin_call(self, call: int) -> None:
+        """Number the program's call that collectives belong to from now on; ranks in another call are refused."""
+        native.begin_call(self._open_handle(), call)
 
     @property
     def sequence(self) -> int:
@@ -177,6 +184,8 @@ class Communicator:
 
     def close(self) -> None:
         """Free it, once; it must not be in use. A thread that it is still bound to must be bound anew."""
+        if not self._owner.is_this_process:
+            self.abandon()
         handle, self._handle = self._handle, None
         if handle is None:
             return
@@ -188,6 +197,15 @@ class Communicator:
             self._transport.close()
             self._transport.destroy()
 
+    def abandon(self) -> None:
+        """Leave it to the parent of this process, to which it belongs; it cannot be used here."""
+        _open_communicators.discard(self)
+        # Its native part is leaked: freeing it would tell the other ranks, through shared memory, that this rank is
+        # gone. The destructors of Gloo's objects wait for threads that are not here.
+        keep_forever(self._transport)
+        self._handle = self._transport = None
+        native.bind(None)  # the thread that forked may have had it bound
+
     def __enter__(self) -> Communicator:
         return self
 
@@ -197,6 +215,7 @@ class Communicator:
         self.close()
 
     def _open_handle(self) -> int:
+        self._owner.check("This communicator", "make one in this process.")
         if self._handle is None:
             raise CommunicationError(f"rank {self.rank}: the communicator is closed")
         return self._handle
@@ -245,8 +264,12 @@ class Communicator:
         if self._rendezvous is None or self._transport is None:
             return Verdict((self.rank,), "it cannot be done", self.rank)
         rendezvous = self._rendezvous
+        other = native.out_of_step(handle)
         if self._reported is not None:
             verdict = self._reported
+        elif other != native.NOBODY:
+            own = Verdict(tuple(sorted((self.rank, other))), native.error(handle) or "", self.rank)
+            verdict = liveness.publish(rendezvous.failure_store, self._name, own)
         elif self._transport.failed_by_peer:
             verdict = liveness.blame(
                 rendezvous.failure_store,
@@ -259,7 +282,8 @@ class Communicator:
         else:
             own = Verdict((self.rank,), f"rank {self.rank} could not do its part: {native.error(handle)}", self.rank)
             verdict = liveness.publish(rendezvous.failure_store, self._name, own)
-        rendezvous.mark_gone(tuple(rank for rank in verdict.ranks if rank != self.rank))
+        if other == native.NOBODY:  # ranks that are out of step are alive, and leave in good order
+            rendezvous.mark_gone(tuple(rank for rank in verdict.ranks if rank != self.rank))
         return verdict
 
 
@@ -271,3 +295,11 @@ def _progress(handle: int) -> Progress:
 def _close_all() -> None:
     for communicator in tuple(_open_communicators):
         communicator.close()
+
+
+def _forked() -> None:
+    for communicator in tuple(_open_communicators):
+        communicator.abandon()
+
+
+os.register_at_fork(after_in_child=_forked)

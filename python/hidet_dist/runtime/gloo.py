@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -34,16 +35,24 @@ _REDUCE_OPS: dict[int, Any] = {
 }
 
 
-# The tags of a message's length and of its data.
-_LENGTH_TAG, _DATA_TAG = 0, 1
+# The tags of a message's envelope and of its data.
+_ENVELOPE_TAG, _DATA_TAG = 0, 1
+
+# Up to so many bytes for a rank travel with the envelope, filled up to that, as Gloo ends the process where more comes
+# than is expected. More than that follow once the envelopes are known to be the same. A step costs more than these.
+_SMALL_ROW_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class _Group:
     backend: Any  # a ProcessGroupGloo, most of whose methods torch's stubs lack
-    size: int
+    ranks: tuple[int, ...]  # of the mesh
     place: int
     store: TorchStore  # the backend does not keep it
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
 
 
 class GlooTransport:
@@ -116,6 +125,7 @@ class GlooTransport:
                 self._gather(peers, source.view(torch.uint8), gathered.view(torch.uint8))
                 _reduce(gathered.view(peers.size, count), result, op)
                 return
+            self._check_envelopes(peers)
             # The sum of half-type numbers may be too large where their mean is not.
             divide_first = op == _MEAN and dtype_ in (torch.float16, torch.bfloat16)
             if divide_first:
@@ -147,7 +157,7 @@ class GlooTransport:
             dtype_, op = _as_gloo(dtype, reduce_op)
             source = _tensor(send, recv_count * peers.size, dtype_)
             exchanged = self._scratch_tensor("received", recv_count * peers.size, dtype_)
-            peers.backend.alltoall_base(exchanged.view(torch.uint8), source.view(torch.uint8), [], []).wait()
+            self._exchange(peers, exchanged.view(torch.uint8), source.view(torch.uint8))
             _reduce(exchanged.view(peers.size, recv_count), _tensor(recv, recv_count, dtype_), op)
 
         return self._guard(run)
@@ -157,7 +167,7 @@ class GlooTransport:
             peers = self._group(group)
             size = count * native.dtype_size(dtype) * peers.size
             source, result = _tensor(send, size, torch.uint8), _tensor(recv, size, torch.uint8)
-            peers.backend.alltoall_base(result, source, [], []).wait()
+            self._exchange(peers, result, source)
 
         return self._guard(run)
 
@@ -166,6 +176,7 @@ class GlooTransport:
             peers = self._group(group)
             size = count * native.dtype_size(dtype)
             result = _tensor(recv, size, torch.uint8)
+            self._check_envelopes(peers)
             if send is not None and send != recv and peers.place == root:
                 result.copy_(_tensor(send, size, torch.uint8))
             options = dist.BroadcastOptions()
@@ -188,19 +199,15 @@ class GlooTransport:
             if to != native.NOBODY:
                 peers = self._peers(pairs[to])
                 message = _tensor(send, send_count * native.dtype_size(dtype), torch.uint8)
-                own_length = torch.tensor([message.numel()])
-                for part, tag in ((own_length, _LENGTH_TAG), (message, _DATA_TAG)):
+                for part, tag in ((_own_envelope(), _ENVELOPE_TAG), (message, _DATA_TAG)):
                     works.append(peers.backend.send([part], 1 - peers.place, tag))
             if from_ != native.NOBODY:
                 peers = self._peers(pairs[from_])
                 message = _tensor(recv, recv_count * native.dtype_size(dtype), torch.uint8)
                 # Gloo ends the process where more comes than is expected.
-                length = torch.zeros(1, dtype=torch.int64)
-                peers.backend.recv([length], 1 - peers.place, _LENGTH_TAG).wait()
-                if int(length) != message.numel():
-                    raise ValueError(
-                        f"rank {from_} sent a message of {int(length)} bytes where one of {message.numel()} is expected"
-                    )
+                envelope = torch.empty(native.ENVELOPE_BYTES, dtype=torch.uint8)
+                peers.backend.recv([envelope], 1 - peers.place, _ENVELOPE_TAG).wait()
+                _check_envelopes(envelope.unsqueeze(0), (from_,))
                 works.append(peers.backend.recv([message], 1 - peers.place, _DATA_TAG))
             for work in works:
                 work.wait()
@@ -221,7 +228,31 @@ class GlooTransport:
         """Gathers bytes by an exchange of copies: one step, 1.3 to 3 times as fast on one host as Gloo's ring."""
         copies = self._scratch_tensor("sent", result.numel(), torch.uint8)
         copies.view(peers.size, source.numel()).copy_(source)
-        peers.backend.alltoall_base(result, copies, [], []).wait()
+        self._exchange(peers, result, copies)
+
+    def _exchange(self, peers: _Group, result: torch.Tensor, source: torch.Tensor) -> None:
+        """Give each rank of the group its run of the bytes ``source``, and get one from each."""
+        rows = result.view(peers.size, -1)
+        if rows.shape[1] <= _SMALL_ROW_BYTES:
+            rows.copy_(self._exchange_signed(peers, source.view(peers.size, -1))[:, : rows.shape[1]])
+        else:
+            self._check_envelopes(peers)
+            peers.backend.alltoall_base(result, source, [], []).wait()
+
+    def _check_envelopes(self, peers: _Group) -> None:
+        """Raise where a rank of the group is in another collective. One step."""
+        self._exchange_signed(peers, torch.empty(peers.size, 0, dtype=torch.uint8))
+
+    def _exchange_signed(self, peers: _Group, rows: torch.Tensor) -> torch.Tensor:
+        """Exchange envelopes, and a row of bytes for each rank; ``_SMALL_ROW_BYTES`` from each are returned."""
+        shape = (peers.size, native.ENVELOPE_BYTES + _SMALL_ROW_BYTES)
+        sent = self._scratch_tensor("signed", math.prod(shape), torch.uint8).view(shape)
+        received = self._scratch_tensor("checked", math.prod(shape), torch.uint8).view(shape)
+        sent[:, : native.ENVELOPE_BYTES] = _own_envelope()
+        sent[:, native.ENVELOPE_BYTES : native.ENVELOPE_BYTES + rows.shape[1]] = rows
+        peers.backend.alltoall_base(received.view(-1), sent.view(-1), [], []).wait()
+        _check_envelopes(received[:, : native.ENVELOPE_BYTES], peers.ranks)
+        return received[:, native.ENVELOPE_BYTES :]
 
     def _scratch_tensor(self, use: str, count: int, dtype: torch.dtype) -> torch.Tensor:
         """An uninitialized tensor, in memory that is kept from call to call: fresh pages cost as much as copying."""
@@ -250,7 +281,7 @@ class GlooTransport:
         options._devices = [self._device]
         options._timeout = timedelta(seconds=self._timeout_seconds)
         place, own_store = ranks.index(self._rank), TorchStore(store)
-        return _Group(gloo(own_store, place, len(ranks), options), len(ranks), place, own_store)
+        return _Group(gloo(own_store, place, len(ranks), options), ranks, place, own_store)
 
 
 def _open_device(address: str, port: int) -> dist.ProcessGroupGloo.Device:
@@ -265,6 +296,18 @@ def _tensor(address: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     """A tensor on memory that the caller keeps."""
     buffer = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
     return torch.frombuffer(buffer, dtype=dtype, count=count)
+
+
+def _own_envelope() -> torch.Tensor:
+    """The envelope of the collective under way, as bytes."""
+    return torch.frombuffer(bytearray(native.current_envelope()), dtype=torch.uint8)
+
+
+def _check_envelopes(rows: torch.Tensor, ranks: Sequence[int]) -> None:
+    """Raise where one of these ranks, whose envelopes are the rows, is in another collective than this one."""
+    for row, rank in zip(rows, ranks, strict=True):
+        if not native.check_envelope(row.contiguous().numpy().tobytes(), rank):
+            raise ValueError(f"rank {rank} is in another collective")
 
 
 def _as_gloo(dtype: int, reduce_op: int) -> tuple[torch.dtype, int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from hidet_dist.errors import ArtifactError, HidetDistError
 from hidet_dist.runtime import native, openblas
 from hidet_dist.runtime.cuda.cudart import is_runtime, load_runtime
-from hidet_dist.runtime.threads import wait_without_spinning
+from hidet_dist.runtime.threads import end_threads_before_forks, wait_without_spinning
 
 _KERNEL = "hidet_launch_"  # the name under which a kernel library exports a candidate, without its number
 
@@ -70,6 +70,7 @@ def load_needed(names: Sequence[str], folder: Path) -> None:
         When the CUDA runtime is not there.
     """
     wait_without_spinning()
+    end_threads_before_forks()
     native.library()
     hidet_runtime()
     for name in names:

@@ -18,6 +18,7 @@ import numpy as np
 
 from hidet_dist.artifacts.manifest import StageManifest
 from hidet_dist.artifacts.opened import OpenedArtifacts
+from hidet_dist.checks import shown
 from hidet_dist.errors import ArtifactError, CommunicationError, ConfigError, HidetDistError, InputError
 from hidet_dist.runtime import native, session
 from hidet_dist.runtime.agreement import agree, refuse
@@ -27,6 +28,7 @@ from hidet_dist.runtime.cuda.cublas import Cublas
 from hidet_dist.runtime.cuda.driver import DeviceError, check_architecture, device_of_rank
 from hidet_dist.runtime.cuda.launcher import CudaLauncher
 from hidet_dist.runtime.cuda.memory import CudaMemory
+from hidet_dist.runtime.forks import Owner
 from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.libraries import Libraries, hidet_runtime, load_needed
 from hidet_dist.runtime.memory import HostMemory, Memory
@@ -38,6 +40,15 @@ _sizes_lock = threading.Lock()  # hidet's runtime has one table of symbolic dims
 _MOST_SIZES = 1024  # how many combinations of symbolic dims' sizes are remembered
 _NANOSECONDS = 1e9  # in a second
 _TIMED_RUNS = 4  # of a candidate; the fastest counts
+
+
+def _forked() -> None:
+    """In a child, the thread that holds the lock may be missing."""
+    global _sizes_lock  # noqa: PLW0603
+    _sizes_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class LoadedPartition:
@@ -53,6 +64,10 @@ class LoadedPartition:
 
     :meth:`close` may be called from any thread; it waits for the call that runs.
 
+    A partition belongs to the process that loaded it. In a child made by ``fork`` it is closed: to call it raises
+    ``ForkError``, to close it does nothing, and the child's end changes nothing for the ranks. The child may load a
+    partition of its own.
+
     Parameters
     ----------
     folder: Path
@@ -65,6 +80,7 @@ class LoadedPartition:
 
     def __init__(self, folder: Path, rank: int | None, timeout_seconds: float | None):
         self._closed = False
+        self._process = Owner()
         self._lock = threading.Lock()
         self._running: int | None = None  # the thread that is in a call
         self._memory: Memory = HostMemory()
@@ -268,6 +284,8 @@ class LoadedPartition:
             When a collective fails; the partition cannot be used any more.
         ArtifactError
             When the weights' files were changed since they were loaded; the partition cannot be used any more.
+        ForkError
+            When this process is a child, made by ``fork``, of the one that loaded the partition.
         HidetDistError
             When the partition is closed, or may not be called from this thread.
         """
@@ -359,6 +377,7 @@ class LoadedPartition:
 
     def attach(self) -> None:
         """Make the calling thread the one that calls this partition, if it communicates. Waits for a call that runs."""
+        self._check_process()
         with self._lock:
             if self._owner is not None:
                 self._owner = threading.get_ident()
@@ -427,6 +446,7 @@ class LoadedPartition:
     @contextmanager
     def _turn(self) -> Iterator[None]:
         """One call at a time, from a thread that may call, until the partition is closed."""
+        self._check_process()
         thread = threading.get_ident()
         if self._running == thread:
             raise HidetDistError("The partition is in a call of this thread already; it cannot be called within that.")
@@ -500,6 +520,13 @@ class LoadedPartition:
             self._communicator.bind()
             yield
 
+    def _check_process(self) -> None:
+        self._process.check(
+            "The partition",
+            "load it in the process that calls it, after the fork, or start processes by multiprocessing's methods "
+            "'spawn' or 'forkserver'.",
+        )
+
     def _check_runtime(self) -> None:
         message = self._runtime.hidet_get_last_error()
         if message is not None:
@@ -508,11 +535,15 @@ class LoadedPartition:
     def close(self) -> None:
         """Leave the other ranks and free the weights, after the call that runs. Closing twice does nothing.
 
+        Nor does closing in a child of the process that loaded it.
+
         Raises
         ------
         HidetDistError
             When this thread is in a call, as a signal handler may be.
         """
+        if not self._process.is_this_process:
+            return
         if self._running == threading.get_ident():
             raise HidetDistError("The partition is in a call of this thread; it cannot be closed within that.")
         with self._lock:
@@ -563,6 +594,8 @@ def load_partition(
     RendezvousError
         When the other ranks do not come; it names them.
     """
+    if not isinstance(out_dir, str | Path):
+        raise ArtifactError(f"load_partition takes the path of a folder with artifacts; got {shown(out_dir)}.")
     return LoadedPartition(Path(out_dir), rank, timeout_seconds)
 
 

@@ -213,6 +213,14 @@ class Rendezvous:
             run_bounded(self._leave, LINGER_SECONDS + 1.0)
         self._release()
 
+    def abandon(self) -> None:
+        """Close this process's copies of the connections, which belong to its parent."""
+        self._closed = True
+        for client in self._clients:
+            client.abandon()
+        if self._server is not None:
+            self._server.abandon()
+
     def _leave(self) -> None:
         store = self.failure_store
         self.heartbeat.stop()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import math
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from hidet_dist.errors import ConfigError
 from hidet_dist.runtime.communicator import Communicator
+from hidet_dist.runtime.forks import Owner
 from hidet_dist.runtime.loading import Loading
 from hidet_dist.runtime.rendezvous import Rendezvous, Settings, resolve_settings
 
@@ -21,6 +23,7 @@ class _Session:
         self.settings = settings
         self.rendezvous: Rendezvous | None = None
         self.communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
+        self.owner = Owner()
 
     def meet(self) -> Rendezvous:
         if self.rendezvous is None:
@@ -32,6 +35,13 @@ class _Session:
             communicator.close()
         if self.rendezvous is not None:
             self.rendezvous.close()
+
+    def abandon(self) -> None:
+        """Leave everything to the parent of this process."""
+        for communicator in tuple(self.communicators):
+            communicator.abandon()
+        if self.rendezvous is not None:
+            self.rendezvous.abandon()
 
 
 _session: _Session | None = None
@@ -76,8 +86,23 @@ def shutdown() -> None:
     """Close the session's communicators and leave the other ranks. Does nothing without a session."""
     global _session
     session, _session = _session, None
-    if session is not None:
+    if session is None:
+        return
+    if session.owner.is_this_process:
         session.close()
+    else:
+        session.abandon()
+
+
+def _forked() -> None:
+    """In a child of a rank: it is no rank, and may become one of its own."""
+    global _session
+    session, _session = _session, None
+    if session is not None:
+        session.abandon()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def current() -> Settings | None:

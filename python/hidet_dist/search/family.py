@@ -12,10 +12,10 @@ from typing import Any
 import hidet
 from hidet.graph import FlowGraph
 
+from hidet_dist.cost.model import CostModel, PredictedCost
 from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
 from hidet_dist.search.activations import Activations, Converted, Hold
-from hidet_dist.search.cost import CostModel, PredictedCost
 from hidet_dist.search.ilp import Edge, Problem, Solution, restricted
 from hidet_dist.search.labels import label_plan, parse_names, tensor_labels
 from hidet_dist.search.optimum import Options, optimize

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from hidet_dist.connect import PlannedSteps, Step, walk
+from hidet_dist.reshard import PlannedSteps, Step, walk
 from hidet_dist.spec import DeviceMesh, ReduceFn, StagePlan, TensorShardSpec
 from hidet_dist.spec.partial import split_of
 from hidet_dist.view import GraphView

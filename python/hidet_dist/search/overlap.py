@@ -15,13 +15,13 @@ import math
 import time
 from dataclasses import dataclass, replace
 
-from hidet_dist.connect import step_parts
-from hidet_dist.connect.cost import itemsize
+from hidet_dist.cost.model import CostModel
 from hidet_dist.errors import InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.planned import Overlapped, PlannedTasks, overlapped
+from hidet_dist.reshard import step_parts
+from hidet_dist.reshard.cost import itemsize
 from hidet_dist.search.activations import Converted, held
-from hidet_dist.search.cost import CostModel
 from hidet_dist.search.eliminate import Tables, TooWide, eliminate
 from hidet_dist.search.ilp import Problem, Solution
 from hidet_dist.search.optimum import Options, optimize
@@ -219,7 +219,7 @@ class OverlapSearch:
                 for target in specs:
                     seconds = 0.0
                     lies: Layout = source
-                    for step in self.model.connect(shape, element, source, target).steps:
+                    for step in self.model.conversion(shape, element, source, target).steps:
                         after = step.after(lies, shape, self.cluster.mesh)
                         own = step_parts(step, lies, after, shape, itemsize(element), self.cluster)
                         seconds, lies = seconds + own.communicate, after

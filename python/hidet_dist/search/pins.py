@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import hidet
 
+from hidet_dist.checks import shown
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.search.labels import tensor_labels
 from hidet_dist.spec import DeviceMesh, OpShardSpec, OpSpecPattern, SpecPattern, TensorShardSpec
@@ -56,11 +57,11 @@ def parse_pins(given: Mapping[str, Any] | None, what: str = "pins") -> tuple[Pin
     if given is None:
         return ()
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{what} must map names to specs, such as {{'w0': '(S0, ?)'}}; got {given!r}.")
+        raise ConfigError(f"{what} must map names to specs, such as {{'w0': '(S0, ?)'}}; got {shown(given)}.")
     pins = []
     for name, value in given.items():
         if not isinstance(name, str):
-            raise ConfigError(f"{what} has the name {name!r}; names are text, such as 'w0' or 'op:7'.")
+            raise ConfigError(f"{what} has the name {shown(name)}; names are text, such as 'w0' or 'op:7'.")
         operator = name.startswith(OPERATOR)
         try:
             pins.append(Pin(name, _pattern(value, operator)))
@@ -68,7 +69,7 @@ def parse_pins(given: Mapping[str, Any] | None, what: str = "pins") -> tuple[Pin
             raise ConfigError(f"{what}[{name!r}]: {error}") from error
         except TypeError as error:
             kind = "an operator's spec, as '(S0, R), ? -> (S0, ?)'" if operator else "a tensor's spec, as '(S0, ?)'"
-            raise ConfigError(f"{what}[{name!r}] must be {kind}; got {value!r}.") from error
+            raise ConfigError(f"{what}[{name!r}] must be {kind}; got {shown(value)}.") from error
     return tuple(pins)
 
 

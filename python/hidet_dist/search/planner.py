@@ -11,10 +11,10 @@ from typing import Any
 
 from hidet.graph import FlowGraph
 
+from hidet_dist.cost.model import CostModel, PredictedCost
 from hidet_dist.errors import ConfigError, InfeasibleError, VerificationError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
-from hidet_dist.search.cost import CostModel, PredictedCost
 from hidet_dist.search.labels import label_plan, parse_names
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.optimum import Options, optimize

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from hidet.graph import FlowGraph
 
+from hidet_dist.cost.model import CostModel, PredictedCost
 from hidet_dist.errors import PlanError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
 from hidet_dist.partitioning.proof import prove_specs
-from hidet_dist.search.cost import CostModel, PredictedCost
 from hidet_dist.search.labels import label_plan
 from hidet_dist.search.solution import lay_out
 from hidet_dist.spec import Plan

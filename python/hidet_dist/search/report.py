@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hidet_dist.connect import Step, walk
 from hidet_dist.explain import Incumbent, Row, RunnerUp, SearchReport, Traffic
+from hidet_dist.reshard import Step, walk
 from hidet_dist.search.eliminate import Tables, marginals
 from hidet_dist.search.ilp import Edge, Problem, evaluate
 from hidet_dist.search.memory import live_bytes
@@ -136,15 +136,15 @@ def traffic(view: GraphView, stage: StagePlan) -> dict[str, Traffic]:
             source = after
 
     for op, own in zip(view.operators, stage.operators, strict=True):
-        for connection in own.connections:
-            add(connection.tensor, tuple(map(Step.parse, connection.steps)), connection.source)
+        for conversion in own.conversions:
+            add(conversion.tensor, tuple(map(Step.parse, conversion.steps)), conversion.source)
         for o, fns in enumerate(own.spec.reduce_fns):
             for n, fn in enumerate(fns):
                 axes = tuple(axis for later in fns[n:] for axis in later.mesh_axes)
                 partial = PartialSpec(_before(own.spec, o, n), fn.op, axes)
                 add(view.names[op.outputs[o]], [Step.of(fn)], partial)
-    for connection in stage.output_connections:
-        add(connection.tensor, tuple(map(Step.parse, connection.steps)), connection.source)
+    for conversion in stage.output_conversions:
+        add(conversion.tensor, tuple(map(Step.parse, conversion.steps)), conversion.source)
     return dict(sorted(found.items()))
 
 
@@ -174,7 +174,7 @@ def _rows(stage: StagePlan) -> dict[int, tuple[Row, ...]]:
     for op in stage.operators:
         ins, outs = (" x ".join(map(str, specs)) for specs in (op.spec.in_specs, op.spec.out_specs))
         own = [Row(op.label or f"{op.operator} {op.index}", ins, outs, op.compute_seconds + op.reduce_seconds)]
-        own += [Row(f"|-{c.tensor}", str(c.source), str(c.target), c.seconds) for c in op.connections]
+        own += [Row(f"|-{c.tensor}", str(c.source), str(c.target), c.seconds) for c in op.conversions]
         rows[op.index] = tuple(own)
-    rows[len(rows)] = tuple(Row("output", str(c.source), str(c.target), c.seconds) for c in stage.output_connections)
+    rows[len(rows)] = tuple(Row("output", str(c.source), str(c.target), c.seconds) for c in stage.output_conversions)
     return rows

@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from hidet_dist.cost.fusion import Fused
+from hidet_dist.cost.model import CostModel, compute_seconds, reduction_seconds, split_seconds
 from hidet_dist.errors import VerificationError
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice
 from hidet_dist.search.activations import held
-from hidet_dist.search.cost import CostModel, compute_seconds, reduction_seconds, split_seconds
-from hidet_dist.search.fusion import Fused
 from hidet_dist.search.ilp import evaluate
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.presolve import readers
 from hidet_dist.search.statement import Statement
 from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, StagePlan, TensorPlan, TensorShardSpec
-from hidet_dist.spec.plan import ConnectionPlan
+from hidet_dist.spec.plan import ConversionPlan
 from hidet_dist.view import GraphView
 
 
@@ -82,7 +82,7 @@ def lay_out(
     compute = [compute_seconds(model, view, i, choice, fused.get(i), mesh) for i, choice in enumerate(chosen)]
 
     paid: set[tuple[str, TensorShardSpec]] = set()
-    at: dict[int | None, list[ConnectionPlan]] = {}
+    at: dict[int | None, list[ConversionPlan]] = {}
     for name, use in view.uses():
         target = outputs[use.position] if use.operator is None else chosen[use.operator].spec.in_specs[use.position]
         if (name, target) in paid:
@@ -95,13 +95,13 @@ def lay_out(
                 model, view.shape(name), view.itemsize(name), fused[own], source, target, mesh
             )
         if target != lies[name]:
-            found = model.connect(*view.pieces(name), lies[name], target)
+            found = model.conversion(*view.pieces(name), lies[name], target)
             steps = tuple(map(str, found.steps))
-            at.setdefault(use.operator, []).append(ConnectionPlan(name, lies[name], target, steps, found.seconds))
+            at.setdefault(use.operator, []).append(ConversionPlan(name, lies[name], target, steps, found.seconds))
     operators = []
     for i, (op, choice) in enumerate(zip(view.operators, chosen, strict=True)):
-        reduce, connections = reduction_seconds(model, op, choice), tuple(at.get(i, ()))
-        operators.append(OperatorPlan(i, op.name, choice.spec, compute[i], reduce, connections, notes[i]))
+        reduce, conversions = reduction_seconds(model, op, choice), tuple(at.get(i, ()))
+        operators.append(OperatorPlan(i, op.name, choice.spec, compute[i], reduce, conversions, notes[i]))
     stage = StagePlan(
         mesh,
         view.fingerprint(),

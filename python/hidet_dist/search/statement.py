@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from hidet.graph import Operator
 
+from hidet_dist.cost.fusion import Fused
+from hidet_dist.cost.model import CostModel, compute_seconds, reduction_seconds, split_seconds
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice
 from hidet_dist.search.activations import Activations, Converted, Hold
-from hidet_dist.search.cost import CostModel, compute_seconds, reduction_seconds, split_seconds
-from hidet_dist.search.fusion import Fused
 from hidet_dist.search.ilp import Edge, Problem
 from hidet_dist.search.memory import (
     MOMENTS,
@@ -236,7 +236,7 @@ def _activations(
 
         def working_nbytes(s: int, d: int) -> int:
             if (s, d) not in working:
-                steps = model.connect(*view.pieces(name), specs[s], specs[d]).steps
+                steps = model.conversion(*view.pieces(name), specs[s], specs[d]).steps
                 working[s, d] = conversion_nbytes(shape, itemsize, specs[s], steps, mesh)
             return working[s, d]
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from hidet_dist.checks import is_whole, shown
 from hidet_dist.errors import SpecError
+from hidet_dist.limits import MOST_DEVICES
 
 MAX_AXES = 10  # so that a mesh axis is one digit in the written form of a spec
-MAX_DEVICES = 2**20
-"""Devices of a mesh: more than any machine has, and few enough to go through."""
-_AXIS = re.compile(r"^\s*([A-Za-z_]\w*)\s*=\s*(\d+)\s*$")
 
 
 @dataclass(frozen=True)
@@ -22,15 +20,14 @@ class DeviceMesh:
     Parameters
     ----------
     shape: tuple[int, ...]
-        Devices along each axis, at least one axis, each at least 1.
+        Devices along each axis, at least one axis, each at least 1; at most ``MOST_DEVICES`` in all.
     axis_names: tuple[str, ...]
         One name an axis; ``axis0, axis1, ...`` when not given.
 
     Raises
     ------
     SpecError
-        For an empty shape, a size below 1, more than MAX_DEVICES in all, a name twice, or names that do not match the
-        shape.
+        For an empty shape, a size below 1, too many devices, a name twice, or names that do not match the shape.
     """
 
     shape: tuple[int, ...]
@@ -43,18 +40,21 @@ class DeviceMesh:
         if not self.shape:
             raise SpecError("A device mesh needs at least one axis; got the shape ().")
         if len(self.shape) > MAX_AXES:
-            raise SpecError(f"A device mesh has at most {MAX_AXES} axes; got the shape {self.shape}.")
+            raise SpecError(f"A device mesh has at most {MAX_AXES} axes; got the shape {shown(self.shape)}.")
         for size in self.shape:
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            if not is_whole(size, 1):
                 raise SpecError(
-                    f"A mesh axis needs a whole number of devices, 1 or more; got {size!r} in {self.shape}."
+                    f"A mesh axis needs a whole number of devices, 1 or more; got {shown(size)} in {shown(self.shape)}."
                 )
-        if self.size > MAX_DEVICES:
-            raise SpecError(f"A device mesh has at most {MAX_DEVICES} devices; got the shape {self.shape}.")
+        if self.size > MOST_DEVICES:
+            raise SpecError(
+                f"A device mesh has at most {MOST_DEVICES} devices, as a build writes a file for each; got the shape "
+                f"{shown(self.shape)}."
+            )
         if len(names) != len(self.shape):
-            raise SpecError(f"The mesh {self.shape} has {len(self.shape)} axes but {len(names)} names: {names}.")
-        if len(set(names)) != len(names) or not all(name.isidentifier() for name in names):
-            raise SpecError(f"Mesh axis names must be distinct identifiers; got {names}.")
+            raise SpecError(f"The mesh {self.shape} has {len(self.shape)} axes but {len(names)} names: {shown(names)}.")
+        if not all(isinstance(name, str) and name.isidentifier() for name in names) or len(set(names)) != len(names):
+            raise SpecError(f"Mesh axis names must be distinct identifiers; got {shown(names)}.")
 
     @property
     def ndim(self) -> int:
@@ -106,8 +106,11 @@ class DeviceMesh:
     def parse(cls, text: str) -> DeviceMesh:
         """The mesh that ``str()`` printed, e.g. ``[node=2, gpu=4]``. Raises SpecError for anything else."""
         stripped = text.strip()
-        matches = [_AXIS.match(part) for part in stripped[1:-1].split(",")]
-        if not (stripped.startswith("[") and stripped.endswith("]")) or not all(matches):
-            raise SpecError(f"Not a device mesh: {text!r}. Write it as [node=2, gpu=4].")
-        pairs = [match.groups() for match in matches if match]
-        return cls(tuple(int(size) for _, size in pairs), tuple(name for name, _ in pairs))
+        pairs = [part.partition("=") for part in stripped[1:-1].split(",")]
+        if not (stripped.startswith("[") and stripped.endswith("]")) or not all(_is_count(size) for *_, size in pairs):
+            raise SpecError(f"Not a device mesh: {shown(text)}. Write it as [node=2, gpu=4].")
+        return cls(tuple(int(size) for *_, size in pairs), tuple(name.strip() for name, *_ in pairs))
+
+
+def _is_count(text: str) -> bool:
+    return text.strip().isdecimal() and len(text) < 20  # beyond which Python may refuse to make an int of it

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from hidet_dist.checks import shown
 from hidet_dist.errors import SpecError
 from hidet_dist.spec.tensor import TensorShardSpec
 
 REDUCE_OPS = ("sum", "max", "min", "product", "average")
-_REDUCE = re.compile(r"^(all_reduce|reduce_scatter)\((\w+),\s*axes=(\d+)(?:,\s*dim=(\d+))?\)$")
+_REDUCE = re.compile(r"^(all_reduce|reduce_scatter)\((\w+),\s*axes=(\d+)(?:,\s*dim=(\d{1,9}))?\)$")
 _CALL = re.compile(r"\w+\([^()]*\)")
 _TENSOR = re.compile(r"\([^()]*\)")
 
@@ -32,9 +33,9 @@ class ReduceFn:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh_axes", tuple(self.mesh_axes))
         if self.kind not in ("all_reduce", "reduce_scatter"):
-            raise SpecError(f"A reduce function is an all_reduce or a reduce_scatter; got {self.kind!r}.")
+            raise SpecError(f"A reduce function is an all_reduce or a reduce_scatter; got {shown(self.kind)}.")
         if self.op not in REDUCE_OPS:
-            raise SpecError(f"A reduce function reduces by one of {', '.join(REDUCE_OPS)}; got {self.op!r}.")
+            raise SpecError(f"A reduce function reduces by one of {', '.join(REDUCE_OPS)}; got {shown(self.op)}.")
         if not self.mesh_axes or len(set(self.mesh_axes)) != len(self.mesh_axes):
             raise SpecError(f"A reduce function needs distinct mesh axes; got {self.mesh_axes}.")
         if (self.dim is None) != (self.kind == "all_reduce"):
@@ -57,7 +58,7 @@ class ReduceFn:
         """The reduce function that ``str()`` printed. Raises SpecError for anything else."""
         match = _REDUCE.match(text.strip())
         if match is None:
-            raise SpecError(f"Not a reduce function: {text!r}. Write it as all_reduce(sum, axes=0).")
+            raise SpecError(f"Not a reduce function: {shown(text)}. Write it as all_reduce(sum, axes=0).")
         kind, op, axes, dim = match.groups()
         return cls(kind, op, tuple(map(int, axes)), None if dim is None else int(dim))
 
@@ -112,12 +113,12 @@ class OpShardSpec:
         head, bar, tail = text.partition("|")
         ins, arrow, outs = head.partition("->")
         if not arrow or _TENSOR.sub("", ins + outs).replace(",", "").strip():
-            raise SpecError(f"Not an operator sharding spec: {text!r}. Write it as (S0, R), (R, R) -> (S0, R).")
+            raise SpecError(f"Not an operator sharding spec: {shown(text)}. Write it as (S0, R), (R, R) -> (S0, R).")
         out_specs = tuple(TensorShardSpec.parse(part) for part in _TENSOR.findall(outs))
         fns: tuple[tuple[ReduceFn, ...], ...] = ()
         if bar:
             parts = tail.split(";")
             if any(_CALL.sub("", part).strip() for part in parts):
-                raise SpecError(f"Not an operator sharding spec: {text!r}. Behind | stand reduce functions only.")
+                raise SpecError(f"Not an operator sharding spec: {shown(text)}. Behind | stand reduce functions only.")
             fns = tuple(tuple(map(ReduceFn.parse, _CALL.findall(part))) for part in parts)
         return cls(tuple(TensorShardSpec.parse(part) for part in _TENSOR.findall(ins)), out_specs, fns)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hidet_dist.checks import shown
 from hidet_dist.errors import SpecError
 from hidet_dist.spec.operator import OpShardSpec
 from hidet_dist.spec.tensor import TensorShardSpec
@@ -75,7 +76,7 @@ class SpecPattern:
         if stripped == FREE:
             return cls()
         if not (stripped.startswith("(") and stripped.endswith(")")):
-            raise SpecError(f"Not a pattern of a spec: {text!r}. Write it as (S0, ?, R), or ? for any spec.")
+            raise SpecError(f"Not a pattern of a spec: {shown(text)}. Write it as (S0, ?, R), or ? for any spec.")
         tokens = [token.strip() for token in stripped[1:-1].split(",")] if stripped[1:-1].strip() else []
         # What stands for a free dim is looked at apart; the rest is a spec, and is refused as one.
         spec = TensorShardSpec.parse(f"({', '.join('R' if token == FREE else token for token in tokens)})")
@@ -115,7 +116,7 @@ class OpSpecPattern:
         """The pattern that ``str()`` printed. Raises SpecError for anything else."""
         ins, arrow, outs = text.partition("->")
         if not arrow or _TENSOR.sub("", ins + outs).replace(",", "").strip():
-            raise SpecError(f"Not a pattern of an operator's spec: {text!r}. Write it as (S0, R), ? -> (S0, ?).")
+            raise SpecError(f"Not a pattern of an operator's spec: {shown(text)}. Write it as (S0, R), ? -> (S0, ?).")
         sides = (tuple(map(SpecPattern.parse, _TENSOR.findall(side))) for side in (ins, outs))
         return cls(*sides)
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hidet_dist.errors import PlanError, SpecError
+from hidet_dist.files import parse_json, write_text
 from hidet_dist.files import read_text as read_file
-from hidet_dist.files import write_text
+from hidet_dist.limits import MOST_PLAN_BYTES
 from hidet_dist.spec.mesh import DeviceMesh
 from hidet_dist.spec.operator import OpShardSpec
 from hidet_dist.spec.overlap import OverlapPlan
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from hidet_dist.explain import Explanation, SearchReport
 
 FORMAT = 2
-MOST_BYTES = 2**28
-"""Bytes that a plan's file may have; those of a model of a hundred layers take a few million."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +100,10 @@ class TensorPlan:
 
 
 @dataclass(frozen=True)
-class ConnectionPlan:
+class ConversionPlan:
     """A tensor converted from the spec it is produced in to the one it is consumed in.
 
-    ``steps`` are written as :class:`hidet_dist.connect.Step` prints them; ``seconds`` is their predicted time.
+    ``steps`` are written as :class:`hidet_dist.reshard.Step` prints them; ``seconds`` is their predicted time.
     """
 
     tensor: str
@@ -124,9 +123,9 @@ class ConnectionPlan:
         }
 
     @classmethod
-    def from_json(cls, data: Any) -> ConnectionPlan:
+    def from_json(cls, data: Any) -> ConversionPlan:
         """The inverse of :meth:`to_json`. Raises SpecError."""
-        data = read_object(data, "a connection")
+        data = read_object(data, "a conversion")
         source, target = (TensorShardSpec.parse(read_text(data, key)) for key in ("source", "target"))
         return cls(read_text(data, "tensor"), source, target, read_texts(data, "steps"), read_number(data, "seconds"))
 
@@ -135,14 +134,16 @@ class ConnectionPlan:
         for spec in (self.source, self.target):
             spec.check_axes(mesh)
         if self.source.ndim != self.target.ndim:
-            raise SpecError(f"{self.tensor} cannot be converted from {self.source} to {self.target}: their dims differ.")
+            raise SpecError(
+                f"{self.tensor} cannot be converted from {self.source} to {self.target}: their dims differ."
+            )
 
 
 @dataclass(frozen=True)
 class OperatorPlan:
     """How one operator of the graph is sharded.
 
-    ``connections`` are those that are paid for at this operator: a conversion that an earlier operator already
+    ``conversions`` are those that are paid for at this operator: a conversion that an earlier operator already
     needed is not listed again. ``note`` says why an operator without a rule is replicated; ``label`` is what the user
     calls it, after the weight that it reads. Times in seconds.
     """
@@ -152,20 +153,20 @@ class OperatorPlan:
     spec: OpShardSpec
     compute_seconds: float
     reduce_seconds: float
-    connections: tuple[ConnectionPlan, ...] = ()
+    conversions: tuple[ConversionPlan, ...] = ()
     note: str = ""
     label: str = ""
 
     @property
     def communication(self) -> tuple[str, ...]:
         """The conversion steps before the operator and the reduce functions after it, as text."""
-        steps = [step for connection in self.connections for step in connection.steps]
+        steps = [step for conversion in self.conversions for step in conversion.steps]
         return (*steps, *(str(fn) for fns in self.spec.reduce_fns for fn in fns))
 
     @property
     def seconds(self) -> float:
         """Predicted time of the operator with its communication."""
-        return self.compute_seconds + self.reduce_seconds + sum(c.seconds for c in self.connections)
+        return self.compute_seconds + self.reduce_seconds + sum(c.seconds for c in self.conversions)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -175,7 +176,7 @@ class OperatorPlan:
             "spec": str(self.spec),
             "compute_seconds": self.compute_seconds,
             "reduce_seconds": self.reduce_seconds,
-            "connections": [connection.to_json() for connection in self.connections],
+            "connections": [conversion.to_json() for conversion in self.conversions],
             "note": self.note,
             "label": self.label,
         }
@@ -190,7 +191,7 @@ class OperatorPlan:
             OpShardSpec.parse(read_text(data, "spec")),
             read_number(data, "compute_seconds"),
             read_number(data, "reduce_seconds"),
-            tuple(map(ConnectionPlan.from_json, read_list(data, "connections"))),
+            tuple(map(ConversionPlan.from_json, read_list(data, "connections"))),
             read_text(data, "note"),
             read_text(data, "label"),
         )
@@ -205,8 +206,8 @@ class OperatorPlan:
                     raise SpecError(f"{fn} reduces over an axis that the mesh {mesh} does not have.")
                 if fn.dim is not None and fn.dim >= spec.ndim:
                     raise SpecError(f"{fn} splits a dim that the output {spec} does not have.")
-        for connection in self.connections:
-            connection.check(mesh)
+        for conversion in self.conversions:
+            conversion.check(mesh)
 
 
 @dataclass(frozen=True)
@@ -222,14 +223,14 @@ class StagePlan:
     weights: tuple[TensorPlan, ...]
     inputs: tuple[TensorPlan, ...]
     outputs: tuple[TensorPlan, ...]
-    output_connections: tuple[ConnectionPlan, ...] = ()
+    output_conversions: tuple[ConversionPlan, ...] = ()
     symbols: tuple[SymbolPlan, ...] = ()
     overlap: OverlapPlan | None = None
 
     @property
     def seconds(self) -> float:
         """Predicted time of one run of the stage, one operator or collective after the other."""
-        return math.fsum([*(o.seconds for o in self.operators), *(c.seconds for c in self.output_connections)])
+        return math.fsum([*(o.seconds for o in self.operators), *(c.seconds for c in self.output_conversions)])
 
     @property
     def makespan_seconds(self) -> float:
@@ -244,7 +245,7 @@ class StagePlan:
     def communications(self) -> tuple[str, ...]:
         """All conversion steps and reduce functions of the stage, in execution order, as text."""
         steps = [text for operator in self.operators for text in operator.communication]
-        return (*steps, *(step for connection in self.output_connections for step in connection.steps))
+        return (*steps, *(step for conversion in self.output_conversions for step in conversion.steps))
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -255,7 +256,7 @@ class StagePlan:
             "weights": [tensor.to_json() for tensor in self.weights],
             "inputs": [tensor.to_json() for tensor in self.inputs],
             "outputs": [tensor.to_json() for tensor in self.outputs],
-            "output_connections": [connection.to_json() for connection in self.output_connections],
+            "output_connections": [conversion.to_json() for conversion in self.output_conversions],
         }
         if self.symbols:
             data["symbols"] = [symbol.to_json() for symbol in self.symbols]
@@ -274,7 +275,7 @@ class StagePlan:
             tuple(map(TensorPlan.from_json, read_list(data, "weights"))),
             tuple(map(TensorPlan.from_json, read_list(data, "inputs"))),
             tuple(map(TensorPlan.from_json, read_list(data, "outputs"))),
-            tuple(map(ConnectionPlan.from_json, read_list(data, "output_connections"))),
+            tuple(map(ConversionPlan.from_json, read_list(data, "output_connections"))),
             tuple(map(SymbolPlan.from_json, read_list(data, "symbols"))) if "symbols" in data else (),
             OverlapPlan.from_json(data["overlap"]) if "overlap" in data else None,
         )
@@ -287,10 +288,10 @@ class StagePlan:
         PlanError
             Naming the part of the plan.
         """
-        parts: list[tuple[str, OperatorPlan | TensorPlan | ConnectionPlan]] = [
+        parts: list[tuple[str, OperatorPlan | TensorPlan | ConversionPlan]] = [
             *((f"operator {op.index}", op) for op in self.operators),
             *((tensor.name, tensor) for tensor in (*self.weights, *self.inputs, *self.outputs)),
-            *(("a graph output", connection) for connection in self.output_connections),
+            *(("a graph output", conversion) for conversion in self.output_conversions),
         ]
         for what, part in parts:
             try:
@@ -414,10 +415,10 @@ class Plan:
                     "; ".join(op.communication),
                     f"{op.seconds * 1e6:.1f}",
                 )
-            for connection in stage.output_connections:
-                specs = str(connection.source), str(connection.target)
-                cost = f"{connection.seconds * 1e6:.1f}"
-                table.add_row("", "graph output", *specs, "; ".join(connection.steps), cost)
+            for conversion in stage.output_conversions:
+                specs = str(conversion.source), str(conversion.target)
+                cost = f"{conversion.seconds * 1e6:.1f}"
+                table.add_row("", "graph output", *specs, "; ".join(conversion.steps), cost)
         return table
 
     def to_json(self) -> str:
@@ -428,16 +429,14 @@ class Plan:
     def from_json(cls, text: str) -> Plan:
         """The plan that :meth:`to_json` wrote. Raises PlanError for anything else."""
         try:
-            data = json.loads(text)
+            data = parse_json(text)
             if not isinstance(data, dict) or data.get("format") != FORMAT:
                 raise PlanError(f"Not a plan of format {FORMAT}; make it again with this version of hidet_dist.")
             plan = cls(tuple(map(StagePlan.from_json, read_list(data, "stages"))))
-        except SpecError as error:
+        except PlanError:
+            raise
+        except (TypeError, ValueError) as error:
             raise PlanError(f"Not a plan: {error}") from error
-        except (ValueError, RecursionError) as error:  # no JSON, numbers of too many digits, values nested too deeply
-            if isinstance(error, PlanError):
-                raise
-            raise PlanError(f"Not a plan: {type(error).__name__}: {error}") from error
         plan.stage.check()
         return plan
 
@@ -452,10 +451,10 @@ class Plan:
         Raises
         ------
         PlanError
-            When the file is missing, is no plan, or has more than :data:`MOST_BYTES`.
+            When the file is missing, is no plan, or has more than ``MOST_PLAN_BYTES`` (:mod:`hidet_dist.limits`).
         """
         try:
-            text = read_file(Path(path), MOST_BYTES)
+            text = read_file(path, MOST_PLAN_BYTES)
         except (OSError, TypeError, ValueError) as error:
             raise PlanError(f"Cannot read the plan {path}: {error}") from error
         return cls.from_json(text)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hidet_dist.checks import is_finite, is_whole, shown
 from hidet_dist.errors import SpecError
 
 LARGEST = 2**63 - 1
 """Bytes, elements and seconds beyond this are no sensible figures, and sums of them could overflow."""
-
-_SHOWN = 60  # characters of an unfit value that an error message shows
 
 
 def read_object(value: Any, what: str) -> Mapping[str, Any]:
@@ -58,9 +57,10 @@ def read_wholes(data: Mapping[str, Any], key: str, least: int = 0) -> tuple[int,
 def read_number(data: Mapping[str, Any], key: str, least: float = 0) -> float:
     """A number from ``least`` to :data:`LARGEST`, such as seconds; a whole number stays one."""
     value = read_field(data, key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= LARGEST:
+    if not is_finite(value) or not least <= value <= LARGEST:
         raise _unfit(key, f"a number from {least} to {LARGEST}", value)
-    return value
+    number: float = value
+    return number
 
 
 def _text(value: Any, what: str) -> str:
@@ -74,16 +74,11 @@ def _text(value: Any, what: str) -> str:
 
 
 def _whole(value: Any, what: str, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST:
+    if not is_whole(value, least, LARGEST):
         raise _unfit(what, f"a whole number from {least} to {LARGEST}", value)
-    return value
+    number: int = value
+    return number
 
 
 def _unfit(what: str, wanted: str, value: Any) -> SpecError:
-    if isinstance(value, dict | list):
-        shown = f"a {type(value).__name__}"
-    elif isinstance(value, int) and value.bit_length() > _SHOWN + 3:
-        shown = f"a number of {value.bit_length()} bits"  # Python refuses to print those of thousands of digits
-    else:
-        shown = ascii(value)[:_SHOWN]
-    return SpecError(f"{what} must be {wanted}; got {shown}.")
+    return SpecError(f"{what} must be {wanted}; got {shown(value)}.")

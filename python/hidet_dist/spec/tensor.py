@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hidet_dist.checks import shown
 from hidet_dist.errors import SpecError
 from hidet_dist.spec.mesh import DeviceMesh
 
@@ -17,7 +18,7 @@ def _parse_dim(token: str, text: str) -> tuple[int, ...]:
     match = _DIM.match(token)
     if match is None:
         raise SpecError(
-            f"Not a tensor sharding spec: {text!r} has the dim {token!r}. Write it as (S0, S1, R) or (S01, R)."
+            f"Not a tensor sharding spec: {shown(text)} has the dim {shown(token)}. Write (S0, S1, R) or (S01, R)."
         )
     return tuple(int(digit) for digit in match.group(1) or "")
 
@@ -178,7 +179,7 @@ class TensorShardSpec:
         """The spec that ``str()`` printed. Raises SpecError for anything else."""
         stripped = text.strip()
         if not (stripped.startswith("(") and stripped.endswith(")")):
-            raise SpecError(f"Not a tensor sharding spec: {text!r}. Write it as (S0, S1, R).")
+            raise SpecError(f"Not a tensor sharding spec: {shown(text)}. Write it as (S0, S1, R).")
         inner = stripped[1:-1].strip()
         if not inner:
             return cls(())

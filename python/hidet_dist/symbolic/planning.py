@@ -15,16 +15,16 @@ import hidet
 from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.ir.expr import Expr
 
-from hidet_dist.connect import Element
 from hidet_dist.errors import ConfigError
+from hidet_dist.reshard import Element
 from hidet_dist.rules.access import Definition, UnsupportedDefinition, analyze, rename
 from hidet_dist.rules.declared import definition_of
 from hidet_dist.rules.local import localize
 from hidet_dist.rules.rule import Choice, Rule, RuleTable
 from hidet_dist.spec import DeviceMesh, OpShardSpec, TensorShardSpec
+from hidet_dist.spec.extents import Extent, extents_of, local_extent
 from hidet_dist.spec.symbols import SymbolPlan, SymbolSize, local_symbols
 from hidet_dist.spec.tensor import padded_shard
-from hidet_dist.symbolic.extents import Extent, extents_of, local_extent
 from hidet_dist.symbolic.twin import concrete, prime_sizes
 from hidet_dist.view import GraphView, check_symbols, graph_symbols
 

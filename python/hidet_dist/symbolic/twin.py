@@ -16,8 +16,8 @@ from hidet_dist.errors import ConfigError
 from hidet_dist.normalize import as_normal
 from hidet_dist.rules.local import rebuild
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.extents import evaluate, extents_of
 from hidet_dist.spec.symbols import SymbolPlan
-from hidet_dist.symbolic.extents import evaluate, extents_of
 from hidet_dist.view import GraphView
 
 

@@ -14,7 +14,7 @@ import math
 
 from hidet.graph import FlowGraph, Operator, Tensor
 
-from hidet_dist.search.work import kernel_class
+from hidet_dist.cost.work import kernel_class
 from hidet_dist.weights.named import is_weight
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}

@@ -11,7 +11,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hidet_dist.checks import is_whole, shown
 from hidet_dist.errors import WeightsError
+from hidet_dist.files import parse_json
 
 # hidet's names of the format's dtypes, in the order in which the library writes them, and the bytes of an element.
 _DTYPES = {
@@ -80,16 +82,17 @@ def parse(text: bytes, file_bytes: int) -> dict[str, Place]:
         When the header is malformed, or puts a tensor where the file has none.
     """
     try:
-        header = json.loads(text)
+        header = parse_json(text)
         header.pop("__metadata__", None)
         data = LENGTH_BYTES + len(text)
         places = {}
         for name, entry in header.items():
             begin, end = entry["data_offsets"]
             place = Place(_name(name, entry["dtype"]), tuple(entry["shape"]), data + begin)
-            if not all(isinstance(extent, int) and extent >= 0 for extent in (*place.shape, begin)):
+            if not all(is_whole(extent, 0) for extent in (*place.shape, begin, end)):
                 raise WeightsError(
-                    f"The tensor {name!r} has the shape {entry['shape']} at {begin}, which makes no sense."
+                    f"The tensor {name!r} has the shape {shown(entry['shape'])} at {shown(begin)}, which makes no "
+                    "sense."
                 )
             if place.nbytes != end - begin or place.begin + place.nbytes > file_bytes:
                 raise WeightsError(
@@ -104,8 +107,8 @@ def parse(text: bytes, file_bytes: int) -> dict[str, Place]:
 
 
 def _name(tensor: str, code: str) -> str:
-    if code not in _NAMES:
-        raise WeightsError(f"The tensor {tensor!r} has the dtype {code}, which hidet has not.")
+    if not isinstance(code, str) or code not in _NAMES:
+        raise WeightsError(f"The tensor {tensor!r} has the dtype {shown(code)}, which hidet has not.")
     return _NAMES[code]
 
 

@@ -7,7 +7,6 @@ and writes only what is in memory; here a slice costs its own bytes.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import mmap
 import os
@@ -19,7 +18,10 @@ from pathlib import Path
 import safetensors
 import torch
 
+from hidet_dist.checks import shown
 from hidet_dist.errors import WeightsError
+from hidet_dist.files import open_regular, parse_json, read_text, state
+from hidet_dist.limits import MOST_HEADER_BYTES, MOST_INDEX_BYTES
 from hidet_dist.weights.header import ITEMSIZE, LENGTH_BYTES, LIBRARY_ALIGNMENT, Layout, arrange, parse
 
 _TORCH = {name: getattr(torch, "float8_e4m3fn" if name == "float8_e4m3" else name) for name in ITEMSIZE}
@@ -41,13 +43,17 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file: hidet's name of its dtype, its shape (elements), and the byte at which it begins."""
+    """A tensor in a file: hidet's name of its dtype, its shape (elements), and the byte at which it begins.
+
+    ``state`` is the file's when its header was read (:func:`hidet_dist.files.state`).
+    """
 
     file: Path
     name: str
     dtype: str
     shape: tuple[int, ...]
     begin: int
+    state: tuple[int, ...]
 
     def read(self, region: Sequence[slice]) -> torch.Tensor:
         """The elements of ``region``, a slice with whole bounds and step 1 for each dim; contiguous.
@@ -55,7 +61,7 @@ class StoredTensor:
         Raises
         ------
         WeightsError
-            When the file cannot be read, or is shorter than it was.
+            When the file cannot be read, or was changed since its header was read.
         """
         dtype = _TORCH[self.dtype]
         shape = [part.stop - part.start for part in region]
@@ -63,14 +69,22 @@ class StoredTensor:
             return torch.empty(shape, dtype=dtype)
         result = _memory(shape, dtype)
         with self._opened() as file:
+            self._check(file)  # or the header may be that of other data
             self._fill(file, result, region)
+            self._check(file)
         return result
+
+    def _check(self, file: int) -> None:
+        if state(os.fstat(file)) != self.state:
+            raise WeightsError(
+                f"{self.file} was changed since its header was read: {self.name!r} may be anything now. Read it again."
+            )
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
         try:
-            file = os.open(self.file, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
+            file = open_regular(self.file)
+        except (OSError, ValueError) as error:
             raise WeightsError(f"The weights file {self.file} cannot be read: {error}.") from error
         try:
             yield file
@@ -163,9 +177,13 @@ class SafetensorsFiles:
 
 
 def _open(path: Path) -> dict[str, StoredTensor]:
-    if path.is_dir():
-        indices = sorted(path.glob("*.safetensors.index.json"))
-        files = sorted(path.glob("*.safetensors"))
+    try:
+        indices = sorted(path.glob("*.safetensors.index.json")) if path.is_dir() else []
+        files = sorted(path.glob("*.safetensors")) if path.is_dir() else []
+        is_folder = path.is_dir()
+    except (OSError, ValueError) as error:
+        raise WeightsError(f"{path} cannot be read: {error}.") from error
+    if is_folder:
         if len(indices) == 1:
             return _open_index(indices[0])
         if len(files) != 1:
@@ -180,14 +198,14 @@ def _open(path: Path) -> dict[str, StoredTensor]:
 def _open_index(path: Path) -> dict[str, StoredTensor]:
     """``weight_map`` says in which file, beside the index, each tensor is."""
     try:
-        places = json.loads(path.read_text(encoding="utf-8"))["weight_map"].items()
+        places = parse_json(read_text(path, MOST_INDEX_BYTES))["weight_map"].items()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsError(f"{path} is no index of safetensors files: {type(error).__name__}: {error}.") from error
     opened: dict[str, dict[str, StoredTensor]] = {}
     tensors = {}
     for name, file in places:
-        if not isinstance(file, str) or Path(file).name != file:
-            raise WeightsError(f"{path} puts the tensor {name!r} in {file!r}, which is no file beside it.")
+        if not isinstance(file, str) or "\0" in file or Path(file).name != file:
+            raise WeightsError(f"{path} puts the tensor {name!r} in {shown(file)}, which is no file beside it.")
         if file not in opened:
             opened[file] = _open_file(path.parent / file)
         if name not in opened[file]:
@@ -198,14 +216,20 @@ def _open_index(path: Path) -> dict[str, StoredTensor]:
 
 def _open_file(path: Path) -> dict[str, StoredTensor]:
     try:
-        with safetensors.safe_open(path, framework="pt"):
-            pass  # refuses whatever is not as it must be: offsets, sizes, names
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
+            before = os.fstat(file.fileno())
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-            places = parse(file.read(length), os.fstat(file.fileno()).st_size)
+            if not 0 < length <= min(MOST_HEADER_BYTES, before.st_size):
+                raise WeightsError(
+                    f"its header has {length} of {before.st_size} bytes; at most {MOST_HEADER_BYTES} are read"
+                )
+            with safetensors.safe_open(f"/proc/self/fd/{file.fileno()}", framework="pt"):
+                pass  # refuses whatever is not as it must be: offsets, sizes, names
+            places = parse(file.read(length), before.st_size)
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise WeightsError(f"{path} cannot be read as a safetensors file: {error}.") from error
-    return {name: StoredTensor(path, name, place.dtype, place.shape, place.begin) for name, place in places.items()}
+    own = state(before)
+    return {name: StoredTensor(path, name, p.dtype, p.shape, p.begin, own) for name, p in places.items()}
 
 
 def write_safetensors(

@@ -187,6 +187,8 @@ def shard_blocks(
 ) -> Iterator[torch.Tensor]:
     """The shard of :func:`read_shard` row by row, in blocks of at most ``block_bytes`` (but at least one element)."""
     shape = weight.spec.local_shape(weight.shape, mesh)
+    if not math.prod(shape):
+        return
     size = weight.nbytes // math.prod(weight.shape)
     dim = 0
     while dim < len(shape) and math.prod(shape[dim + 1 :]) * size > block_bytes:

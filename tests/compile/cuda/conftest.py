@@ -6,13 +6,13 @@ import pytest
 
 from hidet_dist import auto_parallel
 from hidet_dist.artifacts.manifest import Manifest
-from hidet_dist.compile.cuda.toolkit import find_toolkit
 from hidet_dist.errors import CompileError
 from hidet_dist.machine import builtin
 from hidet_dist.search import search
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import bert, models
+from hidet_dist.toolchain.cuda import find_toolkit
 from hidet_dist.view import GraphView
 
 

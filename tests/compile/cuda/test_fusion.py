@@ -8,7 +8,6 @@ import pytest
 
 from hidet_dist.compile import optimize_program
 from hidet_dist.compile.cuda import build
-from hidet_dist.compile.cuda.toolkit import Toolkit
 from hidet_dist.compile.target import Target
 from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import GPUS
@@ -19,6 +18,7 @@ from hidet_dist.partitioning.operators import CommunicationOp
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import shapes
+from hidet_dist.toolchain.cuda import Toolkit
 
 from .conftest import MODELS
 

@@ -8,8 +8,8 @@ import hidet
 import pytest
 
 from hidet_dist import auto_parallel
-from hidet_dist.compile.cuda import toolkit
 from hidet_dist.errors import CompileError
+from hidet_dist.toolchain import cuda
 
 from .elf import needed
 
@@ -19,9 +19,9 @@ def nowhere(monkeypatch, tmp_path):
     """No nvcc on PATH, in CUDA_HOME, from PyPI or where it is usually installed."""
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(toolkit, "USUAL", tmp_path / "usual" / "nvcc")
-    monkeypatch.setattr(toolkit.importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(toolkit.shutil, "which", lambda name: None)
+    monkeypatch.setattr(cuda, "USUAL", tmp_path / "usual" / "nvcc")
+    monkeypatch.setattr(cuda.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(cuda.shutil, "which", lambda name: None)
 
 
 def script(path, text):
@@ -33,7 +33,7 @@ def script(path, text):
 
 def test_without_nvcc_the_error_says_how_to_get_it(nowhere, tmp_path):
     with pytest.raises(CompileError, match=r"needs nvcc, and there is none.*CUDA_HOME.*pip install hidet_dist\[nvcc\]"):
-        toolkit.find_toolkit()
+        cuda.find_toolkit()
 
 
 def test_without_nvcc_nothing_is_planned_or_written(nowhere, tmp_path):
@@ -48,11 +48,11 @@ def test_what_does_not_run_or_is_not_nvidias_is_named(nowhere, tmp_path, monkeyp
     nvcc = script(tmp_path / "broken" / "bin" / "nvcc", "exit 3")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "broken"))
     with pytest.raises(CompileError, match=f"{nvcc} does not run"):
-        toolkit.find_toolkit()
+        cuda.find_toolkit()
     nvcc = script(tmp_path / "other" / "bin" / "nvcc", "echo some other compiler")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "other"))
     with pytest.raises(CompileError, match="is not NVIDIA's"):
-        toolkit.find_toolkit()
+        cuda.find_toolkit()
 
 
 def test_a_toolkit_without_a_runtime_is_refused(nowhere, tmp_path, monkeypatch):
@@ -60,7 +60,7 @@ def test_a_toolkit_without_a_runtime_is_refused(nowhere, tmp_path, monkeypatch):
     script(tmp_path / "bare" / "bin" / "nvcc", text)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "bare"))
     with pytest.raises(CompileError, match=r"no libcudart\.so"):
-        toolkit.find_toolkit()
+        cuda.find_toolkit()
 
 
 def test_cuda_home_comes_first_and_a_versioned_runtime_will_do(nowhere, tmp_path, monkeypatch):
@@ -69,17 +69,17 @@ def test_cuda_home_comes_first_and_a_versioned_runtime_will_do(nowhere, tmp_path
     (tmp_path / "own" / "lib").mkdir()
     (tmp_path / "own" / "lib" / "libcudart.so.13").write_text("")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "own"))
-    found = toolkit.find_toolkit()
-    assert found == toolkit.Toolkit(nvcc, "13.1.5", tmp_path / "own" / "lib")
-    folder = toolkit.link_folder(found, tmp_path / "link")
+    found = cuda.find_toolkit()
+    assert found == cuda.Toolkit(nvcc, "13.1.5", tmp_path / "own" / "lib")
+    folder = cuda.link_folder(found, tmp_path / "link")
     assert os.readlink(folder / "libcudart.so") == str(tmp_path / "own" / "lib" / "libcudart.so.13")
 
 
 def test_the_stand_in_passes_for_libcuda_at_link_time_only(tmp_path):
-    found = toolkit.Toolkit(tmp_path / "nvcc", "13.0.88", tmp_path)
+    found = cuda.Toolkit(tmp_path / "nvcc", "13.0.88", tmp_path)
     (tmp_path / "libcudart.so").write_text("")
-    folder = toolkit.link_folder(found, tmp_path / "link")
-    assert toolkit.link_folder(found, tmp_path / "link") == folder  # made once
+    folder = cuda.link_folder(found, tmp_path / "link")
+    assert cuda.link_folder(found, tmp_path / "link") == folder  # made once
     assert [path.name for path in tmp_path.glob(".link*")] == []
     for name, call, wanted in (("uses", "cuTensorMapEncodeTiled()", True), ("does_not", "0", False)):
         source = tmp_path / f"{name}.c"

@@ -19,12 +19,12 @@ from stand_in_artifacts import as_cuda, compile_against, serve
 
 import hidet_dist  # noqa: F401  (adds its calls to hidet.distributed)
 from hidet_dist.artifacts.manifest import Manifest
-from hidet_dist.compile.cuda.toolkit import find_toolkit
 from hidet_dist.errors import CompileError
 from hidet_dist.runtime import native
 from hidet_dist.runtime.cuda.cublas import LIBRARY_VARIABLE, WORKSPACE_BYTES
 from hidet_dist.runtime.cuda.cudart import load_runtime
 from hidet_dist.runtime.libraries import hidet_runtime
+from hidet_dist.toolchain.cuda import find_toolkit
 
 X = np.arange(32, dtype=np.float32).reshape(4, 8)
 W = np.random.default_rng(0).standard_normal((8, 8)).astype(np.float32)

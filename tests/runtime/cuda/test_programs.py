@@ -18,8 +18,8 @@ from stand_in_artifacts import as_cuda, compile_against, on_stream, serve
 
 from hidet_dist import auto_parallel
 from hidet_dist.artifacts.manifest import Manifest
-from hidet_dist.artifacts.write import write_artifacts
 from hidet_dist.compile import compile_program
+from hidet_dist.export.write import write_artifacts
 from hidet_dist.machine import Cluster, Device, Link
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import find

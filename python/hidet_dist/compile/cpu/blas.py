@@ -23,7 +23,7 @@ from hidet_dist.compat.native_call import STORE
 from hidet_dist.compile.cpu.active import is_active
 from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, Values
 from hidet_dist.compile.cpu.views import View, contiguous, view_of
-from hidet_dist.symbolic.extents import Extent, extents_of, factors_of, same_extent
+from hidet_dist.spec.extents import Extent, extents_of, factors_of, same_extent
 
 _INT_MAX = 2**31 - 1  # BLAS counts with 32 bit integers
 

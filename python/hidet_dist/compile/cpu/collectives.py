@@ -13,7 +13,7 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.graph.ops.transform import ReshapeOp
 
 from hidet_dist.partitioning.operators import CommunicationOp, JoinShardsOp, Placement, SplitOrder, StackShardsOp
-from hidet_dist.symbolic.extents import extents_of
+from hidet_dist.spec.extents import extents_of
 
 
 def place_shards(graph: FlowGraph) -> FlowGraph:

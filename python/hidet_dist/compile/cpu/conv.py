@@ -19,7 +19,7 @@ from hidet.graph.transforms import ResolveRule, register_resolve_rule
 from hidet_dist.compat.native_call import STORE
 from hidet_dist.compile.cpu.active import is_active
 from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, Values
-from hidet_dist.symbolic.extents import Extent, extents_of
+from hidet_dist.spec.extents import Extent, extents_of
 
 _SPATIAL = 3  # what the kernel counts with: fewer dims are preceded by dims of one
 

@@ -22,7 +22,7 @@ from hidet.ir.type import DataType
 from hidet_dist.compile.cpu.tiled import Epilogue, NotInOrder, TiledOp, follows, nothing, store_of, wide
 from hidet_dist.elementwise import ELEMENTWISE
 from hidet_dist.rewriting import Uses, uses_of
-from hidet_dist.symbolic.extents import extents_of, same_shape
+from hidet_dist.spec.extents import extents_of, same_shape
 
 _RESHAPES = (ReshapeOp, SqueezeOp, UnsqueezeOp, FlattenOp)
 _SMALL = (*ELEMENTWISE, *_RESHAPES)

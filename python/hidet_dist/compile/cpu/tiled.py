@@ -23,7 +23,7 @@ from hidet_dist.compat.native_call import STORE, NativeCall, NativeCallOp, call_
 from hidet_dist.compile.cpu.kernels.terms import OWN_FUNCTIONS, POWERS
 from hidet_dist.runtime import native
 from hidet_dist.runtime.openblas import openblas_dir
-from hidet_dist.symbolic.extents import Extent, same_shape
+from hidet_dist.spec.extents import Extent, same_shape
 
 ELEMENT_TYPES = {
     "float32": "float",

@@ -18,7 +18,7 @@ from hidet.graph.ops.transform import (
 from hidet.graph.ops.transpose2d import TransposeOp2D
 from hidet.utils import prod
 
-from hidet_dist.symbolic.extents import Extent, extents_of, same_extent
+from hidet_dist.spec.extents import Extent, extents_of, same_extent
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from hidet_dist.compat.cublas_products import cublas_products
 from hidet_dist.compat.cuda_build import described_gpu
 from hidet_dist.compat.fused_operands import fused_operands
 from hidet_dist.compat.half_products import half_products
-from hidet_dist.compile.cuda.toolkit import find_toolkit, link_folder
 from hidet_dist.compile.target import Target
+from hidet_dist.toolchain.cuda import find_toolkit, link_folder
 
 _REVISION = 4  # one more whenever an operator, or a header, becomes another one: kernels built before are cached
 

@@ -28,7 +28,7 @@ from hidet_dist.compile.cuda.attention import DTYPES, HEAD_STEP, LONGEST_HEAD, A
 from hidet_dist.compile.cuda.find_rows import softmax_of
 from hidet_dist.elementwise import ELEMENTWISE
 from hidet_dist.rewriting import Build, Uses, only_user, replace_operators
-from hidet_dist.symbolic.extents import Extent, extents_of
+from hidet_dist.spec.extents import Extent, extents_of
 
 _RENAMED = (FlattenOp, PermuteDimsOp, RearrangeOp, ReshapeOp, SqueezeOp, UnsqueezeOp)
 

@@ -23,7 +23,7 @@ from hidet.graph.ops.transform import CastOp
 
 from hidet_dist.compile.cuda.rows import RowNormOp, RowRmsNormOp, RowSoftmaxOp, takes
 from hidet_dist.rewriting import Build, Uses, only_user, replace_operators
-from hidet_dist.symbolic.extents import extents_of, same_shape
+from hidet_dist.spec.extents import extents_of, same_shape
 
 _FLOATS = ("float16", "bfloat16", "float32")
 

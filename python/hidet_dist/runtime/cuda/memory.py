@@ -19,6 +19,7 @@ from hidet_dist.runtime import dlpack, native
 from hidet_dist.runtime.cuda import driver
 from hidet_dist.runtime.cuda.driver import DeviceError, Driver
 from hidet_dist.runtime.cuda.storage import provide_storage
+from hidet_dist.runtime.forks import Owner
 from hidet_dist.runtime.libraries import hidet_runtime
 from hidet_dist.runtime.memory import file_identity, host_zeros
 from hidet_dist.runtime.tensors import HIDET, TORCH, Buffer, host_tensor
@@ -42,6 +43,7 @@ class _Resources:
     streams: list[int] = field(default_factory=list)
     events: list[int] = field(default_factory=list)
     allocations: dict[int, int] = field(default_factory=dict)
+    owner: Owner = field(default_factory=Owner)
 
 
 class CudaMemory:
@@ -342,6 +344,8 @@ def _read(file: int, block: memoryview, at: int, path: Path) -> None:
 
 
 def _release(resources: _Resources) -> None:
+    if not resources.owner.is_this_process:
+        return  # the driver cannot be used in a child made by fork, and the device's memory is the parent's
     cuda = resources.driver
     with suppress(DeviceError):  # after a kernel that failed, the context is of no use any more
         before = cuda.current_context()

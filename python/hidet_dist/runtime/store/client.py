@@ -68,6 +68,9 @@ class _Link:
             self._peer.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits for an answer; closing alone would not
         self._peer.close()
 
+    def abandon(self) -> None:
+        self._peer.close()  # no shutdown: that would end the parent's connection too
+
     def _read(self, count: int, deadline: float) -> bytes:
         data = bytearray()
         while len(data) < count:
@@ -181,6 +184,10 @@ class StoreClient:
     def close(self) -> None:
         """Close the connection. A call that is waiting in another thread fails."""
         self._link.close()
+
+    def abandon(self) -> None:
+        """Close this process's copy of a connection that belongs to its parent, which keeps it."""
+        self._link.abandon()
 
     def _key(self, key: str) -> bytes:
         return (self._prefix + key).encode()

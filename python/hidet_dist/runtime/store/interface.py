@@ -49,3 +49,6 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Close the connection. A call that is waiting in another thread fails."""
+
+    def abandon(self) -> None:
+        """Close this process's copy of a connection that belongs to its parent, which keeps it."""

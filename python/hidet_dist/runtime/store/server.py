@@ -192,6 +192,13 @@ class StoreServer:
         self._thread.join()
         self._wake_writer.close()
 
+    def abandon(self) -> None:
+        """Close this process's copies of the descriptors of a server that runs in its parent, and goes on there."""
+        # Nothing is unregistered: the selector's object in the kernel is the parent's as well.
+        self._selector.close()
+        for peer in (*self._connections, self._listener, self._wake_reader, self._wake_writer):
+            peer.close()
+
     def _run(self) -> None:
         selector = self._selector
         selector.register(self._wake_reader, selectors.EVENT_READ)

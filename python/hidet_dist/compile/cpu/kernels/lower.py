@@ -20,7 +20,7 @@ from hidet_dist.compile.cpu.kernels.emit import kernel_text
 from hidet_dist.compile.cpu.kernels.operators import Kernel, KernelOp, function_name
 from hidet_dist.compile.cpu.kernels.schedule import KEPT_BYTES, USUAL_SIZE, Schedule, schedule, work
 from hidet_dist.compile.cpu.kernels.terms import Types, UnsupportedComputationError, shape_of
-from hidet_dist.symbolic.extents import extents_of
+from hidet_dist.spec.extents import extents_of
 
 _MOST_MERGED = 8  # operators in one kernel: working out how to compute them takes time that grows with their square
 _LONGEST_NAME = 60

@@ -15,7 +15,7 @@ from hidet.ir.tools import TypeInfer, collect_free_vars, simplify
 from hidet.ir.type import DataType
 
 from hidet_dist.compile.cpu.kernels.index import ONE, Axis, Index, Opaque, Size
-from hidet_dist.symbolic.extents import factors_of
+from hidet_dist.spec.extents import factors_of
 
 TYPES = {
     "bool": "bool",

@@ -1,0 +1,45 @@
+"""``python -m hidet_dist.calibration --mesh 2 --out host.json``: measure this machine, and write a machine file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from hidet_dist.calibration.measuring import REPEATS, TIMEOUT_SECONDS, calibrate
+from hidet_dist.errors import HidetDistError
+
+app = typer.Typer(add_completion=False)
+_LOG_WIDTH = 120  # columns of a log, wide enough for the tables
+
+
+@app.command()
+def measure(
+    mesh: Annotated[str, typer.Option(help="Devices along each mesh axis, such as 2 or 2,2.")],
+    out: Annotated[Path, typer.Option(help="The machine file to write.")],
+    repeats: Annotated[int, typer.Option(help="How often each is measured; the median counts.")] = REPEATS,
+    timeout: Annotated[float, typer.Option(help="Seconds that the ranks may take.")] = TIMEOUT_SECONDS,
+) -> None:
+    """Measure this machine as a mesh of processes, and write a machine file."""
+    try:
+        shape = [int(size) for size in mesh.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{mesh!r} is no mesh such as 2 or 2,2", param_hint="--mesh") from None
+    try:
+        found = calibrate(shape, out, repeats=repeats, timeout_seconds=timeout)
+    except HidetDistError as error:
+        print(f"calibrate: {error}", file=sys.stderr)
+        raise typer.Exit(1) from error
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_LOG_WIDTH)
+    for table in found.tables():
+        console.print(table)
+    console.print(f"Written to {out}: distributed_config['machine'] takes its path.")
+
+
+if __name__ == "__main__":
+    app()

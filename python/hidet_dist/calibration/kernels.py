@@ -1,0 +1,172 @@
+"""Single kernels whose time tells what a class of kernels costs: those that serving has, called one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import hidet
+from hidet import ops
+from hidet.graph import Operator, Tensor
+
+from hidet_dist.calibration.samples import ROWS, KernelCalls, save_kernels
+from hidet_dist.compile import compile_program
+from hidet_dist.compile.build import CompiledProgram
+from hidet_dist.cost.model import PredictedCost, compute_seconds
+from hidet_dist.cost.work import work_of
+from hidet_dist.machine.builtin import builtin
+from hidet_dist.machine.kernels import Work
+from hidet_dist.partitioning import partition_graph
+from hidet_dist.rules.rule import Choice, RuleTable
+from hidet_dist.search import find
+from hidet_dist.spec import DeviceMesh
+from hidet_dist.view import GraphView
+from hidet_dist.weights import weight
+
+
+@dataclass(frozen=True)
+class KernelProbe:
+    """Operators of one class, ``call`` on inputs of ``shapes`` (float32, or the ``dtype`` given) and ``weights``."""
+
+    kernel: str
+    name: str
+    shapes: Sequence[Sequence[int]]
+    call: Callable[..., Tensor]
+    weights: Sequence[Sequence[int]] = ()
+    dtype: str = "float32"
+
+    @property
+    def title(self) -> str:
+        """What its sample is called."""
+        return f"{self.kernel} {self.name}"
+
+    def trace(self) -> tuple[Tensor, list[Tensor]]:
+        """What it gives, and its inputs."""
+        inputs = [hidet.symbol(list(shape), self.dtype, "cpu") for shape in self.shapes]
+        weights = [weight(f"{self.title} {number}", shape, "float32") for number, shape in enumerate(self.weights)]
+        return self.call(*inputs, *weights), inputs
+
+
+def _chained(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """One weight after the other."""
+
+    def call(x: Tensor, *weights: Tensor) -> Tensor:
+        for own in weights:
+            x = product(x, own)
+        return x
+
+    return call
+
+
+def _conv3x3(x: Tensor, w: Tensor) -> Tensor:
+    return ops.conv2d(x, w, padding=1)
+
+
+def _heads(x: Tensor) -> Tensor:
+    return ops.transpose(x, [0, 2, 1, 3])
+
+
+# Of sizes that the layers of transformers and convolutional networks have; the weights are more than a cache holds.
+KERNEL_PROBES = (
+    KernelProbe("matmul", "square", [[1024, 1024]] * 2, ops.matmul),
+    KernelProbe("matmul", "tall", [[1024, 384], [384, 1536]], ops.matmul),
+    KernelProbe("matmul", "stack", [[96, 128, 32], [96, 32, 128]], ops.matmul),
+    KernelProbe("matmul", "deep stack", [[96, 128, 128], [96, 128, 64]], ops.matmul),
+    KernelProbe("matmul", "weights", [[128, 768]], _chained(ops.matmul), [[768, 3072], [3072, 768]] * 4),
+    KernelProbe("convolution", "wide", [[1, 64, 56, 56], [64, 64, 3, 3]], _conv3x3),
+    KernelProbe("convolution", "deep", [[1, 256, 14, 14], [256, 256, 3, 3]], _conv3x3),
+    KernelProbe("convolution", "point", [[1, 256, 56, 56], [64, 256, 1, 1]], ops.conv2d),
+    KernelProbe("convolution", "points", [[8, 1024, 14, 14], [256, 1024, 1, 1]], ops.conv2d),
+    KernelProbe("convolution", "weights", [[1, 512, 7, 7]], _chained(_conv3x3), [[512, 512, 3, 3]] * 5),
+    KernelProbe("normalization", "rows", [[1024, 384]], ops.layer_norm),
+    KernelProbe("normalization", "few", [[128, 768]], ops.layer_norm),
+    KernelProbe("reduction", "rows", [[96, 128, 128]], lambda x: ops.max(x, -1, keep_dim=True)),
+    KernelProbe("reduction", "few", [[12, 128, 128]], lambda x: ops.sum(x, -1, keep_dim=True)),
+    KernelProbe("pooling", "windows", [[1, 64, 112, 112]], lambda x: ops.max_pool2d(x, 3, 2, 1)),
+    KernelProbe("lookup", "rows", [[1024]], lambda ids, table: ops.take(table, ids), [[ROWS, 384]], "int32"),
+    KernelProbe("copy", "heads", [[8, 128, 12, 32]], _heads),
+    KernelProbe("copy", "few heads", [[1, 128, 12, 64]], _heads),
+    KernelProbe("elementwise", "sum", [[1024, 1024]] * 2, ops.add),
+    KernelProbe("elementwise", "few", [[128, 768]] * 2, ops.add),
+    KernelProbe("elementwise", "long", [[1024, 1024]], lambda x: ((x * 2.0 + 1.0) * x - 3.0) * x + 0.5),
+    KernelProbe("function", "erf", [[1024, 1024]], ops.gelu),
+    KernelProbe("function", "exp", [[1024, 1024]], ops.silu),
+)
+
+
+def build_kernels(mesh: DeviceMesh, file: Path) -> None:
+    """Compile all probes as one program of which every rank of the mesh runs the whole, and write down its kernels."""
+    traced = [probe.trace() for probe in KERNEL_PROBES]
+    graph = hidet.trace_from([y for y, _ in traced], [x for _, inputs in traced for x in inputs])
+    plan = find(graph, builtin("cpu", mesh), allow=lambda _, spec: all(s.is_replicated for s in spec.in_specs)).plan
+    compiled = compile_program(partition_graph(graph, plan))
+    parts = zip(KERNEL_PROBES, compiled.graph.outputs, strict=True)
+    save_kernels(file, [_calls(probe.title, y, compiled) for probe, y in parts])
+
+
+def _calls(title: str, output: Tensor, compiled: CompiledProgram) -> KernelCalls:
+    """The kernels that an output needs."""
+    kernel: dict[str, Path] = {}
+    for node in compiled.graph.nodes:
+        if str(node.task) not in kernel:
+            kernel[str(node.task)] = compiled.kernels[len(kernel)]
+    needed: set[Operator] = set()
+    waiting = [output]
+    while waiting:
+        op = waiting.pop().op
+        if op is not None and op not in needed:
+            needed.add(op)
+            waiting += op.inputs
+    buffers: list[tuple[int, str]] = []
+    place: dict[Tensor, int] = {}
+
+    def buffer(x: Tensor) -> int:
+        if x not in place:
+            place[x] = len(buffers)
+            count = 1
+            for extent in x.shape:
+                count *= int(extent)
+            buffers.append((count * int(x.dtype.nbytes), x.dtype.name))
+        return place[x]
+
+    calls = []
+    for node in compiled.graph.nodes:
+        if node in needed:
+            for y, x in node.share_map.items():
+                place[node.outputs[y]] = buffer(node.inputs[x])
+            calls.append((str(kernel[str(node.task)]), [buffer(x) for x in (*node.inputs, *node.outputs)]))
+    return KernelCalls(title, buffers, calls)
+
+
+class _Counting(PredictedCost):
+    """Notes the work of kernels as the search counts it."""
+
+    def __init__(self, mesh: DeviceMesh):
+        super().__init__(builtin("cpu", mesh))
+        self.work: list[Work] = []
+
+    def operator(self, op: Operator, choice: Choice) -> float:
+        """Note an operator with a kernel of its own."""
+        return self._note(op, choice, None)
+
+    def absorbed(self, op: Operator, choice: Choice, nbytes: int) -> float:
+        """Note an operator in the kernel of a neighbour."""
+        return self._note(op, choice, nbytes)
+
+    def _note(self, op: Operator, choice: Choice, nbytes: int | None) -> float:
+        if choice.read_bytes + choice.written_bytes:
+            self.work.append(work_of(op, choice, self.cluster.mesh, nbytes))
+        return 0.0
+
+
+def work_in(probe: KernelProbe) -> list[Work]:
+    """The work of a probe as the search counts it."""
+    y, inputs = probe.trace()
+    view, mesh = GraphView(hidet.trace_from(y, inputs)), DeviceMesh((1,))
+    table, counting = RuleTable(mesh), _Counting(mesh)
+    fused = counting.fused(view)
+    for number, op in enumerate(view.operators):
+        whole = next(own for own in table(op)[1] if all(spec.is_replicated for spec in own.spec.in_specs))
+        compute_seconds(counting, view, number, whole, fused.get(number), mesh)
+    return counting.work

@@ -1,0 +1,300 @@
+"""Measuring the running machine, and writing it down as a machine file."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hidet_dist.calibration.fit import fit_kernel, fit_link, predicted_seconds
+from hidet_dist.calibration.samples import KINDS, CollectiveSample, ProbeSample, load_slowest
+from hidet_dist.errors import CalibrationError, ConfigError
+from hidet_dist.machine.cluster import Cluster, Device, Link
+from hidet_dist.machine.file import save_machine
+from hidet_dist.machine.kernels import KernelCost, Work
+from hidet_dist.progress import Progress
+from hidet_dist.spec import DeviceMesh
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hidet_dist.calibration.probes import Probe
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+SIZES = tuple(4**exponent for exponent in range(4, 13))
+"""Bytes of the collectives that are measured: 256 B to 16 MiB."""
+REPEATS = 20
+TIMEOUT_SECONDS = 600.0
+# What is fitted of a class of kernels; of others their bytes and calls.
+_UNKNOWN = {
+    "matmul": ("seconds_per_operation", "seconds_per_byte", "seconds_per_call"),
+    "convolution": ("seconds_per_operation", "seconds_per_byte", "seconds_per_call"),
+    "elementwise": ("seconds_per_operation", "seconds_per_byte", "seconds_per_call"),
+    "function": ("seconds_per_operation",),
+}
+_BYTES_AND_CALLS = ("seconds_per_byte", "seconds_per_call")
+_STOP_SECONDS = 30.0  # what the launcher may take to end ranks once the time is up
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A measured machine.
+
+    Attributes
+    ----------
+    cluster: the machine, as the cost model sees it; what the file holds.
+    collectives: each measured collective, as the slowest rank took it.
+    probes: the seconds of each probe program, as the slowest rank took it.
+    """
+
+    cluster: Cluster
+    collectives: tuple[CollectiveSample, ...]
+    probes: tuple[ProbeSample, ...]
+
+    def relative_errors(self) -> list[float]:
+        """For each measured collective how far the cost model is off: fitted over measured seconds, less 1."""
+        return [predicted_seconds(self.cluster, sample) / sample.seconds - 1 for sample in self.collectives]
+
+    def kernel_errors(self) -> dict[str, float]:
+        """For each probe of kernels how far the cost model is off: fitted over measured seconds, less 1."""
+        from hidet_dist.calibration.kernels import KERNEL_PROBES, work_in
+
+        seconds, device = {sample.name: sample.seconds for sample in self.probes}, self.cluster.device
+        return {
+            probe.title: sum(device.kernel_seconds(one) or 0.0 for one in work_in(probe)) / seconds[probe.title] - 1
+            for probe in KERNEL_PROBES
+        }
+
+    def tables(self) -> list[Table]:
+        """The device, the links, and each kernel and collective as it was measured and as the cost model has it."""
+        from rich.table import Table
+
+        device, mesh = self.cluster.device, self.cluster.mesh
+        rates = Table(title=f"A device: {device.name}", title_justify="left")
+        rates.add_column("figure")
+        rates.add_column("value", justify="right")
+        for dtype, rate in device.flops_per_second.items():
+            rates.add_row(f"arithmetic, {dtype}", f"{rate / 1e9:.2f} GFLOP/s")
+        rates.add_row("memory bandwidth", f"{device.memory_bandwidth_bytes_per_second / 1e9:.2f} GB/s")
+        rates.add_row("caches", f"{device.cache_bytes / 2**20:.2f} MiB")
+        rates.add_row("memory", f"{device.memory_bytes / 2**30:.2f} GiB")
+        rates.add_row("launch of a kernel", f"{device.launch_seconds * 1e6:.2f} us")
+        for axis, link in enumerate(self.cluster.links):
+            where = f"mesh axis {mesh.axis_names[axis]} ({mesh.shape[axis]})"
+            rates.add_row(f"{where}, latency", f"{link.latency_seconds * 1e6:.2f} us")
+            rates.add_row(f"{where}, bandwidth", f"{link.bandwidth_bytes_per_second / 1e9:.3f} GB/s")
+        fits = Table(title="Collectives, and what the cost model makes of them", title_justify="left")
+        fits.add_column("collective")
+        for column in ("axes", "bytes", "measured [us]", "fitted [us]", "error"):
+            fits.add_column(column, justify="right")
+        for sample, error in zip(self.collectives, self.relative_errors(), strict=True):
+            axes, micro = "".join(map(str, sample.axes)), sample.seconds * 1e6
+            fits.add_row(
+                sample.kind, axes, str(sample.nbytes), f"{micro:.1f}", f"{micro * (1 + error):.1f}", f"{error:+.0%}"
+            )
+        kernels = Table(title="Kernels, and what the cost model makes of them", title_justify="left")
+        kernels.add_column("kernel")
+        for column in ("measured [us]", "fitted [us]", "error"):
+            kernels.add_column(column, justify="right")
+        seconds = {sample.name: sample.seconds for sample in self.probes}
+        for title, error in self.kernel_errors().items():
+            micro = seconds[title] * 1e6
+            kernels.add_row(title, f"{micro:.1f}", f"{micro * (1 + error):.1f}", f"{error:+.0%}")
+        return [rates, kernels, fits] if self.collectives else [rates, kernels]
+
+
+def calibrate(
+    mesh_shape: Sequence[int],
+    out: str | Path,
+    *,
+    dtypes: Sequence[str] = DTYPES,
+    sizes: Sequence[int] = SIZES,
+    repeats: int = REPEATS,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> Calibration:
+    """Measure this machine as a mesh of processes, and write a machine file for ``distributed_config['machine']``.
+
+    Each rank is a process of the project's launcher and communicates as serving processes do. Collectives over every
+    mesh axis (and over all together) are measured by size, and each axis gets the latency and bandwidth that fit best.
+    Small programs, compiled as any is, are run by all ranks at once: products of matrices by dtype, an element-wise
+    operator on more than a cache holds, a chain of kernels with next to nothing to do, and float32 kernels of each
+    class at sizes that models have. Nothing else should run meanwhile.
+
+    Parameters
+    ----------
+    mesh_shape: sequence of int
+        Devices along each mesh axis, such as ``[2]``.
+    out: path
+        The machine file, written whole or not at all.
+    dtypes: sequence of str
+        The dtypes whose products are measured. The others are taken to be as fast as float64 if that is measured, or
+        else as the slowest.
+    sizes: sequence of int
+        Bytes of the collectives' whole tensors; at least two.
+    repeats: int
+        How often each is measured; the median counts.
+    timeout_seconds: float
+        How long the ranks may take.
+
+    Raises
+    ------
+    ConfigError, SpecError
+        When an argument makes no sense, before anything is measured.
+    CalibrationError
+        When a rank fails, the time is up, or the measurements cannot be made sense of.
+    """
+    mesh = DeviceMesh(tuple(mesh_shape))
+    out = Path(out)
+    _check(out, dtypes, sizes, repeats, timeout_seconds)
+    from hidet_dist.calibration.kernels import build_kernels
+    from hidet_dist.calibration.probes import build_probe, probes
+
+    programs = probes(dtypes)
+    with tempfile.TemporaryDirectory(prefix="hidet_dist-calibration-") as name, Progress() as progress:
+        folder = Path(name)
+        with progress.task("Compiling") as task:
+            task.total(len(programs) + 1)
+            build_kernels(mesh, folder / "kernels.json")
+            task.advance()
+            for probe in programs:
+                build_probe(probe, mesh, folder / probe.name)
+                task.advance()
+        with progress.task("Measuring"):
+            settings = {
+                "folder": name,
+                "mesh_shape": mesh.shape,
+                "groups": _groups(mesh),
+                "kinds": KINDS,
+                "sizes": sorted(sizes),
+                "repeats": repeats,
+                "probes": [probe.name for probe in programs],
+            }
+            (folder / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
+            _launch(mesh.size, folder / "settings.json", timeout_seconds)
+            collectives, times = load_slowest([folder / f"rank{rank}.json" for rank in range(mesh.size)])
+    device = _device(mesh, programs, times)
+    links = tuple(_link(mesh, axis, collectives, device) for axis in range(mesh.ndim))
+    found = Calibration(Cluster(mesh, links, device), tuple(collectives), tuple(times))
+    save_machine(found.cluster, out)
+    return found
+
+
+def _check(out: Path, dtypes: Sequence[str], sizes: Sequence[int], repeats: int, timeout_seconds: float) -> None:
+    if out.is_dir() or not out.parent.is_dir():
+        raise ConfigError(f"{out} cannot be written: name a file in a folder that exists.")
+    if not dtypes or set(dtypes) - set(DTYPES) or len(set(dtypes)) != len(dtypes):
+        raise ConfigError(f"The dtypes to measure must be some of {', '.join(DTYPES)}; got {list(dtypes)}.")
+    if len(set(sizes)) < 2 or not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise ConfigError(f"The sizes to measure must be two or more numbers of bytes above 0; got {list(sizes)}.")
+    if not isinstance(repeats, int) or repeats < 1:
+        raise ConfigError(f"repeats must be 1 or more; got {repeats!r}.")
+    if not (timeout_seconds > 0 and math.isfinite(timeout_seconds)):
+        raise ConfigError(f"timeout_seconds must be above 0; got {timeout_seconds!r}.")
+
+
+def _groups(mesh: DeviceMesh) -> list[list[int]]:
+    """Each axis that joins several devices, and all of them together."""
+    axes = [axis for axis, size in enumerate(mesh.shape) if size > 1]
+    return [[axis] for axis in axes] + ([axes] if len(axes) > 1 else [])
+
+
+def _launch(ranks: int, settings: Path, timeout_seconds: float) -> None:
+    """Run the ranks to their end."""
+    command = [sys.executable, "-m", "hidet_dist.launch", "-n", str(ranks), "--timeout", str(timeout_seconds)]
+    command += ["-m", "hidet_dist.calibration.ranks", str(settings)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=timeout_seconds + _STOP_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise CalibrationError(f"The ranks did not end within {timeout_seconds:g} s.") from error
+    if done.returncode:
+        raise CalibrationError(f"The ranks could not measure (status {done.returncode}):\n{done.stderr.strip()}")
+
+
+def _device(mesh: DeviceMesh, programs: Sequence[Probe], times: Sequence[ProbeSample]) -> Device:
+    seconds = {sample.name: sample.seconds for sample in times}
+    rates, launch, bandwidth = {}, 0.0, 0.0
+    for probe in programs:
+        if probe.operations:
+            rates[probe.name.removeprefix("matmul_")] = probe.operations / seconds[probe.name]
+        elif probe.moved_bytes:
+            bandwidth = probe.moved_bytes / seconds[probe.name]
+        else:
+            launch = seconds[probe.name] / probe.launches
+    default = rates.get("float64", min(rates.values()))
+    threads = os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // mesh.size)
+    name = f"{_processor()}, {threads} of {os.cpu_count()} threads"
+    device = Device(
+        name,
+        {"default": default, **rates},
+        bandwidth,
+        _memory_bytes() // mesh.size,
+        launch,
+        cache_bytes=_cache_bytes() // mesh.size,
+        places_shards=True,
+    )
+    return replace(device, kernels=_kernels(device, seconds))
+
+
+def _kernels(device: Device, seconds: Mapping[str, float]) -> dict[str, KernelCost]:
+    """What each class of kernels costs: all probes of it together."""
+    from hidet_dist.calibration.kernels import KERNEL_PROBES, work_in
+
+    samples: dict[str, list[tuple[list[Work], float]]] = {}
+    for probe in KERNEL_PROBES:
+        samples.setdefault(probe.kernel, []).append((work_in(probe), seconds[probe.title]))
+    functions = samples.pop("function", [])
+    kernels = {
+        kernel: fit_kernel(device, kernel, _UNKNOWN.get(kernel, _BYTES_AND_CALLS), own)
+        for kernel, own in samples.items()
+    }
+    device = replace(device, kernels=kernels)
+    calls = []
+    for work, own in functions:
+        around = sum(device.kernel_seconds(one) or 0.0 for one in work)
+        count = sum(one.functions for one in work)
+        # What is left of a very short time is noise, but not nothing.
+        calls.append(([Work("function", count, 0, calls=0)], max(own - around, device.launch_seconds)))
+    kernels["function"] = fit_kernel(device, "function", _UNKNOWN["function"], calls)
+    return kernels
+
+
+def _link(mesh: DeviceMesh, axis: int, collectives: Sequence[CollectiveSample], device: Device) -> Link:
+    own = [sample for sample in collectives if sample.axes == (axis,)]
+    # One device alone has no one to talk to: no cost depends on its link.
+    return fit_link(mesh, own) if own else Link(0.0, device.memory_bandwidth_bytes_per_second)
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "cpu"
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "cpu")
+
+
+def _cache_bytes() -> int:
+    """The largest cache of the first core, which all cores are taken to share; 0 where the system does not say."""
+    sizes = [0]
+    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        digits = file.read_text(encoding="utf-8").strip().removesuffix("K")
+        sizes.append(int(digits) * 2**10 if digits.isdigit() else 0)
+    return max(sizes)
+
+
+def _memory_bytes() -> int:
+    """The machine's memory, or what the control group leaves this process of it."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # none, or "max"
+        return physical
+    return min(physical, limit)

@@ -1,0 +1,82 @@
+"""Small programs whose time tells what a device does: built as any program is, so that serving has the same kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import hidet
+from hidet.graph import FlowGraph
+
+from hidet_dist.compile import compile_program
+from hidet_dist.export.write import write_artifacts
+from hidet_dist.machine.builtin import builtin
+from hidet_dist.partitioning import partition_graph
+from hidet_dist.search import find
+from hidet_dist.spec import DeviceMesh
+
+_FAST_SIDE, _SLOW_SIDE = 1024, 128  # rows and columns: OpenBLAS's, and those of hidet's generic kernels
+_STREAM_ELEMENTS = 2**24  # 64 MiB in float32: more than a cache holds
+_CHAIN = 128  # kernels in a row, for the time between two of them
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A program and what one run of it does: scalar operations, bytes read and written, kernels launched."""
+
+    name: str
+    build: Callable[[], FlowGraph]
+    operations: int = 0
+    moved_bytes: int = 0
+    launches: int = 1
+
+
+def matmul(dtype: str) -> Probe:
+    """A product of square matrices of ``dtype``, whose operations are multiplications and additions."""
+    side = _FAST_SIDE if dtype == "float32" else _SLOW_SIDE
+
+    def build() -> FlowGraph:
+        # NumPy has no bfloat16: what it cannot feed is cast on the way in and out.
+        outside = "float32" if dtype == "bfloat16" else dtype
+        a, b = (hidet.symbol([side, side], outside, "cpu") for _ in range(2))
+        product = hidet.ops.matmul(a.to(dtype), b.to(dtype)).to(outside)
+        return hidet.trace_from(product, [a, b])
+
+    return Probe(f"matmul_{dtype}", build, operations=2 * side**3, launches=3 if dtype == "bfloat16" else 1)
+
+
+def stream() -> Probe:
+    """An element-wise operator on more than a cache holds."""
+
+    def build() -> FlowGraph:
+        x = hidet.symbol([_STREAM_ELEMENTS], "float32", "cpu")
+        return hidet.trace_from(hidet.ops.relu(x), [x])
+
+    return Probe("stream", build, moved_bytes=2 * 4 * _STREAM_ELEMENTS)
+
+
+def chain() -> Probe:
+    """Kernels with next to nothing to do, none of which can be one with the next: cumulative sums of two rows."""
+
+    def build() -> FlowGraph:
+        x = y = hidet.symbol([2, 16], "float32", "cpu")
+        for _ in range(_CHAIN):
+            y = hidet.ops.cumsum(y, 0)
+        return hidet.trace_from(y, [x])
+
+    return Probe("chain", build, launches=_CHAIN)
+
+
+def probes(dtypes: Sequence[str]) -> list[Probe]:
+    """All probes; of the products those of ``dtypes``."""
+    return [*(matmul(dtype) for dtype in dtypes), stream(), chain()]
+
+
+def build_probe(probe: Probe, mesh: DeviceMesh, folder: Path) -> None:
+    """Build artifacts of a probe, in which every rank of the mesh runs the whole of it."""
+    graph = probe.build()
+    plan = find(graph, builtin("cpu", mesh), allow=lambda _, spec: all(s.is_replicated for s in spec.in_specs)).plan
+    program = partition_graph(graph, plan)
+    folder.mkdir()
+    write_artifacts(folder, plan, program, compile_program(program))

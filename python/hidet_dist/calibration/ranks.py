@@ -1,0 +1,175 @@
+"""One rank of a calibration: ``python -m hidet_dist.calibration.ranks settings.json``, under the launcher.
+
+``settings.json`` has the mesh, what to measure and how often, and the folder with the probes, where each rank writes
+``rank<r>.json``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hidet_dist.calibration.samples import (
+    ROWS,
+    CollectiveSample,
+    KernelCalls,
+    ProbeSample,
+    load_kernels,
+    save_samples,
+)
+from hidet_dist.runtime import native, openblas, session
+from hidet_dist.runtime.communicator import Communicator
+from hidet_dist.runtime.partition import LoadedPartition, load_partition
+
+_FLOAT32, _SUM = native.dtype_code("float32"), native.reduce_op_code("sum")
+_ITEM_BYTES = 4
+_SHORT_SECONDS = 2e-4  # what is shorter is timed several times at once
+_KERNEL = "hidet_launch_0"  # hidet's name of what a kernel's library exports
+_PRIME = 7919  # a stride that shares no factor with the rows of a table
+_SHORT_BYTES, _BATCH = 2**16, 8  # collectives up to this size are timed so many at a time: a clock has its own cost
+
+# malloc.h: all memory from the heap, of which nothing goes back to the system.
+_M_MMAP_MAX, _M_TRIM_THRESHOLD = -4, -1
+
+
+def main(settings_file: str) -> None:
+    """Measure, and write down what was measured."""
+    settings = json.loads(Path(settings_file).read_text(encoding="utf-8"))
+    folder = Path(settings["folder"])
+    keep_memory()
+    communicator = session.communicator_for(tuple(settings["mesh_shape"]))
+    collectives = [
+        CollectiveSample(kind, tuple(axes), nbytes, seconds)
+        for axes in settings["groups"]
+        for kind in settings["kinds"]
+        for nbytes, seconds in _collective(communicator, kind, axes, settings["sizes"], settings["repeats"])
+    ]
+    probes = []
+    for name in settings["probes"]:
+        with load_partition(folder / name) as model:
+            probes.append(ProbeSample(name, _probe(communicator, model, settings["repeats"])))
+    openblas.load_openblas()
+    probes += [
+        ProbeSample(probe.title, _kernels(communicator, probe, settings["repeats"]))
+        for probe in load_kernels(folder / "kernels.json")
+    ]
+    save_samples(folder / f"rank{communicator.rank}.json", collectives, probes)
+
+
+def keep_memory() -> None:
+    """Have outputs lie in memory that was used before, as within a program: fresh pages cost as much as the work."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+def _collective(
+    communicator: Communicator, kind: str, axes: list[int], sizes: list[int], repeats: int
+) -> list[tuple[int, float]]:
+    """The bytes that each size was rounded up to, and the median seconds."""
+    group = sum(1 << axis for axis in axes)
+    ranks = 1
+    for axis in axes:
+        ranks *= communicator.mesh_shape[axis]
+    found = []
+    for size in sizes:
+        count = -(-size // (_ITEM_BYTES * ranks**2)) * ranks**2
+        call = _call(kind, count, ranks, group)
+        batch = _BATCH if size <= _SHORT_BYTES else 1
+
+        def run(call: Callable[[], int] = call, batch: int = batch) -> None:
+            for _ in range(batch):
+                call()
+
+        found.append((count * _ITEM_BYTES, _median(communicator, run, repeats) / batch))
+    return found
+
+
+def _call(kind: str, count: int, ranks: int, group: int) -> Callable[[], int]:
+    """A collective over ``ranks`` ranks on a float32 tensor that has ``count`` elements when it is whole."""
+    part = count // ranks
+    sends = {"all_gather": part, "reduce_scatter": count, "all_reduce": count, "all_to_all": part}[kind]
+    receives = {"all_gather": count, "reduce_scatter": part, "all_reduce": count, "all_to_all": part}[kind]
+    send, receive = np.ones(sends, np.float32), np.ones(receives, np.float32)
+
+    def call() -> int:
+        addresses = send.ctypes.data, receive.ctypes.data
+        if kind == "all_gather":
+            return native.all_gather(*addresses, part, _FLOAT32, group)
+        if kind == "reduce_scatter":
+            return native.reduce_scatter(*addresses, part, _FLOAT32, _SUM, group)
+        if kind == "all_reduce":
+            return native.all_reduce(*addresses, count, _FLOAT32, _SUM, group)
+        return native.all_to_all(*addresses, part // ranks, _FLOAT32, group)
+
+    return call
+
+
+def _probe(communicator: Communicator, model: LoadedPartition, repeats: int) -> float:
+    inputs = [np.ones([int(extent) for extent in x.shape], x.dtype) for x in model.stage.inputs]
+    return _median(communicator, lambda: model.run(inputs), repeats)
+
+
+def _kernels(communicator: Communicator, probe: KernelCalls, repeats: int) -> float:
+    """The seconds of a probe's kernels: more than once in a row where they are short."""
+    buffers = [_filled(nbytes, dtype) for nbytes, dtype in probe.buffers]
+    calls = []
+    for file, places in probe.calls:
+        kernel = getattr(ctypes.CDLL(file), _KERNEL)
+        calls.append((kernel, [ctypes.c_void_p(buffers[place].ctypes.data) for place in places]))
+
+    def run() -> None:
+        for kernel, pointers in calls:
+            kernel(*pointers)
+
+    once = _median(communicator, run, 1)
+    batch = max(1, math.ceil(_SHORT_SECONDS / once))
+
+    def several() -> None:
+        for _ in range(batch):
+            run()
+
+    return _median(communicator, several, repeats) / batch
+
+
+def _filled(nbytes: int, dtype: str) -> np.ndarray:
+    """A buffer of ones; of integers, of rows all over the table that is looked up."""
+    if dtype.startswith("int"):
+        count = nbytes // np.dtype(dtype).itemsize
+        return (np.arange(count) * _PRIME % ROWS).astype(dtype)
+    return np.ones(nbytes // _ITEM_BYTES, np.float32)
+
+
+def _median(communicator: Communicator, run: Callable[[], Any], repeats: int) -> float:
+    """The median seconds of ``run``, which all ranks start together; a first run does not count."""
+    times = []
+    for _ in range(repeats + 1):
+        _meet(communicator)
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+        communicator.check()
+    return statistics.median(times[1:])
+
+
+def _meet(communicator: Communicator) -> None:
+    """Wait for all ranks."""
+    communicator.bind()
+    everyone = (1 << len(communicator.mesh_shape)) - 1
+    word = np.ones(1, np.float32)
+    native.all_reduce(word.ctypes.data, word.ctypes.data, 1, _FLOAT32, _SUM, everyone)
+    communicator.check()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,44 @@
+"""Tests of values that come from users and files, and how such values are shown in errors. Nothing here raises."""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Sequence
+from typing import Any, TypeGuard
+
+_BRIEF = reprlib.Repr()
+_BRIEF.maxstring = _BRIEF.maxother = 200
+_BRIEF.maxlong = 60
+_BRIEF.maxtuple = _BRIEF.maxlist = _BRIEF.maxdict = 20
+
+
+def shown(value: Any) -> str:
+    """The text of a value of any type and size for an error message: short, on one line, and never an error itself."""
+    try:
+        text = " ".join(_BRIEF.repr(value).split())
+        return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    except Exception:  # whatever a foreign __repr__ raises; integers of more than 4300 digits have no text
+        return f"a value of type {type(value).__name__}"
+
+
+def is_whole(value: Any, least: int | None = None, most: int | None = None) -> bool:
+    """Whether a value is an int, and no bool, between two bounds, both included."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return False
+    return (least is None or value >= least) and (most is None or value <= most)
+
+
+def is_finite(value: Any) -> bool:
+    """Whether a value is an int or a float, and no bool, that a finite float can be made of."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int beyond the largest float
+        return False
+
+
+def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
+    """Whether a value is a sequence of values, which texts and bytes are not taken for."""
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)

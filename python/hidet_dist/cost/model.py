@@ -1,0 +1,171 @@
+"""What the parts of a plan cost: the search adds these figures up, whoever says them.
+
+Element-wise operators that hidet runs in a neighbour's kernel (see :mod:`hidet_dist.cost.fusion`) cost no launch, and
+no pass over the tensor that passes between the two: what the operator moves beside it, and its arithmetic, is added to
+the neighbour's roofline. Where a conversion or a reduce function stands between the two, there are two kernels after
+all, and *splitting* them costs a launch and a pass: the tensor is written and read once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from hidet.graph import Operator
+
+from hidet_dist.cost.fusion import Fused, fused_operators
+from hidet_dist.cost.work import MEASURED_DTYPE, work_of
+from hidet_dist.machine import Cluster
+from hidet_dist.reshard import Conversion, Element, cheapest_conversion, conversion_seconds, reduce_seconds
+from hidet_dist.rules.rule import Choice
+from hidet_dist.spec import DeviceMesh, ReduceFn, TensorShardSpec
+from hidet_dist.view import GraphView
+
+
+class CostModel(Protocol):
+    """The cost of each part of a plan, in seconds. Shapes are those of whole tensors, in elements."""
+
+    def fused(self, view: GraphView) -> Mapping[int, Fused]:
+        """The operators that run in the kernel of a neighbour, by number; none where fusion has no part in the cost."""
+        ...
+
+    def operator(self, op: Operator, choice: Choice) -> float:
+        """The local operator with a kernel of its own, without its reduce functions."""
+        ...
+
+    def absorbed(self, op: Operator, choice: Choice, nbytes: int) -> float:
+        """The local operator in the kernel of a neighbour, to which ``nbytes`` pass without touching memory."""
+        ...
+
+    def split(self, nbytes: int) -> float:
+        """What it costs more if such an operator needs a kernel of its own."""
+        ...
+
+    def reduce(self, shape: Sequence[int], dtype: Element, partial: TensorShardSpec, fns: Sequence[ReduceFn]) -> float:
+        """The reduce functions of a partial output that lies as ``partial`` says."""
+        ...
+
+    def conversion(
+        self, shape: Sequence[int], dtype: Element, source: TensorShardSpec, target: TensorShardSpec
+    ) -> Conversion:
+        """The conversion of a tensor from one spec to another."""
+        ...
+
+    def conversions(
+        self, shape: Sequence[int], dtype: Element, specs: Sequence[TensorShardSpec]
+    ) -> tuple[tuple[float, ...], ...]:
+        """The seconds of each conversion, sources by targets; as :meth:`conversion` says of each pair."""
+        ...
+
+
+class PredictedCost:
+    """Seconds as predicted for a described machine: a roofline of each operator, rings for collectives."""
+
+    def __init__(self, cluster: Cluster):
+        self.cluster = cluster
+
+    def fused(self, view: GraphView) -> Mapping[int, Fused]:
+        """The operators that run in the kernel of a neighbour."""
+        return fused_operators(view, library_products="matmul" in self.cluster.device.kernels)
+
+    def operator(self, op: Operator, choice: Choice) -> float:
+        """The local operator with a kernel of its own, without its reduce functions."""
+        moved = choice.read_bytes + choice.written_bytes
+        if not moved:
+            return 0.0
+        measured = self._measured(op, choice)
+        if measured is not None:
+            return self.cluster.device.launch_seconds + measured
+        return self.cluster.device.operator_seconds(choice.operations, moved, op.outputs[0].dtype.name)
+
+    def absorbed(self, op: Operator, choice: Choice, nbytes: int) -> float:
+        """The local operator in the kernel of a neighbour, to which ``nbytes`` pass without touching memory.
+
+        The tensor in between is written by the one and read by the other operator only if they are split: both times
+        are left out of what is moved.
+        """
+        moved = choice.read_bytes + choice.written_bytes
+        if not moved:
+            return 0.0
+        measured = self._measured(op, choice, nbytes)
+        if measured is not None:
+            return measured
+        device = self.cluster.device
+        rest = max(0, moved - 2 * nbytes)
+        seconds = device.operator_seconds(choice.operations, rest, op.outputs[0].dtype.name)
+        return max(0.0, seconds - device.launch_seconds)
+
+    def _measured(self, op: Operator, choice: Choice, passing_bytes: int | None = None) -> float | None:
+        """Seconds of a kernel as it was measured, without its launch; None where none of its class was."""
+        device = self.cluster.device
+        if not device.kernels or op.outputs[0].dtype.name != MEASURED_DTYPE:
+            return None
+        return device.kernel_seconds(work_of(op, choice, self.cluster.mesh, passing_bytes))
+
+    def split(self, nbytes: int) -> float:
+        """What it costs more if such an operator needs a kernel of its own: a launch and a pass."""
+        return self.cluster.copy_seconds(nbytes)
+
+    def reduce(self, shape: Sequence[int], dtype: Element, partial: TensorShardSpec, fns: Sequence[ReduceFn]) -> float:
+        """The reduce functions of a partial output that lies as ``partial`` says."""
+        return reduce_seconds(shape, dtype, partial, fns, self.cluster)
+
+    def conversion(
+        self, shape: Sequence[int], dtype: Element, source: TensorShardSpec, target: TensorShardSpec
+    ) -> Conversion:
+        """The conversion of a tensor from one spec to another."""
+        return cheapest_conversion(shape, dtype, source, target, self.cluster)
+
+    def conversions(
+        self, shape: Sequence[int], dtype: Element, specs: Sequence[TensorShardSpec]
+    ) -> tuple[tuple[float, ...], ...]:
+        """The seconds of each conversion, sources by targets; as :meth:`conversion` says of each pair."""
+        return conversion_seconds(shape, dtype, specs, specs, self.cluster)
+
+
+def reduction_seconds(model: CostModel, op: Operator, choice: Choice) -> float:
+    """Seconds of the reduce functions of an operator."""
+    seconds = 0.0
+    for o, fns in enumerate(choice.spec.reduce_fns):
+        if fns:
+            y = op.outputs[o]
+            shape = tuple(int(size) for size in y.shape)
+            seconds += model.reduce(shape, y.dtype, choice.spec.partial_spec(o), fns)
+    return seconds
+
+
+def compute_seconds(
+    model: CostModel, view: GraphView, number: int, choice: Choice, fused: Fused | None, mesh: DeviceMesh
+) -> float:
+    """Seconds of an operator's own work, in the kernel of its neighbour where it is one of the ``fused``."""
+    op = view.operators[number]
+    if fused is None:
+        return model.operator(op, choice)
+    tensors, specs = (op.outputs, choice.spec.out_specs) if fused.prologue else (op.inputs, choice.spec.in_specs)
+    nbytes = next(
+        spec.local_nbytes(view.shape(fused.tensor), view.itemsize(fused.tensor), mesh)
+        for x, spec in zip(tensors, specs, strict=True)
+        if view.names[x] == fused.tensor
+    )
+    return model.absorbed(op, choice, nbytes)
+
+
+def split_seconds(
+    model: CostModel,
+    shape: Sequence[int],
+    itemsize: int,
+    fused: Fused,
+    lies: tuple[TensorShardSpec, bool],
+    wanted: TensorShardSpec,
+    mesh: DeviceMesh,
+) -> float:
+    """Seconds for splitting two operators, if they must be: the tensor between them is reduced or converted.
+
+    ``lies`` is the spec that the tensor is made in, and whether it is reduced. Paid once for each spec it is ``wanted``
+    in.
+    """
+    spec, reduced = lies
+    if not reduced and spec == wanted:
+        return 0.0
+    between = spec if fused.prologue else wanted
+    return model.split(between.local_nbytes(shape, itemsize, mesh))

@@ -1,0 +1,227 @@
+"""Writing an artifact folder: beside its place, then renamed, so that an interrupted build leaves nothing to load."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+
+import hidet
+import torch
+from hidet.graph import Operator, Tensor
+
+from hidet_dist.artifacts.manifest import NAME, Launch, Manifest, StageManifest, TensorSignature, holds_artifacts
+from hidet_dist.checks import shown
+from hidet_dist.compile import CompiledProgram
+from hidet_dist.compile.target import CPU, Target
+from hidet_dist.errors import ArtifactError, ConfigError
+from hidet_dist.files import exchange, sha256, write_text
+from hidet_dist.limits import MOST_NAME_BYTES
+from hidet_dist.partitioning import Program
+from hidet_dist.partitioning.operators import CommunicationOp
+from hidet_dist.partitioning.program import COORDINATE
+from hidet_dist.runtime import native
+from hidet_dist.runtime.memory import ALIGNMENT
+from hidet_dist.spec import Plan, TensorPlan
+from hidet_dist.spec.extents import extents_of
+from hidet_dist.weights import Layout, shard_blocks, write_safetensors
+
+
+def check_destination(out_dir: str | Path, recompile: bool) -> Path:
+    """Refuse a place that artifacts must not or cannot be written to, before work starts; return where they go.
+
+    That is the path without links, so that a link to a folder stays one when the folder is replaced.
+
+    Raises
+    ------
+    ConfigError
+        When ``out_dir`` is no path.
+    ArtifactError
+        When ``out_dir`` is a file, or a folder that is neither empty nor artifacts, unless ``recompile``; when its name
+        is none or too long, or no folder can be made beside it.
+    """
+    if not isinstance(out_dir, str | Path):
+        raise ConfigError(f"out_dir must be the path of a folder; got {shown(out_dir)}.")
+    try:
+        name_bytes = len(os.fsencode(os.path.basename(out_dir)))
+        place = Path(os.path.realpath(out_dir))
+    except (OSError, ValueError) as error:  # such as a null byte
+        raise ArtifactError(f"out_dir {shown(str(out_dir))} is no path: {error}.") from error
+    if os.path.basename(str(out_dir).rstrip("/")) in ("", ".", ".."):
+        raise ArtifactError(f"out_dir must end in the name of a folder to make or replace; got {shown(str(out_dir))}.")
+    if max(name_bytes, len(os.fsencode(place.name))) > MOST_NAME_BYTES:
+        raise ArtifactError(
+            f"The name of out_dir has more than {MOST_NAME_BYTES} bytes: {shown(place.name)}. Name a shorter one."
+        )
+    try:
+        if os.path.lexists(place) and not place.is_dir():
+            raise ArtifactError(f"{out_dir} is not a folder; name another out_dir.")
+        if not recompile and place.is_dir() and any(place.iterdir()) and not holds_artifacts(place):
+            raise ArtifactError(
+                f"{out_dir} is not empty and holds no artifacts of hidet_dist; name another out_dir, or set "
+                "optimization_config['recompile'] to move its content aside."
+            )
+        there = place.parent
+        while not there.exists() and there != there.parent:
+            there = there.parent
+        os.rmdir(tempfile.mkdtemp(dir=there, prefix=f".{place.name}.partial-"))
+    except OSError as error:
+        raise ArtifactError(
+            f"No artifacts can be written to {shown(str(out_dir))}: {error.strerror}. Name another out_dir."
+        ) from error
+    return place
+
+
+@contextmanager
+def replacing(out_dir: Path) -> Iterator[Path]:
+    """A fresh folder beside ``out_dir`` that takes its place when the block ends well, and is removed when it does not.
+
+    Old artifacts are removed; any other content is kept, as ``<out_dir>.before-<n>``. Where the file system can
+    exchange folders, there are artifacts at ``out_dir`` at any time, the old ones or the new.
+
+    Raises
+    ------
+    ArtifactError
+        When a file cannot be written, such as when the disk is full.
+    """
+    try:
+        out_dir.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(dir=out_dir.parent, prefix=f".{out_dir.name}.partial-"))
+        try:
+            yield staging
+            staging.chmod(0o755)
+            own = holds_artifacts(out_dir)
+            if own and exchange(staging, out_dir):
+                return  # what is removed below is what was there
+            aside = _free_name(out_dir)
+            removable = own or (out_dir.exists() and not any(out_dir.iterdir()))
+            if out_dir.exists():
+                os.rename(out_dir, aside)
+            os.rename(staging, out_dir)
+            if removable:
+                shutil.rmtree(aside)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    except OSError as error:
+        raise ArtifactError(f"The artifacts cannot be written to {out_dir}: {error}.") from error
+
+
+def _free_name(out_dir: Path) -> Path:
+    number = 0
+    while (name := out_dir.with_name(f"{out_dir.name}.before-{number}")).exists():
+        number += 1
+    return name
+
+
+def _check_room(folder: Path, program: Program) -> None:
+    """Raise ArtifactError where the disk has too little room for the shards of all ranks."""
+    shard = sum(weight.local_nbytes(program.mesh) for weight in program.weights)
+    needed, free = shard * program.mesh.size, shutil.disk_usage(folder).free
+    if needed > free:
+        raise ArtifactError(
+            f"The weights of {program.mesh.size} ranks take {needed} bytes, and the disk of {folder} has {free} left. "
+            "Free some, or name an out_dir on another disk."
+        )
+
+
+def write_artifacts(
+    folder: Path, plan: Plan, program: Program, compiled: CompiledProgram, target: Target = CPU
+) -> Manifest:
+    """Write everything into an empty folder, the manifest last.
+
+    Raises
+    ------
+    ArtifactError
+        When there is no room for the weights.
+    """
+    _check_room(folder, program)
+    stage_dir = folder / "stage0"
+    (stage_dir / "kernels").mkdir(parents=True)
+    plan.save(folder / "plan.json")
+    # Without the times of the machine that searched: the same input gives the same bytes.
+    report = None if plan.report is None else plan.report.without_times()
+    write_text(folder / "explain.json", replace(plan, report=report).explain().to_json())
+
+    def signature(tensor: TensorPlan, local: Tensor) -> TensorSignature:
+        shape = tuple(extent if isinstance(extent, int) else str(extent) for extent in extents_of(local))
+        return TensorSignature(tensor.dtype, shape, tensor.written or tensor.shape, str(tensor.spec))
+
+    stage = StageManifest(
+        "stage0",
+        program.mesh.shape,
+        program.mesh.axis_names,
+        tuple(map(signature, program.inputs, program.graph.inputs)),
+        tuple(map(signature, program.outputs, program.graph.outputs)),
+        tuple(compiled.kernel_names),
+        tuple(compiled.data),
+        tuple(compiled.constants),
+        tuple(map(_launch, compiled.graph.nodes, compiled.kernel_of_node)),
+        compiled.libraries,
+        program.symbols,
+        program.local_symbols,
+        tuple(compiled.candidates),
+        compiled.workspace_bytes,
+        sum(_nbytes(x) for name, x in program.weight_placeholders.items() if name in compiled.data),
+        target.cuda_graph,
+        tuple(compiled.cublas),
+    )
+    shutil.copyfile(compiled.launcher, folder / stage.launcher_file)
+    for number, kernel in enumerate(compiled.kernels):
+        shutil.copyfile(kernel, folder / stage.kernel_file(number))
+    if compiled.constants:
+        constants = {name: c.torch().contiguous() for name, c in compiled.constants.items()}
+        layouts = {name: Layout(c.dtype.name, tuple(c.shape)) for name, c in compiled.constants.items()}
+        write_safetensors(folder / stage.constants_file, layouts, lambda name: [constants[name]], ALIGNMENT)
+    for rank in range(program.mesh.size):
+        _write_rank(folder / stage.weights_file(rank), program, rank, compiled.data)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = {path.relative_to(folder).as_posix(): (path.stat().st_size, sha256(path)) for path in paths}
+    assert NAME not in files
+    manifest = Manifest(
+        version("hidet_dist"),
+        hidet.__version__,
+        native.ABI_VERSION,
+        target.kind,
+        target.arch,
+        None if target.gpu is None else target.gpu.name,
+        target.cpu_features,
+        program.mesh.size,
+        (stage,),
+        files,
+    )
+    manifest.save(folder)
+    return manifest
+
+
+def _launch(node: Operator, kernel: int) -> Launch:
+    outputs = (f"{y.dtype.name}[{', '.join(map(str, extents_of(y)))}]" for y in node.outputs)
+    return Launch(kernel, ", ".join(outputs), node.description if isinstance(node, CommunicationOp) else "")
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return math.prod(int(size) for size in tensor.shape) * int(tensor.dtype.nbytes)
+
+
+def _write_rank(path: Path, program: Program, rank: int, names: Sequence[str]) -> None:
+    """Write a rank's shards block by block, so that memory is taken neither for all ranks nor for one."""
+    coordinate = program.mesh.coordinate(rank)
+    weights = {weight.name: weight for weight in program.weights if weight.name in names}
+    layouts = {
+        name: Layout(weight.dtype, weight.spec.local_shape(weight.shape, program.mesh))
+        for name, weight in weights.items()
+    }
+    if COORDINATE in names:
+        layouts[COORDINATE] = Layout("int32", (len(coordinate),))
+
+    def blocks(name: str) -> Iterable[torch.Tensor]:
+        if name == COORDINATE:
+            return [torch.tensor(coordinate, dtype=torch.int32)]
+        return shard_blocks(program.sources[name], weights[name], program.mesh, coordinate)
+
+    write_safetensors(path, layouts, blocks, ALIGNMENT)

@@ -1,0 +1,39 @@
+"""The bounds on what is accepted from outside, each with its reason. They are checked before anything is read or made.
+
+Sizes are bytes. A value beyond a bound is refused with an error that states the bound.
+"""
+
+from __future__ import annotations
+
+MOST_DEVICES = 2**14
+"""Devices of a mesh: a build writes a file for each of them, and one program's ranks are all connected to one store."""
+
+MOST_MANIFEST_BYTES = 2**26
+"""A manifest has about 200 bytes a kernel launch and 150 a file; that of 16384 ranks and 100,000 launches fits."""
+
+MOST_PLAN_BYTES = 2**28
+"""A plan has about 300 bytes an operator, and its report a few times that; a model of a hundred layers has 10,000."""
+
+MOST_INDEX_BYTES = 2**28
+"""An index of safetensors files has about 120 bytes a tensor; there are none of more than a few 100,000 tensors."""
+
+MOST_HEADER_BYTES = 100_000_000
+"""The header of a safetensors file: the bound of the safetensors library itself."""
+
+MOST_MACHINE_BYTES = 2**20
+"""A machine file has a few kilobytes: one device, and a link for each mesh axis."""
+
+MOST_SOLVER_THREADS = 1024
+"""Threads of the solver: more than any host has processors to run them on."""
+
+MOST_SECONDS = 1e9
+"""A time limit, about 32 years: solvers take one as seconds in double precision, some as an int of 32 bits."""
+
+MOST_BYTES = 2**63 - 1
+"""An amount of memory: what an int64 holds, as which solvers and the runtime compute with it."""
+
+MOST_NAME_BYTES = 200
+"""The last part of an out_dir: Linux's file systems take 255 bytes, and folders beside it have longer names."""
+
+MOST_CANDIDATES = 2**16
+"""Candidates of one kernel: hidet's largest search spaces have a few thousand."""

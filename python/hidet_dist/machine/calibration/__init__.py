@@ -1,5 +1,0 @@
-"""Calibration: measuring the running machine, with the processes, transports and kernels that serve on it."""
-
-from hidet_dist.machine.calibration.measuring import Calibration, calibrate
-
-__all__ = ["Calibration", "calibrate"]

@@ -1,0 +1,197 @@
+"""The cheapest steps between two specs: a shortest path over all the ways in which a tensor can lie on the mesh."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hidet_dist.errors import SpecError
+from hidet_dist.machine import Cluster
+from hidet_dist.reshard.cost import Element, itemsize, step_seconds
+from hidet_dist.reshard.steps import Step, moves
+from hidet_dist.spec.partial import Layout, PartialSpec, partial_axes, split_of
+
+# Paths are compared in whole ticks of 2**-100 s, which hold the 53 bits of any float from 1e-14 s up: sums of them are
+# exact, whatever their order, so that equal costs are equal and ties are broken as defined.
+_TICKS_LOG2 = 100
+
+# A tensor of five dims has 316 layouts over three mesh axes, 2721 over four and 25946 over five. On meshes of more axes
+# than this a path may use only those that its two ends use.
+_DETOUR_AXES = 4
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """The steps from one layout to another, and their predicted time in seconds."""
+
+    source: Layout
+    target: Layout
+    steps: tuple[Step, ...]
+    seconds: float
+
+    def __str__(self) -> str:
+        steps = "; ".join(map(str, self.steps)) or "nothing"
+        return f"{self.source} -> {self.target}: {steps}, {self.seconds * 1e6:.1f} µs"
+
+
+def cheapest_conversion(
+    shape: Sequence[int], dtype: Element, source: Layout, target: Layout, cluster: Cluster
+) -> Conversion:
+    """The cheapest steps that convert a tensor of ``shape`` (whole, in elements) from ``source`` to ``target``.
+
+    Dijkstra's algorithm over the layouts that fit the shape; :func:`hidet_dist.reshard.moves` says which steps there
+    are, :func:`hidet_dist.reshard.step_seconds` what each costs. Of paths of equal cost the one of fewest steps is
+    taken, and of these the one that is found first in the order of ``moves``. On a mesh of more than four axes the path
+    uses only those axes that the source or the target does; on others it may take detours over any.
+
+    Raises
+    ------
+    SpecError
+        When a spec does not fit the shape or the mesh, or the target is partial where the source is not.
+    """
+    ways = _checked(shape, dtype, (source,), (target,), cluster)
+    return Conversion(source, target, *ways(source, target).tree(source).path(target))
+
+
+def conversion_seconds(
+    shape: Sequence[int],
+    dtype: Element,
+    sources: Sequence[Layout],
+    targets: Sequence[Layout],
+    cluster: Cluster,
+) -> tuple[tuple[float, ...], ...]:
+    """The seconds of :func:`cheapest_conversion`, from each source (rows) to each target (columns).
+
+    Raises SpecError as it does.
+    """
+    ways = _checked(shape, dtype, sources, targets, cluster)
+    return tuple(tuple(ways(source, target).tree(source).seconds(target) for target in targets) for source in sources)
+
+
+def _checked(
+    shape: Sequence[int],
+    dtype: Element,
+    sources: Sequence[Layout],
+    targets: Sequence[Layout],
+    cluster: Cluster,
+) -> Callable[[Layout, Layout], _Ways]:
+    for layout in dict.fromkeys((*sources, *targets)):
+        layout.validate(shape, cluster.mesh, padded=True)
+    for target in targets:
+        if not isinstance(target, PartialSpec):
+            continue
+        for source in sources:
+            if not set(target.mesh_axes) <= set(partial_axes(source)) or getattr(source, "op", "") != target.op:
+                raise SpecError(f"A tensor that lies as {source} cannot become {target}: it is not so partial.")
+    every = tuple(range(cluster.mesh.ndim))
+    find = functools.partial(_ways, tuple(shape), itemsize(dtype), cluster)
+    if len(every) <= _DETOUR_AXES:
+        ways = find(every)
+        return lambda source, target: ways
+    return lambda source, target: find(tuple(axis for axis in every if axis in _axes(source) | _axes(target)))
+
+
+def _axes(layout: Layout) -> set[int]:
+    return {*split_of(layout).mesh_axes, *partial_axes(layout)}
+
+
+@functools.lru_cache(maxsize=64)
+def _ways(shape: tuple[int, ...], element_bytes: int, cluster: Cluster, usable: tuple[int, ...]) -> _Ways:
+    return _Ways(shape, element_bytes, cluster, usable)
+
+
+class _Ways:
+    """The layouts of a tensor as a graph, laid out as far as it was asked for: node numbers, and steps with prices."""
+
+    def __init__(self, shape: tuple[int, ...], element_bytes: int, cluster: Cluster, usable: tuple[int, ...]):
+        self._usable = usable
+        self._shape = shape
+        self._element_bytes = element_bytes
+        self._cluster = cluster
+        self._layouts: list[Layout] = []
+        self._numbers: dict[Layout, int] = {}
+        self._out: dict[int, list[tuple[int, int, Step]]] = {}
+        self._trees: dict[int, _Tree] = {}
+
+    def number(self, layout: Layout) -> int:
+        """The layout's node."""
+        number = self._numbers.setdefault(layout, len(self._layouts))
+        if number == len(self._layouts):
+            self._layouts.append(layout)
+        return number
+
+    def out(self, node: int) -> list[tuple[int, int, Step]]:
+        """From a node: where each step leads, its ticks with one step counted behind them, and the step."""
+        if node not in self._out:
+            before = self._layouts[node]
+            self._out[node] = [
+                (
+                    self.number(after),
+                    _price(step_seconds(step, before, after, self._shape, self._element_bytes, self._cluster)),
+                    step,
+                )
+                for step, after in moves(before, self._shape, self._cluster.mesh, self._usable)
+            ]
+        return self._out[node]
+
+    def tree(self, source: Layout) -> _Tree:
+        """The cheapest paths from a layout."""
+        number = self.number(source)
+        if number not in self._trees:
+            self._trees[number] = _Tree(self, number)
+        return self._trees[number]
+
+
+# A price is ticks and, as its last digits, the number of steps, so that comparing prices compares both.
+_STEPS = 2**16
+
+
+def _price(seconds: float) -> int:
+    return int(math.ldexp(seconds, _TICKS_LOG2)) * _STEPS + 1
+
+
+class _Tree:
+    """The cheapest paths from one layout (E. W. Dijkstra, Numerische Mathematik 1, 1959), found as far as needed."""
+
+    def __init__(self, ways: _Ways, source: int):
+        self._ways = ways
+        self._price = {source: 0}
+        self._came: dict[int, tuple[int, Step]] = {}
+        self._settled: set[int] = set()
+        # The second entry, the order in which they were found, decides between equal prices.
+        self._queue = [(0, 0, source)]
+        self._found = 1
+
+    def seconds(self, target: Layout) -> float:
+        """What the cheapest path to a layout costs. There is one, as each spec is reached by gathering and slicing."""
+        return (self._reach(target) // _STEPS) / 2**_TICKS_LOG2
+
+    def path(self, target: Layout) -> tuple[tuple[Step, ...], float]:
+        """The steps of the cheapest path to a layout, and its seconds."""
+        seconds = self.seconds(target)
+        steps: list[Step] = []
+        node = self._ways.number(target)
+        while node in self._came:
+            node, step = self._came[node]
+            steps.insert(0, step)
+        return tuple(steps), seconds
+
+    def _reach(self, target: Layout) -> int:
+        goal = self._ways.number(target)
+        price, came, queue = self._price, self._came, self._queue
+        while goal not in self._settled:
+            so_far, _, node = heapq.heappop(queue)
+            if node in self._settled:
+                continue
+            self._settled.add(node)
+            for after, more, step in self._ways.out(node):
+                total = so_far + more
+                if after not in price or total < price[after]:
+                    price[after] = total
+                    came[after] = (node, step)
+                    heapq.heappush(queue, (total, self._found, after))
+                    self._found += 1
+        return price[goal]

@@ -1,0 +1,98 @@
+"""The functions that compiled kernels call, for Python: they act on the calling thread's current communicator.
+
+Buffers are addresses, counts are in elements, and a group is a bit mask of mesh axes; see collectives.h and overlap.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from hidet_dist.runtime.native.library import library
+from hidet_dist.runtime.native.signatures import Blocks
+
+
+def all_reduce(send: int, recv: int, count: int, dtype: int, reduce_op: int, group: int) -> int:
+    """All-reduce ``count`` elements at address ``send`` into ``recv``; the status code is returned."""
+    return int(library().hidet_dist_all_reduce(send, recv, count, dtype, reduce_op, group))
+
+
+def all_gather(send: int, recv: int, send_count: int, dtype: int, group: int) -> int:
+    """Gather every rank's ``send_count`` elements at ``send`` into ``recv``; the status code is returned."""
+    return int(library().hidet_dist_all_gather(send, recv, send_count, dtype, group))
+
+
+def reduce_scatter(send: int, recv: int, recv_count: int, dtype: int, reduce_op: int, group: int) -> int:
+    """Reduce the elements at ``send``, leaving this rank's ``recv_count`` in ``recv``; the status code is returned."""
+    return int(library().hidet_dist_reduce_scatter(send, recv, recv_count, dtype, reduce_op, group))
+
+
+def all_to_all(send: int, recv: int, count: int, dtype: int, group: int) -> int:
+    """Send each rank of the group its ``count`` elements at ``send``, get as many; the status code is returned."""
+    return int(library().hidet_dist_all_to_all(send, recv, count, dtype, group))
+
+
+def all_gather_blocks(send: int, recv: int, received: Blocks, dtype: int, group: int) -> int:
+    """Gather every rank's elements at ``send`` into its block of ``recv``; the status code is returned."""
+    return int(library().hidet_dist_all_gather_blocks(send, recv, ctypes.byref(received), dtype, group))
+
+
+def reduce_scatter_blocks(send: int, recv: int, sent: Blocks, dtype: int, reduce_op: int, group: int) -> int:
+    """Reduce the blocks of ``send``, leaving this rank's in ``recv``; the status code is returned."""
+    return int(library().hidet_dist_reduce_scatter_blocks(send, recv, ctypes.byref(sent), dtype, reduce_op, group))
+
+
+def all_to_all_blocks(
+    send: int, sent: Blocks | None, recv: int, received: Blocks | None, dtype: int, group: int
+) -> int:
+    """Send each rank of the group its block of ``send``, get one from each; the status code is returned.
+
+    ``None`` stands for blocks one behind the other.
+    """
+    return int(library().hidet_dist_all_to_all_blocks(send, sent, recv, received, dtype, group))
+
+
+def broadcast(send: int, recv: int, count: int, dtype: int, root: int, group: int) -> int:
+    """Get ``count`` elements at ``send`` of the rank in place ``root`` of the group; the status code is returned."""
+    return int(library().hidet_dist_broadcast(send, recv, count, dtype, root, group))
+
+
+def send(send: int, count: int, dtype: int, to: int, group: int) -> int:
+    """Send ``count`` elements to the rank in place ``to`` of the group; the status code is returned."""
+    return int(library().hidet_dist_send(send, count, dtype, to, group))
+
+
+def recv(recv: int, count: int, dtype: int, from_: int, group: int) -> int:
+    """Receive ``count`` elements from the rank in place ``from_`` of the group; the status code is returned."""
+    return int(library().hidet_dist_recv(recv, count, dtype, from_, group))
+
+
+def send_recv(
+    send: int, send_count: int, to: int, recv: int, recv_count: int, from_: int, dtype: int, group: int
+) -> int:
+    """Send to one place of the group, or ``NOBODY``, and receive from another at once; the status code is returned."""
+    return int(library().hidet_dist_send_recv(send, send_count, to, recv, recv_count, from_, dtype, group))
+
+
+def group_place(group: int) -> int:
+    """The place in its group of the rank that the calling thread is bound to, or -1."""
+    return int(library().hidet_dist_group_place(group))
+
+
+def dtype_size(dtype: int) -> int:
+    """The bytes of one element of the dtype with this code, or 0."""
+    return int(library().hidet_dist_dtype_size(dtype))
+
+
+def start(recv: int) -> int:
+    """What follows, up to :func:`started`, is a collective that is only started; the status code is returned."""
+    return int(library().hidet_dist_start(recv))
+
+
+def started(recv: int) -> int:
+    """The collective that receives at ``recv`` was started; the status code is returned."""
+    return int(library().hidet_dist_started(recv))
+
+
+def wait(recv: int) -> int:
+    """Wait for the collective that receives at ``recv``; the status code is returned."""
+    return int(library().hidet_dist_wait(recv))

@@ -1,0 +1,142 @@
+"""NCCL and the CUDA driver, loaded by the native library, and its transport between CUDA devices."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from ctypes import c_int64
+
+from hidet_dist.runtime.native.codes import OK
+from hidet_dist.runtime.native.library import last_error, library
+from hidet_dist.runtime.native.signatures import NCCL, ConnectFunction, Overlap, StreamFunction, Transport
+
+_ID_BYTES = NCCL.constants["NCCL_ID_BYTES"]
+_UUID_BYTES = 16
+
+
+def load_nccl(nccl_path: str, driver_path: str) -> int:
+    """Load NCCL and the CUDA driver; NCCL's version is returned. Raises ``ValueError`` with the native message."""
+    version = int(library().hidet_dist_nccl_load(nccl_path.encode(), driver_path.encode()))
+    if version == 0:
+        raise ValueError(last_error())
+    return version
+
+
+def cuda_device_count() -> int:
+    """The number of CUDA devices. Raises ``ValueError`` with the native message, before ``load_nccl`` too."""
+    count = int(library().hidet_dist_nccl_device_count())
+    if count < 0:
+        raise ValueError(last_error())
+    return count
+
+
+def cuda_device_uuid(device: int) -> str:
+    """What tells a CUDA device from all others, in hexadecimal. Raises ``ValueError`` with the native message."""
+    uuid = ctypes.create_string_buffer(_UUID_BYTES)
+    if library().hidet_dist_nccl_device_uuid(device, uuid) != OK:
+        raise ValueError(last_error())
+    return uuid.raw.hex()
+
+
+def nccl_unique_id() -> bytes:
+    """What the ranks agree on to make a communicator of NCCL's. Raises ``ValueError`` with the native message."""
+    unique_id = ctypes.create_string_buffer(_ID_BYTES)
+    if library().hidet_dist_nccl_unique_id(unique_id) != OK:
+        raise ValueError(last_error())
+    return unique_id.raw
+
+
+class Nccl:
+    """The native transport between ranks with a CUDA device each; see nccl.h.
+
+    Parameters
+    ----------
+    mesh_shape: tuple[int, ...]
+        The mesh of all ranks.
+    rank, device: int
+        This rank of it, and its CUDA device.
+    stream: int
+        The address of a C function that returns the calling thread's current CUDA stream.
+    connect: Callable[[int], int]
+        Called with a group's mask when it is first used: makes its communicator and returns 0. Must not raise.
+    timeout_seconds: float
+        How long a rank waits for another one.
+
+    Raises ``ValueError`` where the device cannot be used.
+    """
+
+    def __init__(
+        self,
+        mesh_shape: tuple[int, ...],
+        rank: int,
+        device: int,
+        stream: int,
+        connect: Callable[[int], int],
+        timeout_seconds: float,
+    ):
+        self._mesh_shape = mesh_shape
+        self._connect = ConnectFunction(connect)
+        self._stream = StreamFunction(stream)
+        shape = (c_int64 * len(mesh_shape))(*mesh_shape)
+        self._handle = library().hidet_dist_nccl_create(
+            shape, len(mesh_shape), rank, device, self._stream, self._connect, timeout_seconds
+        )
+        if not self._handle:
+            raise ValueError(last_error())
+        self.table = Transport()
+        library().hidet_dist_nccl_table(self._handle, ctypes.byref(self.table))
+        self.overlap = Overlap()
+        library().hidet_dist_nccl_overlap(self._handle, ctypes.byref(self.overlap))
+
+    def spans(self, group: int) -> bool:
+        """Whether a group has two ranks or more."""
+        return any(group >> axis & 1 and extent > 1 for axis, extent in enumerate(self._mesh_shape))
+
+    def has(self, group: int) -> bool:
+        """Whether a group's communicator is there."""
+        return bool(library().hidet_dist_nccl_has(self._handle, group))
+
+    def await_all(self) -> None:
+        """Say on the bound communicator that this rank waits for all others, until its next collective or wait."""
+        library().hidet_dist_nccl_await(self._handle)
+
+    def begin(self, group: int, unique_id: bytes | None) -> int:
+        """Begin to make the communicator of the mesh, given its id, or of a group; the status code is returned."""
+        return int(library().hidet_dist_nccl_begin(self._handle, group, unique_id))
+
+    def progress(self) -> int:
+        """How that stands: ``OK``, ``IN_PROGRESS`` or another status code after a failure."""
+        return int(library().hidet_dist_nccl_progress(self._handle))
+
+    def warm_up(self, group: int) -> int:
+        """Exchange a few bytes over a group on ``own_stream``; the status code is returned."""
+        return int(library().hidet_dist_nccl_warm_up(self._handle, group))
+
+    @property
+    def own_stream(self) -> int:
+        """The stream of ``warm_up``."""
+        return library().hidet_dist_nccl_own_stream(self._handle) or 0
+
+    def current_stream(self) -> int:
+        """The calling thread's current stream."""
+        return self._stream() or 0
+
+    def wait(self, stream: int, seconds: float) -> int:
+        """Wait for the work on a stream: ``OK``, ``IN_PROGRESS`` after ``seconds``, or another code after a failure."""
+        return int(library().hidet_dist_nccl_wait(self._handle, stream, seconds))
+
+    @property
+    def failed_by_peer(self) -> bool:
+        """Whether something failed because of another rank."""
+        return self._handle is not None and bool(library().hidet_dist_nccl_failed_by_peer(self._handle))
+
+    def close(self) -> None:
+        """Free NCCL's communicators, or abort them after a failure."""
+        if self._handle is not None:
+            library().hidet_dist_nccl_close(self._handle)
+
+    def destroy(self) -> None:
+        """Free it. No communicator may use it any more."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            library().hidet_dist_nccl_destroy(handle)

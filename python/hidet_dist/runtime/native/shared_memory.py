@@ -1,0 +1,86 @@
+"""The native transport between ranks of one host."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+from hidet_dist.runtime.native.codes import OK
+from hidet_dist.runtime.native.library import library
+from hidet_dist.runtime.native.signatures import ConnectFunction, Transport
+
+
+class SharedMemory:
+    """The native transport between ranks of one host; see shared_memory.h.
+
+    Parameters
+    ----------
+    fallback: Transport
+        Carries out the collectives of groups, and the messages from and to ranks, that are delegated to it.
+    connect, connect_peer: Callable[[int], int]
+        Called with a group's mask, or another rank, when it is first used: attaches it or delegates it and returns 0.
+        Must not raise.
+    rank, ranks: int
+        This rank of the mesh, and their number.
+    timeout_seconds: float
+        How long a collective waits for another rank.
+    """
+
+    def __init__(
+        self,
+        fallback: Transport,
+        connect: Callable[[int], int],
+        connect_peer: Callable[[int], int],
+        rank: int,
+        ranks: int,
+        timeout_seconds: float,
+    ):
+        self._fallback = fallback
+        self._connect = ConnectFunction(connect), ConnectFunction(connect_peer)
+        self._handle = library().hidet_dist_shm_create(
+            ctypes.byref(fallback), *self._connect, rank, ranks, timeout_seconds
+        )
+        if not self._handle:
+            raise ValueError(f"no shared-memory transport with a time-out of {timeout_seconds} s")
+        self.table = Transport()
+        library().hidet_dist_shm_table(self._handle, ctypes.byref(self.table))
+
+    @staticmethod
+    def segment(ranks: int) -> int:
+        """A file descriptor of a new segment for a group of so many ranks, or -1 where the system has none."""
+        return int(library().hidet_dist_shm_segment(ranks))
+
+    def attach(self, group: int, descriptor: int, place: int, ranks: int) -> bool:
+        """Route a group through a segment, in which this rank has the place ``place``; False where it cannot be."""
+        return bool(library().hidet_dist_shm_attach(self._handle, group, descriptor, place, ranks) == OK)
+
+    def delegate(self, group: int) -> None:
+        """Route a group to the fallback."""
+        library().hidet_dist_shm_delegate(self._handle, group)
+
+    def inbox(self) -> int:
+        """A file descriptor of this rank's inbox, which is kept open, or -1 where the system has none."""
+        return int(library().hidet_dist_shm_inbox(self._handle))
+
+    def attach_peer(self, rank: int, descriptor: int) -> bool:
+        """Exchange messages with a rank through inboxes, given its own; False where that cannot be."""
+        return bool(library().hidet_dist_shm_attach_peer(self._handle, rank, descriptor) == OK)
+
+    def delegate_peer(self, rank: int) -> None:
+        """Hand messages from and to a rank to the fallback."""
+        library().hidet_dist_shm_delegate_peer(self._handle, rank)
+
+    @property
+    def failed_by_peer(self) -> bool:
+        """Whether a collective failed because of another rank."""
+        return bool(library().hidet_dist_shm_failed_by_peer(self._handle))
+
+    def close(self) -> None:
+        """Fail the collectives of other ranks that wait for this one."""
+        library().hidet_dist_shm_close(self._handle)
+
+    def destroy(self) -> None:
+        """Free it. No communicator may use it any more."""
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            library().hidet_dist_shm_destroy(handle)

@@ -1,0 +1,15 @@
+"""The soundness harness: every choice of every rule, run on random data against the whole operator."""
+
+from hidet_dist.soundness.check import Checked, Failure, check_operator, check_specs, random_inputs
+from hidet_dist.soundness.oracle import NotEvaluable, OutOfRange, evaluate
+
+__all__ = [
+    "Checked",
+    "Failure",
+    "NotEvaluable",
+    "OutOfRange",
+    "check_operator",
+    "check_specs",
+    "evaluate",
+    "random_inputs",
+]

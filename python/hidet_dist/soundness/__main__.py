@@ -1,0 +1,57 @@
+"""``python -m hidet_dist.soundness``: the harness at full size; the last line of its output is JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+
+from hidet_dist.soundness.catalog import replicate_only
+from hidet_dist.soundness.graphs import MODELS, PATTERNS
+from hidet_dist.soundness.instances import MAKERS
+from hidet_dist.soundness.work import Result, check_class, check_graph
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the harness; the exit status is 1 when a choice or a plan is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m hidet_dist.soundness", description=__doc__)
+    parser.add_argument("--instances", type=int, default=10, help="random instances of each operator class")
+    parser.add_argument("--plans", type=int, default=200, help="random plans of each model, over all meshes")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="only operator classes and graphs with this in their name")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that share the work")
+    given = parser.parse_args(arguments)
+    # The models take longest, so they come first. Patterns are smaller and need fewer plans.
+    work: list[tuple[Callable[..., Result], str | int, int]] = [
+        (check_graph, name, given.plans if name in MODELS else max(given.plans // 4, 1))
+        for name in (*MODELS, *PATTERNS)
+        if given.only in name
+    ]
+    work += [(check_class, n, given.instances) for n, cls in enumerate(MAKERS) if given.only in cls.__name__]
+    counts = {"operators": 0, "replicate_only": 0, "instances": 0, "choices": 0, "plans": 0, "failures": 0}
+    counts["replicate_only"] = len(replicate_only())
+    for result in _results(work, given.seed, given.jobs):
+        for failure in result.failures:
+            print(f"FAILURE {failure}")
+        print(result.line, flush=True)
+        for key, count in result.counts.items():
+            counts[key] += count
+        counts["failures"] += len(result.failures)
+    print(json.dumps(counts))
+    return 1 if counts["failures"] else 0
+
+
+def _results(work: Sequence[tuple[Callable[..., Result], str | int, int]], seed: int, jobs: int) -> Iterator[Result]:
+    if jobs == 1:
+        yield from (check(what, count, seed) for check, what, count in work)
+        return
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        for future in [pool.submit(check, what, count, seed) for check, what, count in work]:
+            yield future.result()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,139 @@
+"""Every operator class of hidet, and where its rule comes from.
+
+``python -m hidet_dist.soundness.catalog`` prints them, with a rule of each.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import hidet
+import numpy as np
+from hidet.graph import Operator
+
+from hidet_dist.rules.declared import DECLARED, REPLICATED, UNIMPORTABLE
+from hidet_dist.rules.rule import derive
+
+DERIVED, BY_HAND, REPLICATE_ONLY, NONE = "derived", "declared by hand", "replicate-only", "in none"
+SAMPLES = 25  # random instances to look for one that shards
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An operator class, the group that it is in, the reason where one is needed, and the rule of a sample."""
+
+    name: str
+    group: str
+    reason: str
+    sample: str = ""
+    rule: str = ""
+
+
+@lru_cache(maxsize=1)
+def operator_classes() -> tuple[str, ...]:
+    """The full names of all operator classes that can stand in a graph, read from hidet's sources.
+
+    Sources rather than imported modules: some modules cannot be imported without a GPU. A class that others derive
+    from and that nothing in hidet ever makes an instance of is an abstract base, and is left out.
+    """
+    root = Path(hidet.__file__).parent
+    bases: dict[str, set[str]] = {}
+    called: set[str] = set()
+    for path in sorted(root.rglob("*.py")):
+        module = ".".join(["hidet", *path.relative_to(root).with_suffix("").parts]).removesuffix(".__init__")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                bases[f"{module}.{node.name}"] = {_name(base) for base in node.bases}
+            elif isinstance(node, ast.Call):
+                called.add(_name(node.func))
+    operators: set[str] = set()
+    known = {Operator.__name__}
+    while True:
+        more = {name for name, own in bases.items() if own & known} - operators
+        if not more:
+            break
+        operators |= more
+        known |= {_last(name) for name in more}
+    parents = set().union(*(bases[name] for name in operators))
+    return tuple(sorted(name for name in operators if _last(name) in called or _last(name) not in parents))
+
+
+def _name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def full_name(cls: type[Operator]) -> str:
+    """The name of a class as :func:`operator_classes` gives it."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def replicate_only() -> dict[str, str]:
+    """The reason of every operator class that every device runs whole, by its full name."""
+    reasons = {full_name(cls): reason for cls, reason in REPLICATED.items()}
+    for name in operator_classes():
+        if name.rpartition(".")[0] in UNIMPORTABLE:
+            reasons[name] = UNIMPORTABLE[name.rpartition(".")[0]]
+    return reasons
+
+
+def catalog() -> Iterator[Entry]:
+    """The entry of every operator class. A class that has no rule, and no reason for that, is in the group NONE."""
+    from hidet_dist.soundness.instances import MAKERS
+
+    made = {full_name(cls): cls for cls in MAKERS}
+    by_hand = {full_name(cls): declaration.reason for cls, declaration in DECLARED.items()}
+    replicated = replicate_only()
+    for name in operator_classes():
+        if name in replicated:
+            yield Entry(name, REPLICATE_ONLY, replicated[name])
+            continue
+        sample = _sample(made[name]) if name in made else None
+        if sample is None:
+            yield Entry(name, NONE, "")
+            continue
+        group = BY_HAND if name in by_hand else DERIVED
+        yield Entry(name, group, by_hand.get(name, ""), *sample)
+
+
+def _sample(cls: type[Operator]) -> tuple[str, str] | None:
+    """A random instance of the class with a factor to shard, and its rule; None when there is no such instance."""
+    from hidet_dist.soundness.instances import instance
+
+    for seed in range(SAMPLES):
+        op = instance(cls, np.random.default_rng(seed)).op
+        rule = derive(op)
+        if any(digit.extent > 1 for digit in rule.factors):
+            shapes = ", ".join(f"{x.dtype.name}{[int(size) for size in x.shape]}" for x in op.inputs)
+            return shapes, rule.notation()
+    return None
+
+
+def main() -> int:
+    """Print the table and the counts; the exit status is 1 when a class is in no group."""
+    entries = list(catalog())
+    for group in (DERIVED, BY_HAND, REPLICATE_ONLY, NONE):
+        own = [entry for entry in entries if entry.group == group]
+        if own:
+            print(f"\n{group} ({len(own)})")
+        for entry in own:
+            print(f"  {entry.name.removeprefix('hidet.graph.ops.')}")
+            if entry.reason:
+                print(f"      because {entry.reason}")
+            if entry.rule:
+                print(f"      of {entry.sample or 'nothing'}: {entry.rule}")
+    counts = Counter(entry.group for entry in entries)
+    print(f"\n{len(entries)} operator classes: " + ", ".join(f"{count} {group}" for group, count in counts.items()))
+    return 1 if counts[NONE] else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

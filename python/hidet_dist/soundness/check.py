@@ -1,0 +1,248 @@
+"""Each choice of an operator run on every rank of a mesh, and put together again, against the whole operator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce as fold
+from typing import Any
+
+import hidet
+import numpy as np
+from hidet.graph import Operator, Tensor
+from hidet.ir.task import Task
+from hidet.ir.type import DataType
+
+from hidet_dist.rules.declared import definition_of
+from hidet_dist.rules.local import localize
+from hidet_dist.rules.lookup import row_axes
+from hidet_dist.rules.padding import mask_padding
+from hidet_dist.rules.rule import Rule, derive
+from hidet_dist.soundness.oracle import NotEvaluable, OutOfRange, evaluate, index_bounds, numpy_dtype
+from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
+
+Array = np.ndarray[Any, Any]
+
+_REDUCE: dict[str, Callable[[Array], Any]] = {
+    "sum": np.add.reduce,
+    "max": np.maximum.reduce,
+    "min": np.minimum.reduce,
+    "product": np.multiply.reduce,
+    "average": lambda parts: np.mean(parts, axis=0),
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A choice that does not compute what the whole operator does, and how that shows."""
+
+    operator: str
+    mesh: tuple[int, ...]
+    spec: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.operator} on {self.mesh} as {self.spec}: {self.what}"
+
+
+@dataclass
+class Checked:
+    """What came of checking one operator on one mesh: the choices that were run, and those that failed."""
+
+    choices: int
+    failures: list[Failure]
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """The shape in ints (hidet's may be constants)."""
+    return tuple(int(size) for size in tensor.shape)
+
+
+def random_inputs(
+    op: Operator, rng: np.random.Generator, ranges: Mapping[int, tuple[float, float]] | None = None
+) -> list[Array]:
+    """Random whole inputs of an operator; those that index a tensor are in its range.
+
+    ``ranges`` gives the half-open range of an input's values by its number, where the operator is not defined for all.
+    """
+    bounds = index_bounds(definition_of(op))
+    inputs = []
+    for number, x in enumerate(op.inputs):
+        dtype, shape = x.dtype, shape_of(x)
+        low, high = (ranges or {}).get(number, (-4.0, 5.0))
+        if number in bounds and number not in (ranges or {}):
+            low, high = 0, bounds[number]
+        target = numpy_dtype(dtype)
+        value: Any
+        if dtype.is_boolean():
+            value = rng.integers(0, 2, shape)
+        elif dtype.is_integer():
+            value = rng.integers(0 if dtype.name.startswith("u") else int(low), int(high), shape)
+        elif dtype.is_complex():
+            value = rng.uniform(low, high, shape) + 1j * rng.uniform(low, high, shape)
+        else:
+            value = rng.uniform(low, high, shape)
+        inputs.append(np.asarray(value).astype(target))
+    return inputs
+
+
+def tolerance(dtype: DataType) -> tuple[float, float]:
+    """Relative and absolute difference that rounding may make in the oracle, which works in double precision."""
+    return (0.0, 0.0) if dtype.is_integer() or dtype.is_boolean() else (1e-8, 1e-9)
+
+
+def check_operator(
+    op: Operator,
+    mesh: DeviceMesh,
+    rng: np.random.Generator,
+    ranges: Mapping[int, tuple[float, float]] | None = None,
+    rule: Rule | None = None,
+) -> Checked:
+    """Run every choice of the operator's rule (or of ``rule``, to check another) on the mesh against the whole.
+
+    Raises
+    ------
+    NotEvaluable
+        When the oracle cannot evaluate the operator, so that nothing would be checked.
+    """
+    rule = derive(op) if rule is None else rule
+    choices = rule.choices(mesh)
+    return check_specs(op, mesh, [choice.spec for choice in choices], random_inputs(op, rng, ranges), rule)
+
+
+def check_specs(
+    op: Operator, mesh: DeviceMesh, specs: Sequence[OpShardSpec], inputs: Sequence[Array], rule: Rule | None = None
+) -> Checked:
+    """Run ``op`` as each of ``specs`` says on ``inputs`` against the whole operator.
+
+    The padding of input shards is filled with what would show if it were seen: NaN, or the greatest integer.
+    """
+    rule = derive(op) if rule is None else rule
+    whole = evaluate(definition_of(op), inputs)
+    failures = []
+    partials: dict[Any, list[list[Array]]] = {}
+    programs: dict[Any, _Program] = {}
+    for spec in specs:
+        try:
+            # Choices that differ only in how they reduce share their partial results.
+            key = (spec.in_specs, tuple(spec.partial_spec(o) for o in range(len(op.outputs))))
+            if key not in partials:
+                partials[key] = _run_ranks(rule, mesh, spec, inputs, programs)
+            what = _compare(op, mesh, spec, partials[key], whole)
+        except (ValueError, OutOfRange) as error:
+            what = str(error)
+        if what:
+            failures.append(Failure(op.name, mesh.shape, str(spec), what))
+    return Checked(len(specs), failures)
+
+
+@dataclass(frozen=True)
+class _Program:
+    """What a device computes: operators in order, from its shards and its coordinate to its outputs."""
+
+    inputs: tuple[Tensor, ...]
+    coordinate: Tensor
+    operators: tuple[tuple[Operator, Task], ...]
+    outputs: tuple[Tensor, ...]
+
+    def run(self, shards: Sequence[Array], coordinate: Sequence[int]) -> list[Array]:
+        values: dict[Tensor, Array] = dict(zip(self.inputs, shards, strict=True))
+        values[self.coordinate] = np.array(coordinate, np.int32)
+        for op, task in self.operators:
+            values.update(zip(op.outputs, evaluate(task, [values[x] for x in op.inputs]), strict=True))
+        return [values[y] for y in self.outputs]
+
+
+def _local_program(rule: Rule, mesh: DeviceMesh, spec: OpShardSpec) -> _Program:
+    op = rule.op
+    shards = [own.local_shape(shape_of(x), mesh) for x, own in zip(op.inputs, spec.in_specs, strict=True)]
+    out_shapes = [spec.partial_spec(o).local_shape(shape_of(y), mesh) for o, y in enumerate(op.outputs)]
+    symbols = [hidet.symbol(list(shape), x.dtype, x.device) for x, shape in zip(op.inputs, shards, strict=True)]
+    coordinate = hidet.symbol([mesh.ndim], "int32", "cpu")
+    operators: list[tuple[Operator, Task]] = []
+    operands = list(symbols)
+    for number, dim in rule.masks(spec, mesh):
+        axes, size = spec.in_specs[number].mesh_axes_per_dim[dim], shape_of(op.inputs[number])[dim]
+        operands[number] = mask_padding(operands[number], dim, size, axes, mesh, lambda: coordinate)
+        operators.append((operands[number].op, operands[number].op.task))
+    outputs = localize(op, operands, spec.in_specs, out_shapes, mesh, lambda: coordinate)
+    operators.append((outputs[0].op, definition_of(outputs[0].op)))
+    return _Program(tuple(symbols), coordinate, tuple(operators), tuple(outputs))
+
+
+def _shard(whole: Array, spec: TensorShardSpec, mesh: DeviceMesh, coordinate: Sequence[int]) -> Array:
+    """The shard of a device, its padding filled with what must not be seen."""
+    own = whole[spec.slices(whole.shape, mesh, coordinate)]
+    local = spec.local_shape(whole.shape, mesh)
+    if own.shape == local:
+        return own
+    kind = own.dtype.kind
+    garbage: Any = True if kind == "b" else np.iinfo(own.dtype).max if kind in "iu" else np.nan
+    shard = np.full(local, garbage, own.dtype)
+    shard[tuple(map(slice, own.shape))] = own
+    return shard
+
+
+def _run_ranks(
+    rule: Rule, mesh: DeviceMesh, spec: OpShardSpec, inputs: Sequence[Array], programs: dict[Any, _Program]
+) -> list[list[Array]]:
+    """The partial outputs of every rank; ``programs`` keeps the local programs by the shapes that they are for."""
+    op = rule.op
+    partial = [spec.partial_spec(o) for o in range(len(op.outputs))]
+    masks = [(i, dim, spec.in_specs[i].mesh_axes_per_dim[dim]) for i, dim in rule.masks(spec, mesh)]
+    shapes = tuple(
+        own.local_shape(shape_of(x), mesh)
+        for x, own in zip((*op.inputs, *op.outputs), (*spec.in_specs, *partial), strict=True)
+    )
+    kind = (shapes, row_axes(op, spec.in_specs), tuple(masks))
+    if kind not in programs:
+        programs[kind] = _local_program(rule, mesh, spec)
+    done: dict[Any, list[Array]] = {}
+    results = []
+    for rank in range(mesh.size):
+        coordinate = mesh.coordinate(rank)
+        key = tuple(own.shard_offset(x.shape, mesh, coordinate) for x, own in zip(inputs, spec.in_specs, strict=True))
+        if key not in done:  # ranks with the same shards compute the same
+            shards = [_shard(x, own, mesh, coordinate) for x, own in zip(inputs, spec.in_specs, strict=True)]
+            done[key] = programs[kind].run(shards, coordinate)
+        results.append(done[key])
+    return results
+
+
+def apply_reduce(mesh: DeviceMesh, fn: ReduceFn, partial: Sequence[Array]) -> list[Array]:
+    """The results of a reduce function on every rank, from every rank's value before it."""
+    results = []
+    for rank in range(mesh.size):
+        peers = mesh.peers(rank, fn.mesh_axes)
+        y = _REDUCE[fn.op](np.stack([partial[peer] for peer in peers]))
+        if fn.dim is not None:
+            y = np.split(y, len(peers), axis=fn.dim)[peers.index(rank)]
+        results.append(np.asarray(y).astype(partial[rank].dtype))
+    return results
+
+
+def _compare(
+    op: Operator, mesh: DeviceMesh, spec: OpShardSpec, partials: list[list[Array]], whole: Sequence[Array]
+) -> str:
+    for number, y in enumerate(op.outputs):
+        own = fold(
+            lambda values, fn: apply_reduce(mesh, fn, values),
+            spec.reduce_fns[number],
+            [partial[number] for partial in partials],
+        )
+        rtol, atol = tolerance(y.dtype)
+        for rank, shard in enumerate(own):
+            lies, shape = spec.out_specs[number], shape_of(y)
+            expected = whole[number][lies.slices(shape, mesh, mesh.coordinate(rank))]
+            local = lies.local_shape(shape, mesh)
+            if shard.shape != local:
+                return f"output {number} of rank {rank} has the shape {shard.shape}, not {local}"
+            got = shard[tuple(map(slice, expected.shape))]  # its padding may hold anything
+            same = np.isclose(got, expected, rtol=rtol, atol=atol, equal_nan=True)
+            if not same.all():
+                return f"output {number} of rank {rank} differs at {math.prod(got.shape) - int(same.sum())} elements"
+    return ""
+
+
+__all__ = ["Checked", "Failure", "NotEvaluable", "check_operator", "check_specs", "random_inputs"]

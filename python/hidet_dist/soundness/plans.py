@@ -1,0 +1,165 @@
+"""Whole graphs: random valid plans, partitioned, run for all ranks with the oracle, against the whole graph.
+
+The oracle instead of compiled kernels: a plan has many local operators, and none of them need be compiled. What is
+checked is the plan and the partition of it: choices that fit together, conversions, reduce functions, weight shards.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from hidet.graph import FlowGraph, Tensor
+from hidet.ir.expr import SymbolVar
+
+from hidet_dist.machine import builtin
+from hidet_dist.partitioning import CommunicationOp, Program, partition_graph
+from hidet_dist.partitioning.proof import with_conversions
+from hidet_dist.rules.declared import definition_of
+from hidet_dist.rules.rule import RuleTable
+from hidet_dist.soundness.check import apply_reduce, shape_of
+from hidet_dist.soundness.oracle import evaluate, numpy_dtype
+from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, ReduceFn, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.spec.extents import extents_of
+from hidet_dist.view import GraphView
+
+Array = np.ndarray[Any, Any]
+Rng = np.random.Generator
+
+
+def random_spec(shape: Sequence[int], mesh: DeviceMesh, rng: Rng, padded: bool = False) -> TensorShardSpec:
+    """A random spec that fits a tensor of ``shape`` on the mesh, also with padding if ``padded``."""
+    options = []
+    for dims in itertools.product((None, *range(len(shape))), repeat=mesh.ndim):
+        per_dim: list[list[int]] = [[] for _ in shape]
+        for axis, dim in enumerate(dims):
+            if dim is not None:
+                per_dim[dim].append(axis)
+        spec = TensorShardSpec(tuple(map(tuple, per_dim)))
+        if spec.fits(shape, mesh, padded):
+            options.append(spec)
+    return options[int(rng.integers(len(options)))]
+
+
+def random_plan(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) -> Plan:
+    """A plan with a random choice for every operator, weight, input and output; its seconds are all 0."""
+
+    def tensor(name: str) -> TensorPlan:
+        shape = view.shape(name)
+        spec = random_spec(view.pieces(name)[0], mesh, rng, padded=name in view.weights)
+        dtype, written = view.tensors[name].dtype.name, view.written(name)
+        return TensorPlan(name, shape, dtype, view.nbytes(name), spec, written=written)
+
+    operators = []
+    for number, op in enumerate(view.operators):
+        _, choices = table(op)
+        choice = choices[int(rng.integers(len(choices)))]
+        operators.append(OperatorPlan(number, op.name, choice.spec, 0.0, 0.0))
+    weights, inputs, outputs = (tuple(map(tensor, names)) for names in (view.weights, view.inputs, view.outputs))
+    stage = StagePlan(mesh, view.fingerprint(), tuple(operators), weights, inputs, outputs, (), view.symbols)
+    return Plan((with_conversions(view, stage, builtin("cpu", mesh)),))
+
+
+def evaluate_graph(graph: FlowGraph, inputs: Sequence[Array]) -> list[Array]:
+    """The outputs of a whole graph by the oracle, as it was traced."""
+    sizes = {
+        extent.name: size
+        for x, given in zip(graph.inputs, inputs, strict=True)
+        for extent, size in zip(extents_of(x), given.shape, strict=True)
+        if isinstance(extent, SymbolVar)
+    }
+    values: dict[Tensor, Array] = dict(zip(graph.inputs, inputs, strict=True))
+
+    def value(x: Tensor) -> Array:
+        if x not in values:
+            values[x] = x.cpu().numpy().astype(numpy_dtype(x.dtype))
+        return values[x]
+
+    for op in graph.nodes:
+        results = evaluate(definition_of(op), [value(x) for x in op.inputs], sizes)
+        values.update(zip(op.outputs, results, strict=True))
+    return [value(y) for y in graph.outputs]
+
+
+def evaluate_program(program: Program, inputs: Sequence[Array]) -> list[list[Array]]:
+    """Each rank's outputs of a program by the oracle, all ranks stepped together."""
+    mesh = program.mesh
+    sizes = program.sizes([whole.shape for whole in inputs])
+    values: list[dict[Tensor, Array]] = []
+    for rank in range(mesh.size):
+        own: dict[Tensor, Array] = {}
+        for x, whole, plan in zip(program.graph.inputs, inputs, program.inputs, strict=False):
+            own[x] = whole[plan.spec.slices(whole.shape, mesh, mesh.coordinate(rank))]
+        data = program.data_of(rank)
+        for name, placeholder in program.weight_placeholders.items():
+            own[placeholder] = data[name].numpy().astype(numpy_dtype(placeholder.dtype))
+        if program.coordinate is not None:
+            own[program.coordinate] = np.array(mesh.coordinate(rank), np.int32)
+        values.append(own)
+    same = _Same()
+    for own in values:
+        own.update({x: same(value) for x, value in own.items()})
+    for node in program.graph.nodes:
+        if isinstance(node, CommunicationOp):
+            results = [[same(y)] for y in _communicate(mesh, node, [own[node.inputs[0]] for own in values])]
+        else:
+            task = definition_of(node)
+            done: dict[tuple[int, ...], list[Array]] = {}  # ranks with the same inputs compute the same
+            results = []
+            for own in values:
+                arguments = [own[x] for x in node.inputs]
+                key = tuple(map(id, arguments))
+                if key not in done:
+                    done[key] = [same(y) for y in evaluate(task, arguments, sizes)]
+                results.append(done[key])
+        for own, result in zip(values, results, strict=True):
+            own.update(zip(node.outputs, result, strict=True))
+    return [[own[y] for y in program.graph.outputs] for own in values]
+
+
+class _Same:
+    """Gives the same object for arrays of the same content."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[tuple[int, ...], str, bytes], Array] = {}
+
+    def __call__(self, x: Array) -> Array:
+        return self._known.setdefault((x.shape, x.dtype.str, x.tobytes()), x)
+
+
+def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[Array]) -> list[Array]:
+    if op.kind == "all_gather":
+        return [np.stack([sent[peer] for peer in mesh.peers(rank, op.mesh_axes)]) for rank in range(mesh.size)]
+    if op.kind == "all_to_all":
+        peers = [mesh.peers(rank, op.mesh_axes) for rank in range(mesh.size)]
+        return [np.stack([sent[peer][peers[rank].index(rank)] for peer in peers[rank]]) for rank in range(mesh.size)]
+    scatter = op.kind == "reduce_scatter"
+    fn = ReduceFn(op.kind, op.reduce_op, op.mesh_axes, 0 if scatter else None)
+    received = apply_reduce(mesh, fn, sent)
+    return [y[0] for y in received] if scatter else received
+
+
+def check_plan(graph: FlowGraph, plan: Plan, inputs: Sequence[Array], whole: Sequence[Array]) -> str:
+    """How a plan of the graph goes wrong, empty when every rank has its shard of every output."""
+    mesh = plan.stage.mesh
+    results = evaluate_program(partition_graph(graph, plan), inputs)
+    for number, (want, tensor) in enumerate(zip(whole, plan.stage.outputs, strict=True)):
+        for rank, result in enumerate(results):
+            expected = want[tensor.spec.slices(want.shape, mesh, mesh.coordinate(rank))]
+            if result[number].shape != expected.shape:
+                return f"output {number} of rank {rank} has the shape {result[number].shape}, not {expected.shape}"
+            if not np.allclose(result[number], expected, rtol=1e-6, atol=1e-7):
+                return f"output {number} of rank {rank} differs"
+    return ""
+
+
+def graph_inputs(graph: FlowGraph, rng: Rng) -> list[Array]:
+    """Random inputs of a graph; integers are small and not negative, so that they index any table."""
+    inputs: list[Array] = []
+    for x in graph.inputs:
+        integer = x.dtype.is_integer()
+        value = rng.integers(0, 3, shape_of(x)) if integer else rng.uniform(-1, 1, shape_of(x))
+        inputs.append(np.asarray(value).astype(numpy_dtype(x.dtype)))
+    return inputs

@@ -1,0 +1,61 @@
+"""The pieces of work of the harness at full size: an operator class, or a graph. Processes share them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hidet_dist.rules.rule import RuleTable
+from hidet_dist.soundness.check import check_operator
+from hidet_dist.soundness.graphs import GRAPHS
+from hidet_dist.soundness.instances import MAKERS, instance
+from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_plan
+from hidet_dist.spec import DeviceMesh
+from hidet_dist.view import GraphView
+
+OPERATOR_MESHES: tuple[tuple[int, ...], ...] = ((2,), (4,), (2, 2), (2, 3), (2, 2, 2))
+GRAPH_MESHES: tuple[tuple[int, ...], ...] = ((2,), (4,), (2, 2), (2, 4))
+
+
+@dataclass
+class Result:
+    """What was checked of one operator class or graph: a line to print, how many of what, and what went wrong."""
+
+    line: str
+    counts: Counter[str] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+
+def check_class(number: int, instances: int, seed: int) -> Result:
+    """Every choice of random instances of operator class ``number`` on all meshes."""
+    cls = list(MAKERS)[number]
+    result = Result("", Counter(operators=1))
+    for repeat in range(instances):
+        rng = np.random.default_rng((seed, number, repeat))
+        made = instance(cls, rng)
+        for mesh in map(DeviceMesh, OPERATOR_MESHES):
+            checked = check_operator(made.op, mesh, rng, made.ranges)
+            result.counts["choices"] += checked.choices
+            result.failures += map(str, checked.failures)
+        result.counts["instances"] += 1
+    result.line = f"{cls.__name__}: {result.counts['choices']} choices"
+    return result
+
+
+def check_graph(name: str, plans: int, seed: int) -> Result:
+    """Random plans of a graph, on all meshes in turn."""
+    rng = np.random.default_rng((seed, list(GRAPHS).index(name)))
+    graph = GRAPHS[name](rng)
+    view, inputs = GraphView(graph), graph_inputs(graph, rng)
+    whole = evaluate_graph(graph, inputs)
+    tables = {shape: RuleTable(DeviceMesh(shape)) for shape in GRAPH_MESHES}
+    result = Result(f"{name}: {plans} plans", Counter(plans=plans))
+    for number in range(plans):
+        shape = GRAPH_MESHES[number % len(GRAPH_MESHES)]
+        plan = random_plan(view, DeviceMesh(shape), tables[shape], rng)
+        what = check_plan(graph, plan, inputs, whole)
+        if what:
+            result.failures.append(f"{name} on {shape}: {what}\n{plan.to_json()}")
+    return result

@@ -1,0 +1,1 @@
+"""Compilers outside of Python: where they are, and whether they work."""

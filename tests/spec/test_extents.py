@@ -1,0 +1,66 @@
+"""Extents: arithmetic of symbolic dims, and what of it can be split."""
+
+import hidet
+import pytest
+from hidet.ir.expr import if_then_else, symbol_var
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.extents import evaluate, local_extent, same_extent, symbols_in
+from hidet_dist.spec.symbols import SymbolPlan, local_symbols
+
+BATCH, SEQ = symbol_var("batch"), symbol_var("seq")
+
+
+@given(batch=st.integers(1, 50), seq=st.integers(1, 50))
+def test_arithmetic_is_evaluated_as_written(batch, seq):
+    sizes = {"batch": batch, "seq": seq}
+    assert evaluate(BATCH * SEQ + 3, sizes) == batch * seq + 3
+    assert evaluate((SEQ + 1) // 2 - SEQ % 3, sizes) == (seq + 1) // 2 - seq % 3
+    assert evaluate(if_then_else(SEQ < 12, SEQ, 12), sizes) == min(seq, 12)
+
+
+def test_what_is_no_arithmetic_is_refused():
+    with pytest.raises(ValueError, match="no arithmetic"):
+        evaluate(hidet.ir.primitives.max(SEQ, BATCH), {"batch": 1, "seq": 1})
+    with pytest.raises(ValueError, match="no arithmetic"):
+        evaluate(BATCH, {"seq": 1})
+
+
+def test_equal_extents_are_equal_however_written():
+    assert same_extent(BATCH * SEQ, SEQ * BATCH)
+    assert same_extent((BATCH + SEQ) * 2, BATCH * 2 + SEQ * 2)
+    assert not same_extent(BATCH, SEQ)
+    assert not same_extent(BATCH * 2, 32)
+    assert symbols_in([SEQ * 2, BATCH]) == ["seq", "batch"]
+
+
+@given(
+    numbers=st.lists(st.integers(1, 12), max_size=2),
+    batch_multiple=st.integers(1, 12),
+    seq_multiple=st.integers(1, 12),
+    shards=st.integers(1, 24),
+    count=st.integers(1, 5),
+)
+def test_a_shard_times_the_shards_is_the_whole(numbers, batch_multiple, seq_multiple, shards, count):
+    whole = BATCH * SEQ
+    for number in numbers:
+        whole = whole * number
+    multiples = {"batch": batch_multiple, "seq": seq_multiple}
+    divisor = batch_multiple * seq_multiple
+    for number in numbers:
+        divisor *= number
+    local = local_extent(whole, shards, multiples)
+    assert (local is not None) == (divisor % shards == 0)
+    if local is not None:
+        symbols = [SymbolPlan(name, multiple, multiple) for name, multiple in multiples.items()]
+        sizes = {"batch": batch_multiple * count, "seq": seq_multiple * (count + 1)}
+        own = local_symbols(symbols, DeviceMesh((shards, *(n for n in range(2, shards + 1) if shards % n == 0))))
+        values = {symbol.name: sizes[symbol.symbol] // symbol.shards for symbol in own}
+        assert evaluate(local, values) * shards == evaluate(whole, sizes)
+
+
+def test_a_sum_is_never_split():
+    assert local_extent(BATCH + SEQ, 2, {"batch": 2, "seq": 2}) is None
+    assert local_extent(BATCH + SEQ, 1, {"batch": 2, "seq": 2}) is not None
