@@ -66,7 +66,7 @@ def test_killed_before_it_loads(start: Start, artifacts: Path, victim: int) -> N
     survivor = ranks[1 - victim]
     survivor.send("load", folder=str(artifacts), timeout_seconds=2.0)
     ranks[victim].kill()
-    says = "did not come within 2 s" if victim else "was not there within 2 s"
+    says = "did not come within 2 s" if victim else "did not answer within 2 s"
     assert_blames(survivor.answer(), victim, "RendezvousError", says, within=2.0 + MOST_SECONDS)
 
 

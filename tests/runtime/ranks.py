@@ -6,8 +6,10 @@ exit code, seconds, and what the scenario returned ("result") or raised ("error"
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import resource
 import select
 import signal
 import sys
@@ -23,8 +25,10 @@ import torch.distributed
 from checked import Checked, address
 
 from hidet_dist.errors import HidetDistError
-from hidet_dist.runtime import gloo, native, session
+from hidet_dist.runtime import native, session
 from hidet_dist.runtime.communicator import Communicator
+from hidet_dist.runtime.store import StoreServer
+from hidet_dist.runtime.transports.gloo import SMALL_BYTES
 
 MAX_SECONDS = 60.0
 
@@ -48,7 +52,7 @@ def large(mesh: list[int], count: int) -> bool:
     """Random floats, enough of them for Gloo's own all-reduce, and for many hand-overs through shared memory."""
     with session.communicator_for(tuple(mesh)) as comm:
         comm.bind()
-        assert count * 4 * comm.world_size > gloo.SMALL_BYTES
+        assert count * 4 * comm.world_size > SMALL_BYTES
         data = [np.random.default_rng(rank).random(count, dtype=np.float32) for rank in range(comm.world_size)]
         total = np.sum(data, axis=0)
         send = data[comm.rank].copy()
@@ -370,6 +374,43 @@ def meet() -> bool:
     return True
 
 
+def meet_with_few_descriptors(who: int, free: int) -> bool:
+    """Meet, where one rank may only open so many files more."""
+    if int(os.environ["RANK"]) == who:
+        most = len(os.listdir("/proc/self/fd")) - 1 + free
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    return meet()
+
+
+def meet_with_a_host_that_runs_out(folder: str) -> bool:
+    """Rank 0 hosts a store and has no descriptors left, until rank 1 has tried to meet."""
+    full, tried = Path(folder) / "full", Path(folder) / "tried"
+    if os.environ["RANK"] == "0":
+        server = StoreServer("127.0.0.1", int(os.environ["MASTER_PORT"]))
+        most = max(map(int, os.listdir("/proc/self/fd"))) + 8
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        opened = []
+        with contextlib.suppress(OSError):
+            while True:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+        full.mkdir()
+        _await(tried)
+        for descriptor in opened:
+            os.close(descriptor)
+        server.close()
+        return True
+    _await(full)
+    try:
+        return meet()
+    finally:
+        tried.mkdir()
+
+
+def _await(path: Path) -> None:
+    while not path.exists():
+        time.sleep(0.01)
+
+
 def other_mesh(meshes: list[list[int]]) -> bool:
     """Ranks that do not agree on the mesh."""
     session.communicator_for(tuple(meshes[int(os.environ["RANK"])]))
@@ -397,6 +438,8 @@ SCENARIOS: dict[str, Callable[..., Any]] = {
         after_failure,
         several,
         meet,
+        meet_with_few_descriptors,
+        meet_with_a_host_that_runs_out,
         other_mesh,
         *cuda_ranks.SCENARIOS,
     )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hidet_dist.errors import CommunicationError, ConfigError
+from hidet_dist.errors import CommunicationError, ConfigError, RendezvousError
 from hidet_dist.launch import free_port
 from hidet_dist.runtime import native, session
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.rendezvous import Rendezvous, Settings, own_address, resolve_settings
+from hidet_dist.runtime.store import StoreClient, StoreError
 
 RunRanks = Callable[..., list[dict[str, Any]]]
 
@@ -92,6 +94,47 @@ def test_a_rank_that_comes_twice_is_said(run_ranks: RunRanks) -> None:
     answers = run_ranks("meet", 3, ranks=[0, 1, 1], timeout=3.0)
     assert any("two processes are rank 1" in answer["message"] for answer in answers)
     assert all(answer["error"] == "RendezvousError" for answer in answers)
+
+
+def test_a_rank_whose_connection_breaks_is_no_rival_of_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that is flooded closes connections that are about to be made."""
+    clone, broken = StoreClient.clone, iter([StoreError("the store cannot be reached")])
+
+    def clone_or_break(client: StoreClient) -> StoreClient:
+        for error in broken:
+            raise error
+        return clone(client)
+
+    monkeypatch.setattr(StoreClient, "clone", clone_or_break)
+    Rendezvous(Settings(0, 1, "127.0.0.1", free_port(), timeout_seconds=30.0)).close()
+    assert next(broken, None) is None
+
+
+def test_a_store_that_breaks_all_connections_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def break_off(_client: StoreClient) -> StoreClient:
+        raise StoreError("the store cannot be reached: too many")
+
+    monkeypatch.setattr(StoreClient, "clone", break_off)
+    with pytest.raises(RendezvousError, match=r"rank 0.* the rendezvous store .*: too many"):
+        Rendezvous(Settings(0, 1, "127.0.0.1", free_port(), timeout_seconds=0.5))
+
+
+@pytest.mark.parametrize(
+    ("who", "free", "needed"), [(0, 4, "14 file descriptors to host"), (1, 2, "3 file descriptors")]
+)
+def test_too_few_descriptors_are_said(run_ranks: RunRanks, who: int, free: int, needed: str) -> None:
+    answer = run_ranks("meet_with_few_descriptors", 2, timeout=1.0, who=who, free=free)[who]
+    assert answer["error"] == "RendezvousError", answer
+    assert f"rank {who} needs {needed}" in answer["message"]
+    assert "ulimit -n" in answer["message"]
+
+
+def test_a_host_without_descriptors_tells_the_others(run_ranks: RunRanks, tmp_path: Path) -> None:
+    host, other = run_ranks("meet_with_a_host_that_runs_out", 2, timeout=2.0, folder=str(tmp_path))
+    assert host.get("result"), host
+    assert other["error"] == "RendezvousError", other
+    assert "rank 0, which hosts the rendezvous store" in other["message"]
+    assert "its process has no file descriptors left" in other["message"]
 
 
 def test_world_sizes_that_differ_are_said(run_ranks: RunRanks) -> None:

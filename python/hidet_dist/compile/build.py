@@ -22,6 +22,7 @@ from hidet_dist.compat.build_locks import locked_builds
 from hidet_dist.compat.cpu_build import precompile_headers
 from hidet_dist.compat.cublas_products import product_of
 from hidet_dist.compat.graph_module import build_launcher
+from hidet_dist.compat.passes import bounded_fusion
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
 from hidet_dist.compile.cpu import TiledOp, cpu_kernels
@@ -97,6 +98,7 @@ def _building_for(target: Target) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(quiet_builds())
         stack.enter_context(sound_rewrites())
+        stack.enter_context(bounded_fusion())
         if target.kind == "cuda":
             stack.enter_context(cuda_target(target))
         else:

@@ -1,4 +1,4 @@
-"""The conversions of a plan: the steps that it lists, once they are known to lead where it says."""
+"""The conversions that a plan lists, checked to lead from their source spec to their target spec."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PlannedSteps:
         self._listed: dict[tuple[str, TensorShardSpec], ConversionPlan] = {}
         for plan in (*(c for operator in stage.operators for c in operator.conversions), *stage.output_conversions):
             if self._listed.setdefault((plan.tensor, plan.target), plan) is not plan:
-                raise PlanError(f"The plan converts {plan.tensor} to {plan.target} twice. Take one conversion out.")
+                raise PlanError(f"The plan converts {plan.tensor} to {plan.target} twice. Remove one of the two.")
         self._taken: set[tuple[str, TensorShardSpec]] = set()
 
     def take(
@@ -34,7 +34,7 @@ class PlannedSteps:
         source: TensorShardSpec,
         target: TensorShardSpec,
     ) -> tuple[Step, ...]:
-        """The steps that convert a tensor of ``shape`` (whole) from ``source`` to ``target``.
+        """Take the steps that convert a tensor of ``shape`` (whole) from ``source`` to ``target``.
 
         Raises PlanError when the plan lists none, or steps that do not apply or lead elsewhere.
         """
@@ -44,7 +44,7 @@ class PlannedSteps:
         self._taken.add((name, target))
         try:
             if listed.source != source:
-                raise PlanError(f"The plan converts {name} from {listed.source} to {target}, but it lies as {source}.")
+                raise PlanError(f"The plan converts {name} from {listed.source} to {target}, but its spec is {source}.")
             steps = tuple(map(Step.parse, listed.steps))
             end = [source, *walk(steps, source, shape, self._mesh)][-1]
         except SpecError as error:
@@ -54,9 +54,9 @@ class PlannedSteps:
         return steps
 
     def check_all_taken(self) -> None:
-        """Raise PlanError when the plan lists a conversion that was not asked for."""
+        """Raise PlanError when the plan lists a conversion that no operator or output required."""
         for name, target in self._listed:
             if (name, target) not in self._taken:
                 raise PlanError(
-                    f"The plan converts {name} to {target}, but nothing takes it so. Take the conversion out."
+                    f"The plan converts {name} to {target}, but nothing requires it. Remove the conversion."
                 )

@@ -141,12 +141,12 @@ class LoadedPartition:
         check_features(self.manifest.arch, self.manifest.cpu_features)
         load_needed(stage.libraries, folder)
         self._runtime = hidet_runtime()
-        launcher, *kernels = (artifacts.take(name) for name in stage.libraries_of())
+        launcher, *kernels = (artifacts.take(name).descriptor for name in stage.libraries_of())
         self._kernels = self._libraries.load_kernels(kernels, stage.candidates)
         library = self._libraries.load_own(launcher)
         data: dict[str, int] = {}
         for name in stage.data_of(self.rank):
-            data.update(self._memory.load(artifacts.take(name), folder / name, stage.data))
+            data.update(self._memory.load(artifacts.take(name), stage.data))
         missing = [name for name in stage.data if name not in data]
         if missing:
             raise ArtifactError(

@@ -9,6 +9,8 @@ import ipaddress
 import itertools
 import json
 import os
+import resource
+import secrets
 import socket
 import time
 from collections.abc import Mapping
@@ -29,8 +31,13 @@ LEAST_SECRET_BYTES = 16
 LINGER_SECONDS = 5.0
 """How long the store's host waits at its end, at most, for the others to be done with the store."""
 
+_CONNECTIONS = 3  # to the store, of each rank: for collectives, failures and heartbeats
+_HOST_DESCRIPTORS = 5  # of the store's host: to listen, to select, to be woken, and a spare one
 _POLL_SECONDS = 0.02
 _PORT_SECONDS = 1.0  # a port can be taken for moments, by a socket that looks for a listener on it
+
+# What this process called itself, in each of its rendezvous.
+_own_tokens: set[str] = set()
 
 # Under torchrun one run has all of a process's rendezvous in turn, so each needs a name of its own.
 _generations = itertools.count()
@@ -178,11 +185,14 @@ class Rendezvous:
         self._closed = False
         self._server: StoreServer | None = None
         self._clients: list[Store] = []
+        # Tells what this rank said before, over a connection that broke, from what another process says.
+        self._token = json.dumps([socket.gethostname(), os.getpid(), secrets.token_hex(16)])
+        _own_tokens.add(self._token)
         deadline = time.monotonic() + settings.timeout_seconds
         try:
+            _check_descriptors(settings)
             self.address, self.port = self._locate(deadline)
-            while not self._claim(deadline):
-                time.sleep(_POLL_SECONDS)
+            self._claim(deadline)
             self._meet(deadline)
         except BaseException:
             if settings.rank == settings.host_rank:
@@ -297,35 +307,50 @@ class Rendezvous:
                 where = written(address, port)
                 raise RendezvousError(f"rank 0 cannot host the rendezvous store on {where}: {hint}") from error
 
-    def _claim(self, deadline: float) -> bool:
-        """Connect to the store and say there that this process is its rank. False where it is the store of last time.
+    def _claim(self, deadline: float) -> None:
+        """Connect to the store, and say there that this process is its rank.
 
-        That one lives on until its host has seen all ranks leave, and a rank may be early with its next rendezvous.
+        Tried again where a connection breaks, as in a flood of them, and where this is the store of last time. That one
+        lives on until its host has seen all ranks leave, and a rank may be early with its next rendezvous.
         """
         rank = self.settings.rank
-        client = self._connect(deadline)
-        self._clients = [client]
-        try:
-            if client.add(f"claim/{rank}", 1) == 1:
-                self.store: Store = client
-                self.failure_store: Store = client.clone()
-                self._clients.append(self.failure_store)
-                beats = client.clone()
-                self._clients.append(beats)
-                self.heartbeat = Heartbeat(beats, rank)
-                return True
-            left = client.check([f"left/{rank}"])
-        except StoreError:
-            left = True
-        if left and time.monotonic() < deadline:
+        problem: StoreError | None = None
+        while True:
+            self._clients = []
+            try:
+                client = self._connect(deadline, problem)
+                self._clients.append(client)
+                owner = client.compare_set(f"claim/{rank}", "", self._token).decode()
+                if owner == self._token:
+                    self._clients += [client.clone() for _ in range(_CONNECTIONS - 1)]
+                    self.store: Store
+                    self.failure_store: Store
+                    self.store, self.failure_store, beats = self._clients
+                    self.heartbeat = Heartbeat(beats, rank)
+                    return
+                problem = None
+                rival = not client.check([f"left/{rank}"])
+            except StoreError as error:
+                _raise_without_descriptors(rank, error.__cause__)
+                problem, rival = error, False
             self._close_clients()
-            return False
-        raise RendezvousError(f"two processes are rank {rank}: each rank must be launched once")
+            if rival and owner not in _own_tokens:
+                host, process, _ = json.loads(owner)
+                raise RendezvousError(
+                    f"two processes are rank {rank}: process {process} on {host}, which came first, and this one, "
+                    f"process {os.getpid()} on {socket.gethostname()}: each rank must be launched once"
+                )
+            if time.monotonic() > deadline:
+                raise RendezvousError(
+                    f"rank {rank} could not enter the rendezvous store at {self._where} within "
+                    f"{self.settings.timeout_seconds:g} s: {problem or 'it is that of an earlier run, which goes on'}"
+                ) from problem
+            time.sleep(_POLL_SECONDS)
 
-    def _connect(self, deadline: float) -> StoreClient:
+    def _connect(self, deadline: float, problem: Exception | None = None) -> StoreClient:
+        """A connection, tried for until the deadline; ``problem`` is what an earlier one ended with."""
         settings = self.settings
         where = self._where
-        problem: OSError | None = None
         while (left := deadline - time.monotonic()) > 0:
             try:
                 return StoreClient(self.address, self.port, settings.secret, settings.timeout_seconds, left)
@@ -342,10 +367,11 @@ class Rendezvous:
             except TimeoutError as error:
                 problem = error
             except OSError as error:
+                _raise_without_descriptors(settings.rank, error)
                 problem = error
                 time.sleep(min(_POLL_SECONDS, max(deadline - time.monotonic(), 0.0)))
         raise RendezvousError(
-            f"rank {settings.host_rank}, which hosts the rendezvous store on {where}, was not there within "
+            f"rank {settings.host_rank}, which hosts the rendezvous store on {where}, did not answer within "
             f"{settings.timeout_seconds:g} s: {problem or 'no answer'}"
         )
 
@@ -386,6 +412,35 @@ class Rendezvous:
                     f"{settings.timeout_seconds:g} s (store at {self._where})"
                 )
             time.sleep(_POLL_SECONDS)
+
+
+def _check_descriptors(settings: Settings) -> None:
+    """Refuse to begin where the system's limit does not leave this process the file descriptors that it needs."""
+    needed, use = _CONNECTIONS, "to connect to the rendezvous store"
+    if settings.rank == settings.host_rank:
+        needed += _HOST_DESCRIPTORS + _CONNECTIONS * settings.world_size
+        use = f"to host the rendezvous store of {settings.world_size} ranks"
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        free = limit - len(os.listdir("/proc/self/fd"))
+    except OSError as error:
+        _raise_without_descriptors(settings.rank, error)
+        return  # what cannot be counted is found out when it is missing
+    if limit != resource.RLIM_INFINITY and free < needed:
+        raise RendezvousError(
+            f"rank {settings.rank} needs {needed} file descriptors {use}, but only {max(free, 0)} of {limit} are left: "
+            "raise the limit (ulimit -n), or close files and connections"
+        )
+
+
+def _raise_without_descriptors(rank: int, error: BaseException | None) -> None:
+    """Raise ``RendezvousError`` where this is what an error comes from: no other rank is to blame then."""
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        whose = "this process" if error.errno == errno.EMFILE else "the system"
+        raise RendezvousError(
+            f"rank {rank} cannot open another connection, because {whose} has no file descriptors left: raise "
+            "the limit (ulimit -n), or close files and connections"
+        ) from error
 
 
 def _join(ranks: list[int]) -> str:
@@ -445,3 +500,6 @@ def _agent_store(settings: Settings, deadline: float) -> Any:
             f"rank {settings.rank} cannot reach the store of torchrun's agent at {settings.master_addr}:"
             f"{settings.master_port}: {error}"
         ) from error
+
+
+os.register_at_fork(after_in_child=_own_tokens.clear)  # they are the parent's

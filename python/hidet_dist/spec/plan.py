@@ -14,6 +14,7 @@ from hidet_dist.errors import PlanError, SpecError
 from hidet_dist.files import parse_json, write_text
 from hidet_dist.files import read_text as read_file
 from hidet_dist.limits import MOST_PLAN_BYTES
+from hidet_dist.spec.collectives import COLLECTIVES
 from hidet_dist.spec.mesh import DeviceMesh
 from hidet_dist.spec.operator import OpShardSpec
 from hidet_dist.spec.overlap import OverlapPlan
@@ -391,8 +392,7 @@ class Plan:
     def collectives(self) -> dict[str, int]:
         """How many communication operators of each kind one run executes (slices, which are local, left out)."""
         kinds = Counter(text.partition("(")[0] for stage in self.stages for text in stage.communications())
-        kinds.pop("slice", None)
-        return dict(sorted(kinds.items()))
+        return {kind: count for kind, count in sorted(kinds.items()) if COLLECTIVES[kind].communicates}
 
     def table(self) -> Table:
         """The plan as a table for a person: operator, specs, communication, predicted time, why not sharded."""

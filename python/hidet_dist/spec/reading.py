@@ -63,6 +63,14 @@ def read_number(data: Mapping[str, Any], key: str, least: float = 0) -> float:
     return number
 
 
+def read_flag(data: Mapping[str, Any], key: str) -> bool:
+    """True or false."""
+    value = read_field(data, key)
+    if not isinstance(value, bool):
+        raise _unfit(key, "true or false", value)
+    return value
+
+
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str):
         raise _unfit(what, "a string", value)

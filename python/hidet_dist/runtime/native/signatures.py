@@ -288,7 +288,9 @@ CUBLAS = Header(
 MAPPED_FILE = Header(
     functions={
         "mapped_file_watch": Signature(c_void_p, (c_int32, c_void_p, c_int64, c_char_p)),
-        "mapped_file_changed": Signature(c_int32, (c_void_p,)),
+        "mapped_file_change": Signature(c_int32, (c_void_p,)),
+        "mapped_file_renew": Signature(None, (c_void_p,)),
+        "mapped_file_condemn": Signature(None, (c_void_p,)),
         "mapped_file_forget": Signature(None, (c_void_p,)),
         "communicator_rely_on": Signature(None, (c_void_p, c_void_p)),
     }

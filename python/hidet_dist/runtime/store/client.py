@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from hidet_dist.runtime.store import place, wire
-from hidet_dist.runtime.store.interface import SecretError, StoreError
+from hidet_dist.runtime.store.interface import FullError, SecretError, StoreError
 from hidet_dist.runtime.store.wire import Channel, ProtocolError
 
 _LEAST_POLL_SECONDS = 0.001
@@ -27,7 +27,10 @@ class _Link:
         try:
             client_nonce = wire.nonce()
             self._peer.sendall(wire.MAGIC + client_nonce)
-            if self._read(len(wire.MAGIC), deadline) != wire.MAGIC:
+            magic = self._read(len(wire.MAGIC), deadline)
+            if magic == wire.FULL:
+                raise FullError("its process has no file descriptors left (ulimit -n)")
+            if magic != wire.MAGIC:
                 raise StoreError("what answers there is no store of hidet_dist")
             server_nonce = self._read(wire.NONCE_BYTES, deadline)
             own = wire.proof(secret, wire.SERVER, client_nonce, server_nonce)

@@ -14,6 +14,10 @@ class SecretError(StoreError):
     """The other side of a connection does not know the secret."""
 
 
+class FullError(OSError):
+    """The store's host has no file descriptor left for another connection; it may have some later."""
+
+
 class Store(Protocol):
     """Values of bytes by key. Every method raises ``StoreError``, and then the store is of no more use."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import os
 import selectors
 import socket
 import threading
@@ -156,6 +157,10 @@ class _Connection:
         return data
 
 
+def _spare_descriptor() -> int:
+    return os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
+
 class StoreServer:
     """Hosts a store until it is closed.
 
@@ -175,6 +180,7 @@ class StoreServer:
     """
 
     def __init__(self, address: str, port: int, secret: bytes = b""):
+        self._spare = _spare_descriptor()
         self._listener = place.listen(address, port)
         self.port: int = 0 if place.is_within_host(address) else self._listener.getsockname()[1]
         self._secret = secret
@@ -198,6 +204,8 @@ class StoreServer:
         self._selector.close()
         for peer in (*self._connections, self._listener, self._wake_reader, self._wake_writer):
             peer.close()
+        if self._spare >= 0:
+            os.close(self._spare)
 
     def _run(self) -> None:
         selector = self._selector
@@ -220,6 +228,8 @@ class StoreServer:
             selector.close()
             self._listener.close()
             self._wake_reader.close()
+            if self._spare >= 0:
+                os.close(self._spare)
 
     def _accept(self) -> None:
         try:
@@ -228,7 +238,8 @@ class StoreServer:
             return
         except OSError:
             # No more descriptors. It would be tried again at once, and at once in vain.
-            time.sleep(_PAUSE_SECONDS)
+            if not self._turn_away():
+                time.sleep(_PAUSE_SECONDS)
             return
         try:
             peer.setblocking(False)
@@ -240,6 +251,22 @@ class StoreServer:
         connection = _Connection(peer, self._secret)
         self._connections[peer] = connection
         self._selector.register(peer, selectors.EVENT_READ, connection)
+
+    def _turn_away(self) -> bool:
+        """Tell a client that there is no descriptor for it, with the one that is kept for this. False if it is gone."""
+        if self._spare < 0:
+            return False
+        os.close(self._spare)
+        self._spare = -1
+        with contextlib.suppress(OSError):
+            peer, _ = self._listener.accept()
+            with peer:
+                peer.settimeout(_PAUSE_SECONDS)
+                peer.recv(wire.HELLO_BYTES)  # what is not read would have the system drop the answer
+                peer.sendall(wire.FULL)
+        with contextlib.suppress(OSError):
+            self._spare = _spare_descriptor()
+        return True
 
     def _serve(self, connection: _Connection) -> None:
         # Whatever is wrong with one connection is no reason to fail the others.

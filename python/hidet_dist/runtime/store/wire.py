@@ -8,6 +8,9 @@ import struct
 from collections.abc import Sequence
 
 MAGIC = b"hidetds1"
+FULL = b"hidetds!"
+"""In place of ``MAGIC``, from a server that has no file descriptor left for the connection."""
+
 NONCE_BYTES = 32
 DIGEST_BYTES = 32
 HELLO_BYTES = len(MAGIC) + NONCE_BYTES
