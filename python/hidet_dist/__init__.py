@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from hidet_dist.compat import on_import
 
 if TYPE_CHECKING:
-    from hidet_dist.api import AutoParallelResult, auto_parallel, partition
+    from hidet_dist.api import AutoParallelResult, auto_parallel, make_plan, partition
     from hidet_dist.calibration import calibrate
+    from hidet_dist.partitioning.proof import validate_plan
     from hidet_dist.runtime.partition import LoadedPartition, load_partition
     from hidet_dist.runtime.profile import Profile, merge_traces
     from hidet_dist.runtime.session import init, shutdown
@@ -40,18 +41,21 @@ __all__ = [
     "calibrate",
     "init",
     "load_partition",
+    "make_plan",
     "merge_traces",
     "partition",
     "recost",
     "search_family",
     "shutdown",
+    "validate_plan",
     "weight",
     "weights_from_safetensors",
 ]
 
 _HOMES = {
-    "hidet_dist.api": ("AutoParallelResult", "auto_parallel", "partition"),
+    "hidet_dist.api": ("AutoParallelResult", "auto_parallel", "make_plan", "partition"),
     "hidet_dist.calibration": ("calibrate",),
+    "hidet_dist.partitioning.proof": ("validate_plan",),
     "hidet_dist.runtime.partition": ("LoadedPartition", "load_partition"),
     "hidet_dist.runtime.profile": ("Profile", "merge_traces"),
     "hidet_dist.runtime.session": ("init", "shutdown"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 from hidet.graph import FlowGraph
 
 from hidet_dist.cost.model import CostModel, PredictedCost
-from hidet_dist.errors import PlanError
+from hidet_dist.errors import InfeasibleError, PlanError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
 from hidet_dist.partitioning.proof import prove_specs
 from hidet_dist.search.labels import label_plan
+from hidet_dist.search.memory import live_bytes
+from hidet_dist.search.planner import memory_budget
 from hidet_dist.search.solution import lay_out
 from hidet_dist.spec import Plan
 
@@ -38,3 +40,19 @@ def recost(plan: Plan, graph: FlowGraph, cluster: Cluster, cost_model: CostModel
         found = overlapped(PlannedTasks(view, cluster, fused), new, cluster.device.memory_bytes)
         laid_out = Plan((found.plan(new),))
     return label_plan(view, laid_out, names)
+
+
+def within_budget(plan: Plan, graph: FlowGraph, cluster: Cluster, mem_budget: int | None) -> Plan:
+    """The plan, if it holds no more than ``mem_budget`` bytes a device; the device's memory by default.
+
+    Raises
+    ------
+    InfeasibleError
+        When it holds more.
+    """
+    stage = plan.stage
+    budget = memory_budget(cluster, mem_budget)
+    most = max(live_bytes(prove_specs(stage, graph).view, stage))
+    if most > budget:
+        raise InfeasibleError(f"The given plan holds {most} bytes a device, and mem_budget is {budget}.", most)
+    return plan
