@@ -55,7 +55,7 @@ LAYERS: tuple[str, ...] = (
 """From the top down. ``hidet_dist/__init__.py`` is above all of them: it names the public calls."""
 
 SOLVERS = {"pulp", "highspy"}
-SOLVERS_IN = {"search/ilp.py", "search/optimum.py"}
+SOLVERS_IN = {"search/ilp.py", "search/master.py"}
 """The integer and the linear program: nothing else imports their solvers."""
 
 UPWARD = {("spec", "explain"), ("spec", "search")}
