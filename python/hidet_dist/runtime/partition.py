@@ -24,7 +24,7 @@ from hidet_dist.errors import ArtifactError, CommunicationError, ConfigError, Hi
 from hidet_dist.runtime import native, session
 from hidet_dist.runtime.agreement import Agreement, Purpose
 from hidet_dist.runtime.arguments import Signature
-from hidet_dist.runtime.calls import Calls
+from hidet_dist.runtime.calls import Calls, numbered
 from hidet_dist.runtime.candidates import Choices
 from hidet_dist.runtime.cuda.cublas import Cublas
 from hidet_dist.runtime.cuda.driver import DeviceError, check_architecture, device_of_rank
@@ -130,7 +130,7 @@ class LoadedPartition:
             communicates = self.world_size > 1 and bool(self.stage.communications)
             symbols = [symbol.name for symbol in self.stage.symbols]
             agreement = Agreement(self._communicator, self._memory, symbols) if communicates else None
-            self._calls = Calls(self._communicator, agreement)
+            self._calls = Calls(self._communicator, agreement, _sizes_lock if symbols else nullcontext(), self._ready)
             launcher = self._program
             if isinstance(launcher, CudaLauncher):
                 self._choose_candidates(folder, launcher)
@@ -266,15 +266,17 @@ class LoadedPartition:
         """All ranks' arrays of the same size, a row each. The memory is active, the communicator bound."""
         return own[None] if self.world_size == 1 else memory.all_gather(self._communicator, own)
 
-    def __call__(self, *inputs: Any) -> Any:
+    @numbered
+    def __call__(self, number: int, *inputs: Any) -> Any:
         """Run once. Takes and returns the rank's shards; a single output is returned bare, several as a list.
 
         As :meth:`run`, which says what inputs may be and what is raised.
         """
-        outputs = self._execute(lambda: self._prepare(inputs, None), Purpose.RUN)[0]
+        outputs = self._execute(number, lambda: self._prepare(inputs, None), Purpose.RUN)[0]
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def run(self, inputs: Sequence[Any], outputs: Sequence[Any] | None = None) -> list[Any]:
+    @numbered
+    def run(self, number: int, inputs: Sequence[Any], outputs: Sequence[Any] | None = None) -> list[Any]:
         """Run once, on the rank's shards of the inputs.
 
         Parameters
@@ -312,9 +314,10 @@ class LoadedPartition:
             When the partition is closed, or may not be called from this thread. Other ranks do not hear of it until
             the next call, which fails on all of them unless they, too, have made a call that was refused so.
         """
-        return self._execute(lambda: self._prepare(inputs, outputs), Purpose.RUN)[0]
+        return self._execute(number, lambda: self._prepare(inputs, outputs), Purpose.RUN)[0]
 
-    def warm_up(self, sizes: Mapping[str, int] | None = None) -> None:
+    @numbered
+    def warm_up(self, number: int, sizes: Mapping[str, int] | None = None) -> None:
         """Run the program once on zeros, so that the first request finds everything in place.
 
         That connects the ranks' groups, starts the kernels' threads, reads the weights into memory, and takes the
@@ -331,9 +334,10 @@ class LoadedPartition:
             When a name is not one of the program's symbolic dims, or a size does not fit it; on all ranks, as for
             :meth:`run`.
         """
-        self._execute(lambda: self._prepare_zeros(sizes or {}), Purpose.WARM_UP)
+        self._execute(number, lambda: self._prepare_zeros(sizes or {}), Purpose.WARM_UP)
 
-    def profile(self, *inputs: Any, outputs: Sequence[Any] | None = None, repeats: int = 1) -> Profile:
+    @numbered
+    def profile(self, number: int, *inputs: Any, outputs: Sequence[Any] | None = None, repeats: int = 1) -> Profile:
         """Run, and say where the time went. All ranks call it together, like any call.
 
         Parameters
@@ -358,13 +362,18 @@ class LoadedPartition:
                 raise ConfigError(f"profile makes at least one call; got repeats={repeats}.")
             return self._prepare(inputs, outputs)
 
-        profiles = [self._profile(prepare) for _ in range(max(1, repeats))]
+        profiles = [self._profile(number, prepare)]
+        profiles += [self._next_profile(prepare) for _ in range(repeats - 1)]
         median = statistics.median_low(profile.call_seconds for profile in profiles)
         return next(profile for profile in profiles if profile.call_seconds == median)
 
-    def _profile(self, prepare: Callable[[], tuple[_Prepared, Mapping[str, int]]]) -> Profile:
+    @numbered
+    def _next_profile(self, number: int, prepare: Callable[[], tuple[_Prepared, Mapping[str, int]]]) -> Profile:
+        return self._profile(number, prepare)
+
+    def _profile(self, number: int, prepare: Callable[[], tuple[_Prepared, Mapping[str, int]]]) -> Profile:
         begin = time.perf_counter_ns()
-        _, times = self._execute(prepare, Purpose.RUN, record=True)
+        _, times = self._execute(number, prepare, Purpose.RUN, record=True)
         end = time.perf_counter_ns()
         assert times is not None
         operators = tuple(
@@ -388,17 +397,18 @@ class LoadedPartition:
 
     def _execute(
         self,
+        number: int,
         prepare: Callable[[], tuple[_Prepared, Mapping[str, int]]],
         purpose: Purpose,
         record: bool = False,
     ) -> tuple[list[Any], np.ndarray | None]:
         """Make a call: the outputs, and where ``record``, the times of its kernels."""
-        return self._calls.make(purpose, self._ready, prepare, lambda prepared: self._run(prepared, record))
+        return self._calls.make(number, purpose, prepare, lambda prepared: self._run(prepared, record))
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
-        """While it lasts, hidet's runtime has the sizes of this partition, and kernels can be launched."""
-        with _sizes_lock if self.stage.symbols else nullcontext(), self._memory.active(), self._checking_weights():
+        """While it lasts, kernels can be launched, and the weights are what they were."""
+        with self._memory.active(), self._checking_weights():
             yield
 
     def _prepare(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> tuple[_Prepared, Mapping[str, int]]:
