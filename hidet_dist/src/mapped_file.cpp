@@ -76,13 +76,28 @@ hidet_dist_mapped_file *unused() {
   return file;
 }
 
+bool same(const struct timespec &a, const struct timespec &b) { return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec; }
+
 }  // namespace
 
-bool hidet_dist_mapped_file::changed() const {
-  if (lost.load(std::memory_order_seq_cst)) return true;
+int32_t hidet_dist_mapped_file::change(bool *explained) const {
+  if (lost.load(std::memory_order_seq_cst)) return 1;
   struct stat now {};
-  return fstat(descriptor, &now) != 0 || now.st_size != before.st_size || now.st_mtim.tv_sec != before.st_mtim.tv_sec ||
-         now.st_mtim.tv_nsec != before.st_mtim.tv_nsec;
+  if (fstat(descriptor, &now) != 0 || now.st_dev != before.st_dev || now.st_ino != before.st_ino ||
+      now.st_size != before.st_size || !same(now.st_mtim, before.st_mtim)) {
+    return 1;
+  }
+  if (explained != nullptr) {
+    *explained = now.st_nlink != before.st_nlink || now.st_mode != before.st_mode || now.st_uid != before.st_uid ||
+                 now.st_gid != before.st_gid;
+  }
+  return same(now.st_ctim, before.st_ctim) ? 0 : 2;
+}
+
+bool hidet_dist_mapped_file::changed() const {
+  bool explained = false;
+  const int32_t what = change(&explained);
+  return what == 1 || (what == 2 && !explained);
 }
 
 extern "C" {
@@ -108,7 +123,19 @@ hidet_dist_mapped_file *hidet_dist_mapped_file_watch(int32_t descriptor, void *m
   return file;
 }
 
-int32_t hidet_dist_mapped_file_changed(const hidet_dist_mapped_file *file) { return file->changed() ? 1 : 0; }
+int32_t hidet_dist_mapped_file_change(const hidet_dist_mapped_file *file) { return file->change(); }
+
+void hidet_dist_mapped_file_renew(hidet_dist_mapped_file *file) {
+  struct stat now {};
+  if (fstat(file->descriptor, &now) != 0) return;
+  if (now.st_dev != file->before.st_dev || now.st_ino != file->before.st_ino ||
+      now.st_size != file->before.st_size || !same(now.st_mtim, file->before.st_mtim)) {
+    return;  // a change for good
+  }
+  file->before = now;
+}
+
+void hidet_dist_mapped_file_condemn(hidet_dist_mapped_file *file) { file->lost.store(true, std::memory_order_seq_cst); }
 
 void hidet_dist_mapped_file_forget(hidet_dist_mapped_file *file) {
   const std::lock_guard<std::mutex> lock(mutex);

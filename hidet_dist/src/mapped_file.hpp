@@ -11,6 +11,10 @@
 
 struct hidet_dist_mapped_file {
  public:
+  // As hidet_dist_mapped_file_change; `explained` says whether a change of status shows in more than its time.
+  int32_t change(bool *explained = nullptr) const;
+
+  // Whether nothing may be sent that was made of it.
   bool changed() const;
 
   // Read by the signal handler, so that these are atomic and this object is never freed, but used again.

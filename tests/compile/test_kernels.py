@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from hidet import ops
+from hidet.ir.tools.type_infer import TypeInfer
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -286,3 +287,38 @@ def test_sums_of_as_many_as_the_index_says_stay_with_hidet():
     data = numbers(4, 9)
     expected = torch.from_numpy(data).cumsum(1).relu().numpy()
     np.testing.assert_allclose(simulate(program, [data], compiled)[0], expected, rtol=2e-5, atol=2e-5)
+
+
+def _type_inferences(monkeypatch, length):
+    """How many elements' types hidet infers while it optimizes a chain of element-wise operators."""
+    calls = 0
+    infer = TypeInfer.visit_TensorElement
+
+    def counted(self, e):
+        nonlocal calls
+        calls += 1
+        return infer(self, e)
+
+    x = symbol(4, 8)
+    y = x
+    for _ in range(length // 2):
+        y = ops.tanh(y) * 1.5
+    graph = hidet.trace_from(y, [x])
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))))
+    with monkeypatch.context() as patch:
+        patch.setattr(TypeInfer, "visit_TensorElement", counted)
+        compiled = optimize_program(program)
+    return calls, compiled, program
+
+
+def test_long_chains_are_fused_in_bounded_pieces_in_linear_time(monkeypatch):
+    _type_inferences(monkeypatch, 8)  # so that what is inferred once is not counted
+    short, _, _ = _type_inferences(monkeypatch, 80)
+    long, compiled, program = _type_inferences(monkeypatch, 160)
+    assert long < 2.5 * short
+    assert 2 <= len(compiled.nodes) <= 8
+    data = numbers(4, 8)
+    expected = data
+    for _ in range(80):
+        expected = np.tanh(expected) * np.float32(1.5)
+    np.testing.assert_allclose(simulate(program, [data], compiled)[0], expected, rtol=1e-4, atol=1e-5)

@@ -18,6 +18,7 @@ import pytest
 
 import hidet_dist
 from hidet_dist.artifacts import Manifest, manifest
+from hidet_dist.artifacts.opened import OpenedArtifacts
 from hidet_dist.errors import ArtifactError
 from hidet_dist.export.write import replacing
 
@@ -42,6 +43,15 @@ def _flip_a_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
+
+
+def _flip_and_put_back(path: Path) -> None:
+    """Other data, with the old modification time put back."""
+    before = path.stat()
+    time.sleep(0.05)  # the clock of file systems ticks every few milliseconds
+    _flip_a_bit(path)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
 
 
 def _truncate(path: Path) -> None:
@@ -153,7 +163,7 @@ def test_loading_while_builds_replace_the_folder(start: Start, artifacts: Path, 
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("change", [_empty, _flip_a_bit], ids=["cut", "written to"])
+@pytest.mark.parametrize("change", [_empty, _flip_a_bit, _flip_and_put_back], ids=["cut", "written to", "put back"])
 def test_weights_that_are_changed_during_a_call(
     start: Start, artifacts: Path, tmp_path: Path, change: Callable[[Path], None], victim: int
 ) -> None:
@@ -176,18 +186,50 @@ def test_weights_that_are_changed_during_a_call(
     call_all(ranks)
 
 
-def test_weights_that_are_changed_between_calls(start: Start, artifacts: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change", [_empty, _flip_and_put_back], ids=["cut", "put back"])
+def test_weights_that_are_changed_between_calls(
+    start: Start, artifacts: Path, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
     """The other rank hears of it at once."""
     copy = Path(shutil.copytree(artifacts, tmp_path / "copy"))
     ranks = start(2)
     load_all(ranks, copy, timeout=60.0)
-    _empty(copy / "stage0" / "rank1.safetensors")
+    change(copy / "stage0" / "rank1.safetensors")
     for rank in ranks:
         rank.send("call", inputs=[X.tolist()])
     says = "rank1.safetensors was changed while it was in use"
     answer = ranks[1].answer()
     assert answer["error"] == "ArtifactError" and says in answer["message"], answer
     assert_blames(ranks[0].answer(), 1, "CommunicationError", says, within=MOST_SECONDS)
+
+
+def test_weights_whose_status_alone_is_changed_are_read_again_and_used(copy: Path) -> None:
+    file = copy / "stage0" / "rank0.safetensors"
+    with hidet_dist.load_partition(copy, 0) as model:
+        for change in (
+            lambda: file.chmod(0o600),
+            lambda: file.rename(file.with_name("other")),
+            lambda: file.with_name("other").unlink(),
+        ):
+            time.sleep(0.05)
+            change()
+            for _ in range(2):
+                np.testing.assert_allclose(model(X), whole(X), atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["stage0/launcher.so", "stage0/rank0.safetensors"])
+def test_files_that_are_changed_between_their_check_and_their_use(
+    copy: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verify = OpenedArtifacts.verify
+
+    def and_change(self: OpenedArtifacts, names: Any, threads: int | None = None) -> None:
+        verify(self, names, threads)
+        _flip_and_put_back(copy / name)
+
+    monkeypatch.setattr(OpenedArtifacts, "verify", and_change)
+    with pytest.raises(ArtifactError, match=f"{name} was changed while it was loaded"):
+        hidet_dist.load_partition(copy, 0)
 
 
 def _elsewhere(copy: Path, folder: str) -> None:

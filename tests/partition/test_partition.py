@@ -227,7 +227,7 @@ def test_conversions_that_do_not_fit_are_refused():
     assert "lies as (S0, R)" in refused(dataclasses.replace(good, source=whole_spec))
     assert "twice" in refused(good, dataclasses.replace(good, seconds=1.0))
     unasked = ConversionPlan("x0", split, whole_spec, ("all_gather(axes=0, dim=0)",), 0.0)
-    assert "converts x0 to (R, R), but nothing takes it so" in refused(good, unasked)
+    assert "converts x0 to (R, R), but nothing requires it" in refused(good, unasked)
     assert other == good.target
     assert kinds(partition_graph(graph, listing(plan, [good])).graph) == ["all_to_all"]
 

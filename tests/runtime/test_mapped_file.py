@@ -27,6 +27,7 @@ def mapped(path):
 PAGE = os.sysconf("SC_PAGE_SIZE")
 file, memory = mapped(sys.argv[1])
 watched = native.MappedFile(file, memory.ctypes.data, memory.nbytes, "weights")
+NONE, CONTENT, STATUS = native.Change
 """
 
 
@@ -41,9 +42,9 @@ def run(tmp_path: Path, script: str, first: str = "") -> subprocess.CompletedPro
 def test_what_is_cut_off_is_read_as_zeros(tmp_path: Path) -> None:
     """By several threads at once, none of which is the one that asks."""
     script = """
-assert not watched.changed and memory.max() == 4
+assert watched.change == NONE and memory.max() == 4
 os.truncate(sys.argv[1], 2 * PAGE)
-assert watched.changed
+assert watched.change == CONTENT
 seen = []
 look = lambda: seen.append((memory[:2 * PAGE].max(), memory[2 * PAGE:].max()))
 threads = [threading.Thread(target=look) for _ in range(4)]
@@ -51,7 +52,7 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 assert seen == [(4, 0)] * 4, seen
 os.truncate(sys.argv[1], 4 * PAGE)
-assert watched.changed
+assert watched.change == CONTENT
 watched.forget()
 """
     done = run(tmp_path, script)
@@ -60,13 +61,38 @@ watched.forget()
 
 @pytest.mark.parametrize("change", ["os.utime(sys.argv[1])", "open(sys.argv[1], 'ab').write(b'x')"])
 def test_what_is_written_to_has_changed(tmp_path: Path, change: str) -> None:
-    done = run(tmp_path, f"assert not watched.changed\n{change}\nassert watched.changed\n")
+    done = run(tmp_path, f"assert watched.change == NONE\n{change}\nassert watched.change == CONTENT\n")
     assert done.returncode == 0, done.stderr
 
 
-def test_renaming_and_deleting_change_nothing(tmp_path: Path) -> None:
-    script = "os.rename(sys.argv[1], sys.argv[1] + '2')\nos.unlink(sys.argv[1] + '2')\nassert not watched.changed\n"
-    done = run(tmp_path, script + "assert memory.max() == 4\n")
+@pytest.mark.parametrize(
+    "change",
+    [
+        "os.rename(sys.argv[1], sys.argv[1] + '2')",
+        "os.unlink(sys.argv[1])",
+        "os.chmod(sys.argv[1], 0o400)",
+        # Other content, and the old modification time put back.
+        """
+before = os.stat(sys.argv[1])
+with open(sys.argv[1], "r+b") as other: other.write(b"9")
+os.utime(sys.argv[1], ns=(before.st_atime_ns, before.st_mtime_ns))
+assert os.stat(sys.argv[1]).st_mtime_ns == before.st_mtime_ns
+""",
+    ],
+    ids=["renamed", "deleted", "permissions", "put back"],
+)
+def test_a_change_of_status_may_be_one_of_content(tmp_path: Path, change: str) -> None:
+    script = f"""
+import time
+time.sleep(0.05)  # the clock of file systems ticks every few milliseconds
+{change}
+assert watched.change == STATUS
+watched.renew()
+assert watched.change == NONE
+watched.condemn()
+assert watched.change == CONTENT
+"""
+    done = run(tmp_path, script)
     assert done.returncode == 0, done.stderr
 
 

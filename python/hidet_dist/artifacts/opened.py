@@ -1,7 +1,8 @@
 """An artifact folder opened for loading: files that are what the manifest says, and stay so while they are used.
 
 Every file is opened once, checked against its SHA-256 through that descriptor, and then loaded or mapped through the
-same one. A folder that is replaced meanwhile (as builds do, by renaming) is therefore seen as it was or as it is.
+same one; what may have been written to in between is checked again. A folder that is replaced meanwhile (as builds do,
+by renaming) is therefore seen as it was or as it is.
 """
 
 from __future__ import annotations
@@ -11,16 +12,66 @@ import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from hidet_dist.artifacts.manifest import NAME, Manifest
 from hidet_dist.checks import shown
 from hidet_dist.errors import ArtifactError
-from hidet_dist.files import open_regular
+from hidet_dist.files import open_regular, state
 
 _CHUNK_BYTES = 2**20
 _MOST_THREADS = 16  # beyond that memory, not hashing, is what limits
+
+
+@dataclass
+class VerifiedFile:
+    """An open file whose content is what a manifest says, as far as :meth:`has_digest` and :meth:`is_unchanged` tell.
+
+    Attributes
+    ----------
+    descriptor: int
+        The file's descriptor, open for reading.
+    path: Path
+        What to call it in errors.
+    nbytes: int
+        Its size by the manifest.
+    sha256: str
+        The SHA-256 of its content by the manifest, in hex.
+    known: tuple of int
+        Its state (:func:`hidet_dist.files.state`) before its content was last read.
+    """
+
+    descriptor: int
+    path: Path
+    nbytes: int
+    sha256: str
+    known: tuple[int, ...]
+
+    def has_digest(self) -> bool:
+        """Whether its size and every byte are the manifest's."""
+        if os.fstat(self.descriptor).st_size != self.nbytes:
+            return False
+        digest = hashlib.sha256()
+        chunk = memoryview(bytearray(min(_CHUNK_BYTES, max(self.nbytes, 1))))
+        offset = 0
+        while got := os.preadv(self.descriptor, [chunk], offset):
+            digest.update(chunk[:got])
+            offset += got
+        return digest.hexdigest() == self.sha256
+
+    def is_unchanged(self) -> bool:
+        """Whether its content is what it was.
+
+        Where only the time of its last status change is another, it was renamed, deleted or given other permissions, or
+        else written to and its old modification time put back: then, and only then, it is read again.
+        """
+        while (now := state(os.fstat(self.descriptor))) != self.known:
+            if now[:-1] != self.known[:-1] or not self.has_digest():
+                return False
+            self.known = now
+        return True
 
 
 class OpenedArtifacts:
@@ -39,7 +90,7 @@ class OpenedArtifacts:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._files: dict[str, tuple[int, os.stat_result]] = {}
+        self._files: dict[str, VerifiedFile] = {}
         while True:
             try:
                 self._directory = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -81,26 +132,26 @@ class OpenedArtifacts:
         workers = max(1, min(threads or len(os.sched_getaffinity(0)), len(names), _MOST_THREADS))
         largest_first = sorted(names, key=lambda name: -self.manifest.files[name][0])
         with ThreadPoolExecutor(workers) as pool:
-            same = dict(zip(largest_first, pool.map(self._is_same, largest_first), strict=True))
+            files = [self._files[name] for name in largest_first]
+            same = dict(zip(largest_first, pool.map(VerifiedFile.has_digest, files), strict=True))
         for name in names:
             if not same[name]:
                 raise ArtifactError(
                     f"{self.folder / name} was altered: its SHA-256 is not the manifest's. Build the artifacts again."
                 )
 
-    def take(self, name: str) -> int:
-        """The descriptor of a verified file, now the caller's to close. Raises ArtifactError where it was changed."""
-        file, before = self._files[name]
-        now = os.fstat(file)
-        if (now.st_size, now.st_mtime_ns) != (before.st_size, before.st_mtime_ns):
-            raise ArtifactError(f"{self.folder / name} was changed while it was loaded. Load the artifacts again.")
+    def take(self, name: str) -> VerifiedFile:
+        """A verified file, whose descriptor is now the caller's to close. Raises ArtifactError where it was changed."""
+        file = self._files[name]
+        if not file.is_unchanged():
+            raise ArtifactError(f"{file.path} was changed while it was loaded. Load the artifacts again.")
         del self._files[name]
         return file
 
     def close(self) -> None:
         """Close the folder and the files that nobody took."""
-        for file, _ in self._files.values():
-            os.close(file)
+        for file in self._files.values():
+            os.close(file.descriptor)
         self._files.clear()
         directory, self._directory = self._directory, -1
         if directory >= 0:
@@ -128,21 +179,7 @@ class OpenedArtifacts:
             raise ArtifactError(
                 f"{path} is not in the folder: links are not followed, nor names that lead elsewhere. Copy the files."
             ) from error
-        status = os.fstat(file)
-        self._files[name] = file, status
-
-    def _is_same(self, name: str) -> bool:
-        size, expected = self.manifest.files[name]
-        file, status = self._files[name]
-        if status.st_size != size:
-            return False
-        digest = hashlib.sha256()
-        chunk = memoryview(bytearray(min(_CHUNK_BYTES, max(size, 1))))
-        offset = 0
-        while got := os.preadv(file, [chunk], offset):
-            digest.update(chunk[:got])
-            offset += got
-        return digest.hexdigest() == expected
+        self._files[name] = VerifiedFile(file, path, *self.manifest.files[name], state(os.fstat(file)))
 
 
 def _open_beneath(directory: int, name: str) -> int:

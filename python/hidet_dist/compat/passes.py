@@ -2,17 +2,23 @@
 
 What is left out turns graphs with float16 convolutions to channels last, for kernels that only CUDA has, and looks for
 operators to quantize, which takes a while also where none is to be.
+
+Its fusion puts operators into one without a bound, and the time it takes to infer the types of a fused operator grows
+with the square of its size and more: a chain of 200 element-wise operators did not end in 200 s. A bound on what is
+fused into one makes the time linear.
+
 Kernels, too, go through a fixed list of passes, many of which are for CUDA's tensor cores, and are left out as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import hidet.transforms
-from hidet.graph import FlowGraph, transforms
-from hidet.graph.transforms import GraphPass
+from hidet.graph import FlowGraph, Operator, transforms
+from hidet.graph.transforms import GraphPass, fuse_operator
 from hidet.ir.module import IRModule
 from hidet.transforms.base import Pass
 
@@ -28,6 +34,10 @@ _FOR_TENSOR_CORES = (
     "tma_fallback_copy_pass",
     "shared_memory_allocation_pass",
 )
+
+
+MOST_FUSED = 32
+"""Operators that are fused into one."""
 
 
 class _Before(GraphPass):
@@ -53,6 +63,47 @@ def cpu_passes(before_fusion: Callable[[FlowGraph], FlowGraph]) -> Iterator[None
         replaced(transforms, {"fuse_operator_pass": lambda: _Before(before_fusion, fusion())}),
         replaced(transforms, dict.fromkeys(("conv_channel_last_pass", "selective_quantize_pass"), _Nothing)),
     ):
+        yield
+
+
+class _UntilFull:
+    """The group of each operator, as hidet's fusion keeps it; all operators seem to have one once a group is full.
+
+    hidet adds an operator to a group only while it has none.
+    """
+
+    def __init__(self, groups: dict[Operator, Any], group: Any):
+        self.groups = groups
+        self.group = group
+
+    def __contains__(self, op: Operator) -> bool:
+        return op in self.groups or len(self.group.operators) >= MOST_FUSED
+
+    def __getitem__(self, op: Operator) -> Any:
+        return self.groups.get(op)
+
+    def __setitem__(self, op: Operator, group: Any) -> None:
+        self.groups[op] = group
+
+
+Fuse = Callable[[Sequence[Operator], Any, Any], None]
+
+
+def _bounded(fuse: Fuse) -> Fuse:
+    def fuse_until_full(anchors: Sequence[Operator], usage: Any, groups: dict[Operator, Any]) -> None:
+        for anchor in anchors:
+            fuse([anchor], usage, _UntilFull(groups, groups[anchor]))
+
+    return fuse_until_full
+
+
+_FUSED_BY = ("fuse_epilogue_operators", "fuse_prologue_operators")
+
+
+@contextmanager
+def bounded_fusion() -> Iterator[None]:
+    """Let hidet fuse no more than :data:`MOST_FUSED` operators into one while the block runs."""
+    with replaced(fuse_operator, {name: _bounded(getattr(fuse_operator, name)) for name in _FUSED_BY}):
         yield
 
 

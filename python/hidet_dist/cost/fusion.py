@@ -1,10 +1,10 @@
-"""Which operators hidet will run in the kernel of a neighbour, so that they cost no launch and no pass of their own.
+"""Predict which operators hidet will fuse into the kernel of a neighbour, so that they cost no launch or pass.
 
 This follows hidet 0.6.1's ``fuse_operator_pass`` (hidet/graph/transforms/fuse_operator.py) on the unsharded graph. An
-operator that is no element-wise (injective) one is an *anchor*. The only reader of an anchor's output becomes its
-epilogue where that output's elements map to elements of the reader's output one to one; then what is read by one kernel
-only becomes its prologue; what is left over fuses among itself. A conversion or a reduce function between two such
-operators is a barrier: then the one that would have been absorbed pays for a launch and a pass over memory.
+operator that is not element-wise (injective) is an *anchor*. The sole reader of an anchor's output becomes its epilogue
+if the elements of that output map one to one to elements of the reader's output. Then operators that a single kernel
+reads become its prologue. The remaining operators fuse with one another. A conversion or a reduce function between two
+fused operators is a barrier: the operator that would have been absorbed then pays for a launch and a pass over memory.
 
 On CPUs, products and convolutions are kernels around a library's calls (``hidet_dist.compile.cpu``), which read through
 renamings of their operands and through the padding before a convolution, and write through element-wise operators.
@@ -41,8 +41,8 @@ _RENAMED = (FlattenOp, PermuteDimsOp, RearrangeOp, ReshapeOp, SqueezeOp, Strided
 class Fused:
     """An operator absorbed by a neighbour's kernel: ``tensor`` passes between the two without touching memory.
 
-    ``prologue``: the operator makes the tensor, and its reader absorbs it; otherwise it reads the tensor, and the maker
-    absorbs it.
+    ``prologue``: the operator produces the tensor, and the consumer absorbs it. Otherwise the operator consumes the
+    tensor, and the producer absorbs it.
     """
 
     tensor: str
@@ -50,7 +50,7 @@ class Fused:
 
 
 def fused_operators(view: GraphView, library_products: bool = False) -> dict[int, Fused]:
-    """The absorbed operators of a graph, by number.
+    """Map the number of each absorbed operator of a graph to its :class:`Fused`.
 
     ``library_products``: matrix products and convolutions are kernels around a library's calls.
     """
@@ -65,7 +65,7 @@ class _Fusion:
         for name, use in view.uses():
             self.readers.setdefault(name, []).append((use.operator, use.position))
         self.maker = {view.names[y]: i for i, op in enumerate(view.operators) for y in op.outputs}
-        self.group: dict[int, int] = {}  # of each operator its anchor
+        self.group: dict[int, int] = {}  # anchor of each operator
         self.members: dict[int, list[int]] = {}
         self.fused: dict[int, Fused] = {}
         self.parent: dict[int, int] = {}  # the operator next to an absorbed one, towards the anchor
@@ -85,7 +85,7 @@ class _Fusion:
                 self._join(i, i)
                 self._prologue(i)
                 self._move_head(i)
-        return self._that_cost()
+        return self._without_idle_views()
 
     def _join(self, number: int, anchor: int) -> None:
         self.group[number] = anchor
@@ -110,7 +110,7 @@ class _Fusion:
             self.parent[reader] = self.maker[name]
 
     def _only_reader(self, name: str, open_: list[str]) -> int | None:
-        """The operator that can be absorbed through a tensor."""
+        """The operator that can be absorbed as the sole reader of a tensor; None if there is none."""
         readers = self.readers.get(name, [])
         if len(readers) != 1:
             return None
@@ -149,18 +149,18 @@ class _Fusion:
             waiting.extend(self.view.names[x] for x in self.view.operators[maker].inputs)
 
     def _can_prologue(self, maker: int, library: int | None) -> bool:
-        """Whether an operator can be part of how an anchor reads its inputs; ``library`` is one around such calls."""
+        """Tell whether an operator can be a prologue of an anchor; ``library`` is the anchor if it calls a library."""
         op = self.view.operators[maker]
         if library is None:
             return not isinstance(op, NOT_FUSIBLE)
         return isinstance(op, PadOp if isinstance(self.view.operators[library], _CONVOLUTIONS) else _RENAMED)
 
     def _free(self, number: int) -> bool:
-        """Whether an operator costs nothing alone: its output is its input's memory."""
+        """Tell whether an operator is a view, which costs nothing alone: its output is its input's memory."""
         return bool(self.view.operators[number].task.share_map)
 
     def _move_head(self, anchor: int) -> None:
-        """A view pays for no kernel: the first operator behind it that needs one does."""
+        """Move the cost of a kernel from a view, which needs none, to the first operator behind it that needs one."""
         head = anchor
         while self._free(head):
             behind = [i for i in self.members[anchor] if self.parent.get(i) == head]
@@ -169,8 +169,8 @@ class _Fusion:
             (head,) = behind  # a view has one input
             del self.fused[head], self.parent[head]
 
-    def _that_cost(self) -> dict[int, Fused]:
-        """Without the views that absorb nothing: these cost nothing when they are cut off either."""
+    def _without_idle_views(self) -> dict[int, Fused]:
+        """Drop the views that absorb nothing: they cost nothing when they are split off either."""
         needed: set[int] = set()
         for number in self.fused:
             above = number

@@ -1,9 +1,9 @@
-"""What the parts of a plan cost: the search adds these figures up, whoever says them.
+"""The cost of each part of a plan, in seconds; the search adds them up.
 
-Element-wise operators that hidet runs in a neighbour's kernel (see :mod:`hidet_dist.cost.fusion`) cost no launch, and
-no pass over the tensor that passes between the two: what the operator moves beside it, and its arithmetic, is added to
-the neighbour's roofline. Where a conversion or a reduce function stands between the two, there are two kernels after
-all, and *splitting* them costs a launch and a pass: the tensor is written and read once more.
+An element-wise operator that hidet fuses into a neighbour's kernel (:mod:`hidet_dist.cost.fusion`) costs no launch, and
+no pass over the tensor between the two. The other bytes that it moves, and its arithmetic, are added to the neighbour's
+roofline. A conversion or a reduce function between the two *splits* them into two kernels, which costs a launch and a
+pass: the tensor is written and read once more.
 """
 
 from __future__ import annotations
@@ -26,50 +26,50 @@ class CostModel(Protocol):
     """The cost of each part of a plan, in seconds. Shapes are those of whole tensors, in elements."""
 
     def fused(self, view: GraphView) -> Mapping[int, Fused]:
-        """The operators that run in the kernel of a neighbour, by number; none where fusion has no part in the cost."""
+        """Map the number of each fused operator to its :class:`Fused`; empty if the model ignores fusion."""
         ...
 
     def operator(self, op: Operator, choice: Choice) -> float:
-        """The local operator with a kernel of its own, without its reduce functions."""
+        """Seconds of the local operator as a kernel of its own, without its reduce functions."""
         ...
 
     def absorbed(self, op: Operator, choice: Choice, nbytes: int) -> float:
-        """The local operator in the kernel of a neighbour, to which ``nbytes`` pass without touching memory."""
+        """Seconds that the local operator adds to a neighbour's kernel; ``nbytes`` pass between them in registers."""
         ...
 
     def split(self, nbytes: int) -> float:
-        """What it costs more if such an operator needs a kernel of its own."""
+        """Seconds to add when a fused operator needs a kernel of its own."""
         ...
 
     def reduce(self, shape: Sequence[int], dtype: Element, partial: TensorShardSpec, fns: Sequence[ReduceFn]) -> float:
-        """The reduce functions of a partial output that lies as ``partial`` says."""
+        """Seconds of the reduce functions of a partial output in the spec ``partial``."""
         ...
 
     def conversion(
         self, shape: Sequence[int], dtype: Element, source: TensorShardSpec, target: TensorShardSpec
     ) -> Conversion:
-        """The conversion of a tensor from one spec to another."""
+        """The cheapest conversion of a tensor from one spec to another."""
         ...
 
     def conversions(
         self, shape: Sequence[int], dtype: Element, specs: Sequence[TensorShardSpec]
     ) -> tuple[tuple[float, ...], ...]:
-        """The seconds of each conversion, sources by targets; as :meth:`conversion` says of each pair."""
+        """Seconds of the conversion between each two specs, sources by targets, as :meth:`conversion` gives them."""
         ...
 
 
 class PredictedCost:
-    """Seconds as predicted for a described machine: a roofline of each operator, rings for collectives."""
+    """Seconds predicted for a described machine: a roofline for each operator, rings for collectives."""
 
     def __init__(self, cluster: Cluster):
         self.cluster = cluster
 
     def fused(self, view: GraphView) -> Mapping[int, Fused]:
-        """The operators that run in the kernel of a neighbour."""
+        """Map the number of each fused operator to its :class:`Fused`."""
         return fused_operators(view, library_products="matmul" in self.cluster.device.kernels)
 
     def operator(self, op: Operator, choice: Choice) -> float:
-        """The local operator with a kernel of its own, without its reduce functions."""
+        """Seconds of the local operator as a kernel of its own, without its reduce functions."""
         moved = choice.read_bytes + choice.written_bytes
         if not moved:
             return 0.0
@@ -79,10 +79,9 @@ class PredictedCost:
         return self.cluster.device.operator_seconds(choice.operations, moved, op.outputs[0].dtype.name)
 
     def absorbed(self, op: Operator, choice: Choice, nbytes: int) -> float:
-        """The local operator in the kernel of a neighbour, to which ``nbytes`` pass without touching memory.
+        """Seconds that the local operator adds to a neighbour's kernel; ``nbytes`` pass between them in registers.
 
-        The tensor in between is written by the one and read by the other operator only if they are split: both times
-        are left out of what is moved.
+        The tensor between the two is neither written nor read: both passes are taken off the bytes moved.
         """
         moved = choice.read_bytes + choice.written_bytes
         if not moved:
@@ -96,30 +95,30 @@ class PredictedCost:
         return max(0.0, seconds - device.launch_seconds)
 
     def _measured(self, op: Operator, choice: Choice, passing_bytes: int | None = None) -> float | None:
-        """Seconds of a kernel as it was measured, without its launch; None where none of its class was."""
+        """Seconds of a kernel by its measured class, without its launch; None if its class was not measured."""
         device = self.cluster.device
         if not device.kernels or op.outputs[0].dtype.name != MEASURED_DTYPE:
             return None
         return device.kernel_seconds(work_of(op, choice, self.cluster.mesh, passing_bytes))
 
     def split(self, nbytes: int) -> float:
-        """What it costs more if such an operator needs a kernel of its own: a launch and a pass."""
+        """Seconds to add when a fused operator needs a kernel of its own: a launch and a pass."""
         return self.cluster.copy_seconds(nbytes)
 
     def reduce(self, shape: Sequence[int], dtype: Element, partial: TensorShardSpec, fns: Sequence[ReduceFn]) -> float:
-        """The reduce functions of a partial output that lies as ``partial`` says."""
+        """Seconds of the reduce functions of a partial output in the spec ``partial``."""
         return reduce_seconds(shape, dtype, partial, fns, self.cluster)
 
     def conversion(
         self, shape: Sequence[int], dtype: Element, source: TensorShardSpec, target: TensorShardSpec
     ) -> Conversion:
-        """The conversion of a tensor from one spec to another."""
+        """The cheapest conversion of a tensor from one spec to another."""
         return cheapest_conversion(shape, dtype, source, target, self.cluster)
 
     def conversions(
         self, shape: Sequence[int], dtype: Element, specs: Sequence[TensorShardSpec]
     ) -> tuple[tuple[float, ...], ...]:
-        """The seconds of each conversion, sources by targets; as :meth:`conversion` says of each pair."""
+        """Seconds of the conversion between each two specs, sources by targets, as :meth:`conversion` gives them."""
         return conversion_seconds(shape, dtype, specs, specs, self.cluster)
 
 
@@ -137,7 +136,7 @@ def reduction_seconds(model: CostModel, op: Operator, choice: Choice) -> float:
 def compute_seconds(
     model: CostModel, view: GraphView, number: int, choice: Choice, fused: Fused | None, mesh: DeviceMesh
 ) -> float:
-    """Seconds of an operator's own work, in the kernel of its neighbour where it is one of the ``fused``."""
+    """Seconds of an operator's computation, within its neighbour's kernel if it is ``fused``."""
     op = view.operators[number]
     if fused is None:
         return model.operator(op, choice)
@@ -155,17 +154,17 @@ def split_seconds(
     shape: Sequence[int],
     itemsize: int,
     fused: Fused,
-    lies: tuple[TensorShardSpec, bool],
-    wanted: TensorShardSpec,
+    produced: tuple[TensorShardSpec, bool],
+    required: TensorShardSpec,
     mesh: DeviceMesh,
 ) -> float:
-    """Seconds for splitting two operators, if they must be: the tensor between them is reduced or converted.
+    """Seconds for splitting two fused operators; 0 unless the tensor between them is reduced or converted.
 
-    ``lies`` is the spec that the tensor is made in, and whether it is reduced. Paid once for each spec it is ``wanted``
-    in.
+    ``produced`` is the spec that the tensor is produced in, and whether it is reduced. Paid once for each distinct
+    ``required`` spec.
     """
-    spec, reduced = lies
-    if not reduced and spec == wanted:
+    spec, reduced = produced
+    if not reduced and spec == required:
         return 0.0
-    between = spec if fused.prologue else wanted
+    between = spec if fused.prologue else required
     return model.split(between.local_nbytes(shape, itemsize, mesh))

@@ -1,4 +1,4 @@
-"""The work of an operator on a device whose kernels were measured: which class they are of, and how much they do."""
+"""The work of an operator on a device whose kernels were measured: its class of kernels, operations and bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hidet_dist.spec import DeviceMesh
 from hidet_dist.weights.named import is_weight
 
 MEASURED_DTYPE = "float32"
-"""Of the kernels that are measured."""
+"""The dtype of the kernels that are measured."""
 
 _CLASSES: dict[type[Operator], str] = {
     MatmulOp: "matmul",
@@ -49,7 +49,7 @@ _CLASSES: dict[type[Operator], str] = {
 
 
 def kernel_class(op: Operator) -> str:
-    """The class of an operator's kernel; of operators that are of none by their type, their definition decides."""
+    """The class of an operator's kernel, by its type, or else by its definition."""
     for base in type(op).__mro__:
         if base in _CLASSES:
             return _CLASSES[base]
@@ -59,13 +59,13 @@ def kernel_class(op: Operator) -> str:
 def work_of(op: Operator, choice: Choice, mesh: DeviceMesh, passing_bytes: int | None = None) -> Work:
     """The work of a local operator.
 
-    ``passing_bytes`` pass to or from a neighbour, in whose kernel the operator runs, without touching memory; None
-    where it has a kernel of its own. A stack of products is a call for each, unless one matrix multiplies all.
+    ``passing_bytes`` pass in registers between the operator and the neighbour whose kernel it is fused into; None if
+    the operator has a kernel of its own. A batched product is one call for each matrix, unless all share one operand.
     """
     kernel = kernel_class(op)
     moved = choice.read_bytes + choice.written_bytes
     weights = 0
-    if kernel != "lookup":  # which reads few rows of its table
+    if kernel != "lookup":  # a lookup reads few rows of its table
         for x, spec in zip(op.inputs, choice.spec.in_specs, strict=True):
             if x.storage is not None or is_weight(x):
                 weights += spec.local_nbytes([int(size) for size in x.shape], int(x.dtype.nbytes), mesh)

@@ -1,4 +1,4 @@
-"""Explanations of plans: what everything costs and why it was chosen, as text, as JSON, and as schedule lines."""
+"""Explanations of plans: costs, and the reasons for each choice, as text, as JSON, and as schedule lines."""
 
 from hidet_dist.explain.explanation import Explanation
 from hidet_dist.explain.report import Incumbent, Row, RunnerUp, SearchReport, Traffic

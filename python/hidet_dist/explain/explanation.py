@@ -25,11 +25,10 @@ _WIDTH = 160  # columns of the text form
 
 @dataclass(frozen=True)
 class Explanation:
-    """What everything in a plan costs, what else there was, and how to apply the plan by hand.
+    """The costs in a plan, the alternatives to each choice, and the lines to apply the plan by hand.
 
-    ``str()`` is text, ``rich.print`` shows it with the terminal's width, :meth:`to_json` is for programs. Costs are in
-    seconds, memory in bytes. What only a search knows (runner-ups, memory over time, bounds, incumbents) is there if
-    the plan has its report.
+    ``str()`` gives text, ``rich.print`` fits it to the terminal, :meth:`to_json` is for programs. Costs are in
+    seconds, memory in bytes. Runner-ups, memory over time, bounds and incumbents need the search's report in the plan.
     """
 
     plan: Plan
@@ -41,11 +40,11 @@ class Explanation:
 
     @property
     def compute_seconds(self) -> float:
-        """Predicted time of all operators without their communication."""
+        """Predicted seconds of all operators without their communication."""
         return sum(op.compute_seconds for op in self.plan.stage.operators)
 
     def to_data(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """The explanation as plain JSON values."""
         plan, report = self.plan, self.plan.report
         stage = plan.stage
         operators = []
@@ -83,7 +82,7 @@ class Explanation:
         }
 
     def to_json(self) -> str:
-        """As JSON text."""
+        """The explanation as JSON text."""
         return json.dumps(self.to_data(), indent=1) + "\n"
 
     def __str__(self) -> str:
@@ -122,12 +121,14 @@ class Explanation:
             yield Text(f"Collectives: {counts or 'none'}")
             yield Text(f"Weights: {plan.stage.weight_bytes_per_device} bytes a device")
             return
-        serially = "" if overlap is None else " one operator or collective after the other"
+        serially = "" if overlap is None else ", one operator or collective after the other"
         if report.mode == "propagate":
-            yield Text("Propagated from pins; nothing is proven of it")
+            yield Text("Propagated from pins; its time has no proven bound")
         else:
-            yield Text(f"No plan takes less than {_time(report.bound_seconds)}{serially} (gap {report.gap:.2%})")
-        traffic = ", ".join(f"{own.count} {kind} of {own.nbytes} bytes" for kind, own in report.traffic.items())
+            yield Text(f"Lower bound of any plan: {_time(report.bound_seconds)}{serially} (gap {report.gap:.2%})")
+        if report.time_limit_reached:
+            yield Text("The time limit was reached: the plan depends on the speed of the machine that searched")
+        traffic = ", ".join(f"{one.count} {kind} of {one.nbytes} bytes" for kind, one in report.traffic.items())
         yield Text(f"Collectives: {traffic or 'none'}")
         peak = max(report.live_bytes)
         where = report.live_bytes.index(peak)
@@ -149,10 +150,11 @@ class Explanation:
             runner_up, held = "", ""
             if report is not None:
                 held = str(report.live_bytes[number])
-                own = report.runner_ups[number]
-                if own is not None:
-                    least = "?" if own.at_least_seconds is None else _more(own.at_least_seconds - self.plan.seconds)
-                    runner_up = f"{own.spec}: {least}, {_more(own.alone_seconds - self.plan.seconds)}"
+                second = report.runner_ups[number]
+                if second is not None:
+                    bound = second.at_least_seconds
+                    least = "?" if bound is None else _more(bound - self.plan.seconds)
+                    runner_up = f"{second.spec}: {least}, {_more(second.alone_seconds - self.plan.seconds)}"
             cells = (
                 str(op.index),
                 f"{op.operator} {op.label}".strip(),
@@ -167,20 +169,20 @@ class Explanation:
         return table
 
     def _overlap(self, overlap: OverlapPlan) -> Table:
-        """Each collective in the order in which they are launched, and how much of it nothing waits for."""
+        """The table of collectives in launch order, with the time of each that computation hides."""
         table = Table(title=Text("Collectives beside computation [µs]"))
         for column in ("operator", "tensor", "collective"):
             table.add_column(column, overflow="fold")
         for column in ("time", "hidden"):
             table.add_column(column, justify="right")
-        for own in overlap.communications:
-            where = "output" if own.operator is None else str(own.operator)
-            times = f"{own.seconds * 1e6:.1f}", f"{own.hidden_seconds * 1e6:.1f}"
-            table.add_row(*map(Text, (where, own.tensor, own.step, *times)))
+        for one in overlap.communications:
+            where = "output" if one.operator is None else str(one.operator)
+            times = f"{one.seconds * 1e6:.1f}", f"{one.hidden_seconds * 1e6:.1f}"
+            table.add_row(*map(Text, (where, one.tensor, one.step, *times)))
         return table
 
     def _incumbent(self, number: int, incumbent: Incumbent) -> Table:
-        """The table of an incumbent, whole for the first, and then what changed."""
+        """The table of an incumbent: whole for the first one, then the rows that changed."""
         gone = "" if incumbent.elapsed_seconds is None else f" after {incumbent.elapsed_seconds:.2f} s"
         what = "" if number == 0 else ", what changed"
         title = f"Incumbent {number}{gone}: {_time(incumbent.seconds)}, bound {_time(incumbent.bound_seconds)}{what}"
@@ -188,7 +190,7 @@ class Explanation:
         for column in ("Name", "InSpec", "OutSpec"):
             table.add_column(column, overflow="fold")
         table.add_column("Cost [µs]", justify="right")
-        rows: list[Row] = [row for own in incumbent.rows.values() for row in own]
+        rows: list[Row] = [row for part in incumbent.rows.values() for row in part]
         for row in rows:
             table.add_row(*map(Text, (row.name, row.in_spec, row.out_spec, f"{row.seconds * 1e6:.1f}")))
         table.add_row("Total", "", "", f"{incumbent.seconds * 1e6:.1f}")

@@ -1,4 +1,4 @@
-"""What only the search knows of a plan, as plain data."""
+"""The search's report on a plan, as plain data: bounds, runner-ups, memory over time, incumbents."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ class RunnerUp:
     Attributes
     ----------
     spec: its operator sharding spec, as text.
-    at_least_seconds: no plan with it takes less, all else planned anew; without a budget that binds, and without
-        tensors that very many operators read, a plan with it takes just that. None where the graph is too densely
-        connected to say.
-    alone_seconds: what the plan takes with this choice and everything else as it is, whatever memory that needs.
+    at_least_seconds: a lower bound of all plans with this choice. It is attained if no budget binds and no tensor has
+        very many readers. None if the graph is too densely connected to compute it.
+    alone_seconds: the seconds of the plan with this choice and all others unchanged, whatever memory that needs.
     """
 
     spec: str
@@ -28,7 +27,7 @@ class RunnerUp:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a plan's table: an operator, ``|-`` and a tensor that is converted for it, or a graph output."""
+    """A line of a plan's table: an operator, a tensor that is converted for it (after ``|-``), or a graph output."""
 
     name: str
     in_spec: str
@@ -38,10 +37,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Incumbent:
-    """A plan that was the best known for a while, and the lower bound known by then.
+    """The best plan known at a point of the search, and the lower bound known then.
 
-    ``rows`` are the parts of its table, by operator number (the last is that of the graph outputs), that differ from
-    those of the incumbent before. ``elapsed_seconds`` is None where times of the machine at work must not be kept.
+    ``rows`` are the parts of its table that differ from the previous incumbent's, by operator number; the graph outputs
+    come last. ``elapsed_seconds`` is None in artifacts, which do not depend on the machine that searched.
     """
 
     seconds: float
@@ -52,7 +51,7 @@ class Incumbent:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Collectives of a kind: how many, and the bytes of the tensors, each whole within its group."""
+    """The collectives of one kind: their count, and the bytes of their tensors, each whole within its group."""
 
     count: int
     nbytes: int
@@ -60,19 +59,20 @@ class Traffic:
 
 @dataclass(frozen=True)
 class SearchReport:
-    """How a plan was found.
+    """The report of a search.
 
     Attributes
     ----------
     mode: ``search`` or ``propagate``.
-    bound_seconds: no plan takes less; 0 where nothing was proven.
-    gap: how far the plan can be from the best one, relative to its time.
-    mem_budget: bytes that a device may hold.
-    live_bytes: most bytes that a device holds while each operator is at work, and at the end for the graph outputs.
+    bound_seconds: a lower bound of all plans; 0 if none was proven.
+    gap: (seconds - bound) / seconds, the most that a better plan could save.
+    mem_budget: bytes of memory allowed per device.
+    live_bytes: peak bytes of a device during each operator, then for the graph outputs.
     traffic: by kind of collective.
     runner_ups: one an operator; None where it has one choice only.
-    incumbents: the best plans known in turn, the last is the plan itself; its sum is greater than that of the one
-        before where it was taken for its makespan.
+    incumbents: the best plans known in turn; the last one is the plan. Its sum of seconds may exceed the previous
+        one's if it was chosen for its makespan.
+    time_limit_reached: whether the time limit cut the search short, so that its result depends on the machine's speed.
     """
 
     mode: str
@@ -83,14 +83,15 @@ class SearchReport:
     traffic: dict[str, Traffic]
     runner_ups: tuple[RunnerUp | None, ...]
     incumbents: tuple[Incumbent, ...]
+    time_limit_reached: bool = False
 
     def without_times(self) -> SearchReport:
-        """The same, less the times of the machine that searched: it is the same for the same input."""
+        """The report without measured times, so that the same input gives the same report."""
         incumbents = tuple(replace(incumbent, elapsed_seconds=None) for incumbent in self.incumbents)
         return replace(self, incumbents=incumbents)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """The report as plain JSON values."""
         return asdict(self)
 
     @classmethod
@@ -115,6 +116,7 @@ class SearchReport:
                 {kind: Traffic(**own) for kind, own in data["traffic"].items()},
                 tuple(None if own is None else RunnerUp(**own) for own in data["runner_ups"]),
                 incumbents,
+                data["time_limit_reached"],
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise PlanError(f"Not a report of a search: {type(error).__name__}: {error}") from error

@@ -1,4 +1,4 @@
-"""A plan as schedule lines that a person can apply by hand, as Slapo (Chen et al., ASPLOS 2024) writes them."""
+"""Schedule lines, by which a person can apply a plan by hand, in the manner of Slapo (Chen et al., ASPLOS 2024)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _STEP = re.compile(r"^(\w+)\((.*)\)$")
 
 
 def schedule_lines(stage: StagePlan) -> list[str]:
-    """The stage line by line, in execution order.
+    """The schedule lines of a stage, in execution order.
 
-    ``shard("fc1.weight", dim=1)`` splits a weight or a graph input, over the mesh axes ``axes`` where the mesh has
-    several. ``sync("fc2", "all_reduce")`` reduces what an operator makes, and
-    ``sync("fc2", "all_gather", dim=1, of="t4.0", when="before")`` converts what it reads. An operator without a name of
-    the user's is ``op:7``.
+    ``shard("fc1.weight", dim=1)`` splits a weight or a graph input; ``axes`` names the mesh axes if there are several.
+    ``sync("fc2", "all_reduce")`` reduces an operator's output, and
+    ``sync("fc2", "all_gather", dim=1, of="t4.0", when="before")`` converts an operator's input. An operator that the
+    user gave no name is written ``op:7``.
     """
     mesh = stage.mesh
     lines = []
@@ -48,7 +48,7 @@ def _axes(axes: tuple[int, ...], mesh: DeviceMesh) -> str:
 
 
 def _step(text: str, mesh: DeviceMesh) -> str:
-    """A conversion step or a reduce function as arguments: its kind, then what it was told."""
+    """A conversion step or a reduce function as the arguments of ``sync``: its kind, then its fields."""
     match = _STEP.match(text)
     assert match is not None
     kind, rest = match.groups()

@@ -45,7 +45,7 @@ def show() -> None:
 
 
 def _console() -> Console:
-    """As wide as the terminal; in a log, wide enough for the tables."""
+    """A console of the terminal's width; in a log, wide enough for the tables."""
     console = Console()
     return console if console.is_terminal else Console(width=_LOG_WIDTH)
 

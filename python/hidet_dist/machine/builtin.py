@@ -1,4 +1,4 @@
-"""Machines that can be named. Figures are the vendors', peak and dense (half of what is printed for sparse matrices).
+"""Built-in machines. Rates are the vendors' peaks of dense arithmetic (half of those printed for sparse matrices).
 
 Devices (arithmetic, memory bandwidth, memory), from NVIDIA's data sheets:
 

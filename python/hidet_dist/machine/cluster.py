@@ -1,4 +1,4 @@
-"""Devices and links, and what an operator or a collective costs on them, in seconds."""
+"""Devices and links, and the predicted seconds of operators and collectives on them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hidet_dist.checks import is_finite, shown
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine.kernels import KernelCost, Work, check_kernels
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.collectives import Collective
 
 
 def _positive(value: Any) -> bool:
@@ -18,10 +19,10 @@ def _positive(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Link:
-    """What connects the devices along one mesh axis.
+    """The connection between the devices along one mesh axis.
 
-    ``latency_seconds`` is paid for each step of a collective's ring; ``bandwidth_bytes_per_second`` is what one device
-    sends in one direction.
+    ``latency_seconds`` is paid at each step of a collective's ring. ``bandwidth_bytes_per_second`` is the rate at which
+    one device sends in one direction.
     """
 
     latency_seconds: float
@@ -40,16 +41,20 @@ class Link:
 class Device:
     """One device.
 
-    ``flops_per_second`` by dtype name (the ``default`` entry serves the others), ``memory_bandwidth_bytes_per_second``
-    between the device and its memory, ``memory_bytes``, and ``launch_seconds``, the least time of one kernel.
-    ``overlaps_communication`` says whether collectives run beside computation, in a stream of their own, and
-    ``places_shards`` whether they put shards along any dim where they belong, and take them from there, at no cost: in
-    host memory, where they copy anyway, they do.
-
-    Where float32 kernels were measured, ``kernels`` has what each class of them costs (see
-    :data:`hidet_dist.machine.kernels.KERNEL_CLASSES`), and ``cache_bytes`` what a kernel finds in a cache if it was
-    just written; of what a kernel moves beyond that, and of weights, each byte takes no less than memory does. The
-    roofline serves all else.
+    Attributes
+    ----------
+    name: such as ``H100-SXM5-80GB``.
+    flops_per_second: by dtype name; the ``default`` entry serves the other dtypes.
+    memory_bandwidth_bytes_per_second: between the device and its memory.
+    memory_bytes: capacity.
+    launch_seconds: the least time of one kernel.
+    overlaps_communication: collectives run beside computation, in a stream of their own.
+    cache_bytes: the size of the cache in which a kernel finds data that was just written. Bytes beyond it, and weights,
+        take at least the time that memory needs.
+    kernels: the measured cost of each class of float32 kernels (:data:`hidet_dist.machine.kernels.KERNEL_CLASSES`).
+        Classes that were not measured are predicted by the roofline.
+    places_shards: collectives read and write the shards of any dim in place, without packing or unpacking them. Those
+        in host memory do, since they copy anyway.
     """
 
     name: str
@@ -85,9 +90,9 @@ class Device:
         check_kernels(self.kernels)
 
     def operator_seconds(self, operations: int, moved_bytes: int, dtype: str) -> float:
-        """Time of one operator: the roofline (Williams et al., CACM 52(4), 2009), never below a launch.
+        """Seconds of one operator by the roofline (Williams et al., CACM 52(4), 2009), at least those of a launch.
 
-        ``operations`` are scalar operations, ``moved_bytes`` what it reads and writes. No work takes no time.
+        ``operations`` are scalar operations, ``moved_bytes`` the bytes read and written. No work takes no time.
         """
         if not operations and not moved_bytes:
             return 0.0
@@ -95,11 +100,11 @@ class Device:
         return self.launch_seconds + max(operations / rate, moved_bytes / self.memory_bandwidth_bytes_per_second)
 
     def beyond_cache(self, work: Work) -> int:
-        """Bytes of what a kernel moves that no cache holds."""
+        """Bytes that a kernel moves to or from memory because no cache holds them."""
         return work.weight_bytes + max(0, work.moved_bytes - work.weight_bytes - self.cache_bytes)
 
     def kernel_seconds(self, work: Work) -> float | None:
-        """Time of a kernel of a class that was measured, without its launch; None where it was not."""
+        """Seconds of a kernel whose class was measured, without its launch; None for other classes."""
         cost = self.kernels.get(work.kernel)
         if cost is None:
             return None
@@ -116,9 +121,9 @@ class Device:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A device mesh with the link of each axis and the device at each place.
+    """A device mesh, the link of each of its axes, and the device at each coordinate.
 
-    The collective costs are those of the ring algorithms (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005), for n
+    Collectives cost what the ring algorithms do (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005), for n
     devices, b bytes of the tensor that is whole within the group, latency a and bandwidth w: all-gather and
     reduce-scatter take (n-1)(a + b/(n w)), an all-reduce is one of each; in an all-to-all each device sends b/n^2
     bytes to each other one, (n-1)(a + b/(n^2 w)). A group that spans several mesh axes is one ring over its slowest
@@ -139,27 +144,16 @@ class Cluster:
         bandwidth = min(self.links[axis].bandwidth_bytes_per_second for axis in axes)
         return (n - 1) * (latency + nbytes / (n * bandwidth))
 
-    def all_gather_seconds(self, nbytes: int, axes: Sequence[int]) -> float:
-        """Time to gather a tensor of ``nbytes`` (after the gathering) over the group of ``axes``."""
-        return self._ring_seconds(nbytes, axes)
+    def collective_seconds(self, kind: Collective, nbytes: int, axes: Sequence[int]) -> float:
+        """Seconds of a collective over the group of ``axes`` on a tensor that has ``nbytes`` whole within the group.
 
-    def reduce_scatter_seconds(self, nbytes: int, axes: Sequence[int]) -> float:
-        """Time to reduce and scatter a tensor of ``nbytes`` (before the scattering) over the group of ``axes``."""
-        return self._ring_seconds(nbytes, axes)
-
-    def all_reduce_seconds(self, nbytes: int, axes: Sequence[int]) -> float:
-        """Time to reduce a tensor of ``nbytes`` to every device of the group of ``axes``."""
-        return 2 * self._ring_seconds(nbytes, axes)
-
-    def all_to_all_seconds(self, nbytes: int, axes: Sequence[int]) -> float:
-        """Time to move the split of a tensor of ``nbytes`` (of all devices of a group together) to another dim.
-
-        Each of n devices holds 1/n of the tensor, and sends 1/n of that to each of the others.
+        That is what is there after an all-gather, before a reduce-scatter, and in all-reduces on each device; in an
+        all-to-all the devices of the group hold it together.
         """
-        return self._ring_seconds(nbytes / self.mesh.group_size(axes), axes)
+        return kind.ring_passes * self._ring_seconds(kind.ring_nbytes(nbytes, self.mesh.group_size(axes)), axes)
 
     def copy_seconds(self, nbytes: int) -> float:
-        """Time to copy ``nbytes`` within a device: each byte is read and written."""
+        """Seconds to copy ``nbytes`` within a device: each byte is read and written."""
         seconds = self.device.kernel_seconds(Work("copy", 0, 2 * nbytes)) if nbytes else None
         if seconds is not None:
             return self.device.launch_seconds + seconds

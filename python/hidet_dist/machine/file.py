@@ -1,4 +1,4 @@
-"""A machine described in a JSON file."""
+"""Machine files: a described machine as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hidet_dist.machine.kernels import KernelCost
 from hidet_dist.spec import DeviceMesh
 
 _DEVICE = ("name", "flops_per_second", "memory_bandwidth_bytes_per_second", "memory_bytes", "launch_seconds")
-# Of a device: files that were written without these hold.
+# Fields of a device that a file may leave out.
 _OPTIONAL = ("overlaps_communication", "cache_bytes", "kernels", "places_shards")
 _KERNEL = ("seconds_per_operation", "seconds_per_byte", "seconds_per_call")
 _LINK = ("latency_seconds", "bandwidth_bytes_per_second")
@@ -33,7 +33,7 @@ def save_machine(cluster: Cluster, path: str | Path) -> None:
 
 
 def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
-    """The machine of a JSON file with ``mesh`` on it.
+    """Read the machine of a JSON file, with ``mesh`` on it.
 
     The file has ``device`` (name, flops_per_second by dtype, memory_bandwidth_bytes_per_second, memory_bytes,
     launch_seconds; overlaps_communication and places_shards, false where left out; cache_bytes and kernels if measured)

@@ -1,8 +1,8 @@
-"""What CUDA code is generated for: the properties of a GPU that a compiler asks for, from NVIDIA's documents.
+"""GPUs that CUDA code is generated for: the properties that a compiler needs, from NVIDIA's documents.
 
 * Multiprocessors: A100 (Ampere), H100 (Hopper) and Ada GPU Architecture white papers; the H200 has the H100 SXM5's GPU
   (H200 data sheet).
-* Shared memory that a block may have, without and with opting in, and registers: CUDA C++ Programming Guide, table
+* Shared memory of a block, without and with opting in to more, and registers: CUDA C++ Programming Guide, table
   "Technical Specifications per Compute Capability".
 """
 
@@ -19,13 +19,13 @@ class Gpu:
 
     Attributes
     ----------
-    name: as :class:`hidet_dist.machine.Device` has it.
+    name: the name of the :class:`hidet_dist.machine.Device`.
     capability: compute capability, major and minor.
     multiprocessors: streaming multiprocessors.
-    shared_memory_per_block_bytes: what a block may have of it unless it opts in to more.
-    shared_memory_per_block_optin_bytes: what a block may have of it at most.
-    registers_per_multiprocessor: of 32 bits.
-    threads_per_multiprocessor: resident threads at most.
+    shared_memory_per_block_bytes: the limit of a block that does not opt in to more.
+    shared_memory_per_block_optin_bytes: the limit of a block that opts in.
+    registers_per_multiprocessor: 32-bit registers.
+    threads_per_multiprocessor: the limit of resident threads.
     """
 
     name: str
@@ -48,7 +48,7 @@ def _gpu(name: str, capability: tuple[int, int], multiprocessors: int) -> Gpu:
     return Gpu(name, capability, multiprocessors, 48 * _KIB, optin, 64 * _KIB, threads)
 
 
-# Shared memory that a block may opt in to, and resident threads of a multiprocessor.
+# By compute capability: shared memory that a block may opt in to (bytes), resident threads of a multiprocessor.
 _BY_CAPABILITY = {(8, 0): (163 * _KIB, 2048), (8, 9): (99 * _KIB, 1536), (9, 0): (227 * _KIB, 2048)}
 
 GPUS: dict[str, Gpu] = {
@@ -62,5 +62,5 @@ GPUS: dict[str, Gpu] = {
         _gpu("H200-SXM5-141GB", (9, 0), 132),
     )
 }
-# The machine whose device stands for an architecture where none is named.
+# The default machine of each architecture.
 MACHINE_OF_ARCH = {"sm_80": "dgx-a100", "sm_89": "pcie-l40s", "sm_90": "dgx-h100"}

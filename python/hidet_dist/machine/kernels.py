@@ -1,4 +1,4 @@
-"""What kernels of a class cost on a device whose kernels were measured."""
+"""The measured costs of classes of kernels."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ KERNEL_CLASSES = (
     "elementwise",
     "function",
 )
-"""Kernels that spend their time alike. ``copy`` moves elements to other places. ``function`` is no kernel: its
+"""Kernels of one class share a cost formula. ``copy`` moves elements to other places. ``function`` is not a kernel: its
 operations are the calls of functions, such as exp, in element-wise kernels."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a kernel does: its class, scalar operations, bytes moved, and calls: of itself, or of a library in it.
+    """The work of a kernel: its class, scalar operations, bytes moved, and calls of itself or of a library in it.
 
-    ``weight_bytes`` are those of weights: there are more of them than a cache holds, so that they come from memory.
-    ``functions`` are operations that no processor has an instruction for, such as exp.
+    ``weight_bytes`` are the bytes of weights among those moved. They come from memory, as a model has more weights than
+    a cache holds. ``functions`` are operations that no processor has an instruction for, such as exp.
     """
 
     kernel: str
@@ -45,10 +45,9 @@ class Work:
 
 @dataclass(frozen=True)
 class KernelCost:
-    """Seconds that a kernel of one class takes for each operation, each byte that a cache holds, and each call.
+    """Seconds that a kernel of one class takes for each operation, each byte found in a cache, and each call.
 
-    The times add up: the cores that compute are the ones that wait for memory, and a library packs before it
-    multiplies.
+    The times add up: the cores that compute also wait for memory, and a library packs before it multiplies.
     """
 
     seconds_per_operation: float
@@ -63,7 +62,7 @@ class KernelCost:
 
 
 def check_kernels(kernels: Mapping[str, KernelCost]) -> None:
-    """Raise ConfigError unless all keys are classes of kernels, and all values their costs."""
+    """Raise ConfigError unless every key is a class of kernels and every value its cost."""
     if not isinstance(kernels, Mapping):
         raise ConfigError(f"A device's kernels must map classes of kernels to their costs; got {shown(kernels)}.")
     for name, cost in kernels.items():

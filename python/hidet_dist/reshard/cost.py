@@ -1,4 +1,4 @@
-"""What the steps of a conversion cost."""
+"""Predicted seconds of the steps of a conversion."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def itemsize(dtype: Element) -> int:
 
 
 class StepSeconds(NamedTuple):
-    """The predicted times of a step in turn: what is copied before it communicates, communicating, copying after."""
+    """The predicted seconds of a step: copying before it sends (pack), communicating, copying after (unpack)."""
 
     pack: float
     communicate: float
@@ -33,28 +33,23 @@ class StepSeconds(NamedTuple):
 def step_parts(
     step: Step, before: Layout, after: Layout, shape: Sequence[int], element_bytes: int, cluster: Cluster
 ) -> StepSeconds:
-    """Predicted times of a step on a tensor of ``shape`` (whole), with the copies that its order in memory needs.
+    """Predict the seconds of a step on a tensor of ``shape`` (whole, in elements), with the copies that it needs.
 
     A slice copies what it keeps. A collective along a dim whose parts do not lie one behind the other in the group's
     order packs what it sends, or unpacks what it receives, which copies it (:meth:`Step.packs`, :meth:`Step.unpacks`).
-    Padding is sent like anything else; what is left after it is cut off is copied. Where collectives put shards in
-    their places (``Device.places_shards``), neither costs a copy.
+    Padding is sent like data; cutting it off afterwards costs a copy. Collectives that write shards to their places
+    (``Device.places_shards``) need neither copy.
     """
     mesh = cluster.mesh
     sent = split_of(before).local_shape(shape, mesh)
     sent_bytes = math.prod(sent) * element_bytes
     received = split_of(after).local_shape(shape, mesh)
     received_bytes = math.prod(received) * element_bytes
-    if step.kind == "slice":
+    kind = step.collective
+    if not kind.communicates:
         return StepSeconds(cluster.copy_seconds(received_bytes), 0.0, 0.0)
-    if step.kind == "all_gather":
-        seconds = cluster.all_gather_seconds(sent_bytes * mesh.group_size(step.mesh_axes), step.mesh_axes)
-    elif step.kind == "all_to_all":
-        seconds = cluster.all_to_all_seconds(sent_bytes * mesh.group_size(step.mesh_axes), step.mesh_axes)
-    elif step.kind == "reduce_scatter":
-        seconds = cluster.reduce_scatter_seconds(sent_bytes, step.mesh_axes)
-    else:
-        seconds = cluster.all_reduce_seconds(sent_bytes, step.mesh_axes)
+    whole = kind.whole(sent_bytes, mesh.group_size(step.mesh_axes))
+    seconds = cluster.collective_seconds(kind, whole, step.mesh_axes)
     if cluster.device.places_shards:
         return StepSeconds(0.0, seconds, 0.0)
     return StepSeconds(
@@ -67,7 +62,7 @@ def step_parts(
 def step_seconds(
     step: Step, before: Layout, after: Layout, shape: Sequence[int], element_bytes: int, cluster: Cluster
 ) -> float:
-    """Predicted time of a step in all, as :func:`step_parts` has it."""
+    """The sum of the seconds that :func:`step_parts` predicts."""
     pack, communicate, unpack = step_parts(step, before, after, shape, element_bytes, cluster)
     return communicate + pack + unpack
 
@@ -79,7 +74,7 @@ def reduce_seconds(
     fns: Sequence[ReduceFn],
     cluster: Cluster,
 ) -> float:
-    """Predicted time of applying ``fns`` to a partial tensor of ``shape`` (whole) that lies as ``partial`` says."""
+    """Predict the seconds of applying ``fns`` in turn to a tensor of ``shape`` (whole) in the spec ``partial``."""
     seconds = 0.0
     spec = partial
     for fn in fns:

@@ -1,4 +1,4 @@
-"""The cheapest steps between two specs: a shortest path over all the ways in which a tensor can lie on the mesh."""
+"""The cheapest conversion between two layouts: a shortest path over all layouts that a tensor can have on the mesh."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hidet_dist.reshard.cost import Element, itemsize, step_seconds
 from hidet_dist.reshard.steps import Step, moves
 from hidet_dist.spec.partial import Layout, PartialSpec, partial_axes, split_of
 
-# Paths are compared in whole ticks of 2**-100 s, which hold the 53 bits of any float from 1e-14 s up: sums of them are
-# exact, whatever their order, so that equal costs are equal and ties are broken as defined.
+# Paths are compared in whole ticks of 2**-100 s. A tick count holds the 53 bits of any float from 1e-14 s up, so that
+# sums are exact in any order: equal costs compare equal, and ties are broken as defined.
 _TICKS_LOG2 = 100
 
-# A tensor of five dims has 316 layouts over three mesh axes, 2721 over four and 25946 over five. On meshes of more axes
-# than this a path may use only those that its two ends use.
+# A tensor of five dims has 316 layouts over three mesh axes, 2721 over four and 25946 over five. On a mesh with more
+# axes than this a path uses only the axes of its two ends.
 _DETOUR_AXES = 4
 
 
@@ -40,12 +40,12 @@ class Conversion:
 def cheapest_conversion(
     shape: Sequence[int], dtype: Element, source: Layout, target: Layout, cluster: Cluster
 ) -> Conversion:
-    """The cheapest steps that convert a tensor of ``shape`` (whole, in elements) from ``source`` to ``target``.
+    """Find the cheapest steps that convert a tensor of ``shape`` (whole, in elements) from ``source`` to ``target``.
 
-    Dijkstra's algorithm over the layouts that fit the shape; :func:`hidet_dist.reshard.moves` says which steps there
-    are, :func:`hidet_dist.reshard.step_seconds` what each costs. Of paths of equal cost the one of fewest steps is
-    taken, and of these the one that is found first in the order of ``moves``. On a mesh of more than four axes the path
-    uses only those axes that the source or the target does; on others it may take detours over any.
+    Dijkstra's algorithm runs over the layouts that fit the shape. :func:`hidet_dist.reshard.moves` lists the steps,
+    :func:`hidet_dist.reshard.step_seconds` prices them. Among paths of equal cost, the path with the fewest steps wins,
+    then the first one in the order of ``moves``. On a mesh of more than four axes a path uses only the axes of the
+    source and the target; on smaller meshes it may detour over any axis.
 
     Raises
     ------
@@ -85,7 +85,9 @@ def _checked(
             continue
         for source in sources:
             if not set(target.mesh_axes) <= set(partial_axes(source)) or getattr(source, "op", "") != target.op:
-                raise SpecError(f"A tensor that lies as {source} cannot become {target}: it is not so partial.")
+                raise SpecError(
+                    f"A tensor in {source} cannot become {target}: it is not partial over these axes by this op."
+                )
     every = tuple(range(cluster.mesh.ndim))
     find = functools.partial(_ways, tuple(shape), itemsize(dtype), cluster)
     if len(every) <= _DETOUR_AXES:
@@ -104,7 +106,7 @@ def _ways(shape: tuple[int, ...], element_bytes: int, cluster: Cluster, usable: 
 
 
 class _Ways:
-    """The layouts of a tensor as a graph, laid out as far as it was asked for: node numbers, and steps with prices."""
+    """The graph of a tensor's layouts, expanded on demand: nodes are numbered layouts, edges are priced steps."""
 
     def __init__(self, shape: tuple[int, ...], element_bytes: int, cluster: Cluster, usable: tuple[int, ...]):
         self._usable = usable
@@ -124,7 +126,7 @@ class _Ways:
         return number
 
     def out(self, node: int) -> list[tuple[int, int, Step]]:
-        """From a node: where each step leads, its ticks with one step counted behind them, and the step."""
+        """List the edges of a node as (target node, price, step)."""
         if node not in self._out:
             before = self._layouts[node]
             self._out[node] = [
@@ -138,14 +140,14 @@ class _Ways:
         return self._out[node]
 
     def tree(self, source: Layout) -> _Tree:
-        """The cheapest paths from a layout."""
+        """The tree of cheapest paths from a layout."""
         number = self.number(source)
         if number not in self._trees:
             self._trees[number] = _Tree(self, number)
         return self._trees[number]
 
 
-# A price is ticks and, as its last digits, the number of steps, so that comparing prices compares both.
+# A price is ticks * _STEPS + number of steps, so that one comparison orders by cost, then by length.
 _STEPS = 2**16
 
 
@@ -154,19 +156,19 @@ def _price(seconds: float) -> int:
 
 
 class _Tree:
-    """The cheapest paths from one layout (E. W. Dijkstra, Numerische Mathematik 1, 1959), found as far as needed."""
+    """The cheapest paths from one layout (E. W. Dijkstra, Numerische Mathematik 1, 1959), expanded on demand."""
 
     def __init__(self, ways: _Ways, source: int):
         self._ways = ways
         self._price = {source: 0}
         self._came: dict[int, tuple[int, Step]] = {}
         self._settled: set[int] = set()
-        # The second entry, the order in which they were found, decides between equal prices.
+        # The second entry, the order of discovery, breaks ties between equal prices.
         self._queue = [(0, 0, source)]
         self._found = 1
 
     def seconds(self, target: Layout) -> float:
-        """What the cheapest path to a layout costs. There is one, as each spec is reached by gathering and slicing."""
+        """The cost of the cheapest path to a layout. A path exists: gathering and slicing reach every spec."""
         return (self._reach(target) // _STEPS) / 2**_TICKS_LOG2
 
     def path(self, target: Layout) -> tuple[tuple[Step, ...], float]:

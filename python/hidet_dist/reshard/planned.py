@@ -1,4 +1,4 @@
-"""The conversions of a plan: the steps that it lists, once they are known to lead where it says."""
+"""The conversions that a plan lists, checked to lead from their source spec to their target spec."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hidet_dist.spec.plan import ConversionPlan
 class PlannedSteps:
     """The steps of each conversion of a stage.
 
-    A conversion that the plan does not list, as a plan written by hand need not, takes what would be the cheapest steps
-    on the machine ``cpu``: the tensor is the same after them whatever the machine.
+    A plan written by hand need not list conversions. A conversion that it does not list takes the steps that are
+    cheapest on the machine ``cpu``; the resulting tensor does not depend on the machine.
 
     Raises
     ------
@@ -30,7 +30,7 @@ class PlannedSteps:
         self._listed: dict[tuple[str, TensorShardSpec], ConversionPlan] = {}
         for plan in (*(c for operator in stage.operators for c in operator.conversions), *stage.output_conversions):
             if self._listed.setdefault((plan.tensor, plan.target), plan) is not plan:
-                raise PlanError(f"The plan converts {plan.tensor} to {plan.target} twice. Take one conversion out.")
+                raise PlanError(f"The plan converts {plan.tensor} to {plan.target} twice. Remove one of the two.")
         self._taken: set[tuple[str, TensorShardSpec]] = set()
 
     def take(
@@ -41,9 +41,9 @@ class PlannedSteps:
         source: TensorShardSpec,
         target: TensorShardSpec,
     ) -> tuple[Step, ...]:
-        """The steps that convert a tensor of ``shape`` (whole) from ``source`` to ``target``.
+        """Take the steps that convert a tensor of ``shape`` (whole) from ``source`` to ``target``.
 
-        Raises PlanError when the steps that the plan lists do not apply, or lead elsewhere.
+        Raises PlanError when the listed steps do not apply, or lead to another spec.
         """
         listed = self._listed.get((name, target))
         try:
@@ -51,7 +51,7 @@ class PlannedSteps:
                 return cheapest_conversion(shape, dtype, source, target, builtin("cpu", self._mesh)).steps
             self._taken.add((name, target))
             if listed.source != source:
-                raise PlanError(f"The plan converts {name} from {listed.source} to {target}, but it lies as {source}.")
+                raise PlanError(f"The plan converts {name} from {listed.source} to {target}, but its spec is {source}.")
             steps = tuple(map(Step.parse, listed.steps))
             end = [source, *walk(steps, source, shape, self._mesh)][-1]
         except SpecError as error:
@@ -61,9 +61,9 @@ class PlannedSteps:
         return steps
 
     def check_all_taken(self) -> None:
-        """Raise PlanError when the plan lists a conversion that was not asked for."""
+        """Raise PlanError when the plan lists a conversion that no operator or output required."""
         for name, target in self._listed:
             if (name, target) not in self._taken:
                 raise PlanError(
-                    f"The plan converts {name} to {target}, but nothing takes it so. Take the conversion out."
+                    f"The plan converts {name} to {target}, but nothing requires it. Remove the conversion."
                 )

@@ -14,11 +14,11 @@ import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from hidet_dist.artifacts.opened import VerifiedFile
 from hidet_dist.errors import ArtifactError, WeightsError
 from hidet_dist.runtime import dlpack, native
 from hidet_dist.runtime.recycling import ALIGNMENT, LEAST_BYTES, Recycler, aligned
@@ -55,7 +55,7 @@ class Memory(Protocol):
     def packed(self, buffer: Buffer, what: str) -> Buffer:
         """A tensor row by row: itself or a copy. Raises InputError, which calls it ``what``, where that is not made."""
 
-    def load(self, file: int, path: Path, names: Sequence[str]) -> dict[str, int]:
+    def load(self, file: VerifiedFile, names: Sequence[str]) -> dict[str, int]:
         """The addresses of those of the tensors ``names`` that a file has. Takes the file's descriptor."""
 
     def check(self) -> None:
@@ -118,21 +118,26 @@ class HostMemory:
         """Whether a tensor is in the host's memory, pinned or not."""
         return device[0] in (dlpack.CPU, dlpack.CUDA_HOST)
 
-    def load(self, file: int, path: Path, names: Sequence[str]) -> dict[str, int]:
-        """Map a safetensors file. Its pages are read when kernels read them.
+    def load(self, file: VerifiedFile, names: Sequence[str]) -> dict[str, int]:
+        """Map a safetensors file, whose descriptor is taken. Its pages are read when kernels read them.
 
         Raises
         ------
         ArtifactError
-            When one of these tensors is not aligned as kernels need it, or the file's header makes no sense.
+            When one of these tensors is not aligned as kernels need it, the file's header makes no sense, or the file
+            was changed since it was verified.
         """
+        path = file.path
         try:
-            mapping = mmap.mmap(file, 0, access=mmap.ACCESS_READ)
+            mapping = mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ)
         except BaseException:
-            os.close(file)
+            os.close(file.descriptor)
             raise
         base = np.frombuffer(mapping, np.uint8).ctypes.data
-        self._mapped.append(_Mapped(file, path, mapping, native.MappedFile(file, base, len(mapping), str(path))))
+        watched = native.MappedFile(file.descriptor, base, len(mapping), str(path))
+        self._mapped.append(_Mapped(file, mapping, watched))
+        if not file.is_unchanged():  # asked once the watch has begun, so that there is no time between the two
+            raise ArtifactError(f"{path} was changed while it was loaded. Load the artifacts again.")
         length = int.from_bytes(mapping[: header.LENGTH_BYTES], "little")
         try:
             places = header.parse(mapping[header.LENGTH_BYTES : header.LENGTH_BYTES + length], len(mapping))
@@ -150,9 +155,9 @@ class HostMemory:
     def check(self) -> None:
         """Raise ArtifactError where a mapped file was changed, or a page of it could not be read."""
         for mapped in self._mapped:
-            if mapped.watched.changed:
+            if mapped.is_changed():
                 raise ArtifactError(
-                    f"{mapped.path} was changed while it was in use: the weights are not what they were. Load the "
+                    f"{mapped.file.path} was changed while it was in use: the weights are not what they were. Load the "
                     "artifacts again; builds replace them without touching the old files."
                 )
 
@@ -219,20 +224,21 @@ def dtype_bytes(dtype: str) -> int:
     return header.ITEMSIZE[dtype] if dtype in header.ITEMSIZE else np.dtype(dtype).itemsize
 
 
-def file_identity(file: int) -> tuple[int, ...]:
-    """What changes when a file's content does."""
-    status = os.fstat(file)
-    return status.st_size, status.st_mtime_ns
-
-
 @dataclass(frozen=True)
 class _Mapped:
-    """A mapped file: its descriptor and path, the mapping, and the watch over it."""
+    """A mapped file: its descriptor, path and digest, the mapping, and the watch over it."""
 
-    file: int
-    path: Path
+    file: VerifiedFile
     mapping: mmap.mmap
     watched: native.MappedFile
+
+    def is_changed(self) -> bool:
+        """Whether its content is not what it was. It is read again where only its status may have been changed."""
+        while (change := self.watched.change) is native.Change.STATUS:
+            self.watched.renew()  # before it is read: what is written meanwhile is another change
+            if not self.file.is_unchanged():
+                self.watched.condemn()
+        return change is not native.Change.NONE
 
 
 def _close(files: list[_Mapped]) -> None:
@@ -240,4 +246,4 @@ def _close(files: list[_Mapped]) -> None:
         mapped = files.pop()
         mapped.watched.forget()
         mapped.mapping.close()
-        os.close(mapped.file)
+        os.close(mapped.file.descriptor)

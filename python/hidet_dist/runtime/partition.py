@@ -161,12 +161,12 @@ class LoadedPartition:
         check_features(self.manifest.arch, self.manifest.cpu_features)
         load_needed(stage.libraries, folder)
         self._runtime = hidet_runtime()
-        launcher, *kernels = (artifacts.take(name) for name in stage.libraries_of())
+        launcher, *kernels = (artifacts.take(name).descriptor for name in stage.libraries_of())
         self._kernels = self._libraries.load_kernels(kernels, stage.candidates)
         library = self._libraries.load_own(launcher)
         data: dict[str, int] = {}
         for name in stage.data_of(self.rank):
-            data.update(self._memory.load(artifacts.take(name), folder / name, stage.data))
+            data.update(self._memory.load(artifacts.take(name), stage.data))
         missing = [name for name in stage.data if name not in data]
         if missing:
             raise ArtifactError(
@@ -300,7 +300,8 @@ class LoadedPartition:
         ------
         InputError
             When the number, dtypes, shapes or devices of inputs or outputs are not the program's, a symbolic dim's size
-            is not a multiple of what was declared, or two inputs or two ranks disagree on it. All ranks refuse the call
+            is not a multiple of what was declared, or two inputs or two ranks disagree on it, or an input in host
+            memory holds an index (such as the number of a token) that its table has not. All ranks refuse the call
             then, also those whose own inputs are right, and no data of the inputs has been sent.
         CallError
             When another rank failed before any data was sent, for instance for lack of memory. That rank raises its own
@@ -310,6 +311,8 @@ class LoadedPartition:
             partition cannot be used any more.
         ArtifactError
             When the weights' files were changed since they were loaded; the partition cannot be used any more.
+        ForkError
+            When this process is a child, made by ``fork``, of the one that loaded the partition.
         HidetDistError
             When the partition is closed, or may not be called from this thread. Other ranks do not hear of it until
             the next call, which fails on all of them unless they, too, have made a call that was refused so.
@@ -419,6 +422,7 @@ class LoadedPartition:
         kind = signature.kind(inputs) if outputs is None else None
         shapes = self._checked_shapes(sizes)
         arguments = signature.packed(given)  # once their sizes are known to make sense
+        signature.check_indices(arguments, sizes)
         if outputs is None:
             assert kind is not None
             results, buffers = signature.new_outputs(kind, shapes, arguments)

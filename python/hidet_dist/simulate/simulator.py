@@ -1,4 +1,4 @@
-"""Running a program operator by operator for all ranks at once."""
+"""The simulator: run a program for all ranks in one process, operator by operator."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "product": np.mu
 
 
 def simulate(program: Program, inputs: Sequence[np.ndarray], graph: FlowGraph | None = None) -> list[np.ndarray]:
-    """Run a program on the CPU for all ranks and put its outputs together again.
+    """Run a program on the CPU for all ranks and assemble its whole outputs.
 
     Parameters
     ----------
     program: Program
-        The program; each operator's compiled CPU kernel runs once a rank.
+        The program. Each operator's compiled CPU kernel runs once per rank.
     inputs: sequence of np.ndarray
-        The whole graph inputs; each rank gets its shard of them.
+        The whole graph inputs; each rank receives its shards.
     graph: FlowGraph, optional
         An optimized form of ``program.graph``, with the same inputs and outputs, to run instead.
 
@@ -42,7 +42,7 @@ def simulate(program: Program, inputs: Sequence[np.ndarray], graph: FlowGraph | 
     InputError
         When the inputs do not fit the program.
     PartitionError
-        When ranks that should hold the same piece of an output do not.
+        When two ranks disagree on a piece of an output that both hold.
     """
     mesh = program.mesh
     build = nullcontext if graph is None else cpu_target
@@ -65,15 +65,15 @@ def simulate(program: Program, inputs: Sequence[np.ndarray], graph: FlowGraph | 
     values: list[dict[Tensor, Tensor]] = []
     for rank in ranks:
         data = program.data_of(rank)
-        own: dict[Tensor, Tensor] = {}
+        local: dict[Tensor, Tensor] = {}
         for number, (x, plan) in enumerate(zip(inputs, program.inputs, strict=True)):
             shard = x[plan.spec.slices(x.shape, mesh, mesh.coordinate(rank))]
-            own[program.graph.inputs[number]] = hidet.asarray(np.ascontiguousarray(shard))
+            local[program.graph.inputs[number]] = hidet.asarray(np.ascontiguousarray(shard))
         for name, placeholder in program.weight_placeholders.items():
-            own[placeholder] = hidet.from_torch(data[name])
+            local[placeholder] = hidet.from_torch(data[name])
         if program.coordinate is not None:
-            own[program.coordinate] = hidet.from_torch(data[COORDINATE])
-        values.append(own)
+            local[program.coordinate] = hidet.from_torch(data[COORDINATE])
+        values.append(local)
     with build():
         if graph is not program.graph:
             precompile_headers()
@@ -83,7 +83,7 @@ def simulate(program: Program, inputs: Sequence[np.ndarray], graph: FlowGraph | 
         arguments = [[x if x.storage is not None else values[r][x] for x in node.inputs] for r in ranks]
         if isinstance(node, CommunicationOp):
             results = [[y] for y in _communicate(mesh, node, [a[0].numpy() for a in arguments])]
-        elif isinstance(node, WaitOp):  # what was started is over
+        elif isinstance(node, WaitOp):  # the simulated collective has ended already
             results = [a[:1] for a in arguments]
         else:
             results = [kernels[node].run_async(a) for a in arguments]
@@ -99,26 +99,24 @@ def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[np.ndarray]) 
     received = []
     for rank in range(mesh.size):
         peers = mesh.peers(rank, op.mesh_axes)
-        parts = [sent[peer] for peer in peers]
-        if op.kind == "all_gather":
-            y = _put_together(parts, op)
-        elif op.kind == "all_to_all":
-            y = _put_together([_taken(part, op)[peers.index(rank)] for part in parts], op)
-        else:
-            y = fold(_REDUCE[op.reduce_op], parts)
-            if op.kind == "reduce_scatter":
-                y = _taken(y, op)[peers.index(rank)]
+        y = op.collective.result(
+            [sent[peer] for peer in peers],
+            peers.index(rank),
+            lambda parts: fold(_REDUCE[op.reduce_op], parts),
+            lambda part: _split_blocks(part, op),
+            lambda blocks: _join_blocks(blocks, op),
+        )
         received.append(hidet.asarray(np.array(y, order="C")))
     return received
 
 
-def _taken(x: np.ndarray, op: CommunicationOp) -> Sequence[np.ndarray]:
-    """The blocks that an operator sends."""
+def _split_blocks(x: np.ndarray, op: CommunicationOp) -> Sequence[np.ndarray]:
+    """Split a tensor into the blocks that a collective sends, one per group rank."""
     return list(x) if op.sent is None else np.split(x, op.group_size, axis=op.sent[0])
 
 
-def _put_together(blocks: Sequence[np.ndarray], op: CommunicationOp) -> np.ndarray:
-    """What an operator receives."""
+def _join_blocks(blocks: Sequence[np.ndarray], op: CommunicationOp) -> np.ndarray:
+    """Join the blocks that a collective receives, without padding."""
     if op.received is None:
         return np.stack(blocks)
     dim, _ = op.received
@@ -139,7 +137,7 @@ def _assemble(plan: TensorPlan, mesh: DeviceMesh, shards: list[np.ndarray]) -> n
         first = written.setdefault(offset, shard)
         if not np.allclose(first, shard, rtol=1e-4, atol=1e-5, equal_nan=True):
             raise PartitionError(
-                f"Rank {rank} holds another {plan.name} than the other ranks with the same piece of it."
+                f"Rank {rank} holds other values of {plan.name} than the other ranks with the same piece of it."
             )
         whole[plan.spec.slices(shape, mesh, coordinate)] = shard
     return whole

@@ -1,1 +1,1 @@
-"""Graphs with symbolic dims: their sizes as expressions, and planning before the sizes are known."""
+"""Graphs with symbolic dims: planning one program for all sizes."""

@@ -1,9 +1,9 @@
-"""Planning a graph whose sizes are not known: a twin of it with sizes, and the choices that hold for all sizes.
+"""Planning a graph with symbolic dims: a twin with concrete sizes, and the choices that hold for all sizes.
 
-Rules and costs need numbers. So the graph is planned as a twin in which every symbol is the size that is expected.
-Whether a choice of the twin holds for every size is decided by a second twin, whose sizes are primes (times what is
-declared) that divide nothing else in the graph, and by the symbolic operator itself: rebuilt on symbolic shards it must
-have the definition of the second twin's operator, rebuilt on its shards.
+Rules and costs need numbers. The graph is therefore planned as a twin in which every symbol has its expected size. A
+second twin decides whether a choice holds for every size: its sizes are primes, times the declared multiples, that
+divide no other extent of the graph. The symbolic operator, rebuilt on symbolic shards, must have the same definition as
+the second twin's operator, rebuilt on its shards.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hidet_dist.view import GraphView, check_symbols, graph_symbols
 def local_shape(
     extents: Sequence[Extent], spec: TensorShardSpec, mesh: DeviceMesh, symbols: Sequence[SymbolPlan]
 ) -> tuple[Extent, ...] | None:
-    """The shape of a shard as it is written; None where a symbolic dim is split that is not declared to divide."""
+    """The shape of a shard as written; None if the spec splits a symbolic dim that is not declared to divide."""
     multiples = {symbol.name: symbol.multiple_of for symbol in symbols}
     shape: list[Extent] = []
     for extent, axes in zip(extents, spec.mesh_axes_per_dim, strict=True):
@@ -46,21 +46,21 @@ def local_shape(
 
 
 class TwinView(GraphView):
-    """A graph with symbolic dims as it is planned: operators and shapes are a twin's, names and fingerprint its own.
+    """The view in which a graph with symbolic dims is planned: a twin's operators and shapes under the graph's names.
 
     Parameters
     ----------
     graph: FlowGraph
         The graph.
     declared: mapping
-        What is declared of each symbolic dim, by name.
+        The declared size of each symbolic dim, by name.
     mesh: DeviceMesh
         The mesh to plan for.
 
     Raises
     ------
     ConfigError
-        When a symbolic dim is not declared or a declared one is not there, or the graph fits particular sizes only.
+        When the declared symbolic dims are not those of the graph, or the graph admits only particular sizes.
     """
 
     def __init__(self, graph: FlowGraph, declared: Mapping[str, SymbolSize], mesh: DeviceMesh):
@@ -73,9 +73,11 @@ class TwinView(GraphView):
                     f"{', '.join(names) or 'none'}."
                 )
         symbols = tuple(declared[name].of(name) for name in names)
-        for own in local_symbols(symbols, mesh):
-            if own.shards > 1 and own.name in names:
-                raise ConfigError(f"Rename the symbolic dim {own.name}: so is a shard of {own.symbol} called.")
+        for local in local_symbols(symbols, mesh):
+            if local.shards > 1 and local.name in names:
+                raise ConfigError(
+                    f"Rename the symbolic dim {local.name}: a shard of the symbolic dim {local.symbol} has that name."
+                )
         self.symbolic = GraphView(graph, symbols, mesh)
         super().__init__(concrete(self.symbolic, {symbol.name: symbol.size for symbol in symbols}))
         self.symbols = symbols
@@ -83,10 +85,10 @@ class TwinView(GraphView):
         self.primes = GraphView(concrete(self.symbolic, self.prime_sizes))
         for view in (self, self.primes):
             assert [type(op) for op in view.operators] == [type(op) for op in self.symbolic.operators]
-        self.names.update(self.symbolic.names)  # so that a user's tensors are found
+        self.names.update(self.symbolic.names)  # the user's own tensors have names, too
 
     def pieces(self, name: str) -> tuple[tuple[int, ...], Element]:
-        """A tensor as it may be split; see :meth:`GraphView.pieces`."""
+        """The pieces into which a tensor may be split; see :meth:`GraphView.pieces`."""
         return self.symbolic.pieces(name)
 
     def written(self, name: str) -> tuple[int | str, ...]:
@@ -99,30 +101,30 @@ class TwinView(GraphView):
 
 
 def planning_view(graph: FlowGraph, declared: Mapping[str, SymbolSize], mesh: DeviceMesh) -> GraphView:
-    """The view in which a graph is planned: with numbers for shapes, whether it has symbolic dims or not.
+    """Make the view in which a graph is planned: its shapes are numbers, with or without symbolic dims.
 
     Raises
     ------
     ConfigError
-        When a symbolic dim is not declared or a declared one is not there, or the graph fits particular sizes only.
+        When the declared symbolic dims are not those of the graph, or the graph admits only particular sizes.
     """
     return TwinView(graph, declared, mesh) if declared or graph_symbols(graph) else GraphView(graph)
 
 
 def rule_table(view: GraphView, mesh: DeviceMesh) -> RuleTable:
-    """The rules of a view's operators; of a graph with symbolic dims, with the choices that hold for all sizes."""
+    """The rules of a view's operators; given symbolic dims, with only the choices that hold for all sizes."""
     return SymbolicRules(view, mesh) if isinstance(view, TwinView) else RuleTable(mesh)
 
 
 def check_specs(
     view: GraphView, mesh: DeviceMesh, what: str, names: Sequence[str], specs: Sequence[TensorShardSpec | None] | None
 ) -> None:
-    """Refuse specs of inputs or outputs that split a symbolic dim into more than it is declared to divide into.
+    """Refuse specs of inputs or outputs that split a symbolic dim into more shards than its declared multiple allows.
 
     Raises
     ------
     ConfigError
-        When a spec does.
+        When there is such a spec.
     """
     if not isinstance(view, TwinView):
         return
@@ -141,7 +143,7 @@ def check_specs(
 
 
 class SymbolicRules(RuleTable):
-    """The rules of a twin's operators; the choices are those that hold for all sizes of the symbols."""
+    """The rules of a twin's operators, with only the choices that hold for all sizes of the symbols."""
 
     def __init__(self, view: TwinView, mesh: DeviceMesh):
         super().__init__(mesh)
@@ -149,7 +151,7 @@ class SymbolicRules(RuleTable):
         self._place = {id(op): number for number, op in enumerate(view.operators)}
         self._prime_table = RuleTable(mesh)
         self._sizes = {
-            own.name: view.prime_sizes[own.symbol] // own.shards for own in local_symbols(view.symbols, mesh)
+            local.name: view.prime_sizes[local.symbol] // local.shards for local in local_symbols(view.symbols, mesh)
         }
         self._sound: dict[tuple[int, str], tuple[Choice, ...]] = {}
 
@@ -184,7 +186,7 @@ class SymbolicRules(RuleTable):
         return local_shape(extents_of(tensor), spec, self.mesh, self._view.symbols)
 
     def _proven(self, symbolic: Operator, prime: Operator, spec: OpShardSpec) -> bool:
-        """Whether the symbolic operator on shards has the definition of the prime one on its shards."""
+        """Tell whether the symbolic operator and the prime twin's, both on shards, have the same definition."""
         definitions = []
         partial = [spec.partial_spec(o) for o in range(len(spec.out_specs))]
         for op in (symbolic, prime):
@@ -207,7 +209,7 @@ class SymbolicRules(RuleTable):
         return hidet.symbol([self.mesh.ndim], "int32", self._view.graph.outputs[0].device)
 
     def _definition(self, op: Operator) -> Any:
-        """The canonical definition of an operator at the prime sizes, None where it has none."""
+        """The canonical definition of an operator at the prime sizes, None if it has none."""
         try:
             definition: Definition = analyze(definition_of(op), self._sizes)
         except (UnsupportedDefinition, ValueError):

@@ -1,4 +1,4 @@
-"""Twins: a graph with symbolic dims, or one of its operators, with numbers for the symbols."""
+"""Twins: a graph with symbolic dims, or one of its operators, with numbers in place of the symbols."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hidet_dist.view import GraphView
 
 
 def prime_sizes(view: GraphView, mesh: DeviceMesh) -> dict[str, int]:
-    """A prime for each symbol, times its multiple, that divides no other extent of the graph."""
+    """Choose for each symbol a prime that divides no other extent of the graph, times its declared multiple."""
     others = {mesh.size, *(symbol.multiple_of for symbol in view.symbols)}
     others.update(extent for name in view.tensors for extent in view.extents(name) if isinstance(extent, int))
     primes = (n for n in itertools.count(3) if all(n % d for d in range(2, math.isqrt(n) + 1)))
@@ -31,12 +31,12 @@ def prime_sizes(view: GraphView, mesh: DeviceMesh) -> dict[str, int]:
 
 
 def concrete(view: GraphView, sizes: Mapping[str, int]) -> FlowGraph:
-    """The graph with numbers for its symbols.
+    """Rebuild the graph with numbers in place of its symbols.
 
     Raises
     ------
     ConfigError
-        When an operator cannot have these sizes.
+        When an operator does not admit these sizes.
     """
     made: dict[Tensor, Tensor] = {}
     for name in view.inputs:
@@ -57,12 +57,12 @@ def concrete(view: GraphView, sizes: Mapping[str, int]) -> FlowGraph:
 
 
 def at_sizes(op: Operator, symbols: Sequence[SymbolPlan]) -> Operator:
-    """A twin of one operator, at the sizes that are planned for; the operator itself where it has no symbolic dims.
+    """The twin of one operator at the expected sizes; the operator itself if it has no symbolic dims.
 
     Raises
     ------
     ValueError
-        When the operator cannot have these sizes.
+        When the operator does not admit these sizes.
     """
     if all(isinstance(extent, int) for x in (*op.inputs, *op.outputs) for extent in extents_of(x)):
         return op
@@ -82,7 +82,7 @@ def _rebuilt(op: Operator, inputs: Sequence[Tensor], sizes: Mapping[str, int]) -
 
 
 def _substituted(value: Any, sizes: Mapping[str, int]) -> Any:
-    """An attribute with numbers for the symbols in it."""
+    """Substitute numbers for the symbols in an attribute."""
     if isinstance(value, dict):
         return {key: _substituted(part, sizes) for key, part in value.items()}
     if isinstance(value, list | tuple):

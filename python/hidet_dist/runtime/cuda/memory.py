@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hidet_dist.artifacts.opened import VerifiedFile
 from hidet_dist.errors import ArtifactError, InputError, WeightsError
+from hidet_dist.limits import MOST_HEADER_BYTES
 from hidet_dist.runtime import dlpack, native
 from hidet_dist.runtime.cuda import driver
 from hidet_dist.runtime.cuda.driver import DeviceError, Driver
 from hidet_dist.runtime.cuda.storage import provide_storage
 from hidet_dist.runtime.forks import Owner
 from hidet_dist.runtime.libraries import hidet_runtime
-from hidet_dist.runtime.memory import file_identity, host_zeros
+from hidet_dist.runtime.memory import host_zeros
 from hidet_dist.runtime.tensors import HIDET, TORCH, Buffer, host_tensor
 from hidet_dist.weights import header
 
@@ -142,7 +144,7 @@ class CudaMemory:
             return buffer.packed()
         raise InputError(f"{what} must be contiguous, row by row, on a CUDA device; give x.contiguous().")
 
-    def load(self, file: int, path: Path, names: Sequence[str]) -> dict[str, int]:
+    def load(self, file: VerifiedFile, names: Sequence[str]) -> dict[str, int]:
         """Copy tensors of a safetensors file to the device, block by block through pinned memory.
 
         Raises
@@ -152,13 +154,13 @@ class CudaMemory:
         DeviceError
             When the device has too little memory.
         """
-        with os.fdopen(file, "rb", buffering=0) as stream:
-            before = file_identity(file)
-            length = int.from_bytes(os.pread(file, header.LENGTH_BYTES, 0), "little")
+        path = file.path
+        with os.fdopen(file.descriptor, "rb", buffering=0) as stream:
+            length = int.from_bytes(os.pread(file.descriptor, header.LENGTH_BYTES, 0), "little")
             try:
-                text = os.pread(file, length, header.LENGTH_BYTES)
-                places = header.parse(text, os.fstat(file).st_size)
-            except (WeightsError, OverflowError) as error:
+                text = os.pread(file.descriptor, min(length, MOST_HEADER_BYTES), header.LENGTH_BYTES)
+                places = header.parse(text, file.nbytes)
+            except WeightsError as error:
                 raise ArtifactError(f"{path} is no safetensors file: {error} Build the artifacts again.") from error
             found = [name for name in names if name in places]
             with self._context():
@@ -168,7 +170,7 @@ class CudaMemory:
                     for name, address in zip(found, addresses, strict=True)
                 ]
                 self._fill(stream.fileno(), path, copies)
-            if file_identity(file) != before:
+            if not file.is_unchanged():
                 raise ArtifactError(f"{path} was changed while it was loaded. Load the artifacts again.")
         return dict(zip(found, addresses, strict=True))
 

@@ -29,6 +29,7 @@ from hidet_dist.runtime.native.collectives import (
     recv,
     reduce_scatter,
     reduce_scatter_blocks,
+    run,
     send,
     send_recv,
     start,
@@ -54,6 +55,7 @@ from hidet_dist.runtime.native.communicator import (
     set_overlap,
 )
 from hidet_dist.runtime.native.cublas import Cublas, load_cublas
+from hidet_dist.runtime.native.indices import StridedRange
 from hidet_dist.runtime.native.library import (
     ABI_VERSION,
     LIBRARY_NAME,
@@ -63,7 +65,7 @@ from hidet_dist.runtime.native.library import (
     library_dir,
     library_path,
 )
-from hidet_dist.runtime.native.mapped_file import MappedFile
+from hidet_dist.runtime.native.mapped_file import Change, MappedFile
 from hidet_dist.runtime.native.nccl import Nccl, cuda_device_count, cuda_device_uuid, load_nccl, nccl_unique_id
 from hidet_dist.runtime.native.shared_memory import SharedMemory
 from hidet_dist.runtime.native.signatures import (
@@ -74,7 +76,12 @@ from hidet_dist.runtime.native.signatures import (
     TicketFunction,
     Transport,
 )
-from hidet_dist.runtime.native.transports import TransportFunction, answer, deferred_transport, make_transport
+from hidet_dist.runtime.native.transports import (
+    TRANSPORT_FUNCTIONS,
+    TransportFunction,
+    deferred_transport,
+    make_transport,
+)
 
 __all__ = [
     "ABI_VERSION",
@@ -88,7 +95,9 @@ __all__ = [
     "NO_COMMUNICATOR",
     "OK",
     "REDUCE_OP_CODES",
+    "TRANSPORT_FUNCTIONS",
     "Blocks",
+    "Change",
     "Cublas",
     "ForkFunction",
     "MappedFile",
@@ -96,6 +105,7 @@ __all__ = [
     "Overlap",
     "SharedMemory",
     "StreamFunction",
+    "StridedRange",
     "TicketFunction",
     "Transport",
     "TransportFunction",
@@ -104,7 +114,6 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "all_to_all_blocks",
-    "answer",
     "begin_call",
     "bind",
     "broadcast",
@@ -138,6 +147,7 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_blocks",
     "rely_on",
+    "run",
     "send",
     "send_recv",
     "sequence",

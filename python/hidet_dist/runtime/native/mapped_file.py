@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import os
+from enum import IntEnum
 
 from hidet_dist.runtime.native.library import last_error, library
+
+
+class Change(IntEnum):
+    """What has become of a mapped file; the values are those of mapped_file.h."""
+
+    NONE = 0
+    CONTENT = 1
+    STATUS = 2
 
 
 class MappedFile:
@@ -26,9 +35,21 @@ class MappedFile:
             raise ValueError(last_error())
 
     @property
-    def changed(self) -> bool:
-        """Whether it is not what it was, or a page of it could not be read, and was taken for zeros."""
-        return bool(library().hidet_dist_mapped_file_changed(self.handle))
+    def change(self) -> Change:
+        """``CONTENT`` where it is not what it was, or a page of it could not be read, and was taken for zeros.
+
+        ``STATUS`` where it may be what it was: its status was changed, such as by renaming it, or by putting back the
+        modification time after writing to it.
+        """
+        return Change(library().hidet_dist_mapped_file_change(self.handle))
+
+    def renew(self) -> None:
+        """Take the file's status for the known one. Its content is to be checked after that."""
+        library().hidet_dist_mapped_file_renew(self.handle)
+
+    def condemn(self) -> None:
+        """Count the file as one whose content was changed from now on."""
+        library().hidet_dist_mapped_file_condemn(self.handle)
 
     def forget(self) -> None:
         """End the watch. No communicator may rely on it any more."""

@@ -283,12 +283,30 @@ CUBLAS = Header(
 )
 
 
+# indices.h
+
+INDICES = Header(
+    functions={
+        "find_outside": Signature(
+            c_int32,
+            (
+                *(c_void_p, c_int32, c_int32),  # data, bytes, is_signed
+                *(c_int32, POINTER(c_int64), POINTER(c_int64)),  # dims, shape, strides
+                *(c_int64, c_int64, POINTER(c_int64)),  # least, greatest, found
+            ),
+        ),
+    }
+)
+
+
 # mapped_file.h
 
 MAPPED_FILE = Header(
     functions={
         "mapped_file_watch": Signature(c_void_p, (c_int32, c_void_p, c_int64, c_char_p)),
-        "mapped_file_changed": Signature(c_int32, (c_void_p,)),
+        "mapped_file_change": Signature(c_int32, (c_void_p,)),
+        "mapped_file_renew": Signature(None, (c_void_p,)),
+        "mapped_file_condemn": Signature(None, (c_void_p,)),
         "mapped_file_forget": Signature(None, (c_void_p,)),
         "communicator_rely_on": Signature(None, (c_void_p, c_void_p)),
     }
@@ -298,6 +316,7 @@ MAPPED_FILE = Header(
 HEADERS: dict[str, Header] = {
     "collectives.h": COLLECTIVES,
     "cublas.h": CUBLAS,
+    "indices.h": INDICES,
     "mapped_file.h": MAPPED_FILE,
     "nccl.h": NCCL,
     "overlap.h": OVERLAP,

@@ -23,6 +23,7 @@ from hidet_dist.compile.cpu.kernels.terms import Types, UnsupportedComputationEr
 from hidet_dist.spec.extents import extents_of
 
 _MOST_MERGED = 8  # operators in one kernel: working out how to compute them takes time that grows with their square
+_MOST_OPERATORS = 64  # of the graph before fusion, for the same reason
 _LONGEST_NAME = 60
 _WRITTEN_BY_HIDET = (SoftmaxTask, NormalizeTask)  # what hidet has kernels for that are slower than those here
 
@@ -42,7 +43,9 @@ class _Group:
         return self.nodes[0].outputs[0]
 
     def with_producer(self, producer: Operator) -> bool:
-        """Compute what an operator does as well, unless that is no gain; whether it is done."""
+        """Compute what an operator does as well, unless that is too much or no gain; whether it is done."""
+        if len(self.nodes) == _MOST_MERGED or sum(map(_operators, (*self.nodes, producer))) > _MOST_OPERATORS:
+            return False
         task = producer.task
         (result,) = producer.outputs
         computed = task.outputs[0]
@@ -61,6 +64,11 @@ class _Group:
         self.nodes.append(producer)
         self.inputs, self.output, self.schedule = inputs, output, arranged
         return True
+
+
+def _operators(node: Operator) -> int:
+    """How many operators hidet has fused into one."""
+    return len(node.task.fused_graph.nodes) if isinstance(node.task, FusedTask) else 1
 
 
 class _Replaced(IRRewriter):
@@ -118,7 +126,7 @@ def lower_to_kernels(graph: FlowGraph) -> FlowGraph:
         users = {groups.get(reader) for reader in readers.get(result, ())}
         if len(users) == 1 and not any(result is y for y in graph.outputs):
             (group,) = users
-            if group is not None and len(group.nodes) < _MOST_MERGED and group.with_producer(node):
+            if group is not None and group.with_producer(node):
                 groups[node] = group
                 continue
         if node.task.share_map:
