@@ -1,6 +1,8 @@
-# Targets: setup, demo, test, slow-test, soundness, bench, bench-search, bench-rules, bench-collectives, bench-kernels, gpu-test, gpu-bench, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
+# Targets: setup, demo, test, slow-test, docs, wheel, soundness, bench, bench-search, bench-rules, bench-collectives,
+# bench-kernels, gpu-test, gpu-bench, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
 PYTHON ?= python3
 RANKS ?= 2
+DIST ?= dist
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,9 +10,9 @@ STAMPS := $(VENV)/stamps
 TORCH := torch==2.13.0
 NATIVE := CMakeLists.txt $(shell find hidet_dist -type f 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
-SOURCES := $(wildcard python tests examples benchmarks)
+SOURCES := $(wildcard python tests examples benchmarks docs)
 
-.PHONY: setup demo test lint slow-test soundness bench bench-search bench-rules bench-collectives bench-kernels gpu-test gpu-bench format clean FORCE
+.PHONY: setup demo test lint slow-test docs wheel soundness bench bench-search bench-rules bench-collectives bench-kernels gpu-test gpu-bench format clean FORCE
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/installed
@@ -31,7 +33,7 @@ $(STAMPS)/modules: FORCE | $(STAMPS)/created
 	@if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 $(STAMPS)/installed: $(STAMPS)/torch $(STAMPS)/modules pyproject.toml $(NATIVE)
-	$(BIN)/python -m pip install --disable-pip-version-check --editable ".[demo,dev]"
+	$(BIN)/python -m pip install --disable-pip-version-check --editable ".[demo,dev,docs]"
 	@touch $@
 
 demo: setup
@@ -47,6 +49,22 @@ test: lint
 
 slow-test: setup
 	$(BIN)/python -m pytest -m slow --timeout 1800
+
+# The documentation as a site, in build/site, without network; warnings are errors.
+docs: setup
+	$(BIN)/mkdocs build --strict
+
+# An sdist, and a wheel for all Linux systems whose C library is no older than auditwheel finds is needed.
+wheel: setup $(STAMPS)/release
+	rm -rf $(DIST)/unrepaired
+	$(BIN)/python -m build --outdir $(DIST)/unrepaired .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir $(DIST) $(DIST)/unrepaired/*.whl
+	mv $(DIST)/unrepaired/*.tar.gz $(DIST)
+	rm -r $(DIST)/unrepaired
+
+$(STAMPS)/release: $(STAMPS)/installed
+	$(BIN)/python -m pip install --disable-pip-version-check --editable ".[release]"
+	@touch $@
 
 # Every choice of every rule, and random plans of whole graphs, at full size; the last line is JSON.
 soundness: setup
@@ -83,5 +101,5 @@ format: setup
 
 # Leaves the environment: `rm -r .venv` takes that away too.
 clean:
-	rm -rf build out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf build dist out .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,6 +12,7 @@ ROOT = Path(hidet_dist.__file__).parent
 
 LAYERS: tuple[str, ...] = (
     # What people start and call.
+    "cli",
     "launch",
     "api",
     "config",

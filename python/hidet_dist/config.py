@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hidet_dist.checks import is_finite, is_list, is_whole, shown
 from hidet_dist.compile.cpu.arch import ARCHS, NATIVE
@@ -40,16 +40,18 @@ def _are_paths(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class DistributedConfig:
-    """Where the program will run.
+    """Where the program will run: the device mesh, and the machine that costs are predicted for."""
 
-    Attributes
-    ----------
-    mesh: DeviceMesh
-        From ``mesh_shape`` (devices along each axis) and ``mesh_axis_names``.
-    cluster: Cluster
-        The machine that costs are predicted for, from ``machine``: a built-in machine's name, the
-        path of a machine file (ends in ``.json``), or a Cluster.
-    """
+    KEYS: ClassVar[Mapping[str, str]] = {
+        "mesh_shape": "Devices along each mesh axis, such as ``[2]`` or ``[2, 4]``. Required.",
+        "mesh_axis_names": "A name for each mesh axis, such as ``['node', 'gpu']``; by default ``axis0`` and so on.",
+        "machine": (
+            "The machine that costs are predicted for: the name of a built-in one (``hidet-dist machine list``), the "
+            "path of a machine file (ends in ``.json``), or a :class:`hidet_dist.machine.Cluster`. By default ``cpu``, "
+            "or for the target ``cuda`` a machine with GPUs of the ``arch`` that is given."
+        ),
+    }
+    """What users may write, and what it means."""
 
     mesh: DeviceMesh
     cluster: Cluster
@@ -57,7 +59,7 @@ class DistributedConfig:
     @classmethod
     def parse(cls, given: Mapping[str, Any], default_machine: str = "cpu") -> DistributedConfig:
         """From the user's dict. Raises ConfigError for unknown keys and unfit values."""
-        _refuse_unknown("distributed_config", given, ("mesh_shape", "mesh_axis_names", "machine"))
+        _refuse_unknown("distributed_config", given, tuple(cls.KEYS))
         shape, names = given.get("mesh_shape"), given.get("mesh_axis_names")
         if not is_list(shape):
             raise ConfigError(

@@ -19,7 +19,7 @@ from hidet_dist.calibration.__main__ import app
 from hidet_dist.calibration.fit import fit_link, predicted_seconds
 from hidet_dist.calibration.kernels import KERNEL_PROBES
 from hidet_dist.calibration.probes import probes
-from hidet_dist.calibration.samples import KINDS, CollectiveSample
+from hidet_dist.calibration.samples import CollectiveSample
 from hidet_dist.compile import optimize_program
 from hidet_dist.config import DistributedConfig
 from hidet_dist.errors import CalibrationError, ConfigError, SpecError
@@ -29,6 +29,7 @@ from hidet_dist.machine.kernels import KERNEL_CLASSES
 from hidet_dist.partition import partition_graph
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.collectives import COMMUNICATING
 
 DEVICE = Device("toy", {"default": 1e9}, 1e9, 10**9, 1e-6)
 SIZES = (2**10, 2**16, 2**22)
@@ -37,7 +38,7 @@ SIZES = (2**10, 2**16, 2**22)
 def samples(mesh: DeviceMesh, link: Link, axis: int, noise: Any = lambda _: 1.0) -> list[CollectiveSample]:
     cluster = Cluster(mesh, (link,) * mesh.ndim, DEVICE)
     found = []
-    for kind in KINDS:
+    for kind in COMMUNICATING:
         for number, size in enumerate(4**e for e in range(4, 13)):
             sample = CollectiveSample(kind, (axis,), size, 0.0)
             seconds = predicted_seconds(cluster, sample) * noise(number)
@@ -96,8 +97,8 @@ def test_two_processes_measure_this_machine(calibrated: Any) -> None:
     assert all(figure > 0 and math.isfinite(figure) for figure in figures)
     assert math.isfinite(link.latency_seconds)
     assert device.memory_bytes > 2**20
-    assert len(found.collectives) == len(KINDS) * len(SIZES)
-    for kind in KINDS:
+    assert len(found.collectives) == len(COMMUNICATING) * len(SIZES)
+    for kind in COMMUNICATING:
         times = {sample.nbytes: sample.seconds for sample in found.collectives if sample.kind == kind}
         assert sorted(times) == list(SIZES)
         assert times[SIZES[-1]] > times[SIZES[0]]

@@ -8,6 +8,7 @@ import pytest
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine import MACHINES, Cluster, Device, Link, builtin
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 
 DEVICE = Device("toy", {"default": 1e9, "float16": 4e9}, 1e8, 10**6, 1e-6)
 FAST, SLOW = Link(1e-6, 1e9), Link(1e-5, 1e8)
@@ -18,16 +19,16 @@ def test_collectives_cost_what_the_closed_forms_say() -> None:
     # n = 2 over the fast axis, 4 over the slow one; 8 over both: one ring over the slower link.
     for axes, n, a, w in (((1,), 2, 1e-6, 1e9), ((0,), 4, 1e-5, 1e8), ((0, 1), 8, 1e-5, 1e8)):
         ring = (n - 1) * (a + 8000 / (n * w))
-        assert CLUSTER.all_gather_seconds(8000, axes) == pytest.approx(ring, rel=1e-12)
-        assert CLUSTER.reduce_scatter_seconds(8000, axes) == pytest.approx(ring, rel=1e-12)
-        assert CLUSTER.all_reduce_seconds(8000, axes) == pytest.approx(2 * ring, rel=1e-12)
+        assert CLUSTER.collective_seconds(ALL_GATHER, 8000, axes) == pytest.approx(ring, rel=1e-12)
+        assert CLUSTER.collective_seconds(REDUCE_SCATTER, 8000, axes) == pytest.approx(ring, rel=1e-12)
+        assert CLUSTER.collective_seconds(ALL_REDUCE, 8000, axes) == pytest.approx(2 * ring, rel=1e-12)
         exchange = (n - 1) * (a + 8000 / (n * n * w))
-        assert CLUSTER.all_to_all_seconds(8000, axes) == pytest.approx(exchange, rel=1e-12)
+        assert CLUSTER.collective_seconds(ALL_TO_ALL, 8000, axes) == pytest.approx(exchange, rel=1e-12)
 
 
 def test_a_group_of_one_communicates_for_nothing() -> None:
     alone = Cluster(DeviceMesh((1,)), (SLOW,), DEVICE)
-    assert alone.all_reduce_seconds(10**6, (0,)) == 0
+    assert alone.collective_seconds(ALL_REDUCE, 10**6, (0,)) == 0
 
 
 def test_an_operator_is_bound_by_arithmetic_or_by_memory() -> None:
@@ -45,7 +46,9 @@ PODS = sorted(name for name, machine in MACHINES.items() if machine.network is n
 def test_built_in_machines_have_one_link_an_axis(name: str) -> None:
     cluster = builtin(name, DeviceMesh((2, 4)))
     assert len(cluster.links) == 2
-    assert cluster.all_gather_seconds(2**20, (0, 1)) > cluster.all_gather_seconds(2**20, (0,)) > 0
+    assert (
+        cluster.collective_seconds(ALL_GATHER, 2**20, (0, 1)) > cluster.collective_seconds(ALL_GATHER, 2**20, (0,)) > 0
+    )
 
 
 @pytest.mark.parametrize("name", PODS)
@@ -63,9 +66,9 @@ def test_axes_that_leave_the_node_go_over_the_network(name: str) -> None:
     ):
         assert builtin(name, DeviceMesh(shape)).links == links
     cluster = builtin(name, DeviceMesh((4, 4)))
-    assert cluster.all_gather_seconds(2**30, (0,)) > 4 * cluster.all_gather_seconds(2**30, (1,))
+    assert cluster.collective_seconds(ALL_GATHER, 2**30, (0,)) > 4 * cluster.collective_seconds(ALL_GATHER, 2**30, (1,))
     # A ring over both axes is as slow as its slowest link.
-    assert cluster.all_gather_seconds(2**30, (0, 1)) > cluster.all_gather_seconds(2**30, (0,))
+    assert cluster.collective_seconds(ALL_GATHER, 2**30, (0, 1)) > cluster.collective_seconds(ALL_GATHER, 2**30, (0,))
 
 
 def test_a_mesh_of_more_devices_than_the_machine_has_is_refused() -> None:
@@ -86,7 +89,7 @@ def test_faster_machines_are_faster() -> None:
     memory = {name: builtin(name, mesh).copy_seconds(10**10) for name in MACHINES}
     order = ["hgx-h200", "dgx-h100", "dgx-a100", "pcie-a100", "pcie-l40s", "cpu"]
     assert sorted(order, key=memory.__getitem__) == order
-    gather = {name: builtin(name, mesh).all_gather_seconds(10**9, (0,)) for name in MACHINES}
+    gather = {name: builtin(name, mesh).collective_seconds(ALL_GATHER, 10**9, (0,)) for name in MACHINES}
     order = ["dgx-h100", "dgx-a100", "pcie-h100", "pcie-a100", "cpu"]
     assert sorted(order, key=gather.__getitem__) == order
     for machine in MACHINES.values():

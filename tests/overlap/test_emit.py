@@ -73,7 +73,9 @@ class Double:
         def refuse(*_: object) -> int:
             return 1
 
-        self.table = native.make_transport(refuse, self.all_gather, refuse, refuse, refuse, refuse)
+        self.table = native.make_transport(
+            {**dict.fromkeys(native.TRANSPORT_FUNCTIONS, refuse), "all_gather": self.all_gather}
+        )
         self.overlap = native.Overlap(
             None,
             native.ForkFunction(lambda _context: self.fork()),

@@ -23,6 +23,7 @@ from hidet_dist.reshard import (
     walk,
 )
 from hidet_dist.spec import DeviceMesh, Layout, PartialSpec, ReduceFn, TensorShardSpec
+from hidet_dist.spec.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 
 LAUNCH, MEMORY = 1e-6, 1e9  # seconds of a launch, bytes per second between the toy device and its memory
 DEVICE = Device("toy", {"default": 1e9}, MEMORY, 10**9, LAUNCH)
@@ -327,7 +328,9 @@ def test_padding_is_put_on_by_a_slice_of_the_whole_and_cut_off_where_all_of_it_i
     found = cheapest_conversion(words, "float32", parse("(S01, R)"), parse("(R, R)"), cluster)
     assert [str(step) for step in found.steps] == ["all_gather(axes=1, dim=0)", "all_gather(axes=0, dim=0)"]
     sent, kept = 50264 * 768 * 4, 50257 * 768 * 4
-    gathers = cluster.all_gather_seconds(sent // 2, (1,)) + cluster.all_gather_seconds(sent, (0,))
+    gathers = cluster.collective_seconds(ALL_GATHER, sent // 2, (1,)) + cluster.collective_seconds(
+        ALL_GATHER, sent, (0,)
+    )
     assert found.seconds == pytest.approx(gathers + cluster.copy_seconds(kept))
     # 30522 divides by 2, so its halves are no unions of the padded eighths.
     assert steps((30522, 5), "(S01, R)", "(S0, R)", cluster)[0] == "all_gather(axes=01, dim=0)"
@@ -358,7 +361,7 @@ def test_a_slow_network_is_spared_by_a_fast_one() -> None:
         "all_gather(axes=0, dim=0)",
         "all_gather(axes=1, dim=1)",
     ]
-    assert found.seconds < cluster.all_gather_seconds(4096 * 4096 * 2, (0,))
+    assert found.seconds < cluster.collective_seconds(ALL_GATHER, 4096 * 4096 * 2, (0,))
     assert str(found).startswith("(S0, R) -> (R, R): slice(axes=1, dim=1); all_gather")
 
 
@@ -434,7 +437,9 @@ def test_reduce_functions_cost_what_the_same_steps_cost() -> None:
     scatter, rest = ReduceFn("reduce_scatter", "sum", (0,), 1), ReduceFn("all_reduce", "sum", (1,))
     # What is scattered on a dim other than the first is first copied into rank order; what is left is half.
     expected = (
-        cluster.reduce_scatter_seconds(b, (0,)) + cluster.copy_seconds(b) + cluster.all_reduce_seconds(b // 2, (1,))
+        cluster.collective_seconds(REDUCE_SCATTER, b, (0,))
+        + cluster.copy_seconds(b)
+        + cluster.collective_seconds(ALL_REDUCE, b // 2, (1,))
     )
     assert reduce_seconds(shape, "float32", parse("(R, R, R)"), (scatter, rest), cluster) == pytest.approx(expected)
     # On a machine where nothing else is cheaper, converting the partial value is just that.

@@ -13,8 +13,9 @@ import numpy as np
 from checked import Checked, address
 
 from hidet_dist.errors import ConfigError
-from hidet_dist.runtime import native, nccl, session
+from hidet_dist.runtime import native, session
 from hidet_dist.runtime.communicator import Communicator
+from hidet_dist.runtime.cuda import nccl
 
 SUM, F32 = native.reduce_op_code("sum"), native.dtype_code("float32")
 

@@ -25,9 +25,10 @@ import torch.distributed
 from checked import Checked, address
 
 from hidet_dist.errors import HidetDistError
-from hidet_dist.runtime import gloo, native, session
+from hidet_dist.runtime import native, session
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.store import StoreServer
+from hidet_dist.runtime.transports.gloo import SMALL_BYTES
 
 MAX_SECONDS = 60.0
 
@@ -51,7 +52,7 @@ def large(mesh: list[int], count: int) -> bool:
     """Random floats, enough of them for Gloo's own all-reduce, and for many hand-overs through shared memory."""
     with session.communicator_for(tuple(mesh)) as comm:
         comm.bind()
-        assert count * 4 * comm.world_size > gloo.SMALL_BYTES
+        assert count * 4 * comm.world_size > SMALL_BYTES
         data = [np.random.default_rng(rank).random(count, dtype=np.float32) for rank in range(comm.world_size)]
         total = np.sum(data, axis=0)
         send = data[comm.rank].copy()

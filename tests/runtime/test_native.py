@@ -32,9 +32,7 @@ class RecordingTransport:
     def __init__(self, status: int = native.OK):
         self.calls: list[tuple[object, ...]] = []
         self.status = status
-        self.table = native.make_transport(
-            *(self._recorder(name) for name in ("reduce", "gather", "scatter", "exchange", "broadcast", "message"))
-        )
+        self.table = native.make_transport({name: self._recorder(name) for name in native.TRANSPORT_FUNCTIONS})
 
     def _recorder(self, name: str) -> native.TransportFunction:
         def record(*arguments: int) -> int:
@@ -210,14 +208,14 @@ def test_the_transport_gets_what_was_asked_for() -> None:
     assert native.send_recv(16, 2, 5, 32, 3, 4, F32, 5) == native.OK
     assert native.send_recv(16, 2, native.NOBODY, 32, 0, 4, F32, 5) == native.OK
     assert transport.calls == [
-        ("reduce", 16, 32, 3, F32, 2, 1),
-        ("gather", 16, 32, 4, 5, 4),
-        ("scatter", 16, 32, 5, F32, SUM, 5),
-        ("exchange", 16, 32, 6, 7, 1),
+        ("all_reduce", 16, 32, 3, F32, 2, 1),
+        ("all_gather", 16, 32, 4, 5, 4),
+        ("reduce_scatter", 16, 32, 5, F32, SUM, 5),
+        ("all_to_all", 16, 32, 6, 7, 1),
         ("broadcast", None, 32, 7, 8, 2, 4),
-        ("message", 16, 8, 2, None, 0, -1, F32),
-        ("message", None, 0, -1, 32, 9, 4, F32),
-        ("message", 16, 2, 5, 32, 3, 4, F32),
+        ("send_recv", 16, 8, 2, None, 0, -1, F32),
+        ("send_recv", None, 0, -1, 32, 9, 4, F32),
+        ("send_recv", 16, 2, 5, 32, 3, 4, F32),
     ]
     assert native.peers(handle) == ()
     native.destroy_communicator(handle)

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from hidet_dist.errors import ConfigError
-from hidet_dist.runtime import native, nccl
+from hidet_dist.runtime import native
+from hidet_dist.runtime.cuda import nccl
 from hidet_dist.runtime.libraries import hidet_runtime
 from hidet_dist.runtime.liveness import SILENCE_SECONDS
 

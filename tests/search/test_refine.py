@@ -10,6 +10,7 @@ from hidet_dist.search import search
 from hidet_dist.search.refine import refine
 from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
+from hidet_dist.spec.collectives import COLLECTIVES
 from hidet_dist.testing import models, shapes
 from hidet_dist.view import GraphView
 
@@ -48,8 +49,8 @@ def test_a_finer_mesh_costs_the_same_collectives() -> None:
     assert finer is not None
     assert finer.cluster.mesh == DeviceMesh((2, 2), ("gpu_0", "gpu_1"))
     assert finer.axes == ((0, 1),)
-    for name in ("all_gather_seconds", "reduce_scatter_seconds", "all_reduce_seconds", "all_to_all_seconds"):
-        assert getattr(finer.cluster, name)(4096, (0, 1)) == getattr(cluster, name)(4096, (0,))
+    for kind in COLLECTIVES.values():
+        assert finer.cluster.collective_seconds(kind, 4096, (0, 1)) == cluster.collective_seconds(kind, 4096, (0,))
     spec = TensorShardSpec(((), (0,)))
     assert str(finer.translated(spec)) == "(R, S01)"
     mesh, fine = cluster.mesh, finer.cluster.mesh

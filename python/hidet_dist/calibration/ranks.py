@@ -1,7 +1,7 @@
 """One rank of a calibration: ``python -m hidet_dist.calibration.ranks settings.json``, under the launcher.
 
-``settings.json`` has the mesh, what to measure and how often, and the folder with the probes, where each rank writes
-``rank<r>.json``.
+``settings.json`` has the mesh, the measurements and their repeats, and the folder of the probes, in which each rank
+writes ``rank<r>.json``.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ from hidet_dist.calibration.samples import (
 from hidet_dist.runtime import native, openblas, session
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.partition import LoadedPartition, load_partition
+from hidet_dist.spec.collectives import COLLECTIVES
 
 _FLOAT32, _SUM = native.dtype_code("float32"), native.reduce_op_code("sum")
 _ITEM_BYTES = 4
-_SHORT_SECONDS = 2e-4  # what is shorter is timed several times at once
-_KERNEL = "hidet_launch_0"  # hidet's name of what a kernel's library exports
+_SHORT_SECONDS = 2e-4  # shorter runs are timed in batches
+_KERNEL = "hidet_launch_0"  # the symbol that hidet exports from a kernel's library
 _PRIME = 7919  # a stride that shares no factor with the rows of a table
-_SHORT_BYTES, _BATCH = 2**16, 8  # collectives up to this size are timed so many at a time: a clock has its own cost
+_SHORT_BYTES, _BATCH = 2**16, 8  # collectives up to this size are timed in batches, since the clock has a cost
 
-# malloc.h: all memory from the heap, of which nothing goes back to the system.
+# Parameters of mallopt (malloc.h).
 _M_MMAP_MAX, _M_TRIM_THRESHOLD = -4, -1
 
 
 def main(settings_file: str) -> None:
-    """Measure, and write down what was measured."""
+    """Measure, and save the samples."""
     settings = json.loads(Path(settings_file).read_text(encoding="utf-8"))
     folder = Path(settings["folder"])
     keep_memory()
@@ -66,7 +67,7 @@ def main(settings_file: str) -> None:
 
 
 def keep_memory() -> None:
-    """Have outputs lie in memory that was used before, as within a program: fresh pages cost as much as the work."""
+    """Keep freed memory in the heap, as a program does: fresh pages would cost as much as the work."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_MMAP_MAX, 0)
@@ -76,7 +77,7 @@ def keep_memory() -> None:
 def _collective(
     communicator: Communicator, kind: str, axes: list[int], sizes: list[int], repeats: int
 ) -> list[tuple[int, float]]:
-    """The bytes that each size was rounded up to, and the median seconds."""
+    """Measure a collective at each size; return the bytes, rounded up to whole blocks, and the median seconds."""
     group = sum(1 << axis for axis in axes)
     ranks = 1
     for axis in axes:
@@ -97,20 +98,13 @@ def _collective(
 
 def _call(kind: str, count: int, ranks: int, group: int) -> Callable[[], int]:
     """A collective over ``ranks`` ranks on a float32 tensor that has ``count`` elements when it is whole."""
-    part = count // ranks
-    sends = {"all_gather": part, "reduce_scatter": count, "all_reduce": count, "all_to_all": part}[kind]
-    receives = {"all_gather": count, "reduce_scatter": part, "all_reduce": count, "all_to_all": part}[kind]
-    send, receive = np.ones(sends, np.float32), np.ones(receives, np.float32)
+    collective = COLLECTIVES[kind]
+    send = np.ones(collective.sent(count, ranks), np.float32)
+    receive = np.ones(collective.received(count, ranks), np.float32)
+    block = collective.block(count, ranks)
 
     def call() -> int:
-        addresses = send.ctypes.data, receive.ctypes.data
-        if kind == "all_gather":
-            return native.all_gather(*addresses, part, _FLOAT32, group)
-        if kind == "reduce_scatter":
-            return native.reduce_scatter(*addresses, part, _FLOAT32, _SUM, group)
-        if kind == "all_reduce":
-            return native.all_reduce(*addresses, count, _FLOAT32, _SUM, group)
-        return native.all_to_all(*addresses, part // ranks, _FLOAT32, group)
+        return native.run(collective, send.ctypes.data, receive.ctypes.data, block, _FLOAT32, _SUM, group)
 
     return call
 
@@ -121,7 +115,7 @@ def _probe(communicator: Communicator, model: LoadedPartition, repeats: int) -> 
 
 
 def _kernels(communicator: Communicator, probe: KernelCalls, repeats: int) -> float:
-    """The seconds of a probe's kernels: more than once in a row where they are short."""
+    """Measure the seconds of a probe's kernels, in batches if they are short."""
     buffers = [_filled(nbytes, dtype) for nbytes, dtype in probe.buffers]
     calls = []
     for file, places in probe.calls:
@@ -143,7 +137,7 @@ def _kernels(communicator: Communicator, probe: KernelCalls, repeats: int) -> fl
 
 
 def _filled(nbytes: int, dtype: str) -> np.ndarray:
-    """A buffer of ones; of integers, of rows all over the table that is looked up."""
+    """A buffer of ones; for integers, of indices spread over the table of the lookup."""
     if dtype.startswith("int"):
         count = nbytes // np.dtype(dtype).itemsize
         return (np.arange(count) * _PRIME % ROWS).astype(dtype)
@@ -151,7 +145,7 @@ def _filled(nbytes: int, dtype: str) -> np.ndarray:
 
 
 def _median(communicator: Communicator, run: Callable[[], Any], repeats: int) -> float:
-    """The median seconds of ``run``, which all ranks start together; a first run does not count."""
+    """Measure the median seconds of ``run``, which all ranks start together, after one warm-up."""
     times = []
     for _ in range(repeats + 1):
         _meet(communicator)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,21 +31,21 @@ def load(path: Path) -> Explanation:
     return replace(plan, report=None if report is None else SearchReport.from_json(report)).explain()
 
 
-def main() -> int:
-    """Print the explanation; the exit status is 1 when there is none."""
-    parser = argparse.ArgumentParser(prog="python -m hidet_dist.explain", description=__doc__)
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m hidet_dist.explain") -> int:
+    """Print the explanation; the exit status is 1 when there is none. ``prog`` is the command's name in its usage."""
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__)
     parser.add_argument("path", type=Path, help="an artifact folder, or a plan file")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--schedule", action="store_true", help="print only the lines to apply by hand")
-    arguments = parser.parse_args()
+    options = parser.parse_args(arguments)
     try:
-        explanation = load(arguments.path)
+        explanation = load(options.path)
     except HidetDistError as error:
         print(error, file=sys.stderr)
         return 1
-    if arguments.json:
+    if options.json:
         print(explanation.to_json(), end="")
-    elif arguments.schedule:
+    elif options.schedule:
         print("\n".join(explanation.schedule))
     else:
         # A pipe has no width: use that of the text form.

@@ -10,6 +10,7 @@ from hidet_dist.checks import is_finite, shown
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine.kernels import KernelCost, Work, check_kernels
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.collectives import Collective
 
 
 def _positive(value: Any) -> bool:
@@ -143,24 +144,13 @@ class Cluster:
         bandwidth = min(self.links[axis].bandwidth_bytes_per_second for axis in axes)
         return (n - 1) * (latency + nbytes / (n * bandwidth))
 
-    def all_gather_seconds(self, nbytes: int, axes: Sequence[int]) -> float:
-        """Seconds to gather a tensor of ``nbytes`` (after the gathering) over the group of ``axes``."""
-        return self._ring_seconds(nbytes, axes)
+    def collective_seconds(self, kind: Collective, nbytes: int, axes: Sequence[int]) -> float:
+        """Seconds of a collective over the group of ``axes`` on a tensor that has ``nbytes`` whole within the group.
 
-    def reduce_scatter_seconds(self, nbytes: int, axes: Sequence[int]) -> float:
-        """Seconds to reduce and scatter a tensor of ``nbytes`` (before the scattering) over the group of ``axes``."""
-        return self._ring_seconds(nbytes, axes)
-
-    def all_reduce_seconds(self, nbytes: int, axes: Sequence[int]) -> float:
-        """Seconds to reduce a tensor of ``nbytes`` to every device of the group of ``axes``."""
-        return 2 * self._ring_seconds(nbytes, axes)
-
-    def all_to_all_seconds(self, nbytes: int, axes: Sequence[int]) -> float:
-        """Seconds to move the split of a tensor of ``nbytes`` (of all devices of a group together) to another dim.
-
-        Each of n devices holds 1/n of the tensor, and sends 1/n of that to each of the others.
+        That is what is there after an all-gather, before a reduce-scatter, and in all-reduces on each device; in an
+        all-to-all the devices of the group hold it together.
         """
-        return self._ring_seconds(nbytes / self.mesh.group_size(axes), axes)
+        return kind.ring_passes * self._ring_seconds(kind.ring_nbytes(nbytes, self.mesh.group_size(axes)), axes)
 
     def copy_seconds(self, nbytes: int) -> float:
         """Seconds to copy ``nbytes`` within a device: each byte is read and written."""

@@ -120,15 +120,10 @@ def _nbytes(x: Tensor, sizes: Mapping[str, int]) -> int:
 def _seconds(node: Operator, cluster: Cluster, sizes: Mapping[str, int], operations: dict[str, int]) -> float:
     if node.share_map:
         return 0.0
-    sent, received = _nbytes(node.inputs[0], sizes), _nbytes(node.outputs[0], sizes)
     if isinstance(node, CommunicationOp):
-        if node.kind == "all_gather":
-            return cluster.all_gather_seconds(received, node.mesh_axes)
-        if node.kind == "reduce_scatter":
-            return cluster.reduce_scatter_seconds(sent, node.mesh_axes)
-        if node.kind == "all_to_all":
-            return cluster.all_to_all_seconds(sent * node.group_size, node.mesh_axes)
-        return cluster.all_reduce_seconds(sent, node.mesh_axes)
+        sent = _nbytes(node.inputs[0], sizes)
+        whole = node.collective.whole(sent, node.group_size)
+        return cluster.collective_seconds(node.collective, whole, node.mesh_axes)
     key = str(node.task)
     if key not in operations:
         fused = getattr(node.task, "fused_graph", None)

@@ -154,11 +154,10 @@ class PlannedTasks:
             sent = split_of(source).local_nbytes(shape, element_bytes, mesh)
             result = split_of(after).local_nbytes(shape, element_bytes, mesh)
             source = after
-            if step.kind == "slice":
+            if not step.collective.communicates:
                 parts.append(_Part(seconds.pack, result, None))
                 continue
-            # What is gathered has the padding that is cut off then.
-            received = sent * mesh.group_size(step.mesh_axes) if step.kind == "all_gather" else result
+            received = step.received_nbytes(sent, result, mesh)
             if seconds.pack:
                 parts.append(_Part(seconds.pack, sent, None))
             parts.append(_Part(seconds.communicate, received, str(step)))

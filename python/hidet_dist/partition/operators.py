@@ -15,6 +15,7 @@ from hidet.ir.expr import if_then_else, is_constant
 from hidet_dist.compat.native_call import NativeCall, NativeCallOp
 from hidet_dist.partition.once import MadeOnce
 from hidet_dist.runtime import native
+from hidet_dist.spec.collectives import COLLECTIVES
 from hidet_dist.spec.extents import Extent, extents_of
 
 Placement = tuple[int, Extent]
@@ -27,10 +28,10 @@ class CommunicationOp(NativeCallOp):
     Parameters
     ----------
     x: Tensor
-        The local tensor. For a reduce-scatter and an all-to-all its first dim has one entry a rank of the group.
+        The local tensor. Where blocks are sent, its first dim has one entry a rank of the group.
     kind: str
-        ``all_reduce``, ``all_gather`` (adds a first dim, one entry a rank), ``reduce_scatter`` (takes it away), or
-        ``all_to_all`` (keeps it: the entry for each rank goes, the entry from each rank comes).
+        The name of a collective that communicates. One that puts blocks together, such as an all-gather, adds a first
+        dim, one entry a rank; one that cuts blocks, such as a reduce-scatter, takes it away; an all-to-all does both.
     mesh_axes: sequence of int
         The mesh axes that the group spans.
     group_size: int
@@ -64,6 +65,7 @@ class CommunicationOp(NativeCallOp):
         received: Placement | None = None,
     ):
         self.kind = kind
+        self.collective = collective = COLLECTIVES[kind]
         self.only_starts = only_starts
         self.mesh_axes = tuple(mesh_axes)
         self.group_size = group_size
@@ -72,12 +74,10 @@ class CommunicationOp(NativeCallOp):
         self.received = received
         shape = list(extents_of(x))
         block = shape
-        if kind in ("reduce_scatter", "all_to_all"):
-            block = _block(kind, shape, group_size, sent)
-        if kind in ("all_gather", "all_to_all"):
+        if collective.sends_blocks:
+            shape = block = _block(kind, shape, group_size, sent)
+        if collective.receives_blocks:
             shape = [group_size, *block] if received is None else _with_extent(block, *received)
-        elif kind == "reduce_scatter":
-            shape = block
         codes = [native.dtype_code(x.dtype.name)]
         if reduce_op:
             codes.append(native.reduce_op_code(reduce_op))
@@ -96,12 +96,10 @@ class CommunicationOp(NativeCallOp):
                     values[f"{name}_row"] = _product(block[dim:])
                     values[f"{name}_whole"] = _product([whole, *block[dim + 1 :]])
                     blocks += f"const hidet_dist_blocks {name} = {{{{ {name}_rows, {name}_row, {name}_whole }}}}; "
-            arguments = {
-                "all_gather": [send, recv, "&received"],
-                "reduce_scatter": [send, recv, "&sent"],
-                "all_to_all": [send, "&sent" if sent else "nullptr", recv, "&received" if received else "nullptr"],
-            }[kind]
-        function = f"hidet_dist_{kind}" + ("_blocks" if blocks else "")
+            arguments = collective.arguments(
+                send, recv, "&sent" if sent else "nullptr", "&received" if received else "nullptr"
+            )
+        function = collective.symbol(blocks=bool(blocks))
         statement = f"{blocks}{function}({', '.join([*arguments, *map(str, codes), str(group)])});"
         if only_starts:
             statement = (

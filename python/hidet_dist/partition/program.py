@@ -264,7 +264,7 @@ class _Partitioner:
         Symbolic dims are named as everywhere else on the way: what is gathered from ``batch_over_2`` is ``batch``.
         """
         sizes = [self.mesh.shape[axis] for axis in step.mesh_axes]
-        if step.kind == "slice":
+        if not step.collective.communicates:
             assert step.dim is not None
             extent = result[step.dim]
             return ShardSliceOp(x, self.own_coordinate(), step.dim, step.mesh_axes, sizes, extent).outputs[0]
@@ -272,9 +272,8 @@ class _Partitioner:
         shape = list(extents_of(x))
         before, after = ([evaluate(extent, self.trial_sizes) for extent in own] for own in (shape, result))
         packs, unpacks = step.packs(before), step.unpacks(before, after, self.mesh)
-        if step.kind in ("reduce_scatter", "all_to_all"):
-            dim, axes = (step.to_dim, step.to_axes) if step.kind == "all_to_all" else (step.dim, step.mesh_axes)
-            assert dim is not None
+        if step.collective.sends_blocks:
+            dim, axes = step.split
             shape[dim] = result[dim]
             if packs:
                 x = StackShardsOp(x, dim, self.split_order(axes)).outputs[0]
@@ -282,7 +281,7 @@ class _Partitioner:
         # The shards are equal, so the average of the whole is the average of the shards' averages.
         op = "sum" if step.op == "average" else step.op
         x = CommunicationOp(x, step.kind, step.mesh_axes, count, op).outputs[0]
-        if step.kind in ("all_gather", "all_to_all"):
+        if step.collective.receives_blocks:
             assert step.dim is not None
             if unpacks:
                 x = JoinShardsOp(x, step.dim, self.split_order(step.mesh_axes), result[step.dim]).outputs[0]

@@ -45,16 +45,11 @@ def step_parts(
     sent_bytes = math.prod(sent) * element_bytes
     received = split_of(after).local_shape(shape, mesh)
     received_bytes = math.prod(received) * element_bytes
-    if step.kind == "slice":
+    kind = step.collective
+    if not kind.communicates:
         return StepSeconds(cluster.copy_seconds(received_bytes), 0.0, 0.0)
-    if step.kind == "all_gather":
-        seconds = cluster.all_gather_seconds(sent_bytes * mesh.group_size(step.mesh_axes), step.mesh_axes)
-    elif step.kind == "all_to_all":
-        seconds = cluster.all_to_all_seconds(sent_bytes * mesh.group_size(step.mesh_axes), step.mesh_axes)
-    elif step.kind == "reduce_scatter":
-        seconds = cluster.reduce_scatter_seconds(sent_bytes, step.mesh_axes)
-    else:
-        seconds = cluster.all_reduce_seconds(sent_bytes, step.mesh_axes)
+    whole = kind.whole(sent_bytes, mesh.group_size(step.mesh_axes))
+    seconds = cluster.collective_seconds(kind, whole, step.mesh_axes)
     if cluster.device.places_shards:
         return StepSeconds(0.0, seconds, 0.0)
     return StepSeconds(

@@ -11,20 +11,13 @@ from dataclasses import dataclass
 
 from hidet_dist.errors import SpecError
 from hidet_dist.spec import DeviceMesh, ReduceFn
+from hidet_dist.spec.collectives import COLLECTIVES, Collective
 from hidet_dist.spec.operator import REDUCE_OPS
 from hidet_dist.spec.partial import Layout, PartialSpec, partial_axes, split_of, with_partial
 
 _STEP = re.compile(
     r"^(\w+)\((?:([a-z]+),\s*)?axes=(\d+)(?:,\s*dim=(\d+))?(?:,\s*to_dim=(\d+))?(?:,\s*to_axes=(\d+))?\)$"
 )
-# For each kind of step: has a dim, has a target dim, has a reduce op.
-_FIELDS = {
-    "slice": (True, False, False),
-    "all_gather": (True, False, False),
-    "all_to_all": (True, True, False),
-    "reduce_scatter": (True, False, True),
-    "all_reduce": (False, False, True),
-}
 
 
 @dataclass(frozen=True)
@@ -40,7 +33,7 @@ class Step:
     ``all_reduce(sum, axes=1)``           partial sums are added
     ===================================== ==============================================================================
 
-    Axes are in the order in which they split the dim, major to minor.
+    Axes are in the order in which they split the dim, major to minor. ``kind`` is the name of one of ``COLLECTIVES``.
 
     Raises
     ------
@@ -58,9 +51,10 @@ class Step:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh_axes", tuple(self.mesh_axes))
         object.__setattr__(self, "to_axes", tuple(self.to_axes))
-        if self.kind not in _FIELDS:
-            raise SpecError(f"A step is one of {', '.join(_FIELDS)}; got {self.kind!r}.")
-        has_dim, moves, reduces = _FIELDS[self.kind]
+        if self.kind not in COLLECTIVES:
+            raise SpecError(f"A step is one of {', '.join(COLLECTIVES)}; got {self.kind!r}.")
+        kind = self.collective
+        has_dim, moves, reduces = kind.has_dim, kind.moves, kind.reduces
         if moves and not self.to_axes:
             object.__setattr__(self, "to_axes", self.mesh_axes)
         if not self.mesh_axes or len(set(self.mesh_axes)) != len(self.mesh_axes):
@@ -71,6 +65,11 @@ class Step:
             raise SpecError(f"The step {self} moves mesh axes from one dim to another.")
         if (self.op in REDUCE_OPS) != reduces or (self.op and not reduces):
             raise SpecError(f"The step {self} reduces by one of {', '.join(REDUCE_OPS)}, or not at all.")
+
+    @property
+    def collective(self) -> Collective:
+        """What the kind does."""
+        return COLLECTIVES[self.kind]
 
     @classmethod
     def of(cls, fn: ReduceFn) -> Step:
@@ -84,7 +83,7 @@ class Step:
         return result
 
     def _after(self, layout: Layout) -> Layout:
-        spec, partial = split_of(layout), partial_axes(layout)
+        kind, spec, partial = self.collective, split_of(layout), partial_axes(layout)
         for dim in (self.dim, self.to_dim):
             if dim is not None and dim >= spec.ndim:
                 raise SpecError(f"The step {self} names the dim {dim} of {layout}.")
@@ -94,42 +93,55 @@ class Step:
                     f"The step {self} does not apply to {layout}: it is not partial over these axes by this op."
                 )
             partial = tuple(axis for axis in partial if axis not in self.mesh_axes)
-        elif self.kind == "slice" and set(self.mesh_axes) & {*spec.mesh_axes, *partial}:
+        elif not kind.joins and set(self.mesh_axes) & {*spec.mesh_axes, *partial}:
             raise SpecError(f"The step {self} does not apply to {layout}: the mesh axes are in use.")
-        if self.kind in ("all_gather", "all_to_all"):
+        if kind.joins:
             assert self.dim is not None
             has = spec.mesh_axes_per_dim[self.dim]
             if has[-len(self.mesh_axes) :] != self.mesh_axes:
                 raise SpecError(f"The step {self} does not apply to {layout}: other mesh axes are minor-most there.")
             spec = spec.with_dim(self.dim, has[: -len(self.mesh_axes)])
-        if self.kind == "all_to_all":
-            assert self.to_dim is not None
-            spec = spec.with_dim(self.to_dim, (*spec.mesh_axes_per_dim[self.to_dim], *self.to_axes))
-        elif self.kind in ("slice", "reduce_scatter"):
-            assert self.dim is not None
-            spec = spec.with_dim(self.dim, (*spec.mesh_axes_per_dim[self.dim], *self.mesh_axes))
+        if kind.splits:
+            dim, axes = self.split
+            spec = spec.with_dim(dim, (*spec.mesh_axes_per_dim[dim], *axes))
         return with_partial(spec, layout.op if isinstance(layout, PartialSpec) else "", partial)
+
+    @property
+    def split(self) -> tuple[int, tuple[int, ...]]:
+        """The dim that is split further, and by which mesh axes, of a kind that splits one."""
+        dim, axes = (self.to_dim, self.to_axes) if self.collective.moves else (self.dim, self.mesh_axes)
+        assert dim is not None
+        return dim, axes
+
+    def received_nbytes(self, sent: int, result: int, mesh: DeviceMesh) -> int:
+        """The bytes that a rank receives, given those of its tensor before the step and after it.
+
+        What is gathered has the padding that is cut off then.
+        """
+        kind = self.collective
+        return kind.whole(sent, mesh.group_size(self.mesh_axes)) if kind.joins and not kind.splits else result
 
     def packs(self, local_shape: Sequence[int]) -> bool:
         """Tell whether a tensor of ``local_shape`` must be copied into the order of group ranks before it is sent."""
-        if self.kind == "reduce_scatter":
-            return not _in_order(self.mesh_axes, self.dim, local_shape)
-        return self.kind == "all_to_all" and not _in_order(self.to_axes, self.to_dim, local_shape)
+        if not self.collective.sends_blocks:
+            return False
+        dim, axes = self.split
+        return not _in_order(axes, dim, local_shape)
 
     def unpacks(self, local_shape: Sequence[int], result_shape: Sequence[int], mesh: DeviceMesh) -> bool:
         """Tell whether the received data of a tensor of ``local_shape`` must be copied out of the order of group ranks.
 
         Cutting off padding needs a copy as well: ``result_shape`` is the local shape after the step.
         """
-        if self.kind == "all_gather":
-            assert self.dim is not None
+        kind = self.collective
+        if not kind.receives_blocks:
+            return False
+        assert self.dim is not None
+        if not kind.splits:
             cut = result_shape[self.dim] != local_shape[self.dim] * mesh.group_size(self.mesh_axes)
             return cut or not _in_order(self.mesh_axes, self.dim, local_shape)
-        if self.kind != "all_to_all":
-            return False
-        assert self.to_dim is not None
         part = list(local_shape)
-        part[self.to_dim] //= mesh.group_size(self.mesh_axes)
+        part[self.split[0]] //= mesh.group_size(self.mesh_axes)
         return not _in_order(self.mesh_axes, self.dim, part)
 
     def __str__(self) -> str:
@@ -181,7 +193,8 @@ def check_step(step: Step, layout: Layout, result: Layout, shape: Sequence[int],
         before, after = (split_of(lies).mesh_axes_per_dim[dim] for lies in (layout, result))
         if shape[dim] % mesh.group_size(before) == shape[dim] % mesh.group_size(after) == 0:
             continue
-        if (step.kind == "slice" and not before) or (step.kind == "all_gather" and not after):
+        kind = step.collective
+        if (not kind.communicates and not before) or (kind.joins and not kind.splits and not after):
             continue
         if split_of(layout).padded_shape(shape, mesh)[dim] != split_of(result).padded_shape(shape, mesh)[dim]:
             raise SpecError(f"The step {step} would change the padding of dim {dim} of {tuple(shape)}.")
@@ -211,6 +224,12 @@ def moves(
         yield step, result
 
 
+_SPLITTING = [kind for kind in COLLECTIVES.values() if kind.splits and not kind.joins]
+_JOINING = [kind for kind in COLLECTIVES.values() if kind.joins and not kind.splits]
+_MOVING = [kind for kind in COLLECTIVES.values() if kind.moves]
+_REDUCING = [kind for kind in COLLECTIVES.values() if kind.reduces and not kind.splits]
+
+
 @functools.lru_cache(maxsize=2**13)
 def _candidates(layout: Layout, usable: tuple[int, ...]) -> tuple[tuple[Step, Layout], ...]:
     """The steps of :func:`moves` before shapes are checked; they are the same for all shapes."""
@@ -219,17 +238,20 @@ def _candidates(layout: Layout, usable: tuple[int, ...]) -> tuple[tuple[Step, La
     free = [axis for axis in usable if axis not in spec.mesh_axes and axis not in partial]
     steps = []
     for dim in range(spec.ndim):
-        steps += [Step("slice", axes, dim) for axes in _ordered_choices(free)]
-        steps += [Step("reduce_scatter", axes, dim, op=op) for axes in _ordered_choices(partial)]
+        for kind in _SPLITTING:
+            if kind.reduces:
+                steps += [Step(kind.name, axes, dim, op=op) for axes in _ordered_choices(partial)]
+            else:
+                steps += [Step(kind.name, axes, dim) for axes in _ordered_choices(free)]
         has = spec.mesh_axes_per_dim[dim]
         for kept in range(len(has)):
             axes = has[kept:]
-            steps.append(Step("all_gather", axes, dim))
-            for to_dim in range(spec.ndim):
+            steps += [Step(kind.name, axes, dim) for kind in _JOINING]
+            for to_dim, kind in itertools.product(range(spec.ndim), _MOVING):
                 if to_dim != dim:
-                    steps += [Step("all_to_all", axes, dim, to_dim, order) for order in itertools.permutations(axes)]
-    for count in range(1, len(partial) + 1):
-        steps += [Step("all_reduce", axes, op=op) for axes in itertools.combinations(partial, count)]
+                    steps += [Step(kind.name, axes, dim, to_dim, order) for order in itertools.permutations(axes)]
+    for count, kind in itertools.product(range(1, len(partial) + 1), _REDUCING):
+        steps += [Step(kind.name, axes, op=op) for axes in itertools.combinations(partial, count)]
     return tuple((step, step._after(layout)) for step in steps)
 
 

@@ -20,6 +20,7 @@ from hidet_dist.rules.local import rebuild
 from hidet_dist.rules.lookup import row_dim, row_factor
 from hidet_dist.rules.padding import paddable
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
+from hidet_dist.spec.collectives import ALL_REDUCE, REDUCE_SCATTER
 from hidet_dist.spec.tensor import padded_shard
 
 Layout = tuple[tuple[Digit, ...] | None, ...]
@@ -301,9 +302,9 @@ def _reduced(
                 rest.setdefault(op, []).append(axis)
             else:
                 spec = spec.with_dim(dim, (*spec.mesh_axes_per_dim[dim], axis))
-                fns.append(ReduceFn("reduce_scatter", op, (axis,), dim))
+                fns.append(ReduceFn(REDUCE_SCATTER.name, op, (axis,), dim))
         # Scatters first: they leave less for the all-reduce.
-        fns.extend(ReduceFn("all_reduce", op, tuple(sorted(own))) for op, own in rest.items())
+        fns.extend(ReduceFn(ALL_REDUCE.name, op, tuple(sorted(own))) for op, own in rest.items())
         scattered = (dim for dim in dims if dim is not None)
         exact = all(shape[dim] % mesh.group_size(spec.mesh_axes_per_dim[dim]) == 0 for dim in scattered)
         if exact and len(rest) <= 1:

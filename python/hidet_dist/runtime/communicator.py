@@ -15,11 +15,10 @@ from hidet_dist.errors import CommunicationError, ConfigError
 from hidet_dist.runtime import liveness, native
 from hidet_dist.runtime.forks import Owner, keep_forever
 from hidet_dist.runtime.liveness import Progress, Verdict
+from hidet_dist.runtime.transports import TARGETS, Failures, Setup, Transport, open_transport
 
 if TYPE_CHECKING:
-    from hidet_dist.runtime.nccl import NcclTransport
     from hidet_dist.runtime.rendezvous import Rendezvous
-    from hidet_dist.runtime.shared_memory import CpuTransport
 
 _open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
@@ -43,7 +42,7 @@ class Communicator:
     target: str
         ``cpu`` or ``cuda``: where the buffers of collectives are.
     device: int | None
-        This rank's CUDA device; ``nccl.default_device`` where it is not given.
+        This rank's CUDA device; ``runtime.cuda.nccl.default_device`` where it is not given.
 
     Raises
     ------
@@ -69,31 +68,30 @@ class Communicator:
             )
         if not timeout_seconds > 0:
             raise ConfigError(f"timeout_seconds must be positive, not {timeout_seconds}")
-        if target not in ("cpu", "cuda"):
-            raise ConfigError(f"target must be 'cpu' or 'cuda', not {target!r}")
+        if target not in TARGETS:
+            raise ConfigError(f"target must be {' or '.join(map(repr, TARGETS))}, not {target!r}")
         self.rank = rank
         self.world_size = world_size
         self.mesh_shape = tuple(mesh_shape)
         self.timeout_seconds = timeout_seconds
         self._rendezvous = rendezvous
         self._name = ""
-        self._transport: CpuTransport | NcclTransport | None = None
+        self._failures = Failures(self._fail, self._failed)
         self._verdict: Verdict | None = None
         self._reported: Verdict | None = None
         self._handle: int | None = None
         self._owner = Owner()
-        if world_size > 1:
-            if rendezvous is None:
-                raise ConfigError(f"a world size of {world_size} needs a rendezvous")
-            self._join(rendezvous, target, device)
+        if world_size > 1 and rendezvous is None:
+            raise ConfigError(f"a world size of {world_size} needs a rendezvous")
+        # A rank alone has none.
+        self._transport = self._join(rendezvous, target, device) if rendezvous is not None and world_size > 1 else None
         try:
             table = None if self._transport is None else self._transport.table
             self._handle = native.create_communicator(table, self.mesh_shape, rank)
         except ValueError as error:
             raise ConfigError(str(error)) from None
-        overlap = getattr(self._transport, "overlap", None)  # host memory has none
-        if overlap is not None:
-            native.set_overlap(self._handle, overlap)
+        if self._transport is not None and self._transport.overlap is not None:
+            native.set_overlap(self._handle, self._transport.overlap)
         if rendezvous is not None and world_size > 1:
             handle = self._handle
             rendezvous.heartbeat.watch(self._name, lambda: _progress(handle), self._on_verdict)
@@ -160,8 +158,8 @@ class Communicator:
             if self._transport is not None:
                 # After the verdict is out: the ranks that wait for this one see their connections close, and then it.
                 self._transport.close()
-        if self._transport is not None and self._transport.interrupt is not None:
-            interrupt, self._transport.interrupt = self._transport.interrupt, None
+        interrupt, self._failures.interrupt = self._failures.interrupt, None
+        if interrupt is not None:
             raise interrupt
         verdict = self._verdict
         who = "" if verdict.reporter == self.rank else f" (found by rank {verdict.reporter})"
@@ -220,7 +218,7 @@ class Communicator:
             raise CommunicationError(f"rank {self.rank}: the communicator is closed")
         return self._handle
 
-    def _join(self, rendezvous: Rendezvous, target: str, device: int | None) -> None:
+    def _join(self, rendezvous: Rendezvous, target: str, device: int | None) -> Transport:
         settings = rendezvous.settings
         if (self.rank, self.world_size) != (settings.rank, settings.world_size):
             raise ConfigError(
@@ -233,15 +231,8 @@ class Communicator:
             agreed = rendezvous.store.compare_set(f"{self._name}/mesh", "", shape).decode()
             if agreed != shape:
                 raise ConfigError(f"rank {self.rank} has the mesh ({shape}), but another rank ({agreed})")
-            arguments = (rendezvous, self._name, self.mesh_shape, self.timeout_seconds, self._fail, self._failed)
-            if target == "cuda":
-                from hidet_dist.runtime.nccl import NcclTransport
-
-                self._transport = NcclTransport(*arguments, device)
-            else:
-                from hidet_dist.runtime.shared_memory import CpuTransport
-
-                self._transport = CpuTransport(*arguments)
+            setup = Setup(rendezvous, self._name, self.mesh_shape, self.timeout_seconds, self._failures)
+            return open_transport(target, setup, device)
         except RuntimeError as error:
             host = settings.host_rank
             raise CommunicationError(

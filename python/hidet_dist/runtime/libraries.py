@@ -20,7 +20,7 @@ _KERNEL = "hidet_launch_"  # the name under which a kernel library exports a can
 
 
 class Libraries:
-    """The libraries of one partition, unloaded by :meth:`close` or with this object."""
+    """The libraries of one partition, unloaded by ``close()`` or with this object."""
 
     def __init__(self) -> None:
         self._opened: list[tuple[int, ctypes.CDLL]] = []

@@ -40,8 +40,7 @@ def conversion_nbytes(
         spec = split_of(layout)
         after = spec.local_nbytes(shape, itemsize, mesh)
         kept = first if number else 0  # the source, where the step does not count it anyway
-        # What is gathered has the padding that is cut off then.
-        received = before * mesh.group_size(step.mesh_axes) if step.kind == "all_gather" else after
+        received = step.received_nbytes(before, after, mesh)
         most = max(most, before + received + kept)
         if step.packs(local):
             most = max(most, 2 * before + kept)

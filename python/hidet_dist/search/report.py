@@ -127,10 +127,10 @@ def traffic(view: GraphView, stage: StagePlan) -> dict[str, Traffic]:
     def add(name: str, steps: Sequence[Step], source: Layout) -> None:
         shape, itemsize = view.shape(name), view.itemsize(name)
         for step, after in zip(steps, walk(steps, source, shape, mesh), strict=True):
-            if step.kind != "slice":
+            if step.collective.communicates:
                 # A collective's group holds the tensor once, in pieces or whole: before it or after it.
                 sizes = (split_of(layout).local_nbytes(shape, itemsize, mesh) for layout in (source, after))
-                whole = max(sizes) * (mesh.group_size(step.mesh_axes) if step.kind == "all_to_all" else 1)
+                whole = max(sizes) * (mesh.group_size(step.mesh_axes) if step.collective.moves else 1)
                 own = found.get(step.kind, Traffic(0, 0))
                 found[step.kind] = Traffic(own.count + 1, own.nbytes + whole)
             source = after

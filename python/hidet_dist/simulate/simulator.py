@@ -99,15 +99,13 @@ def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[np.ndarray]) 
     received = []
     for rank in range(mesh.size):
         peers = mesh.peers(rank, op.mesh_axes)
-        parts = [sent[peer] for peer in peers]
-        if op.kind == "all_gather":
-            y = _join_blocks(parts, op)
-        elif op.kind == "all_to_all":
-            y = _join_blocks([_split_blocks(part, op)[peers.index(rank)] for part in parts], op)
-        else:
-            y = fold(_REDUCE[op.reduce_op], parts)
-            if op.kind == "reduce_scatter":
-                y = _split_blocks(y, op)[peers.index(rank)]
+        y = op.collective.result(
+            [sent[peer] for peer in peers],
+            peers.index(rank),
+            lambda parts: fold(_REDUCE[op.reduce_op], parts),
+            lambda part: _split_blocks(part, op),
+            lambda blocks: _join_blocks(blocks, op),
+        )
         received.append(hidet.asarray(np.array(y, order="C")))
     return received
 

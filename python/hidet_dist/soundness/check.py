@@ -210,12 +210,18 @@ def _run_ranks(
     return results
 
 
+def reduced(op: str, parts: Sequence[Array]) -> Array:
+    """The parts of several ranks, reduced."""
+    result: Array = _REDUCE[op](np.stack(parts))
+    return result
+
+
 def apply_reduce(mesh: DeviceMesh, fn: ReduceFn, partial: Sequence[Array]) -> list[Array]:
     """The results of a reduce function on every rank, from every rank's value before it."""
     results = []
     for rank in range(mesh.size):
         peers = mesh.peers(rank, fn.mesh_axes)
-        y = _REDUCE[fn.op](np.stack([partial[peer] for peer in peers]))
+        y = reduced(fn.op, [partial[peer] for peer in peers])
         if fn.dim is not None:
             y = np.split(y, len(peers), axis=fn.dim)[peers.index(rank)]
         results.append(np.asarray(y).astype(partial[rank].dtype))

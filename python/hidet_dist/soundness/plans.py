@@ -17,9 +17,9 @@ from hidet.ir.expr import SymbolVar
 from hidet_dist.partition import CommunicationOp, Program, partition_graph
 from hidet_dist.rules.declared import definition_of
 from hidet_dist.rules.rule import RuleTable
-from hidet_dist.soundness.check import apply_reduce, shape_of
+from hidet_dist.soundness.check import reduced, shape_of
 from hidet_dist.soundness.oracle import evaluate, numpy_dtype
-from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, ReduceFn, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.extents import extents_of
 from hidet_dist.view import GraphView
 
@@ -127,15 +127,13 @@ class _Same:
 
 
 def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[Array]) -> list[Array]:
-    if op.kind == "all_gather":
-        return [np.stack([sent[peer] for peer in mesh.peers(rank, op.mesh_axes)]) for rank in range(mesh.size)]
-    if op.kind == "all_to_all":
-        peers = [mesh.peers(rank, op.mesh_axes) for rank in range(mesh.size)]
-        return [np.stack([sent[peer][peers[rank].index(rank)] for peer in peers[rank]]) for rank in range(mesh.size)]
-    scatter = op.kind == "reduce_scatter"
-    fn = ReduceFn(op.kind, op.reduce_op, op.mesh_axes, 0 if scatter else None)
-    received = apply_reduce(mesh, fn, sent)
-    return [y[0] for y in received] if scatter else received
+    received = []
+    for rank in range(mesh.size):
+        peers = mesh.peers(rank, op.mesh_axes)
+        parts = [sent[peer] for peer in peers]
+        y = op.collective.result(parts, peers.index(rank), lambda parts: reduced(op.reduce_op, parts), list, np.stack)
+        received.append(np.asarray(y).astype(sent[rank].dtype))
+    return received
 
 
 def check_plan(graph: FlowGraph, plan: Plan, inputs: Sequence[Array], whole: Sequence[Array]) -> str:

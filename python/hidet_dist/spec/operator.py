@@ -1,4 +1,4 @@
-"""The operator sharding spec: the specs that an operator's inputs and outputs have together."""
+"""The operator sharding spec: the specs of an operator's inputs and outputs, and its reduce functions."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ from dataclasses import dataclass
 
 from hidet_dist.checks import shown
 from hidet_dist.errors import SpecError
+from hidet_dist.spec.collectives import COLLECTIVES, REDUCING
 from hidet_dist.spec.tensor import TensorShardSpec
 
 REDUCE_OPS = ("sum", "max", "min", "product", "average")
-_REDUCE = re.compile(r"^(all_reduce|reduce_scatter)\((\w+),\s*axes=(\d+)(?:,\s*dim=(\d{1,9}))?\)$")
+_REDUCE = re.compile(rf"^({'|'.join(REDUCING)})\((\w+),\s*axes=(\d+)(?:,\s*dim=(\d{{1,9}}))?\)$")
 _CALL = re.compile(r"\w+\([^()]*\)")
 _TENSOR = re.compile(r"\([^()]*\)")
 
 
 @dataclass(frozen=True)
 class ReduceFn:
-    """What makes a partial output whole: ``kind`` over ``mesh_axes`` with ``op``; a reduce-scatter splits ``dim``.
+    """The collective that completes a partial output: ``kind`` over ``mesh_axes`` by ``op``; ``dim`` if it scatters.
 
     Raises
     ------
     SpecError
-        For an unknown kind or op, no mesh axis, or a dim where there must be none (and the other way round).
+        For an unknown kind or op, no mesh axis, a missing dim, or a dim that the kind does not take.
     """
 
     kind: str
@@ -32,19 +33,18 @@ class ReduceFn:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mesh_axes", tuple(self.mesh_axes))
-        if self.kind not in ("all_reduce", "reduce_scatter"):
-            raise SpecError(f"A reduce function is an all_reduce or a reduce_scatter; got {shown(self.kind)}.")
+        if self.kind not in REDUCING:
+            raise SpecError(f"A reduce function is one of {', '.join(REDUCING)}; got {shown(self.kind)}.")
         if self.op not in REDUCE_OPS:
             raise SpecError(f"A reduce function reduces by one of {', '.join(REDUCE_OPS)}; got {shown(self.op)}.")
         if not self.mesh_axes or len(set(self.mesh_axes)) != len(self.mesh_axes):
             raise SpecError(f"A reduce function needs distinct mesh axes; got {self.mesh_axes}.")
-        if (self.dim is None) != (self.kind == "all_reduce"):
-            raise SpecError(
-                f"A reduce_scatter names the dim it splits, an all_reduce none; got {self.kind}, {self.dim}."
-            )
+        if (self.dim is not None) != COLLECTIVES[self.kind].splits:
+            splits = "splits a dim, which it names" if self.dim is None else "splits no dim"
+            raise SpecError(f"The reduce function {self.kind} {splits}; got the dim {self.dim}.")
 
     def after(self, partial: TensorShardSpec) -> TensorShardSpec:
-        """How a partial tensor lies once it is reduced."""
+        """The spec of a partial tensor after it is reduced."""
         if self.dim is None:
             return partial
         return partial.with_dim(self.dim, (*partial.mesh_axes_per_dim[self.dim], *self.mesh_axes))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hidet_dist.errors import PlanError, SpecError
 from hidet_dist.files import write_text
+from hidet_dist.spec.collectives import COLLECTIVES
 from hidet_dist.spec.mesh import DeviceMesh
 from hidet_dist.spec.operator import OpShardSpec
 from hidet_dist.spec.overlap import OverlapPlan
@@ -314,8 +315,7 @@ class Plan:
     def collectives(self) -> dict[str, int]:
         """How many communication operators of each kind one run executes (slices, which are local, left out)."""
         kinds = Counter(text.partition("(")[0] for stage in self.stages for text in stage.communications())
-        kinds.pop("slice", None)
-        return dict(sorted(kinds.items()))
+        return {kind: count for kind, count in sorted(kinds.items()) if COLLECTIVES[kind].communicates}
 
     def table(self) -> Table:
         """The plan as a table for a person: operator, specs, communication, predicted time, why not sharded."""

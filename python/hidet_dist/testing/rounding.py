@@ -20,6 +20,7 @@ from hidet_dist.weights.named import is_weight
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 """Of the mantissas' 24, 11 and 8 bits."""
 ODDS = 1000
+"""Outputs of which one, by the bound, has a value that is further off than the tolerance."""
 
 
 def tolerance(graph: FlowGraph, precision: str) -> float:

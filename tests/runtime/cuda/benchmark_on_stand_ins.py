@@ -39,7 +39,7 @@ def build(*arguments: str) -> None:
     import gpu_build
     from stand_in_artifacts import as_cuda, on_stream
 
-    from hidet_dist.runtime import nccl
+    from hidet_dist.runtime.cuda import nccl
 
     built, as_graph = gpu_build.build, gpu_build.as_graph
 

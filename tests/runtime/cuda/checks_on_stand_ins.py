@@ -46,7 +46,7 @@ SMALL = {
 def build_for_the_cpu(*arguments: str) -> None:
     from stand_in_artifacts import as_cuda, on_stream
 
-    from hidet_dist.runtime import nccl
+    from hidet_dist.runtime.cuda import nccl
 
     parallel = build.auto_parallel
 

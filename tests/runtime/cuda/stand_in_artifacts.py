@@ -15,8 +15,7 @@ from typing import Any
 from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.files import sha256
 from hidet_dist.launch import free_port
-from hidet_dist.runtime import nccl
-from hidet_dist.runtime.cuda import cublas
+from hidet_dist.runtime.cuda import cublas, nccl
 
 SERVE = Path(__file__).with_name("serve_on_stand_ins.py")
 NATIVE = Path(__file__).parents[1] / "native"

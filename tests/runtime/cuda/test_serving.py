@@ -16,7 +16,7 @@ from stand_in_artifacts import as_cuda, compile_against, serve
 
 import hidet_dist  # noqa: F401  (adds its calls to hidet.distributed)
 from hidet_dist.artifacts.manifest import Manifest
-from hidet_dist.runtime import nccl
+from hidet_dist.runtime.cuda import nccl
 
 X = np.arange(32, dtype=np.float32).reshape(4, 8)
 W = np.linspace(-1, 1, 8, dtype=np.float32)

@@ -29,7 +29,7 @@ def place_shards(graph: FlowGraph) -> FlowGraph:
             (x,), (y,) = node.inputs, node.outputs
             sent: Placement | None = None
             received: Placement | None = None
-            stack = _stacked(x) if node.kind in ("reduce_scatter", "all_to_all") else None
+            stack = _stacked(x) if node.collective.sends_blocks else None
             if stack is not None:
                 dim = stack.attrs["dim"]
                 x, sent = stack.inputs[0], (dim, extents_of(x)[dim + 1])

@@ -13,7 +13,7 @@ from ctypes import POINTER, byref, c_char_p, c_float, c_int, c_size_t, c_uint, c
 from typing import Any
 
 from hidet_dist.errors import ConfigError, HidetDistError
-from hidet_dist.runtime.nccl import DRIVER_VARIABLE
+from hidet_dist.runtime.cuda.nccl import DRIVER_VARIABLE
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
 _CAPTURE_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may go on as ever

@@ -29,6 +29,7 @@ from hidet_dist.runtime.native.collectives import (
     recv,
     reduce_scatter,
     reduce_scatter_blocks,
+    run,
     send,
     send_recv,
     start,
@@ -74,7 +75,12 @@ from hidet_dist.runtime.native.signatures import (
     TicketFunction,
     Transport,
 )
-from hidet_dist.runtime.native.transports import TransportFunction, answer, deferred_transport, make_transport
+from hidet_dist.runtime.native.transports import (
+    TRANSPORT_FUNCTIONS,
+    TransportFunction,
+    deferred_transport,
+    make_transport,
+)
 
 __all__ = [
     "ABI_VERSION",
@@ -88,6 +94,7 @@ __all__ = [
     "NO_COMMUNICATOR",
     "OK",
     "REDUCE_OP_CODES",
+    "TRANSPORT_FUNCTIONS",
     "Blocks",
     "Change",
     "Cublas",
@@ -105,7 +112,6 @@ __all__ = [
     "all_reduce",
     "all_to_all",
     "all_to_all_blocks",
-    "answer",
     "begin_call",
     "bind",
     "broadcast",
@@ -139,6 +145,7 @@ __all__ = [
     "reduce_scatter",
     "reduce_scatter_blocks",
     "rely_on",
+    "run",
     "send",
     "send_recv",
     "sequence",

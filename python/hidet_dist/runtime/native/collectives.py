@@ -9,6 +9,17 @@ import ctypes
 
 from hidet_dist.runtime.native.library import library
 from hidet_dist.runtime.native.signatures import Blocks
+from hidet_dist.spec.collectives import Collective
+
+
+def run(kind: Collective, send: int, recv: int, count: int, dtype: int, reduce_op: int, group: int) -> int:
+    """Run a collective of any kind that communicates; the status code is returned.
+
+    ``count`` is that of a block where there are any (``Collective.block``); ``reduce_op`` is not looked at by a kind
+    that does not reduce.
+    """
+    codes = (dtype, reduce_op) if kind.reduces else (dtype,)
+    return int(getattr(library(), kind.symbol())(send, recv, count, *codes, group))
 
 
 def all_reduce(send: int, recv: int, count: int, dtype: int, reduce_op: int, group: int) -> int:

@@ -62,7 +62,10 @@ class Nccl:
     timeout_seconds: float
         How long a rank waits for another one.
 
-    Raises ``ValueError`` where the device cannot be used.
+    Raises
+    ------
+    ValueError
+        Where the device cannot be used.
     """
 
     def __init__(

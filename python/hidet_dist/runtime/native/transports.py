@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from hidet_dist.runtime.native.codes import FAILED, OK
 from hidet_dist.runtime.native.signatures import Transport
 
-_FIELDS: dict[str, Any] = dict(Transport._fields_)
+_FIELDS: dict[str, Any] = {name: kind for name, kind, *_ in Transport._fields_ if name != "context"}
 _OPTIONAL = ("copy", "all_gather_blocks", "reduce_scatter_blocks", "all_to_all_blocks")
+
+TRANSPORT_FUNCTIONS = tuple(name for name in _FIELDS if name not in _OPTIONAL)
+"""The names of the functions that every transport has."""
 
 TransportFunction = Callable[..., int]
 """A transport's function in Python: the native arguments without the context; it returns 0 or another number."""
 
 
-def make_transport(
-    all_reduce: TransportFunction,
-    all_gather: TransportFunction,
-    reduce_scatter: TransportFunction,
-    all_to_all: TransportFunction,
-    broadcast: TransportFunction,
-    send_recv: TransportFunction,
-) -> Transport:
+def make_transport(functions: Mapping[str, TransportFunction]) -> Transport:
     """A transport for host memory made of Python functions, which must not raise. A null address is ``None``.
 
-    Blocks side by side are copied for it, to lie one behind the other.
+    ``functions`` has those of ``TRANSPORT_FUNCTIONS``; ``ValueError`` where it lacks one or has another. Blocks side by
+    side are copied for it, to lie one behind the other.
     """
-    functions = {
-        "all_reduce": all_reduce,
-        "all_gather": all_gather,
-        "reduce_scatter": reduce_scatter,
-        "all_to_all": all_to_all,
-        "broadcast": broadcast,
-        "send_recv": send_recv,
-    }
+    if functions.keys() != set(TRANSPORT_FUNCTIONS):
+        raise ValueError(f"a transport has {', '.join(TRANSPORT_FUNCTIONS)}, not {', '.join(functions)}")
     table = Transport()
     for name, function in functions.items():
         setattr(table, name, _FIELDS[name](_without_context(function)))
@@ -43,31 +33,6 @@ def make_transport(
 
 def _without_context(function: TransportFunction) -> TransportFunction:
     return lambda _context, *arguments: function(*arguments)
-
-
-def answer(
-    run: Callable[[], None],
-    fail: Callable[[str], None],
-    blame_peer: Callable[[], None],
-    interrupt: Callable[[BaseException], None],
-) -> int:
-    """Run something that native code waits for: nothing may be raised there, so that it is recorded.
-
-    Of what is raised, ``fail`` is told the message. A ``RuntimeError`` is another rank's doing (``blame_peer``);
-    ``interrupt`` gets what is no failure, such as KeyboardInterrupt.
-    """
-    try:
-        run()
-    except RuntimeError as error:
-        blame_peer()
-        fail(str(error))
-        return FAILED
-    except BaseException as error:
-        if not isinstance(error, Exception):
-            interrupt(error)
-        fail(f"{type(error).__name__}: {error}")
-        return FAILED
-    return OK
 
 
 def deferred_transport(make: Callable[[], Transport]) -> Transport:
@@ -80,7 +45,6 @@ def deferred_transport(make: Callable[[], Transport]) -> Transport:
         return lambda _context, *arguments: getattr(make(), name)(None, *arguments)
 
     table = Transport()
-    for name, kind in _FIELDS.items():
-        if name not in ("context", *_OPTIONAL):
-            setattr(table, name, kind(forward(name)))
+    for name in TRANSPORT_FUNCTIONS:
+        setattr(table, name, _FIELDS[name](forward(name)))
     return table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,8 +16,9 @@ import torch.distributed as dist
 from hidet_dist.runtime import native
 from hidet_dist.runtime.meeting import await_ranks
 from hidet_dist.runtime.mesh_groups import group_ranks
-from hidet_dist.runtime.rendezvous import Rendezvous, own_address
+from hidet_dist.runtime.rendezvous import own_address
 from hidet_dist.runtime.store.torch_store import TorchStore
+from hidet_dist.runtime.transports.base import Setup
 
 # Up to this many bytes from all ranks together, an all-reduce is an all-gather and a local reduction. Gloo's own takes
 # twice as many steps, and measured on one host, 2 and 4 processes, a step costs more than these bytes.
@@ -63,55 +64,53 @@ class GlooTransport:
 
     Parameters
     ----------
-    rendezvous: Rendezvous
-        The ranks, met.
-    name: str
-        The communicator's, the same on all ranks and on no other communicator.
-    mesh_shape: tuple[int, ...]
-        The mesh of all ranks.
-    timeout_seconds: float
-        How long a collective waits for the other ranks.
-    fail: Callable[[str], None]
-        Records why a collective failed.
-    failed: Callable[[], bool]
-        Whether the communicator has failed meanwhile, for another reason.
+    setup: Setup
+        What every transport is made with.
     """
 
-    def __init__(
-        self,
-        rendezvous: Rendezvous,
-        name: str,
-        mesh_shape: tuple[int, ...],
-        timeout_seconds: float,
-        fail: Callable[[str], None],
-        failed: Callable[[], bool],
-    ):
+    def __init__(self, setup: Setup):
         self.table = native.make_transport(
-            self._all_reduce,
-            self._all_gather,
-            self._reduce_scatter,
-            self._all_to_all,
-            self._broadcast,
-            self._send_recv,
+            {
+                "all_reduce": self._all_reduce,
+                "all_gather": self._all_gather,
+                "reduce_scatter": self._reduce_scatter,
+                "all_to_all": self._all_to_all,
+                "broadcast": self._broadcast,
+                "send_recv": self._send_recv,
+            }
         )
-        self.failed_by_peer = False
-        self.interrupt: BaseException | None = None
-        self._rank = rendezvous.settings.rank
-        self._name = name
-        self._mesh_shape = mesh_shape
-        self._timeout_seconds = timeout_seconds
-        self._fail = fail
-        self._failed = failed
-        # Not its store: that one is to go when the rendezvous is closed, whoever still has this.
-        self._rendezvous = rendezvous
-        self._device = _open_device(rendezvous.address, rendezvous.port)
+        self.shared_groups: tuple[tuple[int, ...], ...] = ()
+        self.shared_peers: tuple[int, ...] = ()
+        self._rank = setup.rendezvous.settings.rank
+        # With the rendezvous, not its store: that one is to go when the rendezvous is closed, whoever still has this.
+        self._setup = setup
+        self._device = _open_device(setup.rendezvous.address, setup.rendezvous.port)
         self._groups: dict[tuple[int, ...], _Group] = {}
         self._scratch: dict[str, torch.Tensor] = {}
+
+    @property
+    def overlap(self) -> None:
+        """None: a collective that has returned is over."""
+        return None
+
+    @property
+    def failed_by_peer(self) -> bool:
+        """Whether a collective failed because of another rank."""
+        return self._setup.failures.by_peer
+
+    def warm_up(self, groups: Iterable[int]) -> None:
+        """Do nothing: groups meet when they are first used."""
+
+    def wait(self, stream: int | None = None) -> None:
+        """Do nothing: a collective that has returned is over."""
 
     def close(self) -> None:
         """Close all connections, at which collectives that wait for this rank fail on the other ranks."""
         self._groups.clear()
         self._scratch.clear()
+
+    def destroy(self) -> None:
+        """Do nothing: nothing of it is native."""
 
     # What the native library calls. Arguments are checked, counts positive and groups of two ranks or more.
 
@@ -138,7 +137,7 @@ class GlooTransport:
             if op == _MEAN and not divide_first:
                 _divide(result, peers.size)
 
-        return self._guard(run)
+        return self._setup.failures.record(run)
 
     def _all_gather(self, send: int, recv: int, send_count: int, dtype: int, group: int) -> int:
         def run() -> None:
@@ -147,7 +146,7 @@ class GlooTransport:
             source, result = _tensor(send, size, torch.uint8), _tensor(recv, size * peers.size, torch.uint8)
             self._gather(peers, source, result)
 
-        return self._guard(run)
+        return self._setup.failures.record(run)
 
     def _reduce_scatter(self, send: int, recv: int, recv_count: int, dtype: int, reduce_op: int, group: int) -> int:
         def run() -> None:
@@ -160,7 +159,7 @@ class GlooTransport:
             self._exchange(peers, exchanged.view(torch.uint8), source.view(torch.uint8))
             _reduce(exchanged.view(peers.size, recv_count), _tensor(recv, recv_count, dtype_), op)
 
-        return self._guard(run)
+        return self._setup.failures.record(run)
 
     def _all_to_all(self, send: int, recv: int, count: int, dtype: int, group: int) -> int:
         def run() -> None:
@@ -169,7 +168,7 @@ class GlooTransport:
             source, result = _tensor(send, size, torch.uint8), _tensor(recv, size, torch.uint8)
             self._exchange(peers, result, source)
 
-        return self._guard(run)
+        return self._setup.failures.record(run)
 
     def _broadcast(self, send: int | None, recv: int, count: int, dtype: int, root: int, group: int) -> int:
         def run() -> None:
@@ -183,7 +182,7 @@ class GlooTransport:
             options.rootRank = root
             peers.backend.broadcast([result], options).wait()
 
-        return self._guard(run)
+        return self._setup.failures.record(run)
 
     def _send_recv(
         self, send: int, send_count: int, to: int, recv: int, recv_count: int, from_: int, dtype: int
@@ -212,17 +211,7 @@ class GlooTransport:
             for work in works:
                 work.wait()
 
-        return self._guard(run)
-
-    def _guard(self, run: Callable[[], None]) -> int:
-        """Runs it; whatever it raises is recorded, as native code is waiting for the answer."""
-        return native.answer(run, self._fail, self._blame_peer, self._interrupted)
-
-    def _blame_peer(self) -> None:
-        self.failed_by_peer = True
-
-    def _interrupted(self, error: BaseException) -> None:
-        self.interrupt = error
+        return self._setup.failures.record(run)
 
     def _gather(self, peers: _Group, source: torch.Tensor, result: torch.Tensor) -> None:
         """Gathers bytes by an exchange of copies: one step, 1.3 to 3 times as fast on one host as Gloo's ring."""
@@ -262,7 +251,7 @@ class GlooTransport:
         return self._scratch[use][:size].view(dtype)
 
     def _group(self, group: int) -> _Group:
-        return self._peers(group_ranks(self._mesh_shape, self._rank, group))
+        return self._peers(group_ranks(self._setup.mesh_shape, self._rank, group))
 
     def _peers(self, ranks: tuple[int, ...]) -> _Group:
         if ranks not in self._groups:
@@ -270,16 +259,17 @@ class GlooTransport:
         return self._groups[ranks]
 
     def _make_group(self, ranks: tuple[int, ...]) -> _Group:
-        prefix = f"{self._name}/group/" + ",".join(map(str, ranks))
-        store = self._rendezvous.store.prefixed(prefix)
+        beats = self._setup.rendezvous.store
+        prefix = f"{self._setup.name}/group/" + ",".join(map(str, ranks))
+        store = beats.prefixed(prefix)
         # Gloo would wait the whole time-out for a member that is dead, as there is no connection yet to break.
         store.set(f"ready/{self._rank}", "")
         ready = {rank: f"ready/{rank}" for rank in ranks}
-        await_ranks(store, self._rendezvous.store, ready, self._timeout_seconds, self._failed)
+        await_ranks(store, beats, ready, self._setup.timeout_seconds, self._setup.failures.failed)
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         options._devices = [self._device]
-        options._timeout = timedelta(seconds=self._timeout_seconds)
+        options._timeout = timedelta(seconds=self._setup.timeout_seconds)
         place, own_store = ranks.index(self._rank), TorchStore(store)
         return _Group(gloo(own_store, place, len(ranks), options), ranks, place, own_store)
 

@@ -1,0 +1,110 @@
+"""Pages of the site that are made from other files: the reference, the configuration keys, the RFCs, the changelog."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import griffe
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+
+import roles  # noqa: E402  it lies beside this file, which mkdocs loads by its path
+
+PACKAGE = ROOT / "python" / "hidet_dist"
+FROM_ROOT = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Put the reference into the navigation."""
+    assert config.nav is not None
+    place = next(n for n, entry in enumerate(config.nav) if isinstance(entry, dict) and "Design" in entry)
+    config.nav.insert(place, {"Reference": [f"reference/{name}.md" for name in reference()]})
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the generated pages."""
+    pages = {f"reference/{name}.md": text for name, text in reference().items()}
+    pages["configuration.md"] = configuration()
+    pages |= {f"rfcs/{path.name}": path.read_text(encoding="utf-8") for path in sorted((ROOT / "rfcs").glob("*.md"))}
+    pages |= {page: (ROOT / name).read_text(encoding="utf-8") for page, name in FROM_ROOT.items()}
+    for uri, text in pages.items():
+        files.append(File.generated(config, uri, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Turn links that hold in the repository into links that hold in the site."""
+    if page.file.src_uri in FROM_ROOT:
+        markdown = re.sub(r"\[([^]]+)\]\((?!https?:|docs/)[^)]+\)", r"\1", markdown)  # files that are no pages
+        return markdown.replace("](docs/", "](")
+    return markdown.replace("](../../rfcs/", "](../rfcs/").replace("](../docs/", "](../")
+
+
+def reference() -> dict[str, str]:
+    """The text of the reference's pages, by name: the documented calls, then a page for each package or module."""
+    import hidet_dist
+
+    pages = {"index": "# The calls\n\n" + "What `hidet_dist` has, and `hidet.distributed` once hidet is imported.\n"}
+    pages["index"] += "".join(f"\n::: hidet_dist.{name}\n" for name in hidet_dist.__all__)
+    for path in sorted(PACKAGE.iterdir()):
+        if path.name.startswith("_") or not (path.suffix == ".py" or (path / "__init__.py").exists()):
+            continue
+        modules = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+        pages[path.stem] = f"# {path.stem}\n" + "".join(map(_module, modules))
+    return pages
+
+
+def _module(path: Path) -> str:
+    """The entry of a module. What a package only passes on stands where it is defined."""
+    if path.stem == "__main__":
+        return ""
+    name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+    if path.stem == "__init__":
+        return f"\n::: {name.removesuffix('.__init__')}\n    options: {{members: false}}\n"
+    return f"\n::: {name}\n"
+
+
+def configuration() -> str:
+    """The page of all keys of the two configurations: type, default and meaning, from their dataclasses."""
+    from hidet_dist.config import DistributedConfig, OptimizationConfig
+
+    parts = [_CONFIGURATION, "## distributed_config\n"]
+    parts += [_key(name, "", meaning) for name, meaning in DistributedConfig.KEYS.items()]
+    parts.append("## optimization_config\n")
+    documented = _attributes("config.OptimizationConfig")
+    for item in fields(OptimizationConfig):
+        kind, meaning = documented[item.name]
+        default = item.default_factory() if item.default_factory is not MISSING else item.default
+        parts.append(_key(item.name, f"*{kind}*; `{default!r}` by default.", meaning))
+    return roles.rewrite("\n".join(parts))
+
+
+_CONFIGURATION = """# Configuration
+
+`hidet.distributed.auto_parallel(graph, distributed_config, optimization_config, out_dir)` takes two dicts. This page
+has all of their keys. An unknown key, or a value that does not fit, is refused before work starts. Specs may be given
+as text, such as `"(S0, R)"`.
+"""
+
+
+def _key(name: str, kind: str, meaning: str) -> str:
+    return "\n\n".join(filter(None, (f"### `{name}` {{ #{name} }}", kind, meaning))) + "\n"
+
+
+def _attributes(path: str) -> dict[str, tuple[str, str]]:
+    """The type and the meaning of each attribute that a class's docstring documents."""
+    docstring = griffe.load("hidet_dist", search_paths=[str(PACKAGE.parent)])[path].docstring
+    (section,) = (part for part in docstring.parse("numpy") if part.kind is griffe.DocstringSectionKind.attributes)
+    return {
+        name: (str(attribute.annotation).strip("()"), attribute.description)
+        for attribute in section.value
+        for name in attribute.name.split(", ")
+    }

@@ -1,0 +1,63 @@
+"""The choice of a transport."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from hidet_dist.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hidet_dist.runtime.transports.base import Setup, Transport
+
+VARIABLE = "HIDET_DIST_TRANSPORT"
+"""The environment variable that chooses for CPUs: ``auto``, the default, or ``gloo`` for Gloo within a host as well."""
+
+
+def _open_for_cpu(setup: Setup, device: int | None) -> Transport:
+    from hidet_dist.runtime.transports.shared_memory import SharedMemoryTransport
+
+    choice = os.environ.get(VARIABLE, "auto")
+    if choice not in ("auto", "gloo"):
+        raise ConfigError(f"{VARIABLE} must be 'auto' or 'gloo', not {choice!r}")
+    return SharedMemoryTransport(setup, lambda: _open_gloo(setup), shares=choice == "auto")
+
+
+def _open_gloo(setup: Setup) -> Transport:
+    # PyTorch, which Gloo comes with, takes a second to import: not before a group needs it.
+    from hidet_dist.runtime.transports.gloo import GlooTransport
+
+    return GlooTransport(setup)
+
+
+def _open_for_cuda(setup: Setup, device: int | None) -> Transport:
+    from hidet_dist.runtime.transports.nccl import NcclTransport
+
+    return NcclTransport(setup, device)
+
+
+_OPEN: dict[str, Callable[[Setup, int | None], Transport]] = {"cpu": _open_for_cpu, "cuda": _open_for_cuda}
+
+TARGETS = tuple(_OPEN)
+"""The targets that there is a transport for."""
+
+
+def open_transport(target: str, setup: Setup, device: int | None = None) -> Transport:
+    """The transport of one rank.
+
+    Parameters
+    ----------
+    target: str
+        One of ``TARGETS``: where the buffers of collectives are.
+    setup: Setup
+        What it is made with.
+    device: int | None
+        This rank's CUDA device; ``default_device`` where it is not given.
+
+    Raises
+    ------
+    ConfigError
+        Where HIDET_DIST_TRANSPORT names no transport; where NCCL, the CUDA driver or the device cannot be used.
+    """
+    return _OPEN[target](setup, device)

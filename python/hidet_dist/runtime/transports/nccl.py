@@ -1,0 +1,199 @@
+"""The transport of CUDA ranks: the native library's collectives, carried out by NVIDIA's NCCL."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+
+from hidet_dist.errors import ConfigError
+from hidet_dist.runtime import native
+from hidet_dist.runtime.cuda import nccl
+from hidet_dist.runtime.liveness import SilenceWatch, read_beats
+from hidet_dist.runtime.meeting import PeerError, await_ranks
+from hidet_dist.runtime.transports.base import Setup
+
+_SHARED_DEVICE_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
+_SHARED_DEVICE_VERSION = 23000  # the first that takes several ranks on one device
+_POLL_SECONDS = 0.001
+_SLICE_SECONDS = 1.0  # how often a rank that waits looks for dead ones
+
+
+class NcclTransport:
+    """Carries out a communicator's collectives between processes with a CUDA device each, on hidet's current stream.
+
+    A collective returns when it is on the stream; ``wait`` tells when it is over, and finds failures. One thread at a
+    time may use it, on which its communicator is bound. NCCL's communicators are made by ``warm_up``, or when a group
+    is first used, which all ranks of the mesh must then do at the same point of their programs.
+
+    Parameters
+    ----------
+    setup: Setup
+        What every transport is made with.
+    device: int | None
+        The CUDA device's number in this process; ``nccl.default_device`` where it is not given.
+    stream: int | None
+        The address of a C function that returns the CUDA stream which the calling thread launches kernels on; hidet's
+        where it is not given.
+
+    Raises
+    ------
+    ConfigError
+        Where NCCL or the CUDA driver is missing or too old, or there is no such device.
+    """
+
+    def __init__(self, setup: Setup, device: int | None = None, stream: int | None = None):
+        self._version = nccl.load()
+        self._setup = setup
+        self._rank = setup.rendezvous.settings.rank
+        self._ranks = tuple(range(setup.rendezvous.settings.world_size))
+        self.device = nccl.default_device(self._rank) if device is None else device
+        if stream is None:
+            stream = nccl.hidet_stream_function()
+        try:
+            self._nccl = native.Nccl(
+                setup.mesh_shape, self._rank, self.device, stream, self._recorded(self._make), setup.timeout_seconds
+            )
+        except ValueError as error:
+            raise ConfigError(f"rank {self._rank} cannot use CUDA device {self.device}: {error}") from None
+        self.shared_groups: tuple[tuple[int, ...], ...] = ()
+        self.shared_peers: tuple[int, ...] = ()
+        self._whole = (1 << len(setup.mesh_shape)) - 1
+
+    @property
+    def table(self) -> native.Transport:
+        """What the native library calls."""
+        return self._nccl.table
+
+    @property
+    def overlap(self) -> native.Overlap:
+        """How it carries collectives out beside computation."""
+        return self._nccl.overlap
+
+    @property
+    def failed_by_peer(self) -> bool:
+        """Whether a collective failed because of another rank."""
+        return self._setup.failures.by_peer or self._nccl.failed_by_peer
+
+    def warm_up(self, groups: Iterable[int]) -> None:
+        """Make NCCL's communicators for the mesh and these groups, given as masks of mesh axes, and use each once.
+
+        All ranks must do so with the same groups. Collectives over them can be captured into a CUDA graph after that. A
+        failure is recorded, as that of a collective is; where ranks share a device and NCCL is not told so, the
+        communicator's ``check`` raises ``ConfigError``.
+        """
+
+        def run() -> None:
+            for group in sorted({*groups, self._whole}):
+                if self._setup.failures.failed():
+                    return
+                if native.group_place(group) >= 0 and self._nccl.spans(group):
+                    self._make(group)
+                    self._nccl.warm_up(group)
+                    self._wait(self._nccl.own_stream)
+
+        if self._recorded(run)() != native.OK:
+            self._nccl.close()
+
+    def wait(self, stream: int | None = None) -> None:
+        """Wait until all work on a CUDA stream is over, by default on the current one. It must not be captured.
+
+        Records a failure, and aborts NCCL's communicators: when NCCL reports an error, a rank dies, the communicator
+        has failed, or the time-out has passed.
+        """
+        handle = self._nccl.current_stream() if stream is None else stream
+        self._recorded(lambda: self._wait(handle))()
+
+    def close(self) -> None:
+        """Free NCCL's communicators, or abort them after a failure."""
+        self._nccl.close()
+
+    def destroy(self) -> None:
+        """Free it, once its communicator has been destroyed."""
+        self._nccl.destroy()
+
+    def _recorded(self, run: Callable[..., None]) -> Callable[..., int]:
+        """A function that records what ``run`` raises, as native code may be waiting for it."""
+
+        def recorded(*arguments: int) -> int:
+            self._setup.failures.record(lambda: run(*arguments), raised_as_is=ConfigError)
+            return native.FAILED if self._setup.failures.failed() else native.OK
+
+        return recorded
+
+    def _wait(self, stream: int) -> None:
+        watch: SilenceWatch | None = None
+        others = tuple(rank for rank in self._ranks if rank != self._rank)
+        store = self._setup.rendezvous.store
+        while self._nccl.wait(stream, _SLICE_SECONDS) == native.IN_PROGRESS:
+            if watch is None:
+                watch = SilenceWatch(store, others)
+            gone = watch.gone(others)
+            # One that has left has done its part.
+            dead = [rank for rank, beat in read_beats(store, gone).items() if not beat.left]
+            if dead:
+                raise PeerError(f"rank {', '.join(map(str, dead))} is gone")
+
+    def _make(self, group: int) -> None:
+        if not self._nccl.has(self._whole):
+            self._make_whole()
+        if not self._nccl.has(group):
+            self._meet(f"group{group}", "")
+            self._nccl.begin(group, None)
+            self._await_made()
+
+    def _make_whole(self) -> None:
+        own = {"device": native.cuda_device_uuid(self.device)}
+        if self._rank == 0:
+            own["id"] = native.nccl_unique_id().hex()
+        said = [json.loads(text) for text in self._meet("mesh", json.dumps(own))]
+        self._check_devices([each["device"] for each in said])
+        self._nccl.begin(self._whole, bytes.fromhex(said[0]["id"]))
+        self._await_made()
+
+    def _check_devices(self, devices: list[str]) -> None:
+        """Refuse what NCCL would refuse, with what to do."""
+        sharing = [rank for rank, device in enumerate(devices) if devices.count(device) > 1]
+        if not sharing:
+            return
+        if self._version < _SHARED_DEVICE_VERSION:
+            raise ConfigError(
+                f"ranks {_join(sharing)} share CUDA devices, which takes NCCL 2.30 or later: {nccl.INSTALL}"
+            )
+        if os.environ.get(_SHARED_DEVICE_VARIABLE) != "1":
+            raise ConfigError(
+                f"ranks {_join(sharing)} share CUDA devices, which NCCL takes only with {_SHARED_DEVICE_VARIABLE}=1 in "
+                "the environment: set it, or run one rank on each device"
+            )
+
+    def _meet(self, what: str, own: str) -> list[bytes]:
+        """What each rank says, once all have said something: NCCL would wait long for one that is dead."""
+        self._nccl.await_all()
+        store = self._setup.rendezvous.store.prefixed(f"{self._setup.name}/nccl/{what}")
+        store.set(str(self._rank), own)
+        keys = {rank: str(rank) for rank in self._ranks}
+        await_ranks(store, self._setup.rendezvous.store, keys, self._setup.timeout_seconds, self._setup.failures.failed)
+        return [store.get(key) for key in keys.values()]
+
+    def _await_made(self) -> None:
+        deadline = time.monotonic() + self._setup.timeout_seconds
+        watch: SilenceWatch | None = None
+        next_look = time.monotonic() + _SLICE_SECONDS
+        while self._nccl.progress() == native.IN_PROGRESS:
+            time.sleep(_POLL_SECONDS)
+            now = time.monotonic()
+            if self._setup.failures.failed():
+                return
+            if now > deadline:
+                raise PeerError(f"timed out after {self._setup.timeout_seconds:g} s, making a communicator of NCCL's")
+            if now > next_look:
+                next_look = now + _SLICE_SECONDS
+                watch = watch or SilenceWatch(self._setup.rendezvous.store, self._ranks)
+                gone = watch.gone(self._ranks)
+                if gone:
+                    raise PeerError(f"rank {_join(list(gone))} is gone")
+
+
+def _join(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks))

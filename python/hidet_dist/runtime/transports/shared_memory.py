@@ -1,0 +1,164 @@
+"""The transport of CPU ranks: shared memory within a host, and another transport for groups that span hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from hidet_dist.runtime import native
+from hidet_dist.runtime.meeting import await_ranks
+from hidet_dist.runtime.mesh_groups import group_ranks
+from hidet_dist.runtime.transports.base import Setup, Transport
+
+
+class SharedMemoryTransport:
+    """Carries out a communicator's collectives between processes on CPUs.
+
+    Ranks find out whether they can share memory when a group is first used: one of them makes a segment, and the others
+    try to open it. Where one of them cannot, all of them use the fallback for this group. Two ranks that exchange
+    messages try to open each other's inbox when they do so for the first time.
+
+    Parameters
+    ----------
+    setup: Setup
+        What every transport is made with.
+    open_fallback: Callable[[], Transport]
+        Makes the transport of ranks that cannot share memory; called at most once, when it is first needed.
+    shares: bool
+        Whether memory may be shared; otherwise everything goes through the fallback, which is made at once.
+    """
+
+    def __init__(self, setup: Setup, open_fallback: Callable[[], Transport], shares: bool = True):
+        self._shares = shares
+        self._open_fallback = open_fallback
+        self._fallback: Transport | None = None
+        self._setup = setup
+        self._rank = setup.rendezvous.settings.rank
+        self._shared = native.SharedMemory(
+            native.deferred_transport(lambda: self._opened_fallback().table),
+            self._recorded(self._meet),
+            self._recorded(self._meet_peer),
+            self._rank,
+            setup.rendezvous.settings.world_size,
+            setup.timeout_seconds,
+        )
+        self.shared_groups: list[tuple[int, ...]] = []
+        self.shared_peers: list[int] = []
+        if not shares:
+            self._opened_fallback()
+
+    @property
+    def table(self) -> native.Transport:
+        """What the native library calls."""
+        return self._shared.table
+
+    @property
+    def overlap(self) -> None:
+        """None: a collective that has returned is over."""
+        return None
+
+    @property
+    def failed_by_peer(self) -> bool:
+        """Whether a collective failed because of another rank."""
+        return self._setup.failures.by_peer or self._shared.failed_by_peer
+
+    def warm_up(self, groups: Iterable[int]) -> None:
+        """Do nothing: groups meet when they are first used."""
+
+    def wait(self, stream: int | None = None) -> None:
+        """Do nothing: a collective that has returned is over."""
+
+    def close(self) -> None:
+        """Close this rank's ends, at which collectives that wait for this rank fail on the other ranks."""
+        self._shared.close()
+        if self._fallback is not None:
+            self._fallback.close()
+
+    def destroy(self) -> None:
+        """Free it, once its communicator has been destroyed."""
+        self._shared.destroy()
+
+    def _opened_fallback(self) -> Transport:
+        if self._fallback is None:
+            self._fallback = self._open_fallback()
+        return self._fallback
+
+    def _recorded(self, meet: Callable[[int], None]) -> Callable[[int], int]:
+        return lambda group_or_rank: self._setup.failures.record(lambda: meet(group_or_rank))
+
+    def _meet(self, group: int) -> None:
+        ranks = group_ranks(self._setup.mesh_shape, self._rank, group)
+        beats = self._setup.rendezvous.store
+        store = beats.prefixed(f"{self._setup.name}/shared/" + ",".join(map(str, ranks)))
+
+        def wait(keys: dict[int, str]) -> None:
+            await_ranks(store, beats, keys, self._setup.timeout_seconds, self._setup.failures.failed)
+
+        own = native.SharedMemory.segment(len(ranks)) if self._shares and self._rank == ranks[0] else -1
+        try:
+            if self._rank == ranks[0]:
+                store.set("segment", _file(own))
+            wait({ranks[0]: "segment"})
+            place = ranks.index(self._rank)
+            attached = self._shares and _with_file(
+                store.get("segment"), lambda descriptor: self._shared.attach(group, descriptor, place, len(ranks))
+            )
+            store.set(f"attached/{self._rank}", "yes" if attached else "no")
+            wait({rank: f"attached/{rank}" for rank in ranks})
+        finally:
+            if own >= 0:
+                os.close(own)
+        if all(store.get(f"attached/{rank}") == b"yes" for rank in ranks):
+            self.shared_groups.append(ranks)
+        else:
+            self._opened_fallback()
+            self._shared.delegate(group)
+
+    def _meet_peer(self, peer: int) -> None:
+        pair = sorted((self._rank, peer))
+        beats = self._setup.rendezvous.store
+        store = beats.prefixed(f"{self._setup.name}/messages/{pair[0]},{pair[1]}")
+
+        def wait(key: str) -> bytes:
+            await_ranks(store, beats, {peer: key}, self._setup.timeout_seconds, self._setup.failures.failed)
+            return store.get(key)
+
+        own = self._shared.inbox() if self._shares else -1
+        store.set(f"inbox/{self._rank}", _file(own))
+        inbox = wait(f"inbox/{peer}")
+        attached = own >= 0 and _with_file(inbox, lambda descriptor: self._shared.attach_peer(peer, descriptor))
+        store.set(f"attached/{self._rank}", "yes" if attached else "no")
+        if wait(f"attached/{peer}") == b"yes" and attached:
+            self.shared_peers.append(peer)
+        else:
+            self._opened_fallback()
+            self._shared.delegate_peer(peer)
+
+
+def _file(descriptor: int) -> str:
+    """Tells other processes of the same host where this one's file is."""
+    return json.dumps({"host": _host(), "process": os.getpid(), "descriptor": descriptor})
+
+
+def _with_file(where: bytes, use: Callable[[int], bool]) -> bool:
+    """What ``use`` returns, given a descriptor of another process's file; False where it cannot be opened."""
+    place = json.loads(where)
+    if place["descriptor"] < 0 or place["host"] != _host():
+        return False
+    try:
+        # The file has no name: this is how another process of the same user gets at it.
+        descriptor = os.open(f"/proc/{int(place['process'])}/fd/{int(place['descriptor'])}", os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        return use(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _host() -> str:
+    """The same for processes that see each other under the same process numbers, and for no others."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"

@@ -1,0 +1,156 @@
+"""The kinds of collectives: one table, from which every layer derives what it needs.
+
+A kind is four facts. Along a dim that mesh axes split, it may *join* the shards of the group's ranks; it may *split* a
+dim between them; it may *reduce* their partial results; and it *communicates*, or is local. All that depends on the
+kind follows from these:
+
+=========================  ============================================================  ===============================
+what                       how it follows                                                where
+=========================  ============================================================  ===============================
+its fields as a step       a dim where it joins or splits, two where it does both        ``Step``
+a tensor's layout after    the dim it joins loses mesh axes, the dim it splits gets them ``Step.after``
+bytes and seconds          the whole tensor goes around a ring, ``ring_passes`` times    ``Cluster.collective_seconds``
+local shapes, copies       blocks are cut before where it splits, put together after     ``CommunicationOp``, ``Step``
+                           where it joins
+simulation                 ``Collective.result``                                         ``simulate``, ``soundness``
+the C functions            ``Collective.symbol`` and ``arguments``                       ``CommunicationOp``
+the transports' functions  one of the kind's name in each transport                      ``runtime.transports``, C++
+=========================  ============================================================  ===============================
+
+So adding a kind takes an entry here, a function in ``collectives.h`` with its signature in ``runtime.native``, and one
+function in each transport. ``tests/spec/test_collectives.py`` checks that no layer lacks a kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One kind of collective.
+
+    Attributes
+    ----------
+    name: str
+        As it is written in plans, and called in C without the prefix.
+    joins: bool
+        Whether the shards of a group's ranks are put together along a dim.
+    splits: bool
+        Whether a dim is split between the ranks of a group.
+    reduces: bool
+        Whether partial results are reduced.
+    ring_passes: int
+        How often the tensor goes around the ring of the group's ranks; 0 for a local kind.
+    """
+
+    name: str
+    joins: bool = False
+    splits: bool = False
+    reduces: bool = False
+    ring_passes: int = 1
+
+    @property
+    def communicates(self) -> bool:
+        """Whether it communicates; a local kind only cuts a tensor that every rank has."""
+        return self.ring_passes > 0
+
+    @property
+    def has_dim(self) -> bool:
+        """Whether it joins or splits a dim."""
+        return self.joins or self.splits
+
+    @property
+    def moves(self) -> bool:
+        """Whether it moves mesh axes from the dim it joins to the dim it splits."""
+        return self.joins and self.splits
+
+    @property
+    def sends_blocks(self) -> bool:
+        """Whether what a rank sends has a block for each rank of the group."""
+        return self.communicates and self.splits
+
+    @property
+    def receives_blocks(self) -> bool:
+        """Whether what a rank receives has a block from each rank of the group."""
+        return self.communicates and self.joins
+
+    def whole(self, sent: int, ranks: int) -> int:
+        """The size of the tensor that is whole within a group of ``ranks``, given that of what one rank sends."""
+        return sent * ranks if self.joins else sent
+
+    def sent(self, whole: int, ranks: int) -> int:
+        """The size of what one rank sends, given that of the tensor that is whole within a group of ``ranks``."""
+        return whole // ranks if self.joins else whole
+
+    def received(self, whole: int, ranks: int) -> int:
+        """The size of what one rank receives of a tensor of the size ``whole`` within a group of ``ranks``."""
+        return whole // ranks if self.splits else whole
+
+    def block(self, whole: int, ranks: int) -> int:
+        """The size that its C function is told: of a block where there are any, else of what one rank sends."""
+        sent = self.sent(whole, ranks)
+        return sent // ranks if self.splits else sent
+
+    def ring_nbytes(self, nbytes: int, ranks: int) -> float:
+        """The bytes that go around the ring in a pass, of a tensor that has ``nbytes`` whole within the group.
+
+        Where shards move from one dim to another, a rank sends 1/n of its own to each other rank.
+        """
+        return nbytes / ranks if self.moves else nbytes
+
+    def result(
+        self,
+        parts: Sequence[_T],
+        group_rank: int,
+        reduce: Callable[[Sequence[_T]], _T],
+        cut: Callable[[_T], Sequence[_T]],
+        join: Callable[[Sequence[_T]], _T],
+    ) -> _T:
+        """What one rank of a group receives, by the definition of the kind.
+
+        Parameters
+        ----------
+        parts: sequence
+            What each rank of the group sends, in group order.
+        group_rank: int
+            The receiving rank's place in that order.
+        reduce, cut, join: Callable
+            Reduce tensors to one; cut a tensor into the blocks of the ranks; put the blocks of the ranks together.
+        """
+        if self.joins:
+            return join([cut(part)[group_rank] for part in parts] if self.splits else parts)
+        whole = reduce(parts) if self.reduces else parts[group_rank]
+        return cut(whole)[group_rank] if self.splits else whole
+
+    def symbol(self, blocks: bool = False) -> str:
+        """Its function in ``collectives.h``, or that for blocks which lie side by side in a tensor."""
+        return f"hidet_dist_{self.name}" + ("_blocks" if blocks else "")
+
+    def arguments(self, send: str, recv: str, sent: str, received: str) -> list[str]:
+        """The first arguments of its C function for blocks, from expressions for the buffers and the blocks in them."""
+        if self.moves:
+            return [send, sent, recv, received]
+        return [send, recv, sent if self.splits else received]
+
+
+SLICE = Collective("slice", splits=True, ring_passes=0)
+ALL_GATHER = Collective("all_gather", joins=True)
+ALL_TO_ALL = Collective("all_to_all", joins=True, splits=True)
+REDUCE_SCATTER = Collective("reduce_scatter", splits=True, reduces=True)
+ALL_REDUCE = Collective("all_reduce", reduces=True, ring_passes=2)
+
+COLLECTIVES: dict[str, Collective] = {
+    kind.name: kind for kind in (SLICE, ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER, ALL_REDUCE)
+}
+"""The kinds by name. A slice is the local one: it undoes an all-gather."""
+
+COMMUNICATING = tuple(kind.name for kind in COLLECTIVES.values() if kind.communicates)
+"""The names of the kinds that communicate."""
+
+REDUCING = tuple(kind.name for kind in COLLECTIVES.values() if kind.reduces)
+"""The names of the kinds that reduce partial results."""

@@ -1,0 +1,50 @@
+"""The examples, run as their readers run them, and what the README says of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FIRST = ROOT / "examples" / "first.py"
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def code_of(text: str) -> str:
+    """A module without its docstring."""
+    return text.partition('"""\n')[2].strip() if text.startswith('"""') else text.strip()
+
+
+def test_the_first_example_runs_and_prints_what_the_readme_shows(tmp_path):
+    environment = {key: value for key, value in os.environ.items() if key not in {"PYTHONUNBUFFERED", "RANK"}}
+    done = subprocess.run(
+        [sys.executable, FIRST], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    differences = [float(figure) for figure in re.findall(r"from NumPy is (\S+)", done.stdout)]
+    assert len(differences) == 2
+    assert all(difference < 1e-5 for difference in differences)
+    (shown,) = re.findall(r"^```\n(shard.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+    def without_figures(text: str) -> list[str]:
+        return sorted(re.sub(r"NumPy is .*", "", line) for line in text.splitlines())
+
+    assert without_figures(done.stdout) == without_figures(shown)
+
+
+def test_the_readme_shows_the_first_example_as_it_is():
+    (shown,) = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    assert shown.strip() == code_of(FIRST.read_text(encoding="utf-8"))
+
+
+def test_the_readme_begins_with_the_commands_that_set_everything_up_and_is_short():
+    assert len(README.splitlines()) <= 120
+    assert README.index("make demo") < README.index("make test") < README.index("## Installing")
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([\w-]+):", makefile, re.MULTILINE))
+    pages = (README, (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    named = {target for page in pages for target in re.findall(r"`?make ([\w-]+)", page)}
+    assert {"demo", "test", "docs"} <= named <= targets
