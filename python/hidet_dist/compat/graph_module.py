@@ -83,7 +83,9 @@ class _Marks(IRRewriter):
 def _describing(text: str) -> Function:
     """The function ``describe``, which gives the address of a text in ASCII."""
     pieces = (text[begin : begin + _LITERAL_LENGTH] for begin in range(0, len(text), _LITERAL_LENGTH))
-    escaped = (piece.replace("\\", "\\\\").replace('"', '\\"') for piece in pieces)
+    # Braces in octal: hidet takes a pair of them in a black box for the place of an expression.
+    codes = str.maketrans({"\\": "\\\\", '"': '\\"', "{": "\\173", "}": "\\175"})
+    escaped = (piece.translate(codes) for piece in pieces)
     literal = "\n".join(f'"{piece}"' for piece in escaped)
     with FunctionBuilder("describe", kind="public") as builder:
         address = Var("address", ~int64)
