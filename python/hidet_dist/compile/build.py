@@ -36,6 +36,8 @@ from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
 from hidet_dist.compile.cuda.build import cuda_target
 from hidet_dist.compile.cuda.launches import fewer_launches
 from hidet_dist.compile.describe import description_of, layouts_of, stage_of
+from hidet_dist.compile.guards import guard_graph
+from hidet_dist.compile.index_checks import index_checks
 from hidet_dist.compile.target import CPU, Target
 from hidet_dist.errors import CompileError
 from hidet_dist.machine import Cluster
@@ -124,7 +126,10 @@ def optimize_program(program: Program, target: Target = CPU) -> FlowGraph:
     """
     # What does not depend on inputs is computed meanwhile, on the processor that there is.
     with _building_for(replace(target, cpu=NATIVE)):
-        placed = place_shards(program.graph) if target.kind == "cpu" else fewer_launches(program.graph)
+        # Inputs that are on a GPU are not checked.
+        checked = index_checks(program)[1] if target.kind == "cpu" else frozenset()
+        guarded = guard_graph(program, checked)
+        placed = place_shards(guarded) if target.kind == "cpu" else fewer_launches(guarded)
         graph = hidet.graph.optimize(placed)
     if target.kind == "cpu":
         graph = lower_to_kernels(graph)
@@ -223,7 +228,17 @@ def compile_program(
         names = [*data, *constants]
         libraries = _libraries(graph, target)
         stage = stage_of(
-            program, graph, target, kernel_names, kernel_of_node, candidates, cublas, names, list(constants), libraries
+            program,
+            graph,
+            target,
+            kernel_names,
+            kernel_of_node,
+            candidates,
+            cublas,
+            names,
+            list(constants),
+            libraries,
+            index_checks(program)[0],
         )
         layouts = layouts_of(program, names, constants)
         description = description_of(stage, layouts, target)

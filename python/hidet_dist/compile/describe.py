@@ -10,7 +10,7 @@ from hidet.graph import FlowGraph, Operator, Tensor
 
 from hidet_dist.artifacts import Launch, StageManifest, TensorSignature
 from hidet_dist.artifacts.coherence import describe
-from hidet_dist.artifacts.manifest import COORDINATE
+from hidet_dist.artifacts.manifest import COORDINATE, IndexCheck
 from hidet_dist.compile.target import Target
 from hidet_dist.partition import Program
 from hidet_dist.partition.operators import CommunicationOp
@@ -31,6 +31,7 @@ def stage_of(
     data: Sequence[str],
     constants: Sequence[str],
     libraries: tuple[str, ...],
+    index_checks: tuple[IndexCheck, ...],
 ) -> StageManifest:
     """The stage as a manifest has it, but for its folder and the room for activations, which the launcher tells.
 
@@ -56,6 +57,7 @@ def stage_of(
         sum(_nbytes(weight) for weight in weights),
         target.cuda_graph,
         tuple(cublas),
+        index_checks,
     )
 
 
