@@ -12,8 +12,8 @@ from hidet_dist.artifacts import Launch, StageManifest, TensorSignature
 from hidet_dist.artifacts.coherence import describe
 from hidet_dist.artifacts.manifest import COORDINATE, IndexCheck
 from hidet_dist.compile.target import Target
-from hidet_dist.partition import Program
-from hidet_dist.partition.operators import CommunicationOp
+from hidet_dist.partitioning import Program
+from hidet_dist.partitioning.operators import CommunicationOp
 from hidet_dist.runtime import native
 from hidet_dist.spec import TensorPlan
 from hidet_dist.spec.extents import extents_of

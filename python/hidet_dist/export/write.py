@@ -21,7 +21,7 @@ from hidet_dist.compile.target import CPU, Target
 from hidet_dist.errors import ArtifactError, ConfigError
 from hidet_dist.files import exchange, sha256, write_text
 from hidet_dist.limits import MOST_NAME_BYTES
-from hidet_dist.partition import Program
+from hidet_dist.partitioning import Program
 from hidet_dist.runtime import native
 from hidet_dist.runtime.recycling import ALIGNMENT
 from hidet_dist.spec import Plan
