@@ -13,7 +13,6 @@ ROOT = Path(hidet_dist.__file__).parent
 LAYERS: tuple[str, ...] = (
     # What people start and call.
     "cli",
-    "launch",
     "api",
     "config",
     # What measures and checks the layers below.
@@ -33,7 +32,8 @@ LAYERS: tuple[str, ...] = (
     "normalize",
     "rules",
     "compat",
-    # What serving processes import.
+    # What starts serving processes, and what they import.
+    "launch",
     "runtime",
     "artifacts",
     # Data classes and closed forms.

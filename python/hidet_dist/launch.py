@@ -63,7 +63,9 @@ def _parse(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         parser.error(f"-n must be positive, not {options.ranks}")
     if options.master_port is not None and not 0 < options.master_port < 65536:
         parser.error(f"--master-port must be from 1 to 65535, not {options.master_port}")
-    problem = _check_hosts(options)
+    problem = hosts_problem(options.nnodes, options.node_rank, options.rdzv)
+    if options.nnodes > 1 and options.master_port is not None:
+        problem = "--master-port is for one host; several meet at the address and port of --rdzv"
     if problem:
         parser.error(problem)
     for name in ("timeout", "grace"):
@@ -73,26 +75,22 @@ def _parse(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     return options
 
 
-def _check_hosts(options: argparse.Namespace) -> str:
+def hosts_problem(nnodes: int, node_rank: int | None, rdzv: str | None) -> str:
     """What is wrong with the options that say where this host stands among others, or an empty string."""
-    if options.nnodes < 1:
-        return f"--nnodes must be positive, not {options.nnodes}"
-    if options.nnodes == 1:
-        if options.node_rank not in (None, 0):
-            return f"--node-rank is {options.node_rank}, but there is one host: give --nnodes, too"
-        return "" if options.rdzv is None else "--rdzv is for several hosts: give --nnodes and --node-rank, too"
-    if options.node_rank is None or not 0 <= options.node_rank < options.nnodes:
-        given = "is missing" if options.node_rank is None else f"is {options.node_rank}"
-        return (
-            f"--node-rank {given}: give each of the {options.nnodes} hosts another one, from 0 to {options.nnodes - 1}"
-        )
-    if options.rdzv is None:
+    if nnodes < 1:
+        return f"--nnodes must be positive, not {nnodes}"
+    if nnodes == 1:
+        if node_rank not in (None, 0):
+            return f"--node-rank is {node_rank}, but there is one host: give --nnodes, too"
+        return "" if rdzv is None else "--rdzv is for several hosts: give --nnodes and --node-rank, too"
+    if node_rank is None or not 0 <= node_rank < nnodes:
+        given = "is missing" if node_rank is None else f"is {node_rank}"
+        return f"--node-rank {given}: give each of the {nnodes} hosts another one, from 0 to {nnodes - 1}"
+    if rdzv is None:
         return "--rdzv is missing: give all hosts the same address and port of host 0, such as 10.0.0.1:29500"
-    if options.master_port is not None:
-        return "--master-port is for one host; several meet at the address and port of --rdzv"
-    address, _, port = options.rdzv.rpartition(":")
+    address, _, port = rdzv.rpartition(":")
     if not address or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-        return f"--rdzv must be an address and a port from 1 to 65535, such as 10.0.0.1:29500, not {options.rdzv!r}"
+        return f"--rdzv must be an address and a port from 1 to 65535, such as 10.0.0.1:29500, not {rdzv!r}"
     if len(os.environ.get(SECRET_VARIABLE, "").encode()) < LEAST_SECRET_BYTES:
         return (
             f"ranks on several hosts must share a secret: set {SECRET_VARIABLE} on all of them to the same "

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hidet
 import numpy as np
 import pytest
+
+import hidet_dist
+from hidet_dist.machine.cluster import Link
+from hidet_dist.machine.file import load_machine, save_machine
+from hidet_dist.spec import DeviceMesh
 
 from . import hosts as hosts_module
 from .conftest import X, build, whole
@@ -111,3 +119,45 @@ def test_four_ranks_on_two_hosts_answer(hosts: list[Host], four: Path, tmp_path:
     for rank in range(4):
         assert _read(tmp_path / f"rank{rank}.last") == {}
         np.testing.assert_allclose(_read(tmp_path / f"rank{rank}.first")["answer"], whole(X), atol=1e-4)
+
+
+_SLOW_BYTES_PER_SECOND = 2.5e6
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("discipline", ["tbf rate 20mbit burst 32kb latency 1s", "netem delay 20ms rate 20mbit"])
+def test_a_slow_link_is_measured_and_planned_for(hosts: list[Host], tmp_path: Path, discipline: str) -> None:
+    for host in hosts:
+        try:
+            host.slow_down(*discipline.split())
+        except hosts_module.NoHostsError as error:
+            pytest.skip(f"the kernel has no such queueing discipline: {error}")
+    program = str(Path(__file__).with_name("calibrate_host.py"))
+    meeting_point = f"{hosts[0].address}:{hosts_module.PORT}"
+    outs = [tmp_path / f"{host.number}.json" for host in hosts]
+    processes = [
+        host.start(sys.executable, program, str(out), str(host.number), meeting_point)
+        for host, out in zip(hosts, outs, strict=True)
+    ]
+    outputs = [process.communicate(timeout=600)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    measured, other = (load_machine(out, DeviceMesh((2,))) for out in outs)
+    assert measured.links == other.links  # both hosts know what all ranks measured
+    (link,) = measured.links
+    assert link.bandwidth_bytes_per_second < 2 * _SLOW_BYTES_PER_SECOND
+    if discipline.startswith("netem"):
+        assert link.latency_seconds > 0.01
+
+    fast = tmp_path / "fast.json"
+    save_machine(replace(measured, links=(Link(1e-6, 1e11),)), fast)
+    # Sharing this work out saves milliseconds; adding up the parts takes a tenth of a second over the slow link.
+    x = hidet.symbol([128, 512], "float32", "cpu")
+    first, second = (hidet.zeros(shape, device="cpu") for shape in ([512, 1024], [1024, 512]))
+    graph = hidet.trace_from(hidet.ops.matmul(hidet.ops.relu(hidet.ops.matmul(x, first)), second), [x])
+    slow_plan, fast_plan = (
+        hidet_dist.auto_parallel(graph, {"mesh_shape": [2], "machine": str(out)}, {}, tmp_path / out.stem)
+        for out in (outs[0], fast)
+    )
+    assert not slow_plan.communications
+    assert fast_plan.communications

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hidet_dist import launch
 from hidet_dist.calibration.fit import fit_kernel, fit_link, predicted_seconds
 from hidet_dist.calibration.samples import CollectiveSample, ProbeSample, load_slowest
 from hidet_dist.errors import CalibrationError, ConfigError
@@ -120,6 +121,9 @@ def calibrate(
     sizes: Sequence[int] = SIZES,
     repeats: int = REPEATS,
     timeout_seconds: float = TIMEOUT_SECONDS,
+    nnodes: int = 1,
+    node_rank: int | None = None,
+    rdzv: str | None = None,
 ) -> Calibration:
     """Measure this machine as a mesh of processes, and write a machine file for ``distributed_config['machine']``.
 
@@ -144,6 +148,13 @@ def calibrate(
         The number of measurements of each, of which the median counts.
     timeout_seconds: float
         The time limit of the ranks.
+    nnodes: int
+        The number of hosts, whose ranks follow one another. On each, this is called with the same arguments, and writes
+        the same figures; ``Device.memory_bytes``, ``cache_bytes`` and ``name`` are those of the host itself.
+    node_rank: int, optional
+        The number of this host, where there are several.
+    rdzv: str, optional
+        An address and port of host 0, such as ``10.0.0.1:29500``, where there are several.
 
     Raises
     ------
@@ -155,6 +166,12 @@ def calibrate(
     mesh = DeviceMesh(tuple(mesh_shape))
     out = Path(out)
     _check(out, dtypes, sizes, repeats, timeout_seconds)
+    problem = launch.hosts_problem(nnodes, node_rank, rdzv)
+    if problem:
+        raise ConfigError(problem)
+    if mesh.size % nnodes:
+        raise ConfigError(f"A mesh of {mesh.size} devices cannot have as many on each of {nnodes} hosts.")
+    ranks = mesh.size // nnodes
     from hidet_dist.calibration.kernels import build_kernels
     from hidet_dist.calibration.probes import build_probe, probes
 
@@ -177,11 +194,13 @@ def calibrate(
                 "sizes": sorted(sizes),
                 "repeats": repeats,
                 "probes": [probe.name for probe in programs],
+                "timeout_seconds": timeout_seconds,
             }
             (folder / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
-            _launch(mesh.size, folder / "settings.json", timeout_seconds)
+            where = [] if rdzv is None else [f"--nnodes={nnodes}", f"--node-rank={node_rank}", f"--rdzv={rdzv}"]
+            _launch(ranks, where, folder / "settings.json", timeout_seconds)
             collectives, times = load_slowest([folder / f"rank{rank}.json" for rank in range(mesh.size)])
-    device = _device(mesh, programs, times)
+    device = _device(ranks, programs, times)
     links = tuple(_link(mesh, axis, collectives, device) for axis in range(mesh.ndim))
     found = Calibration(Cluster(mesh, links, device), tuple(collectives), tuple(times))
     save_machine(found.cluster, out)
@@ -207,9 +226,9 @@ def _groups(mesh: DeviceMesh) -> list[list[int]]:
     return [[axis] for axis in axes] + ([axes] if len(axes) > 1 else [])
 
 
-def _launch(ranks: int, settings: Path, timeout_seconds: float) -> None:
-    """Run the ranks and wait for them."""
-    command = [sys.executable, "-m", "hidet_dist.launch", "-n", str(ranks), "--timeout", str(timeout_seconds)]
+def _launch(ranks: int, where: Sequence[str], settings: Path, timeout_seconds: float) -> None:
+    """Run the ranks of this host and wait for them; ``where`` has the launcher's options for several hosts."""
+    command = [sys.executable, "-m", "hidet_dist.launch", "-n", str(ranks), "--timeout", str(timeout_seconds), *where]
     command += ["-m", "hidet_dist.calibration.ranks", str(settings)]
     try:
         done = subprocess.run(
@@ -221,7 +240,7 @@ def _launch(ranks: int, settings: Path, timeout_seconds: float) -> None:
         raise CalibrationError(f"The ranks could not measure (status {done.returncode}):\n{done.stderr.strip()}")
 
 
-def _device(mesh: DeviceMesh, programs: Sequence[Probe], times: Sequence[ProbeSample]) -> Device:
+def _device(ranks: int, programs: Sequence[Probe], times: Sequence[ProbeSample]) -> Device:
     seconds = {sample.name: sample.seconds for sample in times}
     rates, launch, bandwidth = {}, 0.0, 0.0
     for probe in programs:
@@ -232,15 +251,15 @@ def _device(mesh: DeviceMesh, programs: Sequence[Probe], times: Sequence[ProbeSa
         else:
             launch = seconds[probe.name] / probe.launches
     default = rates.get("float64", min(rates.values()))
-    threads = os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // mesh.size)
+    threads = os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // ranks)
     name = f"{_processor()}, {threads} of {os.cpu_count()} threads"
     device = Device(
         name,
         {"default": default, **rates},
         bandwidth,
-        _memory_bytes() // mesh.size,
+        _memory_bytes() // ranks,
         launch,
-        cache_bytes=_cache_bytes() // mesh.size,
+        cache_bytes=_cache_bytes() // ranks,
         places_shards=True,
     )
     return replace(device, kernels=_kernels(device, seconds))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import os
 import statistics
 import sys
 import time
@@ -23,9 +24,10 @@ from hidet_dist.calibration.samples import (
     CollectiveSample,
     KernelCalls,
     ProbeSample,
+    dump_samples,
     load_kernels,
-    save_samples,
 )
+from hidet_dist.files import write_text
 from hidet_dist.runtime import native, openblas, session
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.partition import LoadedPartition, load_partition
@@ -47,6 +49,7 @@ def main(settings_file: str) -> None:
     settings = json.loads(Path(settings_file).read_text(encoding="utf-8"))
     folder = Path(settings["folder"])
     keep_memory()
+    session.init(timeout_seconds=settings["timeout_seconds"])  # hosts may take unlike times to compile the probes
     communicator = session.communicator_for(tuple(settings["mesh_shape"]))
     collectives = [
         CollectiveSample(kind, tuple(axes), nbytes, seconds)
@@ -63,7 +66,28 @@ def main(settings_file: str) -> None:
         ProbeSample(probe.title, _kernels(communicator, probe, settings["repeats"]))
         for probe in load_kernels(folder / "kernels.json")
     ]
-    save_samples(folder / f"rank{communicator.rank}.json", collectives, probes)
+    everyones = _gather(communicator, dump_samples(collectives, probes).encode())
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # the first rank of each host
+        for rank, text in enumerate(everyones):
+            write_text(folder / f"rank{rank}.json", text.decode())
+
+
+def _gather(communicator: Communicator, own: bytes) -> list[bytes]:
+    """The bytes that each rank gives."""
+    whole_mesh = (1 << len(communicator.mesh_shape)) - 1
+    communicator.bind()
+
+    def gather(data: np.ndarray) -> np.ndarray:
+        rows = np.empty((communicator.world_size, data.size), data.dtype)
+        code = native.dtype_code(data.dtype.name)
+        native.all_gather(data.ctypes.data, rows.ctypes.data, data.size, code, whole_mesh)
+        communicator.check()
+        return rows
+
+    lengths = gather(np.array([len(own)], np.int64))[:, 0]
+    padded = np.zeros(lengths.max(), np.uint8)
+    padded[: len(own)] = np.frombuffer(own, np.uint8)
+    return [bytes(row[:length]) for row, length in zip(gather(padded), lengths, strict=True)]
 
 
 def keep_memory() -> None:

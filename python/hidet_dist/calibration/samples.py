@@ -53,10 +53,11 @@ def load_kernels(path: Path) -> list[KernelCalls]:
     return [KernelCalls(**probe) for probe in json.loads(path.read_text(encoding="utf-8"))]
 
 
-def save_samples(path: Path, collectives: Sequence[CollectiveSample], probes: Sequence[ProbeSample]) -> None:
-    """Write one rank's samples, whole or not at all."""
-    body = {"collectives": [asdict(sample) for sample in collectives], "probes": [asdict(sample) for sample in probes]}
-    write_text(path, json.dumps(body))
+def dump_samples(collectives: Sequence[CollectiveSample], probes: Sequence[ProbeSample]) -> str:
+    """One rank's samples as JSON."""
+    return json.dumps(
+        {"collectives": [asdict(sample) for sample in collectives], "probes": [asdict(sample) for sample in probes]}
+    )
 
 
 def load_slowest(paths: Sequence[Path]) -> tuple[list[CollectiveSample], list[ProbeSample]]:
