@@ -10,7 +10,8 @@ from hidet import ops
 from hidet.graph import Tensor
 
 from hidet_dist.calibration.kernels import KERNEL_PROBES, KernelProbe, work_in
-from hidet_dist.cost.work import work_of
+from hidet_dist.cost.model import PredictedCost
+from hidet_dist.cost.work import local_work, work_of
 from hidet_dist.machine import Cluster, Device, Link
 from hidet_dist.machine.kernels import KERNEL_CLASSES, KernelCost, Work
 from hidet_dist.rules.rule import Choice, RuleTable
@@ -50,6 +51,29 @@ def test_what_passes_to_a_neighbour_moves_nothing() -> None:
     assert (own.kernel, own.functions, own.moved_bytes, own.calls) == ("elementwise", 64, 2 * 4 * 64, 1)
     assert (absorbed.functions, absorbed.moved_bytes, absorbed.calls) == (64, 0, 0)
     assert own.operations == 5 * 64
+
+
+def test_an_operator_of_a_program_has_the_work_that_the_search_counted_for_its_choice() -> None:
+    x = symbol(4, 8, 16)
+    for y in (
+        ops.matmul(x, weight("w", [16, 32], "float32")),
+        ops.matmul(symbol(4, 6, 8, 16), symbol(4, 6, 16, 32)),
+        ops.gelu(x),
+        ops.layer_norm(x),
+    ):
+        whole = next(own for own in RuleTable(MESH)(y.op)[1] if own.spec.is_replicated)
+        assert local_work(y.op, {}) == work_of(y.op, whole, MESH)
+
+
+def test_a_program_is_costed_as_the_search_costs_its_operators() -> None:
+    """With measured kernels and without them."""
+    kernels = {kernel: KernelCost(1e-12, 1e-11, 1e-7) for kernel in KERNEL_CLASSES}
+    y = ops.matmul(symbol(8, 16), weight("w", [16, 32], "float32"))
+    whole = next(own for own in RuleTable(MESH)(y.op)[1] if own.spec.is_replicated)
+    for measured in ({}, kernels):
+        device = Device("d", {"default": 1e12}, 1e11, 2**30, 1e-6, kernels=measured)
+        model = PredictedCost(Cluster(MESH, (LINK,), device))
+        assert model.local(y.op, {}) == model.operator(y.op, whole)
 
 
 def test_a_table_is_read_by_the_rows_that_are_looked_up() -> None:
