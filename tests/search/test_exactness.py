@@ -123,9 +123,8 @@ def test_the_plan_is_the_best_of_all_choices(build: Callable[[], FlowGraph], mes
     # One byte less than this plan holds at its worst moment; what it holds throughout is less than that.
     budget = max(live_bytes(GraphView(graph), found.plan.stage)) - 1
     assert found.plan.stage.weight_bytes_per_device < budget
-    tight = find_plan(
-        graph, cluster, mem_budget=budget, gap=GAP, report=False, overlap=False
-    )  # the least sum, not the least makespan
+    # The least sum, not the least makespan.
+    tight = find_plan(graph, cluster, mem_budget=budget, gap=GAP, report=False, overlap=False)
     assert max(live_bytes(GraphView(graph), tight.plan.stage)) <= budget
     assert tight.plan.seconds > found.plan.seconds
     least = least_of_all(replace(problem, budget=budget), tight.plan.seconds)
@@ -136,7 +135,7 @@ def test_the_plan_is_the_best_of_all_choices(build: Callable[[], FlowGraph], mes
 class Forgetful(Tables):
     """Tables of which none is ever looked up."""
 
-    def find_plan(self, key: Hashable) -> int | None:
+    def find(self, key: Hashable) -> int | None:
         return None
 
 

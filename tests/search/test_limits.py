@@ -81,7 +81,7 @@ def peak(problem: Problem, choices: tuple[int, ...]) -> int:
     return max(held_bytes(problem, readers(problem), choices))
 
 
-def cut_off_points(readings: float, count: int = 8) -> list[int]:
+def cut_off_points(readings: float, count: int = 6) -> list[int]:
     """Deadlines all over a search that reads the clock so often when it has all the time it wants."""
     return sorted({1, *(round(readings * n / count) for n in range(1, count))} - {0})
 
@@ -151,7 +151,7 @@ def test_a_budget_that_nothing_fits_is_answered_within_the_limit(tight: tuple[hi
     options = SearchOptions(mem_budget=int(0.55 * weights), time_limit_seconds=FOREVER, clock=clock)
     with pytest.raises(InfeasibleError, match="Give at least"):
         find_plan(graph, cluster, options)
-    for deadline in cut_off_points(clock.now):
+    for deadline in cut_off_points(clock.now, 3):
         clock = Clock()
         with pytest.raises((InfeasibleError, SolverError), match=r"Give at least|solver_time_limit_seconds"):
             find_plan(graph, cluster, options, time_limit_seconds=float(deadline), clock=clock)
@@ -164,7 +164,7 @@ def test_a_finer_mesh_and_the_given_one_share_the_limit() -> None:
     whole = search(graph, cluster, time_limit_seconds=FOREVER, clock=clock)
     assert whole.stage.mesh.ndim == 2
     plans = 0
-    for deadline in cut_off_points(clock.now, 4):
+    for deadline in cut_off_points(clock.now, 3):
         clock = Clock()
         try:
             plan = warned(lambda d=deadline, c=clock: search(graph, cluster, time_limit_seconds=float(d), clock=c))
@@ -188,7 +188,7 @@ def test_a_family_ends_in_time(mlp: hidet.FlowGraph, toy: Callable[..., Cluster]
     options = SearchOptions(mem_budget=120_000, time_limit_seconds=FOREVER, clock=clock)
     search_family([mlp, mlp], toy(), options=options)
     families = 0
-    for deadline in cut_off_points(clock.now, 4):
+    for deadline in cut_off_points(clock.now, 3):
         clock = Clock()
         try:
             own = replace(options, time_limit_seconds=float(deadline), clock=clock)
@@ -294,9 +294,9 @@ def test_a_graph_that_is_too_dense_for_the_memory_is_refused(mlp: hidet.FlowGrap
 
 @pytest.mark.parametrize("choices", [1, 2])
 def test_more_neighbours_than_an_array_has_dims_are_too_wide(choices: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = dense(70, choices)
+    problem = dense(66, choices)
     with pytest.raises(TooWide):
-        eliminate(problem, [list(range(choices))] * 70, Tables(), Prices([0.0]))
+        eliminate(problem, [list(range(choices))] * 66, Tables(), Prices([0.0]))
     solution = optimize(problem, SolveOptions(gap=0.5))
     assert peak(problem, solution.choices) <= problem.budget
 
