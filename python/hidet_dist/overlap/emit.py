@@ -15,7 +15,7 @@ from hidet_dist.cost.work import local_nbytes
 from hidet_dist.errors import CompileError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.streams import RUN, START, Launch, Task, schedule
-from hidet_dist.partition.operators import CommunicationOp, WaitOp
+from hidet_dist.partitioning.operators import CommunicationOp, WaitOp
 
 
 def overlap_graph(

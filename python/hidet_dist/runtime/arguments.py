@@ -9,6 +9,7 @@ from hidet_dist.artifacts.manifest import StageManifest, TensorSignature
 from hidet_dist.errors import InputError
 from hidet_dist.runtime import dlpack
 from hidet_dist.runtime.dlpack import DEVICE_NAMES
+from hidet_dist.runtime.index_checks import IndexChecks
 from hidet_dist.runtime.memory import Memory
 from hidet_dist.runtime.tensors import NUMPY, Buffer, buffer_of, has_dtype, kind_of
 from hidet_dist.spec.symbols import bind
@@ -30,10 +31,11 @@ class Signature:
         self._memory = memory
         self._inputs = [(_dtype(x), None if x.is_symbolic else x.shape) for x in stage.inputs]
         self._outputs = [_dtype(y) for y in stage.outputs]
+        self._index_checks = IndexChecks(stage)
         self._able: set[str] = set()  # the kinds of tensors that have the outputs' dtypes
 
     def inputs(self, given: Sequence[Any]) -> list[Buffer]:
-        """Where the inputs lie: what was given, or a copy of what does not lie row by row.
+        """Where the inputs lie, as they were given.
 
         Raises
         ------
@@ -47,8 +49,15 @@ class Signature:
             buffer = buffer_of(x, f"Input {number}")
             if buffer.dtype != dtype or buffer.shape != shape or not self._memory.holds(buffer.device):
                 self._check_input(number, buffer)
-            buffers.append(buffer if buffer.contiguous else self._memory.packed(buffer, f"Input {number}"))
+            buffers.append(buffer)
         return buffers
+
+    def packed(self, inputs: Sequence[Buffer]) -> list[Buffer]:
+        """The inputs row by row: themselves, or copies of those that do not lie so. Raises InputError, MemoryError."""
+        return [
+            buffer if buffer.contiguous else self._memory.packed(buffer, f"Input {number}")
+            for number, buffer in enumerate(inputs)
+        ]
 
     def sizes(self, inputs: Sequence[Buffer]) -> dict[str, int]:
         """The size of each symbolic dim that the program knows. Raises InputError where it may not have that size."""
@@ -57,6 +66,10 @@ class Signature:
         written = [x.shape for x in self._stage.inputs]
         shapes = zip(written, (buffer.shape for buffer in inputs), strict=True)
         return bind(self._stage.symbols, self._stage.local_symbols, shapes)
+
+    def check_indices(self, inputs: Sequence[Buffer], sizes: Mapping[str, int]) -> None:
+        """Raise InputError where inputs hold indices that are out of range, at these sizes of local symbols."""
+        self._index_checks.check(inputs, sizes)
 
     def outputs(
         self, given: Sequence[Any], shapes: Sequence[tuple[int, ...]], inputs: Sequence[Buffer]
