@@ -39,11 +39,9 @@ from rich.table import Table
 from hidet_dist.cost.model import PredictedCost
 from hidet_dist.machine import Cluster, builtin
 from hidet_dist.search import find
-from hidet_dist.search.activations import held
-from hidet_dist.search.ilp import Problem, evaluate
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.pins import Pins
-from hidet_dist.search.presolve import readers
+from hidet_dist.search.problem import Problem, evaluate, held_bytes, readers
 from hidet_dist.search.statement import state
 from hidet_dist.spec import DeviceMesh, OpShardSpec, TensorShardSpec
 from hidet_dist.testing import shapes
@@ -225,7 +223,7 @@ def least_of_all(problem: Problem, most: float) -> float:
         picks, seconds = picks[left], seconds[left]
     for row in np.argsort(seconds, kind="stable"):
         choices_ = picks[row].tolist()
-        if max(held(problem, groups, choices_)) <= problem.budget:
+        if max(held_bytes(problem, groups, choices_)) <= problem.budget:
             return evaluate(problem, choices_)
     return math.inf
 
@@ -247,13 +245,13 @@ def measure(name: str) -> dict[str, Any]:
     if case.budget_share is not None:
         budget = int(case.budget_share * max(live_bytes(view, find(graph, cluster, report=False).plan.stage)))
     begin, begin_cpu = time.perf_counter(), time.process_time()
-    found = find(graph, cluster, budget, report=False)
+    found = find(graph, cluster, mem_budget=budget, report=False)
     seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - begin_cpu
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     predicted: dict[str, float] = {}
     fitting = []
     for expert, (weights, allow) in experts(graph, cluster.mesh, case.layer).items():
-        plan = find(graph, cluster, UNLIMITED, pins=weights, allow=allow, report=False).plan
+        plan = find(graph, cluster, mem_budget=UNLIMITED, pins=weights, allow=allow, report=False).plan
         predicted[expert] = plan.seconds
         if max(live_bytes(view, plan.stage)) <= budget:
             fitting.append(plan.seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ import pytest
 
 from hidet_dist.errors import CompileError
 from hidet_dist.runtime import session
+from hidet_dist.search import SearchOptions
+from hidet_dist.search.limits import TIME_LIMIT_SECONDS, Limits
 from hidet_dist.toolchain.cuda import find_toolkit
 
 if TYPE_CHECKING:
@@ -19,6 +22,18 @@ if TYPE_CHECKING:
 ROOT = str(Path(__file__).parents[1])
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
+
+
+@pytest.fixture(autouse=True)
+def plans_without_the_default_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan that a test gets must not depend on how busy the machine is; limits that tests give hold."""
+    given = SearchOptions.limits
+
+    def limits(options: SearchOptions) -> Limits:
+        default = options.time_limit_seconds == TIME_LIMIT_SECONDS
+        return given(replace(options, time_limit_seconds=None) if default else options)
+
+    monkeypatch.setattr(SearchOptions, "limits", limits)
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,6 @@ ROOT = Path(hidet_dist.__file__).parent
 LAYERS: tuple[str, ...] = (
     # What people start and call.
     "cli",
-    "launch",
     "api",
     "config",
     # What measures and checks the layers below.
@@ -33,7 +32,8 @@ LAYERS: tuple[str, ...] = (
     "normalize",
     "rules",
     "compat",
-    # What serving processes import.
+    # What starts serving processes, and what they import.
+    "launch",
     "runtime",
     "artifacts",
     # Data classes and closed forms.
@@ -55,7 +55,7 @@ LAYERS: tuple[str, ...] = (
 """From the top down. ``hidet_dist/__init__.py`` is above all of them: it names the public calls."""
 
 SOLVERS = {"pulp", "highspy"}
-SOLVERS_IN = {"search/ilp.py", "search/optimum.py"}
+SOLVERS_IN = {"search/ilp.py", "search/master.py"}
 """The integer and the linear program: nothing else imports their solvers."""
 
 UPWARD = {("spec", "explain"), ("spec", "search")}

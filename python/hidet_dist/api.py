@@ -109,23 +109,7 @@ def auto_parallel(
             def show(seconds: float, bound: float) -> None:
                 planning.say(f"Planning: {seconds * 1e3:.3f} ms, none below {bound * 1e3:.3f} ms")
 
-            plan = search(
-                graph,
-                distributed.cluster,
-                optimization.mem_budget,
-                optimization.input_specs,
-                optimization.output_specs,
-                optimization.solver,
-                optimization.solver_time_limit_seconds,
-                optimization.solver_gap,
-                optimization.pins,
-                names,
-                optimization.mode,
-                optimization.solver_threads,
-                symbols=optimization.symbols,
-                refine_mesh=optimization.refine_mesh,
-                on_incumbent=show,
-            )
+            plan = search(graph, distributed.cluster, optimization.search_options(), names=names, on_incumbent=show)
         planned = time.perf_counter()
         program = partition_graph(graph, plan, files, target.device)
         with progress.task("Compiling") as task:

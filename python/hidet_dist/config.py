@@ -7,22 +7,32 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hidet_dist.checks import is_finite, is_list, is_whole, shown
+from hidet_dist.checks import is_list, is_whole, shown
 from hidet_dist.compile.cpu.arch import ARCHS, NATIVE
 from hidet_dist.compile.target import MMA, Target
 from hidet_dist.errors import ConfigError, SpecError
-from hidet_dist.limits import MOST_BYTES, MOST_SECONDS, MOST_SOLVER_THREADS
 from hidet_dist.machine import Cluster, Device, builtin, load_machine
 from hidet_dist.machine.gpu import GPUS, MACHINE_OF_ARCH
 from hidet_dist.normalize.precision import PRECISIONS
 from hidet_dist.search.labels import parse_names
+from hidet_dist.search.limits import MEMORY_LIMIT_BYTES, TIME_LIMIT_SECONDS
+from hidet_dist.search.options import REQUIREMENTS, SearchOptions, check_option
 from hidet_dist.search.pins import parse_pins
-from hidet_dist.search.planner import MODES
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.symbols import SymbolSize
 
-SOLVERS = ("highs", "cbc")
 _INT32_MAX = 2**31 - 1  # hidet's runtime holds the sizes of symbolic dims as int32
+
+# The keys of the configuration that are options of the search, by the options' names.
+_SEARCH_KEYS = {
+    **{name: name for name in ("mem_budget", "input_specs", "output_specs", "pins", "names", "symbols", "mode")},
+    "refine_mesh": "refine_mesh",
+    "solver": "solver",
+    "gap": "solver_gap",
+    "time_limit_seconds": "solver_time_limit_seconds",
+    "memory_limit_bytes": "solver_memory_limit_bytes",
+    "threads": "solver_threads",
+}
 
 
 def _refuse_unknown(what: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
@@ -132,7 +142,11 @@ class OptimizationConfig:
     solver: str
         ``highs`` or ``cbc``.
     solver_time_limit_seconds: float, optional
-        When the search stops with the best plan found, which its report marks by its gap.
+        Seconds after which planning as a whole ends with the best plan known, a warning, and its gap in the report; 60
+        by default, None for no limit.
+    solver_memory_limit_bytes: int
+        Bytes that planning may take for its tables and integer programs; 4 GiB by default. A graph that needs more is
+        planned by coarser means, or refused.
     solver_gap: float
         The relative gap to the optimum at which the solver may stop.
     solver_threads: int
@@ -163,7 +177,8 @@ class OptimizationConfig:
     names: Any = None
     mode: str = "search"
     solver: str = "highs"
-    solver_time_limit_seconds: float | None = None
+    solver_time_limit_seconds: float | None = TIME_LIMIT_SECONDS
+    solver_memory_limit_bytes: int = MEMORY_LIMIT_BYTES
     solver_gap: float = 1e-3
     solver_threads: int = 1
     symbols: Mapping[str, SymbolSize] = field(default_factory=dict)
@@ -184,38 +199,25 @@ class OptimizationConfig:
         parse_pins(values.get("pins"), "optimization_config['pins']")
         values["names"] = parse_names(values.get("names"))
         config = cls(**values)
-        _choice("mode", config.mode, MODES)
+        for name, key in _SEARCH_KEYS.items():
+            if name in REQUIREMENTS:
+                check_option(name, getattr(config, key), f"optimization_config[{key!r}]")
         config._check_target()
-        if config.mem_budget is not None and not is_whole(config.mem_budget, 1, MOST_BYTES):
-            raise ConfigError(
-                "optimization_config['mem_budget'] must be whole bytes above 0; got "
-                f"{shown(config.mem_budget)}{_beyond(config.mem_budget, MOST_BYTES)}."
-            )
-        _choice("solver", config.solver, SOLVERS)
-        limit = config.solver_time_limit_seconds
-        if limit is not None and not (is_finite(limit) and 0 < limit <= MOST_SECONDS):
-            raise ConfigError(
-                "optimization_config['solver_time_limit_seconds'] must be above 0; got "
-                f"{shown(limit)}{_beyond(limit, MOST_SECONDS)}."
-            )
-        if not is_finite(config.solver_gap) or not 0 <= config.solver_gap < 1:
-            raise ConfigError(f"optimization_config['solver_gap'] must be in [0, 1); got {shown(config.solver_gap)}.")
         if config.weights is not None and not _are_paths(config.weights):
             raise ConfigError(
                 "optimization_config['weights'] must be the path of a safetensors file, an index or a folder, or a "
                 f"list of paths; got {shown(config.weights)}."
             )
-        if not is_whole(config.solver_threads, 1, MOST_SOLVER_THREADS):
-            raise ConfigError(
-                f"optimization_config['solver_threads'] must be an int from 1 to {MOST_SOLVER_THREADS}; got "
-                f"{shown(config.solver_threads)}."
-            )
-        for key in ("recompile", "refine_mesh", "cublas", "cuda_graph"):
+        for key in ("recompile", "cublas", "cuda_graph"):
             if not isinstance(getattr(config, key), bool):
                 raise ConfigError(
                     f"optimization_config[{key!r}] must be True or False; got {shown(getattr(config, key))}."
                 )
         return config
+
+    def search_options(self) -> SearchOptions:
+        """The options of the search."""
+        return SearchOptions(**{name: getattr(self, key) for name, key in _SEARCH_KEYS.items()})
 
     def _check_target(self) -> None:
         _choice("target", self.target, ("cpu", "cuda"))
@@ -279,11 +281,6 @@ def _choice(key: str, value: Any, choices: Sequence[str | int]) -> None:
         raise ConfigError(
             f"optimization_config[{key!r}] must be one of {', '.join(map(str, choices))}; got {shown(value)}."
         )
-
-
-def _beyond(value: Any, most: float) -> str:
-    """What to add to an error about a number that is too large; empty for other values."""
-    return f", more than the largest, {most}" if isinstance(value, int | float) and value > most else ""
 
 
 def _symbols(given: Any) -> dict[str, SymbolSize]:

@@ -43,6 +43,10 @@ class SolverError(HidetDistError, RuntimeError):
     """The ILP solver failed, or stopped without a usable solution."""
 
 
+class SearchLimitWarning(UserWarning):
+    """Planning was cut short by its time limit: the plan is the best one known then, and depends on the machine."""
+
+
 class VerificationError(HidetDistError, RuntimeError):
     """A result did not pass the check that follows it: a defect of hidet_dist, caught before it could do harm."""
 

@@ -1,7 +1,11 @@
-"""Start a program as several ranks on this machine: ``python -m hidet_dist.launch -n 2 script.py [arguments]``.
+"""Start a program as several ranks on this host: ``python -m hidet_dist.launch -n 2 script.py [arguments]``.
 
 Each process gets torchrun's variables: RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and
 a new HIDET_DIST_SECRET, unless there is one, so that only the processes of this run can meet there.
+
+For ranks on several hosts, start it on each host, with the same HIDET_DIST_SECRET in the environment and the number of
+the host as --node-rank; --rdzv is an address of host 0 that the others can reach, and a free port there:
+``python -m hidet_dist.launch -n 2 --nnodes 2 --node-rank 1 --rdzv 10.0.0.1:29500 script.py``.
 """
 
 from __future__ import annotations
@@ -16,7 +20,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import FrameType
+
+from hidet_dist.runtime.rendezvous import LEAST_SECRET_BYTES, SECRET_VARIABLE
 
 GRACE_SECONDS = 10.0
 """How long ranks may go on, by default, once another has failed: to find out and say so themselves."""
@@ -33,8 +40,13 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def _parse(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__)
-    parser.add_argument("-n", "--ranks", type=int, required=True, help="how many processes to start")
+    parser.add_argument("-n", "--ranks", type=int, required=True, help="how many processes to start on this host")
     parser.add_argument("--master-port", type=int, help="the port that the ranks meet at (default: a free one)")
+    parser.add_argument("--nnodes", type=int, metavar="N", default=1, help="how many hosts there are (default: 1)")
+    parser.add_argument("--node-rank", type=int, metavar="R", help="the number of this host, from 0 to N - 1")
+    parser.add_argument(
+        "--rdzv", metavar="ADDRESS:PORT", help="where the ranks of several hosts meet: an address and port of host 0"
+    )
     parser.add_argument("--timeout", type=float, metavar="S", help="end the run after S seconds, with status 124")
     parser.add_argument(
         "--grace",
@@ -51,11 +63,59 @@ def _parse(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         parser.error(f"-n must be positive, not {options.ranks}")
     if options.master_port is not None and not 0 < options.master_port < 65536:
         parser.error(f"--master-port must be from 1 to 65535, not {options.master_port}")
+    problem = hosts_problem(options.nnodes, options.node_rank, options.rdzv)
+    if options.nnodes > 1 and options.master_port is not None:
+        problem = "--master-port is for one host; several meet at the address and port of --rdzv"
+    if problem:
+        parser.error(problem)
     for name in ("timeout", "grace"):
         value = getattr(options, name)
         if value is not None and not value >= 0:
             parser.error(f"--{name} must not be negative, but is {value:g}")
     return options
+
+
+def hosts_problem(nnodes: int, node_rank: int | None, rdzv: str | None) -> str:
+    """What is wrong with the options that say where this host stands among others, or an empty string."""
+    if nnodes < 1:
+        return f"--nnodes must be positive, not {nnodes}"
+    if nnodes == 1:
+        if node_rank not in (None, 0):
+            return f"--node-rank is {node_rank}, but there is one host: give --nnodes, too"
+        return "" if rdzv is None else "--rdzv is for several hosts: give --nnodes and --node-rank, too"
+    if node_rank is None or not 0 <= node_rank < nnodes:
+        given = "is missing" if node_rank is None else f"is {node_rank}"
+        return f"--node-rank {given}: give each of the {nnodes} hosts another one, from 0 to {nnodes - 1}"
+    if rdzv is None:
+        return "--rdzv is missing: give all hosts the same address and port of host 0, such as 10.0.0.1:29500"
+    address, _, port = rdzv.rpartition(":")
+    if not address or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        return f"--rdzv must be an address and a port from 1 to 65535, such as 10.0.0.1:29500, not {rdzv!r}"
+    if len(os.environ.get(SECRET_VARIABLE, "").encode()) < LEAST_SECRET_BYTES:
+        return (
+            f"ranks on several hosts must share a secret: set {SECRET_VARIABLE} on all of them to the same "
+            f"{LEAST_SECRET_BYTES} random characters or more"
+        )
+    return ""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where this host's ranks stand among all, and where all meet."""
+
+    count: int  # of ranks on this host
+    first: int  # of them
+    world_size: int
+    address: str
+    port: int
+
+
+def _place(options: argparse.Namespace) -> _Place:
+    if options.nnodes == 1:
+        return _Place(options.ranks, 0, options.ranks, "127.0.0.1", options.master_port or free_port())
+    address, _, port = options.rdzv.rpartition(":")
+    ranks = options.ranks
+    return _Place(ranks, options.node_rank * ranks, options.nnodes * ranks, address.strip("[]"), int(port))
 
 
 def free_port() -> int:
@@ -66,27 +126,28 @@ def free_port() -> int:
 
 
 class _Ranks:
-    """The processes of a run. Each leads a process group, so that what it starts can be ended with it."""
+    """The processes of this host. Each leads a process group, so that what it starts can be ended with it."""
 
-    def __init__(self, command: list[str], count: int, port: int):
+    def __init__(self, command: list[str], place: _Place):
+        self._first = place.first
         self.processes: list[subprocess.Popen[bytes]] = []
         self.received: int | None = None
         secret = secrets.token_hex(32)
-        threads = str(max(1, (os.cpu_count() or 1) // count))
-        for rank in range(count):
+        threads = str(max(1, (os.cpu_count() or 1) // place.count))
+        for local_rank in range(place.count):
             env = dict(os.environ)
             env.update(
-                RANK=str(rank),
-                LOCAL_RANK=str(rank),
-                WORLD_SIZE=str(count),
-                LOCAL_WORLD_SIZE=str(count),
-                MASTER_ADDR="127.0.0.1",
-                MASTER_PORT=str(port),
+                RANK=str(place.first + local_rank),
+                LOCAL_RANK=str(local_rank),
+                WORLD_SIZE=str(place.world_size),
+                LOCAL_WORLD_SIZE=str(place.count),
+                MASTER_ADDR=place.address,
+                MASTER_PORT=str(place.port),
             )
             # From a run under torchrun, this would send the ranks to the agent's store.
             env.pop("TORCHELASTIC_USE_AGENT_STORE", None)
             env.setdefault("OMP_NUM_THREADS", threads)
-            env["HIDET_DIST_SECRET"] = env.get("HIDET_DIST_SECRET") or secret
+            env[SECRET_VARIABLE] = env.get(SECRET_VARIABLE) or secret
             self.processes.append(subprocess.Popen(command, env=env, start_new_session=True))
 
     def forward(self, number: int, _frame: FrameType | None) -> None:
@@ -102,10 +163,11 @@ class _Ranks:
                     os.killpg(process.pid, number)
 
     def running(self) -> list[int]:
-        return [rank for rank, process in enumerate(self.processes) if process.poll() is None]
+        return [rank for rank, process in enumerate(self.processes, self._first) if process.poll() is None]
 
-    def failed(self) -> list[int]:
-        return [rank for rank, process in enumerate(self.processes) if process.poll()]
+    def failed(self) -> dict[int, int]:
+        """The ranks that have failed, with what Popen.returncode is of each."""
+        return {rank: code for rank, process in enumerate(self.processes, self._first) if (code := process.poll())}
 
     def end(self) -> None:
         """Ends those still running."""
@@ -144,11 +206,10 @@ def _wait(ranks: _Ranks, timeout: float | None, grace: float) -> int:
     while True:
         # Looked at before the failures, so that a rank that ends in between is not missed.
         running = ranks.running()
-        for rank in ranks.failed():
+        for rank, returncode in ranks.failed().items():
             if rank in reported:
                 continue
             reported.add(rank)
-            returncode = ranks.processes[rank].returncode
             _say(f"rank {rank} {_describe(returncode)}")
             if status == 0:
                 status = _status(returncode)
@@ -175,13 +236,13 @@ def _earlier(deadline: float | None, other: float) -> float:
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m hidet_dist.launch") -> int:
     """Run a program as several ranks. ``prog`` is the command's name in its usage.
 
-    Returns the exit status of the rank that failed first, as a shell gives it (128 + n for signal n); 124 where the
-    time limit was passed; 0 where all went well.
+    Returns the exit status of the rank of this host that failed first, as a shell gives it (128 + n for signal n); 124
+    where the time limit was passed; 0 where all went well.
     """
     options = _parse(sys.argv[1:] if arguments is None else arguments, prog)
     program = ["-m", options.program] if options.module else [options.program]
     command = [sys.executable, *program, *options.arguments]
-    ranks = _Ranks(command, options.ranks, options.master_port or free_port())
+    ranks = _Ranks(command, _place(options))
     before = {number: signal.signal(number, ranks.forward) for number in _FORWARDED}
     try:
         return _wait(ranks, options.timeout, options.grace)

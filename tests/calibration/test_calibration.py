@@ -139,11 +139,18 @@ def test_when_the_time_is_up_nothing_is_written(tmp_path: Path) -> None:
         ({"repeats": 0}, "repeats must be 1 or more; got 0"),
         ({"timeout_seconds": 0}, "timeout_seconds must be above 0; got 0"),
         ({"timeout_seconds": math.nan}, "got nan"),
+        ({"nnodes": 2, "rdzv": "10.0.0.1:29500"}, "--node-rank is missing"),
+        ({"nnodes": 2, "node_rank": 1, "rdzv": "10.0.0.1"}, r"not '10\.0\.0\.1'"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(arguments: Any, says: str, tmp_path: Path) -> None:
+def test_arguments_that_make_no_sense_are_refused(
+    arguments: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConfigError, match=says):
         calibrate([2], tmp_path / "host.json", **arguments)
+    monkeypatch.setenv("HIDET_DIST_SECRET", "0123456789abcdef")
+    with pytest.raises(ConfigError, match="3 devices cannot have as many on each of 2 hosts"):
+        calibrate([3], tmp_path / "host.json", nnodes=2, node_rank=0, rdzv="10.0.0.1:29500")
     with pytest.raises(SpecError, match="got 0"):
         calibrate([0], tmp_path / "host.json")
     for out in (tmp_path, tmp_path / "gone" / "host.json"):

@@ -8,7 +8,7 @@ import pytest
 from tests.docs.blocks import blocks, run_page
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), *(ROOT / "rfcs").glob("*.md")])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -179,7 +179,7 @@ def pinned(graph: FlowGraph, mesh: DeviceMesh, specs: dict[str, str]) -> Plan:
         names = [view.names[x] for x in op.inputs]
         return all(specs.get(name, str(own)) == str(own) for name, own in zip(names, spec.in_specs, strict=True))
 
-    return find(graph, builtin("cpu", mesh), 2**40, pins=specs, allow=as_stored).plan
+    return find(graph, builtin("cpu", mesh), mem_budget=2**40, pins=specs, allow=as_stored).plan
 
 
 def test_a_padded_contraction_in_compiled_kernels():

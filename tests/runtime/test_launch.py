@@ -48,6 +48,55 @@ def test_each_rank_gets_its_variables(
         assert text == f"{rank} {rank} 3 3 127.0.0.1 12345 2 -n --flag"
 
 
+SEVERAL = ["--nnodes", "2", "--node-rank", "1", "--rdzv", "10.0.0.1:29500"]
+
+
+@pytest.mark.parametrize(
+    ("where", "address"), [("10.0.0.1:29500", "10.0.0.1"), ("node0:29500", "node0"), ("[fd00::1]:29500", "fd00::1")]
+)
+def test_ranks_of_several_hosts_are_numbered_host_by_host(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_launch_variables: None, where: str, address: str
+) -> None:
+    monkeypatch.setenv("HIDET_DIST_SECRET", "0123456789abcdef")
+    script.write_text(
+        "import os, sys\n"
+        "names = ['RANK', 'LOCAL_RANK', 'WORLD_SIZE', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT',"
+        " 'HIDET_DIST_SECRET']\n"
+        "open(sys.argv[1] + os.environ['RANK'], 'w').write(' '.join([os.environ[n] for n in names]))\n"
+        "sys.exit(os.environ['RANK'] == '3')\n"
+    )
+    arguments = ["-n", "2", "--nnodes", "3", "--node-rank", "1", "--rdzv", where, str(script), str(tmp_path / "out")]
+    assert launch.main(arguments) == 1
+    for rank in (2, 3):
+        text = (tmp_path / f"out{rank}").read_text()
+        assert text == f"{rank} {rank - 2} 6 2 {address} 29500 0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--nnodes", "0"], "--nnodes must be positive, not 0"),
+        (["--node-rank", "1"], "there is one host: give --nnodes"),
+        (["--rdzv", "10.0.0.1:29500"], "--rdzv is for several hosts"),
+        (["--nnodes", "2", "--rdzv", "10.0.0.1:29500"], "--node-rank is missing: give each of the 2 hosts another"),
+        (["--nnodes", "2", "--node-rank", "2", "--rdzv", "10.0.0.1:29500"], "--node-rank is 2"),
+        (["--nnodes", "2", "--node-rank", "1"], "--rdzv is missing"),
+        (["--nnodes", "2", "--node-rank", "1", "--rdzv", "10.0.0.1"], "not '10.0.0.1'"),
+        (["--nnodes", "2", "--node-rank", "1", "--rdzv", "10.0.0.1:0"], "not '10.0.0.1:0'"),
+        (["--nnodes", "2", "--node-rank", "1", "--rdzv", ":29500"], "not ':29500'"),
+        ([*SEVERAL, "--master-port", "29500"], "--master-port is for one host"),
+        (SEVERAL, "must share a secret: set HIDET_DIST_SECRET"),
+    ],
+)
+def test_hosts_that_make_no_sense_are_refused(
+    capsys: pytest.CaptureFixture[str], no_launch_variables: None, arguments: list[str], says: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        launch.main(["-n", "2", *arguments, "x.py"])
+    assert caught.value.code == 2
+    assert says in capsys.readouterr().err
+
+
 def test_a_program_may_be_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "some_module.py").write_text("import sys; sys.exit(int(sys.argv[1]))\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

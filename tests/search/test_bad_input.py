@@ -35,7 +35,7 @@ def spec(text: str) -> TensorShardSpec:
         ({"mem_budget": 0}, "above 0; got 0"),
         ({"mem_budget": -5}, "above 0; got -5"),
         ({"mem_budget": 0.5}, "got 0.5"),
-        ({"mode": "guess"}, "Unknown mode 'guess'"),
+        ({"mode": "guess"}, "mode must be one of search, propagate; got 'guess'"),
         ({"input_specs": [spec("(S0, R, R)")]}, "spec of input 0 does not fit"),
         ({"input_specs": [spec("(R, S2)")]}, "mesh axis 2"),
         ({"output_specs": [None, None]}, "1 outputs but 2"),

@@ -14,14 +14,14 @@ from hidet.graph import FlowGraph
 from hidet_dist.cost.model import PredictedCost
 from hidet_dist.machine import Cluster, builtin
 from hidet_dist.search import find
-from hidet_dist.search.activations import held
 from hidet_dist.search.eliminate import Tables, eliminate
-from hidet_dist.search.ilp import Edge, Problem, evaluate, solve
+from hidet_dist.search.ilp import solve
 from hidet_dist.search.memory import live_bytes
-from hidet_dist.search.optimum import Options, optimize
+from hidet_dist.search.optimum import optimize
+from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.pins import Pins
-from hidet_dist.search.presolve import readers
 from hidet_dist.search.prices import Prices
+from hidet_dist.search.problem import Edge, Problem, evaluate, held_bytes, readers
 from hidet_dist.search.statement import state
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import shapes
@@ -93,7 +93,7 @@ def least_of_all(problem: Problem, most: float) -> float:
         if seconds + to_go[n] > min(best, most) * (1 + ROUNDING):
             return
         if n == len(entities):
-            if max(held(problem, groups, picks)) <= problem.budget:
+            if max(held_bytes(problem, groups, picks)) <= problem.budget:
                 best = min(best, evaluate(problem, picks))
             return
         entity = entities[n]
@@ -123,7 +123,9 @@ def test_the_plan_is_the_best_of_all_choices(build: Callable[[], FlowGraph], mes
     # One byte less than this plan holds at its worst moment; what it holds throughout is less than that.
     budget = max(live_bytes(GraphView(graph), found.plan.stage)) - 1
     assert found.plan.stage.weight_bytes_per_device < budget
-    tight = find(graph, cluster, budget, gap=GAP, report=False, overlap=False)  # the least sum, not the least makespan
+    tight = find(
+        graph, cluster, mem_budget=budget, gap=GAP, report=False, overlap=False
+    )  # the least sum, not the least makespan
     assert max(live_bytes(GraphView(graph), tight.plan.stage)) <= budget
     assert tight.plan.seconds > found.plan.seconds
     least = least_of_all(replace(problem, budget=budget), tight.plan.seconds)
@@ -142,7 +144,7 @@ class Forgetful(Tables):
 def test_looking_layers_up_changes_no_plan(price: float) -> None:
     problem = stated(residual(layers=3), builtin("dgx-a100", DeviceMesh((2,))))
     kept = [list(range(len(costs))) for costs in problem.cost]
-    prices = Prices([price] * problem.activations.moments)
+    prices = Prices([price] * problem.activations.points)
     known, forgetful = Tables(), Forgetful()
     found = eliminate(problem, kept, known, prices)
     anew = eliminate(problem, kept, forgetful, prices)
@@ -153,14 +155,14 @@ def test_looking_layers_up_changes_no_plan(price: float) -> None:
 
 def test_the_integer_program_finds_no_better_plan_of_equal_layers() -> None:
     problem = stated(residual(layers=3), builtin("dgx-a100", DeviceMesh((2,))))
-    free = optimize(problem, Options(gap=GAP))
-    assert free.seconds == pytest.approx(solve(problem, gap=GAP).seconds, rel=2 * GAP)
+    free = optimize(problem, SolveOptions(gap=GAP))
+    assert free.seconds == pytest.approx(solve(problem, SolveOptions(gap=GAP)).seconds, rel=2 * GAP)
     assert (
         free.seconds == eliminate(problem, [list(range(len(c))) for c in problem.cost], Tables(), Prices([0])).seconds
     )
-    budget = int(0.8 * max(held(problem, readers(problem), free.choices)))
+    budget = int(0.8 * max(held_bytes(problem, readers(problem), free.choices)))
     tight = replace(problem, budget=budget)
-    assert optimize(tight, Options(gap=1e-3)).seconds == pytest.approx(solve(tight, gap=1e-3).seconds, rel=2e-3)
+    assert optimize(tight, SolveOptions(gap=1e-3)).seconds == pytest.approx(solve(tight).seconds, rel=2e-3)
 
 
 COLUMNS, ROWS = "(R, S0)", "(S0, R)"
@@ -179,5 +181,5 @@ def test_no_expert_is_better_in_the_memory_it_takes(expert: str) -> None:
         pins = {name: f"({', '.join([first, *['R'] * (len(view.shape(name)) - 1)])})" for name in view.weights}
     theirs = find(graph, cluster, gap=GAP, pins=pins, report=False).plan
     budget = max(live_bytes(view, theirs.stage))
-    ours = find(graph, cluster, budget, report=False)
+    ours = find(graph, cluster, mem_budget=budget, report=False)
     assert ours.bound_seconds <= ours.plan.seconds <= theirs.seconds * (1 + 1e-3)

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hidet_dist.errors import ConfigError, SolverError
-from hidet_dist.search.ilp import Edge, Problem, StoppedError, evaluate, solve
+from hidet_dist.search.ilp import StoppedError, solve
+from hidet_dist.search.options import SolveOptions
+from hidet_dist.search.problem import Edge, Problem, evaluate
 
 prices = st.integers(0, 20).map(float)
 
@@ -59,7 +61,7 @@ def test_the_solution_is_the_best_of_all_plans(problem: Problem) -> None:
 @settings(max_examples=15, deadline=None)
 @given(problems())
 def test_both_solvers_find_the_same_optimum(problem: Problem) -> None:
-    assert solve(problem, "cbc").seconds == pytest.approx(solve(problem, "highs").seconds, abs=1e-6)
+    assert solve(problem, SolveOptions("cbc")).seconds == pytest.approx(solve(problem).seconds, abs=1e-6)
 
 
 @settings(max_examples=30, deadline=None)
@@ -87,7 +89,7 @@ def test_a_conversion_is_paid_once_for_all_consumers() -> None:
 
 def test_an_unknown_solver_is_refused() -> None:
     with pytest.raises(ConfigError, match="choose 'highs' or 'cbc'"):
-        solve(Problem([[1.0, 2.0]], [[0, 0]], 0, []), "gurobi")
+        solve(Problem([[1.0, 2.0]], [[0, 0]], 0, []), SolveOptions("gurobi"))
 
 
 def test_a_search_that_is_cut_off_gives_what_it_has() -> None:
@@ -101,9 +103,9 @@ def test_a_search_that_is_cut_off_gives_what_it_has() -> None:
 
     edges = [Edge(n, n, n + 1, specs, specs, conversions()) for n in range(count - 1)]
     problem = Problem(cost, memory, int(0.8 * sum(sum(own) / choices for own in memory)), edges)
-    cut_off, best = solve(problem, gap=0.0, nodes=1), solve(problem, gap=0.0)
+    cut_off, best = (solve(problem, SolveOptions(gap=0.0), nodes) for nodes in (1, 5000))
     assert cut_off.gap > 0 == best.gap
     assert best.seconds <= cut_off.seconds <= best.seconds / (1 - cut_off.gap) * (1 + 1e-9)
     assert sum(m[k] for m, k in zip(memory, cut_off.choices, strict=True)) <= problem.budget
     with pytest.raises(StoppedError):
-        solve(problem, gap=0.0, nodes=0)
+        solve(problem, SolveOptions(gap=0.0), 0)

@@ -9,14 +9,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hidet_dist.errors import InfeasibleError
-from hidet_dist.search import eliminate as elimination
-from hidet_dist.search import optimum
-from hidet_dist.search.activations import Activations, Converted, Hold, held
+from hidet_dist.search import tuning
 from hidet_dist.search.eliminate import Tables, eliminate, marginals
-from hidet_dist.search.ilp import Edge, Problem, evaluate, solve
-from hidet_dist.search.optimum import Options, least_memory, optimize
-from hidet_dist.search.presolve import readers, undominated
+from hidet_dist.search.ilp import solve
+from hidet_dist.search.optimum import least_memory, optimize
+from hidet_dist.search.options import SolveOptions
+from hidet_dist.search.presolve import undominated
 from hidet_dist.search.prices import Prices
+from hidet_dist.search.problem import (
+    Activations,
+    ConvertedTensor,
+    Edge,
+    LiveInterval,
+    Problem,
+    evaluate,
+    held_bytes,
+    readers,
+)
 
 FREE = Prices([0.0])
 prices = st.integers(0, 20).map(float)
@@ -46,13 +55,13 @@ def problems(draw: st.DrawFn, activations: bool = True) -> Problem:
             work = [[draw(nbytes_) for _ in range(specs)] for _ in range(specs)]
             layout = tuple(min(s, draw(spec)) for s in range(specs))
             nbytes = tuple(draw(nbytes_) for _ in range(specs))
-            tensors[tensor] = Converted(layout, nbytes, lambda s, d, work=work: work[s][d])
+            tensors[tensor] = ConvertedTensor(layout, nbytes, lambda s, d, work=work: work[s][d])
     holds = []
     for _ in range(draw(st.integers(0, 4)) if activations else 0):
         entity = draw(st.integers(0, len(sizes) - 1))
         begin = draw(st.integers(0, moments - 1))
         nbytes = tuple(draw(nbytes_) for _ in range(sizes[entity]))
-        holds.append(Hold(entity, begin, draw(st.integers(begin, moments - 1)), nbytes))
+        holds.append(LiveInterval(entity, begin, draw(st.integers(begin, moments - 1)), nbytes))
     problem = Problem(cost, memory, 0, edges, Activations(moments, tuple(holds), tensors))
     peaks = sorted(peak(problem, picks) for picks in all_picks(problem))
     return replace(problem, budget=draw(st.integers(peaks[0], peaks[-1])))
@@ -63,7 +72,7 @@ def resident(problem: Problem, picks: tuple[int, ...]) -> int:
 
 
 def peak(problem: Problem, picks: tuple[int, ...]) -> int:
-    return max(held(problem, readers(problem), picks))
+    return max(held_bytes(problem, readers(problem), picks))
 
 
 def all_picks(problem: Problem) -> list[tuple[int, ...]]:
@@ -73,10 +82,10 @@ def all_picks(problem: Problem) -> list[tuple[int, ...]]:
 @settings(max_examples=200, deadline=None)
 @given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6))
 def test_elimination_finds_the_optimum_at_any_prices_of_memory(problem: Problem, line: list[int]) -> None:
-    own = Prices(line[: problem.activations.moments])
+    own = Prices(line[: problem.activations.points])
 
     def cost(picks: tuple[int, ...]) -> float:
-        return evaluate(problem, picks) + own.of(held(problem, readers(problem), picks))
+        return evaluate(problem, picks) + own.of(held_bytes(problem, readers(problem), picks))
 
     best = min(map(cost, all_picks(problem)))
     found = eliminate(problem, [list(range(len(c))) for c in problem.cost], Tables(), own)
@@ -87,7 +96,7 @@ def test_elimination_finds_the_optimum_at_any_prices_of_memory(problem: Problem,
 @settings(max_examples=100, deadline=None)
 @given(problems(activations=False), st.integers(0, 5))
 def test_dominated_choices_are_in_no_plan_that_is_needed(problem: Problem, price: int) -> None:
-    own = Prices([price] + [0.0] * (problem.activations.moments - 1))
+    own = Prices([price] + [0.0] * (problem.activations.points - 1))
     every = [list(range(len(c))) for c in problem.cost]
     best = eliminate(problem, every, Tables(), own).seconds
     assert eliminate(problem, undominated(problem), Tables(), own).seconds == pytest.approx(best)
@@ -97,14 +106,14 @@ def test_dominated_choices_are_in_no_plan_that_is_needed(problem: Problem, price
 @given(problems(activations=False), st.integers(0, 5))
 def test_what_a_choice_costs_at_least_is_never_above_what_it_costs(problem: Problem, price: int) -> None:
     kept = [list(range(len(c))) for c in problem.cost]
-    bounds = marginals(problem, kept, Tables(), Prices([price] + [0.0] * (problem.activations.moments - 1)))
+    bounds = marginals(problem, kept, Tables(), Prices([price] + [0.0] * (problem.activations.points - 1)))
     assert bounds is not None
     picks = all_picks(problem)
     for entity, line in enumerate(bounds):
         for k, bound in enumerate(line):
             least = min(evaluate(problem, p) + price * resident(problem, p) for p in picks if p[entity] == k)
             assert bound <= least + 1e-9
-            if max(map(len, readers(problem).values()), default=0) <= elimination._READERS_LIMITS[0]:
+            if max(map(len, readers(problem).values()), default=0) <= tuning.READERS_LIMITS[0]:
                 assert bound == pytest.approx(least)  # nothing was relaxed
 
 
@@ -114,7 +123,7 @@ def test_relaxed_tensors_give_a_bound_and_a_plan(problem: Problem) -> None:
     best = min(evaluate(problem, picks) for picks in all_picks(problem))
     kept = [list(range(len(c))) for c in problem.cost]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(elimination, "_READERS_LIMITS", (1,))
+        patch.setattr(tuning, "READERS_LIMITS", (1,))
         found = eliminate(problem, kept, Tables(), FREE)
     assert found.bound <= best + 1e-9
     assert found.seconds == evaluate(problem, found.choices) >= best - 1e-9
@@ -124,7 +133,7 @@ def test_relaxed_tensors_give_a_bound_and_a_plan(problem: Problem) -> None:
 @given(problems())
 def test_the_optimum_within_the_budget_is_that_of_all_plans_and_of_the_integer_program(problem: Problem) -> None:
     best = min(evaluate(problem, picks) for picks in all_picks(problem) if peak(problem, picks) <= problem.budget)
-    found = optimize(problem, Options(gap=1e-6))
+    found = optimize(problem, SolveOptions(gap=1e-6))
     assert found.seconds == evaluate(problem, found.choices) == pytest.approx(best, abs=1e-4)
     assert peak(problem, found.choices) <= problem.budget
     assert found.gap <= 1.001e-6
@@ -141,11 +150,11 @@ def with_other_costs(problem: Problem, factors: list[int]) -> Problem:
 @settings(max_examples=60, deadline=None)
 @given(problems(), st.lists(st.integers(0, 3), min_size=1, max_size=3))
 def test_what_was_found_for_like_problems_changes_no_optimum(problem: Problem, factors: list[int]) -> None:
-    like = optimize(problem, Options(gap=1e-6))
+    like = optimize(problem, SolveOptions(gap=1e-6))
     assert like.choices in like.known
     other = with_other_costs(problem, factors)
     best = min(evaluate(other, picks) for picks in all_picks(other) if peak(other, picks) <= other.budget)
-    found = optimize(other, Options(gap=1e-6), like)
+    found = optimize(other, SolveOptions(gap=1e-6), like)
     assert found.seconds == evaluate(other, found.choices) == pytest.approx(best, abs=1e-4)
     assert peak(other, found.choices) <= other.budget
 
@@ -155,8 +164,8 @@ def test_what_was_found_for_like_problems_changes_no_optimum(problem: Problem, f
 def test_without_a_proof_the_plan_fits_and_the_gap_is_honest(problem: Problem) -> None:
     best = min(evaluate(problem, picks) for picks in all_picks(problem) if peak(problem, picks) <= problem.budget)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(optimum, "_VERY_FEW", 0)  # as if these were many choices
-        found = optimize(problem, Options(gap=1e-6, prove=False))
+        patch.setattr(tuning, "VERY_FEW_CHOICES", 0)  # as if these were many choices
+        found = optimize(problem, SolveOptions(gap=1e-6, prove=False))
     assert peak(problem, found.choices) <= problem.budget
     assert found.seconds == evaluate(problem, found.choices) >= best - 1e-9
     assert found.seconds * (1 - found.gap) <= best + 1e-9
@@ -166,8 +175,8 @@ def test_without_a_proof_the_plan_fits_and_the_gap_is_honest(problem: Problem) -
 @given(problems())
 def test_the_least_memory_is_that_of_all_plans(problem: Problem) -> None:
     least = min(peak(problem, picks) for picks in all_picks(problem))
-    choices, attained, bound = least_memory(problem, Options())
-    assert (peak(problem, choices), attained, bound) == (least, least, least)
+    found = least_memory(problem, SolveOptions())
+    assert (peak(problem, found.choices), found.nbytes, found.bound_bytes) == (least, least, least)
 
 
 def chain(layers: int) -> Problem:
@@ -195,7 +204,7 @@ def test_equal_layers_need_not_have_equal_plans(split: int) -> None:
     """As many layers are split as the budget asks for; each costs the 3 s of gathering its weight, or less."""
     problem = chain(10)
     tight = Problem(problem.cost, problem.memory, 100 - 5 * split, problem.edges)
-    found = optimize(tight, Options(gap=1e-6))
+    found = optimize(tight, SolveOptions(gap=1e-6))
     assert resident(tight, found.choices) == 100 - 5 * split
     assert found.seconds == pytest.approx(solve(tight).seconds, rel=1e-5)
     assert (found.seconds == 0) == (split == 0)
@@ -211,6 +220,6 @@ def test_a_budget_below_the_least_is_refused() -> None:
 def test_a_graph_too_wide_to_eliminate_is_left_to_the_integer_program(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = chain(6)
     tight = Problem(problem.cost, problem.memory, 45, problem.edges)
-    expected = optimize(tight, Options(gap=1e-6)).seconds
-    monkeypatch.setattr(elimination, "_WORK_LIMIT", 0)
-    assert optimize(tight, Options(gap=1e-6)).seconds == pytest.approx(expected)
+    expected = optimize(tight, SolveOptions(gap=1e-6)).seconds
+    monkeypatch.setattr(tuning, "WORK_LIMIT", 0)
+    assert optimize(tight, SolveOptions(gap=1e-6)).seconds == pytest.approx(expected)

@@ -48,8 +48,8 @@ def weights_gathered(plan: Plan) -> list[str]:
 
 
 def test_weights_are_gathered_where_products_hide_it_and_activations_where_nothing_does() -> None:
-    serial = find(chain(), machine(overlaps=False), BUDGET, gap=1e-6).plan
-    beside = find(chain(), machine(), BUDGET, gap=1e-6).plan
+    serial = find(chain(), machine(overlaps=False), mem_budget=BUDGET, gap=1e-6).plan
+    beside = find(chain(), machine(), mem_budget=BUDGET, gap=1e-6).plan
     # One after the other, the activations are what is cheaper to send.
     assert serial.stage.overlap is None
     assert serial.makespan_seconds == serial.seconds
@@ -72,7 +72,7 @@ def fully_split(graph: hidet.FlowGraph, cluster: Cluster, budget: int | None = N
     """Every device multiplies its rows with weights that are stored split, and gathered."""
     pins = {f"w{number}": "(S0, R)" for number in range(LAYERS)}
     pins |= {f"op:{number}": "(S0, R), (R, R) -> (S0, R)" for number in range(LAYERS)}
-    return find(graph, cluster, budget, pins=pins, gap=1e-6).plan
+    return find(graph, cluster, mem_budget=budget, pins=pins, gap=1e-6).plan
 
 
 @pytest.mark.parametrize("flops", [FLOPS, FLOPS * 2])
@@ -123,7 +123,7 @@ def test_a_reduction_between_two_products_is_not_hidden() -> None:
 
 
 def test_a_plan_is_the_same_every_time_and_comes_back_from_its_file() -> None:
-    one, two = (find(chain(), machine(), BUDGET).plan for _ in range(2))
+    one, two = (find(chain(), machine(), mem_budget=BUDGET).plan for _ in range(2))
     assert one.to_json() == two.to_json()
     assert Plan.from_json(one.to_json()) == replace(one, report=None)
 
@@ -155,8 +155,8 @@ def test_no_plan_is_worse_or_larger_for_overlap(mesh: tuple[int, ...], name: str
     least = find(graph, cluster, report=False, overlap=False)
     assert least.plan.stage.overlap is None
     for limit in (None, int(0.7 * max(live_bytes(view, least.plan.stage)))):
-        found = find(graph, cluster, limit, report=False)
-        plain = least if limit is None else find(graph, cluster, limit, report=False, overlap=False)
+        found = find(graph, cluster, mem_budget=limit, report=False)
+        plain = least if limit is None else find(graph, cluster, mem_budget=limit, report=False, overlap=False)
         overlap = found.plan.stage.overlap
         assert overlap is not None
         assert found.plan.makespan_seconds <= plain.plan.seconds

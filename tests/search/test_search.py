@@ -208,7 +208,7 @@ def test_out_of_time_the_best_plan_known_is_given_with_its_gap() -> None:
     view = GraphView(graph)
     most = max(live_bytes(view, find(graph, cluster).plan.stage))
     begin = time.process_time()
-    found = find(graph, cluster, int(0.9 * most), gap=1e-6, time_limit_seconds=10.0, report=False)
+    found = find(graph, cluster, mem_budget=int(0.9 * most), gap=1e-6, time_limit_seconds=10.0, report=False)
     assert time.process_time() - begin < 40
     assert max(live_bytes(view, found.plan.stage)) <= 0.9 * most
     assert 0 <= found.gap < 0.5
@@ -216,7 +216,7 @@ def test_out_of_time_the_best_plan_known_is_given_with_its_gap() -> None:
     compute = sum(op.compute_seconds for op in found.plan.stage.operators)
     assert found.plan.seconds - compute == pytest.approx(recomputed(graph, found.plan, cluster), rel=1e-9)
     with pytest.raises(SolverError, match="within the time limit of 1e-06 s"):
-        find(graph, cluster, int(0.9 * most), time_limit_seconds=1e-6)
+        find(graph, cluster, mem_budget=int(0.9 * most), time_limit_seconds=1e-6)
 
 
 @pytest.mark.parametrize("mesh", [(8,), (2, 4)])

@@ -15,9 +15,8 @@ from hidet.graph import Operator
 
 from hidet_dist.errors import InfeasibleError
 from hidet_dist.machine import Cluster, Device, Link
-from hidet_dist.search import find
+from hidet_dist.search import SearchResult, find
 from hidet_dist.search.memory import live_bytes
-from hidet_dist.search.planner import Found
 from hidet_dist.spec import DeviceMesh, OpShardSpec
 from hidet_dist.view import GraphView
 from hidet_dist.weights import weight
@@ -54,7 +53,7 @@ def no_scatter(op: Operator, spec: OpShardSpec) -> bool:
     return not any(fn.kind == "reduce_scatter" for fns in spec.reduce_fns for fn in fns)
 
 
-def both(graph: hidet.FlowGraph, machine: Cluster) -> tuple[Found, Found]:
+def both(graph: hidet.FlowGraph, machine: Cluster) -> tuple[SearchResult, SearchResult]:
     """The best plan, and the best of those that do not scatter."""
     pins = megatron(graph)
     return find(graph, machine, pins=pins, gap=0.0), find(graph, machine, pins=pins, gap=0.0, allow=no_scatter)
@@ -101,11 +100,11 @@ def test_the_tokens_are_split_where_only_that_fits() -> None:
     reduced = find(graph, machine, pins=pins, allow=no_scatter).plan
     needed = max(live_bytes(view, reduced.stage))
     with pytest.raises(InfeasibleError) as error:
-        find(graph, machine, 1, pins=pins, allow=no_scatter)
+        find(graph, machine, mem_budget=1, pins=pins, allow=no_scatter)
     budget = error.value.least_budget - 1
     # A whole partial sum and a whole result are held at once when one becomes the other.
     assert budget < needed
-    found = find(graph, machine, budget, pins=pins).plan
+    found = find(graph, machine, mem_budget=budget, pins=pins).plan
     assert found.collectives()["reduce_scatter"] >= 1
     assert max(live_bytes(view, found.stage)) <= budget
     # The arithmetic of norms and residuals, on shards, is less.

@@ -56,9 +56,17 @@ def test_a_shard_times_the_shards_is_the_whole(numbers, batch_multiple, seq_mult
     if local is not None:
         symbols = [SymbolPlan(name, multiple, multiple) for name, multiple in multiples.items()]
         sizes = {"batch": batch_multiple * count, "seq": seq_multiple * (count + 1)}
-        own = local_symbols(symbols, DeviceMesh((shards, *(n for n in range(2, shards + 1) if shards % n == 0))))
-        values = {symbol.name: sizes[symbol.symbol] // symbol.shards for symbol in own}
+        local_sizes = local_symbols(symbols, DeviceMesh(prime_factors(shards) or (1,)))
+        values = {symbol.name: sizes[symbol.symbol] // symbol.shards for symbol in local_sizes}
         assert evaluate(local, values) * shards == evaluate(whole, sizes)
+
+
+def prime_factors(number: int) -> tuple[int, ...]:
+    """Ascending; each divisor of the number is a product of some of them, that is, a group size of the mesh."""
+    for prime in range(2, number + 1):
+        if number % prime == 0:
+            return (prime, *prime_factors(number // prime))
+    return ()
 
 
 def test_a_sum_is_never_split():

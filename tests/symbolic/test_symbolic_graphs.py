@@ -38,7 +38,7 @@ def encoder_plan(mesh: DeviceMesh, batch: SymbolSize, specs=(None, None), output
     graph = models.encoder_block("batch", "seq")
     pins = {} if specs[0] else {f"w{number}": "(R, S0)" for number in range(3)}  # by heads
     symbols = {"batch": batch, "seq": SymbolSize(128)}
-    return search(graph, builtin("cpu", mesh), None, specs, outputs, pins=pins, symbols=symbols)
+    return search(graph, builtin("cpu", mesh), input_specs=specs, output_specs=outputs, pins=pins, symbols=symbols)
 
 
 @pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)

@@ -1,13 +1,15 @@
-"""Artifacts: the folder that a build leaves and serving processes load. JSON, safetensors, shared libraries; no pickle.
+"""Artifacts: the folder that a build writes and serving processes load. JSON, safetensors, shared libraries; no pickle.
 
 ::
 
-    manifest.json                     what there is, with the size and SHA-256 of every file; written last
+    manifest.json                     the files, with the size and SHA-256 of each; written last
     plan.json                         the plan
+    explain.json                      why the plan is what it is
     stage0/launcher.so                the function that launches the whole program
     stage0/kernels/0.so ...           its kernels, the same for every rank
-    stage0/constants.safetensors      constants that every rank shares (absent when there are none)
-    stage0/rank0.safetensors ...      each rank's weight shards and coordinate
+    stage0/constants.safetensors      constants that all ranks share (absent when there are none)
+    stage0/rank0.safetensors ...      the weight shards and the coordinate of each rank
+    choices/                          which candidates of kernels run on a kind of GPU; added when they are first timed
 """
 
 from hidet_dist.artifacts.manifest import Launch, Manifest, StageManifest, TensorSignature

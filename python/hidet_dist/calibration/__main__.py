@@ -22,6 +22,9 @@ def measure(
     out: Annotated[Path, typer.Option(help="The machine file to write.")],
     repeats: Annotated[int, typer.Option(help="How often each is measured; the median counts.")] = REPEATS,
     timeout: Annotated[float, typer.Option(help="Seconds that the ranks may take.")] = TIMEOUT_SECONDS,
+    nnodes: Annotated[int, typer.Option(help="Hosts; start this on each of them.")] = 1,
+    node_rank: Annotated[int | None, typer.Option(help="The number of this host, from 0.")] = None,
+    rdzv: Annotated[str | None, typer.Option(help="An address and port of host 0, such as 10.0.0.1:29500.")] = None,
 ) -> None:
     """Measure this machine as a mesh of processes, and write a machine file."""
     try:
@@ -29,7 +32,9 @@ def measure(
     except ValueError:
         raise typer.BadParameter(f"{mesh!r} is no mesh such as 2 or 2,2", param_hint="--mesh") from None
     try:
-        found = calibrate(shape, out, repeats=repeats, timeout_seconds=timeout)
+        found = calibrate(
+            shape, out, repeats=repeats, timeout_seconds=timeout, nnodes=nnodes, node_rank=node_rank, rdzv=rdzv
+        )
     except HidetDistError as error:
         print(f"calibrate: {error}", file=sys.stderr)
         raise typer.Exit(1) from error

@@ -1,4 +1,4 @@
-"""The figures of a machine for which its cost model comes closest to what was measured."""
+"""Fitting a machine's figures to measurements, by least squares of the cost model's relative errors."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _ANY = Device("any", {"default": 1.0}, 1.0, 1, 0.0)
 
 
 def predicted_seconds(cluster: Cluster, sample: CollectiveSample) -> float:
-    """What the cost model says of a collective that was measured."""
+    """The cost model's seconds for a measured collective."""
     return cluster.collective_seconds(COLLECTIVES[sample.kind], sample.nbytes, sample.axes)
 
 
 def fit_link(mesh: DeviceMesh, samples: Sequence[CollectiveSample]) -> Link:
-    """The link for which the cost model comes closest to the samples, in the least squares of the relative errors.
+    """Fit a link to samples, by least squares of the relative errors.
 
     A collective's predicted time is ``A a + B / w``, with A and B from the closed forms of :class:`Cluster`, a latency
-    a of 0 or more seconds and a bandwidth w above 0 bytes/s. Sizes span decades, so errors count relative to the time.
+    a of 0 or more seconds and a bandwidth w above 0 bytes/s. Errors are relative since sizes span decades.
 
     Raises
     ------
     CalibrationError
-        When the times do not rise with the size, so that no bandwidth can be told.
+        When the times do not rise with the size, so that no bandwidth fits.
     """
 
     def seconds(latency: float, sample: CollectiveSample) -> float:
@@ -42,7 +42,7 @@ def fit_link(mesh: DeviceMesh, samples: Sequence[CollectiveSample]) -> Link:
 
     per_byte = [seconds(0.0, sample) / sample.seconds for sample in samples]
     steps = [(seconds(1.0, sample) - seconds(0.0, sample)) / sample.seconds for sample in samples]
-    # The normal equations of the least squares of steps * a + per_byte / w - 1.
+    # Normal equations of minimizing |steps * a + per_byte / w - 1|^2.
     ss, sb, bb = _dot(steps, steps), _dot(steps, per_byte), _dot(per_byte, per_byte)
     s, b = sum(steps), sum(per_byte)
     determinant = ss * bb - sb * sb
@@ -65,27 +65,28 @@ def _dot(left: Sequence[float], right: Sequence[float]) -> float:
 def fit_kernel(
     device: Device, kernel: str, unknown: Sequence[str], samples: Sequence[tuple[Sequence[Work], float]]
 ) -> KernelCost:
-    """The costs of a class of kernels for which the cost model comes closest to its samples' seconds.
+    """Fit the costs of a class of kernels to samples, by least squares of the relative errors; no cost is below 0.
 
     A sample is the work of kernels and their seconds without launches. ``unknown`` are the fields of
-    :class:`KernelCost` that are not 0. Of what comes from memory each byte takes as long as the device's bandwidth
-    says, or as one from a cache if that is longer. Errors count relative to the time; no cost is below 0.
+    :class:`KernelCost` that may differ from 0. A byte from memory takes the time that the device's bandwidth gives, or
+    the time of a byte from a cache if that is longer.
 
     Raises
     ------
     CalibrationError
-        When no cost above 0 makes sense of the samples.
+        When no costs above 0 fit the samples.
     """
     best: tuple[float, KernelCost] | None = None
     for slow_memory in (True, False):
         for count in range(1, len(unknown) + 1):
-            for own in itertools.combinations(unknown, count):
-                found = _solved(device, kernel, own, samples, slow_memory)
+            for fields in itertools.combinations(unknown, count):
+                found = _solved(device, kernel, fields, samples, slow_memory)
                 if found is not None and (best is None or found[0] < best[0]):
                     best = found
     if best is None:
         raise CalibrationError(
-            f"The times of the {kernel} kernels make no sense: {', '.join(f'{own:.2e} s' for _, own in samples)}."
+            f"No costs above 0 fit the times of the {kernel} kernels: "
+            f"{', '.join(f'{seconds:.2e} s' for _, seconds in samples)}. Calibrate again on a quiet machine."
         )
     return best[1]
 
@@ -93,13 +94,13 @@ def fit_kernel(
 def _solved(
     device: Device,
     kernel: str,
-    own: Sequence[str],
+    fields: Sequence[str],
     samples: Sequence[tuple[Sequence[Work], float]],
     slow_memory: bool,
 ) -> tuple[float, KernelCost] | None:
-    """The sum of the squared relative errors of the best costs, of which only ``own`` are not 0, and the costs.
+    """Fit costs of which only ``fields`` differ from 0; return the sum of squared relative errors, and the costs.
 
-    ``slow_memory``: bytes from memory take as long as its bandwidth says; else all bytes take the same time.
+    ``slow_memory``: bytes from memory take the time that its bandwidth gives; else all bytes take the same time.
     """
     memory = 1 / device.memory_bandwidth_bytes_per_second
     rows, rest = [], []
@@ -110,9 +111,9 @@ def _solved(
             "seconds_per_byte": sum(one.moved_bytes for one in work) - beyond,
             "seconds_per_call": sum(one.calls for one in work),
         }
-        rows.append([counts[name] / seconds for name in own])
+        rows.append([counts[name] / seconds for name in fields])
         rest.append(1 - beyond * memory / seconds)
-    # Columns of equal size: they differ by many orders of magnitude.
+    # Scale the columns, which differ by many orders of magnitude.
     matrix = np.array(rows)
     scale = np.linalg.norm(matrix, axis=0)
     if not scale.all():
@@ -120,7 +121,7 @@ def _solved(
     costs = np.linalg.lstsq(matrix / scale, np.array(rest), rcond=None)[0] / scale
     if (costs < 0).any():
         return None
-    found = KernelCost(**dict.fromkeys(_COSTS, 0.0) | dict(zip(own, costs.tolist(), strict=True)))
+    found = KernelCost(**dict.fromkeys(_COSTS, 0.0) | dict(zip(fields, costs.tolist(), strict=True)))
     trial = replace(device, kernels={kernel: found})
     errors = [sum(trial.kernel_seconds(one) or 0.0 for one in work) / seconds - 1 for work, seconds in samples]
     return math.fsum(error * error for error in errors), found

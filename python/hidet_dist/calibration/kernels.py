@@ -1,4 +1,4 @@
-"""Single kernels whose time tells what a class of kernels costs: those that serving has, called one by one."""
+"""Probes of kernels: single kernels, built as for serving, whose times give the costs of a class of kernels."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ class KernelProbe:
 
     @property
     def title(self) -> str:
-        """What its sample is called."""
+        """The name of its sample."""
         return f"{self.kernel} {self.name}"
 
     def trace(self) -> tuple[Tensor, list[Tensor]]:
-        """What it gives, and its inputs."""
+        """Trace the probe; return its output and its inputs."""
         inputs = [hidet.symbol(list(shape), self.dtype, "cpu") for shape in self.shapes]
         weights = [weight(f"{self.title} {number}", shape, "float32") for number, shape in enumerate(self.weights)]
         return self.call(*inputs, *weights), inputs
 
 
 def _chained(product: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """One weight after the other."""
+    """Apply ``product`` to one weight after the other."""
 
     def call(x: Tensor, *weights: Tensor) -> Tensor:
-        for own in weights:
-            x = product(x, own)
+        for w in weights:
+            x = product(x, w)
         return x
 
     return call
@@ -67,7 +67,7 @@ def _heads(x: Tensor) -> Tensor:
     return ops.transpose(x, [0, 2, 1, 3])
 
 
-# Of sizes that the layers of transformers and convolutional networks have; the weights are more than a cache holds.
+# Sizes are those of layers of transformers and convolutional networks; the weights exceed any cache.
 KERNEL_PROBES = (
     KernelProbe("matmul", "square", [[1024, 1024]] * 2, ops.matmul),
     KernelProbe("matmul", "tall", [[1024, 384], [384, 1536]], ops.matmul),
@@ -96,7 +96,7 @@ KERNEL_PROBES = (
 
 
 def build_kernels(mesh: DeviceMesh, file: Path) -> None:
-    """Compile all probes as one program of which every rank of the mesh runs the whole, and write down its kernels."""
+    """Compile all probes as one program, replicated on every rank of the mesh, and save the list of its kernels."""
     traced = [probe.trace() for probe in KERNEL_PROBES]
     graph = hidet.trace_from([y for y, _ in traced], [x for _, inputs in traced for x in inputs])
     plan = find(graph, builtin("cpu", mesh), allow=lambda _, spec: all(s.is_replicated for s in spec.in_specs)).plan
@@ -106,7 +106,7 @@ def build_kernels(mesh: DeviceMesh, file: Path) -> None:
 
 
 def _calls(title: str, output: Tensor, compiled: CompiledProgram) -> KernelCalls:
-    """The kernels that an output needs."""
+    """The kernel calls that compute an output."""
     kernel: dict[str, Path] = {}
     for node in compiled.graph.nodes:
         if str(node.task) not in kernel:
@@ -140,18 +140,18 @@ def _calls(title: str, output: Tensor, compiled: CompiledProgram) -> KernelCalls
 
 
 class _Counting(PredictedCost):
-    """Notes the work of kernels as the search counts it."""
+    """A cost model that records the work of kernels as the search counts it."""
 
     def __init__(self, mesh: DeviceMesh):
         super().__init__(builtin("cpu", mesh))
         self.work: list[Work] = []
 
     def operator(self, op: Operator, choice: Choice) -> float:
-        """Note an operator with a kernel of its own."""
+        """Record an operator with a kernel of its own."""
         return self._note(op, choice, None)
 
     def absorbed(self, op: Operator, choice: Choice, nbytes: int) -> float:
-        """Note an operator in the kernel of a neighbour."""
+        """Record an operator fused into a neighbour's kernel."""
         return self._note(op, choice, nbytes)
 
     def _note(self, op: Operator, choice: Choice, nbytes: int | None) -> float:
@@ -167,6 +167,6 @@ def work_in(probe: KernelProbe) -> list[Work]:
     table, counting = RuleTable(mesh), _Counting(mesh)
     fused = counting.fused(view)
     for number, op in enumerate(view.operators):
-        whole = next(own for own in table(op)[1] if all(spec.is_replicated for spec in own.spec.in_specs))
+        whole = next(choice for choice in table(op)[1] if all(spec.is_replicated for spec in choice.spec.in_specs))
         compute_seconds(counting, view, number, whole, fused.get(number), mesh)
     return counting.work

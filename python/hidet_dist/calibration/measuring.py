@@ -1,4 +1,4 @@
-"""Measuring the running machine, and writing it down as a machine file."""
+"""Measuring the running machine, and writing a machine file."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hidet_dist import launch
 from hidet_dist.calibration.fit import fit_kernel, fit_link, predicted_seconds
 from hidet_dist.calibration.samples import CollectiveSample, ProbeSample, load_slowest
 from hidet_dist.errors import CalibrationError, ConfigError
@@ -34,7 +35,7 @@ SIZES = tuple(4**exponent for exponent in range(4, 13))
 """Bytes of the collectives that are measured: 256 B to 16 MiB."""
 REPEATS = 20
 TIMEOUT_SECONDS = 600.0
-# What is fitted of a class of kernels; of others their bytes and calls.
+# The fields of KernelCost that are fitted for a class of kernels; for other classes, _BYTES_AND_CALLS.
 _UNKNOWN = {
     "matmul": ("seconds_per_operation", "seconds_per_byte", "seconds_per_call"),
     "convolution": ("seconds_per_operation", "seconds_per_byte", "seconds_per_call"),
@@ -42,7 +43,7 @@ _UNKNOWN = {
     "function": ("seconds_per_operation",),
 }
 _BYTES_AND_CALLS = ("seconds_per_byte", "seconds_per_call")
-_STOP_SECONDS = 30.0  # what the launcher may take to end ranks once the time is up
+_STOP_SECONDS = 30.0  # the launcher's time for ending ranks after the time limit
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,9 @@ class Calibration:
 
     Attributes
     ----------
-    cluster: the machine, as the cost model sees it; what the file holds.
-    collectives: each measured collective, as the slowest rank took it.
-    probes: the seconds of each probe program, as the slowest rank took it.
+    cluster: the fitted machine, as written to the file.
+    collectives: each measured collective, with the slowest rank's time.
+    probes: each probe program, with the slowest rank's time.
     """
 
     cluster: Cluster
@@ -61,11 +62,11 @@ class Calibration:
     probes: tuple[ProbeSample, ...]
 
     def relative_errors(self) -> list[float]:
-        """For each measured collective how far the cost model is off: fitted over measured seconds, less 1."""
+        """The relative error of the cost model for each collective: fitted over measured seconds, less 1."""
         return [predicted_seconds(self.cluster, sample) / sample.seconds - 1 for sample in self.collectives]
 
     def kernel_errors(self) -> dict[str, float]:
-        """For each probe of kernels how far the cost model is off: fitted over measured seconds, less 1."""
+        """The relative error of the cost model for each probe of kernels: fitted over measured seconds, less 1."""
         from hidet_dist.calibration.kernels import KERNEL_PROBES, work_in
 
         seconds, device = {sample.name: sample.seconds for sample in self.probes}, self.cluster.device
@@ -75,7 +76,7 @@ class Calibration:
         }
 
     def tables(self) -> list[Table]:
-        """The device, the links, and each kernel and collective as it was measured and as the cost model has it."""
+        """Tables of the device, the links, and the measured and fitted time of each kernel and collective."""
         from rich.table import Table
 
         device, mesh = self.cluster.device, self.cluster.mesh
@@ -92,7 +93,7 @@ class Calibration:
             where = f"mesh axis {mesh.axis_names[axis]} ({mesh.shape[axis]})"
             rates.add_row(f"{where}, latency", f"{link.latency_seconds * 1e6:.2f} us")
             rates.add_row(f"{where}, bandwidth", f"{link.bandwidth_bytes_per_second / 1e9:.3f} GB/s")
-        fits = Table(title="Collectives, and what the cost model makes of them", title_justify="left")
+        fits = Table(title="Collectives, measured and as fitted", title_justify="left")
         fits.add_column("collective")
         for column in ("axes", "bytes", "measured [us]", "fitted [us]", "error"):
             fits.add_column(column, justify="right")
@@ -101,7 +102,7 @@ class Calibration:
             fits.add_row(
                 sample.kind, axes, str(sample.nbytes), f"{micro:.1f}", f"{micro * (1 + error):.1f}", f"{error:+.0%}"
             )
-        kernels = Table(title="Kernels, and what the cost model makes of them", title_justify="left")
+        kernels = Table(title="Kernels, measured and as fitted", title_justify="left")
         kernels.add_column("kernel")
         for column in ("measured [us]", "fitted [us]", "error"):
             kernels.add_column(column, justify="right")
@@ -120,6 +121,9 @@ def calibrate(
     sizes: Sequence[int] = SIZES,
     repeats: int = REPEATS,
     timeout_seconds: float = TIMEOUT_SECONDS,
+    nnodes: int = 1,
+    node_rank: int | None = None,
+    rdzv: str | None = None,
 ) -> Calibration:
     """Measure this machine as a mesh of processes, and write a machine file for ``distributed_config['machine']``.
 
@@ -141,20 +145,33 @@ def calibrate(
     sizes: sequence of int
         Bytes of the collectives' whole tensors; at least two.
     repeats: int
-        How often each is measured; the median counts.
+        The number of measurements of each, of which the median counts.
     timeout_seconds: float
-        How long the ranks may take.
+        The time limit of the ranks.
+    nnodes: int
+        The number of hosts, whose ranks follow one another. On each, this is called with the same arguments, and writes
+        the same figures; ``Device.memory_bytes``, ``cache_bytes`` and ``name`` are those of the host itself.
+    node_rank: int, optional
+        The number of this host, where there are several.
+    rdzv: str, optional
+        An address and port of host 0, such as ``10.0.0.1:29500``, where there are several.
 
     Raises
     ------
     ConfigError, SpecError
-        When an argument makes no sense, before anything is measured.
+        When an argument is invalid, before anything is measured.
     CalibrationError
-        When a rank fails, the time is up, or the measurements cannot be made sense of.
+        When a rank fails, the time limit is exceeded, or no figures fit the measurements.
     """
     mesh = DeviceMesh(tuple(mesh_shape))
     out = Path(out)
     _check(out, dtypes, sizes, repeats, timeout_seconds)
+    problem = launch.hosts_problem(nnodes, node_rank, rdzv)
+    if problem:
+        raise ConfigError(problem)
+    if mesh.size % nnodes:
+        raise ConfigError(f"A mesh of {mesh.size} devices cannot have as many on each of {nnodes} hosts.")
+    ranks = mesh.size // nnodes
     from hidet_dist.calibration.kernels import build_kernels
     from hidet_dist.calibration.probes import build_probe, probes
 
@@ -177,11 +194,13 @@ def calibrate(
                 "sizes": sorted(sizes),
                 "repeats": repeats,
                 "probes": [probe.name for probe in programs],
+                "timeout_seconds": timeout_seconds,
             }
             (folder / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
-            _launch(mesh.size, folder / "settings.json", timeout_seconds)
+            where = [] if rdzv is None else [f"--nnodes={nnodes}", f"--node-rank={node_rank}", f"--rdzv={rdzv}"]
+            _launch(ranks, where, folder / "settings.json", timeout_seconds)
             collectives, times = load_slowest([folder / f"rank{rank}.json" for rank in range(mesh.size)])
-    device = _device(mesh, programs, times)
+    device = _device(ranks, programs, times)
     links = tuple(_link(mesh, axis, collectives, device) for axis in range(mesh.ndim))
     found = Calibration(Cluster(mesh, links, device), tuple(collectives), tuple(times))
     save_machine(found.cluster, out)
@@ -202,14 +221,14 @@ def _check(out: Path, dtypes: Sequence[str], sizes: Sequence[int], repeats: int,
 
 
 def _groups(mesh: DeviceMesh) -> list[list[int]]:
-    """Each axis that joins several devices, and all of them together."""
+    """The groups to measure: each axis with several devices, and all such axes together."""
     axes = [axis for axis, size in enumerate(mesh.shape) if size > 1]
     return [[axis] for axis in axes] + ([axes] if len(axes) > 1 else [])
 
 
-def _launch(ranks: int, settings: Path, timeout_seconds: float) -> None:
-    """Run the ranks to their end."""
-    command = [sys.executable, "-m", "hidet_dist.launch", "-n", str(ranks), "--timeout", str(timeout_seconds)]
+def _launch(ranks: int, where: Sequence[str], settings: Path, timeout_seconds: float) -> None:
+    """Run the ranks of this host and wait for them; ``where`` has the launcher's options for several hosts."""
+    command = [sys.executable, "-m", "hidet_dist.launch", "-n", str(ranks), "--timeout", str(timeout_seconds), *where]
     command += ["-m", "hidet_dist.calibration.ranks", str(settings)]
     try:
         done = subprocess.run(
@@ -221,7 +240,7 @@ def _launch(ranks: int, settings: Path, timeout_seconds: float) -> None:
         raise CalibrationError(f"The ranks could not measure (status {done.returncode}):\n{done.stderr.strip()}")
 
 
-def _device(mesh: DeviceMesh, programs: Sequence[Probe], times: Sequence[ProbeSample]) -> Device:
+def _device(ranks: int, programs: Sequence[Probe], times: Sequence[ProbeSample]) -> Device:
     seconds = {sample.name: sample.seconds for sample in times}
     rates, launch, bandwidth = {}, 0.0, 0.0
     for probe in programs:
@@ -232,22 +251,22 @@ def _device(mesh: DeviceMesh, programs: Sequence[Probe], times: Sequence[ProbeSa
         else:
             launch = seconds[probe.name] / probe.launches
     default = rates.get("float64", min(rates.values()))
-    threads = os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // mesh.size)
+    threads = os.environ.get("OMP_NUM_THREADS") or max(1, (os.cpu_count() or 1) // ranks)
     name = f"{_processor()}, {threads} of {os.cpu_count()} threads"
     device = Device(
         name,
         {"default": default, **rates},
         bandwidth,
-        _memory_bytes() // mesh.size,
+        _memory_bytes() // ranks,
         launch,
-        cache_bytes=_cache_bytes() // mesh.size,
+        cache_bytes=_cache_bytes() // ranks,
         places_shards=True,
     )
     return replace(device, kernels=_kernels(device, seconds))
 
 
 def _kernels(device: Device, seconds: Mapping[str, float]) -> dict[str, KernelCost]:
-    """What each class of kernels costs: all probes of it together."""
+    """Fit the cost of each class of kernels to all of its probes."""
     from hidet_dist.calibration.kernels import KERNEL_PROBES, work_in
 
     samples: dict[str, list[tuple[list[Work], float]]] = {}
@@ -255,24 +274,24 @@ def _kernels(device: Device, seconds: Mapping[str, float]) -> dict[str, KernelCo
         samples.setdefault(probe.kernel, []).append((work_in(probe), seconds[probe.title]))
     functions = samples.pop("function", [])
     kernels = {
-        kernel: fit_kernel(device, kernel, _UNKNOWN.get(kernel, _BYTES_AND_CALLS), own)
-        for kernel, own in samples.items()
+        kernel: fit_kernel(device, kernel, _UNKNOWN.get(kernel, _BYTES_AND_CALLS), of_class)
+        for kernel, of_class in samples.items()
     }
     device = replace(device, kernels=kernels)
     calls = []
-    for work, own in functions:
+    for work, total in functions:
         around = sum(device.kernel_seconds(one) or 0.0 for one in work)
         count = sum(one.functions for one in work)
-        # What is left of a very short time is noise, but not nothing.
-        calls.append(([Work("function", count, 0, calls=0)], max(own - around, device.launch_seconds)))
+        # The rest of a very short time is noise; it must stay above 0.
+        calls.append(([Work("function", count, 0, calls=0)], max(total - around, device.launch_seconds)))
     kernels["function"] = fit_kernel(device, "function", _UNKNOWN["function"], calls)
     return kernels
 
 
 def _link(mesh: DeviceMesh, axis: int, collectives: Sequence[CollectiveSample], device: Device) -> Link:
-    own = [sample for sample in collectives if sample.axes == (axis,)]
-    # One device alone has no one to talk to: no cost depends on its link.
-    return fit_link(mesh, own) if own else Link(0.0, device.memory_bandwidth_bytes_per_second)
+    samples = [sample for sample in collectives if sample.axes == (axis,)]
+    # An axis of one device has no collectives, and no cost depends on its link.
+    return fit_link(mesh, samples) if samples else Link(0.0, device.memory_bandwidth_bytes_per_second)
 
 
 def _processor() -> str:
@@ -284,7 +303,7 @@ def _processor() -> str:
 
 
 def _cache_bytes() -> int:
-    """The largest cache of the first core, which all cores are taken to share; 0 where the system does not say."""
+    """Bytes of the largest cache of the first core, taken to be shared by all cores; 0 if unknown."""
     sizes = [0]
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         digits = file.read_text(encoding="utf-8").strip().removesuffix("K")
@@ -293,7 +312,7 @@ def _cache_bytes() -> int:
 
 
 def _memory_bytes() -> int:
-    """The machine's memory, or what the control group leaves this process of it."""
+    """Bytes of the machine's memory, or of the control group's limit if that is lower."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Small programs whose time tells what a device does: built as any program is, so that serving has the same kernels."""
+"""Probe programs, built as for serving, whose times give a device's rates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CHAIN = 128  # kernels in a row, for the time between two of them
 
 @dataclass(frozen=True)
 class Probe:
-    """A program and what one run of it does: scalar operations, bytes read and written, kernels launched."""
+    """A program and the work of one run: scalar operations, bytes read and written, kernels launched."""
 
     name: str
     build: Callable[[], FlowGraph]
@@ -37,7 +37,7 @@ def matmul(dtype: str) -> Probe:
     side = _FAST_SIDE if dtype == "float32" else _SLOW_SIDE
 
     def build() -> FlowGraph:
-        # NumPy has no bfloat16: what it cannot feed is cast on the way in and out.
+        # NumPy has no bfloat16, so that the probe casts its inputs and its output.
         outside = "float32" if dtype == "bfloat16" else dtype
         a, b = (hidet.symbol([side, side], outside, "cpu") for _ in range(2))
         product = hidet.ops.matmul(a.to(dtype), b.to(dtype)).to(outside)
@@ -47,7 +47,7 @@ def matmul(dtype: str) -> Probe:
 
 
 def stream() -> Probe:
-    """An element-wise operator on more than a cache holds."""
+    """An element-wise operator on a tensor larger than any cache."""
 
     def build() -> FlowGraph:
         x = hidet.symbol([_STREAM_ELEMENTS], "float32", "cpu")
@@ -57,7 +57,7 @@ def stream() -> Probe:
 
 
 def chain() -> Probe:
-    """Kernels with next to nothing to do, none of which can be one with the next: cumulative sums of two rows."""
+    """A chain of tiny kernels that do not fuse: cumulative sums of two rows."""
 
     def build() -> FlowGraph:
         x = y = hidet.symbol([2, 16], "float32", "cpu")
@@ -69,12 +69,12 @@ def chain() -> Probe:
 
 
 def probes(dtypes: Sequence[str]) -> list[Probe]:
-    """All probes; of the products those of ``dtypes``."""
+    """All probes, with matrix products of ``dtypes``."""
     return [*(matmul(dtype) for dtype in dtypes), stream(), chain()]
 
 
 def build_probe(probe: Probe, mesh: DeviceMesh, folder: Path) -> None:
-    """Build artifacts of a probe, in which every rank of the mesh runs the whole of it."""
+    """Build artifacts of a probe, replicated on every rank of the mesh."""
     graph = probe.build()
     plan = find(graph, builtin("cpu", mesh), allow=lambda _, spec: all(s.is_replicated for s in spec.in_specs)).plan
     program = partition_graph(graph, plan)

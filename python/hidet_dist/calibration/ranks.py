@@ -1,7 +1,7 @@
 """One rank of a calibration: ``python -m hidet_dist.calibration.ranks settings.json``, under the launcher.
 
-``settings.json`` has the mesh, what to measure and how often, and the folder with the probes, where each rank writes
-``rank<r>.json``.
+``settings.json`` has the mesh, the measurements and their repeats, and the folder of the probes, in which each rank
+writes ``rank<r>.json``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import os
 import statistics
 import sys
 import time
@@ -23,9 +24,10 @@ from hidet_dist.calibration.samples import (
     CollectiveSample,
     KernelCalls,
     ProbeSample,
+    dump_samples,
     load_kernels,
-    save_samples,
 )
+from hidet_dist.files import write_text
 from hidet_dist.runtime import native, openblas, session
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.partition import LoadedPartition, load_partition
@@ -33,20 +35,21 @@ from hidet_dist.spec.collectives import COLLECTIVES
 
 _FLOAT32, _SUM = native.dtype_code("float32"), native.reduce_op_code("sum")
 _ITEM_BYTES = 4
-_SHORT_SECONDS = 2e-4  # what is shorter is timed several times at once
-_KERNEL = "hidet_launch_0"  # hidet's name of what a kernel's library exports
+_SHORT_SECONDS = 2e-4  # shorter runs are timed in batches
+_KERNEL = "hidet_launch_0"  # the symbol that hidet exports from a kernel's library
 _PRIME = 7919  # a stride that shares no factor with the rows of a table
-_SHORT_BYTES, _BATCH = 2**16, 8  # collectives up to this size are timed so many at a time: a clock has its own cost
+_SHORT_BYTES, _BATCH = 2**16, 8  # collectives up to this size are timed in batches, since the clock has a cost
 
-# malloc.h: all memory from the heap, of which nothing goes back to the system.
+# Parameters of mallopt (malloc.h).
 _M_MMAP_MAX, _M_TRIM_THRESHOLD = -4, -1
 
 
 def main(settings_file: str) -> None:
-    """Measure, and write down what was measured."""
+    """Measure, and save the samples."""
     settings = json.loads(Path(settings_file).read_text(encoding="utf-8"))
     folder = Path(settings["folder"])
     keep_memory()
+    session.init(timeout_seconds=settings["timeout_seconds"])  # hosts may take unlike times to compile the probes
     communicator = session.communicator_for(tuple(settings["mesh_shape"]))
     collectives = [
         CollectiveSample(kind, tuple(axes), nbytes, seconds)
@@ -63,11 +66,32 @@ def main(settings_file: str) -> None:
         ProbeSample(probe.title, _kernels(communicator, probe, settings["repeats"]))
         for probe in load_kernels(folder / "kernels.json")
     ]
-    save_samples(folder / f"rank{communicator.rank}.json", collectives, probes)
+    everyones = _gather(communicator, dump_samples(collectives, probes).encode())
+    if os.environ.get("LOCAL_RANK", "0") == "0":  # the first rank of each host
+        for rank, text in enumerate(everyones):
+            write_text(folder / f"rank{rank}.json", text.decode())
+
+
+def _gather(communicator: Communicator, own: bytes) -> list[bytes]:
+    """The bytes that each rank gives."""
+    whole_mesh = (1 << len(communicator.mesh_shape)) - 1
+    communicator.bind()
+
+    def gather(data: np.ndarray) -> np.ndarray:
+        rows = np.empty((communicator.world_size, data.size), data.dtype)
+        code = native.dtype_code(data.dtype.name)
+        native.all_gather(data.ctypes.data, rows.ctypes.data, data.size, code, whole_mesh)
+        communicator.check()
+        return rows
+
+    lengths = gather(np.array([len(own)], np.int64))[:, 0]
+    padded = np.zeros(lengths.max(), np.uint8)
+    padded[: len(own)] = np.frombuffer(own, np.uint8)
+    return [bytes(row[:length]) for row, length in zip(gather(padded), lengths, strict=True)]
 
 
 def keep_memory() -> None:
-    """Have outputs lie in memory that was used before, as within a program: fresh pages cost as much as the work."""
+    """Keep freed memory in the heap, as a program does: fresh pages would cost as much as the work."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_MMAP_MAX, 0)
@@ -77,7 +101,7 @@ def keep_memory() -> None:
 def _collective(
     communicator: Communicator, kind: str, axes: list[int], sizes: list[int], repeats: int
 ) -> list[tuple[int, float]]:
-    """The bytes that each size was rounded up to, and the median seconds."""
+    """Measure a collective at each size; return the bytes, rounded up to whole blocks, and the median seconds."""
     group = sum(1 << axis for axis in axes)
     ranks = 1
     for axis in axes:
@@ -115,7 +139,7 @@ def _probe(communicator: Communicator, model: LoadedPartition, repeats: int) -> 
 
 
 def _kernels(communicator: Communicator, probe: KernelCalls, repeats: int) -> float:
-    """The seconds of a probe's kernels: more than once in a row where they are short."""
+    """Measure the seconds of a probe's kernels, in batches if they are short."""
     buffers = [_filled(nbytes, dtype) for nbytes, dtype in probe.buffers]
     calls = []
     for file, places in probe.calls:
@@ -137,7 +161,7 @@ def _kernels(communicator: Communicator, probe: KernelCalls, repeats: int) -> fl
 
 
 def _filled(nbytes: int, dtype: str) -> np.ndarray:
-    """A buffer of ones; of integers, of rows all over the table that is looked up."""
+    """A buffer of ones; for integers, of indices spread over the table of the lookup."""
     if dtype.startswith("int"):
         count = nbytes // np.dtype(dtype).itemsize
         return (np.arange(count) * _PRIME % ROWS).astype(dtype)
@@ -145,7 +169,7 @@ def _filled(nbytes: int, dtype: str) -> np.ndarray:
 
 
 def _median(communicator: Communicator, run: Callable[[], Any], repeats: int) -> float:
-    """The median seconds of ``run``, which all ranks start together; a first run does not count."""
+    """Measure the median seconds of ``run``, which all ranks start together, after one warm-up."""
     times = []
     for _ in range(repeats + 1):
         _meet(communicator)

@@ -1,4 +1,4 @@
-"""What is measured, and the form in which ranks write it down."""
+"""Samples: the measured times, and the JSON files in which ranks exchange them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from hidet_dist.files import write_text
 
 ROWS = 30000
-"""Of the table that a kernel looks up: integers that it reads are below it."""
+"""Rows of the table of the lookup probe; its indices are below this number."""
 
 
 @dataclass(frozen=True)
 class KernelCalls:
-    """Kernels that are timed: the bytes and the dtype of each buffer, and which kernel gets which buffers, in order.
+    """A sequence of kernel calls to time: the bytes and dtype of each buffer, and the buffers of each call.
 
-    A kernel is the file of its library.
+    A kernel is named by the file of its library.
     """
 
     title: str
@@ -49,25 +49,26 @@ def save_kernels(path: Path, kernels: Sequence[KernelCalls]) -> None:
 
 
 def load_kernels(path: Path) -> list[KernelCalls]:
-    """What :func:`save_kernels` wrote."""
+    """Read the kernels that :func:`save_kernels` wrote."""
     return [KernelCalls(**probe) for probe in json.loads(path.read_text(encoding="utf-8"))]
 
 
-def save_samples(path: Path, collectives: Sequence[CollectiveSample], probes: Sequence[ProbeSample]) -> None:
-    """Write one rank's samples, whole or not at all."""
-    body = {"collectives": [asdict(sample) for sample in collectives], "probes": [asdict(sample) for sample in probes]}
-    write_text(path, json.dumps(body))
+def dump_samples(collectives: Sequence[CollectiveSample], probes: Sequence[ProbeSample]) -> str:
+    """One rank's samples as JSON."""
+    return json.dumps(
+        {"collectives": [asdict(sample) for sample in collectives], "probes": [asdict(sample) for sample in probes]}
+    )
 
 
 def load_slowest(paths: Sequence[Path]) -> tuple[list[CollectiveSample], list[ProbeSample]]:
-    """The samples of all ranks, each with the time of the slowest: a program goes on when all are done."""
+    """Merge the samples of all ranks, each with the slowest rank's time, which a program waits for."""
     bodies = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     collectives = [
-        CollectiveSample(own[0]["kind"], tuple(own[0]["axes"]), own[0]["nbytes"], max(s["seconds"] for s in own))
-        for own in zip(*(body["collectives"] for body in bodies), strict=True)
+        CollectiveSample(same[0]["kind"], tuple(same[0]["axes"]), same[0]["nbytes"], max(s["seconds"] for s in same))
+        for same in zip(*(body["collectives"] for body in bodies), strict=True)
     ]
     probes = [
-        ProbeSample(own[0]["name"], max(sample["seconds"] for sample in own))
-        for own in zip(*(body["probes"] for body in bodies), strict=True)
+        ProbeSample(same[0]["name"], max(sample["seconds"] for sample in same))
+        for same in zip(*(body["probes"] for body in bodies), strict=True)
     ]
     return collectives, probes

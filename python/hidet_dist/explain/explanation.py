@@ -126,6 +126,8 @@ class Explanation:
             yield Text("Propagated from pins; its time has no proven bound")
         else:
             yield Text(f"Lower bound of any plan: {_time(report.bound_seconds)}{serially} (gap {report.gap:.2%})")
+        if report.time_limit_reached:
+            yield Text("The time limit was reached: the plan depends on the speed of the machine that searched")
         traffic = ", ".join(f"{one.count} {kind} of {one.nbytes} bytes" for kind, one in report.traffic.items())
         yield Text(f"Collectives: {traffic or 'none'}")
         peak = max(report.live_bytes)

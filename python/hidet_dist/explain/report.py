@@ -72,6 +72,7 @@ class SearchReport:
     runner_ups: one an operator; None where it has one choice only.
     incumbents: the best plans known in turn; the last one is the plan. Its sum of seconds may exceed the previous
         one's if it was chosen for its makespan.
+    time_limit_reached: whether the time limit cut the search short, so that its result depends on the machine's speed.
     """
 
     mode: str
@@ -82,6 +83,7 @@ class SearchReport:
     traffic: dict[str, Traffic]
     runner_ups: tuple[RunnerUp | None, ...]
     incumbents: tuple[Incumbent, ...]
+    time_limit_reached: bool = False
 
     def without_times(self) -> SearchReport:
         """The report without measured times, so that the same input gives the same report."""
@@ -114,6 +116,7 @@ class SearchReport:
                 {kind: Traffic(**own) for kind, own in data["traffic"].items()},
                 tuple(None if own is None else RunnerUp(**own) for own in data["runner_ups"]),
                 incumbents,
+                data["time_limit_reached"],
             )
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise PlanError(f"Not a report of a search: {type(error).__name__}: {error}") from error

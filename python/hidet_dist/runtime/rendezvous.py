@@ -36,6 +36,9 @@ _HOST_DESCRIPTORS = 5  # of the store's host: to listen, to select, to be woken,
 _POLL_SECONDS = 0.02
 _PORT_SECONDS = 1.0  # a port can be taken for moments, by a socket that looks for a listener on it
 
+# What this process called itself, in each of its rendezvous.
+_own_tokens: set[str] = set()
+
 # Under torchrun one run has all of a process's rendezvous in turn, so each needs a name of its own.
 _generations = itertools.count()
 
@@ -184,6 +187,7 @@ class Rendezvous:
         self._clients: list[Store] = []
         # Tells what this rank said before, over a connection that broke, from what another process says.
         self._token = json.dumps([socket.gethostname(), os.getpid(), secrets.token_hex(16)])
+        _own_tokens.add(self._token)
         deadline = time.monotonic() + settings.timeout_seconds
         try:
             _check_descriptors(settings)
@@ -330,10 +334,11 @@ class Rendezvous:
                 _raise_without_descriptors(rank, error.__cause__)
                 problem, rival = error, False
             self._close_clients()
-            if rival and (own := [socket.gethostname(), os.getpid()]) != (other := json.loads(owner)[:2]):
+            if rival and owner not in _own_tokens:
+                host, process, _ = json.loads(owner)
                 raise RendezvousError(
-                    f"two processes are rank {rank}: process {other[1]} on {other[0]}, which came first, and this one, "
-                    f"process {own[1]} on {own[0]}: each rank must be launched once"
+                    f"two processes are rank {rank}: process {process} on {host}, which came first, and this one, "
+                    f"process {os.getpid()} on {socket.gethostname()}: each rank must be launched once"
                 )
             if time.monotonic() > deadline:
                 raise RendezvousError(
@@ -495,3 +500,6 @@ def _agent_store(settings: Settings, deadline: float) -> Any:
             f"rank {settings.rank} cannot reach the store of torchrun's agent at {settings.master_addr}:"
             f"{settings.master_port}: {error}"
         ) from error
+
+
+os.register_at_fork(after_in_child=_own_tokens.clear)  # they are the parent's

@@ -15,6 +15,7 @@ elimination with the wishes of these readers fixed gives a plan. Both numbers ar
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import math
 from collections.abc import Hashable, Sequence
@@ -24,24 +25,18 @@ from functools import reduce
 import numpy as np
 import numpy.typing as npt
 
-from hidet_dist.search.activations import Converted, held
-from hidet_dist.search.ilp import Edge, Problem, evaluate
-from hidet_dist.search.presolve import readers
+from hidet_dist.search import tuning
+from hidet_dist.search.limits import Limits
 from hidet_dist.search.prices import Prices
+from hidet_dist.search.problem import ConvertedTensor, Edge, Problem, evaluate, held_bytes, readers
 
 Table = npt.NDArray[np.float64]
 
-_TENSOR_LIMIT = 2**22  # entries of the table of one tensor; above it, the tensor is relaxed
-_READERS_LIMITS = (3, 8, 2, 1)  # tensors of more readers are relaxed; tried in this order until the gap is small
-_WORK_LIMIT = 2**29  # additions of one elimination; above it, the graph is too wide to be eliminated
-_SHARED = 1.5  # choices a spec from which on a variable for the spec makes the tables smaller
-_CHUNK = 2**22  # entries added up at a time
-_BITS = 50  # of the sum of all that can be paid; what is below the last of them is cut off
-_MARGINAL_LIMIT = 2**25  # additions of one step of the backward pass
+_DIMS = 64  # of an array in NumPy
 
 
 class TooWide(Exception):
-    """The graph has a part so densely connected that elimination would not end in time."""
+    """The graph has a part so densely connected that elimination would take too long, or too much memory."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +56,9 @@ class Tables:
     behind, less its least entry, soon stays the same: from there on, layers are looked up.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = Limits() if limits is None else limits
+        self.nbytes = 0
         self.tables: list[Table] = []
         self.quantum = 0.0
         self.left: dict[Hashable, tuple[int, float]] = {}  # of each elimination: table, and what was taken off it
@@ -71,9 +68,22 @@ class Tables:
         """Down to multiples of the quantum, so that a lower bound stays one."""
         return np.floor(table / self.quantum) * self.quantum if self.quantum else table
 
+    def make_room(self) -> None:
+        """Drop the tables of earlier eliminations where they take much of the memory that there is."""
+        if self.nbytes > tuning.TABLES_KEPT * self.limits.nbytes:
+            self.nbytes = 0
+            self.tables.clear()
+            self.left.clear()
+            self._numbers.clear()
+
+    def reserve(self, entries: int) -> None:
+        """Check, before a table of so many entries is made, that there is room for it. Raises TooWide."""
+        if self.nbytes + 8 * entries > self.limits.nbytes:
+            raise TooWide
+
     def add_content(self, table: Table) -> int:
-        """Number a table by what is in it."""
-        key: Hashable = ("content", table.shape, table.tobytes())
+        """Number a table by its content."""
+        key: Hashable = ("content", table.shape, hashlib.sha256(np.ascontiguousarray(table).data).digest())
         number = self.find(key)
         return self.add(key, table) if number is None else number
 
@@ -84,6 +94,7 @@ class Tables:
     def add(self, key: Hashable, table: Table) -> int:
         """Number a table."""
         self._numbers[key] = len(self.tables)
+        self.nbytes += table.nbytes
         self.tables.append(table)
         return len(self.tables) - 1
 
@@ -137,8 +148,9 @@ class _Network:
             if now != work:
                 heapq.heappush(heap, (now, v))
                 continue
-            if work > _WORK_LIMIT:
+            if work > tuning.WORK_LIMIT:
                 raise TooWide
+            self.tables.limits.check()
             alive[v] = False
             own = self.factors[v]
             neighbours = tuple(dict.fromkeys(u for _, variables in own for u in variables if u != v))
@@ -167,7 +179,8 @@ class _Network:
         found: list[Table] = [np.zeros(0)] * len(self.sizes)
         for bucket in reversed(self.buckets):
             scope = (*bucket.neighbours, bucket.variable)
-            if math.prod(self.sizes[u] for u in scope) > _MARGINAL_LIMIT:
+            self.tables.limits.check()
+            if math.prod(self.sizes[u] for u in scope) > tuning.MARGINAL_LIMIT:
                 return None
             if bucket.neighbours:
                 # The message went to the neighbour that is eliminated first; what that one knows without it comes back.
@@ -199,6 +212,7 @@ class _Network:
         key = ("outside", own, outside, shape, kept)
         known = self.tables.left.get(key)
         if known is None:
+            self.tables.reserve(math.prod(shape))
             parts = [*self._parts(factors, scope), self.tables.tables[outside][..., None]]
             total = np.broadcast_to(_sum(parts), shape)
             drop = tuple(i for i in range(len(scope)) if i not in kept)
@@ -219,11 +233,12 @@ class _Network:
             parts.append(self.tables.tables[table].transpose(order).reshape(full))
         return parts
 
-    def _work(self, v: int) -> int:
+    def _work(self, v: int) -> float:
+        """Additions to eliminate a variable; infinite where an array would have too many dims."""
         seen = {v}
         for _, variables in self.factors[v]:
             seen.update(variables)
-        return math.prod(self.sizes[u] for u in seen)
+        return math.prod(self.sizes[u] for u in seen) if len(seen) <= _DIMS else math.inf
 
     def _eliminate(self, v: int, own: list[Factor], neighbours: tuple[int, ...]) -> tuple[int, float]:
         place = {u: i for i, u in enumerate((*neighbours, v))}
@@ -232,7 +247,8 @@ class _Network:
         if found is not None:
             return found
         shape = [self.sizes[u] for u in place]
-        least = _least(self._parts(own, (*neighbours, v)), shape)
+        self.tables.reserve(math.prod(shape[:-1]))
+        least = _least(self._parts(own, (*neighbours, v)), shape, self.tables.limits)
         offset = float(least.min())
         self.tables.left[key] = self.tables.add_content(least - offset), offset
         return self.tables.left[key]
@@ -243,9 +259,10 @@ def _sum(parts: Sequence[Table]) -> Table:
     return reduce(np.add, sorted(parts, key=lambda part: part.size), np.zeros(()))
 
 
-def _least(parts: list[Table], shape: list[int]) -> Table:
+def _least(parts: list[Table], shape: list[int], limits: Limits) -> Table:
     """The minimum over the last dim of the sum of ``parts``, which broadcast to ``shape``; a piece at a time."""
-    if math.prod(shape) <= _CHUNK or len(shape) == 1:
+    limits.check()
+    if math.prod(shape) <= tuning.CHUNK_ENTRIES or len(shape) == 1:
         least: Table = np.broadcast_to(_sum(parts), shape).min(axis=-1)
         return least
     dim = max(range(len(shape) - 1), key=shape.__getitem__)
@@ -253,7 +270,7 @@ def _least(parts: list[Table], shape: list[int]) -> Table:
     rest = [size if d != dim else 1 for d, size in enumerate(shape)]
     for i in range(shape[dim]):
         at = (slice(None),) * dim + (slice(i, i + 1),)
-        result[at] = _least([part[at] if part.shape[dim] > 1 else part for part in parts], rest)
+        result[at] = _least([part[at] if part.shape[dim] > 1 else part for part in parts], rest, limits)
     return result
 
 
@@ -267,10 +284,12 @@ def eliminate(
     Raises
     ------
     TooWide
-        When the graph is too densely connected.
+        When the graph is too densely connected for the time or the memory that there is.
+    OutOfTimeError
+        When the time limit is reached.
     """
     best: Eliminated | None = None
-    for limit in _READERS_LIMITS:
+    for limit in tuning.READERS_LIMITS:
         try:
             found = _eliminate(problem, kept, tables, prices, limit, gap)
         except TooWide:
@@ -291,13 +310,14 @@ def marginals(problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, p
 
     None when the graph is too densely connected for an answer.
     """
-    for limit in _READERS_LIMITS:
-        network, _ = _network(problem, kept, tables, prices, (), limit)
+    for limit in tuning.READERS_LIMITS:
+        tables.make_room()
         try:
+            network, _ = _network(problem, kept, tables, prices, (), limit)
             network.minimum()
+            found = network.marginals()
         except TooWide:
             continue
-        found = network.marginals()
         if found is not None:
             return found[: len(kept)]
     return None
@@ -311,7 +331,7 @@ def _eliminate(
 
     def cost(choices: Sequence[int]) -> float:
         seconds = evaluate(problem, choices)
-        return seconds + prices.of(held(problem, groups, choices)) if prices.total else seconds
+        return seconds + prices.of(held_bytes(problem, groups, choices)) if prices.total else seconds
 
     best, seconds = choices, cost(choices)
     for same in (True, False) if relaxed else ():
@@ -342,6 +362,7 @@ def _solve(
     problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Sequence[int], limit: int
 ) -> tuple[float, list[int], list[int]]:
     """The bound, the choices, and the tensors that were relaxed (those in ``exact`` never are)."""
+    tables.make_room()
     network, relaxed = _network(problem, kept, tables, prices, exact, limit)
     bound, values = network.minimum()
     return bound, [own[values[entity]] for entity, own in enumerate(kept)], relaxed
@@ -354,12 +375,12 @@ def _network(
     if not tables.quantum:
         most = sum(map(max, problem.cost)) + sum(max(map(max, edge.convert)) for edge in problem.edges)
         if not most:  # memory is all that is paid for
-            most = float(sum(map(max, problem.memory)) + sum(max(hold.nbytes) for hold in problem.activations.holds))
+            most = float(sum(map(max, problem.memory)) + sum(max(own.nbytes) for own in problem.activations.intervals))
             most = max(most, 1.0)
-        tables.quantum = 2.0 ** (math.frexp(most)[1] - _BITS)
+        tables.quantum = 2.0 ** (math.frexp(most)[1] - tuning.COST_BITS)
     holds: dict[int, list[tuple[float, tuple[int, ...]]]] = {}
     if prices.total:
-        for hold in problem.activations.holds:
+        for hold in problem.activations.intervals:
             price = prices.span(hold.begin, hold.end)
             if price:
                 holds.setdefault(hold.entity, []).append((price, hold.nbytes))
@@ -375,6 +396,7 @@ def _network(
         network.add(tables.add(key, tables.rounded(np.array(costs))) if number is None else number, (entity,))
     relaxed = []
     for tensor, group in readers(problem).items():
+        tables.limits.check()
         producer = group[0].producer
         produced = tuple(group[0].produced[k] for k in kept[producer])
         consumed = [tuple(edge.consumed[k] for k in kept[edge.consumer]) for edge in group]
@@ -389,7 +411,7 @@ def _network(
         sources = tuple(dict.fromkeys(produced))
         wishes = [tuple(dict.fromkeys(own)) for own in consumed]
         size = len(sources) * math.prod(map(len, wishes))
-        if tensor not in exact and (len(group) > limit or size > _TENSOR_LIMIT):
+        if tensor not in exact and (len(group) > limit or size > tuning.TENSOR_ENTRIES):
             relaxed.append(tensor)
             least = np.array(convert)[list(sources)].min(axis=0) / len(group)
             for edge, own in zip(group, consumed, strict=True):
@@ -414,7 +436,7 @@ def _network(
 class _Priced:
     """What the memory of a tensor's conversions costs at given prices."""
 
-    def __init__(self, memory: Converted, prices: Prices, group: Sequence[Edge]):
+    def __init__(self, memory: ConvertedTensor, prices: Prices, group: Sequence[Edge]):
         self.memory = memory
         # By reader: seconds a byte up to the moment it is wanted, from there to the end of it, and at its making.
         self.before = tuple(prices.until[edge.begin] - prices.until[min(e.begin for e in group)] for edge in group)
@@ -458,7 +480,7 @@ def _pair(
     sides = []
     for entity, specs in ((producer, produced), (consumer, consumed)):
         distinct = tuple(dict.fromkeys(specs))
-        shared = len(distinct) * _SHARED < len(specs)
+        shared = len(distinct) * tuning.SHARED_SPECS < len(specs)
         ends.append(_spec(network, entity, specs, ends) if shared else entity)
         sides.append(distinct if shared else specs)
     key: Hashable = ("pair", id(convert), *sides, priced and priced.key)
@@ -495,8 +517,12 @@ def _tensor(
     if number is None:
         seconds = np.array(convert)[list(sources)]
         shape = [len(sources), *map(len, wishes)]
+        if len(shape) > _DIMS:
+            raise TooWide
+        tables.reserve(math.prod(shape))
         table = np.zeros(shape)
         for wish in sorted(set(certain).union(*wishes)):
+            tables.limits.check()
             wants = [np.full([1] * len(shape), own == wish) for own in certain]
             for dim, own_wishes in enumerate(wishes, 1):
                 line = [1] * len(shape)

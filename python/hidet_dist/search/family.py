@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -15,16 +14,23 @@ from hidet.graph import FlowGraph
 from hidet_dist.cost.model import CostModel, PredictedCost
 from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
-from hidet_dist.search.activations import Activations, Converted, Hold
-from hidet_dist.search.ilp import Edge, Problem, Solution, restricted
 from hidet_dist.search.labels import label_plan, parse_names, tensor_labels
-from hidet_dist.search.optimum import Options, optimize
+from hidet_dist.search.optimum import optimize
+from hidet_dist.search.options import SearchOptions, SolveOptions
 from hidet_dist.search.pins import Pins, parse_pins
-from hidet_dist.search.planner import collector_paused, memory_budget
+from hidet_dist.search.planner import collector_paused, limits_as_errors, memory_budget, warn_of_limit
+from hidet_dist.search.problem import (
+    Activations,
+    ConvertedTensor,
+    Edge,
+    LiveInterval,
+    Problem,
+    Solution,
+    restricted,
+)
 from hidet_dist.search.solution import write_plan
 from hidet_dist.search.statement import Statement, state
 from hidet_dist.spec import Plan, TensorShardSpec
-from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.symbolic.planning import check_specs, planning_view
 from hidet_dist.view import GraphView, graph_symbols
 
@@ -37,7 +43,7 @@ class Family:
 
     ``seconds`` is the weighted sum of the plans' times; no plans with shared weights have a sum below
     ``bound_seconds``; ``gap`` is relative to ``seconds``. ``param_specs`` are the layouts of all weights, by the user's
-    names or else by graph and weight (``0:w3``).
+    names or else by graph and weight (``0:w3``). ``time_limit_reached`` is whether the time limit cut the search short.
     """
 
     plans: tuple[Plan, ...]
@@ -45,22 +51,21 @@ class Family:
     gap: float
     bound_seconds: float
     param_specs: dict[str, TensorShardSpec]
+    time_limit_reached: bool = False
 
 
 def search_family(
     graphs: Sequence[FlowGraph],
     cluster: Cluster,
     weights: Sequence[float] | None = None,
-    mem_budget: int | None = None,
+    options: SearchOptions | None = None,
+    *,
     names: Sequence[Any] | Any = None,
     pins: Sequence[Mapping[str, Any] | None] | None = None,
     input_specs: Sequence[Specs] | None = None,
     output_specs: Sequence[Specs] | None = None,
-    solver: str = "highs",
-    time_limit_seconds: float | None = None,
-    gap: float = 1e-3,
     cost_model: CostModel | None = None,
-    symbols: Mapping[str, SymbolSize] | None = None,
+    **changes: Any,
 ) -> Family:
     """Find the layout of shared weights, and a plan for each graph, of least weighted sum of predicted times.
 
@@ -74,16 +79,17 @@ def search_family(
         The machine, with the mesh to plan for.
     weights: sequence of float, optional
         How much a run of each graph counts, above 0; 1 each when not given.
-    mem_budget: int, optional
-        Bytes that each device may hold, with the weights of all graphs; the device's memory when not given.
+    options: SearchOptions, optional
+        As for :func:`hidet_dist.search.search`; ``mem_budget`` is for the weights of all graphs together. Names, pins
+        and specs are given for each graph instead.
     names: Module, mapping of names to tensors, or a sequence of these, one a graph; optional
         What the user calls tensors; one for all graphs is right where they are of one module.
     pins, input_specs, output_specs: sequences, optional
         As for :func:`hidet_dist.search.search`, one a graph. What is pinned of a shared weight holds for all graphs.
-    solver, time_limit_seconds, gap, cost_model:
-        As for :func:`hidet_dist.search.search`.
-    symbols: mapping, optional
-        What is declared of the graphs' symbolic dims, by name; the same in all graphs that have them.
+    cost_model: CostModel, optional
+        The cost of the parts of a plan; predicted for the cluster when not given.
+    changes:
+        Fields of the options, by name, that differ from ``options``.
 
     Raises
     ------
@@ -93,22 +99,31 @@ def search_family(
         When no plans fit the budget.
     SolverError
         When nothing was found in time.
+
+    Warns
+    -----
+    SearchLimitWarning
+        When the plans are the best that were known when the time limit was reached.
     """
+    options = SearchOptions.of(options, changes)
+    for own in ("names", "pins", "input_specs", "output_specs"):
+        if getattr(options, own) is not None:
+            raise ConfigError(f"search_family takes {own} for each graph, as an argument; the options have some.")
+    limits = options.limits()
     count = len(graphs)
     if not count:
         raise ConfigError("search_family needs at least one graph.")
     frequencies = [1.0] * count if weights is None else list(map(float, weights))
     if len(frequencies) != count or not all(f > 0 and math.isfinite(f) for f in frequencies):
         raise ConfigError(f"weights must have a number above 0 for each of the {count} graphs; got {weights!r}.")
-    budget = memory_budget(cluster, mem_budget)
+    budget = memory_budget(cluster, options.mem_budget)
     model = PredictedCost(cluster) if cost_model is None else cost_model
     named = [parse_names(one) for one in _each("names", names, count)]
     own_pins, ins, outs = (
         _each(what, given, count)
         for what, given in (("pins", pins), ("input_specs", input_specs), ("output_specs", output_specs))
     )
-    begin = time.perf_counter()
-    declared = symbols or {}
+    declared = options.symbols or {}
     views = [
         planning_view(graph, {name: declared[name] for name in graph_symbols(graph) if name in declared}, cluster.mesh)
         for graph in graphs
@@ -120,13 +135,13 @@ def search_family(
         Pins(view, cluster.mesh, parse_pins(own), tensors)
         for view, own, tensors in zip(views, own_pins, named, strict=True)
     ]
-    with collector_paused():
+    with collector_paused(), limits_as_errors(limits):
         statements = [
-            state(view, cluster, model, budget, i, o, own, None)
+            state(view, cluster, model, budget, i, o, own, None, limits)
             for view, i, o, own in zip(views, ins, outs, pinned, strict=True)
         ]
         joint = _Joint(views, statements, frequencies, budget, named)
-        solution = _solve(joint, solver, time_limit_seconds, gap, begin)
+        solution = _solve(joint, options.solve_options(limits))
         plans = tuple(
             label_plan(view, write_plan(view, cluster, model, statement, joint.picks(g, solution.choices)), tensors)
             for g, (view, statement, tensors) in enumerate(zip(views, statements, named, strict=True))
@@ -136,7 +151,8 @@ def search_family(
         for weight in plan.stage.weights:
             specs.setdefault(weight.label or f"{g}:{weight.name}", weight.spec)
     seconds = math.fsum(f * plan.seconds for f, plan in zip(frequencies, plans, strict=True))
-    return Family(plans, seconds, solution.gap, seconds * (1 - solution.gap), specs)
+    warn_of_limit(limits, solution.gap)
+    return Family(plans, seconds, solution.gap, seconds * (1 - solution.gap), specs, limits.time_reached)
 
 
 def _each(what: str, given: Any, count: int) -> list[Any]:
@@ -175,9 +191,9 @@ class _Joint:
         self.entities: list[list[int]] = []
         self.kept: list[dict[int, list[int]]] = [{} for _ in views]
         # The moments of one graph follow those of the other.
-        start = [0, *accumulate(statement.problem.activations.moments for statement in statements)]
-        holds: list[Hold] = []
-        converted: dict[int, Converted] = {}
+        start = [0, *accumulate(statement.problem.activations.points for statement in statements)]
+        holds: list[LiveInterval] = []
+        converted: dict[int, ConvertedTensor] = {}
         groups = _groups(views, named)
         common = {group: self._common(group) for group in dict.fromkeys(groups.values())}
         first: dict[tuple[tuple[int, int], ...], int] = {}
@@ -200,8 +216,8 @@ class _Joint:
                 cost.append([frequencies[g] * costs[k] for k in kept_choices])
                 nbytes = [statement.problem.memory[entity][k] for k in kept_choices]
                 if entity >= statement.weights.stop:  # an input or output is held while its graph runs
-                    moments = statement.problem.activations.moments
-                    holds.append(Hold(own[-1], start[g], start[g] + moments - 1, tuple(nbytes)))
+                    moments = statement.problem.activations.points
+                    holds.append(LiveInterval(own[-1], start[g], start[g] + moments - 1, tuple(nbytes)))
                     nbytes = [0] * len(nbytes)
                 memory.append(nbytes)
             self.entities.append(own)
@@ -223,9 +239,9 @@ class _Joint:
                 span = edge.begin + start[g], edge.end + start[g]
                 edges.append(Edge(tensors + edge.tensor, producer, consumer, produced, edge.consumed, convert, *span))
             activations = statement.problem.activations
-            for hold in activations.holds:
+            for hold in activations.intervals:
                 entity = self.entities[g][hold.entity]
-                holds.append(Hold(entity, hold.begin + start[g], hold.end + start[g], hold.nbytes))
+                holds.append(LiveInterval(entity, hold.begin + start[g], hold.end + start[g], hold.nbytes))
             converted.update((tensors + tensor, memory_) for tensor, memory_ in activations.tensors.items())
             tensors += 1 + max((edge.tensor for edge in statement.problem.edges), default=0)
         self.problem = Problem(cost, memory, budget, edges, Activations(start[-1], tuple(holds), converted))
@@ -295,26 +311,25 @@ def _groups(
     return {place: tuple(own) for own in found.values() for place in own}
 
 
-def _solve(joint: _Joint, solver: str, time_limit: float | None, gap: float, begin: float) -> Solution:
-    """The joint optimum.
+def _solve(joint: _Joint, options: SolveOptions) -> Solution:
+    """Solve the joint problem.
 
     Each graph by itself gives a bound, and its layout of the weights a candidate for all. Often one of these is as good
     as the bound allows; otherwise all graphs are planned together.
     """
 
-    def left() -> float | None:
-        return None if time_limit is None else max(0.1, time_limit - (time.perf_counter() - begin))
-
+    gap = options.gap
+    finer = replace(options, gap=gap / 4)
     best: tuple[float, tuple[int, ...]] = (math.inf, ())
     bound = 0.0
     for g, statement in enumerate(joint.statements):
-        own = optimize(statement.problem, Options(solver, left(), gap / 4))
+        own = optimize(statement.problem, finer)
         bound += joint.frequencies[g] * own.seconds * (1 - own.gap)
         problem = joint.with_layout_of(g, own.choices)
         if problem is None:
             continue
         try:
-            found = optimize(problem, Options(solver, left(), gap / 4))
+            found = optimize(problem, finer)
         except (InfeasibleError, SolverError):  # this layout leaves no room for the weights of other graphs
             continue
         fixed = {joint.entities[g][e]: kept.index(own.choices[e]) for e, kept in joint.kept[g].items()}
@@ -323,7 +338,7 @@ def _solve(joint: _Joint, solver: str, time_limit: float | None, gap: float, beg
     if best[0] - bound <= gap * best[0] and best[1]:
         return Solution(best[1], best[0], max(0.0, 1 - bound / best[0]) if best[0] else 0.0)
     try:
-        together = optimize(joint.problem, Options(solver, left(), gap))
+        together = optimize(joint.problem, options)
     except SolverError:
         if not best[1]:
             raise

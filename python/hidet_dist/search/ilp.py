@@ -1,12 +1,8 @@
-"""The integer linear program of the search. It knows nothing of graphs: lists of numbers in, choices out.
+"""The integer linear program of the search, for HiGHS or CBC.
 
-Every *entity* (an operator, a weight, a graph input or output) takes exactly one of its choices. An *edge* carries a
-tensor from its producer to a consumer; where the produced and the consumed spec differ, the conversion costs something,
-once for each (tensor, produced spec, consumed spec), however many consumers ask for it.
-
-What is held at a moment is linear in the choices and in the flows, but that a converted tensor is held once for all its
-readers: y[t,d] >= the conversions to d that a reader before the moment and one after it share. Only moments that a plan
-exceeded get a row.
+The bytes held at a program point are linear in the choices and in the flows, but that a converted tensor is held once
+for all its readers: y[t,d] >= the conversions to d that a reader before the point and one after it share. Only points
+that a plan exceeded get a row.
 
 With x[e,k] in {0,1} the choices, the product x[p,k] x[c,l] of an edge is linearised in flow form: f[s,d] >= 0 with row
 sums equal to the producer's spec indicator and column sums equal to the consumer's, which keeps the relaxation tight;
@@ -14,125 +10,59 @@ Alpa (Zheng et al., OSDI 2022, section 4.2) linearises it with a one-hot edge ve
 for all edges of tensor t is what is paid.
 
     minimise    sum_e,k cost[e][k] x[e,k] + sum_t,s,d convert[t][s][d] z[t,s,d]
-    subject to  sum_k x[e,k] = 1,  sum_e,k memory[e][k] x[e,k] + activations[m] <= budget  for each moment m
+    subject to  sum_k x[e,k] = 1,  sum_e,k memory[e][k] x[e,k] + activations[m] <= budget  for each program point m
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import highspy
 import pulp
 
 from hidet_dist.errors import ConfigError, SolverError
-from hidet_dist.search.activations import NONE, Activations, Converted, held
-
-NODES = 5000  # of a solver's search tree; a good plan is known by then, and proving more takes hours
-_ROWS = 30  # moments that get a row at a time
-_TOLERANCE = 1e-6  # relative, of the solvers' rows
+from hidet_dist.search import tuning
+from hidet_dist.search.limits import Limits
+from hidet_dist.search.options import SolveOptions
+from hidet_dist.search.problem import (
+    ConvertedTensor,
+    Edge,
+    Problem,
+    Solution,
+    evaluate,
+    held_bytes,
+    peaks,
+    readers,
+)
 
 
 class StoppedError(SolverError):
     """The solver's limits were reached before it had a solution."""
 
 
+class TooLargeError(StoppedError):
+    """The program would take more memory than it may."""
+
+
 class NothingFitsError(SolverError):
     """The solver says that no plan fits the budget."""
 
 
-@dataclass(frozen=True)
-class Edge:
-    """A tensor from ``producer`` to ``consumer`` (entity numbers).
-
-    ``produced[k]`` is the number of the spec that the producer's choice k gives, ``consumed[k]`` the one that the
-    consumer's choice k wants; ``convert[s][d]`` the seconds of converting from s to d. Edges of one ``tensor`` share
-    the producer and the numbering of specs. A converted tensor is held for this consumer from moment ``begin`` to
-    moment ``end``.
-    """
-
-    tensor: int
-    producer: int
-    consumer: int
-    produced: tuple[int, ...]
-    consumed: tuple[int, ...]
-    convert: tuple[tuple[float, ...], ...]
-    begin: int = 0
-    end: int = 0
-
-
-@dataclass(frozen=True)
-class Problem:
-    """``cost[e][k]`` in seconds, ``memory[e][k]`` and ``budget`` in bytes, for entity e and its choice k.
-
-    ``memory`` is held throughout; ``activations`` say what is held beside it, and when.
-    """
-
-    cost: Sequence[Sequence[float]]
-    memory: Sequence[Sequence[int]]
-    budget: int
-    edges: Sequence[Edge]
-    activations: Activations = NONE
-
-
-@dataclass(frozen=True)
-class Solution:
-    """The choice of every entity; ``seconds`` is the objective, at most ``gap`` (relative) above the optimum.
-
-    ``second_per_byte`` are the prices of the bytes of moments that it was found at; none if the budget does not bind.
-    ``moments`` are those that plans considered on the way held too much at, and ``known`` are such plans, and others:
-    both help with another problem that differs from this one in its costs.
-    """
-
-    choices: tuple[int, ...]
-    seconds: float
-    gap: float
-    second_per_byte: tuple[float, ...] = ()
-    moments: tuple[int, ...] = ()
-    known: tuple[tuple[int, ...], ...] = ()
-
-
-def evaluate(problem: Problem, choices: Sequence[int]) -> float:
-    """The cost in seconds of given choices, summed up term by term without the solver."""
-    seconds = sum(costs[k] for costs, k in zip(problem.cost, choices, strict=True))
-    paid: set[tuple[int, int, int]] = set()
-    for edge in problem.edges:
-        s, d = edge.produced[choices[edge.producer]], edge.consumed[choices[edge.consumer]]
-        if (edge.tensor, s, d) not in paid:
-            paid.add((edge.tensor, s, d))
-            seconds += edge.convert[s][d]
-    return seconds
-
-
-def restricted(problem: Problem, kept: Sequence[Sequence[int]]) -> Problem:
-    """The problem with only the choices ``kept`` of each entity."""
-    edges = [
-        replace(
-            edge,
-            produced=tuple(edge.produced[k] for k in kept[edge.producer]),
-            consumed=tuple(edge.consumed[k] for k in kept[edge.consumer]),
-        )
-        for edge in problem.edges
-    ]
-    holds = tuple(
-        replace(hold, nbytes=tuple(hold.nbytes[k] for k in kept[hold.entity])) for hold in problem.activations.holds
-    )
-    return replace(
-        problem,
-        cost=[[costs[k] for k in own] for costs, own in zip(problem.cost, kept, strict=True)],
-        memory=[[memory[k] for k in own] for memory, own in zip(problem.memory, kept, strict=True)],
-        edges=edges,
-        activations=replace(problem.activations, holds=holds),
-    )
-
-
 class _HiGHS(pulp.HiGHS):
-    """HiGHS, of which PuLP 3.3.2 does not know that it can stop at its limit of nodes: it raises KeyError then."""
+    """HiGHS, for which PuLP 3.3.2 misjudges some limits: KeyError at that of nodes, plans without values at others."""
+
+    _STOPPED = (
+        highspy.HighsModelStatus.kSolutionLimit,
+        highspy.HighsModelStatus.kTimeLimit,
+        highspy.HighsModelStatus.kIterationLimit,
+        highspy.HighsModelStatus.kInterrupt,
+        highspy.HighsModelStatus.kMemoryLimit,
+    )
 
     def findSolutionValues(self, lp: pulp.LpProblem) -> tuple[int, int]:
-        if lp.solverModel.getModelStatus() != highspy.HighsModelStatus.kSolutionLimit:
+        if lp.solverModel.getModelStatus() not in self._STOPPED:
             found: tuple[int, int] = super().findSolutionValues(lp)
             return found
         if lp.solverModel.getInfo().primal_solution_status != highspy.kSolutionStatusFeasible:
@@ -143,70 +73,79 @@ class _HiGHS(pulp.HiGHS):
         return pulp.LpStatusOptimal, pulp.LpSolutionIntegerFeasible
 
 
-def solver(name: str, time_limit_seconds: float | None, gap: float, threads: int, nodes: int) -> pulp.LpSolver:
-    """A PuLP solver, ``highs`` or ``cbc``, that stops after so many nodes of its search tree.
+def _solver(options: SolveOptions, nodes: int) -> pulp.LpSolver:
+    """A PuLP solver that stops after so many nodes of its search tree.
 
-    With one thread and without a time limit the same problem gives the same solution.
+    With one thread and before the time limit the same problem gives the same solution.
     """
-    options = {"msg": False, "threads": threads, "gapRel": gap, "timeLimit": time_limit_seconds}
-    if name == "highs":
-        return _HiGHS(mip_max_nodes=nodes, **options)
-    if name == "cbc":
-        return pulp.PULP_CBC_CMD(maxNodes=nodes, **options)
-    raise ConfigError(f"Unknown solver {name!r}; choose 'highs' or 'cbc'.")
+    own = {"msg": False, "threads": options.threads, "gapRel": options.gap, "timeLimit": options.limits.seconds_left()}
+    if options.solver == "highs":
+        return _HiGHS(mip_max_nodes=nodes, **own)
+    if options.solver == "cbc":
+        return pulp.PULP_CBC_CMD(maxNodes=nodes, **own)
+    raise ConfigError(f"Unknown solver {options.solver!r}; choose 'highs' or 'cbc'.")
 
 
 def solve(
-    problem: Problem,
-    solver_name: str = "highs",
-    time_limit_seconds: float | None = None,
-    gap: float = 1e-3,
-    threads: int = 1,
-    nodes: int = NODES,
-    moments: Sequence[int] = (),
+    problem: Problem, options: SolveOptions | None = None, nodes: int = tuning.NODES, points: Sequence[int] = ()
 ) -> Solution:
     """Solve the problem to a relative gap, or as far as so many nodes of the solver's search tree lead.
 
-    ``moments`` are some that the budget is expected to bind at: a plan that exceeds others costs another run.
+    ``points`` are program points that the budget is expected to bind at: a plan that exceeds others costs another run.
 
     Raises
     ------
     NothingFitsError
         When no plan fits the budget.
+    TooLargeError
+        When the program would take more memory than the limits allow.
     SolverError
         When the solver fails, or ends without a solution within its limits.
+    OutOfTimeError
+        When the time limit is reached while the program is written.
     """
-    return _Program(problem, peak=False).solve(solver_name, time_limit_seconds, gap, threads, nodes, moments)
+    options = SolveOptions() if options is None else options
+    return _Program(problem, options.limits, peak=False).solve(options, nodes, points)
 
 
-def solve_peak(
-    problem: Problem, solver_name: str = "highs", time_limit_seconds: float | None = None, threads: int = 1
-) -> tuple[tuple[int, ...], int]:
-    """The choices that hold least at their worst moment, and a number of bytes that no plan can do with less than.
+def solve_peak(problem: Problem, options: SolveOptions) -> tuple[tuple[int, ...], int]:
+    """The choices that hold least at their peak, and a number of bytes that no plan can do with less than.
 
-    The problem's budget does not matter.
-
-    Raises
-    ------
-    SolverError
-        When the solver fails or is out of time.
+    The problem's budget does not matter. Raises as :func:`solve` does.
     """
-    found = _Program(problem, peak=True).solve(solver_name, time_limit_seconds, 0.0, threads, NODES)
+    found = _Program(problem, options.limits, peak=True).solve(replace(options, gap=0.0), tuning.NODES)
     return found.choices, math.ceil(found.seconds * (1 - found.gap))
 
 
-class _Program:
-    """The integer program, built once; rows for the memory of moments are added as plans exceed them.
+def program_bytes(problem: Problem) -> int:
+    """An estimate of the bytes that the integer program of a problem takes, before it is written."""
+    variables = sum(map(len, problem.cost))
+    terms = variables
+    readers_of = readers(problem)
+    for group in readers_of.values():
+        for edge in group:
+            flows = len(set(edge.produced)) * len(set(edge.consumed))
+            variables += flows
+            terms += 4 * flows + len(edge.produced) + len(edge.consumed)
+    return variables * tuning.VARIABLE_BYTES + terms * tuning.TERM_BYTES
 
-    With ``peak`` the bytes of the worst moment are the cost, else the problem's own within its budget.
+
+class _Program:
+    """The integer program, built once; rows for the memory of program points are added as plans exceed them.
+
+    With ``peak`` the bytes of the worst point are the cost, else the problem's own within its budget.
     """
 
-    def __init__(self, problem: Problem, peak: bool):
+    def __init__(self, problem: Problem, limits: Limits, peak: bool):
+        needed = program_bytes(problem)
+        if needed > limits.nbytes:
+            raise TooLargeError(f"The integer program would take about {needed} bytes, and may take {limits.nbytes}.")
         self.problem = problem
+        self.limits = limits
         self.model = pulp.LpProblem("plan", pulp.LpMinimize)
         # Solvers compare with absolute tolerances near 1e-6: costs in seconds and bytes are both brought near 1.
         self.unit = max((max(costs) for costs in problem.cost if costs), default=0.0) or 1.0
-        most = sum(map(max, problem.memory)) + sum(max(hold.nbytes) for hold in problem.activations.holds)
+        most = sum(map(max, problem.memory)) + sum(max(own.nbytes) for own in problem.activations.intervals)
         self.scale = float(max(1, most if peak else min(most, problem.budget)))
         self.x = [
             [pulp.LpVariable(f"x_{e}_{k}", cat=pulp.LpBinary) if len(costs) > 1 else None for k in range(len(costs))]
@@ -216,10 +155,7 @@ class _Program:
         self.constant = 0.0
         self.priced: set[int] = set()
         self.peak = pulp.LpVariable("peak", lowBound=0) if peak else None
-        # Edges with the same consumer and the same wish (x * x, say) are one.
-        self.groups: dict[int, list[Edge]] = {}
-        for edge in {(edge.tensor, edge.consumer, edge.consumed): edge for edge in problem.edges}.values():
-            self.groups.setdefault(edge.tensor, []).append(edge)
+        self.groups: dict[int, list[Edge]] = readers(problem)
         self.flows: dict[int, list[dict[tuple[int, int], pulp.LpVariable]]] = {}
         self._choices()
         self._tensors()
@@ -240,6 +176,7 @@ class _Program:
 
     def _tensors(self) -> None:
         for tensor, group in self.groups.items():
+            self.limits.check()
             paid: dict[tuple[int, int], list[pulp.LpVariable]] = {}
             flows = []
             for number, edge in enumerate(group):
@@ -264,9 +201,10 @@ class _Program:
                         self.model += once >= flow
                 self.objective.append((once, group[0].convert[s][d] / self.unit))
 
-    def _add_row(self, moment: int) -> None:
-        """Hold the bytes of a moment to the budget, or to the peak where that is minimised."""
-        self.priced.add(moment)
+    def _add_row(self, point: int) -> None:
+        """Hold the bytes of a program point to the budget, or to the peak where that is minimised."""
+        self.limits.check()
+        self.priced.add(point)
         problem = self.problem
         terms: list[tuple[pulp.LpVariable, float]] = []
         fixed = 0
@@ -280,12 +218,12 @@ class _Program:
 
         for entity, own in enumerate(problem.memory):
             choose(entity, own)
-        for hold in problem.activations.holds:
-            if hold.begin <= moment <= hold.end:
-                choose(hold.entity, hold.nbytes)
+        for interval in problem.activations.intervals:
+            if interval.begin <= point <= interval.end:
+                choose(interval.entity, interval.nbytes)
         for tensor, memory in problem.activations.tensors.items():
             if tensor in self.groups:
-                terms += self._converted(tensor, memory, moment)
+                terms += self._converted(tensor, memory, point)
         coefficients: dict[pulp.LpVariable, float] = {}
         for variable, value in terms:
             coefficients[variable] = coefficients.get(variable, 0.0) + value
@@ -295,14 +233,15 @@ class _Program:
         else:
             self.model += used <= (problem.budget - fixed) / self.scale
 
-    def _converted(self, tensor: int, memory: Converted, moment: int) -> list[tuple[pulp.LpVariable, float]]:
+    def _converted(self, tensor: int, memory: ConvertedTensor, point: int) -> list[tuple[pulp.LpVariable, float]]:
         group, flows = self.groups[tensor], self.flows[tensor]
-        if not min(e.begin for e in group) <= moment <= max(e.end for e in group):
+        if not min(e.begin for e in group) <= point <= max(e.end for e in group):
             return []
+        self.limits.check()
         terms = []
         for d in sorted({d for f in flows for _, d in f}):
 
-            def wants(number: int, d: int = d) -> pulp.LpAffineExpression:
+            def converts(number: int, d: int = d) -> pulp.LpAffineExpression:
                 """Whether a reader has the tensor converted to d."""
                 return pulp.lpSum(
                     flow
@@ -312,17 +251,17 @@ class _Program:
 
             own = [i for i, f in enumerate(flows) if any(to == d for _, to in f)]
             if memory.nbytes[d]:
-                y = pulp.LpVariable(f"y_{tensor}_{d}_{moment}", lowBound=0)
-                before = [i for i in own if group[i].begin <= moment]
-                after = [i for i in own if group[i].end >= moment]
+                y = pulp.LpVariable(f"y_{tensor}_{d}_{point}", lowBound=0)
+                before = [i for i in own if group[i].begin <= point]
+                after = [i for i in own if group[i].end >= point]
                 for i in set(before) & set(after):
-                    self.model += y >= wants(i)
+                    self.model += y >= converts(i)
                 for i in before:
                     for j in after:
-                        if group[i].end < moment < group[j].begin:
-                            self.model += y >= wants(i) + wants(j) - 1
+                        if group[i].end < point < group[j].begin:
+                            self.model += y >= converts(i) + converts(j) - 1
                 terms.append((y, memory.nbytes[d] / self.scale))
-            at = [i for i in own if group[i].begin == moment]
+            at = [i for i in own if group[i].begin == point]
             if not at:
                 continue
             most = {
@@ -333,8 +272,8 @@ class _Program:
             }
             if not any(most.values()):
                 continue
-            working = pulp.LpVariable(f"w_{tensor}_{d}_{moment}", lowBound=0)
-            earlier = [i for i in own if group[i].begin < moment]
+            working = pulp.LpVariable(f"w_{tensor}_{d}_{point}", lowBound=0)
+            earlier = [i for i in own if group[i].begin < point]
             for i in at:
                 self.model += working >= pulp.lpSum(
                     nbytes / self.scale * (flows[i][s, d] - pulp.lpSum(flows[j][s, d] for j in earlier))
@@ -344,45 +283,38 @@ class _Program:
             terms.append((working, 1.0))
         return terms
 
-    def solve(
-        self,
-        solver_name: str,
-        time_limit_seconds: float | None,
-        gap: float,
-        threads: int,
-        nodes: int,
-        moments: Sequence[int] = (),
-    ) -> Solution:
-        """Solve and add rows until no moment is exceeded."""
-        problem, begin = self.problem, time.perf_counter()
+    def solve(self, options: SolveOptions, nodes: int, points: Sequence[int] = ()) -> Solution:
+        """Solve and add rows until no program point is exceeded."""
+        problem = self.problem
         self.model.setObjective(pulp.LpAffineExpression(self.objective) if self.peak is None else self.peak + 0)
-        for moment in {0: None, **dict.fromkeys(moments[:_ROWS])}:
-            self._add_row(moment)
-        refused = f"No plan fits the memory budget of {problem.budget} bytes, says the solver {solver_name}."
+        for point in {0: None, **dict.fromkeys(points[: tuning.POINTS_AT_ONCE])}:
+            self._add_row(point)
+        refused = f"No plan fits the memory budget of {problem.budget} bytes, says the solver {options.solver}."
         free = any(v is not None for row in self.x for v in row)
         while True:
-            left = None if time_limit_seconds is None else max(0.1, time_limit_seconds - (time.perf_counter() - begin))
+            if self.limits.expired():
+                raise StoppedError(f"The solver {options.solver} found no plan within {self.limits.given_seconds} s.")
             if free:
-                status = self._run(solver_name, left, gap, threads, nodes)
+                status = self._run(options, nodes)
                 if status == pulp.LpStatusInfeasible and self.peak is None:
                     raise NothingFitsError(refused)
                 if self.model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
-                    limit = "" if time_limit_seconds is None else f" within {time_limit_seconds} s"
-                    raise StoppedError(f"The solver {solver_name} found no plan{limit}: {pulp.LpStatus[status]}.")
+                    limit = "" if not self.limits.expired() else f" within {self.limits.given_seconds} s"
+                    raise StoppedError(f"The solver {options.solver} found no plan{limit}: {pulp.LpStatus[status]}.")
             choices = tuple(
                 max(range(len(row)), key=[v.value() if v is not None else 0.0 for v in row].__getitem__)
                 for row in self.x
             )
-            nbytes = held(problem, self.groups, choices)
+            nbytes = held_bytes(problem, self.groups, choices)
             limit_bytes = problem.budget
             if self.peak is not None:
-                limit_bytes = max(nbytes[moment] for moment in self.priced)
-            over = [moment for moment, n in enumerate(nbytes) if n > limit_bytes]
-            unpriced = [moment for moment in over if moment not in self.priced]
-            new = summits(nbytes, unpriced)[:_ROWS] or unpriced[:_ROWS]
+                limit_bytes = max(nbytes[point] for point in self.priced)
+            over = [point for point, n in enumerate(nbytes) if n > limit_bytes]
+            unpriced = [point for point in over if point not in self.priced]
+            new = peaks(nbytes, unpriced)[: tuning.POINTS_AT_ONCE] or unpriced[: tuning.POINTS_AT_ONCE]
             if new:
-                for moment in new:
-                    self._add_row(moment)
+                for point in new:
+                    self._add_row(point)
             elif not over:
                 break
             elif not free:
@@ -391,29 +323,26 @@ class _Program:
                 # Solvers allow a row to be exceeded by a millionth, which is bytes: this plan is ruled out by name.
                 chosen = [row[k] for row, k in zip(self.x, choices, strict=True) if len(row) > 1]
                 self.model += pulp.lpSum(chosen) <= len(chosen) - 1
-        left_gap = gap
+        left_gap = options.gap
         if free and self.model.sol_status != pulp.LpSolutionOptimal:
+            self.limits.expired()  # noted, if that is why
             left_gap = _gap_left(self.model)
         priced = tuple(sorted(self.priced))
         if self.peak is not None:
-            return Solution(choices, float(max(nbytes)), left_gap + _TOLERANCE if free else 0.0, moments=priced)
+            return Solution(
+                choices, float(max(nbytes)), left_gap + tuning.ROW_TOLERANCE if free else 0.0, points=priced
+            )
         seconds = evaluate(problem, choices)
         solved = self.constant + (pulp.value(self.model.objective) or 0.0) * self.unit if free else seconds
         if abs(solved - seconds) > 1e-4 * max(seconds, self.unit):
-            raise SolverError(f"The solver {solver_name} reports {solved} s for a plan that costs {seconds} s.")
-        return Solution(choices, seconds, left_gap if free else 0.0, moments=priced)
+            raise SolverError(f"The solver {options.solver} reports {solved} s for a plan that costs {seconds} s.")
+        return Solution(choices, seconds, left_gap if free else 0.0, points=priced)
 
-    def _run(self, solver_name: str, time_limit_seconds: float | None, gap: float, threads: int, nodes: int) -> int:
+    def _run(self, options: SolveOptions, nodes: int) -> int:
         try:
-            return int(self.model.solve(solver(solver_name, time_limit_seconds, gap, threads, nodes)))
+            return int(self.model.solve(_solver(options, nodes)))
         except pulp.PulpSolverError as error:
-            raise SolverError(f"The solver {solver_name} failed: {error}") from error
-
-
-def summits(nbytes: Sequence[int], moments: Sequence[int]) -> list[int]:
-    """Of ``moments`` those at which no less is held than at the moments beside them."""
-    padded = (0, *nbytes, 0)
-    return [m for m in moments if padded[m + 1] >= padded[m] and padded[m + 1] >= padded[m + 2]]
+            raise SolverError(f"The solver {options.solver} failed: {error}") from error
 
 
 def _gap_left(model: pulp.LpProblem) -> float:

@@ -12,7 +12,6 @@ of the search's time, are solved anew once, at the prices of memory that were fo
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, replace
 
 from hidet_dist.cost.model import CostModel
@@ -21,22 +20,18 @@ from hidet_dist.machine import Cluster
 from hidet_dist.overlap.planned import Overlapped, PlannedTasks, overlapped
 from hidet_dist.reshard import step_parts
 from hidet_dist.reshard.cost import itemsize
-from hidet_dist.search.activations import Converted, held
+from hidet_dist.search import tuning
 from hidet_dist.search.eliminate import Tables, TooWide, eliminate
-from hidet_dist.search.ilp import Problem, Solution
-from hidet_dist.search.optimum import Options, optimize
-from hidet_dist.search.presolve import readers
+from hidet_dist.search.limits import OutOfTimeError
+from hidet_dist.search.optimum import optimize
+from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.prices import Prices
+from hidet_dist.search.problem import ConvertedTensor, Problem, Solution, held_bytes, readers
 from hidet_dist.search.solution import plan_of
 from hidet_dist.search.statement import Statement
 from hidet_dist.spec import StagePlan
 from hidet_dist.spec.partial import Layout
 from hidet_dist.view import GraphView
-
-_ROUNDS = 4
-_SMALL = 20_000  # choices of all entities, up to which the problem is solved again in earnest
-_COARSE = 0.01  # the gap at which that may stop: what is hidden is known no better
-_SHARES = 8  # shares of a collective's time are whole eighths, so that equal layers are as good as equal
 
 _Table = tuple[tuple[float, ...], ...]
 
@@ -69,37 +64,36 @@ class OverlapSearch:
         self._sent: dict[object, _Table] = {}
         # The elimination knows equal tables by their identity: equal ones are the same.
         self._tables: dict[object, _Table] = {}
-        self._held: dict[int, Converted] = {}
+        self._held: dict[int, ConvertedTensor] = {}
 
-    def better(self, solution: Solution, options: Options) -> Candidate:
+    def better(self, solution: Solution, options: SolveOptions) -> Candidate:
         """A plan that fits the budget and whose makespan is less by more than the gap, or that of the solution."""
-        begin = time.perf_counter()
         best = last = self._candidate(solution.choices)
         problem, groups = self.statement.problem, readers(self.statement.problem)
         seen = {solution.choices}
         paid = self._first_share(best)
         size = sum(map(len, problem.cost))
-        for _ in range(_ROUNDS if size <= _SMALL else 1):
-            limit = options.time_limit_seconds
-            left = None if limit is None else limit - (time.perf_counter() - begin)
-            if left is not None and left <= 0:
+        for _ in range(tuning.OVERLAP_ROUNDS if size <= tuning.OVERLAP_CHOICES else 1):
+            if options.limits.expired():
                 break
             discounted = self._discounted(last, paid)
-            if size <= _SMALL:
+            if size <= tuning.OVERLAP_CHOICES:
                 try:
-                    coarse = Options(options.solver, left, max(options.gap, _COARSE), options.threads, prove=False)
+                    gap = max(options.gap, tuning.OVERLAP_GAP)
+                    coarse = replace(options, gap=gap, on_incumbent=None, prove=False)
                     solution = optimize(discounted, coarse, solution)
                     choices = solution.choices
                 except (InfeasibleError, SolverError):
                     break  # there is no room to communicate early, or no time
             else:
-                prices = Prices(solution.second_per_byte or (0.0,) * problem.activations.moments)
+                prices = Prices(solution.second_per_byte or (0.0,) * problem.activations.points)
                 kept = [list(range(len(costs))) for costs in problem.cost]
                 try:
-                    choices = eliminate(discounted, kept, Tables(), prices, options.gap / 4).choices
-                except TooWide:
+                    tables = Tables(options.limits)
+                    choices = eliminate(discounted, kept, tables, prices, options.gap / 4).choices
+                except (TooWide, OutOfTimeError):
                     break
-            if choices in seen or max(held(problem, groups, choices)) > problem.budget:
+            if choices in seen or max(held_bytes(problem, groups, choices)) > problem.budget:
                 break
             seen.add(choices)
             last = self._candidate(choices)
@@ -145,7 +139,11 @@ class OverlapSearch:
         for task, exposed, own in zip(found.tasks, found.schedule.exposed_seconds, found.communications, strict=True):
             if own is None or own.tensor in self.of_weights or not task.seconds:
                 continue
-            seconds = math.floor((1 - exposed / task.seconds) * _SHARES + 1e-9) / _SHARES * task.seconds
+            seconds = (
+                math.floor((1 - exposed / task.seconds) * tuning.OVERLAP_SHARES + 1e-9)
+                / tuning.OVERLAP_SHARES
+                * task.seconds
+            )
             if not seconds:
                 continue
             if own.target is None:
@@ -180,7 +178,7 @@ class OverlapSearch:
         }
         return replace(problem, cost=cost, edges=edges, activations=replace(problem.activations, tensors=tensors))
 
-    def _twice(self, memory: Converted) -> Converted:
+    def _twice(self, memory: ConvertedTensor) -> ConvertedTensor:
         if id(memory) not in self._held:
             self._held[id(memory)] = replace(memory, nbytes=tuple(2 * n for n in memory.nbytes))
         return self._held[id(memory)]
@@ -230,7 +228,7 @@ class OverlapSearch:
 
 
 def _rounded_up(share: float) -> float:
-    return math.ceil(share * _SHARES - 1e-9) / _SHARES
+    return math.ceil(share * tuning.OVERLAP_SHARES - 1e-9) / tuning.OVERLAP_SHARES
 
 
 def _of_weights(view: GraphView) -> set[str]:

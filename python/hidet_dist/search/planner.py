@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import gc
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,47 +12,29 @@ from typing import Any
 from hidet.graph import FlowGraph
 
 from hidet_dist.cost.model import CostModel, PredictedCost
-from hidet_dist.errors import ConfigError, InfeasibleError, VerificationError
+from hidet_dist.errors import InfeasibleError, SearchLimitWarning, SolverError, VerificationError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
+from hidet_dist.search import tuning
 from hidet_dist.search.labels import label_plan, parse_names
+from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.memory import live_bytes
-from hidet_dist.search.optimum import Options, optimize
+from hidet_dist.search.optimum import optimize
+from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.overlap import OverlapSearch
 from hidet_dist.search.pins import Pins, parse_pins
 from hidet_dist.search.propagate import propagate
-from hidet_dist.search.refine import refine
+from hidet_dist.search.refine import Refinement, refine
 from hidet_dist.search.report import Incumbents, write_report
 from hidet_dist.search.solution import write_plan
 from hidet_dist.search.statement import Allow, state
-from hidet_dist.spec import Plan, TensorShardSpec
-from hidet_dist.spec.symbols import SymbolSize
+from hidet_dist.spec import Plan
 from hidet_dist.symbolic.planning import check_specs, planning_view
 from hidet_dist.view import GraphView
 from hidet_dist.weights import names_of
 
-MODES = ("search", "propagate")
 
-OnBetter = Callable[[float, float], None]
-
-
-def search(
-    graph: FlowGraph,
-    cluster: Cluster,
-    mem_budget: int | None = None,
-    input_specs: Sequence[TensorShardSpec | None] | None = None,
-    output_specs: Sequence[TensorShardSpec | None] | None = None,
-    solver: str = "highs",
-    time_limit_seconds: float | None = None,
-    gap: float = 1e-3,
-    pins: Mapping[str, Any] | None = None,
-    names: Any = None,
-    mode: str = "search",
-    threads: int = 1,
-    symbols: Mapping[str, SymbolSize] | None = None,
-    refine_mesh: bool = True,
-    on_incumbent: OnBetter | None = None,
-) -> Plan:
+def search(graph: FlowGraph, cluster: Cluster, options: SearchOptions | None = None, **changes: Any) -> Plan:
     """Find the plan of least predicted time.
 
     Parameters
@@ -61,34 +43,10 @@ def search(
         The graph as traced, before ``hidet.graph.optimize``.
     cluster: Cluster
         The machine, with the mesh to plan for.
-    mem_budget: int, optional
-        Bytes that each device may hold at any time: weights, graph inputs and outputs, and activations while they live;
-        the device's memory when not given.
-    input_specs, output_specs: sequence of TensorShardSpec or None, optional
-        How graph inputs arrive and outputs are wanted; None stands for replicated.
-    solver, time_limit_seconds, gap:
-        The ILP solver (``highs`` or ``cbc``); the seconds after which the search ends with the best plan known; and
-        the relative gap to stop at.
-    pins: mapping, optional
-        What weights, inputs, outputs, activations and operators must be sharded as, by name: specs or patterns of
-        them, or their text. See :class:`hidet_dist.search.pins.Pin` for the names.
-    names: Module or mapping of names to tensors, optional
-        What the user calls tensors of the graph, in pins and in the plan.
-    mode: str
-        ``search``, or ``propagate`` to derive everything from pins and given specs (see
-        :mod:`hidet_dist.search.propagate`): fast, and no better than the pins are.
-    threads: int
-        Threads of the solver. With one, the same graph gets the same plan.
-    symbols: mapping, optional
-        What is declared of the graph's symbolic dims, by name.
-    refine_mesh: bool
-        Whether to plan for a finer mesh as well, where the graph has fewer heads than a mesh axis has devices
-        (:mod:`hidet_dist.search.refine`), and take that plan if it is better: so two heads of keys and values are split
-        over four devices, each held by a group of two. The plan's mesh then has more axes than the given one, and the
-        same ranks. Not done with pins, which name the axes of the given mesh, nor for symbolic dims.
-    on_incumbent: callable, optional
-        Called as the search goes on with the predicted seconds of the best plan known, and those below which there is
-        none.
+    options: SearchOptions, optional
+        The memory budget, given specs and pins, and limits.
+    changes:
+        Fields of the options, by name, that differ from ``options``: ``search(graph, cluster, mem_budget=10**9)``.
 
     Raises
     ------
@@ -97,167 +55,207 @@ def search(
     ConfigError, SpecError
         When specs or pins do not fit the graph, or contradict each other.
     SolverError
-        When the solver fails or finds nothing in time.
+        When the solver fails, or no plan was found within the time limit or the memory limit.
+
+    Warns
+    -----
+    SearchLimitWarning
+        When the plan is the best that was known when the time limit was reached.
     """
-
-    def planned(
-        on: Cluster,
-        inputs: Sequence[TensorShardSpec | None] | None,
-        outputs: Sequence[TensorShardSpec | None] | None,
-    ) -> Plan:
-        return find(
-            graph,
-            on,
-            mem_budget,
-            inputs,
-            outputs,
-            solver,
-            time_limit_seconds,
-            gap,
-            pins,
-            names=names,
-            mode=mode,
-            threads=threads,
-            symbols=symbols,
-            on_incumbent=on_incumbent,
-        ).plan
-
-    free = mode == "search" and not pins and not symbols
-    finer = refine(graph, cluster) if refine_mesh and free else None
+    options = SearchOptions.of(options, changes)
+    limits = options.limits()
+    free = options.mode == "search" and not options.pins and not options.symbols
+    finer = refine(graph, cluster) if options.refine_mesh and free else None
     if finer is None:
-        return planned(cluster, input_specs, output_specs)
-    infeasible: InfeasibleError | None = None
-    plans: list[Plan] = []
-    try:
-        plans.append(planned(cluster, input_specs, output_specs))
-    except InfeasibleError as error:
-        infeasible = error
-    try:
-        inputs, outputs = (finer.translated_all(specs) for specs in (input_specs, output_specs))
-        plans.append(planned(finer.cluster, inputs, outputs))
-    except InfeasibleError as error:
-        if infeasible is not None:
-            raise min((infeasible, error), key=lambda one: one.least_budget) from None
-    # Within the gap the finer mesh is no better, and the given one is what the user knows.
-    first, last = plans[0], plans[-1]
-    return last if last.makespan_seconds < first.makespan_seconds * (1 - gap) else first
+        result = _search(graph, cluster, options, limits)
+    else:
+        result = _search_both(graph, cluster, finer, options, limits)
+    warn_of_limit(limits, result.gap)
+    return result.plan
 
 
 @dataclass(frozen=True)
-class Found:
-    """A plan, how far it can be from the best one, and the seconds below which there is none.
+class SearchResult:
+    """A plan and the lower bound that was proven.
 
-    ``gap`` is relative: ``(plan.seconds - bound_seconds) / plan.seconds``. A plan that was propagated is proven to be
-    nothing: its bound is 0.
+    Attributes
+    ----------
+    plan: the plan.
+    gap: how far the plan can be from the best one, relative to its time: ``(plan.seconds - bound_seconds) /
+        plan.seconds``.
+    bound_seconds: no plan takes less. Of a plan that was propagated nothing is proven: its bound is 0.
+    time_limit_reached: whether the time limit cut the search short. The plan then depends on the machine's speed.
     """
 
     plan: Plan
     gap: float
     bound_seconds: float
+    time_limit_reached: bool = False
 
 
 def find(
     graph: FlowGraph,
     cluster: Cluster,
-    mem_budget: int | None = None,
-    input_specs: Sequence[TensorShardSpec | None] | None = None,
-    output_specs: Sequence[TensorShardSpec | None] | None = None,
-    solver: str = "highs",
-    time_limit_seconds: float | None = None,
-    gap: float = 1e-3,
-    pins: Mapping[str, Any] | None = None,
+    options: SearchOptions | None = None,
+    *,
     allow: Allow | None = None,
     cost_model: CostModel | None = None,
-    names: Any = None,
-    mode: str = "search",
-    symbols: Mapping[str, SymbolSize] | None = None,
     report: bool = True,
-    threads: int = 1,
-    on_incumbent: OnBetter | None = None,
     overlap: bool = True,
-) -> Found:
-    """As :func:`search`, with the bound that proves the plan, and with less to choose from.
+    **changes: Any,
+) -> SearchResult:
+    """Find a plan as :func:`search` does, for the given mesh, with the bound that proves it and with fewer choices.
 
     Parameters
     ----------
     allow: callable, optional
-        Says of an operator and a spec whether the spec may be chosen for it. An operator of which nothing is allowed
-        keeps all its choices.
+        Whether a spec may be chosen for an operator. An operator for which nothing is allowed keeps all its choices.
     cost_model: CostModel, optional
-        What the parts of a plan cost; predicted for the cluster when not given.
+        The cost of the parts of a plan; predicted for the cluster when not given.
     report: bool
         Whether to work out what ``plan.explain()`` says besides the plan.
-    on_incumbent: callable, optional
-        Called with the predicted seconds of the best plan known so far, and the seconds below which there is none.
     overlap: bool
         Whether to look for plans that take less time with communication beside computation
         (:mod:`hidet_dist.search.overlap`), on a machine that can, and to say what it hides.
     """
-    if mode not in MODES:
-        raise ConfigError(f"Unknown mode {mode!r}; the modes are {', '.join(MODES)}.")
-    budget = memory_budget(cluster, mem_budget)
-    view = planning_view(graph, symbols or {}, cluster.mesh)
-    check_specs(view, cluster.mesh, "input", view.inputs, input_specs)
-    check_specs(view, cluster.mesh, "output", view.outputs, output_specs)
-    tensors = parse_names(names)
+    options = SearchOptions.of(options, changes)
+    limits = options.limits()
+    result = _search(graph, cluster, options, limits, allow, cost_model, report, overlap)
+    warn_of_limit(limits, result.gap)
+    return result
+
+
+def warn_of_limit(limits: Limits, gap: float) -> None:
+    """Warn the caller's caller if the time limit was reached, of a plan with this gap."""
+    if limits.time_reached:
+        warnings.warn(
+            f"Planning reached its time limit of {limits.given_seconds} s. The plan is the best one known then, its "
+            f"gap to the lower bound is {gap:.2%}, and another run may find another plan.",
+            SearchLimitWarning,
+            stacklevel=3,
+        )
+
+
+def _search_both(
+    graph: FlowGraph, cluster: Cluster, finer: Refinement, options: SearchOptions, limits: Limits
+) -> SearchResult:
+    """Search plans for the given mesh and for the finer one, and take the better of the two."""
+    errors: list[InfeasibleError | SolverError] = []
+    results: list[SearchResult] = []
+    inputs, outputs = (finer.translated_all(specs) for specs in (options.input_specs, options.output_specs))
+    translated = replace(options, input_specs=inputs, output_specs=outputs)
+    for on, own, share in ((cluster, options, tuning.GIVEN_MESH_SHARE), (finer.cluster, translated, 1.0)):
+        part = limits.part(share)
+        if results and part.expired():
+            break
+        try:
+            results.append(_search(graph, on, own, part))
+        except InfeasibleError as error:
+            errors.append(error)
+        except SolverError as error:
+            if not part.time_reached:
+                raise
+            errors.append(error)
+    if not results:
+        unfit = [error for error in errors if isinstance(error, InfeasibleError)]
+        raise min(unfit, key=lambda one: one.least_budget) if unfit else errors[0]
+    # Within the gap the finer mesh is no better, and the given one is what the user knows.
+    first, last = results[0], results[-1]
+    better = last.plan.makespan_seconds < first.plan.makespan_seconds * (1 - options.gap)
+    return replace(last if better else first, time_limit_reached=limits.time_reached)
+
+
+def _search(
+    graph: FlowGraph,
+    cluster: Cluster,
+    options: SearchOptions,
+    limits: Limits,
+    allow: Allow | None = None,
+    cost_model: CostModel | None = None,
+    report: bool = True,
+    overlap: bool = True,
+) -> SearchResult:
+    """Search a plan for one mesh."""
+    budget = memory_budget(cluster, options.mem_budget)
+    symbols = options.symbols or {}
+    view = planning_view(graph, symbols, cluster.mesh)
+    check_specs(view, cluster.mesh, "input", view.inputs, options.input_specs)
+    check_specs(view, cluster.mesh, "output", view.outputs, options.output_specs)
+    tensors = parse_names(options.names)
     tensors |= {name: x for name, x in names_of(view.tensors.values()).items() if name not in tensors}
-    pinned = Pins(view, cluster.mesh, parse_pins(pins), tensors)
+    pins = Pins(view, cluster.mesh, parse_pins(options.pins), tensors)
     model = PredictedCost(cluster) if cost_model is None else cost_model
     overlaps = overlap and cost_model is None and cluster.device.overlaps_communication
-    with collector_paused():
-        statement = state(view, cluster, model, budget, input_specs, output_specs, pinned, allow)
+    with collector_paused(), limits_as_errors(limits):
+        statement = state(view, cluster, model, budget, options.input_specs, options.output_specs, pins, allow, limits)
         incumbents = Incumbents()
 
         def tell(choices: Sequence[int], seconds: float, least: float, elapsed: float) -> None:
             incumbents(choices, seconds, least, elapsed)
-            if on_incumbent is not None:
-                on_incumbent(seconds, least)
+            if options.on_incumbent is not None:
+                options.on_incumbent(seconds, least)
 
         def write(picks: Sequence[int]) -> Plan:
             return label_plan(view, write_plan(view, cluster, model, statement, picks), tensors)
 
-        if mode == "propagate":
-            picks = propagate(view, statement)
-            plan, bound, own_gap = write(picks), 0.0, 1.0
+        if options.mode == "propagate":
+            picks = propagate(view, statement, limits)
+            plan, bound, gap = write(picks), 0.0, 1.0
             _check_held(view, plan, budget)
         else:
-            options = Options(solver, time_limit_seconds, gap, threads, tell)
-            begin = time.perf_counter()
-            solution = optimize(statement.problem, options)
+            solver = options.solve_options(limits, tell)
+            solution = optimize(statement.problem, solver)
             bound = solution.seconds * (1 - solution.gap)
             picks = solution.choices
             if overlaps:
-                if time_limit_seconds is not None:
-                    options = replace(options, time_limit_seconds=time_limit_seconds - (time.perf_counter() - begin))
-                candidate = OverlapSearch(view, cluster, model, statement).better(solution, options)
+                candidate = OverlapSearch(view, cluster, model, statement).better(solution, solver)
                 picks = candidate.choices
             plan = write(picks)
-            own_gap = solution.gap
+            gap = solution.gap
             if picks != solution.choices:
-                own_gap = 1 - bound / plan.seconds
-                incumbents(picks, plan.seconds, bound, time.perf_counter() - begin)
+                gap = 1 - bound / plan.seconds
+                incumbents(picks, plan.seconds, bound, limits.elapsed_seconds())
             most = max(live_bytes(view, plan.stage))
             if most > budget:
                 raise VerificationError(f"The plan holds {most} bytes on a device, more than mem_budget = {budget}.")
         if overlaps:
-            if mode == "propagate":
-                found = overlapped(PlannedTasks(view, cluster, statement.fused), plan.stage, budget)
+            if options.mode == "propagate":
+                beside = overlapped(PlannedTasks(view, cluster, statement.fused), plan.stage, budget)
             else:
-                found = candidate.found
-            plan = replace(plan, stages=(found.plan(plan.stage),))
+                beside = candidate.found
+            plan = replace(plan, stages=(beside.plan(plan.stage),))
         if report:
-            known = [(one, plan if one.choices == picks else write(one.choices)) for one in incumbents.known]
-            plan = replace(plan, report=write_report(view, statement, plan, picks, known, mode, own_gap, budget))
-    return Found(plan, own_gap, bound)
+            known = [
+                (one, plan if one.choices == picks else write(one.choices))
+                for one in incumbents.known
+                if one.choices == picks or not limits.expired()
+            ]
+            plan = replace(
+                plan, report=write_report(view, statement, plan, picks, known, options.mode, gap, budget, limits)
+            )
+    return SearchResult(plan, gap, bound, limits.time_reached)
+
+
+@contextmanager
+def limits_as_errors(limits: Limits) -> Iterator[None]:
+    """Raise SolverError where planning ends by its time limit before there is a plan, or without memory."""
+    try:
+        yield
+    except OutOfTimeError:
+        raise SolverError(
+            f"No plan was found within the time limit of {limits.given_seconds} s. Allow more time "
+            "(solver_time_limit_seconds), pin specs, or derive the plan from pins (mode 'propagate')."
+        ) from None
+    except MemoryError as error:
+        raise SolverError(
+            f"Planning ran out of memory. It may take {limits.nbytes} bytes; allow less (solver_memory_limit_bytes), "
+            "so that the graph is planned by coarser means."
+        ) from error
 
 
 def memory_budget(cluster: Cluster, given: int | None) -> int:
-    """Bytes that a device may hold. Raises ConfigError for what is no such number."""
-    if given is None:
-        return cluster.device.memory_bytes
-    if isinstance(given, bool) or not isinstance(given, int) or given <= 0:
-        raise ConfigError(f"mem_budget must be whole bytes above 0; got {given!r}.")
-    return given
+    """Bytes that a device may hold: as given, or the device's memory."""
+    return cluster.device.memory_bytes if given is None else given
 
 
 @contextmanager

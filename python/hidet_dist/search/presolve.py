@@ -12,21 +12,14 @@ from collections.abc import Hashable
 import numpy as np
 import numpy.typing as npt
 
-from hidet_dist.search.ilp import Edge, Problem
+from hidet_dist.search import tuning
+from hidet_dist.search.limits import Limits
+from hidet_dist.search.problem import Edge, Problem, readers
 
 Matrix = npt.NDArray[np.float64]
 
 
-def readers(problem: Problem) -> dict[int, list[Edge]]:
-    """The edges of each tensor, those of the same consumer and the same wish (x * x, say) taken once."""
-    unique = {(edge.tensor, edge.consumer, edge.consumed): edge for edge in problem.edges}
-    groups: dict[int, list[Edge]] = {}
-    for edge in unique.values():
-        groups.setdefault(edge.tensor, []).append(edge)
-    return groups
-
-
-def undominated(problem: Problem, rounds: int = 3) -> list[list[int]]:
+def undominated(problem: Problem, limits: Limits | None = None, rounds: int = 3) -> list[list[int]]:
     """For each entity the choices that are left, at least one; one of the best plans is made of them."""
     kept = [list(range(len(costs))) for costs in problem.cost]
     groups = readers(problem)
@@ -44,6 +37,8 @@ def undominated(problem: Problem, rounds: int = 3) -> list[list[int]]:
     for _ in range(rounds):
         before = sum(map(len, kept))
         for entity, own in enumerate(kept):
+            if limits is not None:
+                limits.check()
             if len(own) == 1:
                 continue
             outs = tuple(
@@ -83,13 +78,13 @@ def _left(costs: tuple[tuple[float, int], ...], outs: _Side, ins: _Side, arrays:
     worse = cost[None, :] - cost[:, None]
     for convert, produced, wishes, count in outs:
         lines = arrays[convert][np.ix_(produced, wishes)]
-        most = (lines[None, :, :] - lines[:, None, :]).max(axis=-1)
+        most = _greatest_rise(lines)
         # Each distinct wish is paid once: there are at least one and at most as many as there are readers.
         worse = worse + np.where(most > 0, most * min(count, len(wishes)), most)
     for convert, sources, consumed, count in ins:
         lines = arrays[convert][np.ix_(sources, consumed)].T
         if count == 1:
-            worse = worse + (lines[None, :, :] - lines[:, None, :]).max(axis=-1)
+            worse = worse + _greatest_rise(lines)
         else:  # another reader may pay for a's wish anyway, and nobody for b's
             wish = np.array(consumed)
             worse = worse + np.where(wish[None, :] == wish[:, None], 0.0, lines.max(axis=-1)[None, :])
@@ -97,3 +92,10 @@ def _left(costs: tuple[tuple[float, int], ...], outs: _Side, ins: _Side, arrays:
     dominates = (worse < 0) | ((worse == 0) & (first[None, :] < first[:, None]))
     dominates &= memory[None, :] <= memory[:, None]
     return [int(i) for i in np.flatnonzero(~dominates.any(axis=1))]
+
+
+def _greatest_rise(lines: Matrix) -> Matrix:
+    """``[a, b]``: the most by which an entry of line b is above that of line a; a chunk of lines at a time."""
+    count = max(1, tuning.CHUNK_ENTRIES // lines.size)
+    parts = [(lines[None, :, :] - lines[at : at + count, None, :]).max(axis=-1) for at in range(0, len(lines), count)]
+    return np.concatenate(parts)

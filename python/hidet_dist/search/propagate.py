@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
+from hidet_dist.search.limits import Limits
 from hidet_dist.search.statement import Statement
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.view import GraphView
@@ -62,13 +63,14 @@ class _Known:
         return tuple(sorted(self.placed.items())), self.fixed
 
 
-def propagate(view: GraphView, statement: Statement) -> tuple[int, ...]:
-    """The choice of every entity of the statement, by propagation from what is fixed in it."""
-    return _Propagation(view, statement).run()
+def propagate(view: GraphView, statement: Statement, limits: Limits) -> tuple[int, ...]:
+    """The choice of every entity of the statement, by propagation from what is fixed in it. Raises OutOfTimeError."""
+    return _Propagation(view, statement, limits).run()
 
 
 class _Propagation:
-    def __init__(self, view: GraphView, statement: Statement):
+    def __init__(self, view: GraphView, statement: Statement, limits: Limits):
+        self.limits = limits
         self.view = view
         self.statement = statement
         self.known: dict[str, _Known] = {}
@@ -115,6 +117,7 @@ class _Propagation:
 
     def _visit(self, number: int) -> int:
         """Choose for an operator, and tell its tensors; how many learned something."""
+        self.limits.check()
         names = self._names(number)
         choices = self.statement.choices[number]
         if id(choices) not in self.placed:

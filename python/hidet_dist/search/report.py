@@ -9,9 +9,10 @@ from typing import NamedTuple
 from hidet_dist.explain import Incumbent, Row, RunnerUp, SearchReport, Traffic
 from hidet_dist.reshard import Step, walk
 from hidet_dist.search.eliminate import Tables, marginals
-from hidet_dist.search.ilp import Edge, Problem, evaluate
+from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.prices import Prices
+from hidet_dist.search.problem import Edge, Problem, evaluate
 from hidet_dist.search.statement import Statement
 from hidet_dist.spec import OpShardSpec, Plan, StagePlan, TensorShardSpec
 from hidet_dist.spec.partial import Layout, PartialSpec, split_of
@@ -50,8 +51,10 @@ def write_report(
     mode: str,
     gap: float,
     budget: int,
+    limits: Limits,
 ) -> SearchReport:
     """The report of a search for ``plan``; ``incumbents`` are the plans that were the best known."""
+    others = runner_ups(statement, picks, plan.seconds * (1 - gap), limits)
     return SearchReport(
         mode,
         plan.seconds * (1 - gap),
@@ -59,12 +62,15 @@ def write_report(
         budget,
         tuple(live_bytes(view, plan.stage)),
         traffic(view, plan.stage),
-        runner_ups(statement, picks, plan.seconds * (1 - gap)),
+        others,
         _incumbents(incumbents),
+        limits.time_reached,
     )
 
 
-def runner_ups(statement: Statement, picks: Sequence[int], bound_seconds: float) -> tuple[RunnerUp | None, ...]:
+def runner_ups(
+    statement: Statement, picks: Sequence[int], bound_seconds: float, limits: Limits
+) -> tuple[RunnerUp | None, ...]:
     """The next best choice of each operator: the one with the least bound, or where there is none, the least cost.
 
     The bound is a min-marginal of the problem without its budget (a backward pass of the elimination over all choices),
@@ -72,8 +78,11 @@ def runner_ups(statement: Statement, picks: Sequence[int], bound_seconds: float)
     """
     problem = statement.problem
     count = len(statement.choices)
-    free = Prices([0.0] * problem.activations.moments)
-    least = marginals(problem, [list(range(len(costs))) for costs in problem.cost], Tables(), free)
+    free = Prices([0.0] * problem.activations.points)
+    try:
+        least = marginals(problem, [list(range(len(costs))) for costs in problem.cost], Tables(limits), free)
+    except OutOfTimeError:
+        least = None
     alone = _alone(problem, picks, count)
     found: list[RunnerUp | None] = []
     for number, choices in enumerate(statement.choices):

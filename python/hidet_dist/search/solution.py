@@ -10,10 +10,8 @@ from hidet_dist.cost.model import CostModel, compute_seconds, reduction_seconds,
 from hidet_dist.errors import VerificationError
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice
-from hidet_dist.search.activations import held
-from hidet_dist.search.ilp import evaluate
 from hidet_dist.search.memory import live_bytes
-from hidet_dist.search.presolve import readers
+from hidet_dist.search.problem import evaluate, held_bytes, readers
 from hidet_dist.search.statement import Statement
 from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.plan import ConversionPlan
@@ -33,7 +31,7 @@ def write_plan(view: GraphView, cluster: Cluster, model: CostModel, statement: S
     solved = evaluate(statement.problem, picks)
     if not math.isclose(plan.seconds, solved, rel_tol=1e-9, abs_tol=1e-12):
         raise VerificationError(f"The plan costs {plan.seconds} s, but the search took it for {solved} s.")
-    counted = max(held(statement.problem, readers(statement.problem), picks))
+    counted = max(held_bytes(statement.problem, readers(statement.problem), picks))
     most = max(live_bytes(view, plan.stage))
     if most > counted:
         raise VerificationError(f"The plan holds {most} bytes on a device, but the search took it for {counted}.")

@@ -13,8 +13,7 @@ from hidet_dist.cost.model import CostModel, compute_seconds, reduction_seconds,
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice
-from hidet_dist.search.activations import Activations, Converted, Hold
-from hidet_dist.search.ilp import Edge, Problem
+from hidet_dist.search.limits import Limits
 from hidet_dist.search.memory import (
     MOMENTS,
     REDUCE,
@@ -24,6 +23,7 @@ from hidet_dist.search.memory import (
     reduction_nbytes,
 )
 from hidet_dist.search.pins import Pin, Pins
+from hidet_dist.search.problem import Activations, ConvertedTensor, Edge, LiveInterval, Problem
 from hidet_dist.spec import DeviceMesh, OpShardSpec, SpecPattern, TensorShardSpec
 from hidet_dist.symbolic.planning import rule_table
 from hidet_dist.view import GraphView
@@ -61,6 +61,7 @@ def state(
     output_specs: Sequence[TensorShardSpec | None] | None,
     pinned: Pins,
     allow: Allow | None = None,
+    limits: Limits | None = None,
 ) -> Statement:
     """The problem of planning a graph: every operator's choices, every weight's layouts, what joins them.
 
@@ -68,7 +69,10 @@ def state(
     ------
     ConfigError
         When specs or pins do not fit the graph or the mesh, or contradict each other.
+    OutOfTimeError
+        When the time limit is reached.
     """
+    limits = Limits() if limits is None else limits
     mesh = cluster.mesh
     weight_specs = [
         _layouts(pinned, pinned.tensors.get(name, []), name, f"the weight {name}", padded=True) for name in view.weights
@@ -81,6 +85,7 @@ def state(
     choices, notes, cost, memory = [], [], [], []
     costs_of: dict[tuple[int, bool, bool], list[float]] = {}  # twins have the very same choices
     for i, op in enumerate(view.operators):
+        limits.check()
         rule, own = table(op)
         if allow is not None:
             own = tuple(choice for choice in own if allow(op, choice.spec)) or own
@@ -140,6 +145,7 @@ def state(
         (shape, dtype), own = view.pieces(name), split.get(name)
         key = shape, dtype, layouts, own is None or own.prologue, own is None
         if key not in prices:
+            limits.check()
             seconds = model.conversions(shape, dtype, [spec for spec, _ in layouts])
             if own is not None:
                 whole = view.shape(name), view.itemsize(name)
@@ -197,7 +203,7 @@ def _activations(
             sizes[key] = spec.local_nbytes(shape, itemsize, mesh)
         return sizes[key]
 
-    holds: list[Hold] = []
+    holds: list[LiveInterval] = []
     found: dict[Hashable, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool]] = {}
     for i, op in enumerate(view.operators):
         at = MOMENTS * i
@@ -221,15 +227,15 @@ def _activations(
             begin, end = lifetimes.after(i, name)
             if name in lifetimes.viewed:
                 if begin <= end:
-                    holds.append(Hold(i, begin, end, kept_))
+                    holds.append(LiveInterval(i, begin, end, kept_))
             elif plain:
-                holds.append(Hold(i, at + RUN, max(at + REDUCE, end), kept_))
+                holds.append(LiveInterval(i, at + RUN, max(at + REDUCE, end), kept_))
             else:
-                holds += [Hold(i, at + RUN, at + RUN, run_), Hold(i, at + REDUCE, at + REDUCE, reduce_)]
+                holds += [LiveInterval(i, at + RUN, at + RUN, run_), LiveInterval(i, at + REDUCE, at + REDUCE, reduce_)]
                 if begin <= end:
-                    holds.append(Hold(i, begin, end, kept_))
+                    holds.append(LiveInterval(i, begin, end, kept_))
 
-    def converted(name: str) -> Converted:
+    def converted(name: str) -> ConvertedTensor:
         shape, itemsize = view.shape(name), view.itemsize(name)
         specs = [spec for spec, _ in numbering[name]]
         working: dict[tuple[int, int], int] = {}
@@ -242,9 +248,9 @@ def _activations(
 
         layout = tuple(specs.index(spec) for spec in specs)
         nbytes = tuple(0 if (name, spec) in resident else size(name, spec) for spec in specs)
-        return Converted(layout, nbytes, working_nbytes)
+        return ConvertedTensor(layout, nbytes, working_nbytes)
 
-    alike: dict[Hashable, Converted] = {}
+    alike: dict[Hashable, ConvertedTensor] = {}
     tensors = {}
     for number, name in enumerate(numbering):
         key = view.shape(name), view.itemsize(name), tuple(numbering[name]), name if name in written else ""

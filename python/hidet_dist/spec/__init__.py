@@ -1,4 +1,4 @@
-"""The words of the RFC as values: meshes, tensor and operator sharding specs, plans. Immutable, hashable, parsable."""
+"""Meshes, tensor and operator sharding specs, and plans, as immutable values that print as what a user would type."""
 
 from hidet_dist.spec.mesh import DeviceMesh
 from hidet_dist.spec.operator import OpShardSpec, ReduceFn

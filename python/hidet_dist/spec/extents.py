@@ -1,4 +1,4 @@
-"""Extents: the sizes of dims, which are ints, or hidet's expressions of symbolic dims."""
+"""Extents: the sizes of dims, either ints or hidet's expressions of symbolic dims."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from hidet_dist.spec.symbols import local_name
 
 Extent: TypeAlias = int | Expr
 
-_TRIALS = 3  # two polynomials of low degree that agree at one large random point are equal but for a chance of 1e-8
+# Two distinct polynomials of low degree agree at one large random point with a chance of about 1e-8.
+_TRIALS = 3
 
 
 def extents_of(tensor: Tensor) -> tuple[Extent, ...]:
-    """The shape of a tensor, constants as ints."""
+    """The shape of a tensor, with constants as ints."""
     return tuple(int(size) if isinstance(size, int | Constant) else size for size in tensor.shape)
 
 
@@ -40,7 +41,7 @@ def evaluate(extent: Extent, sizes: Mapping[str, int]) -> int:
     Raises
     ------
     ValueError
-        When the extent is no expression of symbols by ``+ - * / % < <= ?:``.
+        When the extent is anything but an expression of symbols by ``+ - * / % < <= ?:``.
     """
     if isinstance(extent, int | Constant):
         return int(extent)
@@ -68,7 +69,7 @@ def evaluate(extent: Extent, sizes: Mapping[str, int]) -> int:
 
 
 def same_extent(a: Extent, b: Extent) -> bool:
-    """Whether two extents are equal whatever the sizes of their symbols, each of which stands for itself."""
+    """Tell whether two extents are equal for all sizes of their symbols."""
     if isinstance(a, int) and isinstance(b, int):
         return a == b
     if str(a) == str(b):
@@ -84,7 +85,7 @@ def same_extent(a: Extent, b: Extent) -> bool:
 
 
 def same_shape(a: Sequence[Extent], b: Sequence[Extent]) -> bool:
-    """Whether two shapes have the same extents."""
+    """Tell whether two shapes have the same extents for all sizes of their symbols."""
     return len(a) == len(b) and all(map(same_extent, a, b))
 
 
@@ -94,10 +95,10 @@ def _number(name: str, trial: int) -> int:
 
 
 def local_extent(extent: Extent, shards: int, multiples: Mapping[str, int]) -> Extent | None:
-    """The extent of one of ``shards`` equal shards of a dim; None where it is not known to divide.
+    """The extent of one of ``shards`` equal shards of a dim; None if it is not known to divide.
 
-    A symbol's shard is a symbol of its own (see :func:`hidet_dist.spec.symbols.local_name`), so that a shape on shards
-    is written as the whole one is, but for the names. ``multiples`` says what each symbol is a multiple of.
+    A symbol's shard is a symbol of its own (:func:`hidet_dist.spec.symbols.local_name`), so that a local shape is
+    written like the whole shape. ``multiples`` maps each symbol to a number that divides its sizes.
     """
     if shards == 1:
         return extent
@@ -110,14 +111,14 @@ def local_extent(extent: Extent, shards: int, multiples: Mapping[str, int]) -> E
 
 
 def factors_of(extent: Extent) -> list[Extent]:
-    """The factors of an extent that is a product; the extent alone where it is none."""
+    """The factors of an extent; the extent itself if it is not a product."""
     if isinstance(extent, ir.Multiply):
         return [*factors_of(extent.a), *factors_of(extent.b)]
     return [int(extent) if isinstance(extent, Constant) else extent]
 
 
 def divisor_of(extent: Extent, multiples: Mapping[str, int]) -> int:
-    """What an extent is known to be a multiple of; ``multiples`` says what each symbol is a multiple of."""
+    """A number known to divide an extent; ``multiples`` maps each symbol to a number that divides its sizes."""
     numbers = [
         factor if isinstance(factor, int) else multiples[factor.name] if isinstance(factor, SymbolVar) else 1
         for factor in factors_of(extent)

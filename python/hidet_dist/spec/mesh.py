@@ -1,4 +1,4 @@
-"""The device mesh: ranks laid out on named axes, row-major."""
+"""The device mesh: a row-major grid of ranks with named axes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ MAX_AXES = 10  # so that a mesh axis is one digit in the written form of a spec
 
 @dataclass(frozen=True)
 class DeviceMesh:
-    """Ranks on a grid of any number of axes; rank = row-major index of the coordinate.
+    """A grid of ranks with any number of axes; a rank is the row-major index of its coordinate.
 
     Parameters
     ----------
     shape: tuple[int, ...]
         Devices along each axis, at least one axis, each at least 1; at most ``MOST_DEVICES`` in all.
     axis_names: tuple[str, ...]
-        One name an axis; ``axis0, axis1, ...`` when not given.
+        One name per axis; ``axis0, axis1, ...`` by default.
 
     Raises
     ------
     SpecError
-        For an empty shape, a size below 1, too many devices, a name twice, or names that do not match the shape.
+        For an empty shape, a size below 1, too many devices, repeated names, or names that do not match the shape.
     """
 
     shape: tuple[int, ...]
@@ -90,7 +90,10 @@ class DeviceMesh:
         return rank
 
     def peers(self, rank: int, axes: Iterable[int]) -> tuple[int, ...]:
-        """The ranks that differ from ``rank`` only along ``axes`` (itself included), row-major over the axes."""
+        """The group of ``rank`` over ``axes``: itself and all ranks that differ only along them, by group rank.
+
+        Group ranks are row-major over ascending axes.
+        """
         axes = set(axes)
         own = self.coordinate(rank)
         return tuple(

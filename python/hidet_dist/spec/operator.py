@@ -1,4 +1,4 @@
-"""The operator sharding spec: the specs that an operator's inputs and outputs have together."""
+"""The operator sharding spec: the specs of an operator's inputs and outputs, and its reduce functions."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _TENSOR = re.compile(r"\([^()]*\)")
 
 @dataclass(frozen=True)
 class ReduceFn:
-    """What makes a partial output whole: ``kind`` over ``mesh_axes`` with ``op``; a reduce-scatter splits ``dim``.
+    """The collective that completes a partial output: ``kind`` over ``mesh_axes`` by ``op``; ``dim`` if it scatters.
 
     Raises
     ------
     SpecError
-        For an unknown kind or op, no mesh axis, or a dim where there must be none (and the other way round).
+        For an unknown kind or op, no mesh axis, a missing dim, or a dim that the kind does not take.
     """
 
     kind: str
@@ -44,7 +44,7 @@ class ReduceFn:
             raise SpecError(f"The reduce function {self.kind} {splits}; got the dim {self.dim}.")
 
     def after(self, partial: TensorShardSpec) -> TensorShardSpec:
-        """How a partial tensor lies once it is reduced."""
+        """The spec of a partial tensor after it is reduced."""
         if self.dim is None:
             return partial
         return partial.with_dim(self.dim, (*partial.mesh_axes_per_dim[self.dim], *self.mesh_axes))

@@ -1,4 +1,4 @@
-"""What a plan says of communication beside computation."""
+"""The overlap of communication and computation in a plan."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class HiddenPlan:
-    """One collective and how much of its time passes while something is computed.
+    """One collective, and the part of its time that computation hides.
 
     Attributes
     ----------
     operator: the operator whose conversions or results it belongs to; None for a graph output.
-    tensor: what is communicated.
+    tensor: the name of the tensor that is communicated.
     step: the conversion step or reduce function, as text.
     seconds: the collective's own time, without the copies around it.
-    hidden_seconds: how much of that the computation does not wait for.
+    hidden_seconds: the part of ``seconds`` that the computation does not wait for.
     """
 
     operator: int | None
@@ -26,7 +26,7 @@ class HiddenPlan:
     hidden_seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """The plan as plain JSON values."""
         return dict(vars(self))
 
     @classmethod
@@ -37,10 +37,10 @@ class HiddenPlan:
 
 @dataclass(frozen=True)
 class OverlapPlan:
-    """A stage on a device that communicates beside computing.
+    """The schedule of a stage on devices that communicate beside computing.
 
-    ``seconds`` is the makespan of its schedule on two streams, ``held_bytes`` the most that a device holds at a time,
-    weights, graph inputs and outputs included. ``communications`` are in the order in which they are launched.
+    ``seconds`` is the makespan of its schedule on two streams, ``held_bytes`` the peak memory of a device, including
+    weights, graph inputs and graph outputs. ``communications`` are in launch order.
     """
 
     seconds: float
@@ -49,12 +49,12 @@ class OverlapPlan:
 
     @property
     def hidden_seconds(self) -> float:
-        """The communication that the computation does not wait for."""
-        return sum(own.hidden_seconds for own in self.communications)
+        """The seconds of communication that the computation does not wait for."""
+        return sum(one.hidden_seconds for one in self.communications)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
-        communications = [own.to_json() for own in self.communications]
+        """The plan as plain JSON values."""
+        communications = [one.to_json() for one in self.communications]
         return {"seconds": self.seconds, "held_bytes": self.held_bytes, "communications": communications}
 
     @classmethod

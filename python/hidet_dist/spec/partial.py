@@ -54,11 +54,11 @@ class PartialSpec:
 
 
 Layout: TypeAlias = TensorShardSpec | PartialSpec
-"""How a tensor lies on a mesh, whole in the reduction sense or not."""
+"""The layout of a tensor on a mesh, reduced or partial."""
 
 
 def split_of(layout: Layout) -> TensorShardSpec:
-    """Which mesh axes split which dims."""
+    """The spec of a layout, without what it is partial over."""
     return layout.spec if isinstance(layout, PartialSpec) else layout
 
 
@@ -68,5 +68,5 @@ def partial_axes(layout: Layout) -> tuple[int, ...]:
 
 
 def with_partial(spec: TensorShardSpec, op: str, mesh_axes: Sequence[int]) -> Layout:
-    """``spec``, partial over ``mesh_axes`` if there are any."""
+    """The layout ``spec``, partial over ``mesh_axes`` if there are any."""
     return PartialSpec(spec, op, tuple(mesh_axes)) if mesh_axes else spec

@@ -1,4 +1,4 @@
-"""Patterns of specs: what a spec must be, where parts of it may be anything."""
+"""Patterns of specs, in which some dims or tensors are free."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _TENSOR = re.compile(r"\([^()]*\)|\?")
 
 @dataclass(frozen=True)
 class SpecPattern:
-    """A tensor sharding spec of which dims may be free.
+    """A tensor sharding spec with free dims.
 
-    ``mesh_axes_per_dim[d]`` are the mesh axes that split dim d, or None where anything may; it is None as a whole where
-    any spec of any rank will do. Written ``(S0, ?, R)``, or ``?``.
+    ``mesh_axes_per_dim[d]`` are the mesh axes that split dim d, or None for a free dim. It is None as a whole in the
+    pattern that every spec matches. The written form is ``(S0, ?, R)``, or ``?``.
 
     Raises
     ------
@@ -43,7 +43,7 @@ class SpecPattern:
 
     @property
     def spec(self) -> TensorShardSpec | None:
-        """The only spec that matches; None where something is free."""
+        """The only spec that matches; None if a dim is free."""
         per_dim = self.mesh_axes_per_dim
         if per_dim is None or any(axes is None for axes in per_dim):
             return None
@@ -55,12 +55,12 @@ class SpecPattern:
         return tuple(axis for axes in self.mesh_axes_per_dim or () for axis in axes or ())
 
     def matches(self, spec: TensorShardSpec) -> bool:
-        """Whether ``spec`` is what the pattern asks for."""
+        """Tell whether ``spec`` matches the pattern."""
         per_dim = self.mesh_axes_per_dim
         if per_dim is None:
             return True
         return len(per_dim) == spec.ndim and all(
-            axes is None or axes == own for axes, own in zip(per_dim, spec.mesh_axes_per_dim, strict=True)
+            axes is None or axes == given for axes, given in zip(per_dim, spec.mesh_axes_per_dim, strict=True)
         )
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class SpecPattern:
         if not (stripped.startswith("(") and stripped.endswith(")")):
             raise SpecError(f"Not a pattern of a spec: {shown(text)}. Write it as (S0, ?, R), or ? for any spec.")
         tokens = [token.strip() for token in stripped[1:-1].split(",")] if stripped[1:-1].strip() else []
-        # What stands for a free dim is looked at apart; the rest is a spec, and is refused as one.
+        # With R in place of free dims the text must be a spec; parsing it refuses all else.
         spec = TensorShardSpec.parse(f"({', '.join('R' if token == FREE else token for token in tokens)})")
         pairs = zip(tokens, spec.mesh_axes_per_dim, strict=True)
         return cls(tuple(None if token == FREE else axes for token, axes in pairs))
@@ -86,9 +86,9 @@ class SpecPattern:
 
 @dataclass(frozen=True)
 class OpSpecPattern:
-    """An operator sharding spec of which tensors, or dims of them, may be free. Reduce functions are always free.
+    """An operator sharding spec with free tensors or dims. Reduce functions are always free.
 
-    Written ``(S0, R), ? -> (S0, ?)``.
+    The written form is ``(S0, R), ? -> (S0, ?)``.
     """
 
     in_patterns: tuple[SpecPattern, ...]
@@ -96,16 +96,16 @@ class OpSpecPattern:
 
     @classmethod
     def of(cls, spec: OpShardSpec) -> OpSpecPattern:
-        """The pattern that has the specs of ``spec``."""
+        """The pattern that matches the tensor specs of ``spec``."""
         return cls(tuple(map(SpecPattern.of, spec.in_specs)), tuple(map(SpecPattern.of, spec.out_specs)))
 
     @property
     def patterns(self) -> tuple[SpecPattern, ...]:
-        """Those of the inputs, then those of the outputs."""
+        """The patterns of the inputs, then those of the outputs."""
         return (*self.in_patterns, *self.out_patterns)
 
     def matches(self, spec: OpShardSpec) -> bool:
-        """Whether ``spec`` is what the pattern asks for."""
+        """Tell whether ``spec`` matches the pattern."""
         return _match(self.in_patterns, spec.in_specs) and _match(self.out_patterns, spec.out_specs)
 
     def __str__(self) -> str:

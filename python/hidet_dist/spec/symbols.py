@@ -1,4 +1,4 @@
-"""Symbolic dims: what is known of a size before it is known, and the sizes that a call's inputs give."""
+"""Symbolic dims: what is declared of their sizes, and binding them to the shapes of a call's inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _INT32_MAX = 2**31 - 1  # hidet's runtime holds the sizes of symbolic dims as in
 
 @dataclass(frozen=True)
 class SymbolSize:
-    """What is declared of a symbolic dim: the size to plan for, and what all its sizes are multiples of."""
+    """The declaration of a symbolic dim: the size to plan for, and a number that divides every size."""
 
     expected: int
     multiple_of: int = 1
@@ -34,7 +34,7 @@ class SymbolPlan:
     size: int
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """The symbol as plain JSON values."""
         return {"name": self.name, "multiple_of": self.multiple_of, "size": self.size}
 
     @classmethod
@@ -45,7 +45,7 @@ class SymbolPlan:
 
 @dataclass(frozen=True)
 class LocalSymbol:
-    """A symbol of the local program: the size of ``symbol`` over ``shards``, where a dim is split into that many."""
+    """A symbol of the local program: the size of ``symbol`` divided by the ``shards`` of a dim."""
 
     name: str
     symbol: str
@@ -58,7 +58,7 @@ def local_name(symbol: str, shards: int) -> str:
 
 
 def local_symbols(symbols: Sequence[SymbolPlan], mesh: DeviceMesh) -> tuple[LocalSymbol, ...]:
-    """The symbols and all shards of them that a program on the mesh may have."""
+    """The symbols, and all shards of them that a program on the mesh may have."""
     groups = {
         mesh.group_size(axes) for n in range(mesh.ndim + 1) for axes in itertools.combinations(range(mesh.ndim), n)
     }
@@ -72,7 +72,7 @@ def local_symbols(symbols: Sequence[SymbolPlan], mesh: DeviceMesh) -> tuple[Loca
 
 def bind(
     symbols: Sequence[SymbolPlan],
-    own: Sequence[LocalSymbol],
+    local_symbols: Sequence[LocalSymbol],
     inputs: Iterable[tuple[Sequence[int | str], Sequence[int]]],
 ) -> dict[str, int]:
     """The size of each local symbol, from the inputs' shapes.
@@ -80,18 +80,18 @@ def bind(
     Parameters
     ----------
     symbols: sequence of SymbolPlan
-        What is declared of them.
-    own: sequence of LocalSymbol
-        The symbols that the shapes are written in, and those wanted.
+        The declarations.
+    local_symbols: sequence of LocalSymbol
+        The symbols that the shapes are written in, which are the ones returned.
     inputs: iterable of (shape, shape)
-        Of each input the shape as it is written, with names of local symbols, and the shape that it has.
+        For each input its written shape, with names of local symbols, and its actual shape.
 
     Raises
     ------
     InputError
-        When a size is not the multiple that is declared, or two sizes of one symbol disagree.
+        When a size is not a multiple of the declared number, or two sizes of one symbol disagree.
     """
-    by_name: Mapping[str, LocalSymbol] = {local.name: local for local in own}
+    by_name: Mapping[str, LocalSymbol] = {local.name: local for local in local_symbols}
     multiples = {symbol.name: symbol.multiple_of for symbol in symbols}
     sizes: dict[str, int] = {}
     first: dict[str, str] = {}
@@ -115,4 +115,4 @@ def bind(
                     f"{name} = {sizes[name]}."
                 )
             first.setdefault(name, where)
-    return {local.name: sizes[local.symbol] // local.shards for local in own}
+    return {local.name: sizes[local.symbol] // local.shards for local in local_symbols}

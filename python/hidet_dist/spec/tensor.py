@@ -1,4 +1,4 @@
-"""The tensor sharding spec: which mesh axes split which dim."""
+"""The tensor sharding spec: the mesh axes that split each dim of a tensor."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def _parse_dim(token: str, text: str) -> tuple[int, ...]:
 
 
 def padded_shard(size: int, shards: int, mesh: DeviceMesh) -> int | None:
-    """The extent of one of ``shards`` equal shards of a dim of ``size``; None where a shard would be all padding.
+    """The extent of one of ``shards`` equal shards of a dim of ``size``; None if a shard would be padding only.
 
-    Where ``shards`` does not divide, the dim is padded to the next multiple of the number of devices of the mesh.
+    A dim that ``shards`` does not divide is padded to the next multiple of the mesh's number of devices.
     """
     if size % shards == 0:
         return size // shards
@@ -36,17 +36,18 @@ def padded_shard(size: int, shards: int, mesh: DeviceMesh) -> int | None:
 
 @dataclass(frozen=True)
 class TensorShardSpec:
-    """How a tensor lies on a mesh: ``mesh_axes_per_dim[d]`` are the mesh axes that split dim d, major to minor.
+    """The layout of a tensor on a mesh: ``mesh_axes_per_dim[d]`` are the mesh axes that split dim d, major to minor.
 
-    Written ``(S0, S1, R)``; ``(S01, R)`` splits dim 0 by axis 0 and each piece by axis 1; ``R`` is not split.
+    The written form is ``(S0, S1, R)``. ``(S01, R)`` splits dim 0 by axis 0, and each piece by axis 1. ``R`` marks a
+    dim that is not split. A mesh axis that splits no dim replicates the tensor.
 
-    Shards are equal in size. A dim that does not divide may be padded at its end, so that the last shards are in part
+    Shards are equal in size. A dim that does not divide may be padded at its end, so that the last shards are partly
     padding; each shard has at least one element of the tensor.
 
     Raises
     ------
     SpecError
-        For a mesh axis used twice or a negative one.
+        For a repeated mesh axis, or one outside of 0 to 9.
     """
 
     mesh_axes_per_dim: tuple[tuple[int, ...], ...]
@@ -76,11 +77,11 @@ class TensorShardSpec:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every device holds the whole tensor."""
+        """True if every device holds the whole tensor."""
         return not self.mesh_axes
 
     def with_dim(self, dim: int, axes: Sequence[int]) -> TensorShardSpec:
-        """The same spec with dim ``dim`` split by ``axes`` instead."""
+        """The spec with dim ``dim`` split by ``axes``."""
         per_dim = list(self.mesh_axes_per_dim)
         per_dim[dim] = tuple(axes)
         return TensorShardSpec(tuple(per_dim))
@@ -88,7 +89,7 @@ class TensorShardSpec:
     def validate(self, shape: Sequence[int], mesh: DeviceMesh, padded: bool = False) -> None:
         """Raise SpecError unless the spec fits a tensor of ``shape`` (elements) on ``mesh``.
 
-        Exactly, that is, each dim divides; with ``padded`` also where padding makes it divide (:meth:`padded_shape`).
+        Each dim must divide. With ``padded``, a dim that divides after padding (:meth:`padded_shape`) fits as well.
         """
         if self.ndim != len(shape):
             raise SpecError(f"The spec {self} is for {self.ndim} dims but the tensor has the shape {tuple(shape)}.")
@@ -110,7 +111,7 @@ class TensorShardSpec:
                 )
 
     def fits(self, shape: Sequence[int], mesh: DeviceMesh, padded: bool = False) -> bool:
-        """Whether :meth:`validate` accepts the spec."""
+        """Tell whether :meth:`validate` accepts the spec."""
         try:
             self.validate(shape, mesh, padded)
         except SpecError:
@@ -118,7 +119,7 @@ class TensorShardSpec:
         return True
 
     def num_shards(self, mesh: DeviceMesh) -> int:
-        """Into how many different pieces the tensor is split."""
+        """The number of distinct pieces that the tensor is split into."""
         return mesh.group_size(self.mesh_axes)
 
     def local_shape(self, shape: Sequence[int], mesh: DeviceMesh) -> tuple[int, ...]:
@@ -128,16 +129,16 @@ class TensorShardSpec:
         return tuple(padded_shard(size, shards, mesh) or 0 for size, shards in zip(shape, groups, strict=True))
 
     def padded_shape(self, shape: Sequence[int], mesh: DeviceMesh) -> tuple[int, ...]:
-        """The shape that the shards tile: ``shape``, but the dims that do not divide with their padding at the end.
+        """The shape that the shards tile: ``shape``, with padding at the end of dims that do not divide.
 
-        Such a dim is padded to a multiple of the number of all devices of the mesh, however many axes split it, so that
-        a shard of a dim split by some axes is made of shards of the dim split by more. Raises SpecError.
+        Such a dim is padded to a multiple of the mesh's number of devices, however many axes split it. So a shard of a
+        dim split by some axes consists of shards of the same dim split by more axes. Raises SpecError.
         """
         local = self.local_shape(shape, mesh)
         return tuple(size * mesh.group_size(axes) for size, axes in zip(local, self.mesh_axes_per_dim, strict=True))
 
     def is_padded(self, shape: Sequence[int], mesh: DeviceMesh) -> bool:
-        """Whether shards of a tensor of ``shape`` have padding. Raises SpecError when the spec does not fit."""
+        """Tell whether shards of a tensor of ``shape`` have padding. Raises SpecError when the spec does not fit."""
         return self.padded_shape(shape, mesh) != tuple(shape)
 
     def local_nbytes(self, shape: Sequence[int], itemsize: int, mesh: DeviceMesh) -> int:
@@ -145,7 +146,7 @@ class TensorShardSpec:
         return math.prod(self.local_shape(shape, mesh)) * itemsize
 
     def shard_offset(self, shape: Sequence[int], mesh: DeviceMesh, coordinate: Sequence[int]) -> tuple[int, ...]:
-        """Where, in the whole tensor, the shard of the device at ``coordinate`` begins. Raises SpecError."""
+        """The index in the whole tensor at which the shard of the device at ``coordinate`` begins. Raises SpecError."""
         local = self.local_shape(shape, mesh)
         mesh.rank(coordinate)  # refuses a coordinate outside the mesh
         offsets = []
@@ -157,7 +158,7 @@ class TensorShardSpec:
         return tuple(offsets)
 
     def slices(self, shape: Sequence[int], mesh: DeviceMesh, coordinate: Sequence[int]) -> tuple[slice, ...]:
-        """The slices that cut the shard of the device at ``coordinate``, without its padding, out of the whole tensor.
+        """The slices of the whole tensor that the device at ``coordinate`` holds, without padding.
 
         Raises SpecError when the spec does not fit.
         """

@@ -1,0 +1,78 @@
+"""The time and the memory that planning may take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+TIME_LIMIT_SECONDS = 60.0
+MEMORY_LIMIT_BYTES = 4 * 2**30
+
+Clock = Callable[[], float]
+
+
+class OutOfTimeError(Exception):
+    """The time limit was reached; the search catches this and returns the best plan known."""
+
+
+class Limits:
+    """A deadline and a bound on memory that all parts of one search share.
+
+    Parameters
+    ----------
+    seconds: float, optional
+        Seconds from now until the search ends with the best plan known; None for no limit.
+    nbytes: int
+        Bytes that the tables of eliminations, or the rows and columns of an integer program, may take. Sizes are
+        estimated before anything is allocated, so that the limit acts alike on every machine.
+    clock: callable
+        The time in seconds, from any origin. Tests give one that they move themselves.
+
+    Attributes
+    ----------
+    time_reached: whether the deadline has cut something short.
+    given_seconds: the time limit of the whole search, of which ``seconds`` may be a part.
+    """
+
+    def __init__(
+        self, seconds: float | None = None, nbytes: int = MEMORY_LIMIT_BYTES, clock: Clock = time.perf_counter
+    ):
+        self.seconds = self.given_seconds = seconds
+        self.nbytes = nbytes
+        self.time_reached = False
+        self._clock = clock
+        self._begin = clock()
+        self._parent: Limits | None = None
+
+    def elapsed_seconds(self) -> float:
+        """Seconds since the search began."""
+        return self._clock() - self._begin
+
+    def seconds_left(self) -> float | None:
+        """Seconds until the deadline, 0 or more; None without one."""
+        return None if self.seconds is None else max(0.0, self.seconds - self.elapsed_seconds())
+
+    def expired(self) -> bool:
+        """Whether the deadline has passed. What is then skipped is noted in ``time_reached``."""
+        if self.seconds is None or self.elapsed_seconds() < self.seconds:
+            return False
+        self.reach()
+        return True
+
+    def check(self) -> None:
+        """Raise OutOfTimeError once the deadline has passed."""
+        if self.expired():
+            raise OutOfTimeError
+
+    def reach(self) -> None:
+        """Note that the time limit cut something short, so that the result depends on the machine."""
+        self.time_reached = True
+        if self._parent is not None:
+            self._parent.reach()
+
+    def part(self, share: float) -> Limits:
+        """Limits of a part of the search, which may take this share of the time that is left."""
+        left = self.seconds_left()
+        own = Limits(None if left is None else share * left, self.nbytes, self._clock)
+        own._parent, own.given_seconds = self, self.given_seconds
+        return own

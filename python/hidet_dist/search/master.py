@@ -1,0 +1,107 @@
+"""The master linear program of a column generation: shares of the plans known (Dantzig and Wolfe, Operations Research
+8(1), 1960).
+
+A mixture of plans takes the mean of their bytes at each program point. The program minimises the mean of their seconds
+plus the price of a *slack*, the bytes by which the worst point exceeds what it may hold. The duals of the points are
+the prices at which the next plan is looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import highspy
+import numpy as np
+
+from hidet_dist.search.limits import Limits
+
+
+@dataclass(frozen=True)
+class Master:
+    """The optimum of the master program.
+
+    Attributes
+    ----------
+    objective: its value.
+    shares: of each plan.
+    slack: of the worst program point.
+    duals: of each program point, 0 or more.
+    """
+
+    objective: float
+    shares: list[float]
+    slack: float
+    duals: list[float]
+
+
+def solve_master(
+    plans: Sequence[Sequence[int]],
+    seconds: Sequence[float],
+    slack_seconds: float,
+    room: int,
+    byte: float,
+    limits: Limits,
+) -> Master:
+    """Mix plans that hold ``plans[p][m]`` bytes at point m and take ``seconds[p]``, so that the mean holds ``room``.
+
+    Each unit of slack, ``byte`` bytes, costs ``slack_seconds``. Points at which all plans hold alike, as in equal
+    layers, share their dual.
+
+    Raises
+    ------
+    OutOfTimeError
+        When the time limit is reached.
+    """
+    count = len(plans[0])
+    points: dict[tuple[int, ...], list[int]] = {}
+    for point in range(count):
+        row = tuple(nbytes[point] for nbytes in plans)
+        if max(row) > room:
+            points.setdefault(row, []).append(point)
+    rows = _undominated(points, limits)
+    model = highspy.Highs()
+    model.setOptionValue("output_flag", False)
+    model.setOptionValue("threads", 1)
+    left = limits.seconds_left()
+    if left is not None:
+        model.setOptionValue("time_limit", left)
+    # The slack first, then the plans in the order of their numbers as text: of several optima, which one is found
+    # depends on the order of the columns.
+    order = sorted(range(len(plans)), key=str)
+    column = {plan: 1 + n for n, plan in enumerate(order)}
+    model.addCol(slack_seconds, 0.0, highspy.kHighsInf, 0, [], [])
+    for plan in order:
+        model.addCol(seconds[plan], 0.0, highspy.kHighsInf, 0, [], [])
+    every = [column[plan] for plan in range(len(plans))]
+    model.addRow(1.0, 1.0, len(every), every, [1.0] * len(every))
+    for row in rows:
+        terms = [(column[plan], (nbytes - room) / byte) for plan, nbytes in enumerate(row) if nbytes != room]
+        indices, values = zip(*terms, (0, -1.0), strict=True)
+        model.addRow(-highspy.kHighsInf, 0.0, len(indices), indices, values)
+    model.run()
+    if model.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+        limits.check()
+    solution = model.getSolution()
+    duals = [0.0] * count
+    for row, dual in zip(rows, list(solution.row_dual)[1:], strict=True):
+        for point in points[row]:
+            duals[point] = max(0.0, -dual) / len(points[row])
+    values_ = list(solution.col_value)
+    return Master(
+        model.getObjectiveValue(), [values_[1 + order.index(p)] for p in range(len(plans))], values_[0], duals
+    )
+
+
+def _undominated(rows: Collection[tuple[int, ...]], limits: Limits) -> list[tuple[int, ...]]:
+    """The rows that no other one reaches or exceeds for every plan: the others are not needed."""
+    needed: list[tuple[int, ...]] = []
+    if not rows:
+        return needed
+    matrix = np.empty((len(rows), len(next(iter(rows)))), dtype=np.int64)
+    for row in sorted(rows, key=lambda row: (-sum(row), row)):
+        limits.check()
+        if not (matrix[: len(needed)] >= row).all(axis=1).any():
+            matrix[len(needed)] = row
+            needed.append(row)
+    return needed

@@ -1,0 +1,187 @@
+"""The problem that solvers take: lists of numbers, without graphs or specs.
+
+Every *entity* (an operator, a weight, a graph input or output) takes exactly one of its choices. An *edge* carries a
+tensor from its producer to a consumer. Where the produced and the consumed spec differ, the tensor is converted, which
+is paid once for each (tensor, produced spec, consumed spec), however many consumers ask for it.
+
+Memory is counted at *program points*. The bytes that a device holds at a point are a sum of terms of one choice each
+(:class:`LiveInterval`) and of terms of one tensor each, which depend on the spec that it is made in and on those that
+its readers require (:class:`ConvertedTensor`). The cost has the same structure, so that a price on the bytes of a point
+adds to the tables of the cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+
+@dataclass(frozen=True)
+class LiveInterval:
+    """``nbytes[k]`` bytes from program point ``begin`` to ``end`` (included) if the entity takes its choice k."""
+
+    entity: int
+    begin: int
+    end: int
+    nbytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ConvertedTensor:
+    """The memory that conversions of one tensor take, by the numbers of its specs.
+
+    ``layout[s]`` is equal for numbers that stand for the same spec, between which nothing is converted. A tensor that
+    is required as d holds ``nbytes[d]`` from the first reader that requires it so to the last; making it from s takes
+    another ``working(s, d)`` bytes at the first reader.
+    """
+
+    layout: tuple[int, ...]
+    nbytes: tuple[int, ...]
+    working: Callable[[int, int], int]
+
+
+@dataclass(frozen=True)
+class Activations:
+    """The bytes held at each of ``points`` program points beside the memory that is held throughout.
+
+    ``tensors`` are the converted tensors by number.
+    """
+
+    points: int
+    intervals: tuple[LiveInterval, ...]
+    tensors: Mapping[int, ConvertedTensor]
+
+
+NO_ACTIVATIONS = Activations(1, (), {})
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A tensor on its way from ``producer`` to ``consumer`` (entity numbers).
+
+    ``produced[k]`` is the number of the spec that the producer's choice k gives, ``consumed[k]`` the one that the
+    consumer's choice k requires; ``convert[s][d]`` the seconds of converting from s to d. Edges of one ``tensor`` share
+    the producer and the numbering of specs. A converted tensor is held for this consumer from program point ``begin``
+    to ``end``.
+    """
+
+    tensor: int
+    producer: int
+    consumer: int
+    produced: tuple[int, ...]
+    consumed: tuple[int, ...]
+    convert: tuple[tuple[float, ...], ...]
+    begin: int = 0
+    end: int = 0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """``cost[e][k]`` in seconds, ``memory[e][k]`` and ``budget`` in bytes, for entity e and its choice k.
+
+    ``memory`` is held throughout; ``activations`` is the memory that is held beside it for a time.
+    """
+
+    cost: Sequence[Sequence[float]]
+    memory: Sequence[Sequence[int]]
+    budget: int
+    edges: Sequence[Edge]
+    activations: Activations = NO_ACTIVATIONS
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The choice of every entity; ``seconds`` is the objective, at most ``gap`` (relative) above the optimum.
+
+    ``second_per_byte`` are the prices of the bytes of program points that it was found at; none if the budget does not
+    bind. ``points`` are those at which plans considered on the way held too much, and ``known`` are such plans, and
+    others: both help with another problem that differs from this one in its costs.
+    """
+
+    choices: tuple[int, ...]
+    seconds: float
+    gap: float
+    second_per_byte: tuple[float, ...] = ()
+    points: tuple[int, ...] = ()
+    known: tuple[tuple[int, ...], ...] = ()
+
+
+def evaluate(problem: Problem, choices: Sequence[int]) -> float:
+    """The cost in seconds of given choices, summed up term by term without a solver."""
+    seconds = sum(costs[k] for costs, k in zip(problem.cost, choices, strict=True))
+    paid: set[tuple[int, int, int]] = set()
+    for edge in problem.edges:
+        s, d = edge.produced[choices[edge.producer]], edge.consumed[choices[edge.consumer]]
+        if (edge.tensor, s, d) not in paid:
+            paid.add((edge.tensor, s, d))
+            seconds += edge.convert[s][d]
+    return seconds
+
+
+def readers(problem: Problem) -> dict[int, list[Edge]]:
+    """The edges of each tensor, those of the same consumer and the same required specs (x * x, say) taken once."""
+    unique = {(edge.tensor, edge.consumer, edge.consumed): edge for edge in problem.edges}
+    groups: dict[int, list[Edge]] = {}
+    for edge in unique.values():
+        groups.setdefault(edge.tensor, []).append(edge)
+    return groups
+
+
+def held_bytes(problem: Problem, groups: Mapping[int, Iterable[Edge]], choices: Sequence[int]) -> list[int]:
+    """Bytes held at each program point under given choices; ``groups`` are the edges of each tensor."""
+    activations = problem.activations
+    change = [0] * (activations.points + 1)
+    change[0] = sum(nbytes[k] for nbytes, k in zip(problem.memory, choices, strict=True))
+    for interval in activations.intervals:
+        nbytes = interval.nbytes[choices[interval.entity]]
+        change[interval.begin] += nbytes
+        change[interval.end + 1] -= nbytes
+    for tensor, group in groups.items():
+        memory = activations.tensors.get(tensor)
+        if memory is None:
+            continue
+        layout = memory.layout
+        spans: dict[int, tuple[int, int]] = {}
+        source = -1
+        for edge in group:
+            source, required = edge.produced[choices[edge.producer]], edge.consumed[choices[edge.consumer]]
+            if layout[source] != layout[required]:
+                begin, end = spans.get(required, (edge.begin, edge.end))
+                spans[required] = min(begin, edge.begin), max(end, edge.end)
+        for required, (begin, end) in spans.items():
+            change[begin] += memory.nbytes[required]
+            change[end + 1] -= memory.nbytes[required]
+            working = memory.working(source, required)
+            change[begin] += working
+            change[begin + 1] -= working
+    return list(accumulate(change))[:-1]
+
+
+def peaks(nbytes: Sequence[int], points: Iterable[int]) -> list[int]:
+    """Of ``points`` those at which no less is held than at the points beside them."""
+    padded = (0, *nbytes, 0)
+    return [m for m in points if padded[m + 1] >= padded[m] and padded[m + 1] >= padded[m + 2]]
+
+
+def restricted(problem: Problem, kept: Sequence[Sequence[int]]) -> Problem:
+    """The problem with only the choices ``kept`` of each entity."""
+    edges = [
+        replace(
+            edge,
+            produced=tuple(edge.produced[k] for k in kept[edge.producer]),
+            consumed=tuple(edge.consumed[k] for k in kept[edge.consumer]),
+        )
+        for edge in problem.edges
+    ]
+    intervals = tuple(
+        replace(interval, nbytes=tuple(interval.nbytes[k] for k in kept[interval.entity]))
+        for interval in problem.activations.intervals
+    )
+    return replace(
+        problem,
+        cost=[[costs[k] for k in own] for costs, own in zip(problem.cost, kept, strict=True)],
+        memory=[[nbytes[k] for k in own] for nbytes, own in zip(problem.memory, kept, strict=True)],
+        edges=edges,
+        activations=replace(problem.activations, intervals=intervals),
+    )

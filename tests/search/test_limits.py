@@ -1,0 +1,315 @@
+"""Limits of time and memory: planning ends with the best plan known or an error that says what was not found.
+
+Time is that of a clock which advances by one second whenever it is read, so that no verdict depends on the machine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import tracemalloc
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import hidet
+import pytest
+
+from hidet_dist.errors import ConfigError, InfeasibleError, SearchLimitWarning, SolverError
+from hidet_dist.machine import Cluster, builtin
+from hidet_dist.search import SearchOptions, find, search, search_family, tuning
+from hidet_dist.search.eliminate import Tables, TooWide, eliminate
+from hidet_dist.search.ilp import TooLargeError, program_bytes, solve
+from hidet_dist.search.limits import Limits, OutOfTimeError
+from hidet_dist.search.memory import live_bytes
+from hidet_dist.search.optimum import least_memory, optimize
+from hidet_dist.search.options import SolveOptions
+from hidet_dist.search.prices import Prices
+from hidet_dist.search.problem import (
+    Activations,
+    ConvertedTensor,
+    Edge,
+    Problem,
+    evaluate,
+    held_bytes,
+    readers,
+)
+from hidet_dist.spec import DeviceMesh
+from hidet_dist.testing import shapes
+from hidet_dist.view import GraphView
+
+T = TypeVar("T")
+
+FOREVER = 1e9
+GRACE = 60  # readings of the clock after the deadline: the parts of a search that notice it one after the other
+
+
+class Clock:
+    """A clock that advances by a second whenever it is read."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1
+        return self.now
+
+
+def dense(entities: int, choices: int, seed: int = 0, budget_share: float = 0.5) -> Problem:
+    """A problem in which every two entities share a tensor, with a budget at a share of the way between extremes."""
+    rng = random.Random(seed)
+    cost = [[float(rng.randint(0, 99)) for _ in range(choices)] for _ in range(entities)]
+    memory = [[rng.randint(0, 99) for _ in range(choices)] for _ in range(entities)]
+    specs = tuple(range(choices))
+    edges = [
+        Edge(
+            number,
+            producer,
+            consumer,
+            specs,
+            specs,
+            tuple(tuple(0.0 if s == d else float(rng.randint(1, 20)) for d in specs) for s in specs),
+        )
+        for number, (producer, consumer) in enumerate(itertools.combinations(range(entities), 2))
+    ]
+    least, most = sum(map(min, memory)), sum(map(max, memory))
+    return Problem(cost, memory, int(least + budget_share * (most - least)), edges)
+
+
+def peak(problem: Problem, choices: tuple[int, ...]) -> int:
+    return max(held_bytes(problem, readers(problem), choices))
+
+
+def cut_off_points(readings: float, count: int = 8) -> list[int]:
+    """Deadlines all over a search that reads the clock so often when it has all the time it wants."""
+    return sorted({1, *(round(readings * n / count) for n in range(1, count))} - {0})
+
+
+def warned(plan: Callable[[], T]) -> T:
+    """What ``plan`` returns; it must warn that the time limit was reached, unless it raises."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = plan()
+    assert any(issubclass(one.category, SearchLimitWarning) for one in caught)
+    return result
+
+
+def llama() -> hidet.FlowGraph:
+    config = shapes.LlamaConfig(
+        layers=1, hidden=64, heads=4, kv_heads=2, inner=128, vocabulary=64, batch=4, sequence=16, dtype="float32"
+    )
+    return shapes.llama(config)
+
+
+@pytest.fixture(scope="module")
+def tight() -> tuple[hidet.FlowGraph, Cluster, int]:
+    """A layer of a LLaMA, two devices, and a budget that binds."""
+    graph, cluster = llama(), builtin("cpu", DeviceMesh((2,)))
+    most = max(live_bytes(GraphView(graph), find(graph, cluster, report=False).plan.stage))
+    return graph, cluster, int(0.8 * most)
+
+
+def test_wherever_time_runs_out_there_is_a_plan_that_fits_or_an_error_and_no_more_work(
+    tight: tuple[hidet.FlowGraph, Cluster, int],
+) -> None:
+    graph, cluster, budget = tight
+    clock = Clock()
+    options = SearchOptions(mem_budget=budget, time_limit_seconds=FOREVER, clock=clock)
+    whole = find(graph, cluster, options)
+    assert not whole.time_limit_reached
+    assert whole.plan.report is not None
+    assert not whole.plan.report.time_limit_reached
+    plans = errors = 0
+    for deadline in cut_off_points(clock.now):
+        clock = Clock()
+        own = replace(options, time_limit_seconds=float(deadline), clock=clock)
+        try:
+            found = warned(lambda own=own: find(graph, cluster, own))
+        except SolverError as error:
+            assert f"within the time limit of {deadline}.0 s" in str(error)
+            assert "solver_time_limit_seconds" in str(error)
+            errors += 1
+        else:
+            assert found.time_limit_reached
+            assert max(live_bytes(GraphView(graph), found.plan.stage)) <= budget
+            assert found.bound_seconds <= whole.plan.seconds <= found.plan.seconds * (1 + options.gap)
+            assert found.bound_seconds == pytest.approx(found.plan.seconds * (1 - found.gap))
+            assert found.plan.report is not None
+            assert found.plan.report.time_limit_reached
+            assert "depends on the speed of the machine" in str(found.plan.explain())
+            plans += 1
+        assert clock.now <= deadline + GRACE
+    assert plans
+    assert errors
+
+
+def test_a_budget_that_nothing_fits_is_answered_within_the_limit(tight: tuple[hidet.FlowGraph, Cluster, int]) -> None:
+    graph, cluster, _ = tight
+    clock = Clock()
+    weights = sum(GraphView(graph).nbytes(name) for name in GraphView(graph).weights)
+    options = SearchOptions(mem_budget=int(0.55 * weights), time_limit_seconds=FOREVER, clock=clock)
+    with pytest.raises(InfeasibleError, match="Give at least"):
+        find(graph, cluster, options)
+    for deadline in cut_off_points(clock.now):
+        clock = Clock()
+        with pytest.raises((InfeasibleError, SolverError), match=r"Give at least|solver_time_limit_seconds"):
+            find(graph, cluster, options, time_limit_seconds=float(deadline), clock=clock)
+        assert clock.now <= deadline + GRACE
+
+
+def test_a_finer_mesh_and_the_given_one_share_the_limit() -> None:
+    """Two heads of keys and values on four devices: two searches, one limit."""
+    graph, cluster, clock = llama(), builtin("cpu", DeviceMesh((4,))), Clock()
+    whole = search(graph, cluster, time_limit_seconds=FOREVER, clock=clock)
+    assert whole.stage.mesh.ndim == 2
+    plans = 0
+    for deadline in cut_off_points(clock.now, 4):
+        clock = Clock()
+        try:
+            plan = warned(lambda d=deadline, c=clock: search(graph, cluster, time_limit_seconds=float(d), clock=c))
+        except SolverError:
+            pass
+        else:
+            plans += 1
+            assert plan.report is not None
+        assert clock.now <= deadline + 2 * GRACE
+    assert plans
+
+
+@pytest.mark.parametrize("mode", ["search", "propagate"])
+def test_every_mode_ends_in_time(mlp: hidet.FlowGraph, toy: Callable[..., Cluster], mode: str) -> None:
+    with pytest.raises(SolverError, match=r"within the time limit of 2.0 s"):
+        find(mlp, toy(), mode=mode, time_limit_seconds=2.0, clock=Clock())
+
+
+def test_a_family_ends_in_time(mlp: hidet.FlowGraph, toy: Callable[..., Cluster]) -> None:
+    clock = Clock()
+    options = SearchOptions(mem_budget=120_000, time_limit_seconds=FOREVER, clock=clock)
+    search_family([mlp, mlp], toy(), options=options)
+    families = 0
+    for deadline in cut_off_points(clock.now, 4):
+        clock = Clock()
+        try:
+            own = replace(options, time_limit_seconds=float(deadline), clock=clock)
+            family = warned(lambda own=own: search_family([mlp, mlp], toy(), options=own))
+        except (SolverError, InfeasibleError):
+            pass
+        else:
+            families += 1
+            assert family.time_limit_reached
+            assert family.bound_seconds <= family.seconds
+        assert clock.now <= deadline + 2 * GRACE
+    assert families
+
+
+def test_without_a_limit_the_clock_does_not_matter(mlp: hidet.FlowGraph, toy: Callable[..., Cluster]) -> None:
+    whole = find(mlp, toy(), time_limit_seconds=None, clock=Clock())
+    assert not whole.time_limit_reached
+    assert whole.plan.to_json() == find(mlp, toy(), time_limit_seconds=FOREVER).plan.to_json()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_solvers_of_dense_problems_end_in_time(seed: int) -> None:
+    problem = dense(9, 4, seed)
+    clock = Clock()
+    best = optimize(problem, SolveOptions(gap=1e-6, limits=Limits(FOREVER, clock=clock)))
+    readings = clock.now
+    for deadline in cut_off_points(readings):
+        clock = Clock()
+        limits = Limits(float(deadline), clock=clock)
+        try:
+            found = optimize(problem, SolveOptions(gap=1e-6, limits=limits))
+        except SolverError as error:
+            assert "time limit" in str(error)
+        else:
+            assert peak(problem, found.choices) <= problem.budget
+            assert found.seconds == evaluate(problem, found.choices) >= best.seconds * (1 - 1e-6)
+            assert found.seconds * (1 - found.gap) <= best.seconds * (1 + 1e-6)
+        assert clock.now <= deadline + GRACE
+    limits = Limits(1.0, clock=Clock())
+    assert least_memory(problem, SolveOptions(limits=limits)).nbytes == sum(map(min, problem.memory))
+
+
+def test_an_elimination_and_an_integer_program_stop_where_they_are() -> None:
+    problem, every = dense(6, 4), [list(range(4))] * 6
+    clock = Clock()
+    eliminate(problem, every, Tables(Limits(FOREVER, clock=clock)), Prices([0.0]))
+    assert clock.now > 10
+    with pytest.raises(OutOfTimeError):
+        eliminate(problem, every, Tables(Limits(clock.now / 2, clock=Clock())), Prices([0.0]))
+    with pytest.raises(OutOfTimeError):
+        solve(problem, SolveOptions(limits=Limits(5.0, clock=Clock())))
+
+
+def test_tables_that_would_take_too_much_memory_are_not_made() -> None:
+    problem, every = dense(7, 12), [list(range(12))] * 7
+    limits = Limits(nbytes=2**20)  # where the first step alone makes a table of 24 MB
+    tracemalloc.start()
+    try:
+        with pytest.raises(TooWide):
+            eliminate(problem, every, Tables(limits), Prices([0.0]))
+        assert tracemalloc.get_traced_memory()[1] < 8 * 2**20
+    finally:
+        tracemalloc.stop()
+    assert eliminate(dense(3, 12), every[:3], Tables(limits), Prices([0.0])).choices
+
+
+def test_tables_of_earlier_eliminations_make_room() -> None:
+    problem, every = dense(5, 6), [list(range(6))] * 5
+    one = Tables()
+    eliminate(problem, every, one, Prices([0.0]))
+    tables = Tables(Limits(nbytes=2 * one.nbytes))
+    for price in range(20):
+        assert eliminate(problem, every, tables, Prices([float(price)])).choices
+        assert tables.nbytes <= 2 * one.nbytes
+
+
+def test_what_elimination_has_no_memory_for_goes_to_the_integer_program() -> None:
+    problem = dense(6, 6)
+    expected = optimize(problem, SolveOptions(gap=1e-6))
+    needed = program_bytes(problem)
+    narrow = optimize(problem, SolveOptions(gap=1e-6, limits=Limits(nbytes=needed)))
+    assert narrow.seconds == pytest.approx(expected.seconds)
+    with pytest.raises(TooLargeError, match=f"may take {needed - 1}"):
+        solve(problem, SolveOptions(limits=Limits(nbytes=needed - 1)))
+
+
+def test_a_graph_that_is_too_dense_for_the_memory_is_refused(mlp: hidet.FlowGraph, toy: Callable[..., Cluster]) -> None:
+    """With 1000 bytes there is room for neither; the plan of the least memory is still known where it fits."""
+    problem = dense(6, 6)
+    # Only equal choices fit the budget, and the smallest ones are different.
+    alone = [[int(choice != entity) for choice in range(6)] for entity in range(6)]
+    held = ConvertedTensor(tuple(range(6)), (50,) * 6, lambda source, required: 0)
+    activations = Activations(1, (), {edge.tensor: held for edge in problem.edges})
+    narrow = replace(problem, memory=alone, budget=5, activations=activations)
+    with pytest.raises(SolverError, match=r"found holds 750 bytes.*solver_memory_limit_bytes"):
+        optimize(narrow, SolveOptions(limits=Limits(nbytes=1000)))
+    assert peak(narrow, optimize(narrow).choices) == 5
+    found = find(mlp, toy(), memory_limit_bytes=1000, report=False)
+    best = find(mlp, toy(), report=False)
+    assert found.bound_seconds <= best.plan.seconds <= found.plan.seconds
+    assert found.gap == pytest.approx(1 - found.bound_seconds / found.plan.seconds)
+
+
+@pytest.mark.parametrize("choices", [1, 2])
+def test_more_neighbours_than_an_array_has_dims_are_too_wide(choices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = dense(70, choices)
+    with pytest.raises(TooWide):
+        eliminate(problem, [list(range(choices))] * 70, Tables(), Prices([0.0]))
+    solution = optimize(problem, SolveOptions(gap=0.5))
+    assert peak(problem, solution.choices) <= problem.budget
+
+
+def test_unfit_options_are_refused(mlp: hidet.FlowGraph, toy: Callable[..., Cluster]) -> None:
+    for unfit in (0, -1.0, float("nan"), "60", True):
+        with pytest.raises(ConfigError, match="time_limit_seconds must be above 0"):
+            search(mlp, toy(), time_limit_seconds=unfit)
+    for unfit in (0, 1.5, None):
+        with pytest.raises(ConfigError, match="memory_limit_bytes must be whole bytes above 0"):
+            SearchOptions(memory_limit_bytes=unfit)
+    with pytest.raises(ConfigError, match="Unknown option 'budget'"):
+        search(mlp, toy(), budget=5)
+    with pytest.raises(ConfigError, match="options of a search are a SearchOptions; got 5"):
+        search(mlp, toy(), 5)
+    assert tuning.READERS_LIMITS
