@@ -20,7 +20,7 @@ namespace hidet_dist {
 class Inbox {
  public:
   static constexpr int64_t kPieceBytes = 64 * 1024;  // of a message: two of them fit into a second-level cache, twice
-  static constexpr uint32_t kPieces = 2;             // in a channel at a time
+  static constexpr uint32_t kPieces = 2;  // in a channel at a time
 
   // The owner of an inbox, as the others see it.
   struct Owner {

@@ -31,8 +31,8 @@ using nccl::Stream;
 static_assert(sizeof(nccl::UniqueId) == HIDET_DIST_NCCL_ID_BYTES, "an id of NCCL's");
 
 constexpr auto kSpin = std::chrono::microseconds(100);   // so long, a thread that waits only lets others run
-constexpr auto kPause = std::chrono::microseconds(20);   // then it sleeps so long at a time: little against a collective
-constexpr auto kClosing = std::chrono::seconds(5);       // for communicators to be freed or aborted
+constexpr auto kPause = std::chrono::microseconds(20);  // then it sleeps so long at a time: little against a collective
+constexpr auto kClosing = std::chrono::seconds(5);  // for communicators to be freed or aborted
 constexpr int kWarmUpBytesARank = 8;
 
 struct DataType {
@@ -237,7 +237,8 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     });
   }
 
-  int32_t reduce_scatter(const void *send, void *recv, int64_t count, int32_t dtype, int32_t op, int32_t group) override {
+  int32_t reduce_scatter(const void *send, void *recv, int64_t count, int32_t dtype, int32_t op,
+                         int32_t group) override {
     return enqueue(group, "ncclReduceScatter", [&](Comm comm, Stream stream) {
       return library_.reduce_scatter(send, recv, static_cast<size_t>(count), data_type(dtype).type,
                                      reduce_op_of(op, dtype), comm, stream);
@@ -274,7 +275,8 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     const Stream stream = here();
     const nccl::DataType type = data_type(dtype).type;
     return exchange(comm, [&](auto enqueue) {
-      if (to != HIDET_DIST_NOBODY) enqueue(library_.send(send, static_cast<size_t>(send_count), type, to, comm, stream));
+      if (to != HIDET_DIST_NOBODY)
+        enqueue(library_.send(send, static_cast<size_t>(send_count), type, to, comm, stream));
       if (from != HIDET_DIST_NOBODY) {
         enqueue(library_.recv(recv, static_cast<size_t>(recv_count), type, from, comm, stream));
       }
@@ -282,9 +284,9 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
   }
 
   int32_t copy(const void *send, void *recv, int64_t bytes) override {
-    const int error = library_.cu_memcpy_async(reinterpret_cast<nccl::DevicePointer>(recv),
-                                               reinterpret_cast<nccl::DevicePointer>(send), static_cast<size_t>(bytes),
-                                               here());
+    const int error =
+        library_.cu_memcpy_async(reinterpret_cast<nccl::DevicePointer>(recv),
+                                 reinterpret_cast<nccl::DevicePointer>(send), static_cast<size_t>(bytes), here());
     return error == 0 ? HIDET_DIST_OK : fail_with_cuda(error, "cuMemcpyAsync");
   }
 
@@ -473,15 +475,16 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     const char *detail = comm == nullptr ? nullptr : library_.get_last_error(comm);
     if (detail != nullptr && *detail != '\0') message += std::string(" (") + detail + ")";
     // Wrong arguments and CUDA's errors are this rank's own. A connection that breaks is a system error to NCCL.
-    const bool own = result == nccl::kInvalidArgument || result == nccl::kInvalidUsage ||
-                     result == nccl::kUnhandledCudaError;
+    const bool own =
+        result == nccl::kInvalidArgument || result == nccl::kInvalidUsage || result == nccl::kUnhandledCudaError;
     return fail(message, !own);
   }
 
   int32_t fail_with_cuda(int error, const char *what) {
     const char *text = nullptr;
     library_.cu_get_error_string(error, &text);
-    return fail(std::string(what) + " failed: " + (text == nullptr ? "CUDA error " + std::to_string(error) : text), false);
+    return fail(std::string(what) + " failed: " + (text == nullptr ? "CUDA error " + std::to_string(error) : text),
+                false);
   }
 
   std::vector<Comm> take_comms() {
@@ -534,7 +537,7 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
   std::map<int32_t, std::unique_ptr<Slot>> comms_;
   Slot *pending_ = nullptr;
   Comm pending_parent_ = nullptr;
-  int32_t used_ = 0;    // the mesh axes of all groups used so far
+  int32_t used_ = 0;  // the mesh axes of all groups used so far
   int32_t recent_ = 0;  // of those used since a wait was over
   bool waits_ = false;
   Clock::time_point wait_start_{};
@@ -594,7 +597,8 @@ int32_t hidet_dist_nccl_device_count(void) {
 int32_t hidet_dist_nccl_device_uuid(int32_t device, char *uuid) {
   const Library *library = loaded_library();
   int number = 0;
-  const bool known = library != nullptr && succeeded(*library, library->cu_device_get(&number, device), "cuDeviceGet") &&
+  const bool known = library != nullptr &&
+                     succeeded(*library, library->cu_device_get(&number, device), "cuDeviceGet") &&
                      succeeded(*library, library->cu_device_get_uuid(uuid, number), "cuDeviceGetUuid");
   return known ? HIDET_DIST_OK : HIDET_DIST_FAILED;
 }

@@ -18,9 +18,7 @@ namespace hidet_dist {
 
 FileHeader Segment::header(int32_t ranks) { return {kMagic, kSlotBytes, ranks}; }
 
-size_t Segment::header_bytes(int32_t ranks) {
-  return whole_pages(kLine + static_cast<size_t>(ranks) * sizeof(Member));
-}
+size_t Segment::header_bytes(int32_t ranks) { return whole_pages(kLine + static_cast<size_t>(ranks) * sizeof(Member)); }
 
 size_t Segment::file_bytes(int32_t ranks) {
   return header_bytes(ranks) + static_cast<size_t>(ranks) * kSlots * kSlotBytes;

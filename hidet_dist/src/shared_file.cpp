@@ -38,13 +38,13 @@ std::shared_ptr<Mapping> Mapping::of(int descriptor, dev_t device, ino_t file, s
 }
 
 std::shared_ptr<Mapping> Mapping::of(int descriptor, const FileHeader &expected, size_t bytes) {
-  struct stat status {};
+  struct stat status{};
   if (fstat(descriptor, &status) != 0 || static_cast<size_t>(status.st_size) != bytes) return nullptr;
   std::shared_ptr<Mapping> mapping = of(descriptor, status.st_dev, status.st_ino, bytes);
   if (mapping == nullptr) return nullptr;
   const auto *header = reinterpret_cast<const FileHeader *>(mapping->memory());
-  const bool fits = header->magic == expected.magic && header->slot_bytes == expected.slot_bytes &&
-                    header->ranks == expected.ranks;
+  const bool fits =
+      header->magic == expected.magic && header->slot_bytes == expected.slot_bytes && header->ranks == expected.ranks;
   return fits ? mapping : nullptr;
 }
 

@@ -22,6 +22,7 @@
 namespace {
 
 using hidet_dist::Blocks;
+using hidet_dist::check_files;
 using hidet_dist::Mailbox;
 using hidet_dist::Message;
 using hidet_dist::OutOfStep;
@@ -29,7 +30,6 @@ using hidet_dist::OwnFailure;
 using hidet_dist::Peer;
 using hidet_dist::PeerFailure;
 using hidet_dist::Segment;
-using hidet_dist::check_files;
 
 int64_t size_of(int32_t group) { return hidet_dist::current()->mesh().group_size(group); }
 
@@ -59,8 +59,7 @@ struct hidet_dist_shm final : hidet_dist::HostTransport {
 
   int32_t all_gather(const void *send, void *recv, int64_t count, int32_t dtype, int32_t group) override {
     return run(
-        group,
-        [&](Segment &segment) { hidet_dist::all_gather(segment, send, recv, behind(segment, count, dtype)); },
+        group, [&](Segment &segment) { hidet_dist::all_gather(segment, send, recv, behind(segment, count, dtype)); },
         [&] { return fallback_.all_gather(fallback_.context, send, recv, count, dtype, group); });
   }
 
@@ -95,9 +94,7 @@ struct hidet_dist_shm final : hidet_dist::HostTransport {
                                 int32_t group) override {
     return run(
         group,
-        [&](Segment &segment) {
-          hidet_dist::reduce_scatter(segment, send, recv, Blocks::of(*sent, dtype), dtype, op);
-        },
+        [&](Segment &segment) { hidet_dist::reduce_scatter(segment, send, recv, Blocks::of(*sent, dtype), dtype, op); },
         [&] {
           return hidet_dist::reduce_scatter_blocks(fallback_, size_of(group), send, recv, sent, dtype, op, group);
         });
@@ -151,7 +148,8 @@ struct hidet_dist_shm final : hidet_dist::HostTransport {
     const bool sends_there = to != HIDET_DIST_NOBODY && !sends_here;
     const bool receives_there = from != HIDET_DIST_NOBODY && !receives_here;
     const auto here = [&] {
-      return guard([&] { mailbox_->exchange(send, sends_here ? out : Message{}, recv, receives_here ? in : Message{}); });
+      return guard(
+          [&] { mailbox_->exchange(send, sends_here ? out : Message{}, recv, receives_here ? in : Message{}); });
     };
     const auto there = [&] {
       if (const int32_t status = guard(check_files); status != HIDET_DIST_OK) return status;
