@@ -40,8 +40,13 @@ def load(folder: str, timeout_seconds: float) -> int:
 
 def call(inputs: list[Any]) -> list[Any]:
     """Call it, on float32 inputs."""
+    return call_typed(inputs, ["float32"] * len(inputs))[0]
+
+
+def call_typed(inputs: list[Any], dtypes: list[str]) -> list[Any]:
+    """Call it, on inputs of these dtypes; returns all outputs."""
     assert model is not None
-    return model.run([np.array(x, np.float32) for x in inputs])[0].tolist()
+    return [y.tolist() for y in model.run([np.array(x, dtype) for x, dtype in zip(inputs, dtypes, strict=True)])]
 
 
 def serve(inputs: list[Any]) -> str:
@@ -159,7 +164,7 @@ def multiprocess() -> int:
 
 COMMANDS = {
     function.__name__: function
-    for function in (load, call, serve, close, limit, stall, shared, fork, threads, multiprocess)
+    for function in (load, call, call_typed, serve, close, limit, stall, shared, fork, threads, multiprocess)
 }
 
 

@@ -18,7 +18,7 @@ from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_MANIFEST_BYTES
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
 
-FORMAT = 6
+FORMAT = 7
 NAME = "manifest.json"
 
 
@@ -52,6 +52,26 @@ class Launch:
     communication: str
 
 
+Product = tuple[int | str, ...]
+"""A product of numbers and of the sizes of local symbols, by name."""
+
+
+@dataclass(frozen=True)
+class IndexCheck:
+    """Elements of an input that are indices, each of which must be from ``-rows`` to ``rows - 1``.
+
+    They are a strided view of the input, whose shape, strides and offset are in elements. ``shift`` is what the program
+    adds to them before it looks them up.
+    """
+
+    input: int
+    rows: Product
+    shift: int
+    shape: tuple[Product, ...]
+    strides: tuple[Product, ...]
+    offset: Product
+
+
 @dataclass(frozen=True)
 class StageManifest:
     """One stage: folder, mesh, signatures, the kernels' names, and the order in which the launcher takes its data.
@@ -62,7 +82,7 @@ class StageManifest:
     ``cublas`` whether the last of them calls cuBLAS.
     ``workspace_bytes`` is the room that activations take by kind of memory (``cpu``, ``cuda``), or None where that
     depends on symbolic dims; ``weight_bytes`` what one rank's weights take. ``cuda_graph`` says whether the program
-    is run as a CUDA graph.
+    is run as a CUDA graph. ``index_checks`` are what a call's inputs are checked for before it runs.
     """
 
     folder: str
@@ -82,6 +102,7 @@ class StageManifest:
     weight_bytes: int = 0
     cuda_graph: bool = False
     cublas: tuple[bool, ...] = ()
+    index_checks: tuple[IndexCheck, ...] = ()
 
     @property
     def communications(self) -> tuple[str, ...]:

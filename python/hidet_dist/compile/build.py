@@ -18,6 +18,7 @@ import hidet
 from hidet.drivers import build_task_batch
 from hidet.graph import FlowGraph, Operator, Tensor
 
+from hidet_dist.artifacts.manifest import IndexCheck
 from hidet_dist.compat.build_locks import locked_builds
 from hidet_dist.compat.cpu_build import precompile_headers
 from hidet_dist.compat.cublas_products import product_of
@@ -32,6 +33,8 @@ from hidet_dist.compile.cpu.collectives import place_shards
 from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
 from hidet_dist.compile.cuda.build import cuda_target
 from hidet_dist.compile.cuda.launches import fewer_launches
+from hidet_dist.compile.guards import guard_graph
+from hidet_dist.compile.index_checks import index_checks
 from hidet_dist.compile.target import CPU, Target
 from hidet_dist.errors import CompileError
 from hidet_dist.machine import Cluster
@@ -63,6 +66,7 @@ class CompiledProgram:
     constants: constants that optimizing the program made, by name; the same for every rank.
     libraries: what the kernels need besides the runtimes: ``openblas`` or nothing, the CUDA runtime for CUDA.
     workspace_bytes: room for activations, by kind of memory; None where it depends on symbolic dims.
+    index_checks: what inputs are to be checked for before the program runs.
     """
 
     graph: FlowGraph
@@ -76,6 +80,7 @@ class CompiledProgram:
     constants: dict[str, Tensor]
     libraries: tuple[str, ...]
     workspace_bytes: dict[str, int] | None
+    index_checks: tuple[IndexCheck, ...]
 
 
 def check_compiler(target: Target) -> None:
@@ -117,7 +122,10 @@ def optimize_program(program: Program, target: Target = CPU) -> FlowGraph:
     """
     # What does not depend on inputs is computed meanwhile, on the processor that there is.
     with _building_for(replace(target, cpu=NATIVE)):
-        placed = place_shards(program.graph) if target.kind == "cpu" else fewer_launches(program.graph)
+        # Inputs that are on a GPU are not checked.
+        checked = index_checks(program)[1] if target.kind == "cpu" else frozenset()
+        guarded = guard_graph(program, checked)
+        placed = place_shards(guarded) if target.kind == "cpu" else fewer_launches(guarded)
         graph = hidet.graph.optimize(placed)
     if target.kind == "cpu":
         graph = lower_to_kernels(graph)
@@ -226,6 +234,7 @@ def compile_program(
         constants,
         _libraries(graph, target),
         None if program.symbols else _workspace_bytes(launcher),
+        index_checks(program)[0],
     )
 
 

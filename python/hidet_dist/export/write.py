@@ -170,6 +170,7 @@ def write_artifacts(
         sum(_nbytes(x) for name, x in program.weight_placeholders.items() if name in compiled.data),
         target.cuda_graph,
         tuple(compiled.cublas),
+        compiled.index_checks,
     )
     shutil.copyfile(compiled.launcher, folder / stage.launcher_file)
     for number, kernel in enumerate(compiled.kernels):

@@ -12,7 +12,10 @@ from typing import Any
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.transform import GatherOp, IdxSelOp, TakeOp
 from hidet.graph.ops.utils import Task, compute, input_like
-from hidet.ir.expr import if_then_else, logical_and
+from hidet.ir import primitives
+from hidet.ir.dtypes import float32, float64
+from hidet.ir.expr import Expr, cast, if_then_else, logical_and
+from hidet.ir.type import DataType
 
 from hidet_dist.rules.access import Digit
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
@@ -40,8 +43,24 @@ def row_axes(op: Operator, in_specs: Sequence[TensorShardSpec]) -> tuple[int, ..
     return () if dim is None else in_specs[0].mesh_axes_per_dim[dim]
 
 
+def missing_element(dtype: DataType) -> Expr:
+    """What is looked up by an index that is out of range: NaN, the least integer, the greatest unsigned one or true.
+
+    These are the fill values of JAX's ``take`` (jax.numpy.take, mode="fill").
+    """
+    if dtype.is_float():
+        wide = dtype if dtype == float64 else float32
+        return cast(primitives.sqrt(wide.constant(-1.0)), dtype)  # hidet cannot write the constant
+    if dtype.is_boolean():
+        return dtype.constant(True)
+    return dtype.constant(dtype.iinfo().min if dtype.signedness() else dtype.iinfo().max)
+
+
 class ShardedLookupTask(Task):
-    """What a lookup gives for the rows that the device has, and zero for all others."""
+    """What a lookup gives for the rows that the device has, and zero for all others.
+
+    An index out of range gives :func:`missing_element` on the device with the first rows, so that the sum is that.
+    """
 
     def __init__(  # type: ignore[no-untyped-def]
         self, data, indices, coordinate, kind: str, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int], rows: int
@@ -59,7 +78,10 @@ class ShardedLookupTask(Task):
                 shard = shard * size + coordinate[axis]
             local = row - shard * local_rows
             own = data[[*out[:dim], local, *out[dim + span :]]]
-            return if_then_else(logical_and(local >= 0, local < local_rows), own, data.type.dtype.zero)
+            dtype = data.type.dtype
+            missing = if_then_else(shard == 0, missing_element(dtype), dtype.zero)
+            other = if_then_else(logical_and(row >= 0, row < rows), dtype.zero, missing)
+            return if_then_else(logical_and(local >= 0, local < local_rows, row < rows), own, other)
 
         looked_up = indices.shape if kind == "take" else [indices.shape[0 if kind == "select" else dim]]
         shape = [*data.shape[:dim], *looked_up, *data.shape[dim + 1 :]]

@@ -9,6 +9,7 @@ from hidet_dist.artifacts.manifest import StageManifest, TensorSignature
 from hidet_dist.errors import InputError
 from hidet_dist.runtime import dlpack
 from hidet_dist.runtime.dlpack import DEVICE_NAMES
+from hidet_dist.runtime.index_checks import IndexChecks
 from hidet_dist.runtime.memory import Memory
 from hidet_dist.runtime.tensors import NUMPY, Buffer, buffer_of, has_dtype, kind_of
 from hidet_dist.spec.symbols import bind
@@ -30,6 +31,7 @@ class Signature:
         self._memory = memory
         self._inputs = [(_dtype(x), None if x.is_symbolic else x.shape) for x in stage.inputs]
         self._outputs = [_dtype(y) for y in stage.outputs]
+        self._index_checks = IndexChecks(stage)
         self._able: set[str] = set()  # the kinds of tensors that have the outputs' dtypes
 
     def inputs(self, given: Sequence[Any]) -> list[Buffer]:
@@ -57,6 +59,10 @@ class Signature:
         written = [x.shape for x in self._stage.inputs]
         shapes = zip(written, (buffer.shape for buffer in inputs), strict=True)
         return bind(self._stage.symbols, self._stage.local_symbols, shapes)
+
+    def check_indices(self, inputs: Sequence[Buffer], sizes: Mapping[str, int]) -> None:
+        """Raise InputError where inputs hold indices that are out of range, at these sizes of local symbols."""
+        self._index_checks.check(inputs, sizes)
 
     def outputs(
         self, given: Sequence[Any], shapes: Sequence[tuple[int, ...]], inputs: Sequence[Buffer]

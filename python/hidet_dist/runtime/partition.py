@@ -278,7 +278,8 @@ class LoadedPartition:
         ------
         InputError
             When the number, dtypes, shapes or devices of inputs or outputs are not the program's, a symbolic dim's size
-            is not a multiple of what was declared, or two inputs or two ranks disagree on it. All ranks refuse the call
+            is not a multiple of what was declared, or two inputs or two ranks disagree on it, or an input in host
+            memory holds an index (such as the number of a token) that its table has not. All ranks refuse the call
             then, also those whose own inputs are right, and no data of the inputs has been sent.
         CommunicationError
             When a collective fails; the partition cannot be used any more.
@@ -292,6 +293,7 @@ class LoadedPartition:
         with self._refusing_together():
             arguments = self._signature.inputs(inputs)
             sizes = self._signature.sizes(arguments)
+            self._signature.check_indices(arguments, sizes)
         kind = self._signature.kind(inputs) if outputs is None else None
         results, _ = self._execute(arguments, sizes, kind, outputs)
         return results
@@ -356,6 +358,7 @@ class LoadedPartition:
         with self._refusing_together():
             arguments = self._signature.inputs(inputs)
             sizes = self._signature.sizes(arguments)
+            self._signature.check_indices(arguments, sizes)
         kind = self._signature.kind(inputs) if outputs is None else None
         _, times = self._execute(arguments, sizes, kind, outputs, record=True)
         end = time.perf_counter_ns()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -46,15 +47,19 @@ class View:
         return View(self.source, tuple(seen.shape), tuple(seen.stride()), int(seen.storage_offset()))
 
 
-def view_of(tensor: Tensor) -> View:
-    """The tensor as a view of the furthest tensor upstream that it only renames; at least of itself."""
+def view_of(tensor: Tensor, keeps: Callable[[Operator], bool] = lambda _: False) -> View:
+    """The tensor as a view of the furthest tensor upstream that it only renames; at least of itself.
+
+    Operators of which ``keeps`` holds are passed through: each element of their output is made of that of their input,
+    at the same place.
+    """
     chain: list[Operator] = []
     source = tensor
-    best = _view(source, [])
+    best = _view(source, [], keeps)
     while source.op is not None and len(source.op.inputs) == 1:
         chain.insert(0, source.op)
         source = source.op.inputs[0]
-        found = _view(source, chain)
+        found = _view(source, chain, keeps)
         if found is None:
             break
         best = found
@@ -92,15 +97,15 @@ def _reshaped(view: View, shape: tuple[Extent, ...]) -> View | None:
     return None
 
 
-def _view(source: Tensor, chain: list[Operator]) -> View | None:
+def _view(source: Tensor, chain: list[Operator], keeps: Callable[[Operator], bool]) -> View | None:
     if not all(isinstance(size, int) for x in (source, *(op.outputs[0] for op in chain)) for size in extents_of(x)):
         view: View | None = contiguous(source)
         for op in chain:
-            view = None if view is None else _apply_symbolic(op, view)
+            view = None if view is None else view if keeps(op) else _apply_symbolic(op, view)
         return view
     seen: torch.Tensor | None = torch.empty([int(size) for size in source.shape], device="meta")
     for op in chain:
-        seen = None if seen is None else _apply(op, seen)
+        seen = None if seen is None else seen if keeps(op) else _apply(op, seen)
     if seen is None:
         return None
     return View(source, tuple(seen.shape), tuple(seen.stride()), int(seen.storage_offset()))

@@ -55,6 +55,7 @@ from hidet_dist.runtime.native.communicator import (
     set_overlap,
 )
 from hidet_dist.runtime.native.cublas import Cublas, load_cublas
+from hidet_dist.runtime.native.indices import StridedRange
 from hidet_dist.runtime.native.library import (
     ABI_VERSION,
     LIBRARY_NAME,
@@ -104,6 +105,7 @@ __all__ = [
     "Overlap",
     "SharedMemory",
     "StreamFunction",
+    "StridedRange",
     "TicketFunction",
     "Transport",
     "TransportFunction",

@@ -283,6 +283,22 @@ CUBLAS = Header(
 )
 
 
+# indices.h
+
+INDICES = Header(
+    functions={
+        "find_outside": Signature(
+            c_int32,
+            (
+                *(c_void_p, c_int32, c_int32),  # data, bytes, is_signed
+                *(c_int32, POINTER(c_int64), POINTER(c_int64)),  # dims, shape, strides
+                *(c_int64, c_int64, POINTER(c_int64)),  # least, greatest, found
+            ),
+        ),
+    }
+)
+
+
 # mapped_file.h
 
 MAPPED_FILE = Header(
@@ -300,6 +316,7 @@ MAPPED_FILE = Header(
 HEADERS: dict[str, Header] = {
     "collectives.h": COLLECTIVES,
     "cublas.h": CUBLAS,
+    "indices.h": INDICES,
     "mapped_file.h": MAPPED_FILE,
     "nccl.h": NCCL,
     "overlap.h": OVERLAP,

@@ -1,0 +1,109 @@
+"""Inputs that hold indices, checked before a program looks them up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hidet_dist.artifacts.manifest import IndexCheck, Product, StageManifest
+from hidet_dist.errors import ArtifactError, InputError
+from hidet_dist.runtime import dlpack, native
+from hidet_dist.runtime.tensors import Buffer
+
+_INTEGERS = {f"{kind}{bits}": (bits // 8, kind == "int") for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+
+
+_LIMIT = 2**62  # beyond all indices, and within int64
+
+
+class IndexChecks:
+    """The checks of a stage's inputs.
+
+    Raises
+    ------
+    ArtifactError
+        When a check does not fit the inputs.
+    """
+
+    def __init__(self, stage: StageManifest):
+        self._checks = stage.index_checks
+        self._is_shard = [x.shape != x.whole_shape for x in stage.inputs]
+        self._fixed: dict[int, _Range] = {}
+        symbols = {symbol.name for symbol in stage.local_symbols}
+        for number, check in enumerate(self._checks):
+            if not 0 <= check.input < len(stage.inputs) or stage.inputs[check.input].dtype not in _INTEGERS:
+                raise ArtifactError(
+                    f"Index check {number} of {stage.folder} is of input {check.input}, which holds no integers. Build "
+                    "the artifacts again."
+                )
+            names = {x for product in _products(check) for x in product if isinstance(x, str)}
+            if not names <= symbols or len(check.shape) != len(check.strides):
+                raise ArtifactError(
+                    f"Index check {number} of {stage.folder} is of sizes that the program has not. Build the artifacts "
+                    "again."
+                )
+            signature = stage.inputs[check.input]
+            if not names and not signature.is_symbolic:
+                self._fixed[number] = _Range(check, signature.dtype, [int(n) for n in signature.shape], {})
+
+    def check(self, inputs: Sequence[Buffer], sizes: Mapping[str, int]) -> None:
+        """Refuse indices that are out of range, given the sizes of local symbols.
+
+        Only tensors in host memory are looked at: on a GPU, kernels give NaN for such indices.
+
+        Raises
+        ------
+        InputError
+            It names the input, the place in it and the index.
+        """
+        for number, check in enumerate(self._checks):
+            buffer = inputs[check.input]
+            if buffer.device[0] not in (dlpack.CPU, dlpack.CUDA_HOST):
+                continue
+            known = self._fixed.get(number) or _Range(check, buffer.dtype, buffer.shape, sizes)
+            found = known.first_outside(buffer)
+            if found is not None:
+                place, value = found
+                where = [int(i) for i in np.unravel_index(place, buffer.shape)] if buffer.shape else []
+                shard = " of this rank's shard" if self._is_shard[check.input] else ""
+                raise InputError(
+                    f"Input {check.input} is {value} at {where}{shard}: it is used as an index into {known.rows} rows, "
+                    f"and must be from {known.least} to {known.greatest}."
+                )
+
+
+class _Range:
+    """A check at some sizes: ``least`` and ``greatest`` are what an input's elements may be."""
+
+    def __init__(self, check: IndexCheck, dtype: str, extents: Sequence[int], sizes: Mapping[str, int]):
+        shape, strides = ([_value(product, sizes) for product in products] for products in (check.shape, check.strides))
+        self.offset = _value(check.offset, sizes)
+        ends = [(size - 1) * stride for size, stride in zip(shape, strides, strict=True)]
+        first, last = (self.offset + sum(bound(0, end) for end in ends) for bound in (min, max))
+        if min(shape, default=1) > 0 and not (first >= 0 and last < math.prod(extents)):
+            raise ArtifactError(
+                f"The indices in input {check.input} lie beyond its {math.prod(extents)} elements. Build the artifacts "
+                "again."
+            )
+        self.rows = _value(check.rows, sizes)
+        self.least, self.greatest = -self.rows - check.shift, self.rows - 1 - check.shift
+        self.itemsize, signed = _INTEGERS[dtype]
+        if not signed:
+            self.least = max(self.least, 0)
+        bounds = (max(-_LIMIT, min(bound, _LIMIT)) for bound in (self.least, self.greatest))
+        self._range = native.StridedRange(self.itemsize, signed, shape, strides, *bounds)
+
+    def first_outside(self, buffer: Buffer) -> tuple[int, int] | None:
+        """The place in a contiguous tensor of the first element that is outside, and its value."""
+        found = self._range.first_outside(buffer.address + self.offset * self.itemsize)
+        return None if found is None else (self.offset + found[0], found[1])
+
+
+def _products(check: IndexCheck) -> tuple[Product, ...]:
+    return (check.rows, check.offset, *check.shape, *check.strides)
+
+
+def _value(product: Product, sizes: Mapping[str, int]) -> int:
+    return math.prod(sizes[factor] if isinstance(factor, str) else factor for factor in product)

@@ -1,0 +1,42 @@
+"""Integers outside of a range, found in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import c_int64
+
+from hidet_dist.runtime.native.library import library
+
+_WRAP = 1 << 64
+
+
+class StridedRange:
+    """Looks for integers outside of ``[least, greatest]`` in views of this shape; strides are in elements.
+
+    Parameters
+    ----------
+    itemsize: int
+        The bytes of an integer: 1, 2, 4 or 8.
+    signed: bool
+        Whether they are signed.
+    """
+
+    def __init__(
+        self, itemsize: int, signed: bool, shape: Sequence[int], strides: Sequence[int], least: int, greatest: int
+    ):
+        dims = len(shape)
+        array = c_int64 * max(dims, 1)
+        self._find = library().hidet_dist_find_outside
+        self._signed = signed
+        self._arguments = (itemsize, signed, dims, array(*shape), array(*strides), least, greatest)
+
+    def first_outside(self, address: int) -> tuple[int, int] | None:
+        """The first such integer of those from ``address`` on: its place in elements, and its value; None for none."""
+        found = (c_int64 * 2)()
+        status = self._find(address, *self._arguments, found)
+        if status < 0:
+            raise ValueError(f"integers of {self._arguments[0]} bytes")
+        if not status:
+            return None
+        place, value = found
+        return place, value if self._signed else value % _WRAP
