@@ -130,7 +130,7 @@ def test_wrong_arguments_fail_the_communicator(alone: int, arguments: tuple[int,
         (lambda: native.broadcast(0, 1, 1, F32, 0, 1), "null buffer"),
         (lambda: native.send(1, 1, F32, 2, 1), "no group rank 2"),
         (lambda: native.send(1, 1, F32, 0, 1), "only while it receives from itself"),
-        (lambda: native.recv(1, 1, F32, -2, 1), "no place -2"),
+        (lambda: native.recv(1, 1, F32, -2, 1), "no group rank -2"),
         (lambda: native.recv(1, -1, F32, 1, 1), "negative count -1"),
         (lambda: native.recv(0, 1, F32, 1, 1), "null buffer"),
         (lambda: native.send_recv(1, 1, 0, 1, 2, 0, F32, 1), "sends 1 elements to itself, but receives 2"),
@@ -147,7 +147,7 @@ def test_wrong_arguments_fail_the_communicator(alone: int, arguments: tuple[int,
         (lambda: native.all_gather_blocks(0, 1, native.Blocks(1, 1, 2), F32, 1), "null buffer"),
     ],
 )
-def test_wrong_places_fail_the_communicator(call: Callable[[], int], message: str) -> None:
+def test_wrong_group_ranks_fail_the_communicator(call: Callable[[], int], message: str) -> None:
     transport = RecordingTransport()
     handle = native.create_communicator(transport.table, (2,), 0)
     native.bind(handle)
