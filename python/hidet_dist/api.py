@@ -10,11 +10,10 @@ from typing import Any
 
 from hidet.graph import FlowGraph
 
-from hidet_dist.compile import check_compiler, compile_program
+from hidet_dist.compile import compile_program
 from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.errors import ConfigError, PlanError
 from hidet_dist.export.write import check_destination, replacing, write_artifacts
-from hidet_dist.normalize.columns import pad_columns
 from hidet_dist.normalize.precision import in_precision
 from hidet_dist.overlap.planned import resident_bytes
 from hidet_dist.partition import Program, partition_graph
@@ -88,7 +87,7 @@ def auto_parallel(
     optimization = OptimizationConfig.parse(optimization_config or {})
     distributed = DistributedConfig.parse(distributed_config, optimization.default_machine)
     target = optimization.target_on(distributed.cluster.device)
-    check_compiler(target)
+    target.check_compiler()
     if not isinstance(graph, FlowGraph):
         raise ConfigError(f"auto_parallel takes a hidet FlowGraph; got a {type(graph).__name__}.")
     place = check_destination(out_dir, optimization.recompile)
@@ -96,9 +95,8 @@ def auto_parallel(
     if optimization.precision is not None:
         half = in_precision(graph, optimization.precision)
         graph, names = half.graph, {name: half.weights.get(x, x) for name, x in names.items()}
-    if target.kind == "cuda":
-        padded = pad_columns(graph, distributed.mesh.size)
-        graph, names = padded.graph, {name: padded.weights.get(x, x) for name, x in names.items()}
+    graph, replaced = target.prepare(graph, distributed.mesh.size)
+    names = {name: replaced.get(x, x) for name, x in names.items()}
     files = None if optimization.weights is None else SafetensorsFiles.open(optimization.weights)
     symbols = [size.of(name) for name, size in optimization.symbols.items()]
     check_weights(GraphView(graph, symbols, distributed.mesh).tensors.values(), files)
@@ -113,7 +111,7 @@ def auto_parallel(
         planned = time.perf_counter()
         program = partition_graph(graph, plan, files, target.device)
         with progress.task("Compiling") as task:
-            overlap = plan.stage.overlap if target.kind == "cuda" else None
+            overlap = plan.stage.overlap if target.overlaps else None
             compiled = compile_program(
                 program,
                 target,
