@@ -12,6 +12,7 @@ from hidet import ops
 
 from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import builtin
+from hidet_dist.partitioning.proof import validate_plan
 from hidet_dist.search import find, search_family
 from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
@@ -81,7 +82,7 @@ def test_every_plan_of_a_family_computes_its_graph() -> None:
     family = search_family(graphs, cluster, names=block.weights, pins=[pins, None])
     assert {str(plan.param_specs["up"]) for plan in family.plans} == {"(R, S1)"}
     for graph, plan in zip(graphs, family.plans, strict=True):
-        plan.validate(graph)
+        validate_plan(plan, graph)
         inputs = graph_inputs(graph, np.random.default_rng(0))
         assert check_plan(graph, plan, inputs, evaluate_graph(graph, inputs)) == ""
 

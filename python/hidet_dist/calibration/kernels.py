@@ -17,7 +17,7 @@ from hidet_dist.cost.model import PredictedCost, compute_seconds
 from hidet_dist.cost.work import work_of
 from hidet_dist.machine.builtin import builtin
 from hidet_dist.machine.kernels import Work
-from hidet_dist.partition import partition_graph
+from hidet_dist.partitioning import partition_graph
 from hidet_dist.rules.rule import Choice, RuleTable
 from hidet_dist.search import find
 from hidet_dist.spec import DeviceMesh

@@ -12,7 +12,7 @@ from hidet.graph import FlowGraph
 from hidet_dist.compile import compile_program
 from hidet_dist.export.write import write_artifacts
 from hidet_dist.machine.builtin import builtin
-from hidet_dist.partition import partition_graph
+from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import find
 from hidet_dist.spec import DeviceMesh
 

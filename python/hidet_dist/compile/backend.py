@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 from hidet.graph import FlowGraph, Operator, Tensor
 
 from hidet_dist.machine import Device
-from hidet_dist.partition import Program
+from hidet_dist.partitioning import Program
 
 
 class Backend(Protocol):

@@ -29,8 +29,8 @@ from hidet_dist.compile.index_checks import index_checks
 from hidet_dist.errors import CompileError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.emit import overlap_graph
-from hidet_dist.partition import Program
-from hidet_dist.partition.program import COORDINATE
+from hidet_dist.partitioning import Program
+from hidet_dist.partitioning.program import COORDINATE
 
 # Not by attribute: hidet.drivers re-exports a function of the same name.
 _build_task: Any = importlib.import_module("hidet.drivers.build_task")

@@ -7,7 +7,7 @@ from collections import Counter
 from hidet.graph import FlowGraph
 
 from hidet_dist.errors import CompileError
-from hidet_dist.partition.program import communication_operators
+from hidet_dist.partitioning.program import communication_operators
 
 
 def check_communication(before: FlowGraph, after: FlowGraph) -> None:

@@ -14,7 +14,7 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet_dist.errors import CompileError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.streams import RUN, START, Launch, Task, schedule
-from hidet_dist.partition.operators import CommunicationOp, WaitOp
+from hidet_dist.partitioning.operators import CommunicationOp, WaitOp
 from hidet_dist.rules.access import UnsupportedDefinition, analyze
 from hidet_dist.spec.extents import evaluate, extents_of
 

@@ -142,7 +142,7 @@ def moment_bytes(view: GraphView, stage: StagePlan) -> list[int]:
     for (name, target), (begin, end) in spans.items():
         if (name, target) not in resident:
             hold(begin, end, size(name, target))
-        steps = conversions.take(name, *view.pieces(name), lies[name], target)
+        steps = conversions.take(name, view.pieces(name)[0], lies[name], target)
         hold(begin, begin, conversion_nbytes(view.shape(name), view.itemsize(name), lies[name], steps, mesh))
     return list(accumulate(change))[:-1]
 

@@ -21,7 +21,7 @@ from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.compile import compile_program
 from hidet_dist.export.write import write_artifacts
 from hidet_dist.machine import Cluster, Device, Link
-from hidet_dist.partition import partition_graph
+from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import find
 from hidet_dist.spec import DeviceMesh
 

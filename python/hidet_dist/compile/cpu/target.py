@@ -22,7 +22,7 @@ from hidet_dist.compile.guards import guard_graph
 from hidet_dist.compile.index_checks import index_checks
 from hidet_dist.errors import CompileError
 from hidet_dist.machine import Device
-from hidet_dist.partition import Program
+from hidet_dist.partitioning import Program
 from hidet_dist.runtime import openblas
 
 

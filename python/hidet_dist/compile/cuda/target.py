@@ -19,7 +19,7 @@ from hidet_dist.errors import ConfigError
 from hidet_dist.machine import Device
 from hidet_dist.machine.gpu import GPUS, MACHINE_OF_ARCH, Gpu
 from hidet_dist.normalize.columns import pad_columns
-from hidet_dist.partition import Program
+from hidet_dist.partitioning import Program
 from hidet_dist.toolchain.cuda import find_toolkit
 
 MMA = ("mma", "simt")
@@ -65,7 +65,7 @@ class CudaTarget:
         if gpu is None:
             raise ConfigError(
                 f"The target 'cuda' needs a machine with GPUs, but the machine's device is {device.name!r}. Name one "
-                "in distributed_config['machine'] (`python -m hidet_dist.machine list`), or an architecture in "
+                "in distributed_config['machine'] (`hidet-dist machine list`), or an architecture in "
                 f"optimization_config['arch'] ({', '.join(MACHINE_OF_ARCH)}). Devices of a machine file are known by "
                 f"their names: {', '.join(GPUS)}."
             )
