@@ -160,6 +160,7 @@ def test_hidet_is_loud_and_is_silenced(capfd):
 def test_hidets_launcher_still_takes_every_graph_input_for_an_argument():
     """build_launcher hides weight placeholders from it; without that, they would be parameters of ``launch``."""
     import ctypes
+    import json
 
     from hidet.drivers.build_graph import build_graph_module
 
@@ -168,9 +169,13 @@ def test_hidets_launcher_still_takes_every_graph_input_for_an_argument():
     x, w = (hidet.symbol([3], "float32", "cpu") for _ in range(2))
     graph = hidet.trace_from(x + w, [x, w])
     assert len(build_graph_module(graph, [w], [0])["launch"].param_types) == 4
-    path = build_launcher(graph, [x], [w], [0])
+    said = json.dumps({"empty": {}, "text": 'a"\\ \n{}' * 1000})
+    path = build_launcher(graph, [x], [w], [0], said)
     assert graph.inputs == [x, w]
-    assert ctypes.CDLL(str(path)).hidet_launch
+    library, text = ctypes.CDLL(str(path)), ctypes.c_char_p()
+    assert library.hidet_launch
+    library.hidet_describe(ctypes.byref(text))
+    assert text.value == said.encode()
 
 
 def test_hidet_still_defines_products_with_a_transposed_operand_wrongly():
