@@ -16,7 +16,7 @@ from hidet_dist.machine import builtin
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.rules.padding import MaskPaddingOp
 from hidet_dist.rules.rule import RuleTable, derive
-from hidet_dist.search import find, search
+from hidet_dist.search import find_plan, search
 from hidet_dist.simulate import simulate
 from hidet_dist.soundness import check_operator, check_specs
 from hidet_dist.soundness.graphs import GRAPHS
@@ -179,7 +179,7 @@ def pinned(graph: FlowGraph, mesh: DeviceMesh, specs: dict[str, str]) -> Plan:
         names = [view.names[x] for x in op.inputs]
         return all(specs.get(name, str(own)) == str(own) for name, own in zip(names, spec.in_specs, strict=True))
 
-    return find(graph, builtin("cpu", mesh), mem_budget=2**40, pins=specs, allow=as_stored).plan
+    return find_plan(graph, builtin("cpu", mesh), mem_budget=2**40, pins=specs, allow=as_stored).plan
 
 
 def test_a_padded_contraction_in_compiled_kernels():
@@ -279,8 +279,8 @@ def test_a_padded_head_pays_where_few_tokens_are_decoded():
         tensors = zip((*op.inputs, *op.outputs), (*spec.in_specs, *spec.out_specs), strict=True)
         return not any(own.is_padded(x.shape, cluster.mesh) for x, own in tensors)
 
-    plan = find(graph, cluster).plan
-    assert plan.seconds < find(graph, cluster, allow=exact).plan.seconds
+    plan = find_plan(graph, cluster).plan
+    assert plan.seconds < find_plan(graph, cluster, allow=exact).plan.seconds
     (head,) = (weight for weight in plan.stage.weights if weight.shape == (768, 50257))
     assert str(head.spec) == "(R, S0)"
     assert head.local_nbytes(cluster.mesh) == 768 * 6283 * 2
