@@ -13,12 +13,13 @@ import pytest
 import hidet_dist
 from hidet_dist.artifacts import Manifest
 from hidet_dist.compile import compile_program
-from hidet_dist.errors import ArtifactError, PlanError
+from hidet_dist.errors import ArtifactError, ConfigError, PlanError
 from hidet_dist.export.write import write_stages
 from hidet_dist.machine import builtin
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh, Plan
+from hidet_dist.view import GraphView
 
 from .conftest import Rank, Start, X, load_all, weights
 
@@ -54,6 +55,37 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write_stages(folder, whole, programs[:2])
     write_stages(folder, whole, programs)
     return folder
+
+
+def test_parts_of_a_graph_are_stages(start: Start, tmp_path: Path) -> None:
+    """A graph cut in two, each part planned by itself: the second is given what the first one answers."""
+    graph = _graph(seed=7)
+    view = GraphView(graph)
+    count = len(view.operators)
+    parts = [view.subgraph(range(2)), view.subgraph(range(2, count))]
+    assert [len(part.graph.nodes) for part in parts] == [2, count - 2]
+    assert parts[0].outputs == parts[1].inputs and parts[1].outputs == tuple(view.graph.outputs)
+    with pytest.raises(ConfigError, match=f"operators 0 to {count - 1}"):
+        view.subgraph(range(count + 1))
+    programs, plans = [], []
+    for part, pin in zip(parts, ("(R, S0)", "(S0, R)"), strict=True):
+        plans.append(search(part.graph, builtin("cpu", DeviceMesh((2,))), pins={"w0": pin}))
+        program = partition_graph(part.graph, plans[-1])
+        programs.append((program, compile_program(program)))
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    write_stages(folder, Plan(tuple(plan.stage for plan in plans)), programs)
+    ranks = start(4)
+    load_all(ranks, folder)
+    x = X.tolist()
+    for numbers in (range(2), range(2, 4)):
+        for number in numbers:
+            ranks[number].send("call", inputs=[x])
+        answers = [ranks[number].answer() for number in numbers]
+        assert not any("error" in answer for answer in answers), answers
+        x = answers[0]["result"]
+        assert x == answers[1]["result"]
+    np.testing.assert_allclose(x, _whole(7), atol=1e-4)
 
 
 def _call_all(ranks: list[Rank], numbers: range) -> None:
