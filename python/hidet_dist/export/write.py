@@ -16,8 +16,8 @@ import torch
 
 from hidet_dist.artifacts.manifest import COORDINATE, NAME, Manifest, StageManifest, holds_artifacts
 from hidet_dist.checks import shown
-from hidet_dist.compile import CompiledProgram
-from hidet_dist.compile.target import CPU, Target
+from hidet_dist.compile import Backend, CompiledProgram
+from hidet_dist.compile.cpu.target import CPU
 from hidet_dist.errors import ArtifactError, ConfigError, PlanError
 from hidet_dist.files import exchange, sha256, write_text
 from hidet_dist.limits import MOST_NAME_BYTES
@@ -128,14 +128,14 @@ def _check_room(folder: Path, programs: Sequence[Program]) -> None:
 
 
 def write_artifacts(
-    folder: Path, plan: Plan, program: Program, compiled: CompiledProgram, target: Target = CPU
+    folder: Path, plan: Plan, program: Program, compiled: CompiledProgram, target: Backend = CPU
 ) -> Manifest:
     """Write a plan of one stage into an empty folder, the manifest last; see :func:`write_stages`."""
     return write_stages(folder, plan, [(program, compiled)], target)
 
 
 def write_stages(
-    folder: Path, plan: Plan, stages: Sequence[tuple[Program, CompiledProgram]], target: Target = CPU
+    folder: Path, plan: Plan, stages: Sequence[tuple[Program, CompiledProgram]], target: Backend = CPU
 ) -> Manifest:
     """Write a plan with the programs of its stages into an empty folder, the manifest last.
 
@@ -163,9 +163,9 @@ def write_stages(
         version("hidet_dist"),
         hidet.__version__,
         native.ABI_VERSION,
-        target.kind,
+        target.name,
         target.arch,
-        None if target.gpu is None else target.gpu.name,
+        target.gpu_name,
         target.cpu_features,
         sum(stage.size for stage in written),
         written,
