@@ -204,7 +204,7 @@ class _Network:
     def _least_outside(
         self, factors: list[Factor], scope: tuple[int, ...], outside: int, left: tuple[int, ...]
     ) -> tuple[int, float]:
-        """Minimise the tables, and what is outside over all of ``scope`` but its last variable, to a table over ``left``.
+        """Minimise the tables, and what is outside over ``scope`` without its last variable, to a table over ``left``.
 
         The number of the table less its least entry, and that entry; looked up where equal tables were added up before.
         """

@@ -1,4 +1,4 @@
-"""The memory that a device holds while a plan runs: weights, graph inputs and outputs throughout, activations while live.
+"""The memory of a device while a plan runs: weights, graph inputs and outputs throughout, activations while live.
 
 Every operator has three *program points*: its inputs are converted, it runs, its partial outputs are reduced. A last
 point converts the graph outputs. Live intervals, before kernels are fused:

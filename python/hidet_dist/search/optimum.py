@@ -18,7 +18,7 @@ from hidet_dist.errors import HidetDistError, InfeasibleError, SolverError
 from hidet_dist.search import tuning
 from hidet_dist.search.eliminate import Tables, TooWide, eliminate, marginals
 from hidet_dist.search.ilp import NothingFitsError, StoppedError, TooLargeError, solve, solve_peak
-from hidet_dist.search.limits import OutOfTimeError
+from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.master import solve_master
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.presolve import undominated
@@ -129,7 +129,7 @@ def optimize(problem: Problem, options: SolveOptions | None = None, like: Soluti
         try:
             state.kept = undominated(problem, limits)
             if sum(map(min, problem.memory)) > problem.budget:
-                _any_plan(state)
+                _any_plan(state, limits.part(tuning.REFUSAL_SHARE))  # which refuses the budget
             # A bound without activations is a bound; if this plan fits with them too, all is done.
             _without_activations(state, tables)
             if not state.done():
@@ -429,7 +429,7 @@ def _probe_peaks(state: _State, best: _Probe, bound: float, enough: int) -> tupl
     return best, bound
 
 
-def _any_plan(state: _State) -> _Probe:
+def _any_plan(state: _State, limits: Limits | None = None) -> _Probe:
     """Find the plan that holds least.
 
     Raises
@@ -440,7 +440,8 @@ def _any_plan(state: _State) -> _Probe:
         When the time limit was reached before that was known.
     """
     budget = state.problem.budget
-    least = least_memory(state.problem, state.options, budget)
+    options = state.options if limits is None else replace(state.options, limits=limits)
+    least = least_memory(state.problem, options, budget)
     if least.nbytes > budget:
         raise _refusal(state, least)
     return state.record(least.choices)
