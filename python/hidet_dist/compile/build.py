@@ -18,7 +18,9 @@ import hidet
 from hidet.drivers import build_task_batch
 from hidet.graph import FlowGraph, Operator, Tensor
 
-from hidet_dist.artifacts.manifest import IndexCheck
+from hidet_dist.artifacts import StageManifest
+from hidet_dist.artifacts.coherence import KINDS_OF_MEMORY
+from hidet_dist.artifacts.manifest import COORDINATE
 from hidet_dist.compat.build_locks import locked_builds
 from hidet_dist.compat.cpu_build import precompile_headers
 from hidet_dist.compat.cublas_products import product_of
@@ -33,6 +35,7 @@ from hidet_dist.compile.cpu.collectives import place_shards
 from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
 from hidet_dist.compile.cuda.build import cuda_target
 from hidet_dist.compile.cuda.launches import fewer_launches
+from hidet_dist.compile.describe import description_of, layouts_of, stage_of
 from hidet_dist.compile.guards import guard_graph
 from hidet_dist.compile.index_checks import index_checks
 from hidet_dist.compile.target import CPU, Target
@@ -40,14 +43,13 @@ from hidet_dist.errors import CompileError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.emit import overlap_graph
 from hidet_dist.partitioning import Program
-from hidet_dist.partitioning.program import COORDINATE, communication_operators
+from hidet_dist.partitioning.program import communication_operators
 from hidet_dist.runtime import openblas
 from hidet_dist.toolchain.cuda import find_toolkit
+from hidet_dist.weights import Layout
 
 # Not by attribute: hidet.drivers re-exports a function of the same name.
 _build_task: Any = importlib.import_module("hidet.drivers.build_task")
-# The order in which a launcher names kinds of memory.
-_MEMORIES = ("cpu", "cuda", "hip")
 
 
 @dataclass
@@ -66,7 +68,8 @@ class CompiledProgram:
     constants: constants that optimizing the program made, by name; the same for every rank.
     libraries: what the kernels need besides the runtimes: ``openblas`` or nothing, the CUDA runtime for CUDA.
     workspace_bytes: room for activations, by kind of memory; None where it depends on symbolic dims.
-    index_checks: what inputs are to be checked for before the program runs.
+    stage: what a manifest says of all this; its folder is empty. The launcher says the same of itself.
+    layouts: the dtype and local shape of what has a name in ``data``.
     """
 
     graph: FlowGraph
@@ -80,7 +83,8 @@ class CompiledProgram:
     constants: dict[str, Tensor]
     libraries: tuple[str, ...]
     workspace_bytes: dict[str, int] | None
-    index_checks: tuple[IndexCheck, ...]
+    stage: StageManifest
+    layouts: dict[str, Layout]
 
 
 def check_compiler(target: Target) -> None:
@@ -218,23 +222,46 @@ def compile_program(
         # In the order of their first use, so that the same program has the same names.
         made = dict.fromkeys(x for node in graph.nodes for x in node.inputs if x.storage is not None)
         constants = {f"c{number}": x for number, x in enumerate(made)}
+        kernel_names = [node.name for node in nodes]
+        candidates = [int(json.loads((folder / "meta.json").read_text())["num_candidates"]) for folder in folders]
+        cublas = [target.cublas and product_of(node.task) is not None for node in nodes]
+        names = [*data, *constants]
+        libraries = _libraries(graph, target)
+        stage = stage_of(
+            program,
+            graph,
+            target,
+            kernel_names,
+            kernel_of_node,
+            candidates,
+            cublas,
+            names,
+            list(constants),
+            libraries,
+            index_checks(program)[0],
+        )
+        layouts = layouts_of(program, names, constants)
+        description = description_of(stage, layouts, target)
         try:
-            launcher = build_launcher(graph, inputs, [*data.values(), *constants.values()], kernel_of_node)
+            values = [*data.values(), *constants.values()]
+            launcher = build_launcher(graph, inputs, values, kernel_of_node, description)
         except (RuntimeError, ValueError, OSError) as error:
             raise CompileError(f"The launch function does not compile: {error}") from error
+    workspace = None if program.symbols else _workspace_bytes(launcher)
     return CompiledProgram(
         graph,
         launcher,
         [folder / "lib.so" for folder in folders],
-        [node.name for node in nodes],
+        kernel_names,
         kernel_of_node,
-        [int(json.loads((folder / "meta.json").read_text())["num_candidates"]) for folder in folders],
-        [target.cublas and product_of(node.task) is not None for node in nodes],
-        [*data, *constants],
+        candidates,
+        cublas,
+        names,
         constants,
-        _libraries(graph, target),
-        None if program.symbols else _workspace_bytes(launcher),
-        index_checks(program)[0],
+        libraries,
+        workspace,
+        replace(stage, workspace_bytes=workspace),
+        layouts,
     )
 
 
@@ -246,6 +273,6 @@ def _task_folder(node: Operator, target: Target) -> Path:
 
 
 def _workspace_bytes(launcher: Path) -> dict[str, int]:
-    sizes = (ctypes.c_int64 * len(_MEMORIES))()
+    sizes = (ctypes.c_int64 * len(KINDS_OF_MEMORY))()
     ctypes.CDLL(str(launcher)).hidet_get_workspace_size(sizes)
-    return {memory: size for memory, size in zip(_MEMORIES, sizes, strict=True) if size}
+    return {memory: size for memory, size in zip(KINDS_OF_MEMORY, sizes, strict=True) if size}
