@@ -16,8 +16,8 @@ import torch
 
 from hidet_dist.artifacts.manifest import COORDINATE, NAME, Manifest, holds_artifacts
 from hidet_dist.checks import shown
-from hidet_dist.compile import CompiledProgram
-from hidet_dist.compile.target import CPU, Target
+from hidet_dist.compile import Backend, CompiledProgram
+from hidet_dist.compile.cpu.target import CPU
 from hidet_dist.errors import ArtifactError, ConfigError
 from hidet_dist.files import exchange, sha256, write_text
 from hidet_dist.limits import MOST_NAME_BYTES
@@ -126,7 +126,7 @@ def _check_room(folder: Path, program: Program) -> None:
 
 
 def write_artifacts(
-    folder: Path, plan: Plan, program: Program, compiled: CompiledProgram, target: Target = CPU
+    folder: Path, plan: Plan, program: Program, compiled: CompiledProgram, target: Backend = CPU
 ) -> Manifest:
     """Write everything into an empty folder, the manifest last.
 
@@ -160,9 +160,9 @@ def write_artifacts(
         version("hidet_dist"),
         hidet.__version__,
         native.ABI_VERSION,
-        target.kind,
+        target.name,
         target.arch,
-        None if target.gpu is None else target.gpu.name,
+        target.gpu_name,
         target.cpu_features,
         program.mesh.size,
         (stage,),
