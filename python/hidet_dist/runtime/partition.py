@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hidet_dist.artifacts.coherence import check_description
-from hidet_dist.artifacts.manifest import COORDINATE, StageManifest
+from hidet_dist.artifacts.manifest import COORDINATE, Manifest
 from hidet_dist.artifacts.opened import OpenedArtifacts
 from hidet_dist.checks import shown
 from hidet_dist.errors import ArtifactError, CommunicationError, ConfigError
@@ -90,17 +90,19 @@ class LoadedPartition:
             with session.loading(lambda: self.manifest.identity, timeout_seconds):
                 with _open(folder, rank, timeout_seconds) as artifacts:
                     self.manifest = artifacts.manifest
-                    (self.stage,) = self.manifest.stages
                     settings = session.current()
                     self.rank = settings.rank if settings is not None else (rank or 0)
-                    self.world_size = self.stage.size
+                    self.world_size = self.manifest.world_size
+                    self._stage_number = self.manifest.stage_of(self.rank)
+                    self._ranks = self.manifest.ranks_of(self._stage_number)  # those of the stage
+                    self.stage = self.manifest.stages[self._stage_number]
                     self._launcher = launcher = self._load(artifacts)
                 self._program = Program(self.stage, launcher, self._memory, self._runtime)
             self._communicator = session.communicator_for(
-                self.stage.mesh_shape, rank, timeout_seconds, self.manifest.target, self._device
+                self.stage.mesh_shape, rank, timeout_seconds, self.manifest.target, self._device, self._ranks.start
             )
             self._communicator.rely_on(self._memory.files)
-            communicates = self.world_size > 1 and bool(self.stage.communications)
+            communicates = self.stage.size > 1 and bool(self.stage.communications)
             symbols = [symbol.name for symbol in self.stage.symbols]
             agreement = Agreement(self._communicator, self._memory, symbols) if communicates else None
             self._calls = Calls(self._communicator, agreement, _sizes_lock if symbols else nullcontext(), self._ready)
@@ -126,11 +128,22 @@ class LoadedPartition:
         )
         try:
             with _sizes_lock if self.stage.symbols else nullcontext():
-                tuning.choose(folder.resolve(), self.manifest.identity)
+                tuning.choose(folder.resolve(), self._build)
         except BaseException as error:
             # The others may wait for this rank.
             self._communicator.give_up(f"it failed while it chose among candidates: {describe(error)}")
             raise
+
+    @property
+    def _build(self) -> str:
+        """What tells this stage of this build from all others."""
+        identity = self.manifest.identity
+        return identity if len(self.manifest.stages) == 1 else f"{identity}/{self.stage.folder}"
+
+    @property
+    def _group_rank(self) -> int:
+        """This rank among those of its stage."""
+        return self._ranks.index(self.rank)
 
     @property
     def _device(self) -> int | None:
@@ -152,7 +165,7 @@ class LoadedPartition:
         self._runtime = hidet_runtime()
         library, description = self._libraries.load_launcher(artifacts.take(stage.launcher_file))
         try:
-            layouts = check_description(self.manifest, 0, description)
+            layouts = check_description(self.manifest, self._stage_number, description)
         except ValueError as error:
             raise ArtifactError(f"{folder}: {error}. Build the artifacts again.") from error
         load_needed(stage.libraries, folder)
@@ -175,8 +188,8 @@ class LoadedPartition:
             launcher = Launcher(library, first, own, tensors, len(stage.launches), self._memory)
         if not stage.symbols and launcher.workspaces() != stage.workspace_bytes:
             raise ArtifactError(
-                f"{folder}: stages[0].workspace_bytes is {stage.workspace_bytes}, but the launcher needs "
-                f"{launcher.workspaces()}. Build the artifacts again."
+                f"{folder}: stages[{self._stage_number}].workspace_bytes is {stage.workspace_bytes}, but the launcher "
+                f"needs {launcher.workspaces()}. Build the artifacts again."
             )
         return launcher
 
@@ -184,7 +197,9 @@ class LoadedPartition:
         """The addresses of the stage's data, by name."""
         stage = self.stage
         shared = set(stage.constants)
-        files = {stage.weights_file(self.rank): {name: own for name, own in layouts.items() if name not in shared}}
+        files = {
+            stage.weights_file(self._group_rank): {name: own for name, own in layouts.items() if name not in shared}
+        }
         if shared:
             files[stage.constants_file] = {name: layouts[name] for name in stage.constants}
         addresses: dict[str, int] = {}
@@ -192,7 +207,7 @@ class LoadedPartition:
             file = artifacts.take(name)
             places = places_in(file, held)
             if COORDINATE in places:
-                coordinate = DeviceMesh(stage.mesh_shape, stage.mesh_axis_names).coordinate(self.rank)
+                coordinate = DeviceMesh(stage.mesh_shape, stage.mesh_axis_names).coordinate(self._group_rank)
                 check_coordinate(file, places[COORDINATE], coordinate)
             addresses.update(self._memory.load(file, places))
         return addresses
@@ -447,10 +462,8 @@ def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> Open
                 )
             if manifest.target == "cuda":
                 device_of_rank(0)  # before the ranks meet: there is a device at all
-            (stage,) = manifest.stages
-            own = _enter_session(rank, stage, timeout_seconds, folder)
-            others = {stage.weights_file(other) for other in range(stage.size) if other != own}
-            artifacts.verify([name for name in manifest.files if name not in others])
+            own = _enter_session(rank, manifest.world_size, timeout_seconds, folder)
+            artifacts.verify(_files_of(manifest, own))
         except ArtifactError:
             replaced = not artifacts.is_current()
             artifacts.close()
@@ -463,22 +476,32 @@ def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> Open
             return artifacts
 
 
-def _enter_session(rank: int | None, stage: StageManifest, timeout_seconds: float | None, folder: Path) -> int:
+def _files_of(manifest: Manifest, rank: int) -> list[str]:
+    """The files that a rank relies on: those of its stage but for what other ranks hold, and those of no stage."""
+    number = manifest.stage_of(rank)
+    own, ranks = manifest.stages[number], manifest.ranks_of(number)
+    others = {own.weights_file(other - ranks.start) for other in ranks if other != rank}
+    for stage in manifest.stages[:number] + manifest.stages[number + 1 :]:
+        others.update((*stage.libraries_of(), *(name for other in range(stage.size) for name in stage.data_of(other))))
+    return [name for name in manifest.files if name not in others]
+
+
+def _enter_session(rank: int | None, world_size: int, timeout_seconds: float | None, folder: Path) -> int:
     """Take the place among the ranks that the arguments or the environment give; refuse one that does not fit."""
-    if rank is not None and not 0 <= rank < stage.size:
-        raise ConfigError(f"{folder} has the ranks 0 to {stage.size - 1}; there is no rank {rank}.")
+    if rank is not None and not 0 <= rank < world_size:
+        raise ConfigError(f"{folder} has the ranks 0 to {world_size - 1}; there is no rank {rank}.")
     if session.current() is None:
         timeout = session.DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
         if rank is not None and "RANK" not in os.environ:
-            session.init(rank=rank, world_size=stage.size, timeout_seconds=timeout)
+            session.init(rank=rank, world_size=world_size, timeout_seconds=timeout)
         else:
             session.init(timeout_seconds=timeout)
     settings = session.current()
     assert settings is not None
-    if settings.world_size != stage.size:
+    if settings.world_size != world_size:
         raise ConfigError(
-            f"{folder} was built for {stage.size} ranks, but the world size is {settings.world_size}: launch it with "
-            f"`python -m hidet_dist.launch -n {stage.size}` or torchrun."
+            f"{folder} was built for {world_size} ranks, but the world size is {settings.world_size}: launch it with "
+            f"`python -m hidet_dist.launch -n {world_size}` or torchrun."
         )
     session.meet()  # so that the others hear of what is wrong with this rank's files
     return settings.rank
