@@ -110,6 +110,6 @@ def serve(
         running.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
     results = []
     for process in running:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
         results.append(json.loads(out)["result"] if process.returncode == 0 else err.decode())
     return results
