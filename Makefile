@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 TORCH := torch==2.13.0
 NATIVE := CMakeLists.txt $(shell find hidet_dist -type f 2>/dev/null)
+CPP := $(shell find hidet_dist -name '*.[ch]pp' -o -name '*.h' 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks docs)
 
@@ -42,6 +43,7 @@ demo: setup
 lint: setup
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
 	$(BIN)/mypy
 
 test: lint
@@ -98,6 +100,7 @@ gpu-bench: $(if $(wildcard .gpu/setup.sh),,setup)
 format: setup
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/clang-format -i $(CPP)
 
 # Leaves the environment: `rm -r .venv` takes that away too.
 clean:

@@ -33,7 +33,7 @@ from serving.host import describe
 from hidet_dist.compile import compile_program
 from hidet_dist.files import write_text
 from hidet_dist.machine import builtin
-from hidet_dist.partition import partition_graph
+from hidet_dist.partitioning import partition_graph
 from hidet_dist.runtime.libraries import load_needed
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh

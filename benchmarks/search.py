@@ -38,11 +38,11 @@ from rich.table import Table
 
 from hidet_dist.cost.model import PredictedCost
 from hidet_dist.machine import Cluster, builtin
-from hidet_dist.search import find
+from hidet_dist.search import SearchOptions, find_plan
+from hidet_dist.search.formulation import formulate
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.pins import Pins
 from hidet_dist.search.problem import Problem, evaluate, held_bytes, readers
-from hidet_dist.search.statement import state
 from hidet_dist.spec import DeviceMesh, OpShardSpec, TensorShardSpec
 from hidet_dist.testing import shapes
 from hidet_dist.view import GraphView
@@ -232,7 +232,7 @@ def stated(graph: FlowGraph, cluster: Cluster, budget: int) -> Problem:
     """The problem that the search solves for a graph without pins."""
     view = GraphView(graph)
     pins = Pins(view, cluster.mesh, (), {})
-    return state(view, cluster, PredictedCost(cluster), budget, None, None, pins).problem
+    return formulate(view, cluster, PredictedCost(cluster), SearchOptions(mem_budget=budget), pins).problem
 
 
 def measure(name: str) -> dict[str, Any]:
@@ -243,15 +243,15 @@ def measure(name: str) -> dict[str, Any]:
     view = GraphView(graph)
     budget = cluster.device.memory_bytes
     if case.budget_share is not None:
-        budget = int(case.budget_share * max(live_bytes(view, find(graph, cluster, report=False).plan.stage)))
+        budget = int(case.budget_share * max(live_bytes(view, find_plan(graph, cluster, report=False).plan.stage)))
     begin, begin_cpu = time.perf_counter(), time.process_time()
-    found = find(graph, cluster, mem_budget=budget, report=False)
+    found = find_plan(graph, cluster, mem_budget=budget, report=False)
     seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - begin_cpu
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     predicted: dict[str, float] = {}
     fitting = []
     for expert, (weights, allow) in experts(graph, cluster.mesh, case.layer).items():
-        plan = find(graph, cluster, mem_budget=UNLIMITED, pins=weights, allow=allow, report=False).plan
+        plan = find_plan(graph, cluster, mem_budget=UNLIMITED, pins=weights, allow=allow, report=False).plan
         predicted[expert] = plan.seconds
         if max(live_bytes(view, plan.stage)) <= budget:
             fitting.append(plan.seconds)
@@ -280,7 +280,7 @@ def measure_layers(layers: int) -> float:
     graph = shapes.llama(replace(shapes.LLAMA3_8B, layers=layers))
     cluster = builtin("dgx-a100", DeviceMesh((8,)))
     begin = time.process_time()
-    find(graph, cluster, report=False)
+    find_plan(graph, cluster, report=False)
     return round(time.process_time() - begin, 3)
 
 

@@ -35,7 +35,7 @@ assert not {{"hidet_dist.search", "pulp", "highspy"}} & set(sys.modules)
 assert hidet.distributed.auto_parallel is hidet_dist.auto_parallel
 assert set(hidet_dist.__all__) <= set(dir(hidet.distributed)) & set(dir(hidet_dist))
 assert not hasattr(hidet.distributed, "nonsense") and not hasattr(hidet_dist, "nonsense")
-from hidet_dist.partition import Program
+from hidet_dist.partitioning import Program
 assert hidet.distributed.partition is hidet_dist.partition is hidet_dist.api.partition
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)

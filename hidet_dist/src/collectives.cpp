@@ -38,8 +38,13 @@ struct Call {
   bool has_blocks() const { return sent != nullptr || received != nullptr; }
 
   hidet_dist_envelope envelope(int64_t program_call, int64_t elements) const {
-    return {program_call, elements, root, static_cast<uint8_t>(kind), static_cast<uint8_t>(dtype),
-            static_cast<uint8_t>(reduce_op), 0};
+    return {program_call,
+            elements,
+            root,
+            static_cast<uint8_t>(kind),
+            static_cast<uint8_t>(dtype),
+            static_cast<uint8_t>(reduce_op),
+            0};
   }
 };
 
@@ -54,7 +59,8 @@ std::string check_blocks(const Call &call, const hidet_dist_transport &transport
     if (blocks == nullptr) continue;
     const auto [rows, row, whole] = *blocks;
     if (rows < 0 || row < 0 || whole < 0) return "a negative size: " + in_words(*blocks, group_size);
-    if (row > 0 && rows > std::numeric_limits<int64_t>::max() / row) return "too large: " + in_words(*blocks, group_size);
+    if (row > 0 && rows > std::numeric_limits<int64_t>::max() / row)
+      return "too large: " + in_words(*blocks, group_size);
     if (rows * row != call.count) return "blocks of different sizes are sent and received";
     const int64_t all = group_size * row;
     if (whole > all) return "blocks leave room between them: " + in_words(*blocks, group_size);

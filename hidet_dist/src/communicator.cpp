@@ -196,8 +196,7 @@ hidet_dist_communicator *hidet_dist_communicator_create(const hidet_dist_transpo
     hidet_dist::set_last_error(std::move(problem));
     return nullptr;
   }
-  return new hidet_dist_communicator(table, std::vector<int64_t>(mesh_shape, mesh_shape + mesh_axes),
-                                     rank);
+  return new hidet_dist_communicator(table, std::vector<int64_t>(mesh_shape, mesh_shape + mesh_axes), rank);
 }
 
 void hidet_dist_communicator_destroy(hidet_dist_communicator *communicator) {

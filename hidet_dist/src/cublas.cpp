@@ -131,11 +131,11 @@ struct hidet_dist_cublas {
     const float one = 1.0f, zero = 0.0f;
     const int rows = static_cast<int>(m), columns = static_cast<int>(n), depth = static_cast<int>(k);
     const int compute = type == kFloat32 && as_tf32 ? kInFloat32FastTf32 : kInFloat32;
-    check("cublasGemmStridedBatchedEx",
-          library_.gemm_strided_batched(handle_, transposed ? kTransposed : kAsItIs, kAsItIs, columns, rows, depth,
-                                        &one, b, type, transposed ? depth : columns, batch_b, a, type, depth, batch_a,
-                                        &zero, c, type, columns, m * n, static_cast<int>(batch), compute,
-                                        kDefaultAlgorithm));
+    check(
+        "cublasGemmStridedBatchedEx",
+        library_.gemm_strided_batched(handle_, transposed ? kTransposed : kAsItIs, kAsItIs, columns, rows, depth, &one,
+                                      b, type, transposed ? depth : columns, batch_b, a, type, depth, batch_a, &zero, c,
+                                      type, columns, m * n, static_cast<int>(batch), compute, kDefaultAlgorithm));
   }
 
   // What was there before stays allocated: graphs have its address.

@@ -16,7 +16,7 @@ namespace {
 
 std::mutex mutex;  // of all that follows, but that the handler reads
 std::atomic<hidet_dist_mapped_file *> files{nullptr};
-struct sigaction earlier {};
+struct sigaction earlier{};
 uintptr_t page_bytes = 4096;
 
 // Makes the page at an address, and those behind it, zeros. False where no watched file is mapped there.
@@ -53,7 +53,7 @@ void handle_bus_errors() {
   if (handled) return;
   page_bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   sigaction(SIGBUS, nullptr, &earlier);  // known before the handler can run
-  struct sigaction own {};
+  struct sigaction own{};
   own.sa_sigaction = on_bus_error;
   own.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigemptyset(&own.sa_mask);
@@ -82,7 +82,7 @@ bool same(const struct timespec &a, const struct timespec &b) { return a.tv_sec 
 
 int32_t hidet_dist_mapped_file::change(bool *explained) const {
   if (lost.load(std::memory_order_seq_cst)) return 1;
-  struct stat now {};
+  struct stat now{};
   if (fstat(descriptor, &now) != 0 || now.st_dev != before.st_dev || now.st_ino != before.st_ino ||
       now.st_size != before.st_size || !same(now.st_mtim, before.st_mtim)) {
     return 1;
@@ -103,8 +103,8 @@ bool hidet_dist_mapped_file::changed() const {
 extern "C" {
 
 hidet_dist_mapped_file *hidet_dist_mapped_file_watch(int32_t descriptor, void *memory, int64_t bytes,
-                                                    const char *name) {
-  struct stat status {};
+                                                     const char *name) {
+  struct stat status{};
   if (fstat(descriptor, &status) != 0) {
     hidet_dist::set_last_error(std::string(name) + " cannot be watched: " + std::strerror(errno));
     return nullptr;
@@ -126,10 +126,10 @@ hidet_dist_mapped_file *hidet_dist_mapped_file_watch(int32_t descriptor, void *m
 int32_t hidet_dist_mapped_file_change(const hidet_dist_mapped_file *file) { return file->change(); }
 
 void hidet_dist_mapped_file_renew(hidet_dist_mapped_file *file) {
-  struct stat now {};
+  struct stat now{};
   if (fstat(file->descriptor, &now) != 0) return;
-  if (now.st_dev != file->before.st_dev || now.st_ino != file->before.st_ino ||
-      now.st_size != file->before.st_size || !same(now.st_mtim, file->before.st_mtim)) {
+  if (now.st_dev != file->before.st_dev || now.st_ino != file->before.st_ino || now.st_size != file->before.st_size ||
+      !same(now.st_mtim, file->before.st_mtim)) {
     return;  // a change for good
   }
   file->before = now;

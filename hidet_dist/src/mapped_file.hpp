@@ -24,6 +24,6 @@ struct hidet_dist_mapped_file {
   hidet_dist_mapped_file *next = nullptr;
 
   int descriptor = -1;
-  struct stat before {};
+  struct stat before{};
   std::string name;
 };

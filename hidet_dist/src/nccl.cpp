@@ -1,8 +1,6 @@
 // The transport between ranks with a CUDA device each. See nccl.h; what NCCL calls a communicator is a Comm here.
 #include "hidet_dist/nccl.h"
 
-#include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
@@ -16,11 +14,14 @@
 
 #include "communicator.hpp"
 #include "nccl_library.hpp"
+#include "transport.hpp"
 
 namespace {
 
 namespace nccl = hidet_dist::nccl;
-using Clock = std::chrono::steady_clock;
+using hidet_dist::Clock;
+using hidet_dist::failed_meanwhile;
+using hidet_dist::in_seconds;
 using nccl::Comm;
 using nccl::Event;
 using nccl::Library;
@@ -30,8 +31,8 @@ using nccl::Stream;
 static_assert(sizeof(nccl::UniqueId) == HIDET_DIST_NCCL_ID_BYTES, "an id of NCCL's");
 
 constexpr auto kSpin = std::chrono::microseconds(100);   // so long, a thread that waits only lets others run
-constexpr auto kPause = std::chrono::microseconds(20);   // then it sleeps so long at a time: little against a collective
-constexpr auto kClosing = std::chrono::seconds(5);       // for communicators to be freed or aborted
+constexpr auto kPause = std::chrono::microseconds(20);  // then it sleeps so long at a time: little against a collective
+constexpr auto kClosing = std::chrono::seconds(5);  // for communicators to be freed or aborted
 constexpr int kWarmUpBytesARank = 8;
 
 struct DataType {
@@ -92,38 +93,24 @@ void pause(Clock::time_point start) {
   }
 }
 
-std::string in_seconds(std::chrono::nanoseconds time) {
-  std::string text = std::to_string(std::chrono::duration<double>(time).count());
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.back() == '.') text.pop_back();
-  return text + " s";
-}
-
-bool failed_meanwhile() {
-  const auto *communicator = hidet_dist::current();
-  return communicator != nullptr && communicator->error() != nullptr;
-}
-
 }  // namespace
 
-struct hidet_dist_nccl {
+struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
  public:
   hidet_dist_nccl(const Library &library, hidet_dist::Mesh mesh, void *context, int device,
                   hidet_dist_nccl_stream stream, hidet_dist_nccl_connect connect, std::chrono::nanoseconds timeout)
-      : library_(library),
+      : DeviceTransport(timeout),
+        library_(library),
         mesh_(std::move(mesh)),
         context_(context),
         device_(device),
         current_stream_(stream),
-        connect_(connect),
-        timeout_(timeout) {
+        connect_(connect) {
     for (size_t axis = 0; axis < mesh_.shape.size(); ++axis) {
       if (mesh_.shape[axis] > 1) whole_ |= 1 << axis;
     }
   }
-  hidet_dist_nccl(const hidet_dist_nccl &) = delete;
-  hidet_dist_nccl &operator=(const hidet_dist_nccl &) = delete;
-  ~hidet_dist_nccl() {
+  ~hidet_dist_nccl() override {
     close();
     if (own_stream_ != nullptr) library_.cu_stream_destroy(own_stream_);
     if (side_stream_ != nullptr) library_.cu_stream_destroy(side_stream_);
@@ -237,27 +224,28 @@ struct hidet_dist_nccl {
     return HIDET_DIST_OK;
   }
 
-  int32_t all_reduce(const void *send, void *recv, int64_t count, int32_t dtype, int32_t op, int32_t group) {
+  int32_t all_reduce(const void *send, void *recv, int64_t count, int32_t dtype, int32_t op, int32_t group) override {
     return enqueue(group, "ncclAllReduce", [&](Comm comm, Stream stream) {
       return library_.all_reduce(send, recv, static_cast<size_t>(count), data_type(dtype).type, reduce_op_of(op, dtype),
                                  comm, stream);
     });
   }
 
-  int32_t all_gather(const void *send, void *recv, int64_t count, int32_t dtype, int32_t group) {
+  int32_t all_gather(const void *send, void *recv, int64_t count, int32_t dtype, int32_t group) override {
     return enqueue(group, "ncclAllGather", [&](Comm comm, Stream stream) {
       return library_.all_gather(send, recv, static_cast<size_t>(count), data_type(dtype).type, comm, stream);
     });
   }
 
-  int32_t reduce_scatter(const void *send, void *recv, int64_t count, int32_t dtype, int32_t op, int32_t group) {
+  int32_t reduce_scatter(const void *send, void *recv, int64_t count, int32_t dtype, int32_t op,
+                         int32_t group) override {
     return enqueue(group, "ncclReduceScatter", [&](Comm comm, Stream stream) {
       return library_.reduce_scatter(send, recv, static_cast<size_t>(count), data_type(dtype).type,
                                      reduce_op_of(op, dtype), comm, stream);
     });
   }
 
-  int32_t broadcast(const void *send, void *recv, int64_t count, int32_t dtype, int32_t root, int32_t group) {
+  int32_t broadcast(const void *send, void *recv, int64_t count, int32_t dtype, int32_t root, int32_t group) override {
     // Only the root's is read, but NCCL wants an address from all.
     const void *source = send == nullptr ? recv : send;
     return enqueue(group, "ncclBroadcast", [&](Comm comm, Stream stream) {
@@ -265,7 +253,7 @@ struct hidet_dist_nccl {
     });
   }
 
-  int32_t all_to_all(const void *send, void *recv, int64_t count, int32_t dtype, int32_t group) {
+  int32_t all_to_all(const void *send, void *recv, int64_t count, int32_t dtype, int32_t group) override {
     const Comm comm = comm_of(group);
     if (comm == nullptr) return HIDET_DIST_FAILED;
     const Stream stream = here();
@@ -281,23 +269,24 @@ struct hidet_dist_nccl {
   }
 
   int32_t send_recv(const void *send, int64_t send_count, int32_t to, void *recv, int64_t recv_count, int32_t from,
-                    int32_t dtype) {
+                    int32_t dtype) override {
     const Comm comm = comm_of(whole_);
     if (comm == nullptr) return HIDET_DIST_FAILED;
     const Stream stream = here();
     const nccl::DataType type = data_type(dtype).type;
     return exchange(comm, [&](auto enqueue) {
-      if (to != HIDET_DIST_NOBODY) enqueue(library_.send(send, static_cast<size_t>(send_count), type, to, comm, stream));
+      if (to != HIDET_DIST_NOBODY)
+        enqueue(library_.send(send, static_cast<size_t>(send_count), type, to, comm, stream));
       if (from != HIDET_DIST_NOBODY) {
         enqueue(library_.recv(recv, static_cast<size_t>(recv_count), type, from, comm, stream));
       }
     });
   }
 
-  int32_t copy(const void *send, void *recv, int64_t bytes) {
-    const int error = library_.cu_memcpy_async(reinterpret_cast<nccl::DevicePointer>(recv),
-                                               reinterpret_cast<nccl::DevicePointer>(send), static_cast<size_t>(bytes),
-                                               here());
+  int32_t copy(const void *send, void *recv, int64_t bytes) override {
+    const int error =
+        library_.cu_memcpy_async(reinterpret_cast<nccl::DevicePointer>(recv),
+                                 reinterpret_cast<nccl::DevicePointer>(send), static_cast<size_t>(bytes), here());
     return error == 0 ? HIDET_DIST_OK : fail_with_cuda(error, "cuMemcpyAsync");
   }
 
@@ -337,8 +326,6 @@ struct hidet_dist_nccl {
     events_.erase(events_.begin(), end);
     return error == 0 ? HIDET_DIST_OK : fail_with_cuda(error, "cuStreamWaitEvent");
   }
-
-  bool failed_by_peer() const { return failed_by_peer_.load(); }
 
   void close() {
     if (closed_) return;
@@ -477,7 +464,7 @@ struct hidet_dist_nccl {
 
   int32_t fail(const std::string &message, bool by_peer) {
     waits_ = false;
-    if (by_peer && !failed_meanwhile()) failed_by_peer_.store(true);
+    if (by_peer && !failed_meanwhile()) blame_peer();
     fail_current(message);
     abort();
     return HIDET_DIST_FAILED;
@@ -488,15 +475,16 @@ struct hidet_dist_nccl {
     const char *detail = comm == nullptr ? nullptr : library_.get_last_error(comm);
     if (detail != nullptr && *detail != '\0') message += std::string(" (") + detail + ")";
     // Wrong arguments and CUDA's errors are this rank's own. A connection that breaks is a system error to NCCL.
-    const bool own = result == nccl::kInvalidArgument || result == nccl::kInvalidUsage ||
-                     result == nccl::kUnhandledCudaError;
+    const bool own =
+        result == nccl::kInvalidArgument || result == nccl::kInvalidUsage || result == nccl::kUnhandledCudaError;
     return fail(message, !own);
   }
 
   int32_t fail_with_cuda(int error, const char *what) {
     const char *text = nullptr;
     library_.cu_get_error_string(error, &text);
-    return fail(std::string(what) + " failed: " + (text == nullptr ? "CUDA error " + std::to_string(error) : text), false);
+    return fail(std::string(what) + " failed: " + (text == nullptr ? "CUDA error " + std::to_string(error) : text),
+                false);
   }
 
   std::vector<Comm> take_comms() {
@@ -545,12 +533,11 @@ struct hidet_dist_nccl {
   const int device_;
   const hidet_dist_nccl_stream current_stream_;
   const hidet_dist_nccl_connect connect_;
-  const std::chrono::nanoseconds timeout_;
   int32_t whole_ = 0;  // the group of all ranks, without axes of one device
   std::map<int32_t, std::unique_ptr<Slot>> comms_;
   Slot *pending_ = nullptr;
   Comm pending_parent_ = nullptr;
-  int32_t used_ = 0;    // the mesh axes of all groups used so far
+  int32_t used_ = 0;  // the mesh axes of all groups used so far
   int32_t recent_ = 0;  // of those used since a wait was over
   bool waits_ = false;
   Clock::time_point wait_start_{};
@@ -561,12 +548,9 @@ struct hidet_dist_nccl {
   std::map<int64_t, Event> events_;  // by ticket: the end of what was started and not waited for
   std::vector<Event> idle_events_;
   nccl::DevicePointer scratch_ = 0;
-  std::atomic<bool> failed_by_peer_{false};
 };
 
 namespace {
-
-hidet_dist_nccl &transport_of(void *context) { return *static_cast<hidet_dist_nccl *>(context); }
 
 int32_t overlap_fork(void *context) { return static_cast<hidet_dist_nccl *>(context)->fork(); }
 
@@ -574,38 +558,6 @@ int32_t overlap_mark(void *context, int64_t ticket) { return static_cast<hidet_d
 
 int32_t overlap_wait(void *context, int64_t ticket) {
   return static_cast<hidet_dist_nccl *>(context)->wait_for(ticket);
-}
-
-int32_t table_all_reduce(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t op,
-                         int32_t group) {
-  return transport_of(context).all_reduce(send, recv, count, dtype, op, group);
-}
-
-int32_t table_all_gather(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t group) {
-  return transport_of(context).all_gather(send, recv, count, dtype, group);
-}
-
-int32_t table_reduce_scatter(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t op,
-                             int32_t group) {
-  return transport_of(context).reduce_scatter(send, recv, count, dtype, op, group);
-}
-
-int32_t table_all_to_all(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t group) {
-  return transport_of(context).all_to_all(send, recv, count, dtype, group);
-}
-
-int32_t table_broadcast(void *context, const void *send, void *recv, int64_t count, int32_t dtype, int32_t root,
-                        int32_t group) {
-  return transport_of(context).broadcast(send, recv, count, dtype, root, group);
-}
-
-int32_t table_send_recv(void *context, const void *send, int64_t send_count, int32_t to, void *recv,
-                        int64_t recv_count, int32_t from, int32_t dtype) {
-  return transport_of(context).send_recv(send, send_count, to, recv, recv_count, from, dtype);
-}
-
-int32_t table_copy(void *context, const void *send, void *recv, int64_t bytes) {
-  return transport_of(context).copy(send, recv, bytes);
 }
 
 // What was loaded, or null with an error.
@@ -645,7 +597,8 @@ int32_t hidet_dist_nccl_device_count(void) {
 int32_t hidet_dist_nccl_device_uuid(int32_t device, char *uuid) {
   const Library *library = loaded_library();
   int number = 0;
-  const bool known = library != nullptr && succeeded(*library, library->cu_device_get(&number, device), "cuDeviceGet") &&
+  const bool known = library != nullptr &&
+                     succeeded(*library, library->cu_device_get(&number, device), "cuDeviceGet") &&
                      succeeded(*library, library->cu_device_get_uuid(uuid, number), "cuDeviceGetUuid");
   return known ? HIDET_DIST_OK : HIDET_DIST_FAILED;
 }
@@ -679,16 +632,11 @@ hidet_dist_nccl *hidet_dist_nccl_create(const int64_t *mesh_shape, int32_t mesh_
       !succeeded(*library, library->cu_ctx_set_current(context), "cuCtxSetCurrent")) {
     return nullptr;
   }
-  const auto timeout = std::chrono::duration<double>(std::min(timeout_seconds, 1e9));
   return new hidet_dist_nccl(*library, {std::vector<int64_t>(mesh_shape, mesh_shape + mesh_axes), rank}, context,
-                             number, stream, connect, std::chrono::duration_cast<std::chrono::nanoseconds>(timeout));
+                             number, stream, connect, hidet_dist::from_seconds(timeout_seconds));
 }
 
-void hidet_dist_nccl_table(hidet_dist_nccl *transport, hidet_dist_transport *table) {
-  *table = hidet_dist_transport{transport,        table_all_reduce, table_all_gather, table_reduce_scatter,
-                                table_all_to_all, table_broadcast,  table_send_recv,  table_copy,
-                                nullptr,          nullptr,          nullptr};
-}
+void hidet_dist_nccl_table(hidet_dist_nccl *transport, hidet_dist_transport *table) { *table = transport->table(); }
 
 void hidet_dist_nccl_overlap(hidet_dist_nccl *transport, hidet_dist_overlap *overlap) {
   *overlap = hidet_dist_overlap{transport, overlap_fork, overlap_mark, overlap_wait};
@@ -709,8 +657,7 @@ int32_t hidet_dist_nccl_warm_up(hidet_dist_nccl *transport, int32_t group) { ret
 void *hidet_dist_nccl_own_stream(const hidet_dist_nccl *transport) { return transport->own_stream(); }
 
 int32_t hidet_dist_nccl_wait(hidet_dist_nccl *transport, void *stream, double seconds) {
-  const auto time = std::chrono::duration<double>(std::clamp(seconds, 0.0, 1e9));
-  return transport->wait(stream, std::chrono::duration_cast<std::chrono::nanoseconds>(time));
+  return transport->wait(stream, hidet_dist::from_seconds(seconds));
 }
 
 int32_t hidet_dist_nccl_failed_by_peer(const hidet_dist_nccl *transport) { return transport->failed_by_peer() ? 1 : 0; }

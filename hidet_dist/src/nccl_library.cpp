@@ -55,7 +55,8 @@ int load(const std::string &nccl_path, const std::string &driver_path, std::stri
   Loader nccl(nccl_path, problem);
   nccl.find("ncclGetVersion", &library.get_version);
   int version = 0;
-  if (problem->empty() && library.get_version(&version) != kSuccess) *problem = nccl_path + " does not tell its version";
+  if (problem->empty() && library.get_version(&version) != kSuccess)
+    *problem = nccl_path + " does not tell its version";
   if (problem->empty() && version < HIDET_DIST_NCCL_OLDEST) {
     *problem = nccl_path + " is NCCL " + version_text(version) + ", but " + version_text(HIDET_DIST_NCCL_OLDEST) +
                " or later is needed";

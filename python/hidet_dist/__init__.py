@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hidet_dist.compat import on_import
 
 if TYPE_CHECKING:
-    from hidet_dist.api import AutoParallelResult, auto_parallel, partition
+    from hidet_dist.api import AutoParallelResult, auto_parallel, make_plan, partition
     from hidet_dist.calibration import calibrate
+    from hidet_dist.partitioning.proof import validate_plan
     from hidet_dist.runtime.partition import LoadedPartition, load_partition
     from hidet_dist.runtime.profile import Profile, merge_traces
     from hidet_dist.runtime.session import init, shutdown
@@ -41,18 +41,21 @@ __all__ = [
     "calibrate",
     "init",
     "load_partition",
+    "make_plan",
     "merge_traces",
     "partition",
     "recost",
     "search_family",
     "shutdown",
+    "validate_plan",
     "weight",
     "weights_from_safetensors",
 ]
 
 _HOMES = {
-    "hidet_dist.api": ("AutoParallelResult", "auto_parallel", "partition"),
+    "hidet_dist.api": ("AutoParallelResult", "auto_parallel", "make_plan", "partition"),
     "hidet_dist.calibration": ("calibrate",),
+    "hidet_dist.partitioning.proof": ("validate_plan",),
     "hidet_dist.runtime.partition": ("LoadedPartition", "load_partition"),
     "hidet_dist.runtime.profile": ("Profile", "merge_traces"),
     "hidet_dist.runtime.session": ("init", "shutdown"),
@@ -78,16 +81,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, "__version__"})
-
-
-class _Package(ModuleType):
-    def __setattr__(self, name: str, value: Any) -> None:
-        # Importing a submodule makes it an attribute of its package, but ``partition`` here is the call.
-        if name not in _HOME or not isinstance(value, ModuleType):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def _extend_hidet() -> None:

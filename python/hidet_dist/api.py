@@ -1,27 +1,31 @@
-"""The calls that make artifacts: ``auto_parallel``, and ``partition`` for those who bring a plan."""
+"""The calls that make plans and artifacts: ``make_plan``, ``auto_parallel``, and ``partition`` for a program alone."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hidet.graph import FlowGraph
+from hidet.graph import FlowGraph, Tensor
 
 from hidet_dist.compile import check_compiler, compile_program
+from hidet_dist.compile.target import Target
 from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.errors import ConfigError, PlanError
 from hidet_dist.export.write import check_destination, replacing, write_artifacts
+from hidet_dist.machine import Cluster
 from hidet_dist.normalize.columns import pad_columns
 from hidet_dist.normalize.precision import in_precision
 from hidet_dist.overlap.planned import resident_bytes
-from hidet_dist.partition import Program, partition_graph
+from hidet_dist.partitioning import Program, partition_graph
 from hidet_dist.progress import Progress
-from hidet_dist.search import search
+from hidet_dist.search import recost, search
+from hidet_dist.search.recost import within_budget
 from hidet_dist.search.refine import cluster_of
 from hidet_dist.spec import Plan
+from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.view import GraphView
 from hidet_dist.weights import SafetensorsFiles, check_weights
 
@@ -56,6 +60,7 @@ def auto_parallel(
     distributed_config: Mapping[str, Any],
     optimization_config: Mapping[str, Any] | None,
     out_dir: str | Path,
+    plan: Plan | None = None,
 ) -> AutoParallelResult:
     """Plan, partition and compile a graph for a device mesh, and write artifacts for ``load_partition``.
 
@@ -71,6 +76,9 @@ def auto_parallel(
         See :class:`hidet_dist.config.OptimizationConfig`.
     out_dir: str or Path
         Where the artifacts go. It is replaced whole when the build is done, or left as it was.
+    plan: Plan, optional
+        The plan to build, such as one of :func:`make_plan` that was edited; by default one is searched. Its specs are
+        proven by the rules that the search uses. Its conversions and predicted costs are made anew for the machine.
 
     Raises
     ------
@@ -80,50 +88,38 @@ def auto_parallel(
         When ``out_dir`` holds something else.
     WeightsError
         When a weight that the graph knows by name has no data, another shape or another dtype; before planning.
+    PlanError
+        When ``plan`` is of another graph, mesh or declaration of symbolic dims, or a spec of it is not proven.
     InfeasibleError
-        When no plan fits the memory budget; it states the least that would do.
+        When no plan fits the memory budget, or ``plan`` does not; it states the least that would do.
     SolverError, PartitionError, CompileError
         When a stage fails.
     """
-    optimization = OptimizationConfig.parse(optimization_config or {})
-    distributed = DistributedConfig.parse(distributed_config, optimization.default_machine)
-    target = optimization.target_on(distributed.cluster.device)
-    check_compiler(target)
-    if not isinstance(graph, FlowGraph):
-        raise ConfigError(f"auto_parallel takes a hidet FlowGraph; got a {type(graph).__name__}.")
-    place = check_destination(out_dir, optimization.recompile)
-    names = optimization.names
-    if optimization.precision is not None:
-        half = in_precision(graph, optimization.precision)
-        graph, names = half.graph, {name: half.weights.get(x, x) for name, x in names.items()}
-    if target.kind == "cuda":
-        padded = pad_columns(graph, distributed.mesh.size)
-        graph, names = padded.graph, {name: padded.weights.get(x, x) for name, x in names.items()}
-    files = None if optimization.weights is None else SafetensorsFiles.open(optimization.weights)
-    symbols = [size.of(name) for name, size in optimization.symbols.items()]
-    check_weights(GraphView(graph, symbols, distributed.mesh).tensors.values(), files)
+    job = _Job.of("auto_parallel", graph, distributed_config, optimization_config)
+    check_compiler(job.target)
+    if plan is not None:
+        job.check_given(plan)
+    place = check_destination(out_dir, job.optimization.recompile)
+    job = job.prepared()
+    files = job.weight_files()
+    check_weights(job.view().tensors.values(), files)
     with Progress() as progress:
         begin = time.perf_counter()
-        with progress.task("Planning") as planning:
-
-            def show(seconds: float, bound: float) -> None:
-                planning.say(f"Planning: {seconds * 1e3:.3f} ms, none below {bound * 1e3:.3f} ms")
-
-            plan = search(graph, distributed.cluster, optimization.search_options(), names=names, on_incumbent=show)
+        plan = job.plan(progress) if plan is None else job.given_plan(plan)
         planned = time.perf_counter()
-        program = partition_graph(graph, plan, files, target.device)
+        program = partition_graph(job.graph, plan, files, job.target.device)
         with progress.task("Compiling") as task:
-            overlap = plan.stage.overlap if target.kind == "cuda" else None
+            overlap = plan.stage.overlap if job.target.kind == "cuda" else None
             compiled = compile_program(
                 program,
-                target,
+                job.target,
                 task.total,
                 task.advance,
-                None if overlap is None else cluster_of(plan.stage, graph, distributed.cluster),
+                None if overlap is None else cluster_of(plan.stage, job.graph, job.cluster),
                 None if overlap is None else max(0, overlap.held_bytes - resident_bytes(plan.stage)),
             )
         with progress.task("Writing"), replacing(place) as folder:
-            write_artifacts(folder, plan, program, compiled, target)
+            write_artifacts(folder, plan, program, compiled, job.target)
     done = time.perf_counter()
     stage = plan.stage
     return AutoParallelResult(
@@ -138,6 +134,133 @@ def auto_parallel(
     )
 
 
+def make_plan(
+    graph: FlowGraph,
+    distributed_config: Mapping[str, Any],
+    optimization_config: Mapping[str, Any] | None = None,
+) -> Plan:
+    """Plan a graph as :func:`auto_parallel` does with the same arguments, and build nothing.
+
+    Weights that the graph knows by name need no data. Where ``optimization_config["weights"]`` names their files, these
+    are checked to have them. No compiler is needed.
+
+    Raises
+    ------
+    ConfigError
+        For unknown keys and unfit values, before work starts.
+    WeightsError
+        When the named files lack a weight, or have it in another shape or dtype.
+    InfeasibleError
+        When no plan fits the memory budget; it states the least that would do.
+    SolverError
+        When the solver fails or finds nothing in time.
+    """
+    job = _Job.of("make_plan", graph, distributed_config, optimization_config).prepared()
+    files = job.weight_files()
+    if files is not None:
+        check_weights(job.view().tensors.values(), files)
+    with Progress() as progress:
+        return job.plan(progress)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A graph, the user's names of its tensors, and what it is planned and built for."""
+
+    graph: FlowGraph
+    names: Mapping[str, Tensor]
+    distributed: DistributedConfig
+    optimization: OptimizationConfig
+    target: Target
+
+    @classmethod
+    def of(
+        cls,
+        call: str,
+        graph: FlowGraph,
+        distributed_config: Mapping[str, Any],
+        optimization_config: Mapping[str, Any] | None,
+    ) -> _Job:
+        """From the arguments of the public call ``call``. Raises ConfigError."""
+        optimization = OptimizationConfig.parse({} if optimization_config is None else optimization_config)
+        distributed = DistributedConfig.parse(distributed_config, optimization.default_machine)
+        target = optimization.target_on(distributed.cluster.device)
+        if not isinstance(graph, FlowGraph):
+            raise ConfigError(f"{call} takes a hidet FlowGraph; got a {type(graph).__name__}.")
+        return cls(graph, optimization.names, distributed, optimization, target)
+
+    def prepared(self) -> _Job:
+        """The same job, its graph in the precision and with the padding that the target asks for."""
+        graph, names = self.graph, self.names
+        if self.optimization.precision is not None:
+            half = in_precision(graph, self.optimization.precision)
+            graph, names = half.graph, {name: half.weights.get(x, x) for name, x in names.items()}
+        if self.target.kind == "cuda":
+            padded = pad_columns(graph, self.distributed.mesh.size)
+            graph, names = padded.graph, {name: padded.weights.get(x, x) for name, x in names.items()}
+        return replace(self, graph=graph, names=names)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The machine."""
+        return self.distributed.cluster
+
+    @property
+    def symbols(self) -> tuple[SymbolPlan, ...]:
+        """The declared symbolic dims."""
+        return tuple(size.of(name) for name, size in self.optimization.symbols.items())
+
+    def view(self) -> GraphView:
+        """The graph's tensors by name."""
+        return GraphView(self.graph, self.symbols, self.distributed.mesh)
+
+    def weight_files(self) -> SafetensorsFiles | None:
+        """The files of the weights' data, None where none are named."""
+        given = self.optimization.weights
+        return None if given is None else SafetensorsFiles.open(given)
+
+    def plan(self, progress: Progress) -> Plan:
+        """The plan of least predicted time."""
+        with progress.task("Planning") as planning:
+
+            def show(seconds: float, bound: float) -> None:
+                planning.say(f"Planning: {seconds * 1e3:.3f} ms, none below {bound * 1e3:.3f} ms")
+
+            options = self.optimization.search_options()
+            return search(self.graph, self.cluster, options, names=self.names, on_incumbent=show)
+
+    def check_given(self, plan: Any) -> None:
+        """Refuse a plan, given by the user, that the configuration contradicts. Raises ConfigError or PlanError."""
+        if not isinstance(plan, Plan):
+            raise PlanError(f"auto_parallel takes a Plan (see Plan.load) as plan; got a {type(plan).__name__}.")
+        for key, default in (("pins", None), ("input_specs", None), ("output_specs", None), ("mode", "search")):
+            if getattr(self.optimization, key) != default:
+                raise ConfigError(
+                    f"optimization_config[{key!r}] steers the search, and there is none where a plan is given: leave "
+                    "one of the two out."
+                )
+        declared = {symbol.name: symbol for symbol in self.symbols}
+        for symbol in plan.stage.symbols:
+            if declared.setdefault(symbol.name, symbol) != symbol:
+                raise PlanError(
+                    f"The plan is for the symbolic dim {symbol.name} of size {symbol.size}, a multiple of "
+                    f"{symbol.multiple_of}; optimization_config['symbols'] declares another."
+                )
+
+    def given_plan(self, plan: Plan) -> Plan:
+        """A plan that the user gave, proven and with conversions and costs for the machine.
+
+        Raises
+        ------
+        PlanError
+            When it is not proven.
+        InfeasibleError
+            When it does not fit the memory budget.
+        """
+        cluster = cluster_of(plan.stage, self.graph, self.cluster)
+        return within_budget(recost(plan, self.graph, cluster), self.graph, cluster, self.optimization.mem_budget)
+
+
 def partition(graph: FlowGraph, plan: Plan, weights: str | Path | Sequence[str | Path] | None = None) -> Program:
     """Turn a graph into the SPMD program that a plan describes, without compiling it.
 
@@ -147,7 +270,7 @@ def partition(graph: FlowGraph, plan: Plan, weights: str | Path | Sequence[str |
     Raises
     ------
     PlanError
-        When the plan is none, was made for another graph, or does not fit it.
+        When the plan is none, was made for another graph, or is not proven to compute it.
     PartitionError
         When an operator cannot run on the shards that the plan gives it.
     WeightsError

@@ -71,6 +71,10 @@ class ForkError(HidetDistError, RuntimeError):
     """A child made by ``fork`` used what belongs to its parent: a loaded partition or a communicator."""
 
 
+class CallError(HidetDistError, RuntimeError):
+    """A call of a loaded partition that another rank could not make. No rank has made it; the next one can be made."""
+
+
 class RendezvousError(HidetDistError, RuntimeError):
     """The ranks did not find one another: one never came, or the launch settings contradict each other."""
 

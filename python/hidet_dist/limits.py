@@ -11,6 +11,9 @@ MOST_DEVICES = 2**14
 MOST_MANIFEST_BYTES = 2**26
 """A manifest has about 200 bytes a kernel launch and 150 a file; that of 16384 ranks and 100,000 launches fits."""
 
+MOST_PLAN_BYTES = 2**28
+"""A plan has about 300 bytes an operator, and its report a few times that; a model of a hundred layers has 10,000."""
+
 MOST_INDEX_BYTES = 2**28
 """An index of safetensors files has about 120 bytes a tensor; there are none of more than a few 100,000 tensors."""
 

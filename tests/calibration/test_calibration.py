@@ -26,7 +26,7 @@ from hidet_dist.errors import CalibrationError, ConfigError, SpecError
 from hidet_dist.machine import Cluster, Device, Link, builtin, load_machine
 from hidet_dist.machine.__main__ import app as machines
 from hidet_dist.machine.kernels import KERNEL_CLASSES
-from hidet_dist.partition import partition_graph
+from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.collectives import COMMUNICATING

@@ -208,7 +208,7 @@ def test_hidets_opaque_tasks_still_hold_the_graph():
 
     from hidet.graph.ops.opaque import OpaqueOperator
 
-    from hidet_dist.partition import CommunicationOp
+    from hidet_dist.partitioning import CommunicationOp
 
     class Identity(OpaqueOperator):
         def __init__(self, x):

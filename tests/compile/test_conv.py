@@ -12,7 +12,7 @@ from hidet_dist.compile import optimize_program
 from hidet_dist.compile.cpu import cpu_kernels
 from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.machine import builtin
-from hidet_dist.partition import partition_graph
+from hidet_dist.partitioning import partition_graph
 from hidet_dist.runtime.openblas import load_openblas
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hidet_dist.compile import optimize_program
 from hidet_dist.compile.cpu.kernels.index import Axis, Index, Size, SplitNeeded
 from hidet_dist.machine import builtin
-from hidet_dist.partition import partition_graph
+from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.simulate import simulate
 from hidet_dist.spec import DeviceMesh

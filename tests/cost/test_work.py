@@ -10,11 +10,12 @@ from hidet import ops
 from hidet.graph import Tensor
 
 from hidet_dist.calibration.kernels import KERNEL_PROBES, KernelProbe, work_in
-from hidet_dist.cost.work import work_of
+from hidet_dist.cost.model import PredictedCost
+from hidet_dist.cost.work import local_work, work_of
 from hidet_dist.machine import Cluster, Device, Link
 from hidet_dist.machine.kernels import KERNEL_CLASSES, KernelCost, Work
 from hidet_dist.rules.rule import Choice, RuleTable
-from hidet_dist.search import find
+from hidet_dist.search import find_plan
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.weights import weight
 
@@ -52,6 +53,29 @@ def test_what_passes_to_a_neighbour_moves_nothing() -> None:
     assert own.operations == 5 * 64
 
 
+def test_an_operator_of_a_program_has_the_work_that_the_search_counted_for_its_choice() -> None:
+    x = symbol(4, 8, 16)
+    for y in (
+        ops.matmul(x, weight("w", [16, 32], "float32")),
+        ops.matmul(symbol(4, 6, 8, 16), symbol(4, 6, 16, 32)),
+        ops.gelu(x),
+        ops.layer_norm(x),
+    ):
+        whole = next(own for own in RuleTable(MESH)(y.op)[1] if own.spec.is_replicated)
+        assert local_work(y.op, {}) == work_of(y.op, whole, MESH)
+
+
+def test_a_program_is_costed_as_the_search_costs_its_operators() -> None:
+    """With measured kernels and without them."""
+    kernels = {kernel: KernelCost(1e-12, 1e-11, 1e-7) for kernel in KERNEL_CLASSES}
+    y = ops.matmul(symbol(8, 16), weight("w", [16, 32], "float32"))
+    whole = next(own for own in RuleTable(MESH)(y.op)[1] if own.spec.is_replicated)
+    for measured in ({}, kernels):
+        device = Device("d", {"default": 1e12}, 1e11, 2**30, 1e-6, kernels=measured)
+        model = PredictedCost(Cluster(MESH, (LINK,), device))
+        assert model.local(y.op, {}) == model.operator(y.op, whole)
+
+
 def test_a_table_is_read_by_the_rows_that_are_looked_up() -> None:
     ids = hidet.symbol([6], "int32", "cpu")
     y = ops.take(weight("table", [100, 8], "float32"), ids)
@@ -78,12 +102,12 @@ def test_a_plan_costs_what_its_kernels_were_measured_to() -> None:
     x = symbol(64, 32)
     graph = hidet.trace_from(ops.matmul(x, weight("w", [32, 16], "float32")), [x])
     rows = TensorShardSpec(((0,), ()))
-    plan = find(graph, cluster, input_specs=[rows], output_specs=[rows]).plan
+    plan = find_plan(graph, cluster, input_specs=[rows], output_specs=[rows]).plan
     work = Work("matmul", 2 * 32 * 32 * 16, 4 * (32 * 32 + 32 * 16 + 32 * 16), 4 * 32 * 16)
     expected = 1e-6 + work.operations * 1e-9 + 4 * (32 * 32 + 32 * 16) * 1e-12 + 4 * 32 * 16 * 1e-8 + 1e-5
     assert plan.seconds == pytest.approx(expected)
     double = hidet.symbol([64, 32], "float64", "cpu")
     wide = hidet.trace_from(ops.matmul(double, weight("w", [32, 16], "float64")), [double])
-    plan = find(wide, cluster, input_specs=[rows], output_specs=[rows]).plan
+    plan = find_plan(wide, cluster, input_specs=[rows], output_specs=[rows]).plan
     moved = 8 * (32 * 32 + 32 * 16 + 32 * 16)
     assert plan.seconds == pytest.approx(1e-6 + max(2 * 32 * 32 * 16 / 1e9, moved / 1e8))

@@ -35,6 +35,21 @@ def test_the_first_example_runs_and_prints_what_the_readme_shows(tmp_path):
     assert without_figures(done.stdout) == without_figures(shown)
 
 
+def test_a_plan_for_gpus_is_made_without_them(tmp_path):
+    example = ROOT / "examples" / "plan_for_gpus.py"
+    done = subprocess.run(
+        [sys.executable, example], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    # As Megatron-LM does it: the first two by columns, the last by rows, and one reduction.
+    for line in ('shard("gate", dim=1)', 'shard("up", dim=1)', 'shard("down", dim=0)', 'sync("down", '):
+        assert line in done.stdout
+
+
+def test_the_first_example_has_at_most_twenty_lines():
+    assert len([line for line in FIRST.read_text(encoding="utf-8").splitlines() if line]) <= 20
+
+
 def test_the_readme_shows_the_first_example_as_it_is():
     (shown,) = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     assert shown.strip() == code_of(FIRST.read_text(encoding="utf-8"))

@@ -16,7 +16,7 @@ import pytest
 import hidet_dist  # noqa: F401
 from hidet_dist.explain import SearchReport
 from hidet_dist.machine import builtin
-from hidet_dist.search import find, search
+from hidet_dist.search import find_plan, search
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
 from hidet_dist.view import GraphView
@@ -42,7 +42,7 @@ MEGATRON = {"fc1.weight": "(R, S1)", "fc2.weight": "(S1, R)", "op:0": "?, (R, S1
 def planned(**more):
     graph, names = block()
     cluster = builtin("dgx-a100", DeviceMesh((2, 2), ("node", "gpu")))
-    return graph, find(graph, cluster, names=names, **more).plan
+    return graph, find_plan(graph, cluster, names=names, **more).plan
 
 
 def test_the_figures_add_up() -> None:
@@ -184,4 +184,4 @@ def test_the_explanation_says_what_is_hidden_of_each_collective() -> None:
     assert "Communicating beside computing" in text
     assert "Collectives beside computation" in text
     alone = builtin("cpu", plan.stage.mesh)
-    assert find(block()[0], alone).plan.explain().to_data()["overlap"] is None
+    assert find_plan(block()[0], alone).plan.explain().to_data()["overlap"] is None

@@ -5,6 +5,7 @@ It imports what a serving process would: neither hidet nor PyTorch.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import mmap
@@ -15,7 +16,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -23,9 +27,10 @@ import numpy as np
 import hidet_dist
 from hidet_dist.artifacts import opened
 from hidet_dist.errors import HidetDistError
-from hidet_dist.runtime import session
+from hidet_dist.runtime import native, session
 
 MOST_CHILD_SECONDS = 60
+RUNTIME = (str(Path(native.__file__).parents[1]), contextlib.__file__)
 LIMITS = {"file_bytes": resource.RLIMIT_FSIZE, "open_files": resource.RLIMIT_NOFILE}
 
 model: hidet_dist.LoadedPartition | None = None
@@ -49,6 +54,78 @@ def call_typed(inputs: list[Any], dtypes: list[str]) -> list[Any]:
     return [y.tolist() for y in model.run([np.array(x, dtype) for x, dtype in zip(inputs, dtypes, strict=True)])]
 
 
+def call_repeated(row: list[float], rows: int) -> list[Any]:
+    """Call it on one row that stands for many, without memory for them, and return the first row of the answer."""
+    assert model is not None
+    return model.run([np.broadcast_to(np.array(row, np.float32), (rows, len(row)))])[0][0].tolist()
+
+
+def call_torch(inputs: list[Any]) -> list[Any]:
+    """Call it on torch tensors of float32."""
+    import torch
+
+    assert model is not None
+    return [y.float().tolist() for y in model.run([torch.tensor(x) for x in inputs])]
+
+
+def call_elsewhere(inputs: list[Any]) -> list[Any]:
+    """Call it from a thread that has not attached."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(call, inputs).result(30)
+
+
+def warm_up(sizes: dict[str, int]) -> None:
+    """Warm it up."""
+    assert model is not None
+    model.warm_up(sizes)
+
+
+def profile(inputs: list[Any], repeats: int) -> int:
+    """Profile it: the number of operators."""
+    assert model is not None
+    return len(model.profile(*(np.array(x, np.float32) for x in inputs), repeats=repeats).operators)
+
+
+class Alarm(Exception):
+    """What a signal handler raises to end a request that takes too long."""
+
+
+@contextlib.contextmanager
+def _raising(error: BaseException, at: int) -> Iterator[None]:
+    """Raise the error at an event of the runtime's code, by number: where a function is called or a line begins.
+
+    The call of the first function, the line that takes the call's number and that of the ``try`` behind it are not
+    counted: a signal handler that runs there runs before the call has begun on this rank.
+    """
+    left = at + 3
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if not frame.f_code.co_filename.startswith(RUNTIME):
+            return None
+        if event in ("call", "line"):
+            left -= 1
+            if left == 0:
+                raise error
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(None)
+
+
+def interrupted(inputs: list[Any], at: int, kind: str) -> list[Any]:
+    """Call it, with an exception raised at an event of the call."""
+    error: BaseException = KeyboardInterrupt("^C") if kind == "KeyboardInterrupt" else Alarm("too late")
+    assert model is not None
+    arrays = [np.array(x, np.float32) for x in inputs]
+    with _raising(error, at):
+        outputs = model.run(arrays)
+    return outputs[0].tolist()
+
+
 def serve(inputs: list[Any]) -> str:
     """Call it again and again, until that fails or there is another answer."""
     first = call(inputs)
@@ -67,6 +144,18 @@ def limit(**limits: int) -> None:
     """Limit what this process may take of the system."""
     for name, value in limits.items():
         resource.setrlimit(LIMITS[name], (value, value))
+
+
+def limit_memory(more_bytes: int) -> None:
+    """Limit the address space of this process to what it has, and so much more."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    soft = pages * resource.getpagesize() + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (soft, resource.RLIM_INFINITY))
+
+
+def unlimit_memory() -> None:
+    """Undo it."""
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
 def stall() -> None:
@@ -162,16 +251,34 @@ def multiprocess() -> int:
     return process.exitcode
 
 
-COMMANDS = {
-    function.__name__: function
-    for function in (load, call, call_typed, serve, close, limit, stall, shared, fork, threads, multiprocess)
-}
+FUNCTIONS = (
+    load,
+    call,
+    call_typed,
+    call_repeated,
+    call_torch,
+    call_elsewhere,
+    warm_up,
+    profile,
+    interrupted,
+    serve,
+    close,
+    limit,
+    limit_memory,
+    unlimit_memory,
+    stall,
+    shared,
+    fork,
+    threads,
+    multiprocess,
+)
+COMMANDS: dict[str, Callable[..., Any]] = {function.__name__: function for function in FUNCTIONS}
 
 
 def _attempt(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
     try:
         return {"result": function(**arguments)}
-    except HidetDistError as error:
+    except (HidetDistError, MemoryError, KeyboardInterrupt, Alarm) as error:
         return {"error": type(error).__name__, "message": str(error), "ranks": list(getattr(error, "ranks", ()))}
 
 

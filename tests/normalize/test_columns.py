@@ -11,7 +11,7 @@ from hidet_dist.errors import WeightsError
 from hidet_dist.machine import builtin
 from hidet_dist.normalize.columns import pad_columns
 from hidet_dist.normalize.precision import in_precision
-from hidet_dist.partition import partition_graph
+from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.simulate import simulate
 from hidet_dist.spec import DeviceMesh

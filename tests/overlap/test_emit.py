@@ -14,12 +14,12 @@ from hidet import ops
 from hidet_dist.compile.build import CompiledProgram, compile_program, optimize_program
 from hidet_dist.machine import Cluster, Device, Link
 from hidet_dist.overlap.emit import overlap_graph
-from hidet_dist.partition import CommunicationOp, Program, WaitOp, partition_graph
+from hidet_dist.partitioning import CommunicationOp, Program, WaitOp, partition_graph
 from hidet_dist.runtime import native
 from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.libraries import hidet_runtime
 from hidet_dist.runtime.memory import HostMemory
-from hidet_dist.search import find
+from hidet_dist.search import find_plan
 from hidet_dist.simulate import simulate
 from hidet_dist.spec import DeviceMesh, Plan
 
@@ -38,7 +38,7 @@ def gathered() -> tuple[hidet.FlowGraph, Plan]:
     graph = hidet.trace_from(y, [x])
     pins = {f"w{number}": "(S0, R)" for number in range(LAYERS)}
     pins |= {f"op:Matmul#{number}": "(S0, R), (R, R) -> (S0, R)" for number in range(LAYERS)}
-    return graph, find(graph, CLUSTER, pins=pins, report=False).plan
+    return graph, find_plan(graph, CLUSTER, pins=pins, report=False).plan
 
 
 def branches() -> tuple[hidet.FlowGraph, Plan]:
@@ -56,7 +56,7 @@ def branches() -> tuple[hidet.FlowGraph, Plan]:
     graph = hidet.trace_from(ops.matmul(right, left), [x])
     pins = {f"op:Matmul#{number}": "(S0, R), (R, R) -> (S0, R)" for number in range(LAYERS + 2)}
     pins |= {f"op:Tanh#{number}": "(S0, R) -> (S0, R)" for number in range(LAYERS + 1)}
-    return graph, find(graph, CLUSTER, pins=pins, report=False).plan
+    return graph, find_plan(graph, CLUSTER, pins=pins, report=False).plan
 
 
 class Double:
@@ -203,7 +203,7 @@ def test_a_program_with_nothing_to_hide_behind_stays_as_it_is() -> None:
     x = hidet.symbol([ROWS, WIDTH], "float32", "cpu")
     graph = hidet.trace_from(ops.tanh(ops.matmul(x, hidet.randn([WIDTH, WIDTH], device="cpu"))), [x])
     pins = {"w0": "(S0, R)", "op:0": "(R, S0), (S0, R) -> (R, R)"}
-    optimized = optimize_program(partition_graph(graph, find(graph, CLUSTER, pins=pins).plan))
+    optimized = optimize_program(partition_graph(graph, find_plan(graph, CLUSTER, pins=pins).plan))
     nodes = list(optimized.nodes)
     assert any(isinstance(node, CommunicationOp) for node in nodes)
     assert overlap_graph(optimized, CLUSTER) == 0

@@ -50,6 +50,15 @@ def test_the_wheel_serves_in_an_empty_environment(built: Path, tmp_path: Path) -
         else:
             assert done.stdout.strip() == version("hidet_dist")
 
+    # A type checker finds the types of the installed package.
+    snippet = tmp_path / "typed.py"
+    snippet.write_text("import hidet_dist\n\nreveal_type(hidet_dist.load_partition)\n", encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--python-executable", str(python), "--no-incremental", str(snippet)]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert "-> hidet_dist.runtime.partition.LoadedPartition" in done.stdout, done.stdout
+
 
 @pytest.mark.slow
 def test_what_is_distributed_has_the_licence_the_types_and_the_headers(built: Path) -> None:

@@ -8,7 +8,9 @@ import pytest
 from hidet import ops
 from hidet.graph import FlowGraph
 
-from hidet_dist.partition import Program, partition_graph
+from hidet_dist.machine import builtin
+from hidet_dist.partitioning import Program, partition_graph
+from hidet_dist.partitioning.proof import with_conversions
 from hidet_dist.rules.rule import derive
 from hidet_dist.simulate import simulate
 from hidet_dist.soundness import check_operator, check_specs
@@ -76,7 +78,7 @@ def _program(graph: FlowGraph, spec: str, mesh: DeviceMesh) -> Program:
         (tensor(view.inputs[0], own.in_specs[1]),),
         (tensor(view.outputs[0], own.out_specs[0]),),
     )
-    return partition_graph(graph, Plan((stage,)))
+    return partition_graph(graph, Plan((with_conversions(view, stage, builtin("cpu", mesh)),)))
 
 
 def test_an_embedding_sharded_by_its_rows_from_end_to_end_in_compiled_kernels():

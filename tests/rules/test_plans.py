@@ -10,7 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hidet_dist.partition import partition_graph
+from hidet_dist.errors import PlanError
+from hidet_dist.machine import builtin
+from hidet_dist.partitioning import partition_graph
+from hidet_dist.partitioning.proof import with_conversions
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.simulate import simulate
 from hidet_dist.soundness.__main__ import main
@@ -32,7 +35,7 @@ def test_random_plans_compute_what_the_whole_graph_does(name, mesh):
         assert check_plan(graph, random_plan(view, DeviceMesh(mesh), table, rng), inputs, whole) == ""
 
 
-def test_a_plan_whose_reduce_function_is_missing_is_caught():
+def test_a_plan_whose_reduce_function_is_missing_is_refused():
     rng = np.random.default_rng(2)
     graph, mesh = GRAPHS["mlp"](rng), DeviceMesh((2,))
     view, inputs = GraphView(graph), graph_inputs(graph, rng)
@@ -41,11 +44,13 @@ def test_a_plan_whose_reduce_function_is_missing_is_caught():
     operators = list(plan.stage.operators)
     last = next(i for i, op in reversed(list(enumerate(view.operators))) if op.name == "Matmul")
     partial = next(c.spec for c in table(view.operators[last])[1] if any(c.spec.reduce_fns))
-    whole = evaluate_graph(graph, inputs)
-    for spec, wrong in ((partial, False), (replace(partial, reduce_fns=((),)), True)):
-        operators[last] = replace(operators[last], spec=spec)
-        found = check_plan(graph, Plan((replace(plan.stage, operators=tuple(operators)),)), inputs, whole)
-        assert bool(found) is wrong
+    operators[last] = replace(operators[last], spec=partial)
+    stage = with_conversions(view, replace(plan.stage, operators=tuple(operators)), builtin("cpu", mesh))
+    assert check_plan(graph, Plan((stage,)), inputs, evaluate_graph(graph, inputs)) == ""
+    operators = list(stage.operators)
+    operators[last] = replace(operators[last], spec=replace(partial, reduce_fns=((),)))
+    with pytest.raises(PlanError, match=f"Operator {last}, Matmul, cannot run as"):
+        partition_graph(graph, Plan((replace(stage, operators=tuple(operators)),)))
 
 
 def test_a_fused_projection_in_compiled_kernels_equals_the_oracle():

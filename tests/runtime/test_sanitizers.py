@@ -12,9 +12,20 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NATIVE = Path(__file__).parent / "native"
-CORE_NAMES = ("blocks", "collectives", "communicator", "mapped_file", "reduce")
+CORE_NAMES = ("blocks", "collectives", "communicator", "mapped_file", "reduce", "transport")
 CORE = [ROOT / "hidet_dist/src" / f"{name}.cpp" for name in CORE_NAMES]
-SHARED_MEMORY = ROOT / "hidet_dist/src/shared_memory.cpp"
+SHARED_MEMORY = [
+    ROOT / "hidet_dist/src" / f"{name}.cpp"
+    for name in (
+        "exchange",
+        "mailbox",
+        "segment",
+        "segment_collectives",
+        "shared_file",
+        "shared_memory",
+        "waiting",
+    )
+]
 NCCL = [ROOT / "hidet_dist/src" / f"{name}.cpp" for name in ("nccl", "nccl_library")]
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -41,7 +52,7 @@ def run(program: Path, *arguments: Path, **environment: str) -> None:
 @needs_compiler
 @pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 def test_collectives_over_shared_memory_are_free_of_races_and_memory_errors(sanitizer: str, tmp_path: Path) -> None:
-    run(build(tmp_path / "stress", [*CORE, SHARED_MEMORY, NATIVE / "stress.cpp"], sanitizer))
+    run(build(tmp_path / "stress", [*CORE, *SHARED_MEMORY, NATIVE / "stress.cpp"], sanitizer))
 
 
 @needs_compiler

@@ -13,8 +13,9 @@ from hidet.graph import FlowGraph
 
 from hidet_dist.cost.model import PredictedCost
 from hidet_dist.machine import Cluster, builtin
-from hidet_dist.search import find
+from hidet_dist.search import SearchOptions, find_plan
 from hidet_dist.search.eliminate import Tables, eliminate
+from hidet_dist.search.formulation import formulate
 from hidet_dist.search.ilp import solve
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.optimum import optimize
@@ -22,7 +23,6 @@ from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.pins import Pins
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Edge, Problem, evaluate, held_bytes, readers
-from hidet_dist.search.statement import state
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import shapes
 from hidet_dist.view import GraphView
@@ -65,7 +65,7 @@ def attention() -> FlowGraph:
 def stated(graph: FlowGraph, cluster: Cluster) -> Problem:
     view = GraphView(graph)
     pins = Pins(view, cluster.mesh, (), {})
-    return state(view, cluster, PredictedCost(cluster), cluster.device.memory_bytes, None, None, pins).problem
+    return formulate(view, cluster, PredictedCost(cluster), SearchOptions(), pins).problem
 
 
 def least_of_all(problem: Problem, most: float) -> float:
@@ -118,14 +118,13 @@ def test_the_plan_is_the_best_of_all_choices(build: Callable[[], FlowGraph], mes
     graph, cluster = build(), builtin("dgx-a100", DeviceMesh(mesh))
     assert len(GraphView(graph).operators) <= 12
     problem = stated(graph, cluster)
-    found = find(graph, cluster, gap=GAP, report=False, overlap=False)
+    found = find_plan(graph, cluster, gap=GAP, report=False, overlap=False)
     assert found.plan.seconds == pytest.approx(least_of_all(problem, found.plan.seconds), rel=GAP)
     # One byte less than this plan holds at its worst moment; what it holds throughout is less than that.
     budget = max(live_bytes(GraphView(graph), found.plan.stage)) - 1
     assert found.plan.stage.weight_bytes_per_device < budget
-    tight = find(
-        graph, cluster, mem_budget=budget, gap=GAP, report=False, overlap=False
-    )  # the least sum, not the least makespan
+    # The least sum, not the least makespan.
+    tight = find_plan(graph, cluster, mem_budget=budget, gap=GAP, report=False, overlap=False)
     assert max(live_bytes(GraphView(graph), tight.plan.stage)) <= budget
     assert tight.plan.seconds > found.plan.seconds
     least = least_of_all(replace(problem, budget=budget), tight.plan.seconds)
@@ -179,7 +178,7 @@ def test_no_expert_is_better_in_the_memory_it_takes(expert: str) -> None:
     else:
         first = "S0" if expert == "fsdp" else "R"
         pins = {name: f"({', '.join([first, *['R'] * (len(view.shape(name)) - 1)])})" for name in view.weights}
-    theirs = find(graph, cluster, gap=GAP, pins=pins, report=False).plan
+    theirs = find_plan(graph, cluster, gap=GAP, pins=pins, report=False).plan
     budget = max(live_bytes(view, theirs.stage))
-    ours = find(graph, cluster, mem_budget=budget, report=False)
+    ours = find_plan(graph, cluster, mem_budget=budget, report=False)
     assert ours.bound_seconds <= ours.plan.seconds <= theirs.seconds * (1 + 1e-3)

@@ -12,7 +12,8 @@ from hidet import ops
 
 from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import builtin
-from hidet_dist.search import find, search_family
+from hidet_dist.partitioning.proof import validate_plan
+from hidet_dist.search import find_plan, search_family
 from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 
@@ -56,7 +57,7 @@ def test_the_family_optimum_is_that_of_all_layouts(sizes: tuple[int, int], decod
     def seconds(pins: dict[str, TensorShardSpec]) -> float:
         try:
             plans = [
-                find(g, cluster, mem_budget=budget, gap=1e-6, pins=pins, names=block.weights, report=False)
+                find_plan(g, cluster, mem_budget=budget, gap=1e-6, pins=pins, names=block.weights, report=False)
                 for g in graphs
             ]
         except InfeasibleError:
@@ -68,7 +69,7 @@ def test_the_family_optimum_is_that_of_all_layouts(sizes: tuple[int, int], decod
     assert family.seconds == pytest.approx(sum(w * p.seconds for w, p in zip(weights, family.plans, strict=True)))
     assert family.plans[0].param_specs == family.plans[1].param_specs == family.param_specs
     for graph in graphs:
-        own = find(graph, cluster, mem_budget=budget, gap=1e-6, names=block.weights, report=False).plan.param_specs
+        own = find_plan(graph, cluster, mem_budget=budget, gap=1e-6, names=block.weights, report=False).plan.param_specs
         assert family.seconds <= seconds(own) * (1 + 1e-6)
     assert family.bound_seconds <= family.seconds * (1 + 1e-9)
 
@@ -81,7 +82,7 @@ def test_every_plan_of_a_family_computes_its_graph() -> None:
     family = search_family(graphs, cluster, names=block.weights, pins=[pins, None])
     assert {str(plan.param_specs["up"]) for plan in family.plans} == {"(R, S1)"}
     for graph, plan in zip(graphs, family.plans, strict=True):
-        plan.validate(graph)
+        validate_plan(plan, graph)
         inputs = graph_inputs(graph, np.random.default_rng(0))
         assert check_plan(graph, plan, inputs, evaluate_graph(graph, inputs)) == ""
 

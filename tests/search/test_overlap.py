@@ -11,7 +11,7 @@ from hidet import ops
 from hidet_dist.errors import VerificationError
 from hidet_dist.machine import Cluster, Device, Link, builtin
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
-from hidet_dist.search import find
+from hidet_dist.search import find_plan
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.recost import recost
 from hidet_dist.spec import DeviceMesh, Plan
@@ -48,8 +48,8 @@ def weights_gathered(plan: Plan) -> list[str]:
 
 
 def test_weights_are_gathered_where_products_hide_it_and_activations_where_nothing_does() -> None:
-    serial = find(chain(), machine(overlaps=False), mem_budget=BUDGET, gap=1e-6).plan
-    beside = find(chain(), machine(), mem_budget=BUDGET, gap=1e-6).plan
+    serial = find_plan(chain(), machine(overlaps=False), mem_budget=BUDGET, gap=1e-6).plan
+    beside = find_plan(chain(), machine(), mem_budget=BUDGET, gap=1e-6).plan
     # One after the other, the activations are what is cheaper to send.
     assert serial.stage.overlap is None
     assert serial.makespan_seconds == serial.seconds
@@ -72,7 +72,7 @@ def fully_split(graph: hidet.FlowGraph, cluster: Cluster, budget: int | None = N
     """Every device multiplies its rows with weights that are stored split, and gathered."""
     pins = {f"w{number}": "(S0, R)" for number in range(LAYERS)}
     pins |= {f"op:{number}": "(S0, R), (R, R) -> (S0, R)" for number in range(LAYERS)}
-    return find(graph, cluster, mem_budget=budget, pins=pins, gap=1e-6).plan
+    return find_plan(graph, cluster, mem_budget=budget, pins=pins, gap=1e-6).plan
 
 
 @pytest.mark.parametrize("flops", [FLOPS, FLOPS * 2])
@@ -115,7 +115,7 @@ def test_a_reduction_between_two_products_is_not_hidden() -> None:
     x = hidet.symbol([ROWS, WIDTH], "float32", "cpu")
     up, down = weight("up", [WIDTH, WIDTH], "float32"), weight("down", [WIDTH, WIDTH], "float32")
     graph = hidet.trace_from(ops.relu(ops.matmul(ops.matmul(x, up), down)), [x])
-    plan = find(graph, machine(), pins={"up": "(R, S0)", "down": "(S0, R)", "op:2": "(R, R) -> (R, R)"}).plan
+    plan = find_plan(graph, machine(), pins={"up": "(R, S0)", "down": "(S0, R)", "op:2": "(R, R) -> (R, R)"}).plan
     assert plan.stage.overlap is not None
     assert plan.stage.overlap.communications
     assert plan.makespan_seconds == pytest.approx(plan.seconds)
@@ -123,14 +123,14 @@ def test_a_reduction_between_two_products_is_not_hidden() -> None:
 
 
 def test_a_plan_is_the_same_every_time_and_comes_back_from_its_file() -> None:
-    one, two = (find(chain(), machine(), mem_budget=BUDGET).plan for _ in range(2))
+    one, two = (find_plan(chain(), machine(), mem_budget=BUDGET).plan for _ in range(2))
     assert one.to_json() == two.to_json()
     assert Plan.from_json(one.to_json()) == replace(one, report=None)
 
 
 def test_a_plan_that_is_changed_by_hand_is_scheduled_anew() -> None:
     graph, cluster = chain(2), machine()
-    plan = find(graph, cluster, pins={"w0": "(S0, R)", "w1": "(S0, R)"}).plan
+    plan = find_plan(graph, cluster, pins={"w0": "(S0, R)", "w1": "(S0, R)"}).plan
     edited = plan.edit({"w0": "(R, R)", "w1": "(R, R)"})
     assert edited.stage.overlap is None
     anew = recost(edited, graph, cluster)
@@ -152,11 +152,11 @@ def blocks(layers: int) -> hidet.FlowGraph:
 def test_no_plan_is_worse_or_larger_for_overlap(mesh: tuple[int, ...], name: str) -> None:
     graph, cluster = blocks(2), builtin(name, DeviceMesh(mesh))
     view = GraphView(graph)
-    least = find(graph, cluster, report=False, overlap=False)
+    least = find_plan(graph, cluster, report=False, overlap=False)
     assert least.plan.stage.overlap is None
     for limit in (None, int(0.7 * max(live_bytes(view, least.plan.stage)))):
-        found = find(graph, cluster, mem_budget=limit, report=False)
-        plain = least if limit is None else find(graph, cluster, mem_budget=limit, report=False, overlap=False)
+        found = find_plan(graph, cluster, mem_budget=limit, report=False)
+        plain = least if limit is None else find_plan(graph, cluster, mem_budget=limit, report=False, overlap=False)
         overlap = found.plan.stage.overlap
         assert overlap is not None
         assert found.plan.makespan_seconds <= plain.plan.seconds
@@ -170,7 +170,7 @@ def test_no_plan_is_worse_or_larger_for_overlap(mesh: tuple[int, ...], name: str
 
 def test_a_plan_whose_conversions_are_costed_for_another_machine_is_refused() -> None:
     graph, cluster = chain(2), machine()
-    plan = find(graph, cluster, pins={"w0": "(S0, R)", "op:0": "(R, R), (R, R) -> (R, R)"}).plan
+    plan = find_plan(graph, cluster, pins={"w0": "(S0, R)", "op:0": "(R, R), (R, R) -> (R, R)"}).plan
     tasks = PlannedTasks(GraphView(graph), replace(cluster, links=(Link(1.0, LINK),)), {})
     with pytest.raises(VerificationError, match="on two streams"):
         overlapped(tasks, plan.stage, 2**40)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import builtin
+from hidet_dist.partitioning.proof import validate_plan
 from hidet_dist.search import search
 from hidet_dist.soundness.graphs import GRAPHS
 from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_spec
@@ -98,7 +99,7 @@ def test_any_pins_make_a_plan_that_computes_the_graph(seed: int, mesh: tuple[int
     plan = search(LAYER, cluster, pins=pins, mode="propagate")
     again = {t.name: t.spec for t in (*plan.stage.weights, *plan.stage.inputs)}
     assert {name: again[name] for name in pins} == pins
-    plan.validate(LAYER)
+    validate_plan(plan, LAYER)
     assert check_plan(LAYER, plan, INPUTS, WHOLE) == ""
 
 

@@ -11,7 +11,7 @@ from hidet.graph import Operator
 
 from hidet_dist.machine import Cluster, Device, Link
 from hidet_dist.reshard import Conversion, Step, cheapest_conversion, walk
-from hidet_dist.search import find
+from hidet_dist.search import find_plan
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
 from hidet_dist.spec.partial import split_of
 
@@ -79,7 +79,7 @@ def test_slapos_two_layer_mlp() -> None:
     down = hidet.distributed.weight("fc2.weight", [4 * hidden, hidden])
     y = hidet.ops.matmul(hidet.ops.gelu(hidet.ops.matmul(x, up)), down)
     cluster = Cluster(DeviceMesh((p,)), (Link(0.0, 1.0),), FREE)
-    found = find(hidet.trace_from(y, [x]), cluster, cost_model=Slapo(cluster), allow=slapo_choices, gap=1e-9)
+    found = find_plan(hidet.trace_from(y, [x]), cluster, cost_model=Slapo(cluster), allow=slapo_choices, gap=1e-9)
     assert found.plan.seconds == found.bound_seconds == seq * hidden / p == 131072
     stage = found.plan.stage
     for number in (0, 2):
@@ -91,7 +91,7 @@ def test_slapos_two_layer_mlp() -> None:
         ({"fc1.weight": "(R, S0)", "op:0": "?, (R, S0) -> ?", "op:2": "?, (S0, R) -> ?"}, seq * hidden),
         ({"op:0": "?, (R, S0) -> ?", "op:2": "?, (R, S0) -> ?"}, (4 * seq * hidden + seq * hidden) / p),
     ):
-        other = find(
+        other = find_plan(
             hidet.trace_from(y, [x]), cluster, cost_model=Slapo(cluster), allow=slapo_choices, gap=1e-9, pins=pins
         )
         assert other.plan.seconds == seconds
@@ -164,7 +164,7 @@ def test_alpas_mlp_by_model_parallelism(axis: int) -> None:
     batch, hidden, ways = 32, 256, 4
     cluster, model = alpa((ways, 1) if axis == 0 else (1, ways))
     pins = {f"dense_{n}": f"(R, S{axis})" if n % 2 == 0 else f"(S{axis}, R)" for n in range(LAYERS)}
-    found = find(mlp(LAYERS, batch, hidden), cluster, cost_model=model, gap=1e-9, pins=pins)
+    found = find_plan(mlp(LAYERS, batch, hidden), cluster, cost_model=model, gap=1e-9, pins=pins)
     assert found.plan.collectives() == {"all_reduce": LAYERS // 2}
     assert found.plan.seconds == pytest.approx(LAYERS // 2 * model.all_reduce(batch * hidden * 4, axis))
     for op in found.plan.stage.operators:
@@ -178,7 +178,7 @@ def test_alpas_mlp_by_data_parallelism() -> None:
     """Rows of the batch arrive and leave split: every weight is whole, and the forward pass communicates nothing."""
     cluster, model = alpa((4,))
     pins = {"x0": "(S0, R)", "y0": "(S0, R)"}
-    found = find(mlp(LAYERS, 256, 32), cluster, cost_model=model, gap=1e-9, pins=pins)
+    found = find_plan(mlp(LAYERS, 256, 32), cluster, cost_model=model, gap=1e-9, pins=pins)
     assert (found.plan.seconds, found.plan.collectives()) == (0.0, {})
     assert all(weight.spec.is_replicated for weight in found.plan.stage.weights)
     assert all(op.spec.in_specs[0] == TensorShardSpec.parse("(S0, R)") for op in found.plan.stage.operators)
@@ -193,6 +193,6 @@ def test_alpas_mlp_on_two_mesh_axes() -> None:
     own = model.all_reduce(batch * hidden * 4 / 2, 1)
     # Weights of 4 KiB would be gathered rather than activations of 32 KiB reduced, if the operators were not pinned.
     forced = {f"op:Matmul#{n}": "?, (R, S1) -> ?" if n % 2 == 0 else "?, (S1, R) -> ?" for n in range(LAYERS)}
-    found = find(mlp(LAYERS, batch, hidden), cluster, cost_model=model, gap=1e-9, pins={**pins, **ends, **forced})
+    found = find_plan(mlp(LAYERS, batch, hidden), cluster, cost_model=model, gap=1e-9, pins={**pins, **ends, **forced})
     assert found.plan.collectives() == {"all_reduce": LAYERS // 2}
     assert found.plan.seconds == pytest.approx(LAYERS // 2 * own)

@@ -15,7 +15,7 @@ from hidet.graph import Operator
 
 from hidet_dist.errors import InfeasibleError
 from hidet_dist.machine import Cluster, Device, Link
-from hidet_dist.search import SearchResult, find
+from hidet_dist.search import SearchResult, find_plan
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.spec import DeviceMesh, OpShardSpec
 from hidet_dist.view import GraphView
@@ -56,7 +56,9 @@ def no_scatter(op: Operator, spec: OpShardSpec) -> bool:
 def both(graph: hidet.FlowGraph, machine: Cluster) -> tuple[SearchResult, SearchResult]:
     """The best plan, and the best of those that do not scatter."""
     pins = megatron(graph)
-    return find(graph, machine, pins=pins, gap=0.0), find(graph, machine, pins=pins, gap=0.0, allow=no_scatter)
+    return find_plan(graph, machine, pins=pins, gap=0.0), find_plan(
+        graph, machine, pins=pins, gap=0.0, allow=no_scatter
+    )
 
 
 def test_the_tokens_are_split_between_the_products_where_it_pays_in_time() -> None:
@@ -97,14 +99,14 @@ def test_the_tokens_are_split_where_only_that_fits() -> None:
     """With memory so fast that norms and residuals cost next to nothing, the budget decides."""
     graph, machine = blocks([TOKENS, HIDDEN], HIDDEN), cluster(bandwidth=1e30)
     view, pins = GraphView(graph), megatron(graph)
-    reduced = find(graph, machine, pins=pins, allow=no_scatter).plan
+    reduced = find_plan(graph, machine, pins=pins, allow=no_scatter).plan
     needed = max(live_bytes(view, reduced.stage))
     with pytest.raises(InfeasibleError) as error:
-        find(graph, machine, mem_budget=1, pins=pins, allow=no_scatter)
+        find_plan(graph, machine, mem_budget=1, pins=pins, allow=no_scatter)
     budget = error.value.least_budget - 1
     # A whole partial sum and a whole result are held at once when one becomes the other.
     assert budget < needed
-    found = find(graph, machine, mem_budget=budget, pins=pins).plan
+    found = find_plan(graph, machine, mem_budget=budget, pins=pins).plan
     assert found.collectives()["reduce_scatter"] >= 1
     assert max(live_bytes(view, found.stage)) <= budget
     # The arithmetic of norms and residuals, on shards, is less.

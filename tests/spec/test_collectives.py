@@ -99,6 +99,7 @@ def test_the_result_of_a_collective_lies_as_its_step_says(taken: tuple[Layout, S
 def test_the_c_interface_has_the_kind(kind: Collective) -> None:
     function = C_INTERFACE.functions[kind.symbol().removeprefix(PREFIX)]
     assert len(function.arguments) == 5 + kind.reduces
+    assert kind.name.upper() in C_INTERFACE.constants  # as ranks call it in envelopes
     methods = dict(Transport._fields_)  # type: ignore[arg-type]
     assert methods[kind.name]._argtypes_[1:] == function.arguments
     blocks = C_INTERFACE.functions.get(kind.symbol(blocks=True).removeprefix(PREFIX))

@@ -12,10 +12,10 @@ from hidet.graph import FlowGraph, Tensor
 
 from hidet_dist.errors import ConfigError, InputError, PlanError
 from hidet_dist.machine import builtin
-from hidet_dist.partition import partition_graph
+from hidet_dist.partitioning import partition_graph
+from hidet_dist.partitioning.proof import validate_plan
 from hidet_dist.search import recost, search
 from hidet_dist.search.family import search_family
-from hidet_dist.search.recost import validate
 from hidet_dist.simulate import simulate
 from hidet_dist.soundness.plans import check_plan, evaluate_graph, random_plan
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
@@ -212,7 +212,7 @@ def test_a_plan_is_saved_edited_and_costed_anew(tmp_path):
     assert [symbol.name for symbol in loaded.stage.symbols] == ["batch", "seq"]
     assert loaded.stage.inputs[0].written == ("batch", "seq", 8)
     assert loaded.stage.inputs[0].shape == (16, 128, 8)
-    validate(loaded, graph)
+    validate_plan(loaded, graph)
     assert recost(loaded, graph, builtin("cpu", mesh)) == plan
 
 
@@ -222,7 +222,7 @@ def test_a_plan_that_splits_what_is_not_declared_is_refused():
     plan = search(graph, builtin("cpu", mesh), input_specs=[S3], symbols=declared)
     text = plan.to_json().replace('"multiple_of": 2', '"multiple_of": 1')
     with pytest.raises(PlanError, match="splits dim 0"):
-        validate(Plan.from_json(text), graph)
+        validate_plan(Plan.from_json(text), graph)
     with pytest.raises(PlanError, match="does not fit"):
         partition_graph(graph, Plan.from_json(text))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import hidet
 
 from hidet_dist.machine import builtin
-from hidet_dist.search import find
+from hidet_dist.search import find_plan
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import shapes
 from hidet_dist.view import GraphView
@@ -25,7 +25,7 @@ def test_planning_does_not_touch_the_weights() -> None:
     graph = shapes.gpt(dataclasses.replace(shapes.GPT3_175B, layers=2))
     assert weight_bytes(graph) > 9e9
     before = resident_bytes()
-    plan = find(graph, builtin("dgx-a100", DeviceMesh((8,)))).plan
+    plan = find_plan(graph, builtin("dgx-a100", DeviceMesh((8,)))).plan
     assert sum(weight.nbytes for weight in plan.stage.weights) == weight_bytes(graph)
     assert resident_bytes() - before < 2**29
 

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from hidet_dist.errors import ConfigError, WeightsError
 from hidet_dist.machine import builtin
-from hidet_dist.partition import partition_graph
+from hidet_dist.partitioning import partition_graph
 from hidet_dist.rules.declared import definition_of
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import search

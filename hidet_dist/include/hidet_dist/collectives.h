@@ -166,8 +166,7 @@ HIDET_DIST_API int32_t hidet_dist_reduce_scatter(const void *send, void *recv, i
 
 /* Sends the i-th run of `count` elements to the i-th rank of the group, and gets as many from it as the i-th run of
  * `recv`. Both buffers hold group size * count elements and do not overlap. */
-HIDET_DIST_API int32_t hidet_dist_all_to_all(const void *send, void *recv, int64_t count, int32_t dtype,
-                                             int32_t group);
+HIDET_DIST_API int32_t hidet_dist_all_to_all(const void *send, void *recv, int64_t count, int32_t dtype, int32_t group);
 
 /* The same where the blocks lie side by side in the tensor that a rank puts together, or takes apart. In host memory
  * only. In an all-to-all, one of `sent` and `received` may be null, for blocks one behind the other. */

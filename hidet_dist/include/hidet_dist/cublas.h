@@ -55,8 +55,8 @@ HIDET_DIST_API void hidet_dist_cublas_bind(hidet_dist_cublas *handle);
  * handle's function; where no handle is bound, the thread's current communicator fails.
  */
 HIDET_DIST_API void hidet_dist_cublas_product(int32_t dtype, int32_t as_tf32, int64_t batch, int64_t m, int64_t n,
-                                              int64_t k, const void *a, int64_t batch_a, const void *b,
-                                              int64_t batch_b, int32_t transposed, void *c);
+                                              int64_t k, const void *a, int64_t batch_a, const void *b, int64_t batch_b,
+                                              int32_t transposed, void *c);
 
 /* Memory of the device for what is between the kernels of one launch, on the calling thread's handle: the next launch has
  * the same. Null where there is none. It grows when more is asked for than ever before, not else. */

@@ -23,8 +23,9 @@ static void **hidet_dist_events;
 static void *hidet_dist_stream;
 
 /* Records events from the next launch on; null ends that. Not while the graph runs. */
-extern "C" __attribute__((visibility("default"))) void hidet_dist_record_events(int (*record)(void *event, void *stream),
-                                                                               void **events, void *stream) {
+extern "C" __attribute__((visibility("default"))) void hidet_dist_record_events(int (*record)(void *event,
+                                                                                              void *stream),
+                                                                                void **events, void *stream) {
   hidet_dist_record_event = record;
   hidet_dist_events = events;
   hidet_dist_stream = stream;

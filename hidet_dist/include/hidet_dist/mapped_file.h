@@ -26,7 +26,7 @@ typedef struct hidet_dist_mapped_file hidet_dist_mapped_file;
  * the descriptor is not that of a file.
  */
 HIDET_DIST_API hidet_dist_mapped_file *hidet_dist_mapped_file_watch(int32_t descriptor, void *memory, int64_t bytes,
-                                                                   const char *name);
+                                                                    const char *name);
 
 /*
  * What has become of it: 0 for nothing; 1 if its size, the time of its last modification or its inode are not what they
@@ -51,7 +51,7 @@ HIDET_DIST_API void hidet_dist_mapped_file_forget(hidet_dist_mapped_file *file);
  * permissions, as deleting the file does: there is no time to read it. Not while it is in use. Transports to and from CUDA
  * devices, which have copies, do not look. */
 HIDET_DIST_API void hidet_dist_communicator_rely_on(hidet_dist_communicator *communicator,
-                                                   const hidet_dist_mapped_file *file);
+                                                    const hidet_dist_mapped_file *file);
 
 #ifdef __cplusplus
 }

@@ -17,9 +17,9 @@ from hidet_dist.cost.model import PredictedCost, compute_seconds
 from hidet_dist.cost.work import work_of
 from hidet_dist.machine.builtin import builtin
 from hidet_dist.machine.kernels import Work
-from hidet_dist.partition import partition_graph
+from hidet_dist.partitioning import partition_graph
 from hidet_dist.rules.rule import Choice, RuleTable
-from hidet_dist.search import find
+from hidet_dist.search import find_plan
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.view import GraphView
 from hidet_dist.weights import weight
@@ -99,7 +99,9 @@ def build_kernels(mesh: DeviceMesh, file: Path) -> None:
     """Compile all probes as one program, replicated on every rank of the mesh, and save the list of its kernels."""
     traced = [probe.trace() for probe in KERNEL_PROBES]
     graph = hidet.trace_from([y for y, _ in traced], [x for _, inputs in traced for x in inputs])
-    plan = find(graph, builtin("cpu", mesh), allow=lambda _, spec: all(s.is_replicated for s in spec.in_specs)).plan
+    plan = find_plan(
+        graph, builtin("cpu", mesh), allow=lambda _, spec: all(s.is_replicated for s in spec.in_specs)
+    ).plan
     compiled = compile_program(partition_graph(graph, plan))
     parts = zip(KERNEL_PROBES, compiled.graph.outputs, strict=True)
     save_kernels(file, [_calls(probe.title, y, compiled) for probe, y in parts])

@@ -12,8 +12,8 @@ from hidet.graph import FlowGraph
 from hidet_dist.compile import compile_program
 from hidet_dist.export.write import write_artifacts
 from hidet_dist.machine.builtin import builtin
-from hidet_dist.partition import partition_graph
-from hidet_dist.search import find
+from hidet_dist.partitioning import partition_graph
+from hidet_dist.search import find_plan
 from hidet_dist.spec import DeviceMesh
 
 _FAST_SIDE, _SLOW_SIDE = 1024, 128  # rows and columns: OpenBLAS's, and those of hidet's generic kernels
@@ -76,7 +76,9 @@ def probes(dtypes: Sequence[str]) -> list[Probe]:
 def build_probe(probe: Probe, mesh: DeviceMesh, folder: Path) -> None:
     """Build artifacts of a probe, replicated on every rank of the mesh."""
     graph = probe.build()
-    plan = find(graph, builtin("cpu", mesh), allow=lambda _, spec: all(s.is_replicated for s in spec.in_specs)).plan
+    plan = find_plan(
+        graph, builtin("cpu", mesh), allow=lambda _, spec: all(s.is_replicated for s in spec.in_specs)
+    ).plan
     program = partition_graph(graph, plan)
     folder.mkdir()
     write_artifacts(folder, plan, program, compile_program(program))

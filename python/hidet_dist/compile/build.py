@@ -39,8 +39,8 @@ from hidet_dist.compile.target import CPU, Target
 from hidet_dist.errors import CompileError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.emit import overlap_graph
-from hidet_dist.partition import Program
-from hidet_dist.partition.program import COORDINATE, communication_operators
+from hidet_dist.partitioning import Program
+from hidet_dist.partitioning.program import COORDINATE, communication_operators
 from hidet_dist.runtime import openblas
 from hidet_dist.toolchain.cuda import find_toolkit
 

@@ -41,7 +41,7 @@ from hidet.ir.task import Task
 from hidet.ir.tools import TypeInfer, collect
 from hidet.ir.type import DataType, data_type
 
-from hidet_dist.partition.program import Program
+from hidet_dist.partitioning.program import Program
 from hidet_dist.rewriting import rewrite
 from hidet_dist.rules.lookup import ShardedLookupOp, missing_element
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
-from hidet.graph import Operator
+from hidet.graph import Operator, Tensor
 from hidet.graph.ops import transform
 from hidet.graph.ops.arithmetic import BinaryElementwiseOp, CompositeElementwiseOp, UnaryElementwiseOp
 from hidet.graph.ops.conv1d.conv1d import Conv1dOp
@@ -16,8 +17,10 @@ from hidet.graph.ops.pool import AdaptivePoolNdOp, AvgPoolNdOp, MaxPoolNdOp
 from hidet.graph.ops.reduce.reduce import ReduceBaseOp
 
 from hidet_dist.machine.kernels import Work
+from hidet_dist.rules.access import UnsupportedDefinition, analyze
 from hidet_dist.rules.rule import Choice
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.extents import evaluate, extents_of
 from hidet_dist.weights.named import is_weight
 
 MEASURED_DTYPE = "float32"
@@ -77,3 +80,34 @@ def work_of(op: Operator, choice: Choice, mesh: DeviceMesh, passing_bytes: int |
         calls = math.prod(spec.local_shape([int(size) for size in y.shape], mesh)[:-2])
     functions = choice.functions if kernel == "elementwise" else 0
     return Work(kernel, choice.operations, moved, min(weights, moved), calls, functions)
+
+
+def local_nbytes(x: Tensor, sizes: Mapping[str, int]) -> int:
+    """Bytes of a tensor of a sharded program, whose shape is a rank's, at given sizes of symbolic dims."""
+    return math.prod(evaluate(extent, sizes) for extent in extents_of(x)) * int(x.dtype.nbytes)
+
+
+def local_work(op: Operator, sizes: Mapping[str, int]) -> Work:
+    """The work of an operator of a sharded program, whose shapes are a rank's, at given sizes of symbolic dims.
+
+    Operations and functions are counted in the operator's definition, or in those of the operators fused in it. Of an
+    operator without a definition only the bytes that it moves are known.
+    """
+    fused = getattr(op.task, "fused_graph", None)
+    operations = functions = 0
+    kernel, calls = "elementwise", 1
+    for one in [op] if fused is None else fused.nodes:
+        own = kernel_class(one)
+        kernel = own if own != "elementwise" else kernel
+        if own == "matmul" and len(one.inputs[1].shape) > 2:
+            calls = math.prod(evaluate(extent, sizes) for extent in extents_of(one.outputs[0])[:-2])
+        try:
+            definition = analyze(one.task, sizes)
+        except UnsupportedDefinition:
+            continue
+        operations += definition.operations({})
+        functions += definition.functions({})
+    moved = sum(local_nbytes(x, sizes) for x in (*op.inputs, *op.outputs))
+    weights = sum(local_nbytes(x, sizes) for x in op.inputs if x.storage is not None or is_weight(x))
+    weights = 0 if kernel == "lookup" else min(weights, moved)
+    return Work(kernel, operations, moved, weights, calls, functions if kernel == "elementwise" else 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +12,8 @@ from rich.console import Console
 
 from hidet_dist.errors import HidetDistError, PlanError
 from hidet_dist.explain import Explanation, SearchReport
+from hidet_dist.files import parse_json, read_text
+from hidet_dist.limits import MOST_PLAN_BYTES
 from hidet_dist.spec import Plan
 
 FILE = "explain.json"
@@ -21,14 +22,14 @@ FILE = "explain.json"
 def load(path: Path) -> Explanation:
     """The explanation of the plan in an artifact folder, or of a plan file. Raises PlanError."""
     if not path.is_dir():
-        return Plan.load(path).explain()
+        return Explanation(Plan.load(path))
     plan = Plan.load(path / "plan.json")
     try:
-        data = json.loads((path / FILE).read_text(encoding="utf-8"))
+        data = parse_json(read_text(path / FILE, MOST_PLAN_BYTES))
         report = data["report"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PlanError(f"Cannot read the explanation {path / FILE}: {error}") from error
-    return replace(plan, report=None if report is None else SearchReport.from_json(report)).explain()
+    return Explanation(replace(plan, report=None if report is None else SearchReport.from_json(report)))
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m hidet_dist.explain") -> int:

@@ -12,6 +12,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from hidet_dist.errors import PlanError
 from hidet_dist.explain.report import Incumbent, Row
 from hidet_dist.explain.schedule import schedule_lines
 from hidet_dist.spec.overlap import OverlapPlan
@@ -29,9 +30,25 @@ class Explanation:
 
     ``str()`` gives text, ``rich.print`` fits it to the terminal, :meth:`to_json` is for programs. Costs are in
     seconds, memory in bytes. Runner-ups, memory over time, bounds and incumbents need the search's report in the plan.
+
+    Raises
+    ------
+    PlanError
+        When a part of the plan fits no graph, or the report is one of another plan.
     """
 
     plan: Plan
+
+    def __post_init__(self) -> None:
+        stage, report = self.plan.stage, self.plan.report
+        stage.check()
+        schedule_lines(stage)
+        operators = len(stage.operators)
+        if report is not None and (len(report.runner_ups), len(report.live_bytes)) != (operators, operators + 1):
+            raise PlanError(
+                f"The plan has {operators} operators; the report of its search has {len(report.runner_ups)} runner-ups "
+                f"and {len(report.live_bytes)} figures of memory."
+            )
 
     @property
     def schedule(self) -> list[str]:

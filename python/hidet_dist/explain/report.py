@@ -5,7 +5,20 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hidet_dist.errors import PlanError
+from hidet_dist.errors import PlanError, SpecError
+from hidet_dist.spec.reading import (
+    LARGEST,
+    read_field,
+    read_flag,
+    read_list,
+    read_number,
+    read_object,
+    read_text,
+    read_whole,
+    read_wholes,
+)
+
+_MOST_DIGITS = 18  # of the number of an operator
 
 
 @dataclass(frozen=True)
@@ -95,28 +108,55 @@ class SearchReport:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> SearchReport:
+    def from_json(cls, data: Any) -> SearchReport:
         """The inverse of :meth:`to_json`. Raises PlanError for anything else."""
         try:
-            incumbents = tuple(
-                Incumbent(
-                    one["seconds"],
-                    one["bound_seconds"],
-                    one["elapsed_seconds"],
-                    {int(number): tuple(Row(**row) for row in rows) for number, rows in one["rows"].items()},
-                )
-                for one in data["incumbents"]
-            )
+            data = read_object(data, "a report")
+            runner_ups = (None if one is None else _runner_up(one) for one in read_list(data, "runner_ups"))
+            traffic = read_object(read_field(data, "traffic"), "traffic")
             return cls(
-                data["mode"],
-                data["bound_seconds"],
-                data["gap"],
-                data["mem_budget"],
-                tuple(data["live_bytes"]),
-                {kind: Traffic(**own) for kind, own in data["traffic"].items()},
-                tuple(None if own is None else RunnerUp(**own) for own in data["runner_ups"]),
-                incumbents,
-                data["time_limit_reached"],
+                read_text(data, "mode"),
+                read_number(data, "bound_seconds", -LARGEST),
+                read_number(data, "gap", -LARGEST),
+                read_whole(data, "mem_budget"),
+                read_wholes(data, "live_bytes"),
+                {kind: _traffic(one) for kind, one in traffic.items()},
+                tuple(runner_ups),
+                tuple(map(_incumbent, read_list(data, "incumbents"))),
+                read_flag(data, "time_limit_reached"),
             )
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise PlanError(f"Not a report of a search: {type(error).__name__}: {error}") from error
+        except SpecError as error:
+            raise PlanError(f"Not a report of a search: {error}") from error
+
+
+def _traffic(data: Any) -> Traffic:
+    data = read_object(data, "traffic")
+    return Traffic(read_whole(data, "count"), read_whole(data, "nbytes"))
+
+
+def _runner_up(data: Any) -> RunnerUp:
+    data = read_object(data, "a runner-up")
+    known = read_field(data, "at_least_seconds") is not None
+    at_least = read_number(data, "at_least_seconds", -LARGEST) if known else None
+    return RunnerUp(read_text(data, "spec"), at_least, read_number(data, "alone_seconds", -LARGEST))
+
+
+def _incumbent(data: Any) -> Incumbent:
+    data = read_object(data, "an incumbent")
+    timed = read_field(data, "elapsed_seconds") is not None
+    rows = read_object(read_field(data, "rows"), "rows")
+    for number in rows:
+        if not number.isdecimal() or len(number) > _MOST_DIGITS:
+            raise SpecError(f"rows has the key {ascii(number)[:_MOST_DIGITS]}; its keys are numbers of operators.")
+    return Incumbent(
+        read_number(data, "seconds"),
+        read_number(data, "bound_seconds", -LARGEST),
+        read_number(data, "elapsed_seconds") if timed else None,
+        {int(number): tuple(map(_row, read_list(rows, number))) for number in rows},
+    )
+
+
+def _row(data: Any) -> Row:
+    data = read_object(data, "a row")
+    in_spec, out_spec = read_text(data, "in_spec"), read_text(data, "out_spec")
+    return Row(read_text(data, "name"), in_spec, out_spec, read_number(data, "seconds"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from hidet_dist.errors import PlanError
 from hidet_dist.spec import DeviceMesh, StagePlan
 
 _STEP = re.compile(r"^(\w+)\((.*)\)$")
@@ -16,6 +17,11 @@ def schedule_lines(stage: StagePlan) -> list[str]:
     ``sync("fc2", "all_reduce")`` reduces an operator's output, and
     ``sync("fc2", "all_gather", dim=1, of="t4.0", when="before")`` converts an operator's input. An operator that the
     user gave no name is written ``op:7``.
+
+    Raises
+    ------
+    PlanError
+        For a step that is none, or is over axes that the mesh does not have.
     """
     mesh = stage.mesh
     lines = []
@@ -50,7 +56,8 @@ def _axes(axes: tuple[int, ...], mesh: DeviceMesh) -> str:
 def _step(text: str, mesh: DeviceMesh) -> str:
     """A conversion step or a reduce function as the arguments of ``sync``: its kind, then its fields."""
     match = _STEP.match(text)
-    assert match is not None
+    if match is None:
+        raise PlanError(f"The plan has the step {text!r}; write it as all_gather(axes=0, dim=1).")
     kind, rest = match.groups()
     written = [f'"{kind}"']
     for part in filter(None, (part.strip() for part in rest.split(","))):
@@ -59,6 +66,8 @@ def _step(text: str, mesh: DeviceMesh) -> str:
             if key != "sum":
                 written.append(f'op="{key}"')
         elif key.endswith("axes"):
+            if not value.isdecimal() or max(map(int, value)) >= mesh.ndim:
+                raise PlanError(f"The plan has the step {text!r}, but the mesh {mesh} has no such axes.")
             if mesh.ndim > 1:
                 written.append(f"{key}={tuple(mesh.axis_names[int(axis)] for axis in value)}")
         else:

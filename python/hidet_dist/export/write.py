@@ -23,9 +23,9 @@ from hidet_dist.compile.target import CPU, Target
 from hidet_dist.errors import ArtifactError, ConfigError
 from hidet_dist.files import exchange, sha256, write_text
 from hidet_dist.limits import MOST_NAME_BYTES
-from hidet_dist.partition import Program
-from hidet_dist.partition.operators import CommunicationOp
-from hidet_dist.partition.program import COORDINATE
+from hidet_dist.partitioning import Program
+from hidet_dist.partitioning.operators import CommunicationOp
+from hidet_dist.partitioning.program import COORDINATE
 from hidet_dist.runtime import native
 from hidet_dist.runtime.memory import ALIGNMENT
 from hidet_dist.spec import Plan, TensorPlan

@@ -6,17 +6,16 @@ launcher's planning of memory, which frees a buffer behind its last reader, give
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from hidet.graph import FlowGraph, Operator, Tensor
 
+from hidet_dist.cost.model import PredictedCost
+from hidet_dist.cost.work import local_nbytes
 from hidet_dist.errors import CompileError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.streams import RUN, START, Launch, Task, schedule
-from hidet_dist.partition.operators import CommunicationOp, WaitOp
-from hidet_dist.rules.access import UnsupportedDefinition, analyze
-from hidet_dist.spec.extents import evaluate, extents_of
+from hidet_dist.partitioning.operators import CommunicationOp, WaitOp
 
 
 def overlap_graph(
@@ -99,7 +98,7 @@ def _split(launches: Sequence[Launch]) -> set[int]:
 def _tasks(graph: FlowGraph, cluster: Cluster, sizes: Mapping[str, int]) -> list[Task]:
     number = {node: n for n, node in enumerate(graph.nodes)}
     outputs = set(graph.outputs)
-    operations: dict[str, int] = {}
+    model = _ProgramCost(cluster, sizes)
     tasks = []
     for node in graph.nodes:
         reads = tuple(sorted({number[x.op] for x in node.inputs if x.op in number}))
@@ -107,34 +106,29 @@ def _tasks(graph: FlowGraph, cluster: Cluster, sizes: Mapping[str, int]) -> list
         if node.share_map:
             source = node.inputs[node.share_map[0]].op
             shares = number.get(source)
-        own = 0 if node.share_map else sum(_nbytes(y, sizes) for y in node.outputs if y not in outputs)
+        own = 0 if node.share_map else sum(local_nbytes(y, sizes) for y in node.outputs if y not in outputs)
         communicates = isinstance(node, CommunicationOp)
-        tasks.append(Task(_seconds(node, cluster, sizes, operations), communicates, reads, own, shares))
+        tasks.append(Task(model.seconds(node), communicates, reads, own, shares))
     return tasks
 
 
-def _nbytes(x: Tensor, sizes: Mapping[str, int]) -> int:
-    return math.prod(evaluate(extent, sizes) for extent in extents_of(x)) * int(x.dtype.nbytes)
+class _ProgramCost:
+    """The seconds of a program's operators, by the cost model of the search; equal operators are costed once."""
 
+    def __init__(self, cluster: Cluster, sizes: Mapping[str, int]):
+        self.cluster, self.sizes = cluster, sizes
+        self.model = PredictedCost(cluster)
+        self.known: dict[tuple[str, tuple[bool, ...]], float] = {}
 
-def _seconds(node: Operator, cluster: Cluster, sizes: Mapping[str, int], operations: dict[str, int]) -> float:
-    if node.share_map:
-        return 0.0
-    if isinstance(node, CommunicationOp):
-        sent = _nbytes(node.inputs[0], sizes)
-        whole = node.collective.whole(sent, node.group_size)
-        return cluster.collective_seconds(node.collective, whole, node.mesh_axes)
-    key = str(node.task)
-    if key not in operations:
-        fused = getattr(node.task, "fused_graph", None)
-        operations[key] = sum(_operations(one, sizes) for one in ([node] if fused is None else fused.nodes))
-    moved = sum(_nbytes(x, sizes) for x in (*node.inputs, *node.outputs))
-    return cluster.device.operator_seconds(operations[key], moved, node.outputs[0].dtype.name)
-
-
-def _operations(node: Operator, sizes: Mapping[str, int]) -> int:
-    """Scalar operations by the definition; of an operator that has none, what it moves is all that is known."""
-    try:
-        return analyze(node.task, sizes).operations({})
-    except UnsupportedDefinition:
-        return 0
+    def seconds(self, node: Operator) -> float:
+        """Predict the seconds of an operator or a collective."""
+        if node.share_map:
+            return 0.0
+        if isinstance(node, CommunicationOp):
+            sent = local_nbytes(node.inputs[0], self.sizes)
+            whole = node.collective.whole(sent, node.group_size)
+            return self.cluster.collective_seconds(node.collective, whole, node.mesh_axes)
+        key = str(node.task), tuple(x.storage is not None for x in node.inputs)
+        if key not in self.known:
+            self.known[key] = self.model.local(node, self.sizes)
+        return self.known[key]

@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hidet_dist.errors import PlanError, SpecError
-from hidet_dist.machine import builtin
-from hidet_dist.reshard.cost import Element
-from hidet_dist.reshard.path import cheapest_conversion
 from hidet_dist.reshard.steps import Step, walk
 from hidet_dist.spec import StagePlan, TensorShardSpec
 from hidet_dist.spec.plan import ConversionPlan
 
 
 class PlannedSteps:
-    """The steps of each conversion of a stage.
-
-    A plan written by hand need not list conversions. A conversion that it does not list takes the steps that are
-    cheapest on the machine ``cpu``; the resulting tensor does not depend on the machine.
+    """The steps of each conversion of a stage, as the plan lists them.
 
     Raises
     ------
@@ -37,19 +31,18 @@ class PlannedSteps:
         self,
         name: str,
         shape: Sequence[int],
-        dtype: Element,
         source: TensorShardSpec,
         target: TensorShardSpec,
     ) -> tuple[Step, ...]:
         """Take the steps that convert a tensor of ``shape`` (whole) from ``source`` to ``target``.
 
-        Raises PlanError when the listed steps do not apply, or lead to another spec.
+        Raises PlanError when the plan lists none, or steps that do not apply or lead elsewhere.
         """
         listed = self._listed.get((name, target))
+        if listed is None:
+            raise PlanError(f"The plan lists no conversion of {name} from {source} to {target}.")
+        self._taken.add((name, target))
         try:
-            if listed is None:
-                return cheapest_conversion(shape, dtype, source, target, builtin("cpu", self._mesh)).steps
-            self._taken.add((name, target))
             if listed.source != source:
                 raise PlanError(f"The plan converts {name} from {listed.source} to {target}, but its spec is {source}.")
             steps = tuple(map(Step.parse, listed.steps))

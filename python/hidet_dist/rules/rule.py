@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,12 +101,60 @@ class Rule:
                 found.setdefault(choice.spec, choice)
         return tuple(found.values())
 
+    def choice(self, spec: OpShardSpec, mesh: DeviceMesh) -> Choice | None:
+        """The choice that ``spec`` is, without deriving the others; None where the rule does not prove it.
+
+        It is one of :meth:`choices`, or differs from one in the order of the mesh axes that share a factor, or in how
+        many reduce functions the same reductions are written as.
+
+        A mesh axis that is given to a factor splits all the dims which that factor indexes, and no others. So the
+        dims that an axis splits tell its factor, and what the rule derives from the factors is compared with ``spec``.
+        """
+        partial = _partial_specs(spec)
+        tensors = (*self.in_layouts, *self.out_layouts)
+        if partial is None or (len(spec.in_specs), len(partial)) != (len(self.in_layouts), len(self.out_layouts)):
+            return None
+        specs = (*spec.in_specs, *partial)
+        if any(own.ndim != len(layout) for own, layout in zip(specs, tensors, strict=True)):
+            return None
+        splits: dict[int, list[tuple[int, int]]] = {}  # the (tensor, dim)s that each mesh axis splits, in order
+        for number, own in enumerate(specs):
+            for dim, split in enumerate(own.mesh_axes_per_dim):
+                for axis in split:
+                    splits.setdefault(axis, []).append((number, dim))
+        if any(axis >= mesh.ndim or mesh.shape[axis] == 1 for axis in splits):
+            return None
+        indexed = {
+            digit: [
+                (number, dim)
+                for number, layout in enumerate(tensors)
+                for dim, digits in enumerate(layout)
+                if digit in (digits or ())
+            ]
+            for digit in self.factors
+        }
+        candidates = [[digit for digit in self.factors if indexed[digit] == where] for where in splits.values()]
+        proofs: dict[frozenset[tuple[Digit, int]], bool] = {}
+        for assignment in itertools.product(*candidates):
+            shards: dict[Digit, tuple[int, ...]] = {}
+            for axis, digit in zip(splits, assignment, strict=True):  # axes as the first dim that they split has them
+                shards[digit] = (*shards.get(digit, ()), axis)
+            for choice in self._assigned(mesh, shards, proofs, spec.reduce_fns):
+                if choice.spec == spec:
+                    return choice
+        return None
+
     def _assigned(
         self,
         mesh: DeviceMesh,
         axes: Mapping[Digit, tuple[int, ...]],
         proofs: dict[frozenset[tuple[Digit, int]], bool],
+        reduce_fns: Sequence[tuple[ReduceFn, ...]] | None = None,
     ) -> Iterator[Choice]:
+        """The choices of an assignment of mesh axes to factors, one for each way to reduce partial outputs.
+
+        With ``reduce_fns``, one tuple an output, only the one that reduces so.
+        """
         extents = {}  # of a sharded digit on each device, with its padding
         for digit, own in axes.items():
             shards = mesh.group_size(own)
@@ -129,12 +177,15 @@ class Rule:
         reductions = [
             (axis, op) for digit, own in axes.items() for op in self.reduce_ops.get(digit, ()) for axis in own
         ]
-        per_output = [
-            _reduced(
-                spec, self._shape(self.op.outputs[i]), mesh, [(axis, op) for axis, (o, op) in reductions if o == i]
-            )
-            for i, spec in enumerate(partial)
-        ]
+        per_output = []
+        for i, out_spec in enumerate(partial):
+            shape = self._shape(self.op.outputs[i])
+            of_output = [(axis, op) for axis, (o, op) in reductions if o == i]
+            if reduce_fns is None:
+                per_output.append(_reduced(out_spec, shape, mesh, of_output))
+            else:
+                reduced = _reduced_by(out_spec, shape, mesh, of_output, reduce_fns[i])
+                per_output.append([] if reduced is None else [(reduced, reduce_fns[i])])
         for combination in itertools.product(*per_output):
             spec = OpShardSpec(in_specs, tuple(s for s, _ in combination), tuple(fns for _, fns in combination))
             yield self._choice(mesh, spec, partial, extents)
@@ -288,6 +339,14 @@ def _spec(
     return TensorShardSpec(tuple(per_dim)) if len(set(used)) == len(used) else None
 
 
+def _partial_specs(spec: OpShardSpec) -> list[TensorShardSpec] | None:
+    """The specs of an operator's outputs before they are reduced; None where a reduce function names a dim too many."""
+    for own, fns in zip(spec.out_specs, spec.reduce_fns, strict=True):
+        if any(fn.dim is not None and fn.dim >= len(own.mesh_axes_per_dim) for fn in fns):
+            return None
+    return [spec.partial_spec(o) for o in range(len(spec.out_specs))]
+
+
 def _reduced(
     partial: TensorShardSpec, shape: tuple[int, ...], mesh: DeviceMesh, reductions: list[tuple[int, str]]
 ) -> list[tuple[TensorShardSpec, tuple[ReduceFn, ...]]]:
@@ -305,11 +364,41 @@ def _reduced(
                 fns.append(ReduceFn(REDUCE_SCATTER.name, op, (axis,), dim))
         # Scatters first: they leave less for the all-reduce.
         fns.extend(ReduceFn(ALL_REDUCE.name, op, tuple(sorted(own))) for op, own in rest.items())
-        scattered = (dim for dim in dims if dim is not None)
-        exact = all(shape[dim] % mesh.group_size(spec.mesh_axes_per_dim[dim]) == 0 for dim in scattered)
-        if exact and len(rest) <= 1:
+        if len(rest) <= 1 and _scatters_exactly(spec, shape, mesh, fns):
             results.append((spec, tuple(fns)))
     return results
+
+
+def _reduced_by(
+    partial: TensorShardSpec,
+    shape: tuple[int, ...],
+    mesh: DeviceMesh,
+    reductions: list[tuple[int, str]],
+    fns: tuple[ReduceFn, ...],
+) -> TensorShardSpec | None:
+    """The spec of an output after these reduce functions; None where they do not make a partial output whole.
+
+    Reductions by one op may come in any order, over one mesh axis or several at a time: each axis must be reduced
+    over once. Reductions by different ops do not commute, and must be as :func:`_reduced` has them.
+    """
+    ops = {op for _, op in reductions}
+    if len(ops) > 1:
+        return next((spec for spec, own in _reduced(partial, shape, mesh, reductions) if own == fns), None)
+    reduced_axes = sorted(axis for fn in fns for axis in fn.mesh_axes)
+    if reduced_axes != sorted(axis for axis, _ in reductions) or any(fn.op not in ops for fn in fns):
+        return None
+    spec = partial
+    for fn in fns:
+        spec = fn.after(spec)
+    return spec if _scatters_exactly(spec, shape, mesh, fns) else None
+
+
+def _scatters_exactly(
+    reduced: TensorShardSpec, shape: tuple[int, ...], mesh: DeviceMesh, fns: Iterable[ReduceFn]
+) -> bool:
+    """Whether the dims of an output that reduce functions split divide, so that there is no padding to scatter."""
+    scattered = (fn.dim for fn in fns if fn.dim is not None)
+    return all(shape[dim] % mesh.group_size(reduced.mesh_axes_per_dim[dim]) == 0 for dim in scattered)
 
 
 def _local_nbytes(tensor: hidet.Tensor, spec: TensorShardSpec, mesh: DeviceMesh) -> int:
@@ -327,15 +416,33 @@ class RuleTable:
 
     def __init__(self, mesh: DeviceMesh):
         self.mesh = mesh
-        self._found: dict[Any, tuple[Rule, tuple[Choice, ...]]] = {}
+        self._rules: dict[Any, Rule] = {}
+        self._choices: dict[Any, tuple[Choice, ...]] = {}
+        self._choice_of: dict[tuple[Any, OpShardSpec], Choice | None] = {}
 
     def __call__(self, op: Operator) -> tuple[Rule, tuple[Choice, ...]]:
         """The rule of an operator (perhaps of its twin) and its choices on the mesh."""
+        key, rule = self._rule(op)
+        if key not in self._choices:
+            self._choices[key] = rule.choices(self.mesh)
+        return rule, self._choices[key]
+
+    def rule(self, op: Operator) -> Rule:
+        """The rule of an operator (perhaps of its twin)."""
+        return self._rule(op)[1]
+
+    def choice(self, op: Operator, spec: OpShardSpec) -> Choice | None:
+        """The choice of an operator that has this spec; None where there is none. Quicker than all choices."""
+        key, rule = self._rule(op)
+        if (key, spec) not in self._choice_of:
+            self._choice_of[key, spec] = rule.choice(spec, self.mesh)
+        return self._choice_of[key, spec]
+
+    def _rule(self, op: Operator) -> tuple[Any, Rule]:
         key = _signature(op)
-        if key not in self._found:
-            rule = derive(op)
-            self._found[key] = (rule, rule.choices(self.mesh))
-        return self._found[key]
+        if key not in self._rules:
+            self._rules[key] = derive(op)
+        return key, self._rules[key]
 
 
 def _signature(op: Operator) -> Any:

@@ -1,58 +1,141 @@
-"""Before each call, the ranks agree to make it: that each has inputs that fit, and all of the same sizes."""
+"""The exchange before each call, in which all ranks agree to make it: that each can, and all with the same sizes."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from hidet_dist.errors import InputError
+from hidet_dist.errors import CallError, CommunicationError, HidetDistError, InputError
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.memory import Memory
 
 _MOST_REASON_BYTES = 512
+_MARK = 0x6C6C6163 << 32
+"""Precedes the number of the call in each rank's row, so that other data is not taken for a row."""
 
 
-def agree(communicator: Communicator, memory: Memory, sizes: Mapping[str, int]) -> None:
-    """Return if all ranks are about to make a call, with these sizes of symbolic dims.
+class Purpose(enum.IntEnum):
+    """What a call is made for. All ranks must make a call for the same purpose."""
 
-    One exchange of a few bytes. The communicator must be bound to this thread.
+    RUN = 0
+    WARM_UP = 1
 
-    Raises
-    ------
-    InputError
-        On all ranks alike: where one has refused the call, or has other sizes.
-    CommunicationError
-        Where a rank does not come.
+
+class _State(enum.IntEnum):
+    """How a rank comes to the exchange."""
+
+    READY = 0
+    REFUSED = 1  # its inputs do not fit the program
+    FAILED = 2  # it cannot make the call, for another reason
+
+
+class Agreement:
+    """One exchange of a row of int64 from each rank, of the same length in every call.
+
+    A row has the mark with the number of the call, the rank's state, the purpose, the size of each symbolic dim, and
+    the reason of a rank that cannot make the call, in UTF-8. The ranks decide by all rows, so that they decide alike.
+
+    Parameters
+    ----------
+    communicator: Communicator
+        Of the ranks; bound to the thread that asks or tells.
+    memory: Memory
+        Carries the exchange out.
+    symbols: sequence of str
+        The symbolic dims, in an order that is the same on all ranks.
     """
-    everyone = memory.all_gather(communicator, np.array([0, *sizes.values()], np.int32))
-    own = everyone[communicator.rank]
-    if (everyone == own).all():
-        return
-    refused = np.flatnonzero(everyone[:, 0])
-    if refused.size:
-        reasons = _exchange_reasons(communicator, memory, "")
-        raise InputError(f"Rank {refused[0]} refused this call: {reasons[refused[0]]}")
-    for rank, others in enumerate(everyone):
-        for name, size, other in zip(sizes, own[1:], others[1:], strict=True):
-            if size != other:
-                raise InputError(
-                    f"The symbolic dim {name} must be the same on all ranks; it is {size} on rank "
-                    f"{communicator.rank} but {other} on rank {rank}."
+
+    def __init__(self, communicator: Communicator, memory: Memory, symbols: Sequence[str]):
+        self._communicator = communicator
+        self._memory = memory
+        self._symbols = tuple(symbols)
+        self._reason_at = 3 + len(self._symbols)
+        self._row = np.zeros(self._reason_at + _MOST_REASON_BYTES // 8, np.int64)
+
+    def ask(self, call: int, purpose: Purpose, sizes: Mapping[str, int]) -> HidetDistError | None:
+        """Return what all ranks are to raise instead of making the call, or None where all can make it.
+
+        That is an InputError where a rank has refused it, or has another purpose or other sizes, and a CallError where
+        a rank has failed.
+
+        Raises
+        ------
+        CommunicationError
+            Where a rank does not come, or is in another call.
+        """
+        row = self._row
+        row[0], row[1], row[2] = _MARK | call, _State.READY, purpose
+        for place, name in enumerate(self._symbols, 3):
+            row[place] = sizes[name]
+        rows = self._memory.all_gather(self._communicator, row)
+        if rows.tobytes() == row.tobytes() * len(rows):
+            return None
+        self._check_calls(rows, call)
+        return self._refused(rows) or self._different(rows)
+
+    def tell(self, call: int, error: Exception) -> None:
+        """Tell the other ranks that this one cannot make the call, and why. Return once all have come to it.
+
+        Raises
+        ------
+        CommunicationError
+            As :meth:`ask`.
+        """
+        row = np.zeros_like(self._row)
+        row[0], row[1] = _MARK | call, _State.REFUSED if isinstance(error, InputError) else _State.FAILED
+        reason = describe(error).encode()[:_MOST_REASON_BYTES]
+        row[self._reason_at :].view(np.uint8)[: len(reason)] = np.frombuffer(reason, np.uint8)
+        self._check_calls(self._memory.all_gather(self._communicator, row), call)
+
+    def _check_calls(self, rows: np.ndarray, call: int) -> None:
+        """End the communicator where a rank is in another call: what else its row has is not looked at.
+
+        Transports that compare what ranks say of their collectives have found that out before.
+        """
+        others = [rank for rank, mark in enumerate(rows[:, 0]) if mark != _MARK | call]
+        if not others:
+            return
+        own, numbers = self._communicator.rank, ", ".join(map(str, others))
+        self._communicator.give_up(
+            f"the ranks are out of step: rank {own} is in call {call}, but ranks {numbers} are not. All ranks must "
+            "make the same calls in the same order"
+        )
+        self._communicator.check()
+
+    def _refused(self, rows: np.ndarray) -> HidetDistError | None:
+        for rank, row in enumerate(rows):
+            if row[1] == _State.READY:
+                continue
+            reason = row[self._reason_at :].tobytes().rstrip(b"\0").decode(errors="ignore")
+            if row[1] == _State.REFUSED:
+                return InputError(f"Rank {rank} refused this call: {reason}")
+            return CallError(f"Rank {rank} could not make this call, so that no rank has: {reason}")
+        return None
+
+    def _different(self, rows: np.ndarray) -> HidetDistError:
+        own = self._communicator.rank
+        for rank, row in enumerate(rows):
+            if row[2] != rows[own, 2]:
+                names = ["running on inputs", "warming up"]
+                return InputError(
+                    f"All ranks must make the same calls; rank {own} is {names[rows[own, 2]]}, but rank {rank} "
+                    f"{names[row[2]]}."
                 )
+            for name, size, other in zip(self._symbols, rows[own, 3:], row[3:], strict=False):
+                if size != other:
+                    return InputError(
+                        f"The symbolic dim {name} must be the same on all ranks; it is {size} on rank {own} but "
+                        f"{other} on rank {rank}."
+                    )
+        raise CommunicationError(f"rank {own}: the ranks' rows differ where they have nothing")
 
 
-def refuse(communicator: Communicator, memory: Memory, symbols: Sequence[str], error: InputError) -> None:
-    """Tell the other ranks that this one cannot make the call; ``symbols`` are the keys of ``agree``'s sizes.
-
-    Returns once all have come to it. Raises ``CommunicationError`` where one does not come.
-    """
-    memory.all_gather(communicator, np.array([1, *[0] * len(symbols)], np.int32))
-    _exchange_reasons(communicator, memory, str(error))
-
-
-def _exchange_reasons(communicator: Communicator, memory: Memory, own: str) -> list[str]:
-    room = np.zeros(_MOST_REASON_BYTES, np.uint8)
-    text = own.encode()[:_MOST_REASON_BYTES]
-    room[: len(text)] = np.frombuffer(text, np.uint8)
-    return [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in memory.all_gather(communicator, room)]
+def describe(error: BaseException) -> str:
+    """An error in a line: its message, after the name of its type where that is none of hidet_dist's."""
+    message = str(error)
+    if isinstance(error, HidetDistError):
+        return message
+    name = type(error).__name__
+    return f"{name}: {message}" if message else name

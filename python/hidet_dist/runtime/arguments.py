@@ -35,7 +35,7 @@ class Signature:
         self._able: set[str] = set()  # the kinds of tensors that have the outputs' dtypes
 
     def inputs(self, given: Sequence[Any]) -> list[Buffer]:
-        """Where the inputs lie: what was given, or a copy of what does not lie row by row.
+        """Where the inputs lie, as they were given.
 
         Raises
         ------
@@ -49,8 +49,15 @@ class Signature:
             buffer = buffer_of(x, f"Input {number}")
             if buffer.dtype != dtype or buffer.shape != shape or not self._memory.holds(buffer.device):
                 self._check_input(number, buffer)
-            buffers.append(buffer if buffer.contiguous else self._memory.packed(buffer, f"Input {number}"))
+            buffers.append(buffer)
         return buffers
+
+    def packed(self, inputs: Sequence[Buffer]) -> list[Buffer]:
+        """The inputs row by row: themselves, or copies of those that do not lie so. Raises InputError, MemoryError."""
+        return [
+            buffer if buffer.contiguous else self._memory.packed(buffer, f"Input {number}")
+            for number, buffer in enumerate(inputs)
+        ]
 
     def sizes(self, inputs: Sequence[Buffer]) -> dict[str, int]:
         """The size of each symbolic dim that the program knows. Raises InputError where it may not have that size."""

@@ -8,8 +8,9 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,14 +22,14 @@ from hidet_dist.artifacts.opened import OpenedArtifacts
 from hidet_dist.checks import shown
 from hidet_dist.errors import ArtifactError, CommunicationError, ConfigError, HidetDistError, InputError
 from hidet_dist.runtime import native, session
-from hidet_dist.runtime.agreement import agree, refuse
+from hidet_dist.runtime.agreement import Agreement, Purpose
 from hidet_dist.runtime.arguments import Signature
+from hidet_dist.runtime.calls import Calls, numbered
 from hidet_dist.runtime.candidates import Choices
 from hidet_dist.runtime.cuda.cublas import Cublas
 from hidet_dist.runtime.cuda.driver import DeviceError, check_architecture, device_of_rank
 from hidet_dist.runtime.cuda.launcher import CudaLauncher
 from hidet_dist.runtime.cuda.memory import CudaMemory
-from hidet_dist.runtime.forks import Owner
 from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.libraries import Libraries, hidet_runtime, load_needed
 from hidet_dist.runtime.memory import HostMemory, Memory
@@ -51,10 +52,31 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    """A call that this rank can make.
+
+    Attributes
+    ----------
+    sizes: of the local symbolic dims.
+    inputs, outputs: where they lie.
+    results: the outputs as they are returned.
+    addresses: where kernels find the inputs, then where they put the outputs.
+    """
+
+    sizes: tuple[int, ...]
+    inputs: Sequence[Buffer]
+    results: list[Any]
+    outputs: Sequence[Buffer]
+    addresses: list[int]
+
+
 class LoadedPartition:
     """One rank's part of a program. Call it with the rank's shards of the graph inputs.
 
-    All ranks must make their calls in the same order: nothing tells apart two calls with inputs of the same shapes.
+    All ranks must make their calls in the same order. The calls are numbered on each rank, and one that another rank
+    did not make, or that failed there, is answered on none; but nothing tells apart two calls with inputs of the same
+    shapes that all ranks make, only for different requests.
 
     * A partition of one rank, or one that communicates nothing, may be called from several threads. The calls run one
       after the other, as do those of all partitions with symbolic dims in a process: hidet's runtime has one table of
@@ -79,10 +101,6 @@ class LoadedPartition:
     """
 
     def __init__(self, folder: Path, rank: int | None, timeout_seconds: float | None):
-        self._closed = False
-        self._process = Owner()
-        self._lock = threading.Lock()
-        self._running: int | None = None  # the thread that is in a call
         self._memory: Memory = HostMemory()
         self._launcher: Launcher | None = None
         self._cublas: Cublas | None = None
@@ -97,8 +115,6 @@ class LoadedPartition:
                     self.rank = settings.rank if settings is not None else (rank or 0)
                     self.world_size = self.stage.size
                     self._load(artifacts)
-                self._communicates = self.world_size > 1 and bool(self.stage.communications)
-                self._owner = threading.get_ident() if self._communicates else None
                 self._signature = Signature(self.stage, self._memory)
                 # By the sizes of the symbolic dims: the outputs' shapes, and the bytes of workspace.
                 self._shapes: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
@@ -111,6 +127,10 @@ class LoadedPartition:
                 self.stage.mesh_shape, rank, timeout_seconds, self.manifest.target, self._device
             )
             self._communicator.rely_on(self._memory.files)
+            communicates = self.world_size > 1 and bool(self.stage.communications)
+            symbols = [symbol.name for symbol in self.stage.symbols]
+            agreement = Agreement(self._communicator, self._memory, symbols) if communicates else None
+            self._calls = Calls(self._communicator, agreement, _sizes_lock if symbols else nullcontext(), self._ready)
             launcher = self._program
             if isinstance(launcher, CudaLauncher):
                 self._choose_candidates(folder, launcher)
@@ -181,7 +201,7 @@ class LoadedPartition:
         arguments = self._signature.zeros(sizes)
         sizes = self._signature.sizes(arguments)
 
-        with self._turn(), _sizes_lock if sizes else nullcontext(), memory.active():
+        with _sizes_lock if sizes else nullcontext(), memory.active():
             communicator.bind()
             outputs = self._signature.scratch(self._shapes_at(sizes))
             self._reserve_workspace(sizes)
@@ -233,7 +253,7 @@ class LoadedPartition:
         if not any(stage.cublas):
             return stage.candidates, 0, ""
         own = 0 if self._cublas is None else self._cublas.version
-        with self._turn(), memory.active():
+        with memory.active():
             self._communicator.bind()
             versions = [int(x) for x in self._of_all(memory, np.array([own], np.int32))[:, 0]]
         if own and len(set(versions)) == 1:
@@ -246,15 +266,17 @@ class LoadedPartition:
         """All ranks' arrays of the same size, a row each. The memory is active, the communicator bound."""
         return own[None] if self.world_size == 1 else memory.all_gather(self._communicator, own)
 
-    def __call__(self, *inputs: Any) -> Any:
+    @numbered
+    def __call__(self, number: int, *inputs: Any) -> Any:
         """Run once. Takes and returns the rank's shards; a single output is returned bare, several as a list.
 
         As :meth:`run`, which says what inputs may be and what is raised.
         """
-        outputs = self.run(inputs)
+        outputs = self._execute(number, lambda: self._prepare(inputs, None), Purpose.RUN)[0]
         return outputs[0] if len(outputs) == 1 else outputs
 
-    def run(self, inputs: Sequence[Any], outputs: Sequence[Any] | None = None) -> list[Any]:
+    @numbered
+    def run(self, number: int, inputs: Sequence[Any], outputs: Sequence[Any] | None = None) -> list[Any]:
         """Run once, on the rank's shards of the inputs.
 
         Parameters
@@ -281,24 +303,24 @@ class LoadedPartition:
             is not a multiple of what was declared, or two inputs or two ranks disagree on it, or an input in host
             memory holds an index (such as the number of a token) that its table has not. All ranks refuse the call
             then, also those whose own inputs are right, and no data of the inputs has been sent.
+        CallError
+            When another rank failed before any data was sent, for instance for lack of memory. That rank raises its own
+            error, all others this one; the next call can be made.
         CommunicationError
-            When a collective fails; the partition cannot be used any more.
+            When a collective fails, a rank fails after data was sent, or the ranks do not make the same calls; the
+            partition cannot be used any more.
         ArtifactError
             When the weights' files were changed since they were loaded; the partition cannot be used any more.
         ForkError
             When this process is a child, made by ``fork``, of the one that loaded the partition.
         HidetDistError
-            When the partition is closed, or may not be called from this thread.
+            When the partition is closed, or may not be called from this thread. Other ranks do not hear of it until
+            the next call, which fails on all of them unless they, too, have made a call that was refused so.
         """
-        with self._refusing_together():
-            arguments = self._signature.inputs(inputs)
-            sizes = self._signature.sizes(arguments)
-            self._signature.check_indices(arguments, sizes)
-        kind = self._signature.kind(inputs) if outputs is None else None
-        results, _ = self._execute(arguments, sizes, kind, outputs)
-        return results
+        return self._execute(number, lambda: self._prepare(inputs, outputs), Purpose.RUN)[0]
 
-    def warm_up(self, sizes: Mapping[str, int] | None = None) -> None:
+    @numbered
+    def warm_up(self, number: int, sizes: Mapping[str, int] | None = None) -> None:
         """Run the program once on zeros, so that the first request finds everything in place.
 
         That connects the ranks' groups, starts the kernels' threads, reads the weights into memory, and takes the
@@ -312,23 +334,13 @@ class LoadedPartition:
         Raises
         ------
         InputError
-            When a name is not one of the program's symbolic dims, or a size does not fit it.
+            When a name is not one of the program's symbolic dims, or a size does not fit it; on all ranks, as for
+            :meth:`run`.
         """
-        stage = self.stage
-        whole = {symbol.name: symbol.size for symbol in stage.symbols}
-        unknown = sorted(set(sizes or {}) - set(whole))
-        if unknown:
-            raise InputError(
-                f"The program has no symbolic dim {', '.join(unknown)}; it has {', '.join(whole) or 'none'}."
-            )
-        whole.update(sizes or {})
-        local = {own.name: whole[own.symbol] // own.shards for own in stage.local_symbols}
-        with self._refusing_together():
-            arguments = self._signature.zeros(local)
-            local_sizes = self._signature.sizes(arguments)
-        self._execute(arguments, local_sizes, None, None)
+        self._execute(number, lambda: self._prepare_zeros(sizes or {}), Purpose.WARM_UP)
 
-    def profile(self, *inputs: Any, outputs: Sequence[Any] | None = None, repeats: int = 1) -> Profile:
+    @numbered
+    def profile(self, number: int, *inputs: Any, outputs: Sequence[Any] | None = None, repeats: int = 1) -> Profile:
         """Run, and say where the time went. All ranks call it together, like any call.
 
         Parameters
@@ -344,23 +356,27 @@ class LoadedPartition:
         ------
         ConfigError
             When there are to be no calls.
-        InputError, CommunicationError, ArtifactError, HidetDistError
+        InputError, CallError, CommunicationError, ArtifactError, HidetDistError
             As :meth:`run`.
         """
-        if repeats < 1:
-            raise ConfigError(f"profile makes at least one call; got repeats={repeats}.")
-        profiles = [self._profile(inputs, outputs) for _ in range(repeats)]
+
+        def prepare() -> tuple[_Prepared, Mapping[str, int]]:
+            if repeats < 1:
+                raise ConfigError(f"profile makes at least one call; got repeats={repeats}.")
+            return self._prepare(inputs, outputs)
+
+        profiles = [self._profile(number, prepare)]
+        profiles += [self._next_profile(prepare) for _ in range(repeats - 1)]
         median = statistics.median_low(profile.call_seconds for profile in profiles)
         return next(profile for profile in profiles if profile.call_seconds == median)
 
-    def _profile(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> Profile:
+    @numbered
+    def _next_profile(self, number: int, prepare: Callable[[], tuple[_Prepared, Mapping[str, int]]]) -> Profile:
+        return self._profile(number, prepare)
+
+    def _profile(self, number: int, prepare: Callable[[], tuple[_Prepared, Mapping[str, int]]]) -> Profile:
         begin = time.perf_counter_ns()
-        with self._refusing_together():
-            arguments = self._signature.inputs(inputs)
-            sizes = self._signature.sizes(arguments)
-            self._signature.check_indices(arguments, sizes)
-        kind = self._signature.kind(inputs) if outputs is None else None
-        _, times = self._execute(arguments, sizes, kind, outputs, record=True)
+        _, times = self._execute(number, prepare, Purpose.RUN, record=True)
         end = time.perf_counter_ns()
         assert times is not None
         operators = tuple(
@@ -380,48 +396,71 @@ class LoadedPartition:
 
     def attach(self) -> None:
         """Make the calling thread the one that calls this partition, if it communicates. Waits for a call that runs."""
-        self._check_process()
-        with self._lock:
-            if self._owner is not None:
-                self._owner = threading.get_ident()
+        self._calls.attach()
 
     def _execute(
         self,
-        arguments: Sequence[Buffer],
-        sizes: Mapping[str, int],
-        kind: str | None,
-        given: Sequence[Any] | None,
+        number: int,
+        prepare: Callable[[], tuple[_Prepared, Mapping[str, int]]],
+        purpose: Purpose,
         record: bool = False,
     ) -> tuple[list[Any], np.ndarray | None]:
-        """Run on checked inputs. Outputs are ``given``, or of the library ``kind``, or thrown away if that is None."""
+        """Make a call: the outputs, and where ``record``, the times of its kernels."""
+        return self._calls.make(number, purpose, prepare, lambda prepared: self._run(prepared, record))
+
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        """While it lasts, kernels can be launched, and the weights are what they were."""
+        with self._memory.active(), self._checking_weights():
+            yield
+
+    def _prepare(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> tuple[_Prepared, Mapping[str, int]]:
+        """Check and place a call's inputs and outputs, and make room for its activations; also gives the sizes."""
+        signature = self._signature
+        given = signature.inputs(inputs)
+        sizes = signature.sizes(given)
+        kind = signature.kind(inputs) if outputs is None else None
+        shapes = self._checked_shapes(sizes)
+        arguments = signature.packed(given)  # once their sizes are known to make sense
+        signature.check_indices(arguments, sizes)
+        if outputs is None:
+            assert kind is not None
+            results, buffers = signature.new_outputs(kind, shapes, arguments)
+        else:
+            results, buffers = list(outputs), signature.outputs(outputs, shapes, arguments)
+        return self._placed(sizes, arguments, results, buffers), sizes
+
+    def _prepare_zeros(self, sizes: Mapping[str, int]) -> tuple[_Prepared, Mapping[str, int]]:
+        """As :meth:`_prepare`, for a call on zeros whose outputs are thrown away."""
+        stage = self.stage
+        whole = {symbol.name: symbol.size for symbol in stage.symbols}
+        unknown = sorted(set(sizes) - set(whole))
+        if unknown:
+            raise InputError(
+                f"The program has no symbolic dim {', '.join(unknown)}; it has {', '.join(whole) or 'none'}."
+            )
+        whole.update(sizes)
+        arguments = self._signature.zeros({own.name: whole[own.symbol] // own.shards for own in stage.local_symbols})
+        local = self._signature.sizes(arguments)
+        buffers = self._signature.scratch(self._checked_shapes(local))
+        return self._placed(local, arguments, [], buffers), local
+
+    def _placed(
+        self, sizes: Mapping[str, int], arguments: Sequence[Buffer], results: list[Any], outputs: Sequence[Buffer]
+    ) -> _Prepared:
+        if sizes:
+            self._reserve_workspace(sizes)
+        return _Prepared(tuple(sizes.values()), arguments, results, outputs, self._memory.stage(arguments, outputs))
+
+    def _run(self, prepared: _Prepared, record: bool) -> tuple[list[Any], np.ndarray | None]:
         launcher, memory = self._program, self._memory
-        with self._turn(), _sizes_lock if sizes else nullcontext(), memory.active(), self._checking_weights():
-            communicator = self._communicator
-            communicator.check()
-            communicator.bind()
-            shapes = self._shapes_at(sizes)
-            fit = all(min(shape, default=1) > 0 for shape in shapes)
-            with self._refusing_together(bound=True):
-                if given is not None and fit:
-                    results, buffers = list(given), self._signature.outputs(given, shapes, arguments)
-            if self._communicates:
-                agree(communicator, memory, {symbol.name: sizes[symbol.name] for symbol in self.stage.symbols})
-            if not fit:
-                self._refuse_sizes(shapes)
-            if given is None and kind is not None:
-                results, buffers = self._signature.new_outputs(kind, shapes, arguments)
-            elif given is None:
-                results, buffers = [], self._signature.scratch(shapes)
-            if sizes:
-                self._reserve_workspace(sizes)
-            addresses = memory.stage(arguments, buffers)
-            run = launcher.record if record else launcher.launch
-            run(addresses, tuple(sizes.values()), self._check_launched)
-            memory.wait(communicator)
-            times = launcher.times() if record else None
-            self._check_runtime()
-            memory.deliver(buffers, addresses[len(arguments) :])
-        return results, times
+        run = launcher.record if record else launcher.launch
+        run(prepared.addresses, prepared.sizes, self._check_launched)
+        memory.wait(self._communicator)
+        times = launcher.times() if record else None
+        self._check_runtime()
+        memory.deliver(prepared.outputs, prepared.addresses[len(prepared.inputs) :])
+        return prepared.results, times
 
     @contextmanager
     def _checking_weights(self) -> Iterator[None]:
@@ -446,26 +485,14 @@ class LoadedPartition:
         self._communicator.check()
         self._check_runtime()
 
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """One call at a time, from a thread that may call, until the partition is closed."""
-        self._check_process()
-        thread = threading.get_ident()
-        if self._running == thread:
-            raise HidetDistError("The partition is in a call of this thread already; it cannot be called within that.")
-        if self._owner is not None and self._owner != thread and not self._closed:
-            raise HidetDistError(
-                "The partition communicates, and was loaded by another thread. Ranks must make their calls in the same "
-                "order, which threads do not keep: call it from one thread only, after attach() there."
-            )
-        with self._lock:
-            if self._closed:
-                raise HidetDistError("The partition is closed; load it again.")
-            self._running = thread
-            try:
-                yield
-            finally:
-                self._running = None
+    def _checked_shapes(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
+        """The outputs' shapes, as :meth:`_shapes_at`; refuses sizes at which one would be empty."""
+        shapes = self._shapes_at(sizes)
+        for number, (shape, signature) in enumerate(zip(shapes, self.stage.outputs, strict=True)):
+            if min(shape, default=1) < 1:
+                written = ", ".join(map(str, signature.shape))
+                raise InputError(f"The inputs are too small: output {number}, [{written}], would be {list(shape)}.")
+        return shapes
 
     def _shapes_at(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
         """The outputs' shapes. Tells hidet's runtime the sizes of symbolic dims, which kernels ask it for."""
@@ -495,41 +522,6 @@ class LoadedPartition:
             for number, y in enumerate(self.stage.outputs)
         ]
 
-    def _refuse_sizes(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        for number, (shape, signature) in enumerate(zip(shapes, self.stage.outputs, strict=True)):
-            if min(shape, default=1) < 1:
-                written = ", ".join(map(str, signature.shape))
-                raise InputError(f"The inputs are too small: output {number}, [{written}], would be {list(shape)}.")
-
-    @contextmanager
-    def _refusing_together(self, bound: bool = False) -> Iterator[None]:
-        """What this rank refuses, all refuse: they would wait for it, or take its next call for this one.
-
-        ``bound`` says that this is within a turn, with the communicator bound to this thread.
-        """
-        try:
-            yield
-        except InputError as error:
-            if self._communicates:
-                symbols = [symbol.name for symbol in self.stage.symbols]
-                with suppress(CommunicationError), nullcontext() if bound else self._refusing():
-                    refuse(self._communicator, self._memory, symbols, error)
-            raise
-
-    @contextmanager
-    def _refusing(self) -> Iterator[None]:
-        with self._turn(), self._memory.active():
-            self._communicator.check()
-            self._communicator.bind()
-            yield
-
-    def _check_process(self) -> None:
-        self._process.check(
-            "The partition",
-            "load it in the process that calls it, after the fork, or start processes by multiprocessing's methods "
-            "'spawn' or 'forkserver'.",
-        )
-
     def _check_runtime(self) -> None:
         message = self._runtime.hidet_get_last_error()
         if message is not None:
@@ -545,13 +537,8 @@ class LoadedPartition:
         HidetDistError
             When this thread is in a call, as a signal handler may be.
         """
-        if not self._process.is_this_process:
-            return
-        if self._running == threading.get_ident():
-            raise HidetDistError("The partition is in a call of this thread; it cannot be closed within that.")
-        with self._lock:
-            if not self._closed:
-                self._closed = True
+        with self._calls.closing() as was_open:
+            if was_open:
                 native.bind(None)
                 self._communicator.close()
                 self._free()

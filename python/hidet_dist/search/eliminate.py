@@ -10,7 +10,7 @@ same way before is looked up. No two layers need be declared equal for that, nor
 
 A tensor that very many operators read (an attention mask, a table of cosines) would tie all of them together. It is
 relaxed: each reader pays its share of the least that the conversion can cost, which no plan undercuts, and a second
-elimination with the wishes of these readers fixed gives a plan. Both numbers are reported, bound and cost.
+elimination with the specs that these readers require fixed gives a plan. Both bound and cost are reported.
 """
 
 from __future__ import annotations
@@ -152,13 +152,13 @@ class _Network:
                 raise TooWide
             self.tables.limits.check()
             alive[v] = False
-            own = self.factors[v]
-            neighbours = tuple(dict.fromkeys(u for _, variables in own for u in variables if u != v))
+            factors = self.factors[v]
+            neighbours = tuple(dict.fromkeys(u for _, variables in factors for u in variables if u != v))
             for u in neighbours:
                 self.factors[u] = [factor for factor in self.factors[u] if v not in factor[1]]
-            message, offset = self._eliminate(v, own, neighbours)
+            message, offset = self._eliminate(v, factors, neighbours)
             self.constant += offset
-            self.buckets.append(_Bucket(v, own, neighbours, message, offset))
+            self.buckets.append(_Bucket(v, factors, neighbours, message, offset))
             self.add(message, neighbours)
             for u in neighbours:
                 heapq.heappush(heap, (self._work(u), u))
@@ -176,7 +176,7 @@ class _Network:
         place = {bucket.variable: i for i, bucket in enumerate(self.buckets)}
         # Of each variable, the number of the table of what all others cost over its neighbours, and what was taken off.
         outside: dict[int, tuple[int, float]] = {}
-        found: list[Table] = [np.zeros(0)] * len(self.sizes)
+        result: list[Table] = [np.zeros(0)] * len(self.sizes)
         for bucket in reversed(self.buckets):
             scope = (*bucket.neighbours, bucket.variable)
             self.tables.limits.check()
@@ -195,8 +195,8 @@ class _Network:
                 outside[bucket.variable] = self.tables.add_content(np.array(0.0)), self.constant - bucket.offset
             above, off = outside[bucket.variable]
             number, taken = self._least_outside(bucket.factors, scope, above, (bucket.variable,))
-            found[bucket.variable] = self.tables.tables[number] + (off + taken)
-        return found
+            result[bucket.variable] = self.tables.tables[number] + (off + taken)
+        return result
 
     def _least_outside(
         self, factors: list[Factor], scope: tuple[int, ...], outside: int, left: tuple[int, ...]
@@ -240,15 +240,15 @@ class _Network:
             seen.update(variables)
         return math.prod(self.sizes[u] for u in seen) if len(seen) <= _DIMS else math.inf
 
-    def _eliminate(self, v: int, own: list[Factor], neighbours: tuple[int, ...]) -> tuple[int, float]:
+    def _eliminate(self, v: int, factors: list[Factor], neighbours: tuple[int, ...]) -> tuple[int, float]:
         place = {u: i for i, u in enumerate((*neighbours, v))}
-        key = ("eliminated", tuple((t, tuple(place[u] for u in variables)) for t, variables in own), self.sizes[v])
-        found = self.tables.left.get(key)
-        if found is not None:
-            return found
+        key = ("eliminated", tuple((t, tuple(place[u] for u in variables)) for t, variables in factors), self.sizes[v])
+        known = self.tables.left.get(key)
+        if known is not None:
+            return known
         shape = [self.sizes[u] for u in place]
         self.tables.reserve(math.prod(shape[:-1]))
-        least = _least(self._parts(own, (*neighbours, v)), shape, self.tables.limits)
+        least = _least(self._parts(factors, (*neighbours, v)), shape, self.tables.limits)
         offset = float(least.min())
         self.tables.left[key] = self.tables.add_content(least - offset), offset
         return self.tables.left[key]
@@ -277,7 +277,7 @@ def _least(parts: list[Table], shape: list[int], limits: Limits) -> Table:
 def eliminate(
     problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, gap: float = 0.0
 ) -> Eliminated:
-    """The least cost over the choices ``kept`` of each entity, with the bytes of each moment at a price, no budget.
+    """Minimise the cost over the choices ``kept`` of each entity, with bytes at a price and without a budget.
 
     Tensors of many readers are relaxed as long as bound and cost come within the relative ``gap`` of each other.
 
@@ -339,20 +339,20 @@ def _eliminate(
             break
         narrowed = [list(own) for own in kept]
         for tensor in relaxed:
-            _fix_wishes(groups[tensor], choices, narrowed, same)
+            _fix_required(groups[tensor], choices, narrowed, same)
         _, found, _ = _solve(problem, narrowed, tables, prices, relaxed, limit)
         if cost(found) < seconds:
             best, seconds = found, cost(found)
     return Eliminated(tuple(best), seconds, min(bound, seconds))
 
 
-def _fix_wishes(group: list[Edge], choices: Sequence[int], kept: list[list[int]], same: bool) -> None:
-    """Keep only choices with one wish of a tensor for each reader: the chosen one, or where ``same``, the commonest."""
-    wishes = [edge.consumed[choices[edge.consumer]] for edge in group]
-    commonest = max(wishes, key=wishes.count)
-    for edge, own in zip(group, wishes, strict=True):
-        for wish in (commonest, own) if same else (own,):
-            left = [k for k in kept[edge.consumer] if edge.consumed[k] == wish]
+def _fix_required(group: list[Edge], choices: Sequence[int], kept: list[list[int]], same: bool) -> None:
+    """Keep for each reader of a tensor only choices that require one spec: its own, or with ``same`` the commonest."""
+    required = [edge.consumed[choices[edge.consumer]] for edge in group]
+    commonest = max(required, key=required.count)
+    for edge, own in zip(group, required, strict=True):
+        for spec in (commonest, own) if same else (own,):
+            left = [k for k in kept[edge.consumer] if edge.consumed[k] == spec]
             if left:
                 kept[edge.consumer] = left
                 break
@@ -409,8 +409,8 @@ def _network(
             _pair(network, convert, producer, produced, group[0].consumer, consumed[0], priced)
             continue
         sources = tuple(dict.fromkeys(produced))
-        wishes = [tuple(dict.fromkeys(own)) for own in consumed]
-        size = len(sources) * math.prod(map(len, wishes))
+        required = [tuple(dict.fromkeys(own)) for own in consumed]
+        size = len(sources) * math.prod(map(len, required))
         if tensor not in exact and (len(group) > limit or size > tuning.TENSOR_ENTRIES):
             relaxed.append(tensor)
             least = np.array(convert)[list(sources)].min(axis=0) / len(group)
@@ -421,12 +421,12 @@ def _network(
                     number = tables.add(key, tables.rounded(least[list(own)]))
                 network.add(number, (edge.consumer,))
             continue
-        # A consumer with only one wish needs no dim of its own, but its part in how long memory is held.
-        fixed = [i for i, own in enumerate(wishes) if len(own) == 1]
-        open_ = [i for i, own in enumerate(wishes) if len(own) > 1]
+        # A consumer that can only require one spec needs no dim, but its part in how long memory is held.
+        fixed = [i for i, own in enumerate(required) if len(own) == 1]
+        open_ = [i for i, own in enumerate(required) if len(own) > 1]
         priced = None if memory_ is None else _Priced(memory_, prices, [group[i] for i in (*fixed, *open_)])
         consumers = [group[i].consumer for i in open_]
-        certain = tuple(wishes[i][0] for i in fixed)
+        certain = tuple(required[i][0] for i in fixed)
         if priced is None:
             certain = tuple(sorted(set(certain)))
         _tensor(network, convert, producer, produced, certain, consumers, [consumed[i] for i in open_], priced)
@@ -438,32 +438,32 @@ class _Priced:
 
     def __init__(self, memory: ConvertedTensor, prices: Prices, group: Sequence[Edge]):
         self.memory = memory
-        # By reader: seconds a byte up to the moment it is wanted, from there to the end of it, and at its making.
+        # By reader: seconds a byte up to the point where it is required, from there to its end, and where it is made.
         self.before = tuple(prices.until[edge.begin] - prices.until[min(e.begin for e in group)] for edge in group)
         self.after = tuple(prices.until[edge.end + 1] - prices.until[edge.begin] for edge in group)
         self.making = tuple(prices.at[edge.begin] for edge in group)
         self.order = sorted(range(len(group)), key=lambda i: group[i].begin)
         self.key = (id(memory), self.before, self.after, self.making)
 
-    def seconds(self, sources: Sequence[int], wish: int, wants: Sequence[npt.NDArray[np.bool_]]) -> Table:
-        """Seconds for holding the tensor as ``wish``, by source (first dim) and by what the readers want."""
-        shape = np.broadcast_shapes(*(want.shape for want in wants))
+    def seconds(self, sources: Sequence[int], spec: int, requires: Sequence[npt.NDArray[np.bool_]]) -> Table:
+        """Seconds for holding the tensor in ``spec``, by source (first dim) and by the readers' required specs."""
+        shape = np.broadcast_shapes(*(mask.shape for mask in requires))
         first = np.full(shape, np.inf)
         last = np.full(shape, -np.inf)
         making = np.zeros(shape)
         for i in reversed(self.order):
-            first = np.where(wants[i], np.minimum(first, self.before[i]), first)
-            last = np.where(wants[i], np.maximum(last, self.before[i] + self.after[i]), last)
-            making = np.where(wants[i], self.making[i], making)
+            first = np.where(requires[i], np.minimum(first, self.before[i]), first)
+            last = np.where(requires[i], np.maximum(last, self.before[i] + self.after[i]), last)
+            making = np.where(requires[i], self.making[i], making)
         span = np.where(last >= first, last - first, 0.0) if shape else np.zeros(())
         layout = self.memory.layout
         column = [len(sources)] + [1] * (len(shape) - 1)
-        other = np.array([float(layout[s] != layout[wish]) for s in sources]).reshape(column)
+        other = np.array([float(layout[s] != layout[spec]) for s in sources]).reshape(column)
         working = np.zeros(column)
         if making.any():
-            flat = [self.memory.working(s, wish) if layout[s] != layout[wish] else 0 for s in sources]
+            flat = [self.memory.working(s, spec) if layout[s] != layout[spec] else 0 for s in sources]
             working = np.array(flat, dtype=float).reshape(column)
-        return other * self.memory.nbytes[wish] * span + working * making
+        return other * self.memory.nbytes[spec] * span + working * making
 
 
 def _pair(
@@ -489,8 +489,8 @@ def _pair(
         table = np.array(convert)[np.ix_(*sides)]
         if priced is not None:
             always = [np.ones((1,), dtype=bool)]
-            columns = {wish: priced.seconds(sides[0], wish, always) for wish in dict.fromkeys(sides[1])}
-            table = table + np.stack([columns[wish] for wish in sides[1]], axis=1)
+            columns = {spec: priced.seconds(sides[0], spec, always) for spec in dict.fromkeys(sides[1])}
+            table = table + np.stack([columns[spec] for spec in sides[1]], axis=1)
         number = network.tables.add(key, network.tables.rounded(table))
     network.add(number, tuple(ends))
 
@@ -505,36 +505,36 @@ def _tensor(
     consumed: list[tuple[int, ...]],
     priced: _Priced | None,
 ) -> None:
-    """The table of a tensor with several consumers: each distinct wish is paid once. Over specs, not choices.
+    """The table of a tensor with several consumers: each distinct required spec is paid once. Over specs, not choices.
 
-    ``certain`` are the wishes of consumers that have only one; ``consumers`` are the others.
+    ``certain`` are the specs of consumers that can only require one; ``consumers`` are the others.
     """
     tables = network.tables
     sources = tuple(dict.fromkeys(produced))
-    wishes = [tuple(dict.fromkeys(own)) for own in consumed]
-    key: Hashable = ("tensor", id(convert), sources, certain, tuple(wishes), priced and priced.key)
+    required = [tuple(dict.fromkeys(own)) for own in consumed]
+    key: Hashable = ("tensor", id(convert), sources, certain, tuple(required), priced and priced.key)
     number = tables.find(key)
     if number is None:
         seconds = np.array(convert)[list(sources)]
-        shape = [len(sources), *map(len, wishes)]
+        shape = [len(sources), *map(len, required)]
         if len(shape) > _DIMS:
             raise TooWide
         tables.reserve(math.prod(shape))
         table = np.zeros(shape)
-        for wish in sorted(set(certain).union(*wishes)):
+        for spec in sorted(set(certain).union(*required)):
             tables.limits.check()
-            wants = [np.full([1] * len(shape), own == wish) for own in certain]
-            for dim, own_wishes in enumerate(wishes, 1):
+            requires = [np.full([1] * len(shape), own == spec) for own in certain]
+            for dim, own_specs in enumerate(required, 1):
                 line = [1] * len(shape)
-                line[dim] = len(own_wishes)
-                wants.append((np.array(own_wishes) == wish).reshape(line))
-            wanted = np.full([1] * len(shape), False)
-            for want in wants:
-                wanted = wanted | want
-            paid = tables.rounded(seconds[:, wish].reshape([-1] + [1] * len(wishes)))
-            table += wanted * paid
+                line[dim] = len(own_specs)
+                requires.append((np.array(own_specs) == spec).reshape(line))
+            needed = np.full([1] * len(shape), False)
+            for mask in requires:
+                needed = needed | mask
+            paid = tables.rounded(seconds[:, spec].reshape([-1] + [1] * len(required)))
+            table += needed * paid
             if priced is not None:
-                table += tables.rounded(priced.seconds(sources, wish, wants))
+                table += tables.rounded(priced.seconds(sources, spec, requires))
         number = tables.add(key, table)
     variables: list[int] = []
     for entity, specs in ((producer, produced), *zip(consumers, consumed, strict=True)):

@@ -14,6 +14,7 @@ from hidet.graph import FlowGraph
 from hidet_dist.cost.model import CostModel, PredictedCost
 from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
+from hidet_dist.search.formulation import Formulation, formulate
 from hidet_dist.search.labels import label_plan, parse_names, tensor_labels
 from hidet_dist.search.optimum import optimize
 from hidet_dist.search.options import SearchOptions, SolveOptions
@@ -29,7 +30,6 @@ from hidet_dist.search.problem import (
     restricted,
 )
 from hidet_dist.search.solution import write_plan
-from hidet_dist.search.statement import Statement, state
 from hidet_dist.spec import Plan, TensorShardSpec
 from hidet_dist.symbolic.planning import check_specs, planning_view
 from hidet_dist.view import GraphView, graph_symbols
@@ -85,7 +85,7 @@ def search_family(
     names: Module, mapping of names to tensors, or a sequence of these, one a graph; optional
         What the user calls tensors; one for all graphs is right where they are of one module.
     pins, input_specs, output_specs: sequences, optional
-        As for :func:`hidet_dist.search.search`, one a graph. What is pinned of a shared weight holds for all graphs.
+        As for :func:`hidet_dist.search.search`, one a graph. A pin of a shared weight holds for all graphs.
     cost_model: CostModel, optional
         The cost of the parts of a plan; predicted for the cluster when not given.
     changes:
@@ -119,7 +119,7 @@ def search_family(
     budget = memory_budget(cluster, options.mem_budget)
     model = PredictedCost(cluster) if cost_model is None else cost_model
     named = [parse_names(one) for one in _each("names", names, count)]
-    own_pins, ins, outs = (
+    pins_of, ins, outs = (
         _each(what, given, count)
         for what, given in (("pins", pins), ("input_specs", input_specs), ("output_specs", output_specs))
     )
@@ -133,18 +133,18 @@ def search_family(
         check_specs(view, cluster.mesh, "output", view.outputs, o)
     pinned = [
         Pins(view, cluster.mesh, parse_pins(own), tensors)
-        for view, own, tensors in zip(views, own_pins, named, strict=True)
+        for view, own, tensors in zip(views, pins_of, named, strict=True)
     ]
     with collector_paused(), limits_as_errors(limits):
-        statements = [
-            state(view, cluster, model, budget, i, o, own, None, limits)
+        formulations = [
+            formulate(view, cluster, model, replace(options, input_specs=i, output_specs=o), own, None, limits)
             for view, i, o, own in zip(views, ins, outs, pinned, strict=True)
         ]
-        joint = _Joint(views, statements, frequencies, budget, named)
+        joint = _Joint(views, formulations, frequencies, budget, named)
         solution = _solve(joint, options.solve_options(limits))
         plans = tuple(
-            label_plan(view, write_plan(view, cluster, model, statement, joint.picks(g, solution.choices)), tensors)
-            for g, (view, statement, tensors) in enumerate(zip(views, statements, named, strict=True))
+            label_plan(view, write_plan(view, cluster, model, formulation, joint.picks(g, solution.choices)), tensors)
+            for g, (view, formulation, tensors) in enumerate(zip(views, formulations, named, strict=True))
         )
     specs: dict[str, TensorShardSpec] = {}
     for g, plan in enumerate(plans):
@@ -180,30 +180,30 @@ class _Joint:
     def __init__(
         self,
         views: Sequence[GraphView],
-        statements: Sequence[Statement],
+        formulations: Sequence[Formulation],
         frequencies: Sequence[float],
         budget: int,
         named: Sequence[Mapping[str, hidet.Tensor]],
     ):
-        self.views, self.statements, self.frequencies = views, statements, frequencies
+        self.views, self.formulations, self.frequencies = views, formulations, frequencies
         cost: list[list[float]] = []
         memory: list[list[int]] = []
         self.entities: list[list[int]] = []
         self.kept: list[dict[int, list[int]]] = [{} for _ in views]
-        # The moments of one graph follow those of the other.
-        start = [0, *accumulate(statement.problem.activations.points for statement in statements)]
-        holds: list[LiveInterval] = []
+        # The program points of one graph follow those of the other.
+        start = [0, *accumulate(formulation.problem.activations.points for formulation in formulations)]
+        intervals: list[LiveInterval] = []
         converted: dict[int, ConvertedTensor] = {}
         groups = _groups(views, named)
         common = {group: self._common(group) for group in dict.fromkeys(groups.values())}
         first: dict[tuple[tuple[int, int], ...], int] = {}
-        for g, statement in enumerate(statements):
+        for g, formulation in enumerate(formulations):
             own = []
-            for entity, costs in enumerate(statement.problem.cost):
-                group = groups.get((g, entity - statement.weights.start)) if entity in statement.weights else None
+            for entity, costs in enumerate(formulation.problem.cost):
+                group = groups.get((g, entity - formulation.weights.start)) if entity in formulation.weights else None
                 kept = range(len(costs))
                 if group is not None:
-                    specs = statement.weight_specs[entity - statement.weights.start]
+                    specs = formulation.weight_specs[entity - formulation.weights.start]
                     self.kept[g][entity] = [specs.index(spec) for spec in common[group]]
                     if group in first:
                         own.append(first[group])
@@ -214,19 +214,19 @@ class _Joint:
                     kept_choices = kept
                 own.append(len(cost))
                 cost.append([frequencies[g] * costs[k] for k in kept_choices])
-                nbytes = [statement.problem.memory[entity][k] for k in kept_choices]
-                if entity >= statement.weights.stop:  # an input or output is held while its graph runs
-                    moments = statement.problem.activations.points
-                    holds.append(LiveInterval(own[-1], start[g], start[g] + moments - 1, tuple(nbytes)))
+                nbytes = [formulation.problem.memory[entity][k] for k in kept_choices]
+                if entity >= formulation.weights.stop:  # an input or output is held while its graph runs
+                    points = formulation.problem.activations.points
+                    intervals.append(LiveInterval(own[-1], start[g], start[g] + points - 1, tuple(nbytes)))
                     nbytes = [0] * len(nbytes)
                 memory.append(nbytes)
             self.entities.append(own)
         self.shared = [first[group] for group in first if len(group) > 1]
         edges: list[Edge] = []
         tensors = 0
-        for g, statement in enumerate(statements):
+        for g, formulation in enumerate(formulations):
             weighted: dict[int, tuple[tuple[float, ...], ...]] = {}
-            for edge in statement.problem.edges:
+            for edge in formulation.problem.edges:
                 if id(edge.convert) not in weighted:
                     weighted[id(edge.convert)] = tuple(
                         tuple(frequencies[g] * seconds for seconds in line) for line in edge.convert
@@ -238,20 +238,22 @@ class _Joint:
                 convert = weighted[id(edge.convert)]
                 span = edge.begin + start[g], edge.end + start[g]
                 edges.append(Edge(tensors + edge.tensor, producer, consumer, produced, edge.consumed, convert, *span))
-            activations = statement.problem.activations
-            for hold in activations.intervals:
-                entity = self.entities[g][hold.entity]
-                holds.append(LiveInterval(entity, hold.begin + start[g], hold.end + start[g], hold.nbytes))
+            activations = formulation.problem.activations
+            for interval in activations.intervals:
+                entity = self.entities[g][interval.entity]
+                intervals.append(
+                    LiveInterval(entity, interval.begin + start[g], interval.end + start[g], interval.nbytes)
+                )
             converted.update((tensors + tensor, memory_) for tensor, memory_ in activations.tensors.items())
-            tensors += 1 + max((edge.tensor for edge in statement.problem.edges), default=0)
-        self.problem = Problem(cost, memory, budget, edges, Activations(start[-1], tuple(holds), converted))
+            tensors += 1 + max((edge.tensor for edge in formulation.problem.edges), default=0)
+        self.problem = Problem(cost, memory, budget, edges, Activations(start[-1], tuple(intervals), converted))
 
     def _common(self, group: tuple[tuple[int, int], ...]) -> list[TensorShardSpec]:
         """The specs that a shared weight may have in all graphs."""
         (g, w), *others = group
         name = self.views[g].weights[w]
         whole = self._what(g, name)
-        specs = self.statements[g].weight_specs[w]
+        specs = self.formulations[g].weight_specs[w]
         for h, v in others:
             other = self.views[h].weights[v]
             what = self._what(h, other)
@@ -260,10 +262,10 @@ class _Joint:
                     f"Weights of one name are shared, but {name} of graph {g} is {whole} and {other} of graph {h} is "
                     f"{what}."
                 )
-            left = [spec for spec in specs if spec in self.statements[h].weight_specs[v]]
+            left = [spec for spec in specs if spec in self.formulations[h].weight_specs[v]]
             if not left:
                 one, two = (
-                    "; ".join(map(str, self.statements[a].pins.tensors.get(self.views[a].weights[b], [])))
+                    "; ".join(map(str, self.formulations[a].pins.tensors.get(self.views[a].weights[b], [])))
                     for a, b in ((g, w), (h, v))
                 )
                 raise ConfigError(
@@ -322,8 +324,8 @@ def _solve(joint: _Joint, options: SolveOptions) -> Solution:
     finer = replace(options, gap=gap / 4)
     best: tuple[float, tuple[int, ...]] = (math.inf, ())
     bound = 0.0
-    for g, statement in enumerate(joint.statements):
-        own = optimize(statement.problem, finer)
+    for g, formulation in enumerate(joint.formulations):
+        own = optimize(formulation.problem, finer)
         bound += joint.frequencies[g] * own.seconds * (1 - own.gap)
         problem = joint.with_layout_of(g, own.choices)
         if problem is None:

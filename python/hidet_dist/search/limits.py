@@ -59,6 +59,13 @@ class Limits:
         self.reach()
         return True
 
+    def spent(self, share: float) -> bool:
+        """Whether this share of the time has passed. What is then done otherwise is noted in ``time_reached``."""
+        if self.seconds is None or self.elapsed_seconds() < share * self.seconds:
+            return False
+        self.reach()
+        return True
+
     def check(self) -> None:
         """Raise OutOfTimeError once the deadline has passed."""
         if self.expired():

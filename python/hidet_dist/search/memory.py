@@ -1,10 +1,10 @@
 """What a device holds while a plan runs: weights, graph inputs and outputs throughout, activations while they live.
 
-Every operator has three *moments*: its inputs are converted, it runs, its partial outputs are reduced. A last moment
-converts the graph outputs. What lives when, before kernels are fused:
+Every operator has three *program points*: its inputs are converted, it runs, its partial outputs are reduced. A last
+point converts the graph outputs. Live intervals, before kernels are fused:
 
-* The result of an operator lives from the moment it is made to the last operator that reads the tensor in any spec. A
-  result that lies as a graph output is to lie is written to the output, and is held throughout.
+* The result of an operator lives from the point at which it is made to the last operator that reads the tensor in any
+  spec. A result in the spec of a graph output is written to the output, and is held throughout.
 * A converted tensor lives from the first operator that wants it so to the last one. While it is made, the buffers
   between the steps, and the copies that pack and unpack shards, live too.
 * A partial result lives until it is reduced, together with what its reduce functions need in between.
@@ -26,7 +26,7 @@ from hidet_dist.spec.partial import split_of
 from hidet_dist.view import GraphView
 
 CONVERT, RUN, REDUCE = range(3)
-MOMENTS = 3  # of an operator
+POINTS = 3  # of an operator
 
 
 def conversion_nbytes(
@@ -68,41 +68,41 @@ def reduction_nbytes(
 
 
 class Lifetimes:
-    """When the tensors of a graph are read: moments, by name.
+    """The program points at which the tensors of a graph are read, by name.
 
     Attributes
     ----------
-    count: moments in all.
-    end: the last moment at which a tensor is read in any spec; a tensor that nobody reads is not in it.
+    count: program points in all.
+    end: the last point at which a tensor is read in any spec; a tensor without readers is not in it.
     viewed: for each view the name of the tensor that it is a view of.
     """
 
     def __init__(self, view: GraphView):
-        self.count = MOMENTS * len(view.operators) + 1
+        self.count = POINTS * len(view.operators) + 1
         self.end: dict[str, int] = {}
         self.viewed: dict[str, str] = {}
         for name, use in view.uses():
-            self.end[name] = self.count - 1 if use.operator is None else MOMENTS * use.operator + RUN
+            self.end[name] = self.count - 1 if use.operator is None else POINTS * use.operator + RUN
         for op in view.operators:
             for o, i in op.task.share_map.items():
                 self.viewed[view.names[op.outputs[o]]] = view.names[op.inputs[i]]
 
     def after(self, operator: int, name: str) -> tuple[int, int]:
-        """The first and last moment at which an output is held once its operator is done; none if last < first."""
-        begin = MOMENTS * (operator + 1)
+        """The first and last point at which an output is held once its operator is done; none if last < first."""
+        begin = POINTS * (operator + 1)
         if name in self.viewed:
             begin = max(begin, self.end[self.viewed[name]] + 1)
         return begin, self.end.get(name, -1)
 
-    def wanted(self, name: str, operator: int | None, shares: bool) -> tuple[int, int]:
-        """The first and last moment at which a converted tensor is held for one reader."""
+    def required(self, name: str, operator: int | None, shares: bool) -> tuple[int, int]:
+        """The first and last point at which a converted tensor is held for one reader."""
         if operator is None:
             return self.count - 1, self.count - 1
-        return MOMENTS * operator + CONVERT, self.end[name] if shares else MOMENTS * operator + RUN
+        return POINTS * operator + CONVERT, self.end[name] if shares else POINTS * operator + RUN
 
 
-def moment_bytes(view: GraphView, stage: StagePlan) -> list[int]:
-    """Bytes that a device holds at each moment of a stage. Raises SpecError when a spec does not fit the graph."""
+def point_bytes(view: GraphView, stage: StagePlan) -> list[int]:
+    """Bytes that a device holds at each program point. Raises SpecError when a spec does not fit the graph."""
     mesh, lifetimes = stage.mesh, Lifetimes(view)
     conversions = PlannedSteps(stage)
     change = [0] * (lifetimes.count + 1)
@@ -122,7 +122,7 @@ def moment_bytes(view: GraphView, stage: StagePlan) -> list[int]:
     for tensor in (*stage.weights, *stage.inputs):
         lies[tensor.name] = tensor.spec
     for number, (op, plan) in enumerate(zip(view.operators, stage.operators, strict=True)):
-        at = MOMENTS * number
+        at = POINTS * number
         for o, (y, spec, fns) in enumerate(zip(op.outputs, plan.spec.out_specs, plan.spec.reduce_fns, strict=True)):
             name = view.names[y]
             lies[name] = spec
@@ -135,27 +135,29 @@ def moment_bytes(view: GraphView, stage: StagePlan) -> list[int]:
             most = reduction_nbytes(view.shape(name), view.itemsize(name), partial, fns, mesh)
             hold(at + REDUCE, at + REDUCE, most if fns else kept)
     spans: dict[tuple[str, TensorShardSpec], tuple[int, int]] = {}
-    for name, target, begin, end in _wishes(view, stage, lifetimes):
+    for name, target, begin, end in _requirements(view, stage, lifetimes):
         if target != lies[name]:
             first, last = spans.get((name, target), (begin, end))
             spans[name, target] = min(first, begin), max(last, end)
     for (name, target), (begin, end) in spans.items():
         if (name, target) not in resident:
             hold(begin, end, size(name, target))
-        steps = conversions.take(name, *view.pieces(name), lies[name], target)
+        steps = conversions.take(name, view.pieces(name)[0], lies[name], target)
         hold(begin, begin, conversion_nbytes(view.shape(name), view.itemsize(name), lies[name], steps, mesh))
     return list(accumulate(change))[:-1]
 
 
-def _wishes(view: GraphView, stage: StagePlan, lifetimes: Lifetimes) -> Iterator[tuple[str, TensorShardSpec, int, int]]:
-    """Each use of a tensor: the spec that it is wanted in, and from when to when."""
+def _requirements(
+    view: GraphView, stage: StagePlan, lifetimes: Lifetimes
+) -> Iterator[tuple[str, TensorShardSpec, int, int]]:
+    """Yield for each use of a tensor the spec that it requires, and the first and last point at which it holds that."""
     for name, use in view.uses():
         if use.operator is None:
-            yield name, stage.outputs[use.position].spec, *lifetimes.wanted(name, None, False)
+            yield name, stage.outputs[use.position].spec, *lifetimes.required(name, None, False)
             continue
         shares = use.position in view.operators[use.operator].task.share_map.values()
         target = stage.operators[use.operator].spec.in_specs[use.position]
-        yield name, target, *lifetimes.wanted(name, use.operator, shares)
+        yield name, target, *lifetimes.required(name, use.operator, shares)
 
 
 def live_bytes(view: GraphView, stage: StagePlan) -> list[int]:
@@ -164,5 +166,5 @@ def live_bytes(view: GraphView, stage: StagePlan) -> list[int]:
     One entry an operator, and a last one for the conversion of the graph outputs; the greatest of them is what the
     stage needs. Raises SpecError when a spec does not fit the graph.
     """
-    held = moment_bytes(view, stage)
-    return [max(held[i : i + MOMENTS]) for i in range(0, len(held), MOMENTS)]
+    held = point_bytes(view, stage)
+    return [max(held[i : i + POINTS]) for i in range(0, len(held), POINTS)]

@@ -224,6 +224,9 @@ def _relax(state: _State, tables: Tables) -> tuple[list[_Probe], _Mixture]:
     for _ in range(tuning.PROBES):
         if bound >= state.cutoff():
             break
+        if not state.best and state.limits.spent(tuning.PLAN_BY_SHARE):
+            plans.append(_any_plan(state))
+            mixture = _mixture(state, plans, limit)
         known = {probe.choices for probe in plans}
         probe = state.probe(tables, Prices(mixture.prices))
         bound = max(bound, probe.bound)

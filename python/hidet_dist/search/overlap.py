@@ -22,13 +22,13 @@ from hidet_dist.reshard import step_parts
 from hidet_dist.reshard.cost import itemsize
 from hidet_dist.search import tuning
 from hidet_dist.search.eliminate import Tables, TooWide, eliminate
+from hidet_dist.search.formulation import Formulation
 from hidet_dist.search.limits import OutOfTimeError
 from hidet_dist.search.optimum import optimize
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import ConvertedTensor, Problem, Solution, held_bytes, readers
 from hidet_dist.search.solution import plan_of
-from hidet_dist.search.statement import Statement
 from hidet_dist.spec import StagePlan
 from hidet_dist.spec.partial import Layout
 from hidet_dist.view import GraphView
@@ -53,13 +53,13 @@ class Candidate:
 class OverlapSearch:
     """The search for plans of less makespan, from one of the least sum."""
 
-    def __init__(self, view: GraphView, cluster: Cluster, model: CostModel, statement: Statement):
+    def __init__(self, view: GraphView, cluster: Cluster, model: CostModel, formulation: Formulation):
         self.view = view
         self.cluster = cluster
         self.model = model
-        self.statement = statement
-        self.planned = PlannedTasks(view, cluster, statement.fused)
-        self.number = {name: n for n, name in enumerate(statement.layouts)}
+        self.formulation = formulation
+        self.planned = PlannedTasks(view, cluster, formulation.fused)
+        self.number = {name: n for n, name in enumerate(formulation.layouts)}
         self.of_weights = _of_weights(view)
         self._sent: dict[object, _Table] = {}
         # The elimination knows equal tables by their identity: equal ones are the same.
@@ -69,7 +69,7 @@ class OverlapSearch:
     def better(self, solution: Solution, options: SolveOptions) -> Candidate:
         """A plan that fits the budget and whose makespan is less by more than the gap, or that of the solution."""
         best = last = self._candidate(solution.choices)
-        problem, groups = self.statement.problem, readers(self.statement.problem)
+        problem, groups = self.formulation.problem, readers(self.formulation.problem)
         seen = {solution.choices}
         paid = self._first_share(best)
         size = sum(map(len, problem.cost))
@@ -103,8 +103,8 @@ class OverlapSearch:
         return best
 
     def _candidate(self, choices: tuple[int, ...]) -> Candidate:
-        stage = plan_of(self.view, self.cluster, self.model, self.statement, choices).stage
-        return Candidate(choices, stage, overlapped(self.planned, stage, self.statement.problem.budget))
+        stage = plan_of(self.view, self.cluster, self.model, self.formulation, choices).stage
+        return Candidate(choices, stage, overlapped(self.planned, stage, self.formulation.problem.budget))
 
     def _exposed_share(self, candidate: Candidate) -> float:
         """Of the time in which what is made of weights is communicated, the share that nothing hides."""
@@ -129,7 +129,7 @@ class OverlapSearch:
 
         What is made of weights and converted takes twice the memory in it, for what is communicated meanwhile.
         """
-        problem, statement = self.statement.problem, self.statement
+        problem, formulation = self.formulation.problem, self.formulation
         cost = list(problem.cost)
         hidden: dict[int, dict[tuple[int, int], float]] = {}
         lies = {tensor.name: tensor.spec for tensor in (*last.stage.weights, *last.stage.inputs)}
@@ -153,13 +153,13 @@ class OverlapSearch:
                 costs[pick] = max(0.0, costs[pick] - seconds)
                 cost[own.operator] = costs
             else:
-                specs = statement.layouts[own.tensor]
+                specs = formulation.layouts[own.tensor]
                 pairs = hidden.setdefault(self.number[own.tensor], {})
                 for s, source in enumerate(specs):
                     for d, target in enumerate(specs):
                         if source == lies[own.tensor] and target == own.target:
                             pairs[s, d] = pairs.get((s, d), 0.0) + seconds
-        names = list(statement.layouts)
+        names = list(formulation.layouts)
         convert: dict[int, _Table] = {}
         edges = []
         for edge in problem.edges:
@@ -208,7 +208,7 @@ class OverlapSearch:
     def _communicated(self, name: str) -> _Table:
         """Seconds of the collectives of each conversion of a tensor, without the copies around them."""
         shape, element = self.view.pieces(name)
-        specs = tuple(self.statement.layouts[name])
+        specs = tuple(self.formulation.layouts[name])
         key = shape, itemsize(element), specs
         if key not in self._sent:
             table = []

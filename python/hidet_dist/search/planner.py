@@ -16,6 +16,7 @@ from hidet_dist.errors import InfeasibleError, SearchLimitWarning, SolverError, 
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
 from hidet_dist.search import tuning
+from hidet_dist.search.formulation import Allow, formulate
 from hidet_dist.search.labels import label_plan, parse_names
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.memory import live_bytes
@@ -27,7 +28,6 @@ from hidet_dist.search.propagate import propagate
 from hidet_dist.search.refine import Refinement, refine
 from hidet_dist.search.report import Incumbents, write_report
 from hidet_dist.search.solution import write_plan
-from hidet_dist.search.statement import Allow, state
 from hidet_dist.spec import Plan
 from hidet_dist.symbolic.planning import check_specs, planning_view
 from hidet_dist.view import GraphView
@@ -93,7 +93,7 @@ class SearchResult:
     time_limit_reached: bool = False
 
 
-def find(
+def find_plan(
     graph: FlowGraph,
     cluster: Cluster,
     options: SearchOptions | None = None,
@@ -187,7 +187,7 @@ def _search(
     model = PredictedCost(cluster) if cost_model is None else cost_model
     overlaps = overlap and cost_model is None and cluster.device.overlaps_communication
     with collector_paused(), limits_as_errors(limits):
-        statement = state(view, cluster, model, budget, options.input_specs, options.output_specs, pins, allow, limits)
+        formulation = formulate(view, cluster, model, options, pins, allow, limits)
         incumbents = Incumbents()
 
         def tell(choices: Sequence[int], seconds: float, least: float, elapsed: float) -> None:
@@ -196,19 +196,19 @@ def _search(
                 options.on_incumbent(seconds, least)
 
         def write(picks: Sequence[int]) -> Plan:
-            return label_plan(view, write_plan(view, cluster, model, statement, picks), tensors)
+            return label_plan(view, write_plan(view, cluster, model, formulation, picks), tensors)
 
         if options.mode == "propagate":
-            picks = propagate(view, statement, limits)
+            picks = propagate(view, formulation, limits)
             plan, bound, gap = write(picks), 0.0, 1.0
             _check_held(view, plan, budget)
         else:
             solver = options.solve_options(limits, tell)
-            solution = optimize(statement.problem, solver)
+            solution = optimize(formulation.problem, solver)
             bound = solution.seconds * (1 - solution.gap)
             picks = solution.choices
             if overlaps:
-                candidate = OverlapSearch(view, cluster, model, statement).better(solution, solver)
+                candidate = OverlapSearch(view, cluster, model, formulation).better(solution, solver)
                 picks = candidate.choices
             plan = write(picks)
             gap = solution.gap
@@ -220,7 +220,7 @@ def _search(
                 raise VerificationError(f"The plan holds {most} bytes on a device, more than mem_budget = {budget}.")
         if overlaps:
             if options.mode == "propagate":
-                beside = overlapped(PlannedTasks(view, cluster, statement.fused), plan.stage, budget)
+                beside = overlapped(PlannedTasks(view, cluster, formulation.fused), plan.stage, budget)
             else:
                 beside = candidate.found
             plan = replace(plan, stages=(beside.plan(plan.stage),))
@@ -231,7 +231,7 @@ def _search(
                 if one.choices == picks or not limits.expired()
             ]
             plan = replace(
-                plan, report=write_report(view, statement, plan, picks, known, options.mode, gap, budget, limits)
+                plan, report=write_report(view, formulation, plan, picks, known, options.mode, gap, budget, limits)
             )
     return SearchResult(plan, gap, bound, limits.time_reached)
 

@@ -24,11 +24,11 @@ def undominated(problem: Problem, limits: Limits | None = None, rounds: int = 3)
     kept = [list(range(len(costs))) for costs in problem.cost]
     groups = readers(problem)
     made: list[list[list[Edge]]] = [[] for _ in kept]
-    wanted: list[list[tuple[Edge, int]]] = [[] for _ in kept]
+    reads: list[list[tuple[Edge, int]]] = [[] for _ in kept]
     for group in groups.values():
         made[group[0].producer].append(group)
         for edge in group:
-            wanted[edge.consumer].append((edge, len(group)))
+            reads[edge.consumer].append((edge, len(group)))
     arrays: dict[int, Matrix] = {}
     for edge in problem.edges:
         if id(edge.convert) not in arrays:
@@ -57,7 +57,7 @@ def undominated(problem: Problem, limits: Limits | None = None, rounds: int = 3)
                     tuple(edge.consumed[k] for k in own),
                     count,
                 )
-                for edge, count in wanted[entity]
+                for edge, count in reads[entity]
             )
             costs = tuple((problem.cost[entity][k], problem.memory[entity][k]) for k in own)
             key = (costs, outs, ins)
@@ -76,18 +76,18 @@ def _left(costs: tuple[tuple[float, int], ...], outs: _Side, ins: _Side, arrays:
     """The positions that no other dominates; worse[a, b] is the most that changing from a to b can cost."""
     cost, memory = (np.array(column) for column in zip(*costs, strict=True))
     worse = cost[None, :] - cost[:, None]
-    for convert, produced, wishes, count in outs:
-        lines = arrays[convert][np.ix_(produced, wishes)]
+    for convert, produced, required, count in outs:
+        lines = arrays[convert][np.ix_(produced, required)]
         most = _greatest_rise(lines)
-        # Each distinct wish is paid once: there are at least one and at most as many as there are readers.
-        worse = worse + np.where(most > 0, most * min(count, len(wishes)), most)
+        # Each distinct required spec is paid once: there are at least one and at most as many as there are readers.
+        worse = worse + np.where(most > 0, most * min(count, len(required)), most)
     for convert, sources, consumed, count in ins:
         lines = arrays[convert][np.ix_(sources, consumed)].T
         if count == 1:
             worse = worse + _greatest_rise(lines)
-        else:  # another reader may pay for a's wish anyway, and nobody for b's
-            wish = np.array(consumed)
-            worse = worse + np.where(wish[None, :] == wish[:, None], 0.0, lines.max(axis=-1)[None, :])
+        else:  # another reader may pay for the spec that a requires anyway, and none for that of b
+            spec = np.array(consumed)
+            worse = worse + np.where(spec[None, :] == spec[:, None], 0.0, lines.max(axis=-1)[None, :])
     first = np.arange(len(cost))
     dominates = (worse < 0) | ((worse == 0) & (first[None, :] < first[:, None]))
     dominates &= memory[None, :] <= memory[:, None]

@@ -22,8 +22,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
+from hidet_dist.search.formulation import Formulation
 from hidet_dist.search.limits import Limits
-from hidet_dist.search.statement import Statement
 from hidet_dist.spec import TensorShardSpec
 from hidet_dist.view import GraphView
 
@@ -63,25 +63,25 @@ class _Known:
         return tuple(sorted(self.placed.items())), self.fixed
 
 
-def propagate(view: GraphView, statement: Statement, limits: Limits) -> tuple[int, ...]:
-    """The choice of every entity of the statement, by propagation from what is fixed in it. Raises OutOfTimeError."""
-    return _Propagation(view, statement, limits).run()
+def propagate(view: GraphView, formulation: Formulation, limits: Limits) -> tuple[int, ...]:
+    """The choice of every entity of the formulation, by propagation from what is fixed in it. Raises OutOfTimeError."""
+    return _Propagation(view, formulation, limits).run()
 
 
 class _Propagation:
-    def __init__(self, view: GraphView, statement: Statement, limits: Limits):
+    def __init__(self, view: GraphView, formulation: Formulation, limits: Limits):
         self.limits = limits
         self.view = view
-        self.statement = statement
+        self.formulation = formulation
         self.known: dict[str, _Known] = {}
-        self.wanted: list[_Known] = []  # of graph outputs as they are delivered
+        self.delivered: list[_Known] = []  # of graph outputs as they are delivered
         for name in view.tensors:
             self.known[name] = _Known({}, view.nbytes(name))
-        stored = zip((*view.weights, *view.inputs), (*statement.weight_specs, *statement.inputs), strict=True)
+        stored = zip((*view.weights, *view.inputs), (*formulation.weight_specs, *formulation.inputs), strict=True)
         for name, specs in stored:
             self.known[name] = self._end(name, specs)
-        for name, specs in zip(view.outputs, statement.outputs, strict=True):
-            self.wanted.append(self._end(name, specs))
+        for name, specs in zip(view.outputs, formulation.outputs, strict=True):
+            self.delivered.append(self._end(name, specs))
         self.placed: dict[int, list[tuple[Placements, ...]]] = {}
         self.best: dict[Hashable, int] = {}
         self.picks = [0] * len(view.operators)
@@ -94,20 +94,20 @@ class _Propagation:
 
     def run(self) -> tuple[int, ...]:
         count = len(self.view.operators)
-        for known, name in zip(self.wanted, self.view.outputs, strict=True):
+        for known, name in zip(self.delivered, self.view.outputs, strict=True):
             self.known[name].add(known.key[0])
         # An operator that was pinned speaks first.
-        self._sweep(sorted(self.statement.pins.operators))
+        self._sweep(sorted(self.formulation.pins.operators))
         while self._sweep(range(count)) + self._sweep(range(count - 1, -1, -1)):
             pass
         weights = self._weights()
         ends = [
             self._nearest(specs, self.known[name])
-            for name, specs in zip(self.view.inputs, self.statement.inputs, strict=True)
+            for name, specs in zip(self.view.inputs, self.formulation.inputs, strict=True)
         ]
         ends += [
             self._nearest(specs, known if known.fixed else self.known[name])
-            for name, specs, known in zip(self.view.outputs, self.statement.outputs, self.wanted, strict=True)
+            for name, specs, known in zip(self.view.outputs, self.formulation.outputs, self.delivered, strict=True)
         ]
         return (*self.picks, *weights, *ends)
 
@@ -119,7 +119,7 @@ class _Propagation:
         """Choose for an operator, and tell its tensors; how many learned something."""
         self.limits.check()
         names = self._names(number)
-        choices = self.statement.choices[number]
+        choices = self.formulation.choices[number]
         if id(choices) not in self.placed:
             self.placed[id(choices)] = [
                 tuple(map(placements, (*choice.spec.in_specs, *choice.spec.out_specs))) for choice in choices
@@ -137,7 +137,7 @@ class _Propagation:
         return [self.view.names[x] for x in (*op.inputs, *op.outputs)]
 
     def _choose(self, number: int, own: list[tuple[Placements, ...]], known: list[_Known]) -> int:
-        costs = self.statement.problem.cost[number]
+        costs = self.formulation.problem.cost[number]
 
         def rank(k: int) -> tuple[int, int, int, float, int]:
             fixed = other = extra = 0
@@ -154,15 +154,15 @@ class _Propagation:
         return min(range(len(own)), key=rank)
 
     def _weights(self) -> list[int]:
-        wishes: dict[str, TensorShardSpec] = {}
+        required: dict[str, TensorShardSpec] = {}
         for name, use in self.view.uses():
             if use.operator is not None:
-                choice = self.statement.choices[use.operator][self.picks[use.operator]]
-                wishes.setdefault(name, choice.spec.in_specs[use.position])
+                choice = self.formulation.choices[use.operator][self.picks[use.operator]]
+                required.setdefault(name, choice.spec.in_specs[use.position])
         picks = []
-        for name, specs in zip(self.view.weights, self.statement.weight_specs, strict=True):
-            wish = wishes.get(name)
-            picks.append(specs.index(wish) if wish in specs else self._nearest(specs, self.known[name]))
+        for name, specs in zip(self.view.weights, self.formulation.weight_specs, strict=True):
+            spec = required.get(name)
+            picks.append(specs.index(spec) if spec in specs else self._nearest(specs, self.known[name]))
         return picks
 
     def _nearest(self, specs: Sequence[TensorShardSpec], known: _Known) -> int:

@@ -9,11 +9,11 @@ from typing import NamedTuple
 from hidet_dist.explain import Incumbent, Row, RunnerUp, SearchReport, Traffic
 from hidet_dist.reshard import Step, walk
 from hidet_dist.search.eliminate import Tables, marginals
+from hidet_dist.search.formulation import Formulation
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Edge, Problem, evaluate
-from hidet_dist.search.statement import Statement
 from hidet_dist.spec import OpShardSpec, Plan, StagePlan, TensorShardSpec
 from hidet_dist.spec.partial import Layout, PartialSpec, split_of
 from hidet_dist.view import GraphView
@@ -44,7 +44,7 @@ class Incumbents:
 
 def write_report(
     view: GraphView,
-    statement: Statement,
+    formulation: Formulation,
     plan: Plan,
     picks: Sequence[int],
     incumbents: Sequence[tuple[Known, Plan]],
@@ -54,7 +54,7 @@ def write_report(
     limits: Limits,
 ) -> SearchReport:
     """The report of a search for ``plan``; ``incumbents`` are the plans that were the best known."""
-    others = runner_ups(statement, picks, plan.seconds * (1 - gap), limits)
+    others = runner_ups(formulation, picks, plan.seconds * (1 - gap), limits)
     return SearchReport(
         mode,
         plan.seconds * (1 - gap),
@@ -69,15 +69,15 @@ def write_report(
 
 
 def runner_ups(
-    statement: Statement, picks: Sequence[int], bound_seconds: float, limits: Limits
+    formulation: Formulation, picks: Sequence[int], bound_seconds: float, limits: Limits
 ) -> tuple[RunnerUp | None, ...]:
     """The next best choice of each operator: the one with the least bound, or where there is none, the least cost.
 
     The bound is a min-marginal of the problem without its budget (a backward pass of the elimination over all choices),
     and no less than ``bound_seconds``, below which there is no plan that fits.
     """
-    problem = statement.problem
-    count = len(statement.choices)
+    problem = formulation.problem
+    count = len(formulation.choices)
     free = Prices([0.0] * problem.activations.points)
     try:
         least = marginals(problem, [list(range(len(costs))) for costs in problem.cost], Tables(limits), free)
@@ -85,7 +85,7 @@ def runner_ups(
         least = None
     alone = _alone(problem, picks, count)
     found: list[RunnerUp | None] = []
-    for number, choices in enumerate(statement.choices):
+    for number, choices in enumerate(formulation.choices):
         others = [k for k in range(len(choices)) if k != picks[number]]
         if not others:
             found.append(None)
@@ -118,8 +118,8 @@ def _alone(problem: Problem, picks: Sequence[int], count: int) -> list[list[floa
         for first in edges[entity]:
             group = groups[first.tensor]
             source = first.produced[pick(first.producer)]
-            wishes = dict.fromkeys(edge.consumed[pick(edge.consumer)] for edge in group)
-            seconds += sum(first.convert[source][wish] for wish in wishes)
+            required = dict.fromkeys(edge.consumed[pick(edge.consumer)] for edge in group)
+            seconds += sum(first.convert[source][spec] for spec in required)
         return seconds
 
     return [

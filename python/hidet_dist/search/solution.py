@@ -10,15 +10,17 @@ from hidet_dist.cost.model import CostModel, compute_seconds, reduction_seconds,
 from hidet_dist.errors import VerificationError
 from hidet_dist.machine import Cluster
 from hidet_dist.rules.rule import Choice
+from hidet_dist.search.formulation import Formulation
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.problem import evaluate, held_bytes, readers
-from hidet_dist.search.statement import Statement
 from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.plan import ConversionPlan
 from hidet_dist.view import GraphView
 
 
-def write_plan(view: GraphView, cluster: Cluster, model: CostModel, statement: Statement, picks: Sequence[int]) -> Plan:
+def write_plan(
+    view: GraphView, cluster: Cluster, model: CostModel, formulation: Formulation, picks: Sequence[int]
+) -> Plan:
     """The plan that a choice for every entity makes, checked.
 
     Raises
@@ -26,26 +28,28 @@ def write_plan(view: GraphView, cluster: Cluster, model: CostModel, statement: S
     VerificationError
         When the plan, costed and measured anew on the unfolded graph, is not what the search took it for.
     """
-    plan = plan_of(view, cluster, model, statement, picks)
+    plan = plan_of(view, cluster, model, formulation, picks)
     # The plan's own sum and the solver's objective are two ways to the same figure.
-    solved = evaluate(statement.problem, picks)
+    solved = evaluate(formulation.problem, picks)
     if not math.isclose(plan.seconds, solved, rel_tol=1e-9, abs_tol=1e-12):
         raise VerificationError(f"The plan costs {plan.seconds} s, but the search took it for {solved} s.")
-    counted = max(held_bytes(statement.problem, readers(statement.problem), picks))
+    counted = max(held_bytes(formulation.problem, readers(formulation.problem), picks))
     most = max(live_bytes(view, plan.stage))
     if most > counted:
         raise VerificationError(f"The plan holds {most} bytes on a device, but the search took it for {counted}.")
     return plan
 
 
-def plan_of(view: GraphView, cluster: Cluster, model: CostModel, statement: Statement, picks: Sequence[int]) -> Plan:
+def plan_of(
+    view: GraphView, cluster: Cluster, model: CostModel, formulation: Formulation, picks: Sequence[int]
+) -> Plan:
     """The plan that a choice for every entity makes, as it is."""
-    chosen = [statement.choices[i][picks[i]] for i in range(len(view.operators))]
-    stored = [*statement.weight_specs, *statement.inputs]
-    specs = [own[picks[statement.weights.start + n]] for n, own in enumerate(stored)]
-    outputs = [own[picks[len(chosen) + len(stored) + n]] for n, own in enumerate(statement.outputs)]
+    chosen = [formulation.choices[i][picks[i]] for i in range(len(view.operators))]
+    stored = [*formulation.weight_specs, *formulation.inputs]
+    specs = [own[picks[formulation.weights.start + n]] for n, own in enumerate(stored)]
+    outputs = [own[picks[len(chosen) + len(stored) + n]] for n, own in enumerate(formulation.outputs)]
     lies = dict(zip((*view.weights, *view.inputs), specs, strict=True))
-    return lay_out(view, cluster.mesh, model, chosen, lies, outputs, statement.notes, statement.fused)
+    return lay_out(view, cluster.mesh, model, chosen, lies, outputs, formulation.notes, formulation.fused)
 
 
 def lay_out(

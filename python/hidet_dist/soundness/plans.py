@@ -14,7 +14,9 @@ import numpy as np
 from hidet.graph import FlowGraph, Tensor
 from hidet.ir.expr import SymbolVar
 
-from hidet_dist.partition import CommunicationOp, Program, partition_graph
+from hidet_dist.machine import builtin
+from hidet_dist.partitioning import CommunicationOp, Program, partition_graph
+from hidet_dist.partitioning.proof import with_conversions
 from hidet_dist.rules.declared import definition_of
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.soundness.check import reduced, shape_of
@@ -42,7 +44,7 @@ def random_spec(shape: Sequence[int], mesh: DeviceMesh, rng: Rng, padded: bool =
 
 
 def random_plan(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) -> Plan:
-    """A plan with a random choice for every operator, weight, input and output."""
+    """A plan with a random choice for every operator, weight, input and output; its seconds are all 0."""
 
     def tensor(name: str) -> TensorPlan:
         shape = view.shape(name)
@@ -56,7 +58,8 @@ def random_plan(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) -
         choice = choices[int(rng.integers(len(choices)))]
         operators.append(OperatorPlan(number, op.name, choice.spec, 0.0, 0.0))
     weights, inputs, outputs = (tuple(map(tensor, names)) for names in (view.weights, view.inputs, view.outputs))
-    return Plan((StagePlan(mesh, view.fingerprint(), tuple(operators), weights, inputs, outputs, (), view.symbols),))
+    stage = StagePlan(mesh, view.fingerprint(), tuple(operators), weights, inputs, outputs, (), view.symbols)
+    return Plan((with_conversions(view, stage, builtin("cpu", mesh)),))
 
 
 def evaluate_graph(graph: FlowGraph, inputs: Sequence[Array]) -> list[Array]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from hidet_dist.spec.reading import read_field, read_list, read_number, read_object, read_text, read_whole
+
 
 @dataclass(frozen=True)
 class HiddenPlan:
@@ -30,9 +32,12 @@ class HiddenPlan:
         return dict(vars(self))
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> HiddenPlan:
-        """The inverse of :meth:`to_json`."""
-        return cls(data["operator"], data["tensor"], data["step"], data["seconds"], data["hidden_seconds"])
+    def from_json(cls, data: Any) -> HiddenPlan:
+        """The inverse of :meth:`to_json`. Raises SpecError."""
+        data = read_object(data, "a hidden collective")
+        operator = None if read_field(data, "operator") is None else read_whole(data, "operator")
+        seconds, hidden_seconds = read_number(data, "seconds"), read_number(data, "hidden_seconds")
+        return cls(operator, read_text(data, "tensor"), read_text(data, "step"), seconds, hidden_seconds)
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,8 @@ class OverlapPlan:
         return {"seconds": self.seconds, "held_bytes": self.held_bytes, "communications": communications}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> OverlapPlan:
-        """The inverse of :meth:`to_json`."""
-        return cls(data["seconds"], data["held_bytes"], tuple(map(HiddenPlan.from_json, data["communications"])))
+    def from_json(cls, data: Any) -> OverlapPlan:
+        """The inverse of :meth:`to_json`. Raises SpecError."""
+        data = read_object(data, "the overlap")
+        communications = tuple(map(HiddenPlan.from_json, read_list(data, "communications")))
+        return cls(read_number(data, "seconds"), read_whole(data, "held_bytes"), communications)

@@ -11,16 +11,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hidet_dist.errors import PlanError, SpecError
-from hidet_dist.files import write_text
+from hidet_dist.files import parse_json, write_text
+from hidet_dist.files import read_text as read_file
+from hidet_dist.limits import MOST_PLAN_BYTES
 from hidet_dist.spec.collectives import COLLECTIVES
 from hidet_dist.spec.mesh import DeviceMesh
 from hidet_dist.spec.operator import OpShardSpec
 from hidet_dist.spec.overlap import OverlapPlan
-from hidet_dist.spec.symbols import SymbolPlan
+from hidet_dist.spec.reading import (
+    LARGEST,
+    read_list,
+    read_number,
+    read_object,
+    read_text,
+    read_texts,
+    read_whole,
+    read_wholes,
+)
+from hidet_dist.spec.symbols import INT32_MAX, SymbolPlan
 from hidet_dist.spec.tensor import TensorShardSpec
 
 if TYPE_CHECKING:
-    from hidet.graph import FlowGraph
     from rich.table import Table
 
     from hidet_dist.explain import Explanation, SearchReport
@@ -62,11 +73,31 @@ class TensorPlan:
         return {**data, "written": list(self.written)} if self.written else data
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> TensorPlan:
-        """The inverse of :meth:`to_json`."""
-        spec = TensorShardSpec.parse(data["spec"])
-        written = tuple(data.get("written", ()))
-        return cls(data["name"], tuple(data["shape"]), data["dtype"], data["nbytes"], spec, data["label"], written)
+    def from_json(cls, data: Any) -> TensorPlan:
+        """The inverse of :meth:`to_json`. Raises SpecError."""
+        data = read_object(data, "a tensor")
+        written = tuple(read_list(data, "written")) if "written" in data else ()
+        for extent in written:
+            if isinstance(extent, bool) or not isinstance(extent, int | str):
+                raise SpecError("An entry of written must be a whole number or the name of a symbolic dim.")
+        return cls(
+            read_text(data, "name"),
+            read_wholes(data, "shape"),
+            read_text(data, "dtype"),
+            read_whole(data, "nbytes"),
+            TensorShardSpec.parse(read_text(data, "spec")),
+            read_text(data, "label"),
+            written,
+        )
+
+    def check(self, mesh: DeviceMesh) -> None:
+        """Refuse what fits no graph on the mesh. Raises SpecError."""
+        self.spec.validate(self.shape, mesh, padded=True)
+        if self.written and len(self.written) != len(self.shape):
+            raise SpecError(f"{self.name} has {len(self.shape)} dims; {len(self.written)} are written.")
+        elements = math.prod(self.shape)
+        if elements > LARGEST or (self.nbytes % elements if elements else self.nbytes):
+            raise SpecError(f"A tensor of the shape {list(self.shape)} cannot have {self.nbytes} bytes.")
 
 
 @dataclass(frozen=True)
@@ -93,10 +124,20 @@ class ConversionPlan:
         }
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> ConversionPlan:
-        """The inverse of :meth:`to_json`."""
-        source, target = TensorShardSpec.parse(data["source"]), TensorShardSpec.parse(data["target"])
-        return cls(data["tensor"], source, target, tuple(data["steps"]), data["seconds"])
+    def from_json(cls, data: Any) -> ConversionPlan:
+        """The inverse of :meth:`to_json`. Raises SpecError."""
+        data = read_object(data, "a conversion")
+        source, target = (TensorShardSpec.parse(read_text(data, key)) for key in ("source", "target"))
+        return cls(read_text(data, "tensor"), source, target, read_texts(data, "steps"), read_number(data, "seconds"))
+
+    def check(self, mesh: DeviceMesh) -> None:
+        """Refuse what fits no graph on the mesh. Raises SpecError."""
+        for spec in (self.source, self.target):
+            spec.check_axes(mesh)
+        if self.source.ndim != self.target.ndim:
+            raise SpecError(
+                f"{self.tensor} cannot be converted from {self.source} to {self.target}: their dims differ."
+            )
 
 
 @dataclass(frozen=True)
@@ -142,18 +183,32 @@ class OperatorPlan:
         }
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> OperatorPlan:
-        """The inverse of :meth:`to_json`."""
+    def from_json(cls, data: Any) -> OperatorPlan:
+        """The inverse of :meth:`to_json`. Raises SpecError."""
+        data = read_object(data, "an operator")
         return cls(
-            data["index"],
-            data["operator"],
-            OpShardSpec.parse(data["spec"]),
-            data["compute_seconds"],
-            data["reduce_seconds"],
-            tuple(ConversionPlan.from_json(c) for c in data["connections"]),
-            data["note"],
-            data["label"],
+            read_whole(data, "index"),
+            read_text(data, "operator"),
+            OpShardSpec.parse(read_text(data, "spec")),
+            read_number(data, "compute_seconds"),
+            read_number(data, "reduce_seconds"),
+            tuple(map(ConversionPlan.from_json, read_list(data, "connections"))),
+            read_text(data, "note"),
+            read_text(data, "label"),
         )
+
+    def check(self, mesh: DeviceMesh) -> None:
+        """Refuse what fits no graph on the mesh. Raises SpecError."""
+        for spec in (*self.spec.in_specs, *self.spec.out_specs):
+            spec.check_axes(mesh)
+        for spec, fns in zip(self.spec.out_specs, self.spec.reduce_fns, strict=True):
+            for fn in fns:
+                if max(fn.mesh_axes) >= mesh.ndim:
+                    raise SpecError(f"{fn} reduces over an axis that the mesh {mesh} does not have.")
+                if fn.dim is not None and fn.dim >= spec.ndim:
+                    raise SpecError(f"{fn} splits a dim that the output {spec} does not have.")
+        for conversion in self.conversions:
+            conversion.check(mesh)
 
 
 @dataclass(frozen=True)
@@ -211,19 +266,46 @@ class StagePlan:
         return data
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> StagePlan:
-        """The inverse of :meth:`to_json`."""
+    def from_json(cls, data: Any) -> StagePlan:
+        """The inverse of :meth:`to_json`. Raises SpecError."""
+        data = read_object(data, "a stage")
         return cls(
-            DeviceMesh.parse(data["mesh"]),
-            data["fingerprint"],
-            tuple(OperatorPlan.from_json(o) for o in data["operators"]),
-            tuple(TensorPlan.from_json(t) for t in data["weights"]),
-            tuple(TensorPlan.from_json(t) for t in data["inputs"]),
-            tuple(TensorPlan.from_json(t) for t in data["outputs"]),
-            tuple(ConversionPlan.from_json(c) for c in data["output_connections"]),
-            tuple(SymbolPlan.from_json(s) for s in data.get("symbols", ())),
+            DeviceMesh.parse(read_text(data, "mesh")),
+            read_text(data, "fingerprint"),
+            tuple(map(OperatorPlan.from_json, read_list(data, "operators"))),
+            tuple(map(TensorPlan.from_json, read_list(data, "weights"))),
+            tuple(map(TensorPlan.from_json, read_list(data, "inputs"))),
+            tuple(map(TensorPlan.from_json, read_list(data, "outputs"))),
+            tuple(map(ConversionPlan.from_json, read_list(data, "output_connections"))),
+            tuple(map(SymbolPlan.from_json, read_list(data, "symbols"))) if "symbols" in data else (),
             OverlapPlan.from_json(data["overlap"]) if "overlap" in data else None,
         )
+
+    def check(self) -> None:
+        """Refuse a stage that fits no graph, whichever: specs beyond the mesh or the shapes, sizes that cannot be.
+
+        Raises
+        ------
+        PlanError
+            Naming the part of the plan.
+        """
+        parts: list[tuple[str, OperatorPlan | TensorPlan | ConversionPlan]] = [
+            *((f"operator {op.index}", op) for op in self.operators),
+            *((tensor.name, tensor) for tensor in (*self.weights, *self.inputs, *self.outputs)),
+            *(("a graph output", conversion) for conversion in self.output_conversions),
+        ]
+        for what, part in parts:
+            try:
+                part.check(self.mesh)
+            except SpecError as error:
+                where = f"spec of {what}" if isinstance(part, TensorPlan) else what
+                raise PlanError(f"The plan's {where} does not fit: {error}") from error
+        for symbol in self.symbols:
+            if symbol.size % symbol.multiple_of or not 1 <= symbol.multiple_of <= symbol.size <= INT32_MAX:
+                raise PlanError(
+                    f"The plan has the symbolic dim {symbol.name} of size {symbol.size}, which must be a multiple of "
+                    f"{symbol.multiple_of} and at most {INT32_MAX}."
+                )
 
 
 @dataclass(frozen=True)
@@ -238,9 +320,10 @@ class Plan:
 
     @property
     def stage(self) -> StagePlan:
-        """The only stage."""
-        (stage,) = self.stages
-        return stage
+        """The only stage. Raises PlanError when there are more, or none."""
+        if len(self.stages) != 1:
+            raise PlanError(f"A plan has one stage; this one has {len(self.stages)}.")
+        return self.stages[0]
 
     @property
     def seconds(self) -> float:
@@ -300,12 +383,6 @@ class Plan:
         edited_stage = replace(stage, operators=own_operators, weights=weights, inputs=inputs, outputs=outputs)
         return Plan((replace(edited_stage, overlap=None),))
 
-    def validate(self, graph: FlowGraph) -> None:
-        """Raise PlanError unless the plan is one of ``graph``: each spec proven, each conversion in its place."""
-        from hidet_dist.search.recost import validate
-
-        validate(self, graph)
-
     def explain(self) -> Explanation:
         """What everything costs and why it was chosen; as much of it as is known where no search made the plan."""
         from hidet_dist.explain import Explanation
@@ -352,15 +429,16 @@ class Plan:
     def from_json(cls, text: str) -> Plan:
         """The plan that :meth:`to_json` wrote. Raises PlanError for anything else."""
         try:
-            data = json.loads(text)
+            data = parse_json(text)
             if not isinstance(data, dict) or data.get("format") != FORMAT:
                 raise PlanError(f"Not a plan of format {FORMAT}; make it again with this version of hidet_dist.")
-            return cls(tuple(StagePlan.from_json(stage) for stage in data["stages"]))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, PlanError):
-                raise
-            what = error if isinstance(error, SpecError) else f"{type(error).__name__}: {error}"
-            raise PlanError(f"Not a plan: {what}") from error
+            plan = cls(tuple(map(StagePlan.from_json, read_list(data, "stages"))))
+        except PlanError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise PlanError(f"Not a plan: {error}") from error
+        plan.stage.check()
+        return plan
 
     def save(self, path: str | Path) -> None:
         """Write the plan to a JSON file, whole or not at all."""
@@ -368,9 +446,15 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read a plan that :meth:`save` wrote. Raises PlanError when the file is missing or is no plan."""
+        """Read a plan that :meth:`save` wrote.
+
+        Raises
+        ------
+        PlanError
+            When the file is missing, is no plan, or has more than ``MOST_PLAN_BYTES`` (:mod:`hidet_dist.limits`).
+        """
         try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_file(path, MOST_PLAN_BYTES)
+        except (OSError, TypeError, ValueError) as error:
             raise PlanError(f"Cannot read the plan {path}: {error}") from error
         return cls.from_json(text)

@@ -9,8 +9,10 @@ from typing import Any
 
 from hidet_dist.errors import InputError
 from hidet_dist.spec.mesh import DeviceMesh
+from hidet_dist.spec.reading import read_object, read_text, read_whole
 
-_INT32_MAX = 2**31 - 1  # hidet's runtime holds the sizes of symbolic dims as int32
+INT32_MAX = 2**31 - 1
+"""The largest size of a symbolic dim: hidet's runtime holds sizes as int32."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +40,10 @@ class SymbolPlan:
         return {"name": self.name, "multiple_of": self.multiple_of, "size": self.size}
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> SymbolPlan:
-        """The inverse of :meth:`to_json`."""
-        return cls(data["name"], data["multiple_of"], data["size"])
+    def from_json(cls, data: Any) -> SymbolPlan:
+        """The inverse of :meth:`to_json`. Raises SpecError."""
+        data = read_object(data, "a symbolic dim")
+        return cls(read_text(data, "name"), read_whole(data, "multiple_of", 1), read_whole(data, "size", 1))
 
 
 @dataclass(frozen=True)
@@ -107,8 +110,8 @@ def bind(
             if size < 1 or size % multiple:
                 wanted = f"a positive multiple of {multiple}" if multiple > 1 else "at least 1"
                 raise InputError(f"The symbolic dim {name} must be {wanted}; {where} says {what}.")
-            if size > _INT32_MAX:
-                raise InputError(f"The symbolic dim {name} must be at most {_INT32_MAX}; {where} says {what}.")
+            if size > INT32_MAX:
+                raise InputError(f"The symbolic dim {name} must be at most {INT32_MAX}; {where} says {what}.")
             if sizes.setdefault(name, size) != size:
                 raise InputError(
                     f"The symbolic dim {name} must be the same everywhere; {where} says {what}, but {first[name]} says "

@@ -93,9 +93,7 @@ class TensorShardSpec:
         """
         if self.ndim != len(shape):
             raise SpecError(f"The spec {self} is for {self.ndim} dims but the tensor has the shape {tuple(shape)}.")
-        for axis in self.mesh_axes:
-            if axis >= mesh.ndim:
-                raise SpecError(f"The spec {self} uses the mesh axis {axis} but the mesh {mesh} has {mesh.ndim} axes.")
+        self.check_axes(mesh)
         for dim, axes in enumerate(self.mesh_axes_per_dim):
             shards = mesh.group_size(axes)
             if not shape[dim] % shards:
@@ -109,6 +107,12 @@ class TensorShardSpec:
                     f"The spec {self} splits dim {dim} of {tuple(shape)} into {shards}, and padded for the mesh {mesh} "
                     "some would hold nothing but padding."
                 )
+
+    def check_axes(self, mesh: DeviceMesh) -> None:
+        """Raise SpecError when the spec uses an axis that the mesh does not have."""
+        for axis in self.mesh_axes:
+            if axis >= mesh.ndim:
+                raise SpecError(f"The spec {self} uses the mesh axis {axis} but the mesh {mesh} has {mesh.ndim} axes.")
 
     def fits(self, shape: Sequence[int], mesh: DeviceMesh, padded: bool = False) -> bool:
         """Tell whether :meth:`validate` accepts the spec."""

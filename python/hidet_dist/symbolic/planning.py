@@ -8,7 +8,7 @@ the second twin's operator, rebuilt on its shards.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import hidet
@@ -154,28 +154,50 @@ class SymbolicRules(RuleTable):
             local.name: view.prime_sizes[local.symbol] // local.shards for local in local_symbols(view.symbols, mesh)
         }
         self._sound: dict[tuple[int, str], tuple[Choice, ...]] = {}
+        self._sound_choice: dict[tuple[str, OpShardSpec], Choice | None] = {}
 
     def __call__(self, op: Operator) -> tuple[Rule, tuple[Choice, ...]]:
         """The rule of an operator of the twin, and its choices that hold for all sizes."""
         rule, choices = super().__call__(op)
-        number = self._place[id(op)]
-        symbolic, prime = self._view.symbolic.operators[number], self._view.primes.operators[number]
-        if all(isinstance(size, int) for x in (*symbolic.inputs, *symbolic.outputs) for size in extents_of(x)):
+        symbolic, prime = self._twins(op)
+        if symbolic is None:
             return rule, choices
         key = (id(choices), str(symbolic))
         if key not in self._sound:
-            self._sound[key] = tuple(self._hold(symbolic, prime, choices))
+            specs = {choice.spec for choice in self._prime_table(prime)[1]}
+            self._sound[key] = tuple(self._hold(symbolic, prime, choices, specs))
         return rule, self._sound[key]
 
-    def _hold(self, symbolic: Operator, prime: Operator, choices: Sequence[Choice]) -> Iterator[Choice]:
+    def choice(self, op: Operator, spec: OpShardSpec) -> Choice | None:
+        """The choice of an operator of the twin that has this spec and holds for all sizes; None if there is none."""
+        choice = super().choice(op, spec)
+        symbolic, prime = self._twins(op)
+        if choice is None or symbolic is None:
+            return choice
+        key = (str(symbolic), spec)
+        if key not in self._sound_choice:
+            specs = {spec} if self._prime_table.choice(prime, spec) is not None else set()
+            self._sound_choice[key] = next(self._hold(symbolic, prime, [choice], specs), None)
+        return self._sound_choice[key]
+
+    def _twins(self, op: Operator) -> tuple[Operator | None, Operator]:
+        """The symbolic operator, None where all of its shapes are fixed, and the one of prime sizes."""
+        number = self._place[id(op)]
+        symbolic, prime = self._view.symbolic.operators[number], self._view.primes.operators[number]
+        fixed = all(isinstance(size, int) for x in (*symbolic.inputs, *symbolic.outputs) for size in extents_of(x))
+        return None if fixed else symbolic, prime
+
+    def _hold(
+        self, symbolic: Operator, prime: Operator, choices: Sequence[Choice], prime_specs: Collection[OpShardSpec]
+    ) -> Iterator[Choice]:
+        """Those of the choices that hold for all sizes; ``prime_specs`` are those that the prime sizes allow."""
         same = self._definition(symbolic) == self._definition(prime) is not None
-        specs = {choice.spec for choice in self._prime_table(prime)[1]}
         proofs: dict[Any, bool] = {}
         for choice in choices:
             spec = choice.spec
             if spec.is_replicated:
                 yield choice
-            elif same and spec in specs:
+            elif same and spec in prime_specs:
                 key = (spec.in_specs, tuple(map(spec.partial_spec, range(len(spec.out_specs)))))
                 if key not in proofs:
                     proofs[key] = self._proven(symbolic, prime, spec)

@@ -17,7 +17,7 @@ from hidet_dist.compile.target import Target
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import GPUS
-from hidet_dist.partition import partition_graph
+from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.toolchain.cuda import Toolkit

@@ -13,8 +13,8 @@ from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import GPUS
 from hidet_dist.normalize.columns import pad_columns
 from hidet_dist.normalize.precision import in_precision
-from hidet_dist.partition import partition_graph
-from hidet_dist.partition.operators import CommunicationOp
+from hidet_dist.partitioning import partition_graph
+from hidet_dist.partitioning.operators import CommunicationOp
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import shapes

@@ -12,7 +12,7 @@ from hidet_dist.compile import compile_program
 from hidet_dist.compile.target import Target
 from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import GPUS
-from hidet_dist.partition import partition_graph
+from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 

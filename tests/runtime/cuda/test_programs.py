@@ -21,8 +21,8 @@ from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.compile import compile_program
 from hidet_dist.export.write import write_artifacts
 from hidet_dist.machine import Cluster, Device, Link
-from hidet_dist.partition import partition_graph
-from hidet_dist.search import find
+from hidet_dist.partitioning import partition_graph
+from hidet_dist.search import find_plan
 from hidet_dist.spec import DeviceMesh
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -61,7 +61,7 @@ def test_collectives_run_beside_kernels(stand_ins: Path, tmp_path: Path) -> None
     graph = hidet.trace_from(y, [x])
     pins = {f"w{number}": "(S0, R)" for number in range(layers)}
     pins |= {f"op:Matmul#{number}": "(S0, R), (R, R) -> (S0, R)" for number in range(layers)}
-    plan = find(graph, machine, pins=pins, report=False).plan
+    plan = find_plan(graph, machine, pins=pins, report=False).plan
     program = partition_graph(graph, plan)
     folder = tmp_path / "artifacts"
     folder.mkdir()

@@ -98,7 +98,8 @@ inline void gather_columns(const Convolution &v, const T *x, int64_t channel, in
             const int64_t from = std::min(std::max(begin, line.begin), line.end);
             const int64_t to = std::max(from, std::min(end, line.end));
             std::fill(target + line.begin, target + from, 0.0f);
-            const T *const source = x + (((line.image * v.channels + c) * v.in[0] + depth) * v.in[1] + height) * v.in[2];
+            const T *const source =
+                x + (((line.image * v.channels + c) * v.in[0] + depth) * v.in[1] + height) * v.in[2];
             read_strided(source + from * v.stride[2] + offset, v.stride[2], to - from, target + from);
             std::fill(target + to, target + line.end, 0.0f);
           });
@@ -199,8 +200,8 @@ class Rows {
 
 /* Gives the part of a tile that belongs to each image to `store`. */
 template <class Store>
-inline void store_images(const Convolution &v, float *tile, int64_t ld, int64_t channel, int64_t rows,
-                         int64_t first, int64_t last, const Store &store) {
+inline void store_images(const Convolution &v, float *tile, int64_t ld, int64_t channel, int64_t rows, int64_t first,
+                         int64_t last, const Store &store) {
   const int64_t size = v.out_size();
   for (int64_t column = first; column < last;) {
     const int64_t image = column / size, position = column % size;
@@ -277,8 +278,7 @@ void multiply_columns(const Convolution &v, const T *x, const T *w, const Store 
         int64_t leading = depth;
         const float *const left =
             filters(w + channel * depth + c * taps, rows, count * taps, depth, read.get(), &leading);
-        sgemm(false, false, rows, last - first, count * taps, left, leading, gathered.get(), ld, c > 0, tile.get(),
-              ld);
+        sgemm(false, false, rows, last - first, count * taps, left, leading, gathered.get(), ld, c > 0, tile.get(), ld);
       }
       store_images(v, tile.get(), ld, channel, rows, first, last, store);
     }

@@ -22,12 +22,24 @@
 
 namespace hd {
 
-HD_INLINE uint32_t bits(float x) { uint32_t u; memcpy(&u, &x, 4); return u; }
-HD_INLINE float from_bits(uint32_t u) { float x; memcpy(&x, &u, 4); return x; }
+HD_INLINE uint32_t bits(float x) {
+  uint32_t u;
+  memcpy(&u, &x, 4);
+  return u;
+}
+HD_INLINE float from_bits(uint32_t u) {
+  float x;
+  memcpy(&x, &u, 4);
+  return x;
+}
 
 // 16 bit floats are only stored: arithmetic is in float.
-struct bf16 { uint16_t u; };
-struct f16 { uint16_t u; };
+struct bf16 {
+  uint16_t u;
+};
+struct f16 {
+  uint16_t u;
+};
 
 template <class T> HD_INLINE T load(const T &x) { return x; }
 HD_INLINE float load(const bf16 &x) { return from_bits(uint32_t(x.u) << 16); }
@@ -82,7 +94,8 @@ HD_INLINE void store_run(const float *source, int64_t count, f16 *target) {
   int64_t i = 0;
 #if defined(__AVX512F__)
   for (; i + 16 <= count; i += 16)
-    _mm256_storeu_si256((__m256i *)(target + i), _mm512_cvtps_ph(_mm512_loadu_ps(source + i), _MM_FROUND_TO_NEAREST_INT));
+    _mm256_storeu_si256((__m256i *)(target + i),
+                        _mm512_cvtps_ph(_mm512_loadu_ps(source + i), _MM_FROUND_TO_NEAREST_INT));
 #endif
 #if defined(__F16C__)
   for (; i + 8 <= count; i += 8)

@@ -109,9 +109,7 @@ struct TileProduct<float> {
 /* One tile of a half type: panels of the operands are written out as binary32 first, transposed where they are. */
 template <class T>
 struct TileProduct {
-  static int64_t scratch(int64_t rows, int64_t columns) {
-    return panel(rows) + panel(columns);
-  }
+  static int64_t scratch(int64_t rows, int64_t columns) { return panel(rows) + panel(columns); }
 
   /* Whichever way it lies. */
   static int64_t panel(int64_t side) {
@@ -149,9 +147,8 @@ inline void matmul(const Matrices<float> &a, const Matrices<float> &b, const Pro
     const int64_t index = unit / (down * across);
     const int64_t row = unit / across % down * cut.rows, column = unit % across * cut.columns;
     TileProduct<float>::run(a, a.at(index, product.sizes, product.dims), b, b.at(index, product.sizes, product.dims),
-                            row, std::min(cut.rows, product.m - row), column,
-                            std::min(cut.columns, product.n - column), product.k, nullptr,
-                            c + (index * product.m + row) * product.n + column, product.n);
+                            row, std::min(cut.rows, product.m - row), column, std::min(cut.columns, product.n - column),
+                            product.k, nullptr, c + (index * product.m + row) * product.n + column, product.n);
   }
 }
 
@@ -172,8 +169,8 @@ void matmul(const Matrices<T> &a, const Matrices<T> &b, const Product &product, 
       const int64_t index = unit / (down * across);
       const int64_t row = unit / across % down * cut.rows, column = unit % across * cut.columns;
       const int64_t rows = std::min(cut.rows, product.m - row), columns = std::min(cut.columns, product.n - column);
-      TileProduct<T>::run(a, a.at(index, product.sizes, product.dims), b, b.at(index, product.sizes, product.dims),
-                          row, rows, column, columns, product.k, panels.get(), tile.get(), ld);
+      TileProduct<T>::run(a, a.at(index, product.sizes, product.dims), b, b.at(index, product.sizes, product.dims), row,
+                          rows, column, columns, product.k, panels.get(), tile.get(), ld);
       store(tile.get(), ld, index * product.m + row, rows, column, columns);
     }
   }

@@ -12,7 +12,7 @@ import copy
 from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.graph.ops.transform import ReshapeOp
 
-from hidet_dist.partition.operators import CommunicationOp, JoinShardsOp, Placement, SplitOrder, StackShardsOp
+from hidet_dist.partitioning.operators import CommunicationOp, JoinShardsOp, Placement, SplitOrder, StackShardsOp
 from hidet_dist.spec.extents import extents_of
 
 

@@ -13,7 +13,7 @@ from hidet.ir.dtypes import int64
 from hidet.ir.expr import if_then_else, is_constant
 
 from hidet_dist.compat.native_call import NativeCall, NativeCallOp
-from hidet_dist.partition.once import MadeOnce
+from hidet_dist.partitioning.once import MadeOnce
 from hidet_dist.runtime import native
 from hidet_dist.spec.collectives import COLLECTIVES
 from hidet_dist.spec.extents import Extent, extents_of

@@ -1,6 +1,6 @@
 """Partition: from a graph and its plan to the sharded program, one and the same for every rank."""
 
-from hidet_dist.partition.operators import CommunicationOp, WaitOp
-from hidet_dist.partition.program import Program, partition_graph
+from hidet_dist.partitioning.operators import CommunicationOp, WaitOp
+from hidet_dist.partitioning.program import Program, partition_graph
 
 __all__ = ["CommunicationOp", "Program", "WaitOp", "partition_graph"]

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hidet_dist.compile import optimize_program
-from hidet_dist.errors import PartitionError, PlanError
+from hidet_dist.errors import PlanError
 from hidet_dist.machine import builtin
-from hidet_dist.partition import CommunicationOp, partition_graph
+from hidet_dist.partitioning import CommunicationOp, partition_graph
+from hidet_dist.partitioning.proof import with_conversions
 from hidet_dist.reshard import moves
 from hidet_dist.search import search
 from hidet_dist.simulate import simulate
@@ -28,7 +29,10 @@ def constant(*shape, seed=0):
 
 
 def plan_for(graph, mesh, operators, weights=None, inputs=None, outputs=None):
-    """A plan written by hand: operator specs as text, and specs of tensors where they are not replicated."""
+    """A plan written by hand: operator specs as text, and specs of tensors where they are not replicated.
+
+    Conversions take the steps that are cheapest on the machine ``cpu``.
+    """
     view = GraphView(graph)
 
     def tensors(names, written):
@@ -56,7 +60,7 @@ def plan_for(graph, mesh, operators, weights=None, inputs=None, outputs=None):
         tensors(view.inputs, inputs),
         tensors(view.outputs, outputs),
     )
-    return Plan((stage,))
+    return Plan((with_conversions(view, stage, builtin("cpu", mesh)),))
 
 
 def kinds(graph):
@@ -274,10 +278,11 @@ def test_outputs_that_are_inputs_weights_or_each_other_have_memory_of_their_own(
 def test_a_spec_that_the_operator_cannot_run_in_is_refused():
     graph = two_layers()
     mesh = DeviceMesh((2,))
-    with pytest.raises(PartitionError, match="Operator 0, Matmul"):
+    with pytest.raises(PlanError, match="Operator 0, Matmul, cannot run as"):
         partition_graph(graph, plan_for(graph, mesh, ["(R, S0), (R, R) -> (R, R)", *MEGATRON[1:]]))
-    with pytest.raises(PlanError, match="does not fit operator 1"):
-        partition_graph(graph, plan_for(graph, mesh, [MEGATRON[0], "(R, R), (R, R) -> (R, R)", MEGATRON[2]]))
+    good = plan_for(graph, mesh, MEGATRON)
+    with pytest.raises(PlanError, match=r"Operator 1, Relu, cannot run as .* 1 inputs"):
+        partition_graph(graph, good.edit({"op:1": "(R, R), (R, R) -> (R, R)"}))
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import hidet
 import torch
 from hidet.graph import FlowGraph, Operator, Tensor
 
-from hidet_dist.errors import ConfigError, PartitionError, PlanError, SpecError
-from hidet_dist.partition.once import reshape
-from hidet_dist.partition.operators import (
+from hidet_dist.errors import PartitionError, SpecError
+from hidet_dist.partitioning.once import reshape
+from hidet_dist.partitioning.operators import (
     CommunicationOp,
     CopyOp,
     JoinShardsOp,
@@ -20,6 +20,7 @@ from hidet_dist.partition.operators import (
     SplitOrder,
     StackShardsOp,
 )
+from hidet_dist.partitioning.proof import prove
 from hidet_dist.reshard import PlannedSteps, Step, walk
 from hidet_dist.rules.local import localize
 from hidet_dist.rules.padding import mask_padding
@@ -28,6 +29,7 @@ from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, Plan, StagePl
 from hidet_dist.spec.extents import Extent, evaluate, extents_of, local_extent, same_shape
 from hidet_dist.spec.partial import split_of
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan, bind, local_symbols
+from hidet_dist.symbolic.planning import TwinView
 from hidet_dist.symbolic.twin import at_sizes
 from hidet_dist.view import GraphView
 from hidet_dist.weights import SafetensorsFiles, Source, read_shard, source_of
@@ -104,22 +106,15 @@ def partition_graph(
     Raises
     ------
     PlanError
-        When the plan was made for another graph, or its specs or conversions do not fit the graph.
+        When the plan was made for another graph, or is not proven to compute it (:mod:`hidet_dist.partitioning.proof`).
     PartitionError
         When an operator cannot be rebuilt on the shards that the plan gives it.
     WeightsError
         When ``files`` lack a weight, or have it in another shape or dtype.
     """
-    stage = plan.stage
-    try:
-        view = GraphView(graph, stage.symbols, stage.mesh)
-    except ConfigError as error:
-        raise PlanError(f"The plan does not fit the graph: {error}") from error
-    if stage.fingerprint != view.fingerprint():
-        raise PlanError(
-            f"The plan was made for the graph {stage.fingerprint}, not this one ({view.fingerprint()}). Plan it anew."
-        )
-    return _Partitioner(view, stage, files, device or str(view.graph.outputs[0].device)).run()
+    proven = prove(plan.stage, graph)
+    view = proven.view.symbolic if isinstance(proven.view, TwinView) else proven.view
+    return _Partitioner(view, proven.stage, files, device or str(view.graph.outputs[0].device)).run()
 
 
 class _Partitioner:
@@ -144,12 +139,6 @@ class _Partitioner:
         self.coordinate_used = False
 
     def run(self) -> Program:
-        for what, tensors in (("input", self.stage.inputs), ("output", self.stage.outputs)):
-            for tensor in tensors:
-                try:
-                    tensor.spec.validate(self.view.pieces(tensor.name)[0], self.mesh)
-                except SpecError as error:
-                    raise PlanError(f"The plan's spec of the {what} {tensor.name} does not fit: {error}") from error
         with hidet.option.context():
             if self.device != "cpu":
                 # An operator without inputs, such as a scalar, would run right away.
@@ -161,7 +150,6 @@ class _Partitioner:
         for plan in self.stage.operators:
             self.operator(self.view.operators[plan.index], plan)
         outputs = [self.wanted(tensor.name, tensor.spec) for tensor in self.stage.outputs]
-        self.conversions.check_all_taken()
         inputs = [placeholders[tensor.name] for tensor in self.stage.inputs]
         weights = {tensor.name: placeholders[tensor.name] for tensor in self.stage.weights}
         extra = [self.coordinate] if self.coordinate_used else []
@@ -185,10 +173,7 @@ class _Partitioner:
 
     def placeholder(self, tensor: TensorPlan) -> Tensor:
         whole = self.view.tensors[tensor.name]
-        try:
-            shape = self.local_shape(tensor.name, tensor.spec)
-        except SpecError as error:
-            raise PlanError(f"The plan's spec of {tensor.name} does not fit: {error}") from error
+        shape = self.local_shape(tensor.name, tensor.spec)
         local = hidet.symbol(list(shape), whole.dtype, self.device)
         self.lies[tensor.name] = tensor.spec
         self.local[tensor.name, tensor.spec] = local
@@ -197,8 +182,6 @@ class _Partitioner:
 
     def operator(self, op: Operator, plan: OperatorPlan) -> None:
         spec = plan.spec
-        if (len(spec.in_specs), len(spec.out_specs)) != (len(op.inputs), len(op.outputs)):
-            raise PlanError(f"The plan's spec {spec} does not fit operator {plan.index}, {op.name}.")
         inputs = [self.wanted(self.view.names[x], s) for x, s in zip(op.inputs, spec.in_specs, strict=True)]
         names = [self.view.names[y] for y in op.outputs]
         try:
@@ -232,11 +215,11 @@ class _Partitioner:
     def wanted(self, name: str, spec: TensorShardSpec) -> Tensor:
         """The tensor in ``spec``, converted once however often it is wanted so."""
         if (name, spec) not in self.local:
-            source, (shape, element) = self.lies[name], self.view.pieces(name)
+            source, (shape, _) = self.lies[name], self.view.pieces(name)
             x = self.local[name, source]
             # A slice puts zeros beyond the end of a dim, and no step moves padding elsewhere.
             clean = x in self.zero_padded or not source.is_padded(shape, self.mesh)
-            steps = self.conversions.take(name, shape, element, source, spec)
+            steps = self.conversions.take(name, shape, source, spec)
             for step, layout in zip(steps, walk(steps, source, shape, self.mesh), strict=True):
                 lies = split_of(layout)
                 x = self.step(x, step, self.local_shape(name, lies))

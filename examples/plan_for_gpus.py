@@ -1,0 +1,22 @@
+"""Plan a decoder's gated MLP for the eight GPUs of a DGX H100, without the GPUs and without the weights' data."""
+
+import hidet
+import rich
+
+import hidet_dist
+from hidet_dist.machine import builtin
+from hidet_dist.search import search
+from hidet_dist.spec import DeviceMesh
+
+HIDDEN, INNER, TOKENS = 4096, 14336, 2048
+
+gate = hidet_dist.weight("gate", [HIDDEN, INNER], "float16")
+up = hidet_dist.weight("up", [HIDDEN, INNER], "float16")
+down = hidet_dist.weight("down", [INNER, HIDDEN], "float16")
+x = hidet.symbol([TOKENS, HIDDEN], "float16")
+graph = hidet.trace_from((hidet.ops.silu(x @ gate) * (x @ up)) @ down, [x])
+
+cluster = builtin("dgx-h100", DeviceMesh((8,), ("gpu",)))
+plan = search(graph, cluster, mem_budget=100 * 2**20)  # bytes; the weights alone take 336 MiB
+rich.print(plan.table())
+print("\n".join(plan.explain().schedule))

@@ -1,0 +1,117 @@
+#include "segment_collectives.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "reduce.hpp"
+
+namespace {
+
+using hidet_dist::Blocks;
+using hidet_dist::Segment;
+
+constexpr int64_t kShareBytes = 4 * 1024;  // adding up less than this takes no longer than a hand-over
+
+void copy(void *target, const void *source, int64_t bytes) { std::memcpy(target, source, static_cast<size_t>(bytes)); }
+
+const char *at(const void *buffer, int64_t offset) { return static_cast<const char *>(buffer) + offset; }
+char *at(void *buffer, int64_t offset) { return static_cast<char *>(buffer) + offset; }
+
+// Reduces the elements [begin, begin + count) of all ranks' slots into `result`.
+void reduce_slots(Segment &segment, int64_t begin_bytes, void *result, int64_t count, int32_t dtype, int32_t op) {
+  std::vector<const void *> sources;
+  for (int32_t rank = 0; rank < segment.ranks(); ++rank) sources.push_back(segment.slot(rank) + begin_bytes);
+  hidet_dist::reduce(sources.data(), segment.ranks(), result, count, dtype, op);
+}
+
+// A slot holds the same stretch of what each rank is to get.
+int64_t stretch(const Segment &segment, int64_t element) { return Segment::kSlotBytes / element / segment.ranks(); }
+
+void write_stretches(Segment &segment, const void *send, const Blocks &sent, int64_t done, int64_t size) {
+  char *own = segment.begin_turn();
+  for (int32_t rank = 0; rank < segment.ranks(); ++rank) sent.take(send, rank, done, size, own + rank * size);
+  segment.exchange();
+}
+
+}  // namespace
+
+namespace hidet_dist {
+
+void all_reduce(Segment &segment, const void *send, void *recv, int64_t count, int32_t dtype, int32_t op) {
+  const int64_t element = hidet_dist_dtype_size(dtype);
+  const int64_t most = Segment::kSlotBytes / element;
+  const int32_t ranks = segment.ranks();
+  for (int64_t done = 0; done < count;) {
+    const int64_t size = std::min(most, count - done);
+    char *own = segment.begin_turn();
+    copy(own, at(send, done * element), size * element);
+    segment.exchange();
+    // Every rank reduces all of it, or each its share, which the others read then: one more hand-over, but a share of
+    // the additions. With two ranks, the sharing would move as many bytes.
+    if (ranks == 2 || size * element < ranks * kShareBytes) {
+      reduce_slots(segment, 0, at(recv, done * element), size, dtype, op);
+    } else {
+      const auto first = [&](int64_t rank) { return size * rank / ranks; };
+      const int64_t begin = first(segment.group_rank());
+      reduce_slots(segment, begin * element, own + begin * element, first(segment.group_rank() + 1) - begin, dtype, op);
+      segment.exchange();
+      for (int32_t rank = 0; rank < ranks; ++rank) {
+        copy(at(recv, (done + first(rank)) * element), segment.slot(rank) + first(rank) * element,
+             (first(rank + 1) - first(rank)) * element);
+      }
+    }
+    done += size;
+  }
+}
+
+void all_gather(Segment &segment, const void *send, void *recv, const Blocks &received) {
+  const int64_t bytes = received.bytes();
+  for (int64_t done = 0; done < bytes;) {
+    const int64_t size = std::min(Segment::kSlotBytes, bytes - done);
+    copy(segment.begin_turn(), at(send, done), size);
+    segment.exchange();
+    for (int32_t rank = 0; rank < segment.ranks(); ++rank) {
+      const char *source = rank == segment.group_rank() ? at(send, done) : segment.slot(rank);
+      received.put(recv, rank, done, size, source);
+    }
+    done += size;
+  }
+}
+
+void broadcast(Segment &segment, const void *send, void *recv, int64_t bytes, int32_t root) {
+  for (int64_t done = 0; done < bytes;) {
+    const int64_t size = std::min(Segment::kSlotBytes, bytes - done);
+    char *own = segment.begin_turn();
+    if (segment.group_rank() == root) copy(own, at(send, done), size);
+    segment.exchange();
+    if (segment.group_rank() != root) copy(at(recv, done), segment.slot(root), size);
+    done += size;
+  }
+  if (segment.group_rank() == root && send != recv) copy(recv, send, bytes);
+}
+
+void reduce_scatter(Segment &segment, const void *send, void *recv, const Blocks &sent, int32_t dtype, int32_t op) {
+  const int64_t element = hidet_dist_dtype_size(dtype);
+  const int64_t bytes = sent.bytes();
+  for (int64_t done = 0; done < bytes;) {
+    const int64_t size = std::min(stretch(segment, element) * element, bytes - done);
+    write_stretches(segment, send, sent, done, size);
+    reduce_slots(segment, segment.group_rank() * size, at(recv, done), size / element, dtype, op);
+    done += size;
+  }
+}
+
+void all_to_all(Segment &segment, const void *send, const Blocks &sent, void *recv, const Blocks &received) {
+  const int64_t bytes = sent.bytes();
+  for (int64_t done = 0; done < bytes;) {
+    const int64_t size = std::min(stretch(segment, 1), bytes - done);
+    write_stretches(segment, send, sent, done, size);
+    for (int32_t rank = 0; rank < segment.ranks(); ++rank) {
+      received.put(recv, rank, done, size, segment.slot(rank) + segment.group_rank() * size);
+    }
+    done += size;
+  }
+}
+
+}  // namespace hidet_dist

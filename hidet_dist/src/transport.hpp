@@ -1,0 +1,86 @@
+// The base of the native transports: C functions over virtual ones, and what all of them do alike.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "hidet_dist/collectives.h"
+
+namespace hidet_dist {
+
+using Clock = std::chrono::steady_clock;
+
+// A time in seconds as the C interface gives it: at least 0, and so short that adding it to the clock does not overflow.
+std::chrono::nanoseconds from_seconds(double seconds);
+
+// A time in words.
+std::string in_seconds(std::chrono::nanoseconds time);
+
+// Whether the calling thread's communicator has failed.
+bool failed_meanwhile();
+
+// Carries the collectives of one rank. Each function gets checked arguments and returns a hidet_dist_status; see
+// hidet_dist_transport, whose functions they are. A new kind of collective is a pure virtual function here, a line in
+// transport.cpp, and a function in each class below.
+class Transport {
+ public:
+  explicit Transport(std::chrono::nanoseconds timeout) : timeout_(timeout) {}
+  Transport(const Transport &) = delete;
+  Transport &operator=(const Transport &) = delete;
+  virtual ~Transport() = default;
+
+  virtual int32_t all_reduce(const void *send, void *recv, int64_t count, int32_t dtype, int32_t reduce_op,
+                             int32_t group) = 0;
+  virtual int32_t all_gather(const void *send, void *recv, int64_t send_count, int32_t dtype, int32_t group) = 0;
+  virtual int32_t reduce_scatter(const void *send, void *recv, int64_t recv_count, int32_t dtype, int32_t reduce_op,
+                                 int32_t group) = 0;
+  virtual int32_t all_to_all(const void *send, void *recv, int64_t count, int32_t dtype, int32_t group) = 0;
+  virtual int32_t broadcast(const void *send, void *recv, int64_t count, int32_t dtype, int32_t root,
+                            int32_t group) = 0;
+  virtual int32_t send_recv(const void *send, int64_t send_count, int32_t to_rank, void *recv, int64_t recv_count,
+                            int32_t from_rank, int32_t dtype) = 0;
+
+  // The table to make a communicator with, whose context is this object.
+  virtual hidet_dist_transport table();
+
+  // Whether something failed because of another rank. From any thread.
+  bool failed_by_peer() const { return failed_by_peer_.load(); }
+
+ protected:
+  void blame_peer() { failed_by_peer_.store(true); }
+
+  // How long to wait for another rank.
+  const std::chrono::nanoseconds timeout_;
+
+ private:
+  std::atomic<bool> failed_by_peer_{false};
+};
+
+// One for buffers in host memory, which takes blocks that lie side by side as they are.
+class HostTransport : public Transport {
+ public:
+  using Transport::Transport;
+
+  virtual int32_t all_gather_blocks(const void *send, void *recv, const hidet_dist_blocks *received, int32_t dtype,
+                                    int32_t group) = 0;
+  virtual int32_t reduce_scatter_blocks(const void *send, void *recv, const hidet_dist_blocks *sent, int32_t dtype,
+                                        int32_t reduce_op, int32_t group) = 0;
+  virtual int32_t all_to_all_blocks(const void *send, const hidet_dist_blocks *sent, void *recv,
+                                    const hidet_dist_blocks *received, int32_t dtype, int32_t group) = 0;
+
+  hidet_dist_transport table() override;
+};
+
+// One for buffers on a device, which copies within the rank as well.
+class DeviceTransport : public Transport {
+ public:
+  using Transport::Transport;
+
+  virtual int32_t copy(const void *send, void *recv, int64_t bytes) = 0;
+
+  hidet_dist_transport table() override;
+};
+
+}  // namespace hidet_dist

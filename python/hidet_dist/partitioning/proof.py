@@ -1,0 +1,249 @@
+"""The proof that a plan computes its graph, by the rules that the search's own plans are made of.
+
+Whoever made a plan, it is proven before anything is built from it:
+
+* every operator's spec is one that the rule derives for that operator on the mesh, reduce functions included;
+* every conversion that the specs need is listed where the tensor is first needed so, with steps that lead from the spec
+  it is produced in to the one it is consumed in;
+* what the plan says of weights, inputs, outputs and symbolic dims is what the graph says.
+
+Predicted seconds depend on a machine, which a plan does not name: ``recost`` predicts them anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from hidet.graph import FlowGraph
+
+from hidet_dist.errors import ConfigError, PlanError, SpecError
+from hidet_dist.machine import Cluster
+from hidet_dist.reshard import PlannedSteps, cheapest_conversion
+from hidet_dist.rules.rule import Choice, RuleTable
+from hidet_dist.spec import OpShardSpec, Plan, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.spec.plan import ConversionPlan
+from hidet_dist.spec.symbols import SymbolSize
+from hidet_dist.symbolic.planning import planning_view, rule_table
+from hidet_dist.view import GraphView
+
+_SHOWN = 12  # specs that an error message lists
+_MOST_ASSIGNMENTS = 4096  # of mesh axes to factors that an error message is worth trying
+_ANEW = "After specs were changed, hidet.distributed.recost writes the conversions anew."
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """A tensor converted from ``source`` to ``target`` where that is first needed: an operator, or None for outputs."""
+
+    operator: int | None
+    tensor: str
+    source: TensorShardSpec
+    target: TensorShardSpec
+
+
+@dataclass(frozen=True)
+class ProvenStage:
+    """A stage that computes its graph.
+
+    Attributes
+    ----------
+    view: the graph as it is planned.
+    stage: the stage.
+    choices: the choice of each operator that its spec is.
+    notes: why an operator has no other choice, empty where it has.
+    """
+
+    view: GraphView
+    stage: StagePlan
+    choices: tuple[Choice, ...]
+    notes: tuple[str, ...]
+
+
+def validate_plan(plan: Plan, graph: FlowGraph) -> None:
+    """Check that a plan computes a graph: every spec is proven, every conversion is where it must be.
+
+    Raises
+    ------
+    PlanError
+        Naming the operator or the tensor, and what is wrong with it.
+    """
+    prove(plan.stage, graph)
+
+
+def prove(stage: StagePlan, graph: FlowGraph) -> ProvenStage:
+    """The proof that a stage computes ``graph``. Raises PlanError as :func:`validate_plan` does."""
+    proven = prove_specs(stage, graph)
+    view = proven.view
+    steps = PlannedSteps(stage)
+    listed = {
+        (where, conversion.tensor, conversion.target)
+        for where, conversions in (
+            *((op.index, op.conversions) for op in stage.operators),
+            (None, stage.output_conversions),
+        )
+        for conversion in conversions
+    }
+    for one in needed_conversions(view, stage):
+        where = one.operator
+        place = "a graph output" if where is None else f"operator {where}, {view.operators[where].name},"
+        if (where, one.tensor, one.target) not in listed:
+            raise PlanError(
+                f"The plan lists no conversion of {one.tensor} from {one.source} to {one.target} at {place}. {_ANEW}"
+            )
+        try:
+            steps.take(one.tensor, view.pieces(one.tensor)[0], one.source, one.target)
+        except PlanError as error:
+            raise PlanError(f"At {place} {error} {_ANEW}") from error
+    try:
+        steps.check_all_taken()
+    except PlanError as error:
+        raise PlanError(f"{error} {_ANEW}") from error
+    _check_overlap(view, stage)
+    return proven
+
+
+def prove_specs(stage: StagePlan, graph: FlowGraph) -> ProvenStage:
+    """The proof of everything but conversions, which ``recost`` writes anew. Raises PlanError."""
+    stage.check()
+    declared = {symbol.name: SymbolSize(symbol.size, symbol.multiple_of) for symbol in stage.symbols}
+    try:
+        view = planning_view(graph, declared, stage.mesh)
+    except ConfigError as error:
+        raise PlanError(f"The plan does not fit the graph: {error}") from error
+    if stage.fingerprint != view.fingerprint():
+        raise PlanError(
+            f"The plan was made for the graph {stage.fingerprint}, not this one ({view.fingerprint()}). Plan it anew."
+        )
+    if stage.symbols != view.symbols:
+        raise PlanError(
+            f"The plan has the symbolic dims {[symbol.name for symbol in stage.symbols]}; the graph has "
+            f"{[symbol.name for symbol in view.symbols]}, in this order."
+        )
+    for what, names, tensors in (
+        ("weights", view.weights, stage.weights),
+        ("inputs", view.inputs, stage.inputs),
+        ("outputs", view.outputs, stage.outputs),
+    ):
+        if [tensor.name for tensor in tensors] != names:
+            raise PlanError(f"The plan's {what} are {[t.name for t in tensors]}; the graph's are {names}.")
+        for tensor in tensors:
+            _check_tensor(view, stage, tensor)
+    if [op.index for op in stage.operators] != list(range(len(view.operators))):
+        raise PlanError(
+            f"The plan must have the operators 0 to {len(view.operators) - 1} in order; it has "
+            f"{[op.index for op in stage.operators]}."
+        )
+    table = rule_table(view, stage.mesh)
+    choices, notes = [], []
+    for number, (op, planned) in enumerate(zip(view.operators, stage.operators, strict=True)):
+        if planned.operator != op.name:
+            raise PlanError(f"Operator {number} of the plan is {planned.operator}; the graph has {op.name} there.")
+        choice = table.choice(op, planned.spec)
+        if choice is None:
+            raise PlanError(
+                f"Operator {number}, {op.name}, cannot run as {planned.spec}: {_why(view, stage, number, table)}"
+            )
+        rule = table.rule(op)
+        choices.append(choice)
+        notes.append("" if rule.definition is not None else f"replicated: {rule.note}")
+    return ProvenStage(view, stage, tuple(choices), tuple(notes))
+
+
+def needed_conversions(view: GraphView, stage: StagePlan) -> Iterator[Conversion]:
+    """Each conversion that the specs of a stage need, in the order in which they are first needed."""
+    lies = {tensor.name: tensor.spec for tensor in (*stage.weights, *stage.inputs)}
+    for op, planned in zip(view.operators, stage.operators, strict=True):
+        lies.update(zip((view.names[y] for y in op.outputs), planned.spec.out_specs, strict=True))
+    seen: set[tuple[str, TensorShardSpec]] = set()
+    for name, use in view.uses():
+        if use.operator is None:
+            target = stage.outputs[use.position].spec
+        else:
+            target = stage.operators[use.operator].spec.in_specs[use.position]
+        if target != lies[name] and (name, target) not in seen:
+            seen.add((name, target))
+            yield Conversion(use.operator, name, lies[name], target)
+
+
+def with_conversions(view: GraphView, stage: StagePlan, cluster: Cluster) -> StagePlan:
+    """The stage with the conversions that its specs need, each by the steps of least predicted time on ``cluster``.
+
+    Raises SpecError when a spec does not fit its tensor.
+    """
+    at: dict[int | None, list[ConversionPlan]] = {}
+    for one in needed_conversions(view, stage):
+        found = cheapest_conversion(*view.pieces(one.tensor), one.source, one.target, cluster)
+        plan = ConversionPlan(one.tensor, one.source, one.target, tuple(map(str, found.steps)), found.seconds)
+        at.setdefault(one.operator, []).append(plan)
+    operators = (replace(op, conversions=tuple(at.get(op.index, ()))) for op in stage.operators)
+    return replace(stage, operators=tuple(operators), output_conversions=tuple(at.get(None, ())))
+
+
+def _check_tensor(view: GraphView, stage: StagePlan, tensor: TensorPlan) -> None:
+    name = tensor.name
+    real = (view.shape(name), view.tensors[name].dtype.name, view.nbytes(name))
+    if (tensor.shape, tensor.dtype, tensor.nbytes) != real:
+        raise PlanError(
+            f"The plan has {name} as {tensor.dtype}{list(tensor.shape)} of {tensor.nbytes} bytes; in the graph it is "
+            f"{real[1]}{list(real[0])} of {real[2]} bytes."
+        )
+    if tensor.written != view.written(name):
+        raise PlanError(
+            f"The plan writes the shape of {name} as {list(tensor.written)}; in the graph it is "
+            f"{list(view.written(name))}."
+        )
+    try:
+        tensor.spec.validate(view.pieces(name)[0], stage.mesh, padded=name in view.weights)
+    except SpecError as error:
+        raise PlanError(f"The plan's spec of {name} does not fit: {error}") from error
+
+
+def _check_overlap(view: GraphView, stage: StagePlan) -> None:
+    """Refuse a schedule that hides communication which the plan does not have."""
+    if stage.overlap is None:
+        return
+    has = {
+        (where, conversion.tensor, step)
+        for where, conversions in (
+            *((op.index, op.conversions) for op in stage.operators),
+            (None, stage.output_conversions),
+        )
+        for conversion in conversions
+        for step in conversion.steps
+    }
+    for op, planned in zip(view.operators, stage.operators, strict=True):
+        for y, fns in zip(op.outputs, planned.spec.reduce_fns, strict=True):
+            has.update((planned.index, view.names[y], str(fn)) for fn in fns)
+    for one in stage.overlap.communications:
+        if (one.operator, one.tensor, one.step) not in has:
+            where = "the graph outputs" if one.operator is None else f"operator {one.operator}"
+            raise PlanError(
+                f"The plan's schedule has the collective {one.step} of {one.tensor} at {where}, which the plan does "
+                f"not have. {_ANEW}"
+            )
+
+
+def _why(view: GraphView, stage: StagePlan, number: int, table: RuleTable) -> str:
+    """What is wrong with an operator's spec, as far as can be told, and what there is instead."""
+    op, spec = view.operators[number], stage.operators[number].spec
+    if (len(spec.in_specs), len(spec.out_specs)) != (len(op.inputs), len(op.outputs)):
+        return f"it has {len(op.inputs)} inputs and {len(op.outputs)} outputs."
+    for tensor, given in zip((*op.inputs, *op.outputs), (*spec.in_specs, *spec.out_specs), strict=True):
+        try:
+            given.validate(view.pieces(view.names[tensor])[0], stage.mesh, padded=True)
+        except SpecError as error:
+            return f"{view.names[tensor]} does not fit: {error}"
+
+    def distance(other: OpShardSpec) -> int:
+        return sum(
+            a != b
+            for x, y in zip((*spec.in_specs, *spec.out_specs), (*other.in_specs, *other.out_specs), strict=True)
+            for a, b in zip(x.mesh_axes_per_dim, y.mesh_axes_per_dim, strict=True)
+        )
+
+    why = "its rule does not prove that right."
+    if (len(table.rule(op).factors) + 1) ** stage.mesh.ndim > _MOST_ASSIGNMENTS:
+        return f"{why} Its rule is {table.rule(op).notation()}."
+    nearest = sorted((choice.spec for choice in table(op)[1]), key=distance)[:_SHOWN]
+    return f"{why} It can run as {'; '.join(map(str, nearest))}."

@@ -1,0 +1,426 @@
+"""The formulation of planning as a problem: from a graph, its rules and a cost model to entities, edges and memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hidet.graph import Operator
+
+from hidet_dist.cost.fusion import Fused
+from hidet_dist.cost.model import CostModel, compute_seconds, reduction_seconds, split_seconds
+from hidet_dist.errors import ConfigError, SpecError
+from hidet_dist.machine import Cluster
+from hidet_dist.rules.rule import Choice
+from hidet_dist.search.limits import Limits
+from hidet_dist.search.memory import (
+    POINTS,
+    REDUCE,
+    RUN,
+    Lifetimes,
+    conversion_nbytes,
+    reduction_nbytes,
+)
+from hidet_dist.search.options import SearchOptions
+from hidet_dist.search.pins import Pin, Pins
+from hidet_dist.search.problem import Activations, ConvertedTensor, Edge, LiveInterval, Problem
+from hidet_dist.spec import DeviceMesh, OpShardSpec, SpecPattern, TensorShardSpec
+from hidet_dist.symbolic.planning import rule_table
+from hidet_dist.view import GraphView
+
+Allow = Callable[[Operator, OpShardSpec], bool]
+Specs = list[TensorShardSpec]
+_Layout = tuple[TensorShardSpec, bool]  # a spec, and whether the tensor is reduced to it
+_Table = tuple[tuple[float, ...], ...]
+
+
+@dataclass
+class Formulation:
+    """A problem, and the meaning of its numbers.
+
+    Attributes
+    ----------
+    problem: its entities are the operators, then weights, graph inputs and graph outputs.
+    fused: the operators that run in the kernel of a neighbour, by number.
+    choices: of each operator.
+    notes: for each operator why it is only replicated, or nothing.
+    weights: the entity numbers of the weights.
+    weight_specs, inputs, outputs: the specs of each weight, input and output, one a choice.
+    pins: the pins that the choices satisfy.
+    layouts: the specs of each tensor by the numbers that edges have for them; tensors are in the order of theirs.
+    """
+
+    problem: Problem
+    fused: Mapping[int, Fused]
+    choices: list[tuple[Choice, ...]]
+    notes: list[str]
+    weights: range
+    weight_specs: list[Specs]
+    inputs: list[Specs]
+    outputs: list[Specs]
+    pins: Pins
+    layouts: dict[str, Specs]
+
+
+def formulate(
+    view: GraphView,
+    cluster: Cluster,
+    model: CostModel,
+    options: SearchOptions,
+    pins: Pins,
+    allow: Allow | None = None,
+    limits: Limits | None = None,
+) -> Formulation:
+    """Formulate the planning of a graph: choices of operators and weights, their costs, and the tensors between them.
+
+    Parameters
+    ----------
+    options: SearchOptions
+        The memory budget, and the specs of graph inputs and outputs.
+    pins: Pins
+        The pins of the graph.
+    allow: callable, optional
+        Whether a spec may be chosen for an operator. An operator for which nothing is allowed keeps all its choices.
+
+    Raises
+    ------
+    ConfigError
+        When specs or pins do not fit the graph or the mesh, or contradict each other.
+    OutOfTimeError
+        When the time limit is reached.
+    """
+    limits = Limits() if limits is None else limits
+    mesh = cluster.mesh
+    weights = [
+        _layouts(pins, pins.tensors.get(name, []), name, f"the weight {name}", padded=True) for name in view.weights
+    ]
+    input_pins = [pins.tensors.get(name, []) for name in view.inputs]
+    inputs = _boundary_specs(pins, view.inputs, input_pins, options.input_specs, "input")
+    output_pins = [pins.outputs.get(i, []) for i in range(len(view.outputs))]
+    outputs = _boundary_specs(pins, view.outputs, output_pins, options.output_specs, "output")
+    choices, notes = _operator_choices(view, mesh, pins, allow, limits)
+    fused = model.fused(view)
+
+    cost = _operator_costs(view, model, mesh, choices, fused, limits)
+    memory = [[0] * len(costs) for costs in cost]
+    numbers = range(len(cost), len(cost) + len(weights))
+    names = (*view.weights, *view.inputs, *view.outputs)
+    for name, specs in zip(names, (*weights, *inputs, *outputs), strict=True):
+        cost.append([0.0] * len(specs))
+        memory.append([spec.local_nbytes(view.shape(name), view.itemsize(name), mesh) for spec in specs])
+
+    tensors = _Tensors(view, fused, choices, (*weights, *inputs), outputs)
+    edges = tensors.edges(_Conversions(view, model, mesh, fused, limits))
+    activations = _activations(view, model, mesh, choices, outputs, tensors)
+    budget = cluster.device.memory_bytes if options.mem_budget is None else options.mem_budget
+    problem = Problem(cost, memory, budget, edges, activations)
+    layouts = {name: [spec for spec, _ in own] for name, own in tensors.numbers.items()}
+    return Formulation(problem, fused, choices, notes, numbers, weights, inputs, outputs, pins, layouts)
+
+
+def _operator_choices(
+    view: GraphView, mesh: DeviceMesh, pins: Pins, allow: Allow | None, limits: Limits
+) -> tuple[list[tuple[Choice, ...]], list[str]]:
+    """List the choices of each operator that are allowed and satisfy its pins, and why it has no others."""
+    table = rule_table(view, mesh)
+    choices, notes = [], []
+    for number, op in enumerate(view.operators):
+        limits.check()
+        rule, proven = table(op)
+        if allow is not None:
+            proven = tuple(choice for choice in proven if allow(op, choice.spec)) or proven
+        if number in pins.operators:
+            proven = tuple(proven[k] for k in pins.choices(number, [choice.spec for choice in proven]))
+        choices.append(proven)
+        notes.append("" if rule.definition is not None else f"replicated: {rule.note}")
+    return choices, notes
+
+
+def _operator_costs(
+    view: GraphView,
+    model: CostModel,
+    mesh: DeviceMesh,
+    choices: Sequence[tuple[Choice, ...]],
+    fused: Mapping[int, Fused],
+    limits: Limits,
+) -> list[list[float]]:
+    """Predict the seconds of each operator's choices, reduce functions included."""
+    known: dict[tuple[int, bool, bool], list[float]] = {}  # equal operators share their tuple of choices
+    costs = []
+    for number, op in enumerate(view.operators):
+        limits.check()
+        key = id(choices[number]), number in fused, number in fused and fused[number].prologue
+        if key not in known:
+            known[key] = [
+                compute_seconds(model, view, number, choice, fused.get(number), mesh)
+                + reduction_seconds(model, op, choice)
+                for choice in choices[number]
+            ]
+        costs.append(known[key])
+    return costs
+
+
+@dataclass(frozen=True)
+class _Use:
+    """A tensor that an entity reads: in which layout under each of its choices, and from when to when it is held."""
+
+    tensor: str
+    entity: int
+    layouts: list[_Layout]
+    begin: int
+    end: int
+
+
+class _Tensors:
+    """The producer and the uses of each tensor, and the numbers of its layouts.
+
+    Attributes
+    ----------
+    producers: by tensor the entity that makes it, and the layout that it has under each of the entity's choices.
+        Whether it is reduced to that matters for tensors between fused operators alone.
+    uses: of all tensors, in the order of the operators.
+    numbers: by tensor the number of each layout.
+    lifetimes: from when to when each tensor is read.
+    """
+
+    def __init__(
+        self,
+        view: GraphView,
+        fused: Mapping[int, Fused],
+        choices: Sequence[tuple[Choice, ...]],
+        stored: Sequence[Specs],
+        outputs: Sequence[Specs],
+    ):
+        between = {one.tensor for one in fused.values()}
+        self.producers: dict[str, tuple[int, list[_Layout]]] = {}
+        for number, op in enumerate(view.operators):
+            for o, y in enumerate(op.outputs):
+                name = view.names[y]
+                layouts = [
+                    (c.spec.out_specs[o], name in between and bool(c.spec.reduce_fns[o])) for c in choices[number]
+                ]
+                self.producers[name] = number, layouts
+        entity = len(view.operators)
+        for name, specs in zip((*view.weights, *view.inputs), stored, strict=True):
+            self.producers[name] = entity, [(spec, False) for spec in specs]
+            entity += 1
+        self.lifetimes = Lifetimes(view)
+        self.uses: list[_Use] = []
+        for name, use in view.uses():
+            if use.operator is None:
+                specs = outputs[use.position]
+                span = self.lifetimes.required(name, None, False)
+                self.uses.append(_Use(name, entity + use.position, [(spec, False) for spec in specs], *span))
+            else:
+                specs = [choice.spec.in_specs[use.position] for choice in choices[use.operator]]
+                shares = use.position in view.operators[use.operator].task.share_map.values()
+                span = self.lifetimes.required(name, use.operator, shares)
+                self.uses.append(_Use(name, use.operator, [(spec, False) for spec in specs], *span))
+        self.numbers: dict[str, dict[_Layout, int]] = {}
+        for name, (_, layouts) in self.producers.items():
+            self.numbers[name] = {layout: n for n, layout in enumerate(dict.fromkeys(layouts))}
+        for own in self.uses:
+            numbers = self.numbers[own.tensor]
+            for layout in own.layouts:
+                numbers.setdefault(layout, len(numbers))
+
+    def edges(self, conversions: _Conversions) -> list[Edge]:
+        """Join the producer of each tensor to each of its readers."""
+        number = {name: n for n, name in enumerate(self.numbers)}
+        edges = []
+        for use in self.uses:
+            producer, produced = self.producers[use.tensor]
+            layouts = self.numbers[use.tensor]
+            edges.append(
+                Edge(
+                    number[use.tensor],
+                    producer,
+                    use.entity,
+                    tuple(layouts[layout] for layout in produced),
+                    tuple(layouts[layout] for layout in use.layouts),
+                    conversions.seconds(use.tensor, tuple(layouts)),
+                    use.begin,
+                    use.end,
+                )
+            )
+        return edges
+
+
+class _Conversions:
+    """The seconds of conversions between the layouts of tensors; equal tensors share a table."""
+
+    def __init__(self, view: GraphView, model: CostModel, mesh: DeviceMesh, fused: Mapping[int, Fused], limits: Limits):
+        self.view, self.model, self.mesh, self.limits = view, model, mesh, limits
+        self.split = {one.tensor: one for one in fused.values()}
+        self.tables: dict[Hashable, _Table] = {}
+
+    def seconds(self, name: str, layouts: tuple[_Layout, ...]) -> _Table:
+        """Predict the seconds from each layout to each other, and those of splitting a kernel that joined operators."""
+        view = self.view
+        (shape, dtype), fused = view.pieces(name), self.split.get(name)
+        key = shape, dtype, layouts, fused is None or fused.prologue, fused is None
+        if key not in self.tables:
+            self.limits.check()
+            seconds = self.model.conversions(shape, dtype, [spec for spec, _ in layouts])
+            if fused is not None:
+                whole = view.shape(name), view.itemsize(name)
+                seconds = tuple(
+                    tuple(
+                        cost + split_seconds(self.model, *whole, fused, source, target, self.mesh)
+                        for cost, (target, _) in zip(line, layouts, strict=True)
+                    )
+                    for line, source in zip(seconds, layouts, strict=True)
+                )
+            self.tables[key] = seconds
+        return self.tables[key]
+
+
+class _Sizes:
+    """The bytes of shards, and which tensors lie in a graph output's own buffer.
+
+    An output of which the spec is open may or may not lie where the operator writes; it is taken for another buffer.
+    """
+
+    def __init__(self, view: GraphView, mesh: DeviceMesh, outputs: Sequence[Specs]):
+        self.view, self.mesh = view, mesh
+        self.outputs = set(view.outputs)
+        self.resident = {(name, specs[0]) for name, specs in zip(view.outputs, outputs, strict=True) if len(specs) == 1}
+        self.known: dict[Hashable, int] = {}
+
+    def shard(self, name: str, spec: TensorShardSpec) -> int:
+        """Bytes of a shard."""
+        shape, itemsize = self.view.shape(name), self.view.itemsize(name)
+        key = shape, itemsize, spec
+        if key not in self.known:
+            self.known[key] = spec.local_nbytes(shape, itemsize, self.mesh)
+        return self.known[key]
+
+    def held(self, name: str, spec: TensorShardSpec) -> int:
+        """Bytes that a shard takes beside the graph outputs."""
+        return 0 if (name, spec) in self.resident else self.shard(name, spec)
+
+
+def _activations(
+    view: GraphView,
+    model: CostModel,
+    mesh: DeviceMesh,
+    choices: Sequence[tuple[Choice, ...]],
+    outputs: Sequence[Specs],
+    tensors: _Tensors,
+) -> Activations:
+    """Formulate what :func:`hidet_dist.search.memory.point_bytes` computes of one plan, for all plans."""
+    sizes = _Sizes(view, mesh, outputs)
+    intervals = _result_intervals(sizes, choices, tensors.lifetimes)
+    known: dict[Hashable, ConvertedTensor] = {}  # equal tensors share their entry
+    converted = {}
+    for number, (name, layouts) in enumerate(tensors.numbers.items()):
+        key = view.shape(name), view.itemsize(name), tuple(layouts), name if name in sizes.outputs else ""
+        if key not in known:
+            known[key] = _converted(sizes, model, name, [spec for spec, _ in layouts])
+        converted[number] = known[key]
+    return Activations(tensors.lifetimes.count, tuple(intervals), converted)
+
+
+def _result_intervals(sizes: _Sizes, choices: Sequence[tuple[Choice, ...]], lifetimes: Lifetimes) -> list[LiveInterval]:
+    """List the live intervals of the operators' results: while they run, while they are reduced, and thereafter."""
+    view, mesh = sizes.view, sizes.mesh
+    intervals: list[LiveInterval] = []
+    known: dict[Hashable, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool]] = {}
+    for number, op in enumerate(view.operators):
+        at = POINTS * number
+        for o, y in enumerate(op.outputs):
+            name = view.names[y]
+            key = id(choices[number]), o, name if name in sizes.outputs else ""
+            if key not in known:
+                kept, run, reduce = [], [], []
+                for choice in choices[number]:
+                    spec, fns = choice.spec.out_specs[o], choice.spec.reduce_fns[o]
+                    kept.append(sizes.held(name, spec))
+                    if fns:
+                        partial = choice.spec.partial_spec(o)
+                        run.append(sizes.shard(name, partial))
+                        reduce.append(reduction_nbytes(view.shape(name), view.itemsize(name), partial, fns, mesh))
+                    else:
+                        run.append(kept[-1])
+                        reduce.append(kept[-1])
+                known[key] = tuple(kept), tuple(run), tuple(reduce), run == kept == reduce
+            kept_, run_, reduce_, plain = known[key]
+            begin, end = lifetimes.after(number, name)
+            if name in lifetimes.viewed:
+                if begin <= end:
+                    intervals.append(LiveInterval(number, begin, end, kept_))
+            elif plain:
+                intervals.append(LiveInterval(number, at + RUN, max(at + REDUCE, end), kept_))
+            else:
+                intervals.append(LiveInterval(number, at + RUN, at + RUN, run_))
+                intervals.append(LiveInterval(number, at + REDUCE, at + REDUCE, reduce_))
+                if begin <= end:
+                    intervals.append(LiveInterval(number, begin, end, kept_))
+    return intervals
+
+
+def _converted(sizes: _Sizes, model: CostModel, name: str, specs: Specs) -> ConvertedTensor:
+    """Formulate the memory of a tensor's conversions."""
+    view = sizes.view
+    shape, itemsize = view.shape(name), view.itemsize(name)
+    known: dict[tuple[int, int], int] = {}
+
+    def working(s: int, d: int) -> int:
+        if (s, d) not in known:
+            steps = model.conversion(*view.pieces(name), specs[s], specs[d]).steps
+            known[s, d] = conversion_nbytes(shape, itemsize, specs[s], steps, sizes.mesh)
+        return known[s, d]
+
+    layout = tuple(specs.index(spec) for spec in specs)
+    return ConvertedTensor(layout, tuple(sizes.held(name, spec) for spec in specs), working)
+
+
+def _stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool) -> Specs:
+    """List the ways to store a tensor: each mesh axis splits one dim that it divides, or none; replicated first.
+
+    With ``padded`` also dims that do not divide are split, with padding.
+    """
+    specs: dict[TensorShardSpec, None] = {}
+    for dims in itertools.product((None, *range(len(shape))), repeat=mesh.ndim):
+        per_dim: list[list[int]] = [[] for _ in shape]
+        for axis, dim in enumerate(dims):
+            if dim is not None and mesh.shape[axis] > 1:
+                per_dim[dim].append(axis)
+        spec = TensorShardSpec(tuple(tuple(axes) for axes in per_dim))
+        if spec.fits(shape, mesh, padded):
+            specs.setdefault(spec)
+    return list(specs)
+
+
+def _layouts(pins: Pins, own: Sequence[Pin], name: str, what: str, padded: bool = False) -> Specs:
+    """List the specs that a stored tensor may have, of those that its pins allow."""
+    shape, _ = pins.view.pieces(name)
+    return pins.layouts(own, what, shape, _stored_specs(shape, pins.mesh, padded), padded)
+
+
+def _boundary_specs(
+    pins: Pins,
+    tensors: Sequence[str],
+    pins_of: Sequence[list[Pin]],
+    specs: Sequence[TensorShardSpec | None] | None,
+    what: str,
+) -> list[Specs]:
+    """List the specs that graph inputs or outputs may have: replicated, unless something is given or pinned."""
+    if specs is not None and len(specs) != len(tensors):
+        raise ConfigError(f"The graph has {len(tensors)} {what}s but {len(specs)} {what} specs are given.")
+    result = []
+    for number, (name, own) in enumerate(zip(tensors, pins_of, strict=True)):
+        given = specs[number] if specs else None
+        required = own
+        if given is not None:
+            try:
+                given.validate(pins.view.pieces(name)[0], pins.mesh)
+            except SpecError as error:
+                raise ConfigError(f"The spec of {what} {number} does not fit: {error}") from error
+            required = [Pin(f"{what}_specs[{number}]", SpecPattern.of(given)), *own]
+        if required:
+            result.append(_layouts(pins, required, name, f"{what} {number}"))
+        else:
+            result.append([TensorShardSpec.replicated(len(pins.view.shape(name)))])
+    return result
