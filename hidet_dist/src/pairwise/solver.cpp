@@ -17,6 +17,7 @@
 #include "forest.hpp"
 #include "memory.hpp"
 #include "problem.hpp"
+#include "trade.hpp"
 
 namespace hidet_dist::pairwise {
 
@@ -30,6 +31,7 @@ constexpr double kStepGrowth = 1.05, kStepCut = 0.5;
 constexpr int kPatience = 20;             // passes without a better bound until the step is cut
 constexpr double kAveraging = 0.3;        // weight of the last pass in the direction of the prices
 constexpr double kAssumedGap = 0.1;       // to the cost of an assignment, as long as none is known
+constexpr double kLeastGap = 1e-3;        // the prices move as if there were no less to gain
 constexpr int kStaleForests = 10;         // without an improvement until a descent ends, or raises prices
 constexpr int kStaleAfterRise = 3;        // forests tried after each rise
 constexpr int kMostRises = 200;
@@ -38,6 +40,7 @@ constexpr double kNoImprovement = 1e-5;   // less, relative to the bound, does n
 constexpr int kNodesPerMove = 8;          // a round tries a move for so many open nodes
 constexpr int kLeastMoves = 500;
 constexpr int kMovesPerPrice = 200;
+constexpr int kForestsPerTrade = 3;       // one move in so many is a trade
 constexpr double kPriceScales[] = {0.0, 0.5, 0.8, 1.0, 1.25, 2.0};
 constexpr int kLeastForest = 5, kForestDoublings = 8;  // sizes of forests of few nodes: 5, 10, ... 640
 constexpr int kRepairs = 2000;            // moves around forbidden pairs, in one descent
@@ -55,6 +58,7 @@ class Solver {
           random_(static_cast<std::uint64_t>(options.seed)),
           bounds_(problem),
           forest_(problem),
+          trade_(problem),
           direction_(problem.points, 0.0),
           best_prices_(problem.points, 0.0),
           price_sums_(static_cast<std::size_t>(problem.points) + 1, 0.0) {}
@@ -114,7 +118,7 @@ class Solver {
             const double bound = std::max(forward, bounds_.pass(false));
             ++passes_;
             if (bound * (1 - kRounding) > bound_) {
-                if (bound * (1 - kRounding) > bound_ + kLeastStep * std::abs(bound_)) {
+                if (bound * (1 - kRounding) > bound_ + kLeastStep * scale()) {
                     without_better_ = 0;
                     step_ = std::min(kMostStep, step_ * kStepGrowth);
                 }
@@ -141,12 +145,15 @@ class Solver {
             if (direction_[t] > 0 || bounds_.prices()[t] > 0) square += direction_[t] * direction_[t];
         }
         if (square == 0) return;
-        const double target = has_best_ ? best_cost_ : bound_ * (1 + kAssumedGap);
-        const double step = step_ * std::max(target - bound, 1e-3 * std::abs(target)) / square;
+        const double target = has_best_ ? best_cost_ : bound_ + kAssumedGap * scale();
+        const double step = step_ * std::max(target - bound, kLeastGap * scale()) / square;
         std::vector<double> prices(bounds_.prices());
         for (int t = 0; t < problem_.points; ++t) prices[t] = std::max(0.0, prices[t] + step * direction_[t]);
         bounds_.set_prices(prices);
     }
+
+    // The order of magnitude of costs: the bound, or what it starts from.
+    double scale() const { return bound_ > 0 ? bound_ : kLeastGap * problem_.big; }
 
     void sum_prices(double scale, const std::vector<double> &more) {
         for (int t = 0; t < problem_.points; ++t)
@@ -173,7 +180,7 @@ class Solver {
         std::vector<double> more(problem_.points, 0.0);
         sum_prices(1.0, more);
         // A price of a byte where none is known: what the whole bound pays for the memory at all points.
-        double usual = std::abs(bound_) / (problem_.byte_limit * std::max(1, problem_.points) + 1.0);
+        double usual = scale() / (problem_.byte_limit * std::max(1, problem_.points) + 1.0);
         const auto priced_points = std::count_if(best_prices_.begin(), best_prices_.end(), [](double x) { return x > 0; });
         if (priced_points > 0)
             usual = std::max(usual, std::accumulate(best_prices_.begin(), best_prices_.end(), 0.0) /
@@ -187,7 +194,7 @@ class Solver {
                 better = -priced(forest_.change(assignment), assignment);
                 take(assignment);
             }
-            stale = better > kNoImprovement * std::abs(bound_) ? 0 : stale + 1;
+            stale = better > kNoImprovement * scale() ? 0 : stale + 1;
             if (stale < kStaleForests) continue;
             if (problem_.cost_of(assignment) >= problem_.big && !repair(assignment)) return;
             const std::vector<double> held = profile(problem_, assignment);
@@ -208,26 +215,32 @@ class Solver {
         }
     }
 
+    bool is_forbidden(int edge, const std::vector<int> &assignment) const {
+        const int u = problem_.first[edge];
+        return problem_.entry(edge, u, assignment[u], assignment[problem_.second[edge]]) >= problem_.big;
+    }
+
     // Moves around pairs that are forbidden, until there are none; false where some are left.
     bool repair(std::vector<int> &assignment) {
         std::vector<int> wrong;
-        bool changed = true;
-        for (int move = 0; move < kRepairs && !over(); ++move) {
-            if (changed) {
-                wrong.clear();
-                for (int e = 0; e < problem_.edges; ++e) {
-                    const int u = problem_.first[e], v = problem_.second[e];
-                    if (problem_.entry(e, u, assignment[u], assignment[v]) >= problem_.big) wrong.insert(wrong.end(), {u, v});
-                }
-                if (wrong.empty()) return true;
-                changed = false;
-            }
-            forest_.grow_around(wrong[random_() % wrong.size()], forest_size(), random_() % 2 == 0, random_);
+        for (int e = 0; e < problem_.edges; ++e)
+            if (is_forbidden(e, assignment)) wrong.push_back(e);
+        for (int move = 0; move < kRepairs && !wrong.empty() && !over(); ++move) {
+            const int e = wrong[random_() % wrong.size()];
+            const int seed = random_() % 2 == 0 ? problem_.first[e] : problem_.second[e];
+            forest_.grow_around(seed, forest_size(), random_() % 2 == 0, random_);
             if (!forest_.solve(assignment, price_sums_)) continue;
-            changed = forest_.change(assignment) < 0;
             take(assignment);
+            for (const int v : forest_.nodes())
+                wrong.insert(wrong.end(), problem_.incident.begin() + problem_.incident_begin[v],
+                             problem_.incident.begin() + problem_.incident_begin[v + 1]);
+            std::sort(wrong.begin(), wrong.end());
+            wrong.erase(std::unique(wrong.begin(), wrong.end()), wrong.end());
+            wrong.erase(std::remove_if(wrong.begin(), wrong.end(),
+                                       [&](int edge) { return !is_forbidden(edge, assignment); }),
+                        wrong.end());
         }
-        return false;
+        return wrong.empty();
     }
 
     int forest_size() { return kLeastForest << (random_() % kForestDoublings); }
@@ -242,6 +255,10 @@ class Solver {
             if (move % kMovesPerPrice == 0) {
                 if (over()) break;
                 sum_prices(kPriceScales[random_() % std::size(kPriceScales)], {});
+            }
+            if (random_() % kForestsPerTrade == 0) {
+                cost += trade_.attempt(assignment, memory, random_);
+                continue;
             }
             const int seed = problem_.open[random_() % problem_.open.size()];
             forest_.grow_around(seed, forest_size(), random_() % 2 == 0, random_);
@@ -277,6 +294,7 @@ class Solver {
     std::mt19937_64 random_;
     Bounds bounds_;
     Forest forest_;
+    Trade trade_;
     std::vector<double> direction_, best_prices_, price_sums_;
     double step_ = kFirstStep;
     int without_better_ = 0, passes_ = 0;
