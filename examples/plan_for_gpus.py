@@ -4,9 +4,6 @@ import hidet
 import rich
 
 import hidet_dist
-from hidet_dist.machine import builtin
-from hidet_dist.search import search
-from hidet_dist.spec import DeviceMesh
 
 HIDDEN, INNER, TOKENS = 4096, 14336, 2048
 
@@ -16,7 +13,7 @@ down = hidet_dist.weight("down", [INNER, HIDDEN], "float16")
 x = hidet.symbol([TOKENS, HIDDEN], "float16")
 graph = hidet.trace_from((hidet.ops.silu(x @ gate) * (x @ up)) @ down, [x])
 
-cluster = builtin("dgx-h100", DeviceMesh((8,), ("gpu",)))
-plan = search(graph, cluster, mem_budget=100 * 2**20)  # bytes; the weights alone take 336 MiB
+machine = {"mesh_shape": [8], "machine": "dgx-h100"}
+plan = hidet_dist.make_plan(graph, machine, {"target": "cuda", "mem_budget": 100 * 2**20})  # of 336 MiB of weights
 rich.print(plan.table())
 print("\n".join(plan.explain().schedule))

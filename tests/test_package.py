@@ -22,7 +22,7 @@ def test_every_error_of_the_project_has_one_root():
 
     classes = [c for c in vars(errors).values() if isinstance(c, type)]
     assert len(classes) > 10
-    assert all(issubclass(c, errors.HidetDistError) for c in classes)
+    assert all(issubclass(c, errors.HidetDistError | Warning) for c in classes)
 
 
 @pytest.mark.parametrize("order", ["hidet, hidet_dist", "hidet_dist, hidet", "hidet_dist.weights, hidet_dist, hidet"])
@@ -36,7 +36,7 @@ assert hidet.distributed.auto_parallel is hidet_dist.auto_parallel
 assert set(hidet_dist.__all__) <= set(dir(hidet.distributed)) & set(dir(hidet_dist))
 assert not hasattr(hidet.distributed, "nonsense") and not hasattr(hidet_dist, "nonsense")
 from hidet_dist.partitioning import Program
-assert hidet.distributed.partition is hidet_dist.partition is hidet_dist.api.partition
+assert hidet.distributed.partition is hidet_dist.partitioning is hidet_dist.api.partition
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr

@@ -26,11 +26,15 @@ def test_the_same_kernel_is_not_built_twice_at_once(
     shapes: tuple[int, int], order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
+    both = threading.Barrier(2)
     tasks = [hidet.ops.relu(hidet.symbol([size], "float32", "cpu")).op.task for size in shapes]
 
     def build(_job: Any) -> tuple[bool, str]:
         done.append("+")
-        time.sleep(0.5)
+        if order == "++--":
+            both.wait(60)  # both build at once
+        else:
+            time.sleep(0.2)  # as long as another would need to begin, too
         done.append("-")
         return True, ""
 

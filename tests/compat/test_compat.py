@@ -160,6 +160,7 @@ def test_hidet_is_loud_and_is_silenced(capfd):
 def test_hidets_launcher_still_takes_every_graph_input_for_an_argument():
     """build_launcher hides weight placeholders from it; without that, they would be parameters of ``launch``."""
     import ctypes
+    import json
 
     from hidet.drivers.build_graph import build_graph_module
 
@@ -168,9 +169,13 @@ def test_hidets_launcher_still_takes_every_graph_input_for_an_argument():
     x, w = (hidet.symbol([3], "float32", "cpu") for _ in range(2))
     graph = hidet.trace_from(x + w, [x, w])
     assert len(build_graph_module(graph, [w], [0])["launch"].param_types) == 4
-    path = build_launcher(graph, [x], [w], [0])
+    said = json.dumps({"empty": {}, "text": 'a"\\ \n{}' * 1000})
+    path = build_launcher(graph, [x], [w], [0], said)
     assert graph.inputs == [x, w]
-    assert ctypes.CDLL(str(path)).hidet_launch
+    library, text = ctypes.CDLL(str(path)), ctypes.c_char_p()
+    assert library.hidet_launch
+    library.hidet_describe(ctypes.byref(text))
+    assert text.value == said.encode()
 
 
 def test_hidet_still_defines_products_with_a_transposed_operand_wrongly():
@@ -200,6 +205,87 @@ def test_products_with_a_transposed_operand_are_right_on_the_cpu(shapes):
     left, right = (np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in shapes)
     result = graph(hidet.asarray(left), hidet.asarray(right)).numpy()
     np.testing.assert_allclose(result, left @ np.swapaxes(right, -1, -2), atol=1e-5)
+
+
+VECTORS = [
+    ("matmul", (4,), (4, 6)),
+    ("matmul", (4, 6), (6,)),
+    ("matmul", (4,), (3, 4, 6)),
+    ("matmul", (2, 3, 4, 6), (6,)),
+    ("matmul_nt", (6,), (4, 6)),
+    ("matmul_nt", (6,), (3, 4, 6)),
+]
+
+
+def vector_product(kind, left, right):
+    """A graph of ``x @ w`` for constant w, an input, and NumPy's answer."""
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in (left, right))
+    given = hidet.symbol(list(left), "float32", "cpu")
+    graph = hidet.trace_from(getattr(hidet.ops, kind)(given, hidet.asarray(w)), [given])
+    return graph, x, x @ (w if kind == "matmul" else np.swapaxes(w, -1, -2))
+
+
+def test_hidet_still_gives_the_product_of_a_vector_and_a_matrix_a_wrong_shape():
+    from hidet.ir.compute import tensor_input
+
+    from hidet_dist.compat import matmul_definition
+
+    a, b = tensor_input("a", "float32", [4]), tensor_input("b", "float32", [4, 6])
+    wrong = matmul_definition.hidet_matmul(a, b, allow_1d=True)
+    assert list(map(int, wrong.shape)) == [4], "hidet's shape is right now: drop it from matmul_definition.py"
+    assert list(map(int, matmul_definition.matmul(a, b, allow_1d=True).shape)) == [6]
+
+
+@pytest.mark.parametrize(("kind", "left", "right"), VECTORS)
+def test_products_of_vectors_are_numpys_however_they_are_sharded(kind, left, right):
+    """The oracle evaluates every choice of the rule on every rank; each such product has choices that shard it."""
+    from hidet_dist.rules.rule import RuleTable, derive
+    from hidet_dist.soundness.check import check_specs
+    from hidet_dist.soundness.plans import check_plan, random_plan
+    from hidet_dist.spec import DeviceMesh
+    from hidet_dist.view import GraphView
+
+    graph, x, product = vector_product(kind, left, right)
+    assert tuple(graph.outputs[0].shape) == product.shape
+    (op,) = graph.nodes
+    for mesh in (DeviceMesh((2,)), DeviceMesh((2, 2))):
+        specs = [choice.spec for choice in derive(op).choices(mesh)]
+        assert any(spec.reduce_fns[0] for spec in specs)
+        assert any(not spec.out_specs[0].is_replicated for spec in specs)
+        data = [x.astype(np.float64), op.inputs[1].numpy().astype(np.float64)]
+        assert not check_specs(op, mesh, specs, data).failures
+        plan = random_plan(GraphView(graph), mesh, RuleTable(mesh), np.random.default_rng(1))
+        assert (
+            check_plan(graph, plan, data[:1], [data[0] @ (data[1] if kind == "matmul" else data[1].swapaxes(-1, -2))])
+            == ""
+        )
+
+
+@pytest.mark.parametrize(("kind", "left", "right"), [VECTORS[0], VECTORS[3]])
+def test_products_of_vectors_in_compiled_kernels(kind, left, right):
+    from hidet_dist.compile import optimize_program
+    from hidet_dist.machine import builtin
+    from hidet_dist.partitioning import partition_graph
+    from hidet_dist.search import search
+    from hidet_dist.simulate import simulate
+    from hidet_dist.spec import DeviceMesh
+
+    graph, x, product = vector_product(kind, left, right)
+    whole = ", ".join(["R"] * (len(right) - 1))
+    plan = search(graph, builtin("cpu", DeviceMesh((2,))), pins={"w0": f"({whole}, S0)" if whole else "(S0)"})
+    program = partition_graph(graph, plan)
+    np.testing.assert_allclose(simulate(program, [x], optimize_program(program))[0], product, atol=1e-5)
+
+
+def test_products_of_two_vectors_or_of_a_transposed_vector_are_refused():
+    vector, matrix = (hidet.symbol(shape, "float32", "cpu") for shape in ([4], [3, 4]))
+    with pytest.raises(ValueError, match="rank > 1"):
+        hidet.ops.matmul(vector, vector)
+    with pytest.raises(ValueError, match="vector cannot be transposed"):
+        hidet.ops.matmul_nt(matrix, vector)
+    with pytest.raises(ValueError, match="Cannot multiply"):
+        hidet.ops.matmul(vector, matrix)
 
 
 def test_hidets_opaque_tasks_still_hold_the_graph():

@@ -59,7 +59,7 @@ def computed(
     hidet_dist.auto_parallel(graph, {"mesh_shape": [1]}, {"arch": arch}, folder)
     data = folder.with_suffix(".pt")
     torch.save(x, data)
-    subprocess.run([sys.executable, "-c", SERVE, folder, data], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", SERVE, folder, data], check=True, timeout=600)
     results: list[torch.Tensor] = torch.load(data)
     return results
 

@@ -20,16 +20,20 @@ import pytest
 
 import hidet_dist
 from hidet_dist.launch import free_port
+from hidet_dist.runtime.store import StoreClient
 
 INTERPRETER = [sys.executable]
 """What runs a rank."""
 
 MARK = "HIDET_DIST_FAULT_TEST"
-TIMEOUT_SECONDS = 6.0
-"""How long the ranks wait for one another in these tests, unless a test says otherwise."""
+PATIENCE_SECONDS = 120.0
+"""How long a test waits for a rank's answer, however busy the machine is."""
 
-MOST_SECONDS = 5.0
-"""How long after that, at most, the others may take to say what is wrong."""
+TIMEOUT_SECONDS = 100.0
+"""How long the ranks wait for one another, where something else than this time-out is to end the wait."""
+
+SHORT_SECONDS = 5.0
+"""The same, where it is to pass: long enough for what comes before."""
 
 _HELD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HIDET_DIST_SECRET")
 
@@ -93,7 +97,7 @@ class Rank:
         self.process.stdin.write(json.dumps({"command": command, **arguments}).encode() + b"\n")
         self.process.stdin.flush()
 
-    def answer(self, within: float = 40.0) -> dict[str, Any]:
+    def answer(self, within: float = PATIENCE_SECONDS) -> dict[str, Any]:
         """The answer to the oldest command that has none yet; fails the test where there is none in time."""
         assert self.process.stdout is not None
         deadline = time.monotonic() + within
@@ -183,7 +187,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         rank.dismiss()
     try:
         for rank in started:
-            rank.process.wait(20)
+            rank.process.wait(PATIENCE_SECONDS)
     finally:
         for rank in started:
             rank.kill()
@@ -193,7 +197,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     # What has no name, such as the memory that ranks share, goes with the last process that has it open.
     assert not marked(mark), "processes are left"
     assert not list(scratch.iterdir()), "temporary files are left"
-    deadline = time.monotonic() + 5.0  # other programs use these too, for a moment
+    deadline = time.monotonic() + PATIENCE_SECONDS  # other programs use these too, for a moment
     while left := _named_memory() - before:
         assert time.monotonic() < deadline, f"shared memory or semaphores are left: {left}"
         time.sleep(0.1)
@@ -209,6 +213,20 @@ def load_all(ranks: Sequence[Rank], folder: Path | Sequence[Path], timeout: floa
         assert answer.get("result") == number, answer
 
 
+def await_loaded(port: int, rank: int) -> None:
+    """Return once a rank has loaded its part, and says so in the store, when all load for the first time."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            store = StoreClient("127.0.0.1", port, timeout_seconds=PATIENCE_SECONDS)
+            break
+        except OSError:  # it is not there yet
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    store.wait([f"loading0/{rank}"])
+    store.close()
+
+
 def call_all(ranks: Sequence[Rank], x: np.ndarray = X, seed: int = 0) -> None:
     """Call the partition on all ranks, which must answer as the whole model does."""
     for rank in ranks:
@@ -219,15 +237,15 @@ def call_all(ranks: Sequence[Rank], x: np.ndarray = X, seed: int = 0) -> None:
         np.testing.assert_allclose(answer["result"], whole(x, seed), atol=1e-4)
 
 
-def assert_blames(answer: dict[str, Any], rank: int, kind: str, *says: str, within: float) -> None:
-    """The error names the rank and the cause, and came in time."""
+def assert_blames(answer: dict[str, Any], rank: int, kind: str, *says: str) -> None:
+    """The error names the rank and the cause, and did not take the whole time-out of the ranks."""
     assert answer.get("error") == kind, answer
     assert f"rank {rank}" in answer["message"] or f"ranks {rank}" in answer["message"], answer
     for text in says:
         assert text in answer["message"], answer
     if kind == "CommunicationError":
         assert answer["ranks"] == [rank], answer
-    assert answer["seconds"] < within, answer
+    assert answer["seconds"] < TIMEOUT_SECONDS, answer
 
 
 @pytest.fixture
@@ -239,4 +257,4 @@ def next_run_works(start: Start, artifacts: Path) -> Iterator[None]:
     call_all(ranks)
     for rank in ranks:
         rank.dismiss()
-    assert [rank.process.wait(20) for rank in ranks] == [0, 0]
+    assert [rank.process.wait(PATIENCE_SECONDS) for rank in ranks] == [0, 0]

@@ -22,7 +22,7 @@ from hidet_dist.artifacts.opened import OpenedArtifacts
 from hidet_dist.errors import ArtifactError
 from hidet_dist.export.write import replacing
 
-from .conftest import MOST_SECONDS, Start, X, assert_blames, build, call_all, load_all, whole
+from .conftest import SHORT_SECONDS, TIMEOUT_SECONDS, Start, X, assert_blames, build, call_all, load_all, whole
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +89,10 @@ def test_what_only_one_rank_finds_damaged_all_hear_of(start: Start, artifacts: P
     for damage in DAMAGES:
         damage(file)
         for rank in ranks:
-            rank.send("load", folder=str(copy), timeout_seconds=5.0)
+            rank.send("load", folder=str(copy), timeout_seconds=TIMEOUT_SECONDS)
         other, own = (rank.answer() for rank in ranks)
         assert own["error"] == "ArtifactError" and "rank1.safetensors" in own["message"]
-        assert_blames(other, 1, "RendezvousError", "ArtifactError", "rank1.safetensors", within=5.0)
+        assert_blames(other, 1, "RendezvousError", "ArtifactError", "rank1.safetensors")
         file.write_bytes(content)
     load_all(ranks, copy)
     call_all(ranks)
@@ -138,7 +138,7 @@ def test_loading_while_builds_replace_the_folder(start: Start, artifacts: Path, 
         while turns < 12 or (not answers and turns < 100):
             turns += 1
             for rank in ranks:
-                rank.send("load", folder=str(place), timeout_seconds=3.0)
+                rank.send("load", folder=str(place), timeout_seconds=SHORT_SECONDS)
             loads = [rank.answer() for rank in ranks]
             if all("error" not in load for load in loads):
                 for rank in ranks:
@@ -178,8 +178,7 @@ def test_weights_that_are_changed_during_a_call(
     says = f"rank{victim}.safetensors was changed while it was in use"
     answer = ranks[victim].answer()
     assert answer["error"] == "ArtifactError" and says in answer["message"], answer
-    within = answer["seconds"] + MOST_SECONDS
-    assert_blames(ranks[1 - victim].answer(), victim, "CommunicationError", says, within=within)
+    assert_blames(ranks[1 - victim].answer(), victim, "CommunicationError", says)
     for rank in ranks:
         rank.do("close")
     load_all(ranks, artifacts)
@@ -193,14 +192,14 @@ def test_weights_that_are_changed_between_calls(
     """The other rank hears of it at once."""
     copy = Path(shutil.copytree(artifacts, tmp_path / "copy"))
     ranks = start(2)
-    load_all(ranks, copy, timeout=60.0)
+    load_all(ranks, copy)
     change(copy / "stage0" / "rank1.safetensors")
     for rank in ranks:
         rank.send("call", inputs=[X.tolist()])
     says = "rank1.safetensors was changed while it was in use"
     answer = ranks[1].answer()
     assert answer["error"] == "ArtifactError" and says in answer["message"], answer
-    assert_blames(ranks[0].answer(), 1, "CommunicationError", says, within=MOST_SECONDS)
+    assert_blames(ranks[0].answer(), 1, "CommunicationError", says)
 
 
 def test_weights_whose_status_alone_is_changed_are_read_again_and_used(copy: Path) -> None:

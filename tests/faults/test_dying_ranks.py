@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import MOST_SECONDS, TIMEOUT_SECONDS, Start, X, assert_blames, call_all, load_all
+from hidet_dist.launch import free_port
+
+from .conftest import SHORT_SECONDS, TIMEOUT_SECONDS, Start, X, assert_blames, await_loaded, call_all, load_all
 
 pytestmark = pytest.mark.usefixtures("next_run_works")
 
-WITHIN = TIMEOUT_SECONDS + MOST_SECONDS
 ENDED = "the process of the rank in place"
 BOTH = pytest.mark.parametrize("victim", [0, 1])  # rank 0 hosts the store that the ranks meet in
 
@@ -25,9 +26,9 @@ def test_killed_before_a_collective(start: Start, artifacts: Path, victim: int) 
     ranks[victim].kill()
     survivor = ranks[1 - victim]
     survivor.send("call", inputs=[X.tolist()])
-    assert_blames(survivor.answer(), victim, "CommunicationError", ENDED, within=WITHIN)
+    assert_blames(survivor.answer(), victim, "CommunicationError", ENDED)
     survivor.send("call", inputs=[X.tolist()])  # what has failed stays failed, at once
-    assert_blames(survivor.answer(), victim, "CommunicationError", within=0.5)
+    assert_blames(survivor.answer(), victim, "CommunicationError")
 
 
 @BOTH
@@ -45,7 +46,7 @@ def test_killed_within_a_collective(start: Start, artifacts: Path, victim: int) 
     if "error" not in answer:  # it had given all that was wanted of it
         survivor.send("call", inputs=[X.tolist()])
         answer = survivor.answer()
-    assert_blames(answer, victim, "CommunicationError", ENDED, within=WITHIN)
+    assert_blames(answer, victim, "CommunicationError", ENDED)
 
 
 @BOTH
@@ -57,30 +58,31 @@ def test_killed_while_another_waits_for_it(start: Start, artifacts: Path, victim
     time.sleep(0.5)
     ranks[victim].kill()
     says = "stopped responding" if victim else "hosts the rendezvous store, cannot be reached"
-    assert_blames(survivor.answer(), victim, "CommunicationError", says, within=WITHIN)
+    assert_blames(survivor.answer(), victim, "CommunicationError", says)
 
 
 @BOTH
 def test_killed_before_it_loads(start: Start, artifacts: Path, victim: int) -> None:
     ranks = start(2)
     survivor = ranks[1 - victim]
-    survivor.send("load", folder=str(artifacts), timeout_seconds=2.0)
+    survivor.send("load", folder=str(artifacts), timeout_seconds=SHORT_SECONDS)
     ranks[victim].kill()
-    says = "did not come within 2 s" if victim else "did not answer within 2 s"
-    assert_blames(survivor.answer(), victim, "RendezvousError", says, within=2.0 + MOST_SECONDS)
+    says = "did not come within 5 s" if victim else "did not answer within 5 s"
+    assert_blames(survivor.answer(), victim, "RendezvousError", says)
 
 
 @BOTH
 def test_killed_while_it_loads(start: Start, artifacts: Path, victim: int) -> None:
     """The ranks have met, and the other one has loaded its part."""
-    ranks = start(2)
+    port = free_port()
+    ranks = start(2, port)
     ranks[victim].do("stall")
     for rank in ranks:
         rank.send("load", folder=str(artifacts), timeout_seconds=TIMEOUT_SECONDS)
-    time.sleep(1.0)
+    await_loaded(port, 1 - victim)
     ranks[victim].kill()
     says = "is gone" if victim else "hosts"
-    assert_blames(ranks[1 - victim].answer(), victim, "RendezvousError", says, within=WITHIN)
+    assert_blames(ranks[1 - victim].answer(), victim, "RendezvousError", says)
 
 
 @BOTH
@@ -88,30 +90,30 @@ def test_slower_to_load_than_the_others_wait(start: Start, artifacts: Path, vict
     ranks = start(2)
     ranks[victim].do("stall")
     for rank in ranks:
-        rank.send("load", folder=str(artifacts), timeout_seconds=2.0)
-    assert_blames(ranks[1 - victim].answer(), victim, "RendezvousError", "timed out", within=2.0 + MOST_SECONDS)
+        rank.send("load", folder=str(artifacts), timeout_seconds=SHORT_SECONDS)
+    assert_blames(ranks[1 - victim].answer(), victim, "RendezvousError", "timed out")
     ranks[victim].kill()
 
 
 @BOTH
 def test_stopped_beyond_the_time_out(start: Start, artifacts: Path, victim: int) -> None:
     ranks = start(2)
-    load_all(ranks, artifacts, timeout=2.0)
+    load_all(ranks, artifacts, timeout=SHORT_SECONDS)
     call_all(ranks)
     ranks[victim].kill(signal.SIGSTOP)
     survivor = ranks[1 - victim]
     survivor.send("call", inputs=[X.tolist()])
-    says = f"timed out after 2 s, waiting for the rank in place {victim}"
-    assert_blames(survivor.answer(), victim, "CommunicationError", says, within=2.0 + MOST_SECONDS)
+    says = f"timed out after 5 s, waiting for the rank in place {victim}"
+    assert_blames(survivor.answer(), victim, "CommunicationError", says)
     ranks[victim].kill(signal.SIGCONT)
     ranks[victim].send("call", inputs=[X.tolist()])
-    answer = ranks[victim].answer(within=2.0 + MOST_SECONDS)
+    answer = ranks[victim].answer()
     assert answer["error"] == "CommunicationError", answer  # it has missed it, and knows
 
 
 def test_stopped_for_less_than_the_time_out(start: Start, artifacts: Path) -> None:
     ranks = start(2)
-    load_all(ranks, artifacts, timeout=30.0)
+    load_all(ranks, artifacts)
     ranks[1].kill(signal.SIGSTOP)
     ranks[0].send("call", inputs=[X.tolist()])
     time.sleep(1.0)

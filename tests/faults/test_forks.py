@@ -12,7 +12,7 @@ import pytest
 
 from hidet_dist.launch import free_port
 
-from .conftest import MOST_SECONDS, TIMEOUT_SECONDS, Rank, Start, X, assert_blames, build, call_all, load_all, whole
+from .conftest import Rank, Start, X, assert_blames, build, call_all, load_all, whole
 
 pytestmark = pytest.mark.usefixtures("next_run_works")
 
@@ -27,7 +27,7 @@ def _assert_refused(child: dict[str, Any], rank: Rank, says: str) -> None:
 @pytest.mark.parametrize("transport", ["auto", "gloo"])
 def test_children_disturb_nobody(start: Start, artifacts: Path, transport: str) -> None:
     ranks = start(2, environment=[{"HIDET_DIST_TRANSPORT": transport}] * 2)
-    load_all(ranks, artifacts, timeout=60.0)
+    load_all(ranks, artifacts)
     call_all(ranks)
     for rank in ranks:  # rank 0 hosts the store
         for do in ("exit", "close", "forget", "shutdown"):
@@ -56,7 +56,7 @@ def test_a_child_that_outlives_its_rank_holds_nothing_of_it(start: Start, artifa
     try:
         ranks[0].kill()
         ranks[1].send("call", inputs=[X.tolist()])
-        assert_blames(ranks[1].answer(), 0, "CommunicationError", within=TIMEOUT_SECONDS + MOST_SECONDS)
+        assert_blames(ranks[1].answer(), 0, "CommunicationError")
         again = start(2, port=port)
         load_all(again, artifacts)
         call_all(again)

@@ -88,7 +88,7 @@ def test_the_program_ends_with_one_line_of_json(capsys):
 
 def test_processes_share_the_work():
     command = [sys.executable, "-m", "hidet_dist.soundness", "--plans", "4", "--only", "mlp", "--jobs", "2"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
     assert json.loads(run.stdout.splitlines()[-1])["plans"] == 1
 
 

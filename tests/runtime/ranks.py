@@ -23,14 +23,14 @@ import numpy as np
 import torch
 import torch.distributed
 from checked import Checked, address
+from patience import LONG_SECONDS, MAX_SECONDS, SHORT_SECONDS, until_blamed
 
 from hidet_dist.errors import HidetDistError
 from hidet_dist.runtime import native, session
 from hidet_dist.runtime.communicator import Communicator
+from hidet_dist.runtime.liveness import SILENCE_SECONDS
 from hidet_dist.runtime.store import StoreServer
 from hidet_dist.runtime.transports.gloo import SMALL_BYTES
-
-MAX_SECONDS = 60.0
 
 
 def collectives(mesh: list[int]) -> bool:
@@ -152,15 +152,15 @@ def dies(mesh: list[int], who: int, group: int, warm: bool) -> float:
     return _sum(comm, (1 << len(mesh)) - 1)
 
 
-def late(mesh: list[int], who: int, seconds: float, warm: bool, group: int) -> float:
+def late(mesh: list[int], who: int, warm: bool, group: int) -> float:
     """One rank comes later to a collective than the others wait."""
-    comm = session.communicator_for(tuple(mesh), timeout_seconds=1.5)
+    comm = session.communicator_for(tuple(mesh), timeout_seconds=SHORT_SECONDS)
     comm.bind()
     if warm:
         _sum(comm, (1 << len(mesh)) - 1)
         _sum(comm, group)
     if comm.rank == who:
-        time.sleep(seconds)
+        until_blamed(comm)
     _sum(comm, group)
     return _sum(comm, (1 << len(mesh)) - 1)
 
@@ -182,15 +182,15 @@ def _misbehave(comm: Communicator, how: str) -> None:
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
     elif how == "stops":
-        _stop_for(6)
+        _stop_for(2 * SHORT_SECONDS + SILENCE_SECONDS)
     else:
         comm.close()
-        time.sleep(4)
+        until_blamed(comm)
 
 
 def messages_to_a_bad_rank(how: str) -> float:
     """The last rank fails the others, each of which has another kind of message for it or from it."""
-    comm = session.communicator_for((4,), timeout_seconds=1.5 if how == "stops" else 30)
+    comm = session.communicator_for((4,), timeout_seconds=SHORT_SECONDS if how == "stops" else LONG_SECONDS)
     comm.bind()
     own, other = np.zeros(1 << 20, dtype=np.float32), np.zeros(1 << 20, dtype=np.float32)
     bad = comm.world_size - 1
@@ -214,7 +214,7 @@ def messages_to_a_bad_rank(how: str) -> float:
 
 def broadcasts_with_a_bad_rank(how: str, who: int) -> float:
     """One rank fails the others in a broadcast from the first rank."""
-    comm = session.communicator_for((2,), timeout_seconds=1.5 if how == "stops" else 30)
+    comm = session.communicator_for((2,), timeout_seconds=SHORT_SECONDS if how == "stops" else LONG_SECONDS)
     comm.bind()
     data = np.zeros(1 << 18, dtype=np.float32)
     for turn in range(2):
@@ -228,12 +228,12 @@ def broadcasts_with_a_bad_rank(how: str, who: int) -> float:
 
 def chain(who: int) -> float:
     """A message goes from rank to rank; one comes later than all wait. The others have started unlike numbers."""
-    comm = session.communicator_for((4,), timeout_seconds=1.5)
+    comm = session.communicator_for((4,), timeout_seconds=SHORT_SECONDS)
     comm.bind()
     data = np.zeros(1, dtype=np.float32)
     for turn in range(2):
         if comm.rank == who and turn == 1:
-            time.sleep(5)
+            until_blamed(comm)
         if comm.rank > 0:
             native.recv(address(data), 1, 0, comm.rank - 1, 1)
         if comm.rank + 1 < comm.world_size:
@@ -245,7 +245,7 @@ def chain(who: int) -> float:
 
 def wrong_length() -> float:
     """A message that is longer than what its receiver expects."""
-    comm = session.communicator_for((2,), timeout_seconds=5)
+    comm = session.communicator_for((2,), timeout_seconds=SHORT_SECONDS)
     comm.bind()
     data = np.zeros(8, dtype=np.float32)
     if comm.rank == 0:
@@ -308,7 +308,7 @@ def leaves(who: int) -> float:
     _sum(comm, 1)
     if comm.rank == who:
         comm.close()
-        time.sleep(4)
+        until_blamed(comm)
         return 0.0
     return _sum(comm, 1)
 
@@ -326,10 +326,10 @@ def wrong_call(who: int) -> float:
 
 def after_failure(who: int) -> list[float]:
     """How long a hundred collectives take after one has failed, and two later checks."""
-    comm = session.communicator_for((2,), timeout_seconds=1.0)
+    comm = session.communicator_for((2,), timeout_seconds=SHORT_SECONDS)
     comm.bind()
     if comm.rank == who:
-        time.sleep(5)
+        until_blamed(comm)
         return []
     send = np.ones(1, dtype=np.float32)
     assert native.all_reduce(address(send), address(send), 1, 0, 0, 1) == native.FAILED

@@ -17,7 +17,6 @@ from hidet_dist.errors import ConfigError
 from hidet_dist.runtime import native
 from hidet_dist.runtime.cuda import nccl
 from hidet_dist.runtime.libraries import hidet_runtime
-from hidet_dist.runtime.liveness import SILENCE_SECONDS
 
 RunRanks = Callable[..., list[dict[str, Any]]]
 ROOT = Path(__file__).parents[2]
@@ -56,12 +55,11 @@ def results(answers: list[dict[str, Any]]) -> list[Any]:
     return [answer["result"] for answer in answers]
 
 
-def assert_blamed(answer: dict[str, Any], ranks: list[int], within: float) -> None:
+def assert_blamed(answer: dict[str, Any], ranks: list[int]) -> None:
     assert answer.get("error") == "CommunicationError", answer
     assert answer["ranks"] == ranks, answer
     for rank in ranks:
         assert f"rank {rank}" in answer["message"], answer
-    assert answer["seconds"] < within, answer
 
 
 @pytest.mark.parametrize(("mesh", "own_stream", "warm"), [((2, 1, 2), True, True), ((3,), False, False)])
@@ -114,7 +112,7 @@ def test_a_rank_that_does_not_come_is_named_and_the_others_abort(ranks: Ranks, h
     answers = ranks("cuda_bad_rank", 4, mesh=[2, 2], how=how, who=1, when=when)
     assert answers[1]["exit"] == (-signal.SIGKILL if how == "dies" else 0)
     for rank in (0, 2, 3):
-        assert_blamed(answers[rank], [1], within=2 * SILENCE_SECONDS + 6)
+        assert_blamed(answers[rank], [1])
         if when == "warm":
             assert sorted(ranks.log(rank))[:3] == ["abort"] * 3
             assert "finalize" not in ranks.log(rank)
@@ -127,13 +125,12 @@ def test_an_asynchronous_error_aborts_and_is_reported(ranks: Ranks) -> None:
     assert "remote process exited or there was a network error (the stand-in was told to fail)" in answers[1]["message"]
     for rank, answer in enumerate(answers):
         assert answer["error"] == "CommunicationError"
-        assert answer["seconds"] < SILENCE_SECONDS + 6
         assert ranks.log(rank) == ["init 2", "abort"]
 
 
 def test_a_rank_that_calls_wrongly_is_named(ranks: Ranks) -> None:
     for rank, answer in enumerate(ranks("cuda_wrong_call", 2)):
-        assert_blamed(answer, [1], within=SILENCE_SECONDS + 4)
+        assert_blamed(answer, [1])
         assert ranks.log(rank) == ["init 2", "abort"]
 
 

@@ -68,4 +68,4 @@ def test_pytorchs_models_come_without_hidet() -> None:
     import subprocess
 
     code = "import sys, hidet_dist.testing.torch_models; assert 'hidet' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=600)

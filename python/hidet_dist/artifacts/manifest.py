@@ -13,13 +13,16 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from hidet_dist.artifacts import coherence
 from hidet_dist.errors import ArtifactError
 from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_MANIFEST_BYTES
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
 
-FORMAT = 7
+FORMAT = 8
 NAME = "manifest.json"
+COORDINATE = "coordinate"
+"""The name, in a stage's data, of the coordinate of a rank in the stage's mesh: int32, an element a mesh axis."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,11 @@ class StageManifest:
 
     def libraries_of(self) -> list[str]:
         """The paths of the libraries that were compiled: the launcher's and the kernels'."""
-        return [self.launcher_file, *(self.kernel_file(number) for number in range(len(self.kernels)))]
+        return [self.launcher_file, *self.kernel_files()]
+
+    def kernel_files(self) -> list[str]:
+        """The paths of the kernel libraries, in the order of ``kernels``."""
+        return [self.kernel_file(number) for number in range(len(self.kernels))]
 
     def data_of(self, rank: int) -> list[str]:
         """The paths of the safetensors files with what a rank holds."""
@@ -182,7 +189,7 @@ class Manifest:
         Raises
         ------
         ArtifactError
-            When there is none, it was altered, or it is of another format.
+            When there is none, it was altered, it is of another format, or it contradicts itself.
         """
         path = folder / NAME
         body = _read(folder, directory)
@@ -199,6 +206,10 @@ class Manifest:
             raise ArtifactError(f"{path} is not a manifest of format {FORMAT}: {error}.") from error
         if len(manifest.stages) != 1:
             raise ArtifactError(f"{path} has {len(manifest.stages)} stages, not one. Build the artifacts again.")
+        try:
+            coherence.check(manifest)
+        except ValueError as error:
+            raise ArtifactError(f"{path} contradicts itself: {error}. Build the artifacts again.") from error
         return manifest
 
 

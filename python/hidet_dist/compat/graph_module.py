@@ -1,10 +1,11 @@
-"""hidet 0.6.1's generator of a graph's launch function, with two things set right and one added.
+"""hidet 0.6.1's generator of a graph's launch function, with two things set right and two added.
 
 * It is made for graphs whose weights are constants with storage. Here weights are data: placeholders that every rank
   fills with its own shards. The generator needs no storage for what it calls weights, but takes each graph input for a
   parameter of the launch function, so the placeholders must not be among the inputs while it runs.
 * It gives memory back too early. An operator that only renames its input's memory (a reshape) makes two tensors of one
   buffer, whose uses are counted apart: the buffer is free for others as soon as the reshaped tensor has one use left.
+* It says nothing of what it was made for. Here it has a description, which is compared with that of an artifact folder.
 * It cannot tell how long each kernel takes. Here the launch function marks when each begins and ends: see launch.h.
 """
 
@@ -17,6 +18,10 @@ from typing import Any
 
 from hidet.drivers.build_graph import Tensor2VarMap
 from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.ir.builders import FunctionBuilder
+from hidet.ir.dtypes import int64
+from hidet.ir.expr import Var
+from hidet.ir.func import Function
 from hidet.ir.functors import IRRewriter
 from hidet.ir.module import IRModule
 from hidet.ir.stmt import BlackBoxStmt, LetStmt, SeqStmt, Stmt
@@ -24,6 +29,8 @@ from hidet.ir.type import FuncType
 from hidet.lang.script import ScriptModuleContext
 
 from hidet_dist.runtime import native
+
+_LITERAL_LENGTH = 2000  # characters of a piece of a C string literal: compilers may limit one line
 
 _generator: Any = importlib.import_module("hidet.drivers.build_graph")
 
@@ -73,31 +80,54 @@ class _Marks(IRRewriter):
         return SeqStmt([before, let, after])
 
 
-def _marked(module: IRModule, kernels: int) -> IRModule:
+def _describing(text: str) -> Function:
+    """The function ``describe``, which gives the address of a text in ASCII."""
+    pieces = (text[begin : begin + _LITERAL_LENGTH] for begin in range(0, len(text), _LITERAL_LENGTH))
+    # Braces in octal: hidet takes a pair of them in a black box for the place of an expression.
+    codes = str.maketrans({"\\": "\\\\", '"': '\\"', "{": "\\173", "}": "\\175"})
+    escaped = (piece.translate(codes) for piece in pieces)
+    literal = "\n".join(f'"{piece}"' for piece in escaped)
+    with FunctionBuilder("describe", kind="public") as builder:
+        address = Var("address", ~int64)
+        builder.extend_params([address])
+        builder.append(BlackBoxStmt(f"static const char description[] = {literal};"))
+        builder.append(BlackBoxStmt("*{} = reinterpret_cast<int64_t>(description);", address))
+    return builder.func
+
+
+def _marked(module: IRModule, kernels: int, description: str) -> IRModule:
     marks = _Marks()
     module.functions["launch"] = marks(module.functions["launch"])
     if marks.kernels != kernels:
         raise RuntimeError(f"The launch function calls {marks.kernels} kernels, not the graph's {kernels}.")
+    describe = _describing(description)
+    module.functions[describe.name] = describe
     module.include_headers.append("hidet_dist/launch.h")
     module.include_dirs.append(str(native.include_dir()))
     return module
 
 
 def build_launcher(
-    graph: FlowGraph, inputs: Sequence[Tensor], weights: Sequence[Tensor], kernel_of_node: list[int]
+    graph: FlowGraph,
+    inputs: Sequence[Tensor],
+    weights: Sequence[Tensor],
+    kernel_of_node: list[int],
+    description: str,
 ) -> Path:
     """Build the library that launches a whole graph; ``inputs`` are call arguments, ``weights`` are set once.
 
-    ``kernel_of_node[i]`` is the place of node i's kernel in the table that the launch function gets. Returns the path
-    of the library in hidet's cache. Its functions are ``hidet_init``, ``hidet_get_workspace_size`` (which writes three
-    int64: hidet's own binding passes two), ``hidet_set_workspace``, ``hidet_launch`` and ``hidet_dist_record``.
+    ``description`` is the text, in ASCII, that the library gives of itself. ``kernel_of_node[i]`` is the place of node
+    i's kernel in the table that the launch function gets. Returns the path of the library in hidet's cache. Its
+    functions are ``hidet_init``, ``hidet_get_workspace_size`` (which writes three int64: hidet's own binding passes
+    two), ``hidet_set_workspace``, ``hidet_launch``, ``hidet_describe`` (which writes the address of the description)
+    and ``hidet_dist_record``.
     """
     whole = graph.inputs
     nodes = graph.nodes  # analysed with all inputs; the analysis is kept while they are hidden
     build = ScriptModuleContext.build
     try:
         _generator.Tensor2VarMap = SharedCounts
-        ScriptModuleContext.build = lambda context: _marked(context.ir_module(), len(nodes)).build()
+        ScriptModuleContext.build = lambda context: _marked(context.ir_module(), len(nodes), description).build()
         graph.inputs = list(inputs)
         assert graph.nodes is nodes
         module = _generator.build_graph_module(graph, list(weights), kernel_of_node)

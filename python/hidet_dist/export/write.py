@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -14,22 +13,18 @@ from pathlib import Path
 
 import hidet
 import torch
-from hidet.graph import Operator, Tensor
 
-from hidet_dist.artifacts.manifest import NAME, Launch, Manifest, StageManifest, TensorSignature, holds_artifacts
+from hidet_dist.artifacts.manifest import COORDINATE, NAME, Manifest, holds_artifacts
 from hidet_dist.checks import shown
-from hidet_dist.compile import CompiledProgram
-from hidet_dist.compile.target import CPU, Target
+from hidet_dist.compile import Backend, CompiledProgram
+from hidet_dist.compile.cpu.target import CPU
 from hidet_dist.errors import ArtifactError, ConfigError
 from hidet_dist.files import exchange, sha256, write_text
 from hidet_dist.limits import MOST_NAME_BYTES
 from hidet_dist.partitioning import Program
-from hidet_dist.partitioning.operators import CommunicationOp
-from hidet_dist.partitioning.program import COORDINATE
 from hidet_dist.runtime import native
-from hidet_dist.runtime.memory import ALIGNMENT
-from hidet_dist.spec import Plan, TensorPlan
-from hidet_dist.spec.extents import extents_of
+from hidet_dist.runtime.recycling import ALIGNMENT
+from hidet_dist.spec import Plan
 from hidet_dist.weights import Layout, shard_blocks, write_safetensors
 
 
@@ -131,7 +126,7 @@ def _check_room(folder: Path, program: Program) -> None:
 
 
 def write_artifacts(
-    folder: Path, plan: Plan, program: Program, compiled: CompiledProgram, target: Target = CPU
+    folder: Path, plan: Plan, program: Program, compiled: CompiledProgram, target: Backend = CPU
 ) -> Manifest:
     """Write everything into an empty folder, the manifest last.
 
@@ -148,39 +143,16 @@ def write_artifacts(
     report = None if plan.report is None else plan.report.without_times()
     write_text(folder / "explain.json", replace(plan, report=report).explain().to_json())
 
-    def signature(tensor: TensorPlan, local: Tensor) -> TensorSignature:
-        shape = tuple(extent if isinstance(extent, int) else str(extent) for extent in extents_of(local))
-        return TensorSignature(tensor.dtype, shape, tensor.written or tensor.shape, str(tensor.spec))
-
-    stage = StageManifest(
-        "stage0",
-        program.mesh.shape,
-        program.mesh.axis_names,
-        tuple(map(signature, program.inputs, program.graph.inputs)),
-        tuple(map(signature, program.outputs, program.graph.outputs)),
-        tuple(compiled.kernel_names),
-        tuple(compiled.data),
-        tuple(compiled.constants),
-        tuple(map(_launch, compiled.graph.nodes, compiled.kernel_of_node)),
-        compiled.libraries,
-        program.symbols,
-        program.local_symbols,
-        tuple(compiled.candidates),
-        compiled.workspace_bytes,
-        sum(_nbytes(x) for name, x in program.weight_placeholders.items() if name in compiled.data),
-        target.cuda_graph,
-        tuple(compiled.cublas),
-        compiled.index_checks,
-    )
+    stage = replace(compiled.stage, folder="stage0")
     shutil.copyfile(compiled.launcher, folder / stage.launcher_file)
     for number, kernel in enumerate(compiled.kernels):
         shutil.copyfile(kernel, folder / stage.kernel_file(number))
     if compiled.constants:
         constants = {name: c.torch().contiguous() for name, c in compiled.constants.items()}
-        layouts = {name: Layout(c.dtype.name, tuple(c.shape)) for name, c in compiled.constants.items()}
+        layouts = {name: compiled.layouts[name] for name in constants}
         write_safetensors(folder / stage.constants_file, layouts, lambda name: [constants[name]], ALIGNMENT)
     for rank in range(program.mesh.size):
-        _write_rank(folder / stage.weights_file(rank), program, rank, compiled.data)
+        _write_rank(folder / stage.weights_file(rank), program, rank, _own(compiled))
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {path.relative_to(folder).as_posix(): (path.stat().st_size, sha256(path)) for path in paths}
     assert NAME not in files
@@ -188,9 +160,9 @@ def write_artifacts(
         version("hidet_dist"),
         hidet.__version__,
         native.ABI_VERSION,
-        target.kind,
+        target.name,
         target.arch,
-        None if target.gpu is None else target.gpu.name,
+        target.gpu_name,
         target.cpu_features,
         program.mesh.size,
         (stage,),
@@ -200,25 +172,15 @@ def write_artifacts(
     return manifest
 
 
-def _launch(node: Operator, kernel: int) -> Launch:
-    outputs = (f"{y.dtype.name}[{', '.join(map(str, extents_of(y)))}]" for y in node.outputs)
-    return Launch(kernel, ", ".join(outputs), node.description if isinstance(node, CommunicationOp) else "")
+def _own(compiled: CompiledProgram) -> dict[str, Layout]:
+    """The layouts of what differs between ranks."""
+    return {name: layout for name, layout in compiled.layouts.items() if name not in compiled.constants}
 
 
-def _nbytes(tensor: Tensor) -> int:
-    return math.prod(int(size) for size in tensor.shape) * int(tensor.dtype.nbytes)
-
-
-def _write_rank(path: Path, program: Program, rank: int, names: Sequence[str]) -> None:
+def _write_rank(path: Path, program: Program, rank: int, layouts: Mapping[str, Layout]) -> None:
     """Write a rank's shards block by block, so that memory is taken neither for all ranks nor for one."""
     coordinate = program.mesh.coordinate(rank)
-    weights = {weight.name: weight for weight in program.weights if weight.name in names}
-    layouts = {
-        name: Layout(weight.dtype, weight.spec.local_shape(weight.shape, program.mesh))
-        for name, weight in weights.items()
-    }
-    if COORDINATE in names:
-        layouts[COORDINATE] = Layout("int32", (len(coordinate),))
+    weights = {weight.name: weight for weight in program.weights}
 
     def blocks(name: str) -> Iterable[torch.Tensor]:
         if name == COORDINATE:

@@ -10,6 +10,7 @@ import hidet
 import torch
 from hidet.graph import FlowGraph, Operator, Tensor
 
+from hidet_dist.artifacts.manifest import COORDINATE
 from hidet_dist.errors import PartitionError, SpecError
 from hidet_dist.partitioning.once import reshape
 from hidet_dist.partitioning.operators import (
@@ -34,7 +35,6 @@ from hidet_dist.symbolic.twin import at_sizes
 from hidet_dist.view import GraphView
 from hidet_dist.weights import SafetensorsFiles, Source, read_shard, source_of
 
-COORDINATE = "coordinate"
 _TRIAL = 1009  # a prime
 
 

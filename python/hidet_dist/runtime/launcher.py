@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from hidet_dist.artifacts.coherence import KINDS_OF_MEMORY
 from hidet_dist.runtime.memory import Memory
-
-_KINDS_OF_MEMORY = 3  # hidet's: host, CUDA, HIP
 
 
 class Launcher:
@@ -54,12 +53,16 @@ class Launcher:
         self._launch.restype = None
         self._workspace = 0
         self._times = np.zeros((0, 2), np.int64)
-        self._sizes = (ctypes.c_int64 * _KINDS_OF_MEMORY)()
+        self._sizes = (ctypes.c_int64 * len(KINDS_OF_MEMORY))()
+
+    def workspaces(self) -> dict[str, int]:
+        """The bytes that activations take, as :meth:`workspace_bytes`, for each kind of memory that has any."""
+        self._library.hidet_get_workspace_size(self._sizes)
+        return {kind: size for kind, size in zip(KINDS_OF_MEMORY, self._sizes, strict=True) if size}
 
     def workspace_bytes(self) -> int:
         """The memory that activations take, in bytes, at the sizes of symbolic dims that hidet's runtime has now."""
-        self._library.hidet_get_workspace_size(self._sizes)
-        return max(1, self._sizes[self._memory.number])
+        return max(1, self.workspaces().get(KINDS_OF_MEMORY[self._memory.number], 0))
 
     def reserve(self, nbytes: int) -> None:
         """Make room for activations of so many bytes."""

@@ -7,9 +7,10 @@ import ctypes
 import importlib.util
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hidet_dist.artifacts.opened import VerifiedFile
 from hidet_dist.errors import ArtifactError, HidetDistError
 from hidet_dist.runtime import native, openblas
 from hidet_dist.runtime.cuda.cudart import is_runtime, load_runtime
@@ -49,14 +50,41 @@ class Libraries:
             target.write(source.read())
         return self.load_shared(copy)
 
-    def load_kernels(self, files: Sequence[int], candidates: Sequence[int]) -> list[list[int]]:
-        """The addresses of the kernels in libraries, by their descriptors, which are taken: of each, its candidates."""
+    def load_kernels(self, files: Iterable[VerifiedFile], candidates: Sequence[int]) -> list[list[int]]:
+        """The addresses of the kernels in libraries, whose descriptors are taken: of each library, its candidates.
+
+        Raises
+        ------
+        ArtifactError
+            When one of them is no library, needs what is not there, or has too few candidates.
+        """
         kernels = []
         for file, count in zip(files, candidates, strict=True):
-            library = self.load_shared(file)
-            found = (getattr(library, f"{_KERNEL}{candidate}") for candidate in range(count))
+            try:
+                library = self.load_shared(file.descriptor)
+                found = [getattr(library, f"{_KERNEL}{candidate}") for candidate in range(count)]
+            except (AttributeError, OSError) as error:
+                raise ArtifactError(f"{file.path} has no {count} candidates of a kernel: {error}.") from error
             kernels.append([ctypes.cast(function, ctypes.c_void_p).value or 0 for function in found])
         return kernels
+
+    def load_launcher(self, file: VerifiedFile) -> tuple[ctypes.CDLL, bytes]:
+        """A launcher, whose descriptor is taken, and what it says of itself.
+
+        Raises
+        ------
+        ArtifactError
+            When it is no launcher.
+        """
+        try:
+            library = self.load_own(file.descriptor)
+            describe = library.hidet_describe
+        except (AttributeError, OSError) as error:
+            raise ArtifactError(f"{file.path} is no launcher: {error}. Build the artifacts again.") from error
+        text = ctypes.c_char_p()
+        describe.argtypes = (ctypes.c_void_p,)
+        describe(ctypes.byref(text))
+        return library, text.value or b""
 
 
 def load_needed(names: Sequence[str], folder: Path) -> None:

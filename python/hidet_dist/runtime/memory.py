@@ -11,7 +11,7 @@ import math
 import mmap
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from hidet_dist.artifacts.opened import VerifiedFile
-from hidet_dist.errors import ArtifactError, WeightsError
+from hidet_dist.errors import ArtifactError
 from hidet_dist.runtime import dlpack, native
-from hidet_dist.runtime.recycling import ALIGNMENT, LEAST_BYTES, Recycler, aligned
+from hidet_dist.runtime.recycling import LEAST_BYTES, Recycler, aligned
 from hidet_dist.runtime.tensors import HIDET, Buffer, host_tensor
 from hidet_dist.weights import header
+from hidet_dist.weights.header import Place
 
 if TYPE_CHECKING:
     from hidet_dist.runtime.communicator import Communicator
@@ -55,8 +56,8 @@ class Memory(Protocol):
     def packed(self, buffer: Buffer, what: str) -> Buffer:
         """A tensor row by row: itself or a copy. Raises InputError, which calls it ``what``, where that is not made."""
 
-    def load(self, file: VerifiedFile, names: Sequence[str]) -> dict[str, int]:
-        """The addresses of those of the tensors ``names`` that a file has. Takes the file's descriptor."""
+    def load(self, file: VerifiedFile, places: Mapping[str, Place]) -> dict[str, int]:
+        """The addresses of a file's tensors, by name. Takes the file's descriptor."""
 
     def check(self) -> None:
         """Raise ArtifactError where the weights are not what they were."""
@@ -118,14 +119,13 @@ class HostMemory:
         """Whether a tensor is in the host's memory, pinned or not."""
         return device[0] in (dlpack.CPU, dlpack.CUDA_HOST)
 
-    def load(self, file: VerifiedFile, names: Sequence[str]) -> dict[str, int]:
+    def load(self, file: VerifiedFile, places: Mapping[str, Place]) -> dict[str, int]:
         """Map a safetensors file, whose descriptor is taken. Its pages are read when kernels read them.
 
         Raises
         ------
         ArtifactError
-            When one of these tensors is not aligned as kernels need it, the file's header makes no sense, or the file
-            was changed since it was verified.
+            When the file was changed since it was verified.
         """
         path = file.path
         try:
@@ -138,19 +138,7 @@ class HostMemory:
         self._mapped.append(_Mapped(file, mapping, watched))
         if not file.is_unchanged():  # asked once the watch has begun, so that there is no time between the two
             raise ArtifactError(f"{path} was changed while it was loaded. Load the artifacts again.")
-        length = int.from_bytes(mapping[: header.LENGTH_BYTES], "little")
-        try:
-            places = header.parse(mapping[header.LENGTH_BYTES : header.LENGTH_BYTES + length], len(mapping))
-        except WeightsError as error:
-            raise ArtifactError(f"{path} is no safetensors file: {error} Build the artifacts again.") from error
-        addresses = {name: base + places[name].begin for name in names if name in places}
-        for name, address in addresses.items():
-            if address % ALIGNMENT:
-                raise ArtifactError(
-                    f"The tensor {name!r} of {path} does not begin at a multiple of {ALIGNMENT} bytes. Build the "
-                    "artifacts again."
-                )
-        return addresses
+        return {name: base + place.begin for name, place in places.items()}
 
     def check(self) -> None:
         """Raise ArtifactError where a mapped file was changed, or a page of it could not be read."""

@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from hidet_dist.artifacts.manifest import StageManifest
+from hidet_dist.artifacts.coherence import check_description
+from hidet_dist.artifacts.manifest import COORDINATE, StageManifest
 from hidet_dist.artifacts.opened import OpenedArtifacts
 from hidet_dist.checks import shown
 from hidet_dist.errors import ArtifactError, CommunicationError, ConfigError, HidetDistError, InputError
@@ -35,7 +36,10 @@ from hidet_dist.runtime.libraries import Libraries, hidet_runtime, load_needed
 from hidet_dist.runtime.memory import HostMemory, Memory
 from hidet_dist.runtime.processor import check_features
 from hidet_dist.runtime.profile import OperatorTime, Profile
+from hidet_dist.runtime.stored import check_coordinate, places_in
 from hidet_dist.runtime.tensors import Buffer
+from hidet_dist.spec import DeviceMesh
+from hidet_dist.weights.header import Layout
 
 _sizes_lock = threading.Lock()  # hidet's runtime has one table of symbolic dims' sizes
 _MOST_SIZES = 1024  # how many combinations of symbolic dims' sizes are remembered
@@ -159,19 +163,17 @@ class LoadedPartition:
             check_architecture(self.manifest.arch, device)
             self._memory = CudaMemory(device, static=stage.cuda_graph)
         check_features(self.manifest.arch, self.manifest.cpu_features)
-        load_needed(stage.libraries, folder)
+        load_needed((), folder)  # what launchers link against
         self._runtime = hidet_runtime()
-        launcher, *kernels = (artifacts.take(name).descriptor for name in stage.libraries_of())
+        library, description = self._libraries.load_launcher(artifacts.take(stage.launcher_file))
+        try:
+            layouts = check_description(self.manifest, 0, description)
+        except ValueError as error:
+            raise ArtifactError(f"{folder}: {error}. Build the artifacts again.") from error
+        load_needed(stage.libraries, folder)
+        kernels = map(artifacts.take, stage.kernel_files())
         self._kernels = self._libraries.load_kernels(kernels, stage.candidates)
-        library = self._libraries.load_own(launcher)
-        data: dict[str, int] = {}
-        for name in stage.data_of(self.rank):
-            data.update(self._memory.load(artifacts.take(name), stage.data))
-        missing = [name for name in stage.data if name not in data]
-        if missing:
-            raise ArtifactError(
-                f"{folder / stage.weights_file(self.rank)} lacks {', '.join(missing)}. Build the artifacts again."
-            )
+        data = self._load_data(artifacts, layouts)
         tensors = len(stage.inputs) + len(stage.outputs)
         own = [data[name] for name in stage.data]
         first = [candidates[0] for candidates in self._kernels]
@@ -185,6 +187,28 @@ class LoadedPartition:
             self._launcher = CudaLauncher(library, first, own, tensors, nodes, memory, stage.cuda_graph, self._cublas)
         else:
             self._launcher = Launcher(library, first, own, tensors, len(stage.launches), self._memory)
+        if not stage.symbols and self._launcher.workspaces() != stage.workspace_bytes:
+            raise ArtifactError(
+                f"{folder}: stages[0].workspace_bytes is {stage.workspace_bytes}, but the launcher needs "
+                f"{self._launcher.workspaces()}. Build the artifacts again."
+            )
+
+    def _load_data(self, artifacts: OpenedArtifacts, layouts: Mapping[str, Layout]) -> dict[str, int]:
+        """The addresses of the stage's data, by name."""
+        stage = self.stage
+        shared = set(stage.constants)
+        files = {stage.weights_file(self.rank): {name: own for name, own in layouts.items() if name not in shared}}
+        if shared:
+            files[stage.constants_file] = {name: layouts[name] for name in stage.constants}
+        addresses: dict[str, int] = {}
+        for name, held in files.items():
+            file = artifacts.take(name)
+            places = places_in(file, held)
+            if COORDINATE in places:
+                coordinate = DeviceMesh(stage.mesh_shape, stage.mesh_axis_names).coordinate(self.rank)
+                check_coordinate(file, places[COORDINATE], coordinate)
+            addresses.update(self._memory.load(file, places))
+        return addresses
 
     def _choose_candidates(self, folder: Path, launcher: CudaLauncher) -> None:
         """Take the fastest candidate of each kernel on this device, the same on all ranks."""
@@ -597,14 +621,14 @@ def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> Open
             manifest = artifacts.manifest
             if manifest.abi_version != native.ABI_VERSION:
                 raise ArtifactError(
-                    f"{folder} was built for the native interface {manifest.abi_version}; this is "
+                    f"{folder} was built for the native interface {manifest.abi_version} (abi_version); this is "
                     f"{native.ABI_VERSION}. Build the artifacts again."
                 )
             installed = importlib.metadata.version("hidet")
             if manifest.hidet_version != installed:
                 raise ArtifactError(
-                    f"{folder} was built with hidet {manifest.hidet_version}, not {installed}. Build the artifacts "
-                    "again."
+                    f"{folder} was built with hidet {manifest.hidet_version} (hidet_version), not {installed}. Build "
+                    "the artifacts again."
                 )
             if manifest.target == "cuda":
                 device_of_rank(0)  # before the ranks meet: there is a device at all

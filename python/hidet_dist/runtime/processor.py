@@ -6,7 +6,24 @@ import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-from hidet_dist.errors import ConfigError
+from hidet_dist.checks import shown
+from hidet_dist.errors import ArtifactError, ConfigError
+
+_SECOND = ("popcnt", "pni", "ssse3", "sse4_1", "sse4_2")
+_THIRD = (*_SECOND, "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm")
+_FOURTH = (*_THIRD, *(f"avx512{part}" for part in ("f", "bw", "cd", "dq", "vl")))
+
+LEVELS: dict[str, tuple[str, ...]] = {
+    "x86-64-v4": _FOURTH,
+    "x86-64-v3": _THIRD,
+    "x86-64-v2": _SECOND,
+    "x86-64": (),
+}
+"""The levels of x86-64, the highest first, and the features of each that compiled code uses, by Linux's names.
+
+They are those of the System V ABI for x86-64, "micro-architecture levels", without the few instructions of theirs that
+kernels have no use for, and virtual machines may hide.
+"""
 
 _CPUINFO = Path("/proc/cpuinfo")
 
@@ -25,14 +42,21 @@ def features() -> frozenset[str]:
     return frozenset()
 
 
-def check_features(arch: str | None, needed: Sequence[str]) -> None:
+def check_features(arch: str, needed: Sequence[str]) -> None:
     """Refuse a processor that lacks features which code for ``arch`` was compiled to use.
 
     Raises
     ------
+    ArtifactError
+        When the features are not those of ``arch``, a level of x86-64; code for GPUs needs none.
     ConfigError
-        It names the features, and says what to do.
+        When the processor lacks features: it names them, and says what to do.
     """
+    if tuple(needed) != LEVELS.get(arch, ()):
+        raise ArtifactError(
+            f"The manifest's cpu_features are {shown(needed)}; those of its arch, {arch}, are "
+            f"{', '.join(LEVELS.get(arch, ())) or 'none'}. Build the artifacts again."
+        )
     missing = [name for name in needed if name not in features()]
     if missing:
         raise ConfigError(

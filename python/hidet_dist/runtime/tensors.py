@@ -36,6 +36,8 @@ class Buffer:
     read_only: whether it must not be written to; None where that is unknown.
     owner: keeps the memory.
     strides: in bytes; only where it is not contiguous.
+    negated: whether its numbers are the negatives of those in memory, as torch keeps them in some views. It is not
+        contiguous then, wherever its elements lie.
     """
 
     address: int
@@ -47,11 +49,14 @@ class Buffer:
     read_only: bool | None
     owner: Any
     strides: tuple[int, ...] = ()
+    negated: bool = False
 
     def packed(self) -> Buffer:
         """This tensor in host memory, row by row: itself if it is so already, or a copy."""
         if self.contiguous:
             return self
+        if self.negated:
+            return buffer_of(self.owner[0].detach().resolve_neg().contiguous(), "A copy")
         itemsize = self.nbytes // math.prod(self.shape)
         low = sum(min(0, (n - 1) * step) for n, step in zip(self.shape, self.strides, strict=True))
         high = sum(max(0, (n - 1) * step) for n, step in zip(self.shape, self.strides, strict=True)) + itemsize
@@ -108,11 +113,12 @@ def buffer_of(x: Any, what: str, to_write: bool = False) -> Buffer:
             () if contiguous else x.strides,
         )
     kind = kind_of(x)
+    negated = False
     try:
         device = dlpack.device_of(x)
         if kind == TORCH:
-            if to_write and x.requires_grad:
-                raise InputError(f"{what} requires a gradient, so that it cannot be written to; give x.detach().")
+            _check_torch(x, what, to_write)
+            negated = x.is_neg()
             export = dlpack.Export(x.detach())
         else:
             export = dlpack.Export(x)
@@ -124,6 +130,12 @@ def buffer_of(x: Any, what: str, to_write: bool = False) -> Buffer:
             "or a hidet tensor."
         ) from error
     shape = export.shape
+    nbytes = math.prod(shape) * export.itemsize
+    if nbytes > 0 and export.address == 0:
+        raise InputError(
+            f"{what} is a {type(x).__name__} without memory, as fake tensors are and those whose storage was freed. "
+            "Give a tensor that holds its numbers."
+        )
     expected = dlpack.row_major(shape)
     contiguous = export.address % export.itemsize == 0 and (
         export.strides == expected
@@ -134,14 +146,41 @@ def buffer_of(x: Any, what: str, to_write: bool = False) -> Buffer:
         export.address,
         shape,
         export.dtype,
-        math.prod(shape) * export.itemsize,
-        contiguous,
+        nbytes,
+        contiguous and not negated,
         device,
         # Neither torch nor hidet has tensors that cannot be written to.
         export.read_only if kind == NUMPY else False,
         (x, export),
-        () if contiguous else tuple(step * export.itemsize for step in export.strides),
+        () if contiguous and not negated else tuple(step * export.itemsize for step in export.strides),
+        negated,
     )
+
+
+def _check_torch(x: Any, what: str, to_write: bool) -> None:
+    """Raise InputError where a torch tensor's numbers are not those in its memory, and no copy can make up for it."""
+    if to_write and x.requires_grad:
+        raise InputError(f"{what} requires a gradient, so that it cannot be written to; give x.detach().")
+    if x.is_conj():
+        raise InputError(f"{what} is a conjugate view, whose memory has other numbers; give x.resolve_conj().")
+    if x.is_neg() and (to_write or x.device.type != "cpu"):
+        raise InputError(f"{what} is a negative view, whose memory has other numbers; give x.resolve_neg().")
+    if x.layout is not _strided():
+        return  # refused as it is exported
+    last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) if x.numel() else -1
+    nbytes = (x.storage_offset() + last + 1) * x.element_size() if last >= 0 else 0
+    if x.untyped_storage().nbytes() < nbytes:
+        raise InputError(
+            f"{what} takes {nbytes} bytes of its storage, which has {x.untyped_storage().nbytes()}: it was made "
+            "smaller. Give a tensor that holds its numbers."
+        )
+
+
+@functools.cache
+def _strided() -> Any:
+    import torch
+
+    return torch.strided
 
 
 @functools.cache

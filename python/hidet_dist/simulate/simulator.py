@@ -11,11 +11,11 @@ import numpy as np
 from hidet.ffi import runtime_api
 from hidet.graph import FlowGraph, Tensor
 
+from hidet_dist.artifacts.manifest import COORDINATE
 from hidet_dist.compat.cpu_build import precompile_headers
 from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.errors import InputError, PartitionError
 from hidet_dist.partitioning import CommunicationOp, Program, WaitOp
-from hidet_dist.partitioning.program import COORDINATE
 from hidet_dist.spec import DeviceMesh, TensorPlan
 
 _REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "product": np.multiply}

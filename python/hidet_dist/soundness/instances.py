@@ -400,8 +400,13 @@ def _matmul(rng: Rng, cls: Any) -> Operator:
     a, b = _batched(rng)
     transposed = bool(rng.integers(2))
     dtype = _float(rng)
-    right = [*b, n, k] if transposed else [*b, k, n]
-    return cls(_symbol([*a, m, k], dtype), _symbol(right, dtype), transpose_b=transposed)
+    left, right = [*a, m, k], [*b, n, k] if transposed else [*b, k, n]
+    vector = int(rng.integers(6))
+    if vector == 0:
+        left = [k]
+    elif vector == 1 and not transposed:
+        right = [k]
+    return cls(_symbol(left, dtype), _symbol(right, dtype), transpose_b=transposed)
 
 
 @_makes(CudaBatchMatmulOp, BatchMatmulHipOp)

@@ -22,6 +22,7 @@ NATIVE = Path(__file__).parents[1] / "native"
 # They put their work on the stream themselves.
 COMMUNICATION = ("AllReduce", "AllGather", "ReduceScatter", "AllToAll", "Start", "Wait")
 _PLACE = b"@LIBRARY@"
+_DESCRIPTION = b'{"abi_version":'
 
 
 def compile_against(stand_ins: Path, source: str, library: Path) -> None:
@@ -33,12 +34,26 @@ def compile_against(stand_ins: Path, source: str, library: Path) -> None:
 
 
 def as_cuda(folder: Path, arch: str = "sm_90", **stage: Any) -> Path:
-    """Rewrite a manifest, with other values of its stage."""
+    """Rewrite a manifest, with other values of its stage, and what the launcher says of itself."""
     manifest = Manifest.load(folder)
-    files = {name: ((folder / name).stat().st_size, sha256(folder / name)) for name in manifest.files}
     (own,) = manifest.stages
-    replace(manifest, target="cuda", arch=arch, files=files, stages=(replace(own, **stage),)).save(folder)
+    target = {"target": "cuda", "arch": arch, "gpu": "H100-SXM5-80GB", "cpu_features": ()}
+    _redescribe(folder / own.launcher_file, target, stage)
+    files = {name: ((folder / name).stat().st_size, sha256(folder / name)) for name in manifest.files}
+    replace(manifest, **target, files=files, stages=(replace(own, **stage),)).save(folder)
     return folder
+
+
+def _redescribe(launcher: Path, target: dict[str, Any], stage: dict[str, Any]) -> None:
+    """Change the text of a launcher, in the room that it has: spaces after JSON are no part of it."""
+    content = launcher.read_bytes()
+    begin = content.index(_DESCRIPTION)
+    end = content.index(b"\0", begin)
+    body = {**json.loads(content[begin:end]), **target}
+    body["stage"].update(stage)
+    text = json.dumps(body, sort_keys=True, separators=(",", ":")).encode().ljust(end - begin)
+    assert len(text) == end - begin
+    launcher.write_bytes(content[:begin] + text + content[end:])
 
 
 def on_stream(folder: Path, stand_ins: Path) -> Path:
@@ -95,6 +110,6 @@ def serve(
         running.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
     results = []
     for process in running:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
         results.append(json.loads(out)["result"] if process.returncode == 0 else err.decode())
     return results

@@ -1,28 +1,24 @@
 """Which instructions kernels for the CPU may use: the levels of x86-64, and the compiler's flags for them.
 
-The levels are those of the System V ABI for x86-64, "micro-architecture levels", without the few instructions of theirs
-that kernels have no use for, and virtual machines may hide. What a level has is told to the compiler feature by
-feature, since it may name a processor that is newer than itself after an older one, and leave out what that one lacks.
+What a level (:data:`hidet_dist.runtime.processor.LEVELS`) has is told to the compiler feature by feature, since it may
+name a processor that is newer than itself after an older one, and leave out what that one lacks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hidet_dist.runtime.processor import features
+from hidet_dist.runtime.processor import LEVELS, features
 
 NATIVE = "native"
 BASELINE = "x86-64"
 
-# By Linux's name in /proc/cpuinfo, each with the compiler's flag.
-_SECOND = {
+_FLAGS = {
     "popcnt": "-mpopcnt",
     "pni": "-msse3",
     "ssse3": "-mssse3",
     "sse4_1": "-msse4.1",
     "sse4_2": "-msse4.2",
-}
-_THIRD = {
     "avx": "-mavx",
     "avx2": "-mavx2",
     "bmi1": "-mbmi",
@@ -30,15 +26,9 @@ _THIRD = {
     "f16c": "-mf16c",
     "fma": "-mfma",
     "abm": "-mlzcnt",
+    **{f"avx512{part}": f"-mavx512{part}" for part in ("f", "bw", "cd", "dq", "vl")},
 }
-_FOURTH = {f"avx512{part}": f"-mavx512{part}" for part in ("f", "bw", "cd", "dq", "vl")}
-_LEVELS = {
-    "x86-64-v4": {**_SECOND, **_THIRD, **_FOURTH},
-    "x86-64-v3": {**_SECOND, **_THIRD},
-    "x86-64-v2": _SECOND,
-    BASELINE: {},
-}
-ARCHS = (NATIVE, *_LEVELS)
+ARCHS = (NATIVE, *LEVELS)
 """What kernels can be compiled for: the best of the levels that the running processor has, or one of them."""
 
 
@@ -59,9 +49,10 @@ def runs_here(name: str) -> bool:
 def arch_of(name: str) -> Arch:
     """One of ``ARCHS``; what is native is found on the running machine."""
     if name == NATIVE:
-        name = next(level for level, needed in _LEVELS.items() if features() >= set(needed))
-    needed = _LEVELS[name]
+        name = next(level for level, needed in LEVELS.items() if features() >= set(needed))
+    needed = LEVELS[name]
     # Vectors as wide as they get: compilers take half of AVX-512's, as was best on its first processors. On later
     # ones, an EPYC of the Zen 5 generation, half takes GELU 0.52 ns an element instead of 0.26.
     width = ["-mprefer-vector-width=512"] if "avx512f" in needed else []
-    return Arch(name, tuple(needed), ("-m64", "-march=x86-64", "-mtune=generic", *needed.values(), *width))
+    flags = [_FLAGS[feature] for feature in needed]
+    return Arch(name, needed, ("-m64", "-march=x86-64", "-mtune=generic", *flags, *width))

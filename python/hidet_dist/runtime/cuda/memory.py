@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hidet_dist.artifacts.opened import VerifiedFile
-from hidet_dist.errors import ArtifactError, InputError, WeightsError
-from hidet_dist.limits import MOST_HEADER_BYTES
+from hidet_dist.errors import ArtifactError, InputError
 from hidet_dist.runtime import dlpack, native
 from hidet_dist.runtime.cuda import driver
 from hidet_dist.runtime.cuda.driver import DeviceError, Driver
@@ -25,7 +24,7 @@ from hidet_dist.runtime.forks import Owner
 from hidet_dist.runtime.libraries import hidet_runtime
 from hidet_dist.runtime.memory import host_zeros
 from hidet_dist.runtime.tensors import HIDET, TORCH, Buffer, host_tensor
-from hidet_dist.weights import header
+from hidet_dist.weights.header import Place
 
 if TYPE_CHECKING:
     from hidet_dist.runtime.communicator import Communicator
@@ -144,35 +143,27 @@ class CudaMemory:
             return buffer.packed()
         raise InputError(f"{what} must be contiguous, row by row, on a CUDA device; give x.contiguous().")
 
-    def load(self, file: VerifiedFile, names: Sequence[str]) -> dict[str, int]:
+    def load(self, file: VerifiedFile, places: Mapping[str, Place]) -> dict[str, int]:
         """Copy tensors of a safetensors file to the device, block by block through pinned memory.
 
         Raises
         ------
         ArtifactError
-            When the file's header makes no sense, or the file changes meanwhile.
+            When the file was changed since it was verified.
         DeviceError
             When the device has too little memory.
         """
-        path = file.path
         with os.fdopen(file.descriptor, "rb", buffering=0) as stream:
-            length = int.from_bytes(os.pread(file.descriptor, header.LENGTH_BYTES, 0), "little")
-            try:
-                text = os.pread(file.descriptor, min(length, MOST_HEADER_BYTES), header.LENGTH_BYTES)
-                places = header.parse(text, file.nbytes)
-            except WeightsError as error:
-                raise ArtifactError(f"{path} is no safetensors file: {error} Build the artifacts again.") from error
-            found = [name for name in names if name in places]
             with self._context():
-                addresses = self._place([places[name].nbytes for name in found])
+                addresses = self._place([place.nbytes for place in places.values()])
                 copies = [
-                    (address, places[name].begin, places[name].begin + places[name].nbytes)
-                    for name, address in zip(found, addresses, strict=True)
+                    (address, place.begin, place.begin + place.nbytes)
+                    for place, address in zip(places.values(), addresses, strict=True)
                 ]
-                self._fill(stream.fileno(), path, copies)
+                self._fill(stream.fileno(), file.path, copies)
             if not file.is_unchanged():
-                raise ArtifactError(f"{path} was changed while it was loaded. Load the artifacts again.")
-        return dict(zip(found, addresses, strict=True))
+                raise ArtifactError(f"{file.path} was changed while it was loaded. Load the artifacts again.")
+        return dict(zip(places, addresses, strict=True))
 
     def _place(self, sizes: Sequence[int]) -> list[int]:
         """Addresses for tensors of these sizes, in one allocation."""

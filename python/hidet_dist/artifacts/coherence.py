@@ -1,0 +1,205 @@
+"""Whether a manifest makes sense: each field by itself, with the others, and with what the launchers say of themselves.
+
+Checksums say that a folder is as it was written, not that what was written makes sense. A launcher library has the
+description of its stage compiled into it, as only the code knows in which order it takes its data and its kernels. What
+a manifest says beyond what follows from that is checked here without any file.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from hidet_dist.checks import shown
+from hidet_dist.errors import SpecError
+from hidet_dist.files import parse_json
+from hidet_dist.limits import MOST_CANDIDATES
+from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.spec.symbols import local_symbols
+from hidet_dist.weights.header import ITEMSIZE, Layout
+
+if TYPE_CHECKING:
+    from hidet_dist.artifacts.manifest import Manifest, StageManifest, TensorSignature
+
+TARGETS = ("cpu", "cuda")
+KINDS_OF_MEMORY = ("cpu", "cuda", "hip")
+"""In the order in which a launcher names them."""
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+# Of a stage, what its launcher cannot know: where it lies, and what is asked of the launcher itself.
+_NOT_DESCRIBED = ("folder", "workspace_bytes")
+_OF_TARGET = ("target", "arch", "gpu", "cpu_features", "hidet_version", "abi_version")
+
+
+def describe(
+    stage: StageManifest, layouts: Mapping[str, Layout], target: Mapping[str, str | int | Sequence[str] | None]
+) -> str:
+    """What a launcher is to say of itself, as JSON in ASCII.
+
+    Parameters
+    ----------
+    stage: StageManifest
+        Its stage.
+    layouts: mapping
+        The dtype and local shape of all of the stage's ``data``, by name.
+    target: mapping
+        The manifest's ``target``, ``arch``, ``gpu``, ``cpu_features``, ``hidet_version`` and ``abi_version``.
+    """
+    return json.dumps(
+        {
+            "stage": _described(stage),
+            "layouts": {name: [layouts[name].dtype, layouts[name].shape] for name in stage.data},
+            **{key: target[key] for key in _OF_TARGET},
+        },
+        sort_keys=True,
+        separators=(",", ":"),
+    )
+
+
+def check_description(manifest: Manifest, number: int, text: bytes) -> dict[str, Layout]:
+    """Compare a stage with what its launcher says of itself, and return the layouts of its data.
+
+    Raises
+    ------
+    ValueError
+        For the first field that differs, by name, or a text that is no description.
+    """
+    try:
+        theirs = parse_json(text)
+        layouts = {name: Layout(dtype, tuple(shape)) for name, (dtype, shape) in theirs["layouts"].items()}
+        described = {**{key: theirs[key] for key in _OF_TARGET}, f"stages[{number}]": theirs["stage"]}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"the launcher of stage {number} describes nothing: {error}") from error
+    own = {key: getattr(manifest, key) for key in _OF_TARGET}
+    stated = json.loads(json.dumps({**own, f"stages[{number}]": _described(manifest.stages[number])}))
+    for what, here, there in _differences("", stated, described):
+        raise ValueError(f"{what} is {shown(here)}, but the launcher was built for {shown(there)}")
+    return layouts
+
+
+def _described(stage: StageManifest) -> dict[str, Any]:
+    return {key: value for key, value in asdict(stage).items() if key not in _NOT_DESCRIBED}
+
+
+def _differences(what: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Where two JSON values differ: the name of the place, and what each has there."""
+    if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
+        for key in a:
+            yield from _differences(f"{what}.{key}" if what else key, a[key], b[key])
+    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        for number, (own, other) in enumerate(zip(a, b, strict=True)):
+            yield from _differences(f"{what}[{number}]", own, other)
+    elif type(a) is not type(b) or a != b:
+        yield what, a, b
+
+
+def check(manifest: Manifest) -> None:
+    """Raise ValueError, naming the field, where a manifest contradicts itself."""
+    _require(manifest.target in TARGETS, "target", manifest.target, f"one of {', '.join(TARGETS)}")
+    is_cuda = manifest.target == "cuda"
+    _require(
+        (manifest.gpu is not None) == is_cuda, "gpu", manifest.gpu, "given for the target 'cuda', and for no other"
+    )
+    _require(len(manifest.stages) > 0, "stages", [], "at least one")
+    for number, stage in enumerate(manifest.stages):
+        _check_stage(f"stages[{number}]", f"stage{number}", stage, is_cuda)
+        for name in (*stage.libraries_of(), *(name for rank in range(stage.size) for name in stage.data_of(rank))):
+            _require(
+                name in manifest.files,
+                "files",
+                f"{len(manifest.files)} names",
+                f"a mapping that has {name}, by mesh_shape",
+            )
+    size = sum(stage.size for stage in manifest.stages)
+    _require(manifest.world_size == size, "world_size", manifest.world_size, f"{size}, by the mesh_shape of all stages")
+    for name, (nbytes, digest) in manifest.files.items():
+        _require(nbytes >= 0, f"files[{name!r}][0]", nbytes, "a number of bytes")
+        _require(_SHA256.fullmatch(digest) is not None, f"files[{name!r}][1]", digest, "a SHA-256 in hex")
+
+
+def _require(condition: bool, what: str, value: Any, wanted: str) -> None:
+    if not condition:
+        raise ValueError(f"{what} is {shown(value)}; it must be {wanted}")
+
+
+def _check_stage(what: str, folder: str, stage: StageManifest, is_cuda: bool) -> None:
+    _require(stage.folder == folder, f"{what}.folder", stage.folder, f"{folder}, as it would be not in the folder else")
+    try:
+        mesh = DeviceMesh(stage.mesh_shape, stage.mesh_axis_names)
+    except SpecError as error:
+        raise ValueError(f"{what}.mesh_shape and mesh_axis_names describe no mesh: {error}") from error
+    names = [symbol.name for symbol in stage.symbols]
+    _require(len(set(names)) == len(names), f"{what}.symbols", names, "of distinct names")
+    for number, symbol in enumerate(stage.symbols):
+        own = f"{what}.symbols[{number}]"
+        _require(symbol.multiple_of >= 1, f"{own}.multiple_of", symbol.multiple_of, "1 or more")
+        fits = symbol.size >= 1 and symbol.size % symbol.multiple_of == 0
+        _require(fits, f"{own}.size", symbol.size, f"a positive multiple of multiple_of, {symbol.multiple_of}")
+    local = local_symbols(stage.symbols, mesh)
+    _require(
+        stage.local_symbols == local, f"{what}.local_symbols", stage.local_symbols, "those of symbols on mesh_shape"
+    )
+    for kind, tensors in (("inputs", stage.inputs), ("outputs", stage.outputs)):
+        for number, tensor in enumerate(tensors):
+            _check_signature(f"{what}.{kind}[{number}]", tensor, mesh)
+    for number, tensor in enumerate(stage.inputs):
+        for dim, extent in enumerate(tensor.shape):
+            known = isinstance(extent, int) or any(extent == own.name for own in local)
+            _require(known, f"{what}.inputs[{number}].shape[{dim}]", extent, "a size or one of local_symbols")
+    _check_kernels(what, stage, is_cuda)
+    _check_data(what, stage)
+
+
+def _check_signature(what: str, tensor: TensorSignature, mesh: DeviceMesh) -> None:
+    _require(tensor.dtype in ITEMSIZE or tensor.dtype == "boolean", f"{what}.dtype", tensor.dtype, "a known dtype")
+    same = len(tensor.shape) == len(tensor.whole_shape)
+    _require(same, f"{what}.shape", tensor.shape, f"of {len(tensor.whole_shape)} dims, as whole_shape")
+    for field, shape in (("shape", tensor.shape), ("whole_shape", tensor.whole_shape)):
+        for dim, extent in enumerate(shape):
+            _require(isinstance(extent, str) or extent > 0, f"{what}.{field}[{dim}]", extent, "above 0")
+    try:
+        spec = TensorShardSpec.parse(tensor.spec)
+        # A dim whose size is not known yet counts as one that divides.
+        whole = tuple(mesh.size if isinstance(extent, str) else extent for extent in tensor.whole_shape)
+        local = spec.local_shape(whole, mesh)
+    except SpecError as error:
+        raise ValueError(f"{what}.spec does not fit: {error}") from error
+    for dim, (extent, own) in enumerate(zip(tensor.shape, local, strict=True)):
+        if isinstance(extent, int) and isinstance(tensor.whole_shape[dim], int):
+            _require(extent == own, f"{what}.shape[{dim}]", extent, f"{own}, by whole_shape and spec")
+
+
+def _check_kernels(what: str, stage: StageManifest, is_cuda: bool) -> None:
+    kernels = len(stage.kernels)
+    for field, count in (("candidates", len(stage.candidates)), ("cublas", len(stage.cublas))):
+        _require(count == kernels, f"{what}.{field}", getattr(stage, field), f"of {kernels} entries, as kernels")
+    for number, count in enumerate(stage.candidates):
+        fits = 1 <= count <= MOST_CANDIDATES
+        _require(fits, f"{what}.candidates[{number}]", count, f"from 1 to {MOST_CANDIDATES}")
+    for number, launch in enumerate(stage.launches):
+        known = 0 <= launch.kernel < kernels
+        _require(known, f"{what}.launches[{number}].kernel", launch.kernel, f"one of the {kernels} kernels")
+    used = {launch.kernel for launch in stage.launches}
+    _require(
+        len(used) == kernels, f"{what}.launches", len(stage.launches), f"launches of each of the {kernels} kernels"
+    )
+    _require(is_cuda or not stage.cuda_graph, f"{what}.cuda_graph", stage.cuda_graph, "false for the target 'cpu'")
+    _require(is_cuda or not any(stage.cublas), f"{what}.cublas", stage.cublas, "false for the target 'cpu'")
+
+
+def _check_data(what: str, stage: StageManifest) -> None:
+    distinct = len(set(stage.data)) == len(stage.data)
+    _require(distinct, f"{what}.data", stage.data, "of distinct names")
+    tail = stage.data[len(stage.data) - len(stage.constants) :]
+    _require(tail == stage.constants, f"{what}.constants", stage.constants, "the last names of data")
+    _require(stage.weight_bytes >= 0, f"{what}.weight_bytes", stage.weight_bytes, "0 or more")
+    known = stage.workspace_bytes is not None
+    _require(
+        known != bool(stage.symbols), f"{what}.workspace_bytes", stage.workspace_bytes, "there without symbols only"
+    )
+    for kind, nbytes in (stage.workspace_bytes or {}).items():
+        fits = kind in KINDS_OF_MEMORY and nbytes > 0
+        _require(fits, f"{what}.workspace_bytes[{kind!r}]", nbytes, f"above 0, of {', '.join(KINDS_OF_MEMORY)}")

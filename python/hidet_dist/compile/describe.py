@@ -1,0 +1,102 @@
+"""The stage of a manifest, and the layouts of its data, from a program and its kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import hidet
+from hidet.graph import FlowGraph, Operator, Tensor
+
+from hidet_dist.artifacts import Launch, StageManifest, TensorSignature
+from hidet_dist.artifacts.coherence import describe
+from hidet_dist.artifacts.manifest import COORDINATE, IndexCheck
+from hidet_dist.compile.backend import Backend
+from hidet_dist.partitioning import Program
+from hidet_dist.partitioning.operators import CommunicationOp
+from hidet_dist.runtime import native
+from hidet_dist.spec import TensorPlan
+from hidet_dist.spec.extents import extents_of
+from hidet_dist.weights import Layout
+
+
+def stage_of(
+    program: Program,
+    graph: FlowGraph,
+    target: Backend,
+    kernel_names: Sequence[str],
+    kernel_of_node: Sequence[int],
+    candidates: Sequence[int],
+    cublas: Sequence[bool],
+    data: Sequence[str],
+    constants: Sequence[str],
+    libraries: tuple[str, ...],
+    index_checks: tuple[IndexCheck, ...],
+) -> StageManifest:
+    """The stage as a manifest has it, but for its folder and the room for activations, which the launcher tells.
+
+    ``graph`` is the optimized graph of ``program``; the other arguments are those of
+    :class:`hidet_dist.compile.CompiledProgram`.
+    """
+    weights = (tensor for name, tensor in program.weight_placeholders.items() if name in data)
+    return StageManifest(
+        "",
+        program.mesh.shape,
+        program.mesh.axis_names,
+        tuple(map(_signature, program.inputs, program.graph.inputs)),
+        tuple(map(_signature, program.outputs, program.graph.outputs)),
+        tuple(kernel_names),
+        tuple(data),
+        tuple(constants),
+        tuple(map(_launch, graph.nodes, kernel_of_node)),
+        libraries,
+        program.symbols,
+        program.local_symbols,
+        tuple(candidates),
+        None,
+        sum(_nbytes(weight) for weight in weights),
+        target.cuda_graph,
+        tuple(cublas),
+        index_checks,
+    )
+
+
+def layouts_of(program: Program, data: Sequence[str], constants: Mapping[str, Tensor]) -> dict[str, Layout]:
+    """The dtype and local shape of each weight in ``data``, of the coordinate, and of the constants, by name."""
+    layouts = {
+        weight.name: Layout(weight.dtype, weight.spec.local_shape(weight.shape, program.mesh))
+        for weight in program.weights
+    }
+    layouts[COORDINATE] = Layout("int32", (program.mesh.ndim,))
+    layouts.update({name: Layout(x.dtype.name, tuple(int(n) for n in x.shape)) for name, x in constants.items()})
+    return {name: layouts[name] for name in data}
+
+
+def description_of(stage: StageManifest, layouts: Mapping[str, Layout], target: Backend) -> str:
+    """What the stage's launcher is to say of itself."""
+    return describe(
+        stage,
+        layouts,
+        {
+            "target": target.name,
+            "arch": target.arch,
+            "gpu": target.gpu_name,
+            "cpu_features": target.cpu_features,
+            "hidet_version": hidet.__version__,
+            "abi_version": native.ABI_VERSION,
+        },
+    )
+
+
+def _signature(tensor: TensorPlan, local: Tensor) -> TensorSignature:
+    shape = tuple(extent if isinstance(extent, int) else str(extent) for extent in extents_of(local))
+    return TensorSignature(tensor.dtype, shape, tensor.written or tensor.shape, str(tensor.spec))
+
+
+def _launch(node: Operator, kernel: int) -> Launch:
+    outputs = (f"{y.dtype.name}[{', '.join(map(str, extents_of(y)))}]" for y in node.outputs)
+    return Launch(kernel, ", ".join(outputs), node.description if isinstance(node, CommunicationOp) else "")
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return math.prod(int(size) for size in tensor.shape) * int(tensor.dtype.nbytes)

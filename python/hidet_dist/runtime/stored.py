@@ -1,0 +1,66 @@
+"""The places of tensors in a rank's files, whose headers must be what a build writes for the layouts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hidet_dist.artifacts.opened import VerifiedFile
+from hidet_dist.errors import ArtifactError, WeightsError
+from hidet_dist.limits import MOST_HEADER_BYTES
+from hidet_dist.runtime.recycling import ALIGNMENT
+from hidet_dist.weights import header
+from hidet_dist.weights.header import Layout, Place
+
+
+def places_in(file: VerifiedFile, layouts: Mapping[str, Layout]) -> dict[str, Place]:
+    """Where each tensor begins in a safetensors file with exactly these tensors, in bytes.
+
+    Layouts determine a file's header and size, so that the file is not asked for the places: what it says of them is
+    compared with what it must say.
+
+    Raises
+    ------
+    ArtifactError
+        When the file's size or header is another; it names a tensor that differs.
+    """
+    try:
+        head, places = header.arrange(layouts, ALIGNMENT)
+    except WeightsError as error:
+        raise ArtifactError(f"{file.path} is no file of a build: {error} Build the artifacts again.") from error
+    end = max((place.begin + place.nbytes for place in places.values()), default=len(head))
+    if os.pread(file.descriptor, len(head), 0) != head or file.nbytes != end:
+        raise ArtifactError(f"{file.path} does not fit the program: {_difference(file, places)}. Build it again.")
+    return {name: places[name] for name in layouts}
+
+
+def check_coordinate(file: VerifiedFile, place: Place, coordinate: Sequence[int]) -> None:
+    """Raise ArtifactError where the coordinate in a rank's file is another than the rank's."""
+    data = os.pread(file.descriptor, place.nbytes, place.begin)
+    found = tuple(np.frombuffer(data, np.int32).tolist())
+    if found != tuple(coordinate):
+        raise ArtifactError(
+            f"{file.path} is of the rank at {found}, not of the one at {tuple(coordinate)}. Build the artifacts again."
+        )
+
+
+def _difference(file: VerifiedFile, wanted: Mapping[str, Place]) -> str:
+    length = int.from_bytes(os.pread(file.descriptor, header.LENGTH_BYTES, 0), "little")
+    try:
+        text = os.pread(file.descriptor, min(length, MOST_HEADER_BYTES), header.LENGTH_BYTES)
+        places = header.parse(text, file.nbytes)
+    except WeightsError as error:
+        return str(error).rstrip(".")
+    for name, place in wanted.items():
+        if name not in places:
+            return f"it lacks {name!r}"
+        if places[name] != place:
+            return f"it has {name!r} as {_text(places[name])}, not as {_text(place)}"
+    others = ", ".join(repr(name) for name in places if name not in wanted)
+    return f"it has {others}, too" if others else "its header is not written as builds write it"
+
+
+def _text(place: Place) -> str:
+    return f"{place.dtype}{list(place.shape)} at byte {place.begin}"
