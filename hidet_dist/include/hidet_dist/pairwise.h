@@ -22,35 +22,35 @@ extern "C" {
  * of v cost entries[matrix_begin[edge_matrix[e]] + i * |v| + j]. Costs of `forbidden` or more rule a strategy, or a pair of
  * them, out; the sum of all others must be below it. */
 typedef struct hidet_dist_pairwise_problem {
-    int64_t nodes;
-    int64_t edges;
-    const int64_t *strategy_begin; /* nodes + 1 */
-    const double *cost;
-    const double *bytes;
-    const int64_t *interval_begin; /* of each node; it holds its bytes from here */
-    const int64_t *interval_end;   /* up to, not including, this program point */
-    const int64_t *edge_nodes;     /* 2 edges */
-    const int64_t *edge_matrix;    /* edges */
-    const int64_t *matrix_begin;
-    const double *entries;
-    double byte_limit;
-    double forbidden;
+  int64_t nodes;
+  int64_t edges;
+  const int64_t *strategy_begin; /* nodes + 1 */
+  const double *cost;
+  const double *bytes;
+  const int64_t *interval_begin; /* of each node; it holds its bytes from here */
+  const int64_t *interval_end;   /* up to, not including, this program point */
+  const int64_t *edge_nodes;     /* 2 edges */
+  const int64_t *edge_matrix;    /* edges */
+  const int64_t *matrix_begin;
+  const double *entries;
+  double byte_limit;
+  double forbidden;
 } hidet_dist_pairwise_problem;
 
 /* When to stop: after `seconds`, after `rounds` rounds (each alternates bounding and searching; 0 for any number), or when
  * cost - bound <= gap * cost. With rounds and no limit of seconds, the result depends on the arguments only. */
 typedef struct hidet_dist_pairwise_options {
-    double seconds;
-    double gap;
-    int64_t rounds;
-    int64_t seed;
+  double seconds;
+  double gap;
+  int64_t rounds;
+  int64_t seed;
 } hidet_dist_pairwise_options;
 
 typedef struct hidet_dist_pairwise_result {
-    double cost;  /* of the strategies returned; not less than `forbidden` where none were found */
-    double bound; /* no assignment costs less */
-    double seconds;
-    int64_t rounds;
+  double cost;  /* of the strategies returned; not less than `forbidden` where none were found */
+  double bound; /* no assignment costs less */
+  double seconds;
+  int64_t rounds;
 } hidet_dist_pairwise_result;
 
 /* Called with the seconds so far at each better assignment or bound, and at least once a round; anything but 0 ends the

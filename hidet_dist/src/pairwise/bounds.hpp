@@ -11,30 +11,30 @@
 namespace hidet_dist::pairwise {
 
 class Bounds {
-   public:
-    explicit Bounds(const Problem &problem);
+ public:
+  explicit Bounds(const Problem &problem);
 
-    // One pass over the nodes, forwards or backwards. Returns a lower bound of all assignments that fit the limit. A
-    // forward pass also rounds: it gives each node in turn the strategy that is best with those before it.
-    double pass(bool forward);
+  // One pass over the nodes, forwards or backwards. Returns a lower bound of all assignments that fit the limit. A
+  // forward pass also rounds: it gives each node in turn the strategy that is best with those before it.
+  double pass(bool forward);
 
-    // Prices of a byte at each program point, 0 or more.
-    void set_prices(const std::vector<double> &prices);
+  // Prices of a byte at each program point, 0 or more.
+  void set_prices(const std::vector<double> &prices);
 
-    const std::vector<double> &prices() const { return prices_; }
-    const std::vector<int> &rounded() const { return rounded_; }
+  const std::vector<double> &prices() const { return prices_; }
+  const std::vector<int> &rounded() const { return rounded_; }
 
-   private:
-    void least_of_edge(int edge, bool to_first, double *least) const;
+ private:
+  void least_of_edge(int edge, bool to_first, double *least) const;
 
-    const Problem &problem_;
-    std::vector<double> node_;          // what is left of each strategy's cost, with its priced bytes
-    std::vector<int> to_first_, to_second_;  // of each edge, where its messages begin
-    std::vector<double> first_, second_;     // what was moved into an edge from the strategies of its nodes
-    std::vector<double> prices_;
-    double priced_limit_ = 0;  // the limit's bytes at all prices
-    std::vector<int> rounded_;
-    std::vector<double> least_, conditioned_;
+  const Problem &problem_;
+  std::vector<double> node_;  // what is left of each strategy's cost, with its priced bytes
+  std::vector<int> to_first_, to_second_;  // of each edge, where its messages begin
+  std::vector<double> first_, second_;  // what was moved into an edge from the strategies of its nodes
+  std::vector<double> prices_;
+  double priced_limit_ = 0;  // the limit's bytes at all prices
+  std::vector<int> rounded_;
+  std::vector<double> least_, conditioned_;
 };
 
 }  // namespace hidet_dist::pairwise
