@@ -1,8 +1,8 @@
 """Files of the ASPLOS/EuroSys 2025 contest on intra-operator parallelism (google/iopddl): JSON, gzipped or not.
 
 ``{"problem": {"nodes": {"intervals", "costs", "usages"}, "edges": {"nodes", "costs"}, "usage_limit"}}``: node i has the
-interval ``[begin, end)``, and for each strategy a cost and its bytes. An edge has its two nodes and a row-major matrix of
-costs. A solution is a list with a strategy for each node.
+interval ``[begin, end)``, and for each strategy a cost and its bytes. An edge has its two nodes and a row-major matrix
+of costs. A solution is a list with a strategy for each node.
 """
 
 from __future__ import annotations
