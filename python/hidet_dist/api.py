@@ -10,13 +10,11 @@ from typing import Any
 
 from hidet.graph import FlowGraph, Tensor
 
-from hidet_dist.compile import check_compiler, compile_program
-from hidet_dist.compile.target import Target
+from hidet_dist.compile import Backend, compile_program
 from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.errors import ConfigError, PlanError
 from hidet_dist.export.write import check_destination, replacing, write_artifacts
 from hidet_dist.machine import Cluster
-from hidet_dist.normalize.columns import pad_columns
 from hidet_dist.normalize.precision import in_precision
 from hidet_dist.overlap.planned import resident_bytes
 from hidet_dist.partitioning import Program, partition_graph
@@ -96,7 +94,7 @@ def auto_parallel(
         When a stage fails.
     """
     job = _Job.of("auto_parallel", graph, distributed_config, optimization_config)
-    check_compiler(job.target)
+    job.target.check_compiler()
     if plan is not None:
         job.check_given(plan)
     place = check_destination(out_dir, job.optimization.recompile)
@@ -109,7 +107,7 @@ def auto_parallel(
         planned = time.perf_counter()
         program = partition_graph(job.graph, plan, files, job.target.device)
         with progress.task("Compiling") as task:
-            overlap = plan.stage.overlap if job.target.kind == "cuda" else None
+            overlap = plan.stage.overlap if job.target.overlaps else None
             compiled = compile_program(
                 program,
                 job.target,
@@ -171,7 +169,7 @@ class _Job:
     names: Mapping[str, Tensor]
     distributed: DistributedConfig
     optimization: OptimizationConfig
-    target: Target
+    target: Backend
 
     @classmethod
     def of(
@@ -195,9 +193,8 @@ class _Job:
         if self.optimization.precision is not None:
             half = in_precision(graph, self.optimization.precision)
             graph, names = half.graph, {name: half.weights.get(x, x) for name, x in names.items()}
-        if self.target.kind == "cuda":
-            padded = pad_columns(graph, self.distributed.mesh.size)
-            graph, names = padded.graph, {name: padded.weights.get(x, x) for name, x in names.items()}
+        graph, replaced = self.target.prepare(graph, self.distributed.mesh.size)
+        names = {name: replaced.get(x, x) for name, x in names.items()}
         return replace(self, graph=graph, names=names)
 
     @property

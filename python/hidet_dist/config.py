@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hidet_dist.checks import is_list, is_whole, shown
-from hidet_dist.compile.cpu.arch import ARCHS, NATIVE
-from hidet_dist.compile.target import MMA, Target
+from hidet_dist.compile import TARGETS, Backend
+from hidet_dist.compile.cuda.target import MMA
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster, Device, builtin, load_machine
-from hidet_dist.machine.gpu import GPUS, MACHINE_OF_ARCH
+from hidet_dist.machine.gpu import MACHINE_OF_ARCH
 from hidet_dist.normalize.precision import PRECISIONS
 from hidet_dist.search.labels import parse_names
 from hidet_dist.search.limits import MEMORY_LIMIT_BYTES, TIME_LIMIT_SECONDS
@@ -220,16 +220,9 @@ class OptimizationConfig:
         return SearchOptions(**{name: getattr(self, key) for name, key in _SEARCH_KEYS.items()})
 
     def _check_target(self) -> None:
-        _choice("target", self.target, ("cpu", "cuda"))
-        known = {"cpu": ARCHS, "cuda": ("auto", *MACHINE_OF_ARCH)}
-        for target, archs in known.items():
-            if isinstance(self.arch, str) and self.arch in archs and self.arch not in known[self.target]:
-                raise ConfigError(
-                    f"optimization_config['arch'] = {self.arch!r} is for the target {target!r}; the target is "
-                    f"{self.target!r}."
-                )
+        _choice("target", self.target, tuple(TARGETS))
+        own = TARGETS[self.target]
         for key, choices in (
-            ("arch", known[self.target]),
             ("space", (0, 1, 2)),
             ("mma", MMA),
             ("precision", PRECISIONS),
@@ -237,42 +230,39 @@ class OptimizationConfig:
             value = getattr(self, key)
             if value is not None or key == "space":
                 _choice(key, value, choices)
-            if self.target == "cpu" and key != "arch" and value not in (None, 0):
+        for name, target in TARGETS.items():
+            if isinstance(self.arch, str) and self.arch in target.archs and self.arch not in own.archs:
                 raise ConfigError(
-                    f"optimization_config[{key!r}] = {value!r} is for the target 'cuda'; the target is 'cpu'."
+                    f"optimization_config['arch'] = {self.arch!r} is for the target {name!r}; the target is "
+                    f"{self.target!r}."
                 )
-        for key in ("cublas", "cuda_graph"):
-            if self.target == "cpu" and getattr(self, key) is True:
-                raise ConfigError(f"optimization_config[{key!r}] is for the target 'cuda'; the target is 'cpu'.")
+            for key in target.keys:
+                if key not in own.keys and getattr(self, key) != _DEFAULTS[key]:
+                    raise ConfigError(
+                        f"optimization_config[{key!r}] = {shown(getattr(self, key))} is for the target {name!r}; the "
+                        f"target is {self.target!r}."
+                    )
+        if self.arch is not None:
+            _choice("arch", self.arch, own.archs)
 
     @property
     def default_machine(self) -> str:
         """The machine that costs are predicted for where none is named."""
         return MACHINE_OF_ARCH.get(self.arch or "auto", "cpu")
 
-    def target_on(self, device: Device) -> Target:
+    def target_on(self, device: Device) -> Backend:
         """What to compile for on a machine of such devices.
 
         Raises
         ------
         ConfigError
-            When the target is CUDA and the device is no GPU that is known, or one of another architecture.
+            When the device cannot run code for the target, or for the architecture.
         """
-        if self.target == "cpu":
-            return Target(cpu=self.arch or NATIVE)
-        gpu = GPUS.get(device.name)
-        if gpu is None:
-            raise ConfigError(
-                f"The target 'cuda' needs a machine with GPUs, but the machine's device is {device.name!r}. Name one "
-                "in distributed_config['machine'] (`hidet-dist machine list`), or an architecture in "
-                f"optimization_config['arch'] ({', '.join(MACHINE_OF_ARCH)}). Devices of a machine file are known by "
-                f"their names: {', '.join(GPUS)}."
-            )
-        if self.arch not in (None, "auto", gpu.arch):
-            raise ConfigError(
-                f"optimization_config['arch'] = {self.arch!r}, but the machine's device {gpu.name} is {gpu.arch}."
-            )
-        return Target("cuda", gpu, self.space, self.mma or "simt", self.cuda_graph, self.cublas)
+        target = TARGETS[self.target]
+        return target.configured(self.arch, {key: getattr(self, key) for key in target.keys}, device)
+
+
+_DEFAULTS = {each.name: each.default for each in fields(OptimizationConfig)}
 
 
 def _choice(key: str, value: Any, choices: Sequence[str | int]) -> None:

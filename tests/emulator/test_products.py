@@ -10,7 +10,7 @@ from hidet.graph import FlowGraph, Tensor
 from tests.emulator.emulated import Emulator, run
 
 from hidet_dist.compile import CompiledProgram, compile_program
-from hidet_dist.compile.target import Target
+from hidet_dist.compile.cuda.target import CudaTarget
 from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import GPUS
 from hidet_dist.partitioning import partition_graph
@@ -18,7 +18,7 @@ from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import models
 
-H100 = Target("cuda", GPUS["H100-SXM5-80GB"])
+H100 = CudaTarget(GPUS["H100-SXM5-80GB"])
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def constant(*shape: int, dtype: str = "float16") -> Tensor:
 
 
 def built(
-    graph: FlowGraph, inputs: list[np.ndarray], target: Target = H100
+    graph: FlowGraph, inputs: list[np.ndarray], target: CudaTarget = H100
 ) -> tuple[CompiledProgram, dict[Tensor, np.ndarray]]:
     """A compiled program, and the values of its inputs and weights."""
     plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))))
@@ -114,7 +114,7 @@ def test_all_candidates_are_right(dtype: str) -> None:
     """Those that hidet builds for one product, of which a GPU takes the fastest."""
     x = hidet.symbol([M, K], dtype, "cpu")
     graph = hidet.trace_from(ops.matmul(x, constant(K, 128, dtype=dtype)) + constant(128, dtype=dtype), [x])
-    target = Target("cuda", GPUS["H100-SXM5-80GB"], space=1)
+    target = CudaTarget(GPUS["H100-SXM5-80GB"], space=1)
     compiled, values = built(graph, [array(M, K, dtype=dtype)], target)
     (node,) = (node for node in compiled.graph.nodes if not node.share_map)
     (count,) = compiled.candidates

@@ -1,5 +1,7 @@
 """Compile: from a program to kernels and a launch function, built once however many ranks there are."""
 
-from hidet_dist.compile.build import CompiledProgram, check_compiler, compile_program, optimize_program
+from hidet_dist.compile.backend import Backend
+from hidet_dist.compile.build import CompiledProgram, compile_program, optimize_program
+from hidet_dist.compile.targets import TARGETS
 
-__all__ = ["CompiledProgram", "check_compiler", "compile_program", "optimize_program"]
+__all__ = ["TARGETS", "Backend", "CompiledProgram", "compile_program", "optimize_program"]

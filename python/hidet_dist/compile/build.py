@@ -6,10 +6,8 @@ import ctypes
 import importlib
 import json
 import os
-import shutil
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,30 +20,19 @@ from hidet_dist.artifacts import StageManifest
 from hidet_dist.artifacts.coherence import KINDS_OF_MEMORY
 from hidet_dist.artifacts.manifest import COORDINATE
 from hidet_dist.compat.build_locks import locked_builds
-from hidet_dist.compat.cpu_build import precompile_headers
-from hidet_dist.compat.cublas_products import product_of
 from hidet_dist.compat.graph_module import build_launcher
 from hidet_dist.compat.passes import bounded_fusion
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
-from hidet_dist.compile.cpu import TiledOp, cpu_kernels
-from hidet_dist.compile.cpu.arch import BASELINE, NATIVE, runs_here
-from hidet_dist.compile.cpu.build import cpu_target
-from hidet_dist.compile.cpu.collectives import place_shards
-from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
-from hidet_dist.compile.cuda.build import cuda_target
-from hidet_dist.compile.cuda.launches import fewer_launches
+from hidet_dist.compile.backend import Backend
+from hidet_dist.compile.communication import check_communication
+from hidet_dist.compile.cpu.target import CPU
 from hidet_dist.compile.describe import description_of, layouts_of, stage_of
-from hidet_dist.compile.guards import guard_graph
 from hidet_dist.compile.index_checks import index_checks
-from hidet_dist.compile.target import CPU, Target
 from hidet_dist.errors import CompileError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.emit import overlap_graph
 from hidet_dist.partitioning import Program
-from hidet_dist.partitioning.program import communication_operators
-from hidet_dist.runtime import openblas
-from hidet_dist.toolchain.cuda import find_toolkit
 from hidet_dist.weights import Layout
 
 # Not by attribute: hidet.drivers re-exports a function of the same name.
@@ -87,36 +74,14 @@ class CompiledProgram:
     layouts: dict[str, Layout]
 
 
-def check_compiler(target: Target) -> None:
-    """Refuse a target that there is no compiler for, before work starts.
-
-    Raises
-    ------
-    CompileError
-        It says how to get the compiler.
-    """
-    if target.kind == "cuda":
-        find_toolkit()
-    elif shutil.which("g++") is None:
-        raise CompileError("Compiling for the CPU needs g++, which is not in PATH; install it (apt-get install g++).")
-
-
 @contextmanager
-def _building_for(target: Target) -> Iterator[None]:
-    """What is in force while a program is optimized and built for ``target``."""
-    with ExitStack() as stack:
-        stack.enter_context(quiet_builds())
-        stack.enter_context(sound_rewrites())
-        stack.enter_context(bounded_fusion())
-        if target.kind == "cuda":
-            stack.enter_context(cuda_target(target))
-        else:
-            stack.enter_context(cpu_target(target.cpu))
-            stack.enter_context(cpu_kernels())
+def _hidet_options(target: AbstractContextManager[None]) -> Iterator[None]:
+    """What is in force while a program is optimized and built, that of a target included."""
+    with quiet_builds(), sound_rewrites(), bounded_fusion(), target:
         yield
 
 
-def optimize_program(program: Program, target: Target = CPU) -> FlowGraph:
+def optimize_program(program: Program, target: Backend = CPU) -> FlowGraph:
     """Fuse a program's operators.
 
     Raises
@@ -124,44 +89,18 @@ def optimize_program(program: Program, target: Target = CPU) -> FlowGraph:
     CompileError
         When hidet's passes lose or change a communication operator: a program without it would compute something else.
     """
-    # What does not depend on inputs is computed meanwhile, on the processor that there is.
-    with _building_for(replace(target, cpu=NATIVE)):
-        # Inputs that are on a GPU are not checked.
-        checked = index_checks(program)[1] if target.kind == "cpu" else frozenset()
-        guarded = guard_graph(program, checked)
-        placed = place_shards(guarded) if target.kind == "cpu" else fewer_launches(guarded)
-        graph = hidet.graph.optimize(placed)
-    if target.kind == "cpu":
-        graph = lower_to_kernels(graph)
+    with _hidet_options(target.optimizing()):
+        rewritten = target.before_fusion(program)
+        graph = hidet.graph.optimize(rewritten)
+    graph = target.after_fusion(graph)
     graph.update_nodes()
-    if _needs_openblas(graph):
-        openblas.load_openblas()  # or the kernels cannot be loaded
-    before, after = (
-        Counter((op.task.name, tuple(map(str, op.inputs[0].shape))) for op in communication_operators(g))
-        for g in (placed if target.kind == "cpu" else program.graph, graph)
-    )
-    if before != after:
-        raise CompileError(
-            f"Optimizing the program changed its communication: lost {dict(before - after)}, "
-            f"added {dict(after - before)}."
-        )
+    check_communication(rewritten, graph)
     return graph
-
-
-def _libraries(graph: FlowGraph, target: Target) -> tuple[str, ...]:
-    """What the kernels need to be loaded besides the runtimes of hidet and hidet_dist."""
-    if target.kind == "cuda":
-        return (find_toolkit().runtime_name,)
-    return (openblas.NAME,) if _needs_openblas(graph) else ()
-
-
-def _needs_openblas(graph: FlowGraph) -> bool:
-    return any(isinstance(node, TiledOp) for node in graph.nodes)
 
 
 def compile_program(
     program: Program,
-    target: Target = CPU,
+    target: Backend = CPU,
     total: Callable[[int], None] = lambda _: None,
     advance: Callable[[], None] = lambda: None,
     overlap: Cluster | None = None,
@@ -173,7 +112,7 @@ def compile_program(
     ----------
     program: Program
         The program, on the target's device.
-    target: Target
+    target: Backend
         What to compile it for.
     total, advance: callable, optional
         Progress: called with the number of kernels, and once for each that is built.
@@ -196,23 +135,22 @@ def compile_program(
     tasks: dict[str, tuple[int, Operator]] = {}
     kernel_of_node = []
     for node in graph.nodes:
-        if node.build_target != target.kind:
-            raise CompileError(f"The operator {node.name} is for {node.build_target}, not for {target.kind}.")
+        if node.build_target != target.name:
+            raise CompileError(f"The operator {node.name} is for {node.build_target}, not for {target.name}.")
         kernel_of_node.append(tasks.setdefault(str(node.task), (len(tasks), node))[0])
     total(len(tasks))
     nodes = [node for _, node in tasks.values()]
-    with _building_for(target):
+    with _hidet_options(target.building()):
         folders = [_task_folder(node, target) for node in nodes]
-        if target.kind == "cpu" and not all((folder / "lib.so").exists() for folder in folders):
-            precompile_headers()
+        target.before_build(folders)
         try:
             with quiet_builds(advance), locked_builds():
-                build_task_batch([(node.task, target.kind) for node in nodes])
+                build_task_batch([(node.task, target.name) for node in nodes])
         except (RuntimeError, ValueError, OSError) as error:
             raise CompileError(f"A kernel does not compile: {error}") from error
 
     # The launch function runs here, too, to tell how much memory it needs.
-    with _building_for(target if runs_here(target.cpu) else replace(target, cpu=BASELINE)):
+    with _hidet_options(target.building_launcher()):
         inputs = graph.inputs[: len(program.inputs)]
         named = dict(program.weight_placeholders)
         if program.coordinate is not None:
@@ -224,9 +162,9 @@ def compile_program(
         constants = {f"c{number}": x for number, x in enumerate(made)}
         kernel_names = [node.name for node in nodes]
         candidates = [int(json.loads((folder / "meta.json").read_text())["num_candidates"]) for folder in folders]
-        cublas = [target.cublas and product_of(node.task) is not None for node in nodes]
+        cublas = [target.calls_cublas(node) for node in nodes]
         names = [*data, *constants]
-        libraries = _libraries(graph, target)
+        libraries = target.libraries(graph)
         stage = stage_of(
             program,
             graph,
@@ -265,10 +203,10 @@ def compile_program(
     )
 
 
-def _task_folder(node: Operator, target: Target) -> Path:
+def _task_folder(node: Operator, target: Backend) -> Path:
     """Where hidet has built an operator's kernel."""
     cache = os.path.join(hidet.option.get_cache_dir(), "ops")
-    folder, _ = _build_task.prepare_cache_paths(cache, f"{target.kind}_space_{target.space}", node.task)
+    folder, _ = _build_task.prepare_cache_paths(cache, f"{target.name}_space_{target.space}", node.task)
     return Path(folder)
 
 

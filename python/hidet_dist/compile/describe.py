@@ -11,7 +11,7 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet_dist.artifacts import Launch, StageManifest, TensorSignature
 from hidet_dist.artifacts.coherence import describe
 from hidet_dist.artifacts.manifest import COORDINATE, IndexCheck
-from hidet_dist.compile.target import Target
+from hidet_dist.compile.backend import Backend
 from hidet_dist.partitioning import Program
 from hidet_dist.partitioning.operators import CommunicationOp
 from hidet_dist.runtime import native
@@ -23,7 +23,7 @@ from hidet_dist.weights import Layout
 def stage_of(
     program: Program,
     graph: FlowGraph,
-    target: Target,
+    target: Backend,
     kernel_names: Sequence[str],
     kernel_of_node: Sequence[int],
     candidates: Sequence[int],
@@ -72,15 +72,15 @@ def layouts_of(program: Program, data: Sequence[str], constants: Mapping[str, Te
     return {name: layouts[name] for name in data}
 
 
-def description_of(stage: StageManifest, layouts: Mapping[str, Layout], target: Target) -> str:
+def description_of(stage: StageManifest, layouts: Mapping[str, Layout], target: Backend) -> str:
     """What the stage's launcher is to say of itself."""
     return describe(
         stage,
         layouts,
         {
-            "target": target.kind,
+            "target": target.name,
             "arch": target.arch,
-            "gpu": None if target.gpu is None else target.gpu.name,
+            "gpu": target.gpu_name,
             "cpu_features": target.cpu_features,
             "hidet_version": hidet.__version__,
             "abi_version": native.ABI_VERSION,

@@ -4,7 +4,8 @@ import hidet
 import pytest
 
 from hidet_dist import auto_parallel
-from hidet_dist.compile.target import CPU, Target
+from hidet_dist.compile.cpu.target import CPU
+from hidet_dist.compile.cuda.target import CudaTarget
 from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine import MACHINES, builtin
@@ -20,7 +21,7 @@ def target(machine=None, **keys):
 
 @pytest.mark.parametrize(("arch", "name"), [("sm_80", "A100-SXM4-80GB"), ("sm_90", "H100-SXM5-80GB")])
 def test_an_architecture_alone_stands_for_a_machine(arch, name):
-    assert target(arch=arch) == Target("cuda", GPUS[name])
+    assert target(arch=arch) == CudaTarget(GPUS[name])
     assert target(arch=arch).arch == arch
 
 
@@ -40,14 +41,14 @@ def test_all_gpus_that_can_be_planned_for_can_be_built_for():
 
 
 def test_options_reach_the_target():
-    assert target("dgx-h100", space=2, mma="mma") == Target("cuda", GPUS["H100-SXM5-80GB"], 2, "mma")
+    assert target("dgx-h100", space=2, mma="mma") == CudaTarget(GPUS["H100-SXM5-80GB"], 2, "mma")
     assert OptimizationConfig.parse({}).target_on(builtin("cpu", DeviceMesh((2,))).device) == CPU
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"target": "tpu"}, "'target'\\] must be 'cpu' or 'cuda'; got 'tpu'"),
+        ({"target": "tpu"}, "'target'\\] must be one of cpu, cuda; got 'tpu'"),
         ({"target": "cuda", "arch": "sm_70"}, "'arch'\\] must be one of auto, sm_80.*got 'sm_70'"),
         ({"target": "cuda", "arch": 90}, "'arch'\\] must be one of"),
         ({"target": "cuda", "space": 3}, "'space'\\] must be one of 0, 1, 2; got 3"),

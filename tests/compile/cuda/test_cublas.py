@@ -13,7 +13,7 @@ from hidet_dist.compat.cublas_products import product_of
 from hidet_dist.compile import optimize_program
 from hidet_dist.compile.cuda import build
 from hidet_dist.compile.cuda.build import cuda_target
-from hidet_dist.compile.target import Target
+from hidet_dist.compile.cuda.target import CudaTarget
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import GPUS
@@ -22,7 +22,7 @@ from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.toolchain.cuda import Toolkit
 
-H100 = Target("cuda", GPUS["H100-SXM5-80GB"], cublas=True)
+H100 = CudaTarget(GPUS["H100-SXM5-80GB"], cublas=True)
 
 
 @pytest.fixture

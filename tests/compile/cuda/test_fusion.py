@@ -8,7 +8,7 @@ import pytest
 
 from hidet_dist.compile import optimize_program
 from hidet_dist.compile.cuda import build
-from hidet_dist.compile.target import Target
+from hidet_dist.compile.cuda.target import CudaTarget
 from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import GPUS
 from hidet_dist.normalize.columns import pad_columns
@@ -22,7 +22,7 @@ from hidet_dist.toolchain.cuda import Toolkit
 
 from .conftest import MODELS
 
-H100 = Target("cuda", GPUS["H100-SXM5-80GB"])
+H100 = CudaTarget(GPUS["H100-SXM5-80GB"])
 
 
 @pytest.fixture(autouse=True)

@@ -7,14 +7,14 @@ from hidet import ops
 from tests.emulator import emulated
 
 from hidet_dist.compile import compile_program
-from hidet_dist.compile.target import Target
+from hidet_dist.compile.cuda.target import CudaTarget
 from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import GPUS
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 
-H100 = Target("cuda", GPUS["H100-SXM5-80GB"])
+H100 = CudaTarget(GPUS["H100-SXM5-80GB"])
 TABLE = np.random.default_rng(0).standard_normal((11, 6)).astype(np.float32)
 
 

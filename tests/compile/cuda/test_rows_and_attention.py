@@ -9,14 +9,14 @@ from hidet.graph.ops.matmul.matmul import MatmulOp
 from tests.emulator import emulated
 
 from hidet_dist.compile import compile_program
-from hidet_dist.compile.target import Target
+from hidet_dist.compile.cuda.target import CudaTarget
 from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import GPUS
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
 
-H100 = Target("cuda", GPUS["H100-SXM5-80GB"])
+H100 = CudaTarget(GPUS["H100-SXM5-80GB"])
 MASKED = -1e9
 EPSILON = 1e-5
 

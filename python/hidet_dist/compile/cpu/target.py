@@ -1,0 +1,126 @@
+"""CPUs as a target."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hidet.graph import FlowGraph, Operator, Tensor
+
+from hidet_dist.compat.cpu_build import precompile_headers
+from hidet_dist.compile.cpu.active import cpu_kernels
+from hidet_dist.compile.cpu.arch import ARCHS, BASELINE, NATIVE, arch_of, runs_here
+from hidet_dist.compile.cpu.build import cpu_target
+from hidet_dist.compile.cpu.collectives import place_shards
+from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
+from hidet_dist.compile.cpu.tiled import TiledOp
+from hidet_dist.compile.guards import guard_graph
+from hidet_dist.compile.index_checks import index_checks
+from hidet_dist.errors import CompileError
+from hidet_dist.machine import Device
+from hidet_dist.partitioning import Program
+from hidet_dist.runtime import openblas
+
+
+@dataclass(frozen=True)
+class CpuTarget:
+    """x86-64 processors.
+
+    Attributes
+    ----------
+    level: the processors that code is compiled for, one of :data:`hidet_dist.compile.cpu.arch.ARCHS`.
+    """
+
+    name: ClassVar[str] = "cpu"
+    archs: ClassVar[Sequence[str]] = ARCHS
+    keys: ClassVar[Sequence[str]] = ()
+    overlaps: ClassVar[bool] = False
+
+    level: str = NATIVE
+
+    device: ClassVar[str] = "cpu"
+    gpu_name: ClassVar[None] = None
+    space: ClassVar[int] = 0
+    cuda_graph: ClassVar[bool] = False
+
+    @classmethod
+    def configured(cls, arch: str | None, options: Mapping[str, Any], device: Device) -> CpuTarget:
+        """Processors of a level, the running one's by default; costs may be those of any device."""
+        return cls(arch or NATIVE)
+
+    @property
+    def arch(self) -> str:
+        """The level's name, such as ``x86-64-v3``."""
+        return arch_of(self.level).name
+
+    @property
+    def cpu_features(self) -> tuple[str, ...]:
+        """The level's features, by Linux's names."""
+        return arch_of(self.level).features
+
+    def check_compiler(self) -> None:
+        """Refuse a machine without g++."""
+        if shutil.which("g++") is None:
+            raise CompileError(
+                "Compiling for the CPU needs g++, which is not in PATH; install it (apt-get install g++)."
+            )
+
+    def prepare(self, graph: FlowGraph, devices: int) -> tuple[FlowGraph, Mapping[Tensor, Tensor]]:
+        """The graph as it is."""
+        return graph, {}
+
+    def optimizing(self) -> AbstractContextManager[None]:
+        """Compile for the running processor: what does not depend on inputs is computed meanwhile."""
+        return _in_force(NATIVE)
+
+    def building(self) -> AbstractContextManager[None]:
+        """Compile for the level."""
+        return _in_force(self.level)
+
+    def building_launcher(self) -> AbstractContextManager[None]:
+        """Compile for the level, or for any processor where the running one lacks its features."""
+        return _in_force(self.level if runs_here(self.level) else BASELINE)
+
+    def before_fusion(self, program: Program) -> FlowGraph:
+        """Guard what is not checked before the program runs, and have collectives put blocks where they belong."""
+        return place_shards(guard_graph(program, index_checks(program)[1]))
+
+    def after_fusion(self, graph: FlowGraph) -> FlowGraph:
+        """Give operators the kernels of this target."""
+        graph = lower_to_kernels(graph)
+        if _needs_openblas(graph):
+            openblas.load_openblas()  # or the kernels cannot be loaded
+        return graph
+
+    def before_build(self, folders: Sequence[Path]) -> None:
+        """Precompile headers, if any kernel is not built yet."""
+        if not all((folder / "lib.so").exists() for folder in folders):
+            precompile_headers()
+
+    def libraries(self, graph: FlowGraph) -> tuple[str, ...]:
+        """OpenBLAS for matrix products and convolutions."""
+        return (openblas.NAME,) if _needs_openblas(graph) else ()
+
+    def calls_cublas(self, node: Operator) -> bool:
+        """Never."""
+        return False
+
+
+CPU = CpuTarget()
+
+
+@contextmanager
+def _in_force(level: str) -> Iterator[None]:
+    with ExitStack() as stack:
+        stack.enter_context(cpu_target(level))
+        stack.enter_context(cpu_kernels())
+        yield
+
+
+def _needs_openblas(graph: FlowGraph) -> bool:
+    graph.update_nodes()
+    return any(isinstance(node, TiledOp) for node in graph.nodes)

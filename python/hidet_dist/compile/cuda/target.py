@@ -1,0 +1,128 @@
+"""NVIDIA's GPUs as a target."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from hidet.graph import FlowGraph, Operator, Tensor
+
+from hidet_dist.compat.cublas_products import product_of
+from hidet_dist.compile.communication import check_communication
+from hidet_dist.compile.cuda.build import building_for
+from hidet_dist.compile.cuda.launches import fewer_launches
+from hidet_dist.compile.guards import guard_graph
+from hidet_dist.errors import ConfigError
+from hidet_dist.machine import Device
+from hidet_dist.machine.gpu import GPUS, MACHINE_OF_ARCH, Gpu
+from hidet_dist.normalize.columns import pad_columns
+from hidet_dist.partitioning import Program
+from hidet_dist.toolchain.cuda import find_toolkit
+
+MMA = ("mma", "simt")
+
+
+@dataclass(frozen=True)
+class CudaTarget:
+    """GPUs of one kind.
+
+    Attributes
+    ----------
+    gpu: the GPU that code is for.
+    space: how many candidates there are of a kernel: 0 for one, 1 and 2 for hidet's small and large search spaces.
+    mma: ``mma`` for float32 matrix products on tensor cores (as tf32, of 10 bits of mantissa), ``simt`` for none.
+    cuda_graph: whether a process runs the program as a CUDA graph.
+    cublas: whether matrix products may be cuBLAS's where they run.
+    """
+
+    name: ClassVar[str] = "cuda"
+    archs: ClassVar[Sequence[str]] = ("auto", *MACHINE_OF_ARCH)
+    keys: ClassVar[Sequence[str]] = ("space", "mma", "precision", "cublas", "cuda_graph")
+    overlaps: ClassVar[bool] = True
+
+    gpu: Gpu
+    space: int = 0
+    mma: str = "simt"
+    cuda_graph: bool = False
+    cublas: bool = False
+
+    device: ClassVar[str] = "cuda:0"
+    cpu_features: ClassVar[tuple[str, ...]] = ()
+
+    @classmethod
+    def configured(cls, arch: str | None, options: Mapping[str, Any], device: Device) -> CudaTarget:
+        """The device's GPU.
+
+        Raises
+        ------
+        ConfigError
+            When the device is no GPU that is known, or one of another architecture.
+        """
+        gpu = GPUS.get(device.name)
+        if gpu is None:
+            raise ConfigError(
+                f"The target 'cuda' needs a machine with GPUs, but the machine's device is {device.name!r}. Name one "
+                "in distributed_config['machine'] (`hidet-dist machine list`), or an architecture in "
+                f"optimization_config['arch'] ({', '.join(MACHINE_OF_ARCH)}). Devices of a machine file are known by "
+                f"their names: {', '.join(GPUS)}."
+            )
+        if arch not in (None, "auto", gpu.arch):
+            raise ConfigError(
+                f"optimization_config['arch'] = {arch!r}, but the machine's device {gpu.name} is {gpu.arch}."
+            )
+        return cls(gpu, options["space"], options["mma"] or "simt", options["cuda_graph"], options["cublas"])
+
+    @property
+    def arch(self) -> str:
+        """The GPU's architecture, such as ``sm_90``."""
+        return self.gpu.arch
+
+    @property
+    def gpu_name(self) -> str:
+        """The GPU's name."""
+        return self.gpu.name
+
+    def check_compiler(self) -> None:
+        """Refuse a machine without nvcc."""
+        find_toolkit()
+
+    def prepare(self, graph: FlowGraph, devices: int) -> tuple[FlowGraph, Mapping[Tensor, Tensor]]:
+        """Pad the columns of weights, so that kernels can read them 16 bytes at a time."""
+        padded = pad_columns(graph, devices)
+        return padded.graph, padded.weights
+
+    def optimizing(self) -> AbstractContextManager[None]:
+        """Compile for the GPU."""
+        return building_for(self.gpu, self.space, self.mma, self.cublas)
+
+    def building(self) -> AbstractContextManager[None]:
+        """Compile for the GPU."""
+        return building_for(self.gpu, self.space, self.mma, self.cublas)
+
+    def building_launcher(self) -> AbstractContextManager[None]:
+        """Compile for the GPU."""
+        return building_for(self.gpu, self.space, self.mma, self.cublas)
+
+    def before_fusion(self, program: Program) -> FlowGraph:
+        """Guard all lookups, as inputs on a GPU are not checked, and have fewer operators, and so kernels."""
+        graph = fewer_launches(guard_graph(program, ()))
+        check_communication(program.graph, graph)
+        return graph
+
+    def after_fusion(self, graph: FlowGraph) -> FlowGraph:
+        """The graph as it is."""
+        return graph
+
+    def before_build(self, folders: Sequence[Path]) -> None:
+        """Nothing is to be prepared."""
+
+    def libraries(self, graph: FlowGraph) -> tuple[str, ...]:
+        """The CUDA runtime."""
+        return (find_toolkit().runtime_name,)
+
+    def calls_cublas(self, node: Operator) -> bool:
+        """Whether it is a matrix product, and cuBLAS may compute it."""
+        return self.cublas and product_of(node.task) is not None
