@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 from hidet_dist.errors import CompileError
 from hidet_dist.runtime import session
@@ -18,6 +19,10 @@ from hidet_dist.toolchain.cuda import find_toolkit
 
 if TYPE_CHECKING:
     from tests.emulator.emulated import Emulator
+
+# How long an example takes depends on what else the machine does, and decides nothing.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 ROOT = str(Path(__file__).parents[1])
 if ROOT not in sys.path:
