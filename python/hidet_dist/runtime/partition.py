@@ -28,7 +28,7 @@ from hidet_dist.runtime.arguments import Signature
 from hidet_dist.runtime.calls import Calls, numbered
 from hidet_dist.runtime.candidates import Choices
 from hidet_dist.runtime.cuda.cublas import Cublas
-from hidet_dist.runtime.cuda.driver import DeviceError, check_architecture, device_of_rank
+from hidet_dist.runtime.cuda.driver import DeviceError
 from hidet_dist.runtime.cuda.launcher import CudaLauncher
 from hidet_dist.runtime.cuda.memory import CudaMemory
 from hidet_dist.runtime.launcher import Launcher
@@ -37,6 +37,7 @@ from hidet_dist.runtime.memory import HostMemory, Memory
 from hidet_dist.runtime.processor import check_features
 from hidet_dist.runtime.profile import OperatorTime, Profile
 from hidet_dist.runtime.stored import check_coordinate, places_in
+from hidet_dist.runtime.targets import DEVICE_KINDS
 from hidet_dist.runtime.tensors import Buffer
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.weights.header import Layout
@@ -158,10 +159,7 @@ class LoadedPartition:
 
     def _load(self, artifacts: OpenedArtifacts) -> None:
         stage, folder = self.stage, artifacts.folder
-        if self.manifest.target == "cuda":
-            device = device_of_rank(self.rank)
-            check_architecture(self.manifest.arch, device)
-            self._memory = CudaMemory(device, static=stage.cuda_graph)
+        self._memory = DEVICE_KINDS[self.manifest.target].open(self.manifest, stage, self.rank)
         check_features(self.manifest.arch, self.manifest.cpu_features)
         load_needed((), folder)  # what launchers link against
         self._runtime = hidet_runtime()
@@ -630,8 +628,7 @@ def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> Open
                     f"{folder} was built with hidet {manifest.hidet_version} (hidet_version), not {installed}. Build "
                     "the artifacts again."
                 )
-            if manifest.target == "cuda":
-                device_of_rank(0)  # before the ranks meet: there is a device at all
+            DEVICE_KINDS[manifest.target].check()  # before the ranks meet
             (stage,) = manifest.stages
             own = _enter_session(rank, stage, timeout_seconds, folder)
             others = {stage.weights_file(other) for other in range(stage.size) if other != own}
