@@ -14,8 +14,8 @@ int32_t on_copies(const void *send, const hidet_dist_blocks *sent, void *recv, c
   if (sent != nullptr) {
     const Blocks blocks = Blocks::of(*sent, dtype);
     outgoing.resize(static_cast<size_t>(blocks.bytes() * ranks));
-    for (int64_t place = 0; place < ranks; ++place) {
-      blocks.take(send, place, 0, blocks.bytes(), outgoing.data() + place * blocks.bytes());
+    for (int64_t group_rank = 0; group_rank < ranks; ++group_rank) {
+      blocks.take(send, group_rank, 0, blocks.bytes(), outgoing.data() + group_rank * blocks.bytes());
     }
     send = outgoing.data();
   }
@@ -24,8 +24,8 @@ int32_t on_copies(const void *send, const hidet_dist_blocks *sent, void *recv, c
   incoming.resize(static_cast<size_t>(blocks.bytes() * ranks));
   const int32_t status = exchange(send, static_cast<void *>(incoming.data()));
   if (status != HIDET_DIST_OK) return status;
-  for (int64_t place = 0; place < ranks; ++place) {
-    blocks.put(recv, place, 0, blocks.bytes(), incoming.data() + place * blocks.bytes());
+  for (int64_t group_rank = 0; group_rank < ranks; ++group_rank) {
+    blocks.put(recv, group_rank, 0, blocks.bytes(), incoming.data() + group_rank * blocks.bytes());
   }
   return HIDET_DIST_OK;
 }

@@ -9,7 +9,7 @@
 
 namespace hidet_dist {
 
-// `rows` rows of `whole` bytes; the block in place p has `row` bytes of each, from p * row on, as far as there are any.
+// `rows` rows of `whole` bytes; the block of group rank p has `row` bytes of each, from p * row on, as far as there are any.
 struct Blocks {
   int64_t rows, row, whole;
 
@@ -26,27 +26,27 @@ struct Blocks {
   // Visits the runs that bytes `begin` to `begin + size` of a block lie in: visit(where in the tensor, where in these
   // bytes, how many).
   template <class Visit>
-  void runs(int64_t place, int64_t begin, int64_t size, Visit visit) const {
+  void runs(int64_t group_rank, int64_t begin, int64_t size, Visit visit) const {
     for (int64_t done = 0; done < size;) {
       const int64_t at = (begin + done) / row, column = (begin + done) % row;
       const int64_t count = std::min(row - column, size - done);
-      const int64_t first = place * row + column;
+      const int64_t first = group_rank * row + column;
       if (first < whole) visit(at * whole + first, done, std::min(count, whole - first));
       done += count;
     }
   }
 
   // Copies bytes `begin` to `begin + size` of a block from `tensor` to `packed`.
-  void take(const void *tensor, int64_t place, int64_t begin, int64_t size, void *packed) const {
-    runs(place, begin, size, [&](int64_t from, int64_t to, int64_t count) {
+  void take(const void *tensor, int64_t group_rank, int64_t begin, int64_t size, void *packed) const {
+    runs(group_rank, begin, size, [&](int64_t from, int64_t to, int64_t count) {
       std::memcpy(static_cast<char *>(packed) + to, static_cast<const char *>(tensor) + from,
                   static_cast<size_t>(count));
     });
   }
 
   // The same, from `packed` to `tensor`.
-  void put(void *tensor, int64_t place, int64_t begin, int64_t size, const void *packed) const {
-    runs(place, begin, size, [&](int64_t to, int64_t from, int64_t count) {
+  void put(void *tensor, int64_t group_rank, int64_t begin, int64_t size, const void *packed) const {
+    runs(group_rank, begin, size, [&](int64_t to, int64_t from, int64_t count) {
       std::memcpy(static_cast<char *>(tensor) + to, static_cast<const char *>(packed) + from,
                   static_cast<size_t>(count));
     });

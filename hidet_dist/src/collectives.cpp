@@ -28,7 +28,7 @@ struct Call {
   int32_t dtype;
   int32_t reduce_op;
   int32_t group;
-  int32_t root = 0;  // a place, as the two below
+  int32_t root = 0;  // a group rank, as the two below
   int64_t recv_count = 0;
   int32_t to = HIDET_DIST_NOBODY;
   int32_t from = HIDET_DIST_NOBODY;
@@ -72,17 +72,17 @@ std::string check_blocks(const Call &call, const hidet_dist_transport &transport
   return "";
 }
 
-std::string check_places(const Call &call, int64_t place, int64_t group_size) {
+std::string check_group_ranks(const Call &call, int64_t group_rank, int64_t group_size) {
   for (const int32_t peer : {call.root, call.to, call.from}) {
     if (peer >= group_size || (peer < 0 && peer != HIDET_DIST_NOBODY)) {
-      return "there is no place " + std::to_string(peer) + " in a group of " + std::to_string(group_size);
+      return "there is no group rank " + std::to_string(peer) + " in a group of " + std::to_string(group_size);
     }
   }
   if (call.root == HIDET_DIST_NOBODY) return "no root";
-  if ((call.to == place) != (call.from == place)) {
+  if ((call.to == group_rank) != (call.from == group_rank)) {
     return "a rank sends to itself only while it receives from itself";
   }
-  if (call.to == place && call.count != call.recv_count) {
+  if (call.to == group_rank && call.count != call.recv_count) {
     return "a rank sends " + std::to_string(call.count) + " elements to itself, but receives " +
            std::to_string(call.recv_count);
   }
@@ -90,7 +90,7 @@ std::string check_places(const Call &call, int64_t place, int64_t group_size) {
 }
 
 // What is wrong with a call, or an empty string. A group size of -1 stands for an unknown mesh axis.
-std::string check(const Call &call, const hidet_dist_transport &transport, int64_t place, int64_t group_size) {
+std::string check(const Call &call, const hidet_dist_transport &transport, int64_t group_rank, int64_t group_size) {
   const int64_t element = hidet_dist_dtype_size(call.dtype);
   if (element == 0) return "unknown dtype " + std::to_string(call.dtype);
   if (call.reduce_op < HIDET_DIST_SUM || call.reduce_op > HIDET_DIST_MEAN) {
@@ -106,12 +106,12 @@ std::string check(const Call &call, const hidet_dist_transport &transport, int64
       return "count " + std::to_string(count) + " is too large";
     }
   }
-  std::string problem = check_places(call, place, group_size);
+  std::string problem = check_group_ranks(call, group_rank, group_size);
   if (problem.empty()) problem = check_blocks(call, transport, group_size);
   if (!problem.empty()) return problem;
   bool sends = call.count > 0;
   bool receives = call.count > 0;
-  if (call.kind == Kind::kBroadcast) sends = sends && call.root == place;
+  if (call.kind == Kind::kBroadcast) sends = sends && call.root == group_rank;
   if (call.kind == Kind::kSendRecv) {
     sends = sends && call.to != HIDET_DIST_NOBODY;
     receives = call.recv_count > 0 && call.from != HIDET_DIST_NOBODY;
@@ -178,7 +178,7 @@ int32_t run_in_group(hidet_dist_communicator &communicator, const Call &call, in
   return HIDET_DIST_FAILED;
 }
 
-int32_t run_between_two(hidet_dist_communicator &communicator, const Call &call, int64_t place) {
+int32_t run_between_two(hidet_dist_communicator &communicator, const Call &call, int64_t group_rank) {
   const hidet_dist_transport &transport = communicator.transport();
   const bool sends = call.to != HIDET_DIST_NOBODY && call.count > 0;
   const bool receives = call.from != HIDET_DIST_NOBODY && call.recv_count > 0;
@@ -192,7 +192,7 @@ int32_t run_between_two(hidet_dist_communicator &communicator, const Call &call,
   const int64_t to = sends ? ranks[static_cast<size_t>(call.to)] : HIDET_DIST_NOBODY;
   const int64_t from = receives ? ranks[static_cast<size_t>(call.from)] : HIDET_DIST_NOBODY;
   communicator.begin(to, sent, from, received);
-  if (call.to == place) return copy(transport, call);
+  if (call.to == group_rank) return copy(transport, call);
   return transport.send_recv(transport.context, call.send, sends ? call.count : 0, static_cast<int32_t>(to), call.recv,
                              receives ? call.recv_count : 0, static_cast<int32_t>(from), call.dtype);
 }
@@ -208,15 +208,15 @@ int32_t run(const Call &call) {
     return HIDET_DIST_FAILED;
   }
   const int64_t group_size = communicator->mesh().group_size(call.group);
-  const int64_t place = communicator->mesh().group_place(call.group);
-  const std::string problem = check(call, communicator->transport(), place, group_size);
+  const int64_t group_rank = communicator->mesh().group_rank(call.group);
+  const std::string problem = check(call, communicator->transport(), group_rank, group_size);
   if (!problem.empty()) {
     // Kernels need not look at what a collective returns, so this too must stay on the communicator.
     communicator->fail(std::string(call.name) + ": " + problem);
     hidet_dist::set_last_error(communicator->error());
     return HIDET_DIST_INVALID_ARGUMENT;
   }
-  const int32_t status = call.kind == Kind::kSendRecv ? run_between_two(*communicator, call, place)
+  const int32_t status = call.kind == Kind::kSendRecv ? run_between_two(*communicator, call, group_rank)
                                                       : run_in_group(*communicator, call, group_size);
   if (status == HIDET_DIST_OK) {
     communicator->end();

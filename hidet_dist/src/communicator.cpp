@@ -45,7 +45,7 @@ std::string in_words(const hidet_dist_envelope &envelope) {
   if (envelope.kind == HIDET_DIST_ALL_REDUCE || envelope.kind == HIDET_DIST_REDUCE_SCATTER) {
     words += std::string(" (") + name(kReduceOps, envelope.reduce_op) + ")";
   }
-  if (envelope.kind == HIDET_DIST_BROADCAST) words += " from place " + std::to_string(envelope.root);
+  if (envelope.kind == HIDET_DIST_BROADCAST) words += " from group rank " + std::to_string(envelope.root);
   return words + " of " + std::to_string(envelope.count) + " " + name(kTypes, envelope.dtype) + " of call " +
          std::to_string(envelope.call);
 }
@@ -61,19 +61,19 @@ int64_t Mesh::group_size(int32_t group) const {
   return size;
 }
 
-int64_t Mesh::group_place(int32_t group) const {
+int64_t Mesh::group_rank(int32_t group) const {
   if (group_size(group) < 0) return -1;
-  int64_t place = 0;
-  int64_t place_stride = 1;
+  int64_t group_rank = 0;
+  int64_t stride = 1;
   int64_t rest = rank;
   for (size_t axis = shape.size(); axis-- > 0;) {
     if ((group >> axis) & 1) {
-      place += rest % shape[axis] * place_stride;
-      place_stride *= shape[axis];
+      group_rank += rest % shape[axis] * stride;
+      stride *= shape[axis];
     }
     rest /= shape[axis];
   }
-  return place;
+  return group_rank;
 }
 
 std::vector<int64_t> Mesh::group_ranks(int32_t group) const {
@@ -248,8 +248,8 @@ int64_t hidet_dist_communicator_peers(const hidet_dist_communicator *communicato
   return count;
 }
 
-int32_t hidet_dist_group_place(int32_t group) {
-  return current_communicator == nullptr ? -1 : static_cast<int32_t>(current_communicator->mesh().group_place(group));
+int32_t hidet_dist_group_rank(int32_t group) {
+  return current_communicator == nullptr ? -1 : static_cast<int32_t>(current_communicator->mesh().group_rank(group));
 }
 
 int32_t hidet_dist_group_size(int32_t group) {

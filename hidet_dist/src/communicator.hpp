@@ -36,8 +36,8 @@ struct Mesh {
   // Their number, or -1.
   int64_t group_size(int32_t group) const;
 
-  // Its place among them, or -1.
-  int64_t group_place(int32_t group) const;
+  // Its rank among them, or -1.
+  int64_t group_rank(int32_t group) const;
 };
 
 }  // namespace hidet_dist
@@ -77,8 +77,8 @@ struct hidet_dist_communicator {
   const hidet_dist_envelope &envelope() const { return envelope_; }
   const hidet_dist_envelope &expected() const { return expected_; }
 
-  // The rank of the mesh that has this place in the group of the collective under way.
-  int64_t rank_at(int64_t place) const { return mesh_.group_ranks(group_)[static_cast<size_t>(place)]; }
+  // The rank in the mesh of a group rank, in the group of the collective under way.
+  int64_t mesh_rank(int64_t group_rank) const { return mesh_.group_ranks(group_)[static_cast<size_t>(group_rank)]; }
 
   // Fails because another rank is in another collective. Both are to blame.
   void fail_out_of_step(int64_t other, const hidet_dist_envelope &theirs);

@@ -187,9 +187,9 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     const int32_t status = settle(comm, result, "ncclAllReduce");
     if (status != HIDET_DIST_OK) return status;
     return exchange(comm, [&](auto enqueue) {
-      for (size_t place = 0; place < ranks; ++place) {
-        const int peer = static_cast<int>(place);
-        const size_t offset = place * kWarmUpBytesARank;
+      for (size_t group_rank = 0; group_rank < ranks; ++group_rank) {
+        const int peer = static_cast<int>(group_rank);
+        const size_t offset = group_rank * kWarmUpBytesARank;
         enqueue(library_.send(send + offset, kWarmUpBytesARank, nccl::kUint8, peer, comm, own_stream_));
         enqueue(library_.recv(recv + offset, kWarmUpBytesARank, nccl::kUint8, peer, comm, own_stream_));
       }
@@ -260,10 +260,10 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     const DataType type = data_type(dtype);
     const auto elements = static_cast<size_t>(count);
     return exchange(comm, [&](auto enqueue) {
-      for (int64_t place = 0; place < mesh_.group_size(group); ++place) {
-        const size_t offset = static_cast<size_t>(place) * elements * type.bytes;
-        enqueue(library_.send(at(send, offset), elements, type.type, static_cast<int>(place), comm, stream));
-        enqueue(library_.recv(at(recv, offset), elements, type.type, static_cast<int>(place), comm, stream));
+      for (int64_t group_rank = 0; group_rank < mesh_.group_size(group); ++group_rank) {
+        const size_t offset = static_cast<size_t>(group_rank) * elements * type.bytes;
+        enqueue(library_.send(at(send, offset), elements, type.type, static_cast<int>(group_rank), comm, stream));
+        enqueue(library_.recv(at(recv, offset), elements, type.type, static_cast<int>(group_rank), comm, stream));
       }
     });
   }

@@ -67,7 +67,7 @@ void Segment::exchange() {
   const hidet_dist_envelope &own = member(group_rank_).envelopes[turn_ % kSlots];
   for (int32_t rank = 0; rank < ranks_; ++rank) {
     const hidet_dist_envelope &theirs = member(rank).envelopes[turn_ % kSlots];
-    if (!equal(own, theirs)) check_envelope(theirs, current()->rank_at(rank));
+    if (!equal(own, theirs)) check_envelope(theirs, current()->mesh_rank(rank));
   }
 }
 
@@ -92,7 +92,7 @@ void Segment::wait(int32_t rank, uint32_t value) {
     const uint32_t now = counter.value.load(std::memory_order_seq_cst);
     if (static_cast<int32_t>(now - value) >= 0) break;
     patience_.sleep(&counter, now);
-    const std::string who = "the rank in place " + std::to_string(rank) + " of the group of " + std::to_string(ranks_);
+    const std::string who = "group rank " + std::to_string(rank) + " of the group of " + std::to_string(ranks_);
     failure = why_not(who, member(rank).closed, processes_[static_cast<size_t>(rank)], start, timeout_);
   }
   counter.sleepers.fetch_sub(1, std::memory_order_seq_cst);

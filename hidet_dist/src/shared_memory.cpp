@@ -186,8 +186,8 @@ struct hidet_dist_shm final : hidet_dist::HostTransport {
 
   void delegate_peer(int32_t rank) { peers_[rank] = nullptr; }
 
-  int32_t attach(int32_t group, int32_t descriptor, int32_t place, int32_t ranks) {
-    auto segment = Segment::attach(descriptor, place, ranks, timeout_);
+  int32_t attach(int32_t group, int32_t descriptor, int32_t group_rank, int32_t ranks) {
+    auto segment = Segment::attach(descriptor, group_rank, ranks, timeout_);
     if (segment == nullptr) return HIDET_DIST_INVALID_ARGUMENT;
     groups_[group] = std::move(segment);
     return HIDET_DIST_OK;
@@ -265,9 +265,9 @@ void hidet_dist_shm_table(hidet_dist_shm *transport, hidet_dist_transport *table
 
 int32_t hidet_dist_shm_segment(int32_t ranks) { return Segment::make(ranks); }
 
-int32_t hidet_dist_shm_attach(hidet_dist_shm *transport, int32_t group, int32_t descriptor, int32_t place,
+int32_t hidet_dist_shm_attach(hidet_dist_shm *transport, int32_t group, int32_t descriptor, int32_t group_rank,
                               int32_t ranks) {
-  return transport->attach(group, descriptor, place, ranks);
+  return transport->attach(group, descriptor, group_rank, ranks);
 }
 
 void hidet_dist_shm_delegate(hidet_dist_shm *transport, int32_t group) { transport->delegate(group); }

@@ -1,12 +1,16 @@
-"""Operators of a graph put in the place of others."""
+"""Graphs made of others: operators put in the place of others, or cut out."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.graph.tensor import symbol_like
+
+from hidet_dist.errors import ConfigError
 
 Uses: TypeAlias = Mapping[Tensor, Sequence[Operator | None]]
 """The operators that read each tensor; None stands for the outputs of the graph."""
@@ -79,3 +83,53 @@ def replace_operators(
         return build([made.get(x, x) for x in inputs])
 
     return rewrite(graph, make)
+
+
+@dataclass(frozen=True)
+class Subgraph:
+    """Some operators of a graph as a graph of their own.
+
+    Attributes
+    ----------
+    graph: FlowGraph
+        The operators, on placeholders of what operators outside compute. It shares the whole graph's weights.
+    inputs, outputs: tuple of Tensor
+        The tensors of the whole graph that the graph's inputs and outputs stand for: inputs in the order of their first
+        use, outputs in that of the operators.
+    """
+
+    graph: FlowGraph
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+def subgraph(graph: FlowGraph, operators: range) -> Subgraph:
+    """Cut consecutive operators, by their numbers in ``graph.nodes``, out of a graph, which stays as it is.
+
+    Outputs are the tensors that operators outside read, or that are outputs of the graph.
+
+    Raises
+    ------
+    ConfigError
+        When the graph has no such operators.
+    """
+    graph.update_nodes()
+    if operators.step != 1 or not 0 <= operators.start < operators.stop <= len(graph.nodes):
+        raise ConfigError(f"The graph has the operators 0 to {len(graph.nodes) - 1}; {operators} are none of them.")
+    own = graph.nodes[operators.start : operators.stop]
+    given = set(graph.inputs)
+    made: dict[Tensor, Tensor] = {}
+    inputs: dict[Tensor, Tensor] = {}
+    for node in own:
+        for x in node.inputs:
+            if x not in made and (x.trace is not None or x in given):
+                inputs.setdefault(x, x if x.trace is None else symbol_like(x))
+        moved = copy.copy(node)
+        moved.inputs = [made.get(x, inputs.get(x, x)) for x in node.inputs]
+        moved.outputs = moved.symbolic_run()
+        made.update(zip(node.outputs, moved.outputs, strict=True))
+    uses, inside = uses_of(graph), set(own)
+    outputs = [y for y in made if any(user is None or user not in inside for user in uses.get(y, ()))]
+    result = FlowGraph([made[y] for y in outputs], list(inputs.values()))
+    result.update_nodes()
+    return Subgraph(result, tuple(inputs), tuple(outputs))

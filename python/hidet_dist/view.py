@@ -14,6 +14,7 @@ from hidet.ir.expr import SymbolVar
 from hidet_dist.errors import ConfigError
 from hidet_dist.normalize import normalize
 from hidet_dist.reshard import Element
+from hidet_dist.rewriting import Subgraph, subgraph
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.extents import Extent, divisor_of, evaluate, extents_of, symbols_in
 from hidet_dist.spec.symbols import SymbolPlan
@@ -140,6 +141,13 @@ class GraphView:
         for extent in self.shape(name):
             size *= extent
         return size
+
+    def subgraph(self, operators: range) -> Subgraph:
+        """Consecutive operators as a graph of their own, which can be planned, partitioned and compiled by itself.
+
+        Raises ConfigError when the view has no such operators.
+        """
+        return subgraph(self.graph, operators)
 
     def uses(self) -> Iterator[tuple[str, Use]]:
         """Every use of a tensor, in execution order, graph outputs last."""

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import griffe
 import pytest
 
 import hidet_dist
@@ -58,6 +59,22 @@ def test_every_key_that_a_configuration_takes_is_on_its_page(site, config):
     assert len(keys) > 2
     text = text_of(site / "configuration.html")
     assert [key for key in keys if f'id="{key}"' not in text] == []
+
+
+def test_the_types_of_attributes_are_types():
+    """A description that stands where the numpy style has the type would be shown as one."""
+    extensions = griffe.load_extensions(str(ROOT / "docs" / "roles.py"))
+    package = griffe.load("hidet_dist", search_paths=[str(PACKAGE.parent)], extensions=extensions)
+    classes = [package[name] for name in ("api.AutoParallelResult", "runtime.profile.Profile", "rules.rule.Rule")]
+    attributes = {
+        f"{cls.path}.{attribute.name}": str(attribute.annotation)
+        for cls in classes
+        for section in cls.docstring.parse("numpy")
+        if section.kind is griffe.DocstringSectionKind.attributes
+        for attribute in section.value
+    }
+    assert len(attributes) > 10
+    assert {name: kind for name, kind in attributes.items() if " " in kind.replace(", ", ",").replace(" | ", "|")} == {}
 
 
 def test_the_layout_page_has_every_package_once():

@@ -1,5 +1,6 @@
 """Models small enough to plan, compile and run in seconds, and the means to serve them with real processes."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -38,10 +39,21 @@ def resnet18():
 MODELS = {"minilm": minilm, "gpt2": gpt2, "resnet18": resnet18}
 
 
-@pytest.fixture(scope="package", params=MODELS)
+@functools.cache
+def made(name):
+    return name, *MODELS[name]()
+
+
+@pytest.fixture
 def model(request):
-    """(name, graph, inputs, outputs of the unsharded model)"""
-    return request.param, *MODELS[request.param]()
+    """(name, graph, inputs, outputs of the unsharded model), which ``on_models`` chooses"""
+    return made(request.param)
+
+
+def on_models(*quick):
+    """Run a test on these models, and on the others where time does not matter."""
+    slow = (pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name not in quick)
+    return pytest.mark.parametrize("model", [*quick, *slow], indirect=True)
 
 
 def weight_bytes(graph):

@@ -31,7 +31,8 @@ def by_rows_then_columns(_):
     "graphs",
     [
         pytest.param({**PATTERNS, "by_rows_then_columns": by_rows_then_columns}, id="patterns"),
-        *(pytest.param({name: MODELS[name]}, id=name, marks=pytest.mark.slow) for name in SERVED),
+        pytest.param({"llama": MODELS["llama"]}, id="llama"),
+        *(pytest.param({name: MODELS[name]}, id=name, marks=pytest.mark.slow) for name in SERVED if name != "llama"),
     ],
 )
 def test_two_processes_serve_graphs(tmp_path, graphs):

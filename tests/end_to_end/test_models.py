@@ -17,7 +17,7 @@ from hidet_dist.simulate import simulate
 from hidet_dist.spec import DeviceMesh, Plan
 from hidet_dist.view import GraphView
 
-from .conftest import budget, serve, weight_bytes
+from .conftest import budget, on_models, serve, weight_bytes
 
 TOLERANCE = 1e-4
 GAP = 1e-2  # any plan must be right; the best one takes longer to prove
@@ -34,6 +34,7 @@ def close(results, expected):
         np.testing.assert_allclose(result, whole, rtol=0, atol=TOLERANCE)
 
 
+@on_models("minilm", "gpt2")  # test_graphs has convolutions and LLaMA over two processes
 def test_two_processes_answer_as_one_would(model, tmp_path):
     _, graph, inputs, expected = model
     out = tmp_path / "artifacts"
@@ -61,7 +62,8 @@ def test_two_processes_answer_as_one_would(model, tmp_path):
         close(outputs, expected)
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
+@on_models("gpt2")
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_the_simulator_answers_as_one_rank_would(model, ranks):
     _, graph, inputs, expected = model
     plan = search(graph, builtin("cpu", DeviceMesh((ranks,))), mem_budget=budget(graph, ranks), gap=GAP)
@@ -71,6 +73,7 @@ def test_the_simulator_answers_as_one_rank_would(model, ranks):
     close(simulate(program, inputs, optimize_program(program)), expected)
 
 
+@on_models("gpt2")
 def test_one_rank_needs_no_communication(model, tmp_path):
     _, graph, inputs, expected = model
     out = tmp_path / "artifacts"

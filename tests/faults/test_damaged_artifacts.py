@@ -312,7 +312,7 @@ def test_values_of_another_type_are_refused(copy: Path) -> None:
 def test_another_number_of_stages_is_refused(copy: Path, count: int) -> None:
     whole = Manifest.load(copy)
     dataclasses.replace(whole, stages=whole.stages * count).save(copy)
-    with pytest.raises(ArtifactError, match=f"has {count} stages"):
+    with pytest.raises(ArtifactError, match=r"contradicts itself: stages"):
         hidet_dist.load_partition(copy, 0)
 
 

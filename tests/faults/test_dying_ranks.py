@@ -14,7 +14,7 @@ from .conftest import SHORT_SECONDS, TIMEOUT_SECONDS, Start, X, assert_blames, a
 
 pytestmark = pytest.mark.usefixtures("next_run_works")
 
-ENDED = "the process of the rank in place"
+ENDED = "the process of group rank"
 BOTH = pytest.mark.parametrize("victim", [0, 1])  # rank 0 hosts the store that the ranks meet in
 
 
@@ -103,7 +103,7 @@ def test_stopped_beyond_the_time_out(start: Start, artifacts: Path, victim: int)
     ranks[victim].kill(signal.SIGSTOP)
     survivor = ranks[1 - victim]
     survivor.send("call", inputs=[X.tolist()])
-    says = f"timed out after 5 s, waiting for the rank in place {victim}"
+    says = f"timed out after 5 s, waiting for group rank {victim}"
     assert_blames(survivor.answer(), victim, "CommunicationError", says)
     ranks[victim].kill(signal.SIGCONT)
     ranks[victim].send("call", inputs=[X.tolist()])

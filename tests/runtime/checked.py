@@ -49,7 +49,7 @@ class Checked:
         self.comm, self.host = comm, host
         self.group = group
         self.ranks = group_ranks(mesh, comm.rank, group)
-        self.size, self.place = len(self.ranks), self.ranks.index(comm.rank)
+        self.size, self.group_rank = len(self.ranks), self.ranks.index(comm.rank)
         self.calls = 0
 
     def call(self, function: Callable[..., int], *arguments: int | native.Blocks | None) -> None:
@@ -73,98 +73,100 @@ class Checked:
     def reductions(self, dtype: str, op: str, count: int) -> None:
         codes = native.dtype_code(dtype), native.reduce_op_code(op)
         whole = [inputs(rank, count * self.size, dtype) for rank in self.ranks]
-        send = as_dtype(whole[self.place], dtype)
+        send = as_dtype(whole[self.group_rank], dtype)
         recv = torch.zeros_like(send)
         expected = as_dtype(reduced(np.stack(whole), dtype, op), dtype)
         self.call(native.all_reduce, address(send), address(recv), count * self.size, *codes)
         self.expect(recv, expected, "all_reduce", dtype, op)
         self.call(native.all_reduce, address(send), address(send), count * self.size, *codes)
-        self.expect(send, expected, "all_reduce in place", dtype, op)
-        send = as_dtype(whole[self.place], dtype)
+        self.expect(send, expected, "all_reduce over itself", dtype, op)
+        send = as_dtype(whole[self.group_rank], dtype)
         recv = torch.zeros(count, dtype=send.dtype)
         self.call(native.reduce_scatter, address(send), address(recv), count, *codes)
-        self.expect(recv, expected[self.place * count : (self.place + 1) * count], "reduce_scatter", dtype, op)
+        self.expect(
+            recv, expected[self.group_rank * count : (self.group_rank + 1) * count], "reduce_scatter", dtype, op
+        )
 
     def moves(self, dtype: str, count: int) -> None:
-        code, size, place = native.dtype_code(dtype), self.size, self.place
+        code, size, group_rank = native.dtype_code(dtype), self.size, self.group_rank
         whole = [as_dtype(inputs(rank, count * size, dtype), dtype) for rank in self.ranks]
-        send = whole[place]
+        send = whole[group_rank]
         recv = torch.zeros(size * size * count, dtype=send.dtype)
         self.call(native.all_gather, address(send), address(recv), size * count, code)
         self.expect(recv, torch.cat(whole), "all_gather", dtype)
         recv = torch.zeros_like(send)
         self.call(native.all_to_all, address(send), address(recv), count, code)
-        parts = [values[place * count : (place + 1) * count] for values in whole]
+        parts = [values[group_rank * count : (group_rank + 1) * count] for values in whole]
         self.expect(recv, torch.cat(parts), "all_to_all", dtype)
         for root in range(size):
             recv = torch.zeros_like(send)
-            source = address(send) if place == root else 0
+            source = address(send) if group_rank == root else 0
             self.call(native.broadcast, source, address(recv), count * size, code, root)
             self.expect(recv, whole[root], "broadcast", dtype, root)
             in_place = send.clone()
             self.call(native.broadcast, address(in_place), address(in_place), count * size, code, root)
-            self.expect(in_place, whole[root], "broadcast in place", dtype, root)
+            self.expect(in_place, whole[root], "broadcast over itself", dtype, root)
 
     def blocks(self, dtype: str, rows: int = 3, row: int = 5) -> None:
         """Blocks side by side, as shards along an inner dim lie; the last is shorter where it may be."""
-        code, size, place = native.dtype_code(dtype), self.size, self.place
+        code, size, group_rank = native.dtype_code(dtype), self.size, self.group_rank
         whole = [
             as_dtype(inputs(rank, rows * size * row, dtype), dtype).reshape(rows, size * row) for rank in self.ranks
         ]
-        own = [values[:, place * row : (place + 1) * row] for values in whole]
+        own = [values[:, group_rank * row : (group_rank + 1) * row] for values in whole]
         every = native.Blocks(rows, row, size * row)
         for cut in (0, row - 1):
             most = size * row - cut
             some = native.Blocks(rows, row, most)
-            send = own[place].contiguous()
+            send = own[group_rank].contiguous()
             recv = torch.zeros((rows, most), dtype=send.dtype)
             self.call(native.all_gather_blocks, address(send), address(recv), some, code)
             shards = [values[:, rank * row : (rank + 1) * row] for rank, values in enumerate(whole)]
             self.expect(recv, torch.cat(shards, 1)[:, :most], "all_gather", dtype)
             recv = torch.zeros((rows, most), dtype=send.dtype)
-            self.call(native.all_to_all_blocks, address(whole[place]), every, address(recv), some, code)
+            self.call(native.all_to_all_blocks, address(whole[group_rank]), every, address(recv), some, code)
             self.expect(recv, torch.cat(own, 1)[:, :most], "all_to_all", dtype)
         for op in ("sum", "max"):
             recv = torch.zeros((rows, row), dtype=whole[0].dtype)
             codes = code, native.reduce_op_code(op)
-            self.call(native.reduce_scatter_blocks, address(whole[place]), address(recv), every, *codes)
+            self.call(native.reduce_scatter_blocks, address(whole[group_rank]), address(recv), every, *codes)
             stack = np.stack([inputs(rank, rows * size * row, dtype) for rank in self.ranks])
             expected = as_dtype(reduced(stack, dtype, op), dtype).reshape(rows, size * row)
-            self.expect(recv, expected[:, place * row : (place + 1) * row], "reduce_scatter", dtype, op)
+            self.expect(recv, expected[:, group_rank * row : (group_rank + 1) * row], "reduce_scatter", dtype, op)
         # One side only.
         recv = torch.zeros((size, rows, row), dtype=whole[0].dtype)
-        self.call(native.all_to_all_blocks, address(whole[place]), every, address(recv), None, code)
+        self.call(native.all_to_all_blocks, address(whole[group_rank]), every, address(recv), None, code)
         self.expect(recv, torch.stack(own), "all_to_all, sent", dtype)
-        behind = torch.stack([whole[place][:, rank * row : (rank + 1) * row] for rank in range(size)]).contiguous()
+        behind = torch.stack([whole[group_rank][:, rank * row : (rank + 1) * row] for rank in range(size)]).contiguous()
         recv = torch.zeros((rows, size * row), dtype=whole[0].dtype)
         self.call(native.all_to_all_blocks, address(behind), None, address(recv), every, code)
         self.expect(recv, torch.cat(own, 1), "all_to_all, received", dtype)
 
     def messages(self, dtype: str, count: int) -> None:
-        code, size, place = native.dtype_code(dtype), self.size, self.place
+        code, size, group_rank = native.dtype_code(dtype), self.size, self.group_rank
         # A message's length depends on who sends it.
         whole = [as_dtype(inputs(rank, count + rank, dtype), dtype) for rank in self.ranks]
-        own = whole[place]
+        own = whole[group_rank]
         for step in range(size):  # 0: to itself
-            to, from_ = (place + step) % size, (place - step) % size
+            to, from_ = (group_rank + step) % size, (group_rank - step) % size
             recv = torch.zeros_like(whole[from_])
             arguments = (address(own), own.numel(), to, address(recv), recv.numel(), from_, code)
             self.call(native.send_recv, *arguments)
             self.expect(recv, whole[from_], "send_recv", dtype, step)
         # Down a chain, whose ends have nothing to receive and to send.
-        to = place + 1 if place + 1 < size else native.NOBODY
-        recv = torch.zeros_like(whole[place - 1])
-        self.call(native.send_recv, address(own), own.numel(), to, address(recv), recv.numel(), place - 1, code)
-        self.expect(recv, whole[place - 1] if place else torch.zeros_like(recv), "chain", dtype)
+        to = group_rank + 1 if group_rank + 1 < size else native.NOBODY
+        recv = torch.zeros_like(whole[group_rank - 1])
+        self.call(native.send_recv, address(own), own.numel(), to, address(recv), recv.numel(), group_rank - 1, code)
+        self.expect(recv, whole[group_rank - 1] if group_rank else torch.zeros_like(recv), "chain", dtype)
         if size == 1:
             return
         # From all to the first, two from each: they come in the order of sending.
         for sender in range(1, size):
             for scale in (1, 2):
-                if place == sender:
+                if group_rank == sender:
                     message = own[: own.numel() // scale].clone()
                     self.call(native.send, address(message), message.numel(), code, 0)
-                elif place == 0:
+                elif group_rank == 0:
                     recv = torch.zeros_like(whole[sender][: whole[sender].numel() // scale])
                     self.call(native.recv, address(recv), recv.numel(), code, sender)
                     self.expect(recv, whole[sender][: recv.numel()], "recv", dtype, sender)

@@ -125,12 +125,12 @@ def test_wrong_arguments_fail_the_communicator(alone: int, arguments: tuple[int,
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: native.broadcast(1, 1, 1, F32, 2, 1), "no place 2 in a group of 2"),
+        (lambda: native.broadcast(1, 1, 1, F32, 2, 1), "no group rank 2 in a group of 2"),
         (lambda: native.broadcast(1, 1, 1, F32, -1, 1), "no root"),
         (lambda: native.broadcast(0, 1, 1, F32, 0, 1), "null buffer"),
-        (lambda: native.send(1, 1, F32, 2, 1), "no place 2"),
+        (lambda: native.send(1, 1, F32, 2, 1), "no group rank 2"),
         (lambda: native.send(1, 1, F32, 0, 1), "only while it receives from itself"),
-        (lambda: native.recv(1, 1, F32, -2, 1), "no place -2"),
+        (lambda: native.recv(1, 1, F32, -2, 1), "no group rank -2"),
         (lambda: native.recv(1, -1, F32, 1, 1), "negative count -1"),
         (lambda: native.recv(0, 1, F32, 1, 1), "null buffer"),
         (lambda: native.send_recv(1, 1, 0, 1, 2, 0, F32, 1), "sends 1 elements to itself, but receives 2"),
@@ -147,7 +147,7 @@ def test_wrong_arguments_fail_the_communicator(alone: int, arguments: tuple[int,
         (lambda: native.all_gather_blocks(0, 1, native.Blocks(1, 1, 2), F32, 1), "null buffer"),
     ],
 )
-def test_wrong_places_fail_the_communicator(call: Callable[[], int], message: str) -> None:
+def test_wrong_group_ranks_fail_the_communicator(call: Callable[[], int], message: str) -> None:
     transport = RecordingTransport()
     handle = native.create_communicator(transport.table, (2,), 0)
     native.bind(handle)
@@ -201,8 +201,8 @@ def test_the_transport_gets_what_was_asked_for() -> None:
     assert native.reduce_scatter(16, 32, 5, F32, SUM, 5) == native.OK
     assert native.all_to_all(16, 32, 6, 7, 1) == native.OK
     assert native.broadcast(0, 32, 7, 8, 2, 4) == native.OK
-    # Rank 1 has the coordinate (0, 0, 1): place 1 of its group along the last axis, place 1 of that along both.
-    assert [native.group_place(group) for group in (0, 1, 4, 5, 8)] == [0, 0, 1, 1, -1]
+    # Rank 1 has the coordinate (0, 0, 1): group rank 1 along the last axis, and along both.
+    assert [native.group_rank(group) for group in (0, 1, 4, 5, 8)] == [0, 0, 1, 1, -1]
     assert native.send(16, 8, F32, 2, 4) == native.OK
     assert native.recv(32, 9, F32, 1, 1) == native.OK
     assert native.send_recv(16, 2, 5, 32, 3, 4, F32, 5) == native.OK

@@ -10,7 +10,7 @@
  * The ranks of a job form a mesh, and a rank is the row-major index of its coordinate in it. A collective names its
  * group by a bit mask of mesh axes, bit i for axis i: the group of a rank is all the ranks whose coordinates differ
  * from its own in these axes only, ordered row-major. Mask 0 is the group of the rank alone. A rank of the group is
- * named by its place in this order, from 0: in the group of all axes, a place is a rank of the mesh.
+ * named by its group rank, its number in this order, from 0: in the group of all axes, that is its rank in the mesh.
  *
  * All ranks of a group take part in each of its collectives, in the same order. In a send or receive only two ranks do:
  * messages from one rank to another arrive in the order of sending, whatever the groups were that they were sent in.
@@ -36,7 +36,7 @@
 /* The most axes that a mesh may have. */
 #define HIDET_DIST_MAX_MESH_AXES 16
 
-/* In place of a place: no rank. */
+/* Stands for no rank. */
 #define HIDET_DIST_NOBODY (-1)
 
 #ifdef __cplusplus
@@ -106,7 +106,7 @@ typedef struct hidet_dist_envelope {
 
 /*
  * How the blocks of a group's ranks lie in a tensor side by side: it has `rows` rows of `whole` elements, and the block
- * of the rank in place p has `row` of each, from p * row on. So lie the shards of a tensor that is split along a dim: its
+ * of group rank p has `row` of each, from p * row on. So lie the shards of a tensor that is split along a dim: its
  * rows are the dims before that one. Blocks that are received may go beyond the end of the rows, which is left out then;
  * those that are sent may not.
  */
@@ -177,16 +177,16 @@ HIDET_DIST_API int32_t hidet_dist_reduce_scatter_blocks(const void *send, void *
 HIDET_DIST_API int32_t hidet_dist_all_to_all_blocks(const void *send, const hidet_dist_blocks *sent, void *recv,
                                                     const hidet_dist_blocks *received, int32_t dtype, int32_t group);
 
-/* Every rank gets the `count` elements at `send` of the rank in place `root`; the others' `send` is not read and may be
+/* Every rank gets the `count` elements at `send` of group rank `root`; the others' `send` is not read and may be
  * null. `send` and `recv` may be the same buffer. */
 HIDET_DIST_API int32_t hidet_dist_broadcast(const void *send, void *recv, int64_t count, int32_t dtype, int32_t root,
                                             int32_t group);
 
-/* Sends `count` elements to the rank in place `to` of the group, which must receive as many. Whether it waits until they
+/* Sends `count` elements to group rank `to`, which must receive as many. Whether it waits until they
  * are received is up to the transport: two ranks that both send to each other first may wait for ever. */
 HIDET_DIST_API int32_t hidet_dist_send(const void *send, int64_t count, int32_t dtype, int32_t to, int32_t group);
 
-/* Receives `count` elements from the rank in place `from` of the group. */
+/* Receives `count` elements from group rank `from`. */
 HIDET_DIST_API int32_t hidet_dist_recv(void *recv, int64_t count, int32_t dtype, int32_t from, int32_t group);
 
 /* Sends and receives at once, so that ranks that do so in a ring do not wait for ever. The other ends may be plain sends
@@ -195,9 +195,9 @@ HIDET_DIST_API int32_t hidet_dist_recv(void *recv, int64_t count, int32_t dtype,
 HIDET_DIST_API int32_t hidet_dist_send_recv(const void *send, int64_t send_count, int32_t to, void *recv,
                                             int64_t recv_count, int32_t from, int32_t dtype, int32_t group);
 
-/* The calling thread's rank's place in its group, and the number of ranks in it; -1 without a current communicator, or
+/* The group rank of the calling thread's rank, and the number of ranks in its group; -1 without a current communicator, or
  * where the mask names an axis that is not there. */
-HIDET_DIST_API int32_t hidet_dist_group_place(int32_t group);
+HIDET_DIST_API int32_t hidet_dist_group_rank(int32_t group);
 HIDET_DIST_API int32_t hidet_dist_group_size(int32_t group);
 
 /* ---- Called by the process that launches them. ---- */

@@ -46,11 +46,11 @@ HIDET_DIST_API void hidet_dist_shm_table(hidet_dist_shm *transport, hidet_dist_t
 HIDET_DIST_API int32_t hidet_dist_shm_segment(int32_t ranks);
 
 /*
- * Routes a group through a segment, of which this rank is the `place`-th. Does not keep the descriptor. Returns
+ * Routes a group through a segment, in which this rank has the rank `group_rank`. Does not keep the descriptor. Returns
  * HIDET_DIST_INVALID_ARGUMENT for a descriptor of anything but a segment for `ranks` ranks.
  */
 HIDET_DIST_API int32_t hidet_dist_shm_attach(hidet_dist_shm *transport, int32_t group, int32_t descriptor,
-                                             int32_t place, int32_t ranks);
+                                             int32_t group_rank, int32_t ranks);
 
 /* Routes a group to the other transport. A segment that it was attached to is given up. */
 HIDET_DIST_API void hidet_dist_shm_delegate(hidet_dist_shm *transport, int32_t group);

@@ -170,6 +170,18 @@ class Manifest:
     stages: tuple[StageManifest, ...]
     files: Mapping[str, tuple[int, str]]
 
+    def ranks_of(self, stage: int) -> range:
+        """The ranks of a stage, by its number: stages have the ranks in their order."""
+        first = sum(own.size for own in self.stages[:stage])
+        return range(first, first + self.stages[stage].size)
+
+    def stage_of(self, rank: int) -> int:
+        """The number of the stage that a rank is of. Raises ValueError where there is no such rank."""
+        for number in range(len(self.stages)):
+            if rank in self.ranks_of(number):
+                return number
+        raise ValueError(f"there is no rank {rank} among {self.world_size}")
+
     @property
     def identity(self) -> str:
         """The same for equal artifacts, and for no others: in hex."""
@@ -204,8 +216,6 @@ class Manifest:
             manifest: Manifest = _read_as(cls, body, "it")
         except ValueError as error:
             raise ArtifactError(f"{path} is not a manifest of format {FORMAT}: {error}.") from error
-        if len(manifest.stages) != 1:
-            raise ArtifactError(f"{path} has {len(manifest.stages)} stages, not one. Build the artifacts again.")
         try:
             coherence.check(manifest)
         except ValueError as error:

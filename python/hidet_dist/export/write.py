@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
@@ -14,11 +14,11 @@ from pathlib import Path
 import hidet
 import torch
 
-from hidet_dist.artifacts.manifest import COORDINATE, NAME, Manifest, holds_artifacts
+from hidet_dist.artifacts.manifest import COORDINATE, NAME, Manifest, StageManifest, holds_artifacts
 from hidet_dist.checks import shown
 from hidet_dist.compile import Backend, CompiledProgram
 from hidet_dist.compile.cpu.target import CPU
-from hidet_dist.errors import ArtifactError, ConfigError
+from hidet_dist.errors import ArtifactError, ConfigError, PlanError
 from hidet_dist.files import exchange, sha256, write_text
 from hidet_dist.limits import MOST_NAME_BYTES
 from hidet_dist.partitioning import Program
@@ -114,45 +114,48 @@ def _free_name(out_dir: Path) -> Path:
     return name
 
 
-def _check_room(folder: Path, program: Program) -> None:
+def _check_room(folder: Path, programs: Sequence[Program]) -> None:
     """Raise ArtifactError where the disk has too little room for the shards of all ranks."""
-    shard = sum(weight.local_nbytes(program.mesh) for weight in program.weights)
-    needed, free = shard * program.mesh.size, shutil.disk_usage(folder).free
+    needed = sum(
+        program.mesh.size * weight.local_nbytes(program.mesh) for program in programs for weight in program.weights
+    )
+    ranks, free = sum(program.mesh.size for program in programs), shutil.disk_usage(folder).free
     if needed > free:
         raise ArtifactError(
-            f"The weights of {program.mesh.size} ranks take {needed} bytes, and the disk of {folder} has {free} left. "
-            "Free some, or name an out_dir on another disk."
+            f"The weights of {ranks} ranks take {needed} bytes, and the disk of {folder} has {free} left. Free some, "
+            "or name an out_dir on another disk."
         )
 
 
 def write_artifacts(
     folder: Path, plan: Plan, program: Program, compiled: CompiledProgram, target: Backend = CPU
 ) -> Manifest:
-    """Write everything into an empty folder, the manifest last.
+    """Write a plan of one stage into an empty folder, the manifest last; see :func:`write_stages`."""
+    return write_stages(folder, plan, [(program, compiled)], target)
+
+
+def write_stages(
+    folder: Path, plan: Plan, stages: Sequence[tuple[Program, CompiledProgram]], target: Backend = CPU
+) -> Manifest:
+    """Write a plan with the programs of its stages into an empty folder, the manifest last.
+
+    The stages have the ranks in their order: those of the first come first.
 
     Raises
     ------
     ArtifactError
         When there is no room for the weights.
+    PlanError
+        When there is not one program for each of the plan's stages.
     """
-    _check_room(folder, program)
-    stage_dir = folder / "stage0"
-    (stage_dir / "kernels").mkdir(parents=True)
+    if [program.mesh for program, _ in stages] != [stage.mesh for stage in plan.stages]:
+        raise PlanError(f"The plan has {len(plan.stages)} stages, and there are {len(stages)} programs on such meshes.")
+    _check_room(folder, [program for program, _ in stages])
     plan.save(folder / "plan.json")
-    # Without the times of the machine that searched: the same input gives the same bytes.
-    report = None if plan.report is None else plan.report.without_times()
-    write_text(folder / "explain.json", replace(plan, report=report).explain().to_json())
-
-    stage = replace(compiled.stage, folder="stage0")
-    shutil.copyfile(compiled.launcher, folder / stage.launcher_file)
-    for number, kernel in enumerate(compiled.kernels):
-        shutil.copyfile(kernel, folder / stage.kernel_file(number))
-    if compiled.constants:
-        constants = {name: c.torch().contiguous() for name, c in compiled.constants.items()}
-        layouts = {name: compiled.layouts[name] for name in constants}
-        write_safetensors(folder / stage.constants_file, layouts, lambda name: [constants[name]], ALIGNMENT)
-    for rank in range(program.mesh.size):
-        _write_rank(folder / stage.weights_file(rank), program, rank, _own(compiled))
+    _write_explanations(folder, plan)
+    written = tuple(
+        _write_stage(folder, f"stage{number}", program, compiled) for number, (program, compiled) in enumerate(stages)
+    )
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     files = {path.relative_to(folder).as_posix(): (path.stat().st_size, sha256(path)) for path in paths}
     assert NAME not in files
@@ -164,12 +167,41 @@ def write_artifacts(
         target.arch,
         target.gpu_name,
         target.cpu_features,
-        program.mesh.size,
-        (stage,),
+        sum(stage.size for stage in written),
+        written,
         files,
     )
     manifest.save(folder)
     return manifest
+
+
+def _write_explanations(folder: Path, plan: Plan) -> None:
+    """Why the plan is what it is; of several stages, each in the folder of its own."""
+    # Without the times of the machine that searched: the same input gives the same bytes.
+    report = None if plan.report is None else plan.report.without_times()
+    if len(plan.stages) == 1:
+        write_text(folder / "explain.json", replace(plan, report=report).explain().to_json())
+        return
+    for number, stage in enumerate(plan.stages):
+        own = folder / f"stage{number}"
+        own.mkdir()
+        write_text(own / "explain.json", Plan((stage,)).explain().to_json())
+
+
+def _write_stage(folder: Path, name: str, program: Program, compiled: CompiledProgram) -> StageManifest:
+    """Write the libraries and the data of a stage."""
+    (folder / name / "kernels").mkdir(parents=True)
+    stage = replace(compiled.stage, folder=name)
+    shutil.copyfile(compiled.launcher, folder / stage.launcher_file)
+    for number, kernel in enumerate(compiled.kernels):
+        shutil.copyfile(kernel, folder / stage.kernel_file(number))
+    if compiled.constants:
+        constants = {name: c.torch().contiguous() for name, c in compiled.constants.items()}
+        layouts = {name: compiled.layouts[name] for name in constants}
+        write_safetensors(folder / stage.constants_file, layouts, lambda name: [constants[name]], ALIGNMENT)
+    for rank in range(program.mesh.size):
+        _write_rank(folder / stage.weights_file(rank), program, rank, _own(compiled))
+    return stage
 
 
 def _own(compiled: CompiledProgram) -> dict[str, Layout]:

@@ -76,8 +76,8 @@ def overlap_graph(
 
 
 def _split(launches: Sequence[Launch]) -> set[int]:
-    """The collectives that are started: beside all others nothing runs, from their start to the wait for them."""
-    found: set[int] = set()
+    """Select the collectives to start early: something runs between their start and the wait for them."""
+    result: set[int] = set()
     flying: list[int] = []
     beside = False
     for launch in launches:
@@ -90,9 +90,9 @@ def _split(launches: Sequence[Launch]) -> set[int]:
             # Those before it have ended too.
             ended = flying[: flying.index(launch.task) + 1] if launch.task in flying else []
             del flying[: len(ended)]
-            found.update(ended if beside else ())
+            result.update(ended if beside else ())
             beside = bool(flying)
-    return found
+    return result
 
 
 def _tasks(graph: FlowGraph, cluster: Cluster, sizes: Mapping[str, int]) -> list[Task]:

@@ -1,4 +1,4 @@
-"""The kernels and collectives of a plan as tasks of two streams, and what overlap makes of the plan."""
+"""The kernels and collectives of a plan as tasks of two streams, and the plan's schedule on them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hidet_dist.view import GraphView
 
 @dataclass(frozen=True)
 class Communication:
-    """What a collective is for: a conversion of ``tensor`` to ``target``, or the reduction of an operator's output.
+    """The purpose of a collective: a conversion of ``tensor`` to ``target``, or the reduction of an operator's output.
 
     ``operator`` is where the plan has it, None for a graph output; ``target`` is None for a reduction.
     """
@@ -36,7 +36,7 @@ class Communication:
 
 @dataclass
 class _Unit:
-    """A task before it has its place among the others."""
+    """A task that is not yet ordered among the others."""
 
     place: tuple[int, int]  # the operator, and whether it is before, at or after it
     seconds: float
@@ -48,7 +48,7 @@ class _Unit:
 
 @dataclass(frozen=True)
 class _Part:
-    """A piece of a step: seconds, bytes of its result, and the step where it communicates."""
+    """A part of a conversion step: its seconds, the bytes of its result, and the step's text if it communicates."""
 
     seconds: float
     nbytes: int
@@ -59,7 +59,7 @@ _BEFORE, _AT, _AFTER = range(3)
 
 
 class PlannedTasks:
-    """The tasks of plans of one graph on one machine; what one plan needs is remembered for the next.
+    """The tasks of plans of one graph on one machine; parts of one plan are kept for the next.
 
     Operators that run in the kernel of a neighbour (``fused``) are one task with it, unless what passes between the two
     is reduced or converted.
@@ -78,7 +78,7 @@ class PlannedTasks:
         self._sizes: dict[tuple[str, TensorShardSpec], int] = {}
 
     def of(self, stage: StagePlan) -> tuple[list[Task], list[Communication | None]]:
-        """The tasks of a plan in execution order, and of each collective what it is for."""
+        """List the tasks of a plan in execution order, and the purpose of each collective."""
         units = _Units(self, stage, self._kernels(stage)).units
         order = _sorted(units)
         if len(order) < len(units):
@@ -95,7 +95,7 @@ class PlannedTasks:
         return tasks, [units[unit].communication for unit in order]
 
     def _kernels(self, stage: StagePlan) -> list[int]:
-        """Of each operator the one that stands for its kernel."""
+        """Map each operator to the one that represents its kernel."""
         apart = {conversion.tensor for op in stage.operators for conversion in op.conversions}
         apart |= {conversion.tensor for conversion in stage.output_conversions}
         kernel = list(range(len(self.view.operators)))
@@ -125,7 +125,7 @@ class PlannedTasks:
         return self._sizes[key]
 
     def converting(self, conversion: ConversionPlan) -> tuple[_Part, ...]:
-        """The pieces of a conversion."""
+        """List the parts of a conversion."""
         shape, element = self.view.pieces(conversion.tensor)
         key = shape, itemsize(element), conversion.source, conversion.steps
         if key not in self._parts:
@@ -134,13 +134,13 @@ class PlannedTasks:
         return self._parts[key]
 
     def reducing(self, name: str, partial: TensorShardSpec, fns: tuple[ReduceFn, ...]) -> tuple[_Part, ...]:
-        """The pieces of an output's reduction."""
+        """List the parts of an output's reduction."""
         shape, element = self.view.shape(name), self.view.itemsize(name)
         key = shape, element, partial, fns
         if key not in self._parts:
             axes = tuple(axis for fn in fns for axis in fn.mesh_axes)
-            lies = PartialSpec(partial, fns[0].op, axes)
-            self._parts[key] = self._cut(shape, element, lies, tuple(map(Step.of, fns)))
+            spec_of = PartialSpec(partial, fns[0].op, axes)
+            self._parts[key] = self._cut(shape, element, spec_of, tuple(map(Step.of, fns)))
         return self._parts[key]
 
     def _cut(
@@ -167,14 +167,14 @@ class PlannedTasks:
 
 
 class _Units:
-    """The tasks of one plan, in no order; ``kernel`` says of each operator which one stands for its kernel."""
+    """The tasks of one plan, in no order; ``kernel`` maps each operator to the one that represents its kernel."""
 
     def __init__(self, own: PlannedTasks, stage: StagePlan, kernel: Sequence[int]):
         self.own = own
         self.view = own.view
         self.stage = stage
         self.units: list[_Unit] = []
-        self.lies = {tensor.name: tensor.spec for tensor in (*stage.weights, *stage.inputs)}
+        self.spec_of = {tensor.name: tensor.spec for tensor in (*stage.weights, *stage.inputs)}
         self.resident = {(name, y.spec) for name, y in zip(own.view.outputs, stage.outputs, strict=True)}
         self.unit_of: dict[tuple[str, TensorShardSpec], int | None] = {
             (tensor.name, tensor.spec): None for tensor in (*stage.weights, *stage.inputs)
@@ -200,7 +200,7 @@ class _Units:
             found.seconds += plan.compute_seconds
             for o, (y, fns) in enumerate(zip(op.outputs, plan.spec.reduce_fns, strict=True)):
                 name, spec = self.view.names[y], plan.spec.out_specs[o]
-                self.lies[name] = spec
+                self.spec_of[name] = spec
                 own = self.own
                 passes = [kernel[reader] for reader in own._readers.get(name, ())]
                 inside = bool(passes) and name not in self.view.outputs and set(passes) == {kernel[number]}
@@ -224,7 +224,7 @@ class _Units:
         target: TensorShardSpec | None,
         result: TensorShardSpec,
     ) -> int | None:
-        """A task for each part, one behind the other; the last one."""
+        """Add a task for each part, one behind the other, and return the last one."""
         for n, part in enumerate(parts):
             communication = None if part.step is None else Communication(operator, name, target, part.step)
             last = n == len(parts) - 1
@@ -257,7 +257,7 @@ class _Units:
 
 
 def _sorted(units: Sequence[_Unit]) -> list[int]:
-    """The units after what they read, by place otherwise; without those that depend on themselves."""
+    """Sort units topologically, by place among independent ones; units in a cycle are left out."""
     readers: list[list[int]] = [[] for _ in units]
     missing = [0] * len(units)
     for number, unit in enumerate(units):
@@ -278,20 +278,20 @@ def _sorted(units: Sequence[_Unit]) -> list[int]:
 
 
 def resident_bytes(stage: StagePlan) -> int:
-    """Bytes of a stage that a device holds throughout: weights, graph inputs and outputs."""
+    """Compute the bytes of a stage that a device holds throughout: weights, graph inputs and outputs."""
     return sum(tensor.local_nbytes(stage.mesh) for tensor in (*stage.weights, *stage.inputs, *stage.outputs))
 
 
 @dataclass(frozen=True)
 class Overlapped:
-    """A plan's schedule, and what each of its tasks is for where it communicates."""
+    """A plan's schedule, its tasks, and the purpose of each task that communicates."""
 
     schedule: Schedule
     tasks: Sequence[Task]
     communications: Sequence[Communication | None]
 
     def plan(self, stage: StagePlan) -> StagePlan:
-        """The stage with what overlap makes of it."""
+        """Attach the overlap to its stage."""
         hidden = []
         for launch in self.schedule.launches:
             own = self.communications[launch.task]

@@ -1,4 +1,4 @@
-"""The order in which kernels and collectives are launched on two streams, and the time that takes.
+"""Schedules of kernels and collectives on two streams, and their makespan.
 
 A device computes on one stream and communicates on another. Each stream runs what is launched on it in that order. A
 collective is *started* (it begins when all that was launched on the computing stream before has ended, and the
@@ -56,7 +56,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Launches, and what becomes of them.
+    """A schedule: its launches, and their times.
 
     Attributes
     ----------
@@ -73,12 +73,12 @@ class Schedule:
 
 
 def serial(tasks: Sequence[Task]) -> Schedule:
-    """One task after the other, as a device runs them that does not overlap."""
+    """Launch one task after the other, as on a device that does not overlap."""
     return _evaluated(tasks, _serial(tasks))
 
 
 def schedule(tasks: Sequence[Task], room: int | None = None) -> Schedule:
-    """The best schedule found; it takes no longer than :func:`serial`, and ends with all collectives waited for.
+    """Find a good schedule; it takes no longer than :func:`serial`, and ends with all collectives waited for.
 
     A collective that only collectives read is not waited for: on one stream they follow each other.
 
@@ -98,14 +98,14 @@ def schedule(tasks: Sequence[Task], room: int | None = None) -> Schedule:
         for in_order in (True, False):
             if best.seconds <= least * (1 + _EQUAL):
                 return best
-            found = _Planned(tasks, _list_order(tasks, in_order, backwards)).schedule(limit)
-            if found is not None and found.seconds < best.seconds * (1 - _EQUAL):
-                best = found
+            result = _Planned(tasks, _list_order(tasks, in_order, backwards)).schedule(limit)
+            if result is not None and result.seconds < best.seconds * (1 - _EQUAL):
+                best = result
     return best
 
 
 def _least_seconds(tasks: Sequence[Task]) -> float:
-    """What no schedule takes less than: the tasks of each stream, and those that depend on each other."""
+    """Bound the makespan from below: by the tasks of each stream, and by chains of dependent tasks."""
     path: list[float] = []
     for task in tasks:
         path.append(task.seconds + max((path[read] for read in task.reads), default=0.0))
@@ -156,7 +156,7 @@ def timeline(tasks: Sequence[Task], launches: Sequence[Launch]) -> tuple[float, 
 
 
 def held(tasks: Sequence[Task], launches: Sequence[Launch]) -> list[int]:
-    """Bytes of results held at each launch. What a collective sends is held until it was waited for."""
+    """Compute the bytes of results held at each launch. A collective's input is held until it was waited for."""
     place: dict[int, int] = {}  # of each task: when its result is written
     done: dict[int, int] = {}  # when it is known to read no more
     waited = {launch.task for launch in launches if launch.what != START}
@@ -190,7 +190,7 @@ def _readers(tasks: Sequence[Task]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class _Order:
-    """The tasks of each stream in order, and when each task of both begins."""
+    """The tasks of each stream in order, and the start time of each task."""
 
     computed: list[int]
     communicated: list[int]
@@ -306,7 +306,7 @@ class _ListScheduling:
                         make_ready(reader)
 
     def _kernels_in_order(self) -> list[int]:
-        """The kernels as they are wanted, each after what it depends on."""
+        """Order the kernels by deadline, each after its dependencies."""
         missing = [len(own) for own in self.reads]
         ready = [(self.wanted[number], number) for number, count in enumerate(missing) if not count]
         heapq.heapify(ready)
@@ -331,19 +331,19 @@ class _Planned:
         self.readers = _readers(tasks)
 
     def schedule(self, limit: int | None) -> Schedule | None:
-        """The launches, with collectives started just in time; None where they hold more bytes than ``limit``."""
+        """List the launches, with collectives started just in time; None where they hold more bytes than ``limit``."""
         slots, waits = self._slots()
         room = limit
         for _ in range(_TRIES):
             starts = slots if room is None else self._within(slots, waits, room)
-            found = _evaluated(self.tasks, self._launches(starts, waits))
-            if limit is None or room is None or found.peak_bytes <= limit:
-                return found
-            room -= found.peak_bytes - limit
+            result = _evaluated(self.tasks, self._launches(starts, waits))
+            if limit is None or room is None or result.peak_bytes <= limit:
+                return result
+            room -= result.peak_bytes - limit
         return None
 
     def _slots(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Of each collective how many kernels are launched before its start, and before it is waited for."""
+        """Count, for each collective, the kernels launched before its start, and before the wait for it."""
         place = {number: at for at, number in enumerate(self.computed)}
         end = [self.begin[number] + self.tasks[number].seconds for number in self.computed]
         waits: dict[int, int] = {}
@@ -368,7 +368,7 @@ class _Planned:
         return slots, waits
 
     def _within(self, slots: dict[int, int], waits: dict[int, int], room: int) -> dict[int, int]:
-        """The starts moved on as far as it takes for ``room`` to suffice, if that is enough."""
+        """Move starts later as far as it takes for ``room`` to suffice, if that is enough."""
         latest = dict(slots)
         for number in reversed(self.communicated):  # where it is read, or where a collective is started that reads it
             later = [latest[reader] for reader in self.readers[number] if self.tasks[reader].communicates]

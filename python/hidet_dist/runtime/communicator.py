@@ -164,9 +164,11 @@ class Communicator:
         verdict = self._verdict
         who = "" if verdict.reporter == self.rank else f" (found by rank {verdict.reporter})"
         more = "" if message in verdict.reason or verdict.reason in message else f" {message}"
+        first = 0 if self._rendezvous is None else self._rendezvous.settings.first_rank
+        counted = f". Ranks are named within their group here, whose rank 0 is rank {first} of all." if first else ""
         raise CommunicationError(
-            f"rank {self.rank}: collective {native.sequence(handle)} failed: {verdict.reason}{who}.{more}",
-            verdict.ranks,
+            f"rank {self.rank}: collective {native.sequence(handle)} failed: {verdict.reason}{who}.{more}{counted}",
+            tuple(first + rank for rank in verdict.ranks),
         )
 
     def rely_on(self, files: Iterable[native.MappedFile]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from hidet_dist.artifacts.coherence import check_description
-from hidet_dist.artifacts.manifest import COORDINATE, StageManifest
+from hidet_dist.artifacts.manifest import COORDINATE, Manifest
 from hidet_dist.artifacts.opened import OpenedArtifacts
 from hidet_dist.checks import shown
 from hidet_dist.errors import ArtifactError, CommunicationError, ConfigError, HidetDistError, InputError
@@ -115,10 +115,12 @@ class LoadedPartition:
             with session.loading(lambda: self.manifest.identity, timeout_seconds):
                 with _open(folder, rank, timeout_seconds) as artifacts:
                     self.manifest = artifacts.manifest
-                    (self.stage,) = self.manifest.stages
                     settings = session.current()
                     self.rank = settings.rank if settings is not None else (rank or 0)
-                    self.world_size = self.stage.size
+                    self.world_size = self.manifest.world_size
+                    self._stage_number = self.manifest.stage_of(self.rank)
+                    self._ranks = self.manifest.ranks_of(self._stage_number)  # those of the stage
+                    self.stage = self.manifest.stages[self._stage_number]
                     self._load(artifacts)
                 self._signature = Signature(self.stage, self._memory)
                 # By the sizes of the symbolic dims: the outputs' shapes, and the bytes of workspace.
@@ -129,10 +131,10 @@ class LoadedPartition:
                     self._shapes_at({})
                 self._check_runtime()
             self._communicator = session.communicator_for(
-                self.stage.mesh_shape, rank, timeout_seconds, self.manifest.target, self._device
+                self.stage.mesh_shape, rank, timeout_seconds, self.manifest.target, self._device, self._ranks.start
             )
             self._communicator.rely_on(self._memory.files)
-            communicates = self.world_size > 1 and bool(self.stage.communications)
+            communicates = self.stage.size > 1 and bool(self.stage.communications)
             symbols = [symbol.name for symbol in self.stage.symbols]
             agreement = Agreement(self._communicator, self._memory, symbols) if communicates else None
             self._calls = Calls(self._communicator, agreement, _sizes_lock if symbols else nullcontext(), self._ready)
@@ -142,6 +144,17 @@ class LoadedPartition:
         except BaseException:
             self._free()
             raise
+
+    @property
+    def _build(self) -> str:
+        """What tells this stage of this build from all others."""
+        identity = self.manifest.identity
+        return identity if len(self.manifest.stages) == 1 else f"{identity}/{self.stage.folder}"
+
+    @property
+    def _group_rank(self) -> int:
+        """This rank among those of its stage."""
+        return self._ranks.index(self.rank)
 
     @property
     def _program(self) -> Launcher:
@@ -165,7 +178,7 @@ class LoadedPartition:
         self._runtime = hidet_runtime()
         library, description = self._libraries.load_launcher(artifacts.take(stage.launcher_file))
         try:
-            layouts = check_description(self.manifest, 0, description)
+            layouts = check_description(self.manifest, self._stage_number, description)
         except ValueError as error:
             raise ArtifactError(f"{folder}: {error}. Build the artifacts again.") from error
         load_needed(stage.libraries, folder)
@@ -187,15 +200,17 @@ class LoadedPartition:
             self._launcher = Launcher(library, first, own, tensors, len(stage.launches), self._memory)
         if not stage.symbols and self._launcher.workspaces() != stage.workspace_bytes:
             raise ArtifactError(
-                f"{folder}: stages[0].workspace_bytes is {stage.workspace_bytes}, but the launcher needs "
-                f"{self._launcher.workspaces()}. Build the artifacts again."
+                f"{folder}: stages[{self._stage_number}].workspace_bytes is {stage.workspace_bytes}, but the launcher "
+                f"needs {self._launcher.workspaces()}. Build the artifacts again."
             )
 
     def _load_data(self, artifacts: OpenedArtifacts, layouts: Mapping[str, Layout]) -> dict[str, int]:
         """The addresses of the stage's data, by name."""
         stage = self.stage
         shared = set(stage.constants)
-        files = {stage.weights_file(self.rank): {name: own for name, own in layouts.items() if name not in shared}}
+        files = {
+            stage.weights_file(self._group_rank): {name: own for name, own in layouts.items() if name not in shared}
+        }
         if shared:
             files[stage.constants_file] = {name: layouts[name] for name in stage.constants}
         addresses: dict[str, int] = {}
@@ -203,7 +218,7 @@ class LoadedPartition:
             file = artifacts.take(name)
             places = places_in(file, held)
             if COORDINATE in places:
-                coordinate = DeviceMesh(stage.mesh_shape, stage.mesh_axis_names).coordinate(self.rank)
+                coordinate = DeviceMesh(stage.mesh_shape, stage.mesh_axis_names).coordinate(self._group_rank)
                 check_coordinate(file, places[COORDINATE], coordinate)
             addresses.update(self._memory.load(file, places))
         return addresses
@@ -214,7 +229,7 @@ class LoadedPartition:
         assert isinstance(memory, CudaMemory)
         name = memory.driver.device_name(memory.device)
         usable, version, reason = self._usable_candidates(memory)
-        choices = Choices(folder.resolve(), self.manifest.identity, name, stage.candidates, usable, version, reason)
+        choices = Choices(folder.resolve(), self._build, name, stage.candidates, usable, version, reason)
         if not choices.is_needed:
             self._leave_cublas_unless_used(launcher, (0,) * len(stage.candidates))
             return
@@ -243,7 +258,7 @@ class LoadedPartition:
                 self._check_runtime()
                 return best
 
-            known = choices.remembered() if self.rank == 0 else None
+            known = choices.remembered() if self._group_rank == 0 else None
             first = np.array([-1] * len(stage.candidates) if known is None else known, np.int32)
             chosen = tuple(int(x) for x in self._of_all(memory, first)[0])
             if -1 in chosen:
@@ -251,7 +266,7 @@ class LoadedPartition:
                 communicator.check()
                 times = self._of_all(memory, np.array(own)).max(axis=0).tolist()
                 chosen = choices.fastest(times)
-                if self.rank == 0:
+                if self._group_rank == 0:
                     choices.remember(chosen, times)
             for kernel, candidate in enumerate(chosen):
                 launcher.use(kernel, self._kernels[kernel][candidate])
@@ -286,7 +301,7 @@ class LoadedPartition:
 
     def _of_all(self, memory: CudaMemory, own: np.ndarray) -> np.ndarray:
         """All ranks' arrays of the same size, a row each. The memory is active, the communicator bound."""
-        return own[None] if self.world_size == 1 else memory.all_gather(self._communicator, own)
+        return own[None] if self.stage.size == 1 else memory.all_gather(self._communicator, own)
 
     @numbered
     def __call__(self, number: int, *inputs: Any) -> Any:
@@ -629,10 +644,8 @@ def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> Open
                     "the artifacts again."
                 )
             DEVICE_KINDS[manifest.target].check()  # before the ranks meet
-            (stage,) = manifest.stages
-            own = _enter_session(rank, stage, timeout_seconds, folder)
-            others = {stage.weights_file(other) for other in range(stage.size) if other != own}
-            artifacts.verify([name for name in manifest.files if name not in others])
+            own = _enter_session(rank, manifest.world_size, timeout_seconds, folder)
+            artifacts.verify(_files_of(manifest, own))
         except ArtifactError:
             replaced = not artifacts.is_current()
             artifacts.close()
@@ -645,22 +658,32 @@ def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> Open
             return artifacts
 
 
-def _enter_session(rank: int | None, stage: StageManifest, timeout_seconds: float | None, folder: Path) -> int:
+def _files_of(manifest: Manifest, rank: int) -> list[str]:
+    """The files that a rank relies on: those of its stage but for what other ranks hold, and those of no stage."""
+    number = manifest.stage_of(rank)
+    own, ranks = manifest.stages[number], manifest.ranks_of(number)
+    others = {own.weights_file(other - ranks.start) for other in ranks if other != rank}
+    for stage in manifest.stages[:number] + manifest.stages[number + 1 :]:
+        others.update((*stage.libraries_of(), *(name for other in range(stage.size) for name in stage.data_of(other))))
+    return [name for name in manifest.files if name not in others]
+
+
+def _enter_session(rank: int | None, world_size: int, timeout_seconds: float | None, folder: Path) -> int:
     """Take the place among the ranks that the arguments or the environment give; refuse one that does not fit."""
-    if rank is not None and not 0 <= rank < stage.size:
-        raise ConfigError(f"{folder} has the ranks 0 to {stage.size - 1}; there is no rank {rank}.")
+    if rank is not None and not 0 <= rank < world_size:
+        raise ConfigError(f"{folder} has the ranks 0 to {world_size - 1}; there is no rank {rank}.")
     if session.current() is None:
         timeout = session.DEFAULT_TIMEOUT_SECONDS if timeout_seconds is None else timeout_seconds
         if rank is not None and "RANK" not in os.environ:
-            session.init(rank=rank, world_size=stage.size, timeout_seconds=timeout)
+            session.init(rank=rank, world_size=world_size, timeout_seconds=timeout)
         else:
             session.init(timeout_seconds=timeout)
     settings = session.current()
     assert settings is not None
-    if settings.world_size != stage.size:
+    if settings.world_size != world_size:
         raise ConfigError(
-            f"{folder} was built for {stage.size} ranks, but the world size is {settings.world_size}: launch it with "
-            f"`python -m hidet_dist.launch -n {stage.size}` or torchrun."
+            f"{folder} was built for {world_size} ranks, but the world size is {settings.world_size}: launch it with "
+            f"`python -m hidet_dist.launch -n {world_size}` or torchrun."
         )
     session.meet()  # so that the others hear of what is wrong with this rank's files
     return settings.rank

@@ -1,4 +1,4 @@
-"""Where the time of a call went, operator by operator: as values, as a table, and as a Chrome trace.
+"""The time of a call, operator by operator: as values, as a table, and as a Chrome trace.
 
 Traces are in Chrome's trace event format (JSON object format, complete events), which chrome://tracing and Perfetto
 show; a rank is a process there. Times are those of the host's monotonic clock, so that the traces of ranks on one host
@@ -72,21 +72,21 @@ class Profile:
 
     @property
     def compute_seconds(self) -> float:
-        """What the operators that only compute took together."""
+        """Seconds of all operators that only compute."""
         return sum(operator.seconds for operator in self.operators if operator.kind == COMPUTE)
 
     @property
     def communication_seconds(self) -> float:
-        """What the collectives took together, waiting included."""
+        """Seconds of all collectives, waiting included."""
         return sum(operator.seconds for operator in self.operators if operator.kind == COMMUNICATION)
 
     @property
     def overhead_seconds(self) -> float:
-        """The call without its operators: checking inputs, making outputs, and launching one kernel after the other."""
+        """Seconds of the call outside of its operators: checking inputs, allocating outputs, launching kernels."""
         return self.call_seconds - self.compute_seconds - self.communication_seconds
 
     def table(self) -> Table:
-        """What took how long, the operators of each kernel together, the longest first; to be printed by rich."""
+        """A table for ``rich.print``: seconds by kernel, the longest first."""
         from rich.table import Table
 
         title = f"Rank {self.rank} of {self.world_size}: {1e3 * self.call_seconds:.3f} ms"

@@ -68,6 +68,8 @@ class Settings:
         Whether all ranks are said to be on one host.
     secret: bytes
         What the ranks must prove to know.
+    first_rank: int
+        Of a group of the ranks, which are counted from 0 within it, the first one's number among all.
     """
 
     rank: int
@@ -80,11 +82,12 @@ class Settings:
     attempt: int = 0
     one_host: bool = False
     secret: bytes = field(default=b"", repr=False)
+    first_rank: int = 0
 
     @property
-    def host_rank(self) -> int:
-        """The rank that hosts the store."""
-        return 0
+    def host_rank(self) -> int | None:
+        """The rank that hosts the store; None where it is not of this group."""
+        return 0 if self.first_rank == 0 else None
 
 
 def resolve_settings(

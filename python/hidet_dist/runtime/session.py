@@ -13,6 +13,7 @@ from hidet_dist.errors import ConfigError
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.forks import Owner
 from hidet_dist.runtime.loading import Loading
+from hidet_dist.runtime.members import Members
 from hidet_dist.runtime.rendezvous import Rendezvous, Settings, resolve_settings
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
@@ -22,6 +23,7 @@ class _Session:
     def __init__(self, settings: Settings):
         self.settings = settings
         self.rendezvous: Rendezvous | None = None
+        self.groups: dict[range, Members] = {}
         self.communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
         self.owner = Owner()
 
@@ -30,9 +32,19 @@ class _Session:
             self.rendezvous = Rendezvous(self.settings)
         return self.rendezvous
 
+    def meet_group(self, ranks: range) -> Rendezvous:
+        everyone = self.meet()
+        if len(ranks) == self.settings.world_size:
+            return everyone
+        if ranks not in self.groups:
+            self.groups[ranks] = Members(everyone, ranks)
+        return self.groups[ranks]
+
     def close(self) -> None:
         for communicator in tuple(self.communicators):
             communicator.close()
+        for group in self.groups.values():
+            group.close()
         if self.rendezvous is not None:
             self.rendezvous.close()
 
@@ -40,6 +52,8 @@ class _Session:
         """Leave everything to the parent of this process."""
         for communicator in tuple(self.communicators):
             communicator.abandon()
+        for group in self.groups.values():
+            group.abandon()
         if self.rendezvous is not None:
             self.rendezvous.abandon()
 
@@ -164,8 +178,9 @@ def communicator_for(
     timeout_seconds: float | None = None,
     target: str = "cpu",
     device: int | None = None,
+    first_rank: int | None = None,
 ) -> Communicator:
-    """A communicator for a mesh of all the ranks, initialized from the environment unless ``init`` was called.
+    """A communicator for a mesh of all the ranks, or of some; the session is the environment's unless there is one.
 
     All ranks must ask for theirs in the same order. The first one of several ranks waits for all of them to come.
 
@@ -181,6 +196,8 @@ def communicator_for(
         ``cpu`` or ``cuda``: where the buffers of collectives are.
     device: int | None
         This rank's CUDA device; ``nccl.default_device`` where it is not given.
+    first_rank: int | None
+        For a mesh of some of the ranks, the first of them; the others follow it. The communicator counts them from 0.
 
     Raises
     ------
@@ -196,7 +213,8 @@ def communicator_for(
     session = _Session(resolve_settings()) if _session is None else _session
     settings = session.settings
     devices = math.prod(mesh_shape)
-    if devices != settings.world_size:
+    ranks = range(settings.world_size) if first_rank is None else range(first_rank, first_rank + devices)
+    if devices != len(ranks) or settings.rank not in ranks:
         raise ConfigError(
             f"mesh {tuple(mesh_shape)} needs {devices} processes, but the world size is {settings.world_size}: "
             f"launch it with `python -m hidet_dist.launch -n {devices}` or torchrun"
@@ -206,9 +224,9 @@ def communicator_for(
     timeout = settings.timeout_seconds if timeout_seconds is None else timeout_seconds
     # Kept before the ranks meet, so that shutdown finds whatever was opened.
     _session = session
-    rendezvous = session.meet() if devices > 1 else None
+    rendezvous = session.meet_group(ranks) if devices > 1 else None
     communicator = Communicator(
-        settings.rank, settings.world_size, tuple(mesh_shape), timeout, rendezvous, target, device
+        settings.rank - ranks.start, devices, tuple(mesh_shape), timeout, rendezvous, target, device
     )
     session.communicators.add(communicator)
     return communicator

@@ -36,12 +36,15 @@ _DIMS = 64  # of an array in NumPy
 
 
 class TooWide(Exception):
-    """The graph has a part so densely connected that elimination would take too long, or too much memory."""
+    """A graph with a part so densely connected that elimination would take too long, or too much memory."""
 
 
 @dataclass(frozen=True)
 class Eliminated:
-    """``choices`` cost ``seconds``, and no plan costs less than ``bound`` (both with memory priced, if it was)."""
+    """The result of an elimination: ``choices`` cost ``seconds``, and no plan costs less than ``bound``.
+
+    Both include the price of memory, if there is one.
+    """
 
     choices: tuple[int, ...]
     seconds: float
@@ -65,7 +68,7 @@ class Tables:
         self._numbers: dict[Hashable, int] = {}
 
     def rounded(self, table: Table) -> Table:
-        """Down to multiples of the quantum, so that a lower bound stays one."""
+        """Round down to multiples of the quantum, so that a lower bound stays one."""
         return np.floor(table / self.quantum) * self.quantum if self.quantum else table
 
     def make_room(self) -> None:
@@ -136,7 +139,7 @@ class _Network:
             self.factors[variable].append((table, variables))
 
     def minimum(self) -> tuple[float, list[int]]:
-        """The least sum, and a value of every variable that gives it. Raises TooWide."""
+        """Find the least sum, and a value of every variable that gives it. Raises TooWide."""
         alive = [True] * len(self.sizes)
         heap = [(self._work(v), v) for v in range(len(self.sizes))]
         heapq.heapify(heap)
@@ -172,7 +175,7 @@ class _Network:
         return self.constant, values
 
     def marginals(self) -> list[Table] | None:
-        """For each variable and value the least sum with that value, after :meth:`minimum`; None if it takes long."""
+        """Find the least sum with each value of each variable, after :meth:`minimum`; None if that takes long."""
         place = {bucket.variable: i for i, bucket in enumerate(self.buckets)}
         # Of each variable, the number of the table of what all others cost over its neighbours, and what was taken off.
         outside: dict[int, tuple[int, float]] = {}
@@ -201,7 +204,7 @@ class _Network:
     def _least_outside(
         self, factors: list[Factor], scope: tuple[int, ...], outside: int, left: tuple[int, ...]
     ) -> tuple[int, float]:
-        """The least over ``left`` of tables and what lies outside, over all of ``scope`` but its last variable.
+        """Minimise the tables, and what is outside over ``scope`` without its last variable, to a table over ``left``.
 
         The number of the table less its least entry, and that entry; looked up where equal tables were added up before.
         """
@@ -222,7 +225,7 @@ class _Network:
         return known
 
     def _parts(self, factors: list[Factor], scope: tuple[int, ...]) -> list[Table]:
-        """The tables with their dims laid out as ``scope`` says."""
+        """Reshape the tables so that their dims are in the order of ``scope``."""
         place = {u: i for i, u in enumerate(scope)}
         parts = []
         for table, variables in factors:
@@ -255,12 +258,12 @@ class _Network:
 
 
 def _sum(parts: Sequence[Table]) -> Table:
-    """The sum of tables that broadcast to each other: small ones first, so that few additions are of all entries."""
+    """Add up tables that broadcast to each other: small ones first, so that few additions are of all entries."""
     return reduce(np.add, sorted(parts, key=lambda part: part.size), np.zeros(()))
 
 
 def _least(parts: list[Table], shape: list[int], limits: Limits) -> Table:
-    """The minimum over the last dim of the sum of ``parts``, which broadcast to ``shape``; a piece at a time."""
+    """Minimise the sum of ``parts``, which broadcast to ``shape``, over the last dim; a piece at a time."""
     limits.check()
     if math.prod(shape) <= tuning.CHUNK_ENTRIES or len(shape) == 1:
         least: Table = np.broadcast_to(_sum(parts), shape).min(axis=-1)
@@ -306,7 +309,7 @@ def eliminate(
 
 
 def marginals(problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices) -> list[Table] | None:
-    """For each entity and each of its choices ``kept``, what a plan with that choice costs at least.
+    """Bound the cost of plans with each choice, for the choices ``kept`` of each entity: its min-marginals.
 
     None when the graph is too densely connected for an answer.
     """
@@ -361,7 +364,7 @@ def _fix_required(group: list[Edge], choices: Sequence[int], kept: list[list[int
 def _solve(
     problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Sequence[int], limit: int
 ) -> tuple[float, list[int], list[int]]:
-    """The bound, the choices, and the tensors that were relaxed (those in ``exact`` never are)."""
+    """Find the bound, the choices, and the tensors that were relaxed (those in ``exact`` never are)."""
     tables.make_room()
     network, relaxed = _network(problem, kept, tables, prices, exact, limit)
     bound, values = network.minimum()
@@ -434,7 +437,7 @@ def _network(
 
 
 class _Priced:
-    """What the memory of a tensor's conversions costs at given prices."""
+    """The cost of the memory of a tensor's conversions at given prices."""
 
     def __init__(self, memory: ConvertedTensor, prices: Prices, group: Sequence[Edge]):
         self.memory = memory
@@ -475,7 +478,7 @@ def _pair(
     consumed: tuple[int, ...],
     priced: _Priced | None,
 ) -> None:
-    """The table of a tensor with one consumer, over the specs of a side where choices share them, else its choices."""
+    """Add the table of a tensor with one consumer, over the specs of a side where choices share them, else choices."""
     ends: list[int] = []
     sides = []
     for entity, specs in ((producer, produced), (consumer, consumed)):
@@ -505,7 +508,7 @@ def _tensor(
     consumed: list[tuple[int, ...]],
     priced: _Priced | None,
 ) -> None:
-    """The table of a tensor with several consumers: each distinct required spec is paid once. Over specs, not choices.
+    """Add the table of a tensor with several consumers: each distinct required spec is paid once.
 
     ``certain`` are the specs of consumers that can only require one; ``consumers`` are the others.
     """
@@ -543,7 +546,7 @@ def _tensor(
 
 
 def _spec(network: _Network, entity: int, specs: tuple[int, ...], taken: Sequence[int]) -> int:
-    """A variable for the spec that an entity's choice gives; the entity's own where each choice gives another."""
+    """Give the variable for the spec of an entity's choice; the entity's own where each choice has another spec."""
     distinct = tuple(dict.fromkeys(specs))
     if len(distinct) == len(specs) and entity not in taken:
         return entity

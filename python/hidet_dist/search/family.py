@@ -39,7 +39,7 @@ Specs = Sequence[TensorShardSpec | None] | None
 
 @dataclass(frozen=True)
 class Family:
-    """Plans of several graphs in which the weights that they share lie alike.
+    """Plans of several graphs in which shared weights have the same specs.
 
     ``seconds`` is the weighted sum of the plans' times; no plans with shared weights have a sum below
     ``bound_seconds``; ``gap`` is relative to ``seconds``. ``param_specs`` are the layouts of all weights, by the user's
@@ -156,7 +156,7 @@ def search_family(
 
 
 def _each(what: str, given: Any, count: int) -> list[Any]:
-    """One value a graph."""
+    """Give each graph its value."""
     if what == "names" and (given is None or isinstance(given, Mapping | hidet.nn.Module)):
         return [given] * count
     if given is None:
@@ -295,7 +295,7 @@ class _Joint:
 
 
 def narrowed(problem: Problem, fixed: Mapping[int, int]) -> Problem:
-    """The problem with some entities' choices made; those entities have one choice left."""
+    """Fix the choices of some entities; those entities have one choice left."""
     every = [[fixed[e]] if e in fixed else list(range(len(costs))) for e, costs in enumerate(problem.cost)]
     return restricted(problem, every)
 
@@ -303,14 +303,14 @@ def narrowed(problem: Problem, fixed: Mapping[int, int]) -> Problem:
 def _groups(
     views: Sequence[GraphView], named: Sequence[Mapping[str, hidet.Tensor]]
 ) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
-    """For each weight (graph and number) all that are the same: the same tensor, or of the same name."""
-    found: dict[Any, list[tuple[int, int]]] = {}
+    """Map each weight (graph and number) to all that are the same: the same tensor, or of the same name."""
+    result: dict[Any, list[tuple[int, int]]] = {}
     for g, view in enumerate(views):
         labels = tensor_labels(view, named[g])
         for w, name in enumerate(view.weights):
             key: Any = labels.get(name, view.tensors[name])
-            found.setdefault(key, []).append((g, w))
-    return {place: tuple(own) for own in found.values() for place in own}
+            result.setdefault(key, []).append((g, w))
+    return {place: tuple(own) for own in result.values() for place in own}
 
 
 def _solve(joint: _Joint, options: SolveOptions) -> Solution:
@@ -331,12 +331,12 @@ def _solve(joint: _Joint, options: SolveOptions) -> Solution:
         if problem is None:
             continue
         try:
-            found = optimize(problem, finer)
+            result = optimize(problem, finer)
         except (InfeasibleError, SolverError):  # this layout leaves no room for the weights of other graphs
             continue
         fixed = {joint.entities[g][e]: kept.index(own.choices[e]) for e, kept in joint.kept[g].items()}
-        choices = tuple(fixed.get(e, k) for e, k in enumerate(found.choices))
-        best = min(best, (found.seconds, choices))
+        choices = tuple(fixed.get(e, k) for e, k in enumerate(result.choices))
+        best = min(best, (result.seconds, choices))
     if best[0] - bound <= gap * best[0] and best[1]:
         return Solution(best[1], best[0], max(0.0, 1 - bound / best[0]) if best[0] else 0.0)
     try:

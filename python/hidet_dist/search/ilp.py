@@ -63,8 +63,8 @@ class _HiGHS(pulp.HiGHS):
 
     def findSolutionValues(self, lp: pulp.LpProblem) -> tuple[int, int]:
         if lp.solverModel.getModelStatus() not in self._STOPPED:
-            found: tuple[int, int] = super().findSolutionValues(lp)
-            return found
+            result: tuple[int, int] = super().findSolutionValues(lp)
+            return result
         if lp.solverModel.getInfo().primal_solution_status != highspy.kSolutionStatusFeasible:
             return pulp.LpStatusNotSolved, pulp.LpSolutionNoSolutionFound
         values = lp.solverModel.getSolution().col_value
@@ -109,16 +109,16 @@ def solve(
 
 
 def solve_peak(problem: Problem, options: SolveOptions) -> tuple[tuple[int, ...], int]:
-    """The choices that hold least at their peak, and a number of bytes that no plan can do with less than.
+    """Find the choices of the least peak, and a lower bound of the bytes of any plan.
 
     The problem's budget does not matter. Raises as :func:`solve` does.
     """
-    found = _Program(problem, options.limits, peak=True).solve(replace(options, gap=0.0), tuning.NODES)
-    return found.choices, math.ceil(found.seconds * (1 - found.gap))
+    result = _Program(problem, options.limits, peak=True).solve(replace(options, gap=0.0), tuning.NODES)
+    return result.choices, math.ceil(result.seconds * (1 - result.gap))
 
 
 def program_bytes(problem: Problem) -> int:
-    """An estimate of the bytes that the integer program of a problem takes, before it is written."""
+    """Estimate the bytes that the integer program of a problem takes, before it is written."""
     variables = sum(map(len, problem.cost))
     terms = variables
     readers_of = readers(problem)
@@ -242,7 +242,7 @@ class _Program:
         for d in sorted({d for f in flows for _, d in f}):
 
             def converts(number: int, d: int = d) -> pulp.LpAffineExpression:
-                """Whether a reader has the tensor converted to d."""
+                """1 if a reader has the tensor converted to d, else 0."""
                 return pulp.lpSum(
                     flow
                     for (s, own), flow in flows[number].items()

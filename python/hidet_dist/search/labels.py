@@ -1,4 +1,4 @@
-"""What the user calls tensors and operators."""
+"""The user's names of tensors and operators."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ def tensor_labels(view: GraphView, names: Mapping[str, hidet.Tensor]) -> dict[st
 
 
 def operator_labels(view: GraphView, labels: Mapping[str, str]) -> list[str]:
-    """What each operator is called, after the weight that it reads; empty where there is none, or it is not alone.
+    """Name each operator after the weight that it reads; empty where there is none, or several operators read it.
 
     The reader of ``fc1.weight``, a matrix, is ``fc1``; that of ``fc1.bias``, a vector, is ``fc1.bias``.
     """
     weights = set(view.weights)
-    found = []
+    result = []
     for op in view.operators:
         own = [view.names[x] for x in op.inputs if view.names[x] in weights and view.names[x] in labels]
         name = max(own, key=lambda weight: len(view.shape(weight)), default="")
         label = labels.get(name, "")
-        found.append(label.rpartition(".")[0] or label if name and len(view.shape(name)) > 1 else label)
-    readers = Counter(found)
-    return [label if readers[label] == 1 else "" for label in found]
+        result.append(label.rpartition(".")[0] or label if name and len(view.shape(name)) > 1 else label)
+    readers = Counter(result)
+    return [label if readers[label] == 1 else "" for label in result]
 
 
 def label_plan(view: GraphView, plan: Plan, names: Mapping[str, hidet.Tensor]) -> Plan:
-    """The plan with the user's names of tensors, and operators called after them."""
+    """Label a plan with the user's names of tensors, and operators with names after them."""
     labels = tensor_labels(view, names)
 
     def named(tensors: tuple[TensorPlan, ...]) -> tuple[TensorPlan, ...]:

@@ -1,4 +1,4 @@
-"""What a device holds while a plan runs: weights, graph inputs and outputs throughout, activations while they live.
+"""The memory of a device while a plan runs: weights, graph inputs and outputs throughout, activations while live.
 
 Every operator has three *program points*: its inputs are converted, it runs, its partial outputs are reduced. A last
 point converts the graph outputs. Live intervals, before kernels are fused:
@@ -116,16 +116,16 @@ def point_bytes(view: GraphView, stage: StagePlan) -> list[int]:
         return spec.local_nbytes(view.shape(name), view.itemsize(name), mesh)
 
     resident = {(name, tensor.spec) for name, tensor in zip(view.outputs, stage.outputs, strict=True)}
-    lies: dict[str, TensorShardSpec] = {}
+    spec_of: dict[str, TensorShardSpec] = {}
     for tensor in (*stage.weights, *stage.inputs, *stage.outputs):
         hold(0, lifetimes.count - 1, size(tensor.name, tensor.spec))
     for tensor in (*stage.weights, *stage.inputs):
-        lies[tensor.name] = tensor.spec
+        spec_of[tensor.name] = tensor.spec
     for number, (op, plan) in enumerate(zip(view.operators, stage.operators, strict=True)):
         at = POINTS * number
         for o, (y, spec, fns) in enumerate(zip(op.outputs, plan.spec.out_specs, plan.spec.reduce_fns, strict=True)):
             name = view.names[y]
-            lies[name] = spec
+            spec_of[name] = spec
             kept = 0 if (name, spec) in resident else size(name, spec)
             hold(*lifetimes.after(number, name), kept)
             if name in lifetimes.viewed:
@@ -136,14 +136,14 @@ def point_bytes(view: GraphView, stage: StagePlan) -> list[int]:
             hold(at + REDUCE, at + REDUCE, most if fns else kept)
     spans: dict[tuple[str, TensorShardSpec], tuple[int, int]] = {}
     for name, target, begin, end in _requirements(view, stage, lifetimes):
-        if target != lies[name]:
+        if target != spec_of[name]:
             first, last = spans.get((name, target), (begin, end))
             spans[name, target] = min(first, begin), max(last, end)
     for (name, target), (begin, end) in spans.items():
         if (name, target) not in resident:
             hold(begin, end, size(name, target))
-        steps = conversions.take(name, view.pieces(name)[0], lies[name], target)
-        hold(begin, begin, conversion_nbytes(view.shape(name), view.itemsize(name), lies[name], steps, mesh))
+        steps = conversions.take(name, view.pieces(name)[0], spec_of[name], target)
+        hold(begin, begin, conversion_nbytes(view.shape(name), view.itemsize(name), spec_of[name], steps, mesh))
     return list(accumulate(change))[:-1]
 
 

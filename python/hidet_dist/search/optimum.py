@@ -1,4 +1,4 @@
-"""The best plan within the memory budget: elimination where it suffices, the integer program for what it leaves.
+"""The search for the best plan within the memory budget: elimination, and an integer program for what it leaves.
 
 Without the budget the problem is solved exactly by elimination. With it, prices on the bytes of program points give a
 lower bound whatever they are (Lagrangian relaxation; Everett, Operations Research 11(3), 1963), and a plan each. The
@@ -18,7 +18,7 @@ from hidet_dist.errors import HidetDistError, InfeasibleError, SolverError
 from hidet_dist.search import tuning
 from hidet_dist.search.eliminate import Tables, TooWide, eliminate, marginals
 from hidet_dist.search.ilp import NothingFitsError, StoppedError, TooLargeError, solve, solve_peak
-from hidet_dist.search.limits import OutOfTimeError
+from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.master import solve_master
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.presolve import undominated
@@ -28,7 +28,7 @@ from hidet_dist.search.problem import Problem, Solution, evaluate, held_bytes, p
 
 @dataclass(frozen=True)
 class _Probe:
-    """A plan, its seconds without the price of memory, and the bytes that a device holds at each program point.
+    """A plan with its seconds, without the price of memory, and the bytes that a device holds at each program point.
 
     ``bound``: what no plan that fits costs less than, by the prices that this one was found at.
     """
@@ -53,7 +53,7 @@ class _State:
     best: tuple[int, ...] = ()
     seconds: float = math.inf
     bound: float = 0.0
-    found: list[_Probe] = field(default_factory=list)
+    known_plans: list[_Probe] = field(default_factory=list)
     second_per_byte: tuple[float, ...] = ()
     peaks: dict[int, None] = field(default_factory=dict)  # the program points at which plans considered hold too much
     refusal: HidetDistError | None = None  # why there is no plan, where none is known
@@ -63,7 +63,7 @@ class _State:
         self.limits = self.options.limits
 
     def probe(self, tables: Tables, prices: Prices) -> _Probe:
-        """The best plan at given prices."""
+        """Find the best plan at given prices."""
         self.limits.check()
         solved = eliminate(self.problem, self.kept, tables, prices, self.options.gap / 4)
         return replace(self.record(solved.choices), bound=solved.bound - prices.total * self.problem.budget)
@@ -124,19 +124,19 @@ def optimize(problem: Problem, options: SolveOptions | None = None, like: Soluti
     tables = Tables(limits)
     if like is not None:
         state.peaks = dict.fromkeys(like.points)
-        state.found = [state.record(choices) for choices in like.known]
+        state.known_plans = [state.record(choices) for choices in like.known]
     try:
         try:
             state.kept = undominated(problem, limits)
             if sum(map(min, problem.memory)) > problem.budget:
-                _any_plan(state)
+                _any_plan(state, limits.part(tuning.REFUSAL_SHARE))  # which refuses the budget
             # A bound without activations is a bound; if this plan fits with them too, all is done.
             _without_activations(state, tables)
             if not state.done():
                 state.kept = [list(range(len(costs))) for costs in problem.cost]
                 plans, mixture = _relax(state, tables)
                 state.second_per_byte = tuple(mixture.prices)
-                state.found = plans
+                state.known_plans = plans
                 over = {probe.nbytes.index(probe.peak) for probe in plans if probe.peak > problem.budget}
                 state.peaks |= dict.fromkeys(sorted(over))
                 if not state.done():
@@ -152,16 +152,16 @@ def optimize(problem: Problem, options: SolveOptions | None = None, like: Soluti
     if not state.best:
         raise state.refusal or _not_found(state)
     gap = max(0.0, 1 - state.bound / state.seconds) if state.seconds else 0.0
-    known = (*(probe.choices for probe in state.found[-tuning.KNOWN_PLANS :]), state.best)
+    known = (*(probe.choices for probe in state.known_plans[-tuning.KNOWN_PLANS :]), state.best)
     return Solution(
         state.best, state.seconds, gap, state.second_per_byte, tuple(state.peaks), tuple(dict.fromkeys(known))
     )
 
 
 def _not_found(state: _State) -> SolverError:
-    """The error where the time or the memory limit was reached before any plan was known that fits."""
+    """Make the error for a search whose time or memory limit was reached before any plan was known that fits."""
     limits, budget = state.limits, state.problem.budget
-    least = min((probe.peak for probe in state.found), default=None)
+    least = min((probe.peak for probe in state.known_plans), default=None)
     known = "" if least is None else f" The plan of the least memory that was found holds {least} bytes."
     if limits.time_reached:
         return SolverError(
@@ -188,7 +188,7 @@ def _without_activations(state: _State, tables: Tables) -> None:
     # Before the first operator a device holds what it holds throughout, and little else.
     for price in (trifle, 0.0):
         probe = state.probe(tables, _at(0, price, count))
-        state.found.append(probe)
+        state.known_plans.append(probe)
         state.raise_bound(probe.bound)
         if probe.peak > problem.budget or state.done():
             return
@@ -216,7 +216,7 @@ def _relax(state: _State, tables: Tables) -> tuple[list[_Probe], _Mixture]:
         When there is no plan that fits.
     """
     budget = state.problem.budget
-    plans, bound, raises = list(state.found), state.bound, 0
+    plans, bound, raises = list(state.known_plans), state.bound, 0
     low = plans[-1]
     # Where the budget asks for a few per cent of the time, as it mostly does, this is near the best price.
     limit = low.seconds / max(1, low.peak - budget) / tuning.FIRST_PRICE_PARTS or 1.0
@@ -295,7 +295,8 @@ def _mix(state: _State, tables: Tables, mixture: _Mixture) -> None:
     budget = problem.budget
     parts = [probe for _, probe in mixture.parts]
     lows = [probe for probe in parts if probe.peak > budget]
-    highs = [probe for probe in parts if probe.peak <= budget] or [p for p in state.found if p.choices == state.best]
+    highs = [probe for probe in parts if probe.peak <= budget]
+    highs = highs or [probe for probe in state.known_plans if probe.choices == state.best]
     if not lows or not highs:
         return
     low, high = lows[0], highs[0]
@@ -328,7 +329,7 @@ def _mix(state: _State, tables: Tables, mixture: _Mixture) -> None:
 
 
 def _places(problem: Problem) -> list[int]:
-    """The place of each entity in the order of execution: a weight has that of the first operator that reads it."""
+    """Map each entity to its place in the order of execution; a weight to that of the first operator that reads it."""
     place = list(range(len(problem.cost)))
     consumers = {edge.consumer for edge in problem.edges}
     for edge in reversed(problem.edges):
@@ -390,12 +391,12 @@ def least_memory(problem: Problem, options: SolveOptions, enough: int = 0) -> Le
     state = _State(gratis, replace(options, on_incumbent=None), every)
     best = state.record(tuple(m.index(min(m)) for m in problem.memory))
     bound = float(sum(map(min, problem.memory)))
-    state.found.append(best)
+    state.known_plans.append(best)
     try:
         try:
             best, bound = _probe_peaks(state, best, bound, enough)
         except TooWide:
-            best, bound = min(state.found, key=lambda p: p.peak), max(bound, state.bound)
+            best, bound = min(state.known_plans, key=lambda p: p.peak), max(bound, state.bound)
         if best.peak > max(enough, bound + 0.5) and len(problem.cost) <= tuning.PEAK_ENTITIES:
             try:
                 choices, proven = solve_peak(gratis, options)
@@ -403,7 +404,7 @@ def least_memory(problem: Problem, options: SolveOptions, enough: int = 0) -> Le
             except StoppedError:
                 pass  # the plan known is what can be said to do
     except OutOfTimeError:
-        best, bound = min(state.found, key=lambda p: p.peak), max(bound, state.bound)
+        best, bound = min(state.known_plans, key=lambda p: p.peak), max(bound, state.bound)
     return LeastMemory(best.choices, best.peak, math.ceil(bound - 1e-6))
 
 
@@ -416,10 +417,10 @@ def _probe_peaks(state: _State, best: _Probe, bound: float, enough: int) -> tupl
             break
         prices = Prices([weight / sum(weights) for weight in weights])
         probe = state.probe(tables, prices)
-        state.found.append(probe)
+        state.known_plans.append(probe)
         bound = state.bound = max(bound, probe.bound / prices.total)
         best = min(best, probe, key=lambda p: p.peak)
-        nbytes = [plan.nbytes for plan in state.found]
+        nbytes = [plan.nbytes for plan in state.known_plans]
         byte = float(max(1, *map(max, nbytes)))
         master = solve_master(nbytes, [0.0] * len(nbytes), 1.0, 0, byte, state.limits)
         weights = master.duals
@@ -428,7 +429,7 @@ def _probe_peaks(state: _State, best: _Probe, bound: float, enough: int) -> tupl
     return best, bound
 
 
-def _any_plan(state: _State) -> _Probe:
+def _any_plan(state: _State, limits: Limits | None = None) -> _Probe:
     """Find the plan that holds least.
 
     Raises
@@ -439,14 +440,15 @@ def _any_plan(state: _State) -> _Probe:
         When the time limit was reached before that was known.
     """
     budget = state.problem.budget
-    least = least_memory(state.problem, state.options, budget)
+    options = state.options if limits is None else replace(state.options, limits=limits)
+    least = least_memory(state.problem, options, budget)
     if least.nbytes > budget:
         raise _refusal(state, least)
     return state.record(least.choices)
 
 
 def _refusal(state: _State, least: LeastMemory) -> HidetDistError:
-    """The error where the plan that holds least does not fit."""
+    """Make the error for a budget that the plan of the least memory does not fit."""
     budget = state.problem.budget
     if least.bound_bytes >= least.nbytes:
         known = f"the least that would do is {least.nbytes} bytes"
@@ -501,7 +503,7 @@ def _recombine(state: _State, plans: Sequence[_Probe], gap: float) -> None:
 
 
 def _tight_points(state: _State) -> tuple[int, ...]:
-    """The points that the budget is expected to bind at: of plans too large, and where the best one is nearly so."""
+    """List the points at which the budget is expected to bind: peaks of plans that exceed it, or nearly do."""
     best = state.record(state.best).nbytes if state.best else []
     near = [point for point, n in enumerate(best) if n >= tuning.NEAR_BUDGET * state.problem.budget]
     return tuple(dict.fromkeys((*state.peaks, *peaks(best, near))))
@@ -513,7 +515,7 @@ def _integer_program(state: _State) -> None:
     state.limits.check()
     if not state.best:
         least = least_memory(state.problem, options, state.problem.budget)
-        state.found.append(state.record(least.choices))
+        state.known_plans.append(state.record(least.choices))
         if not state.best:
             state.refusal = _refusal(state, least)
             if least.bound_bytes > state.problem.budget:

@@ -42,12 +42,12 @@ class Candidate:
 
     choices: tuple[int, ...]
     stage: StagePlan
-    found: Overlapped
+    overlap: Overlapped
 
     @property
     def seconds(self) -> float:
         """The makespan."""
-        return min(self.found.schedule.seconds, self.stage.seconds)
+        return min(self.overlap.schedule.seconds, self.stage.seconds)
 
 
 class OverlapSearch:
@@ -67,7 +67,7 @@ class OverlapSearch:
         self._held: dict[int, ConvertedTensor] = {}
 
     def better(self, solution: Solution, options: SolveOptions) -> Candidate:
-        """A plan that fits the budget and whose makespan is less by more than the gap, or that of the solution."""
+        """Find a plan that fits the budget and has a makespan less by more than the gap; else that of the solution."""
         best = last = self._candidate(solution.choices)
         problem, groups = self.formulation.problem, readers(self.formulation.problem)
         seen = {solution.choices}
@@ -107,11 +107,11 @@ class OverlapSearch:
         return Candidate(choices, stage, overlapped(self.planned, stage, self.formulation.problem.budget))
 
     def _exposed_share(self, candidate: Candidate) -> float:
-        """Of the time in which what is made of weights is communicated, the share that nothing hides."""
-        found = candidate.found
+        """Compute the exposed share of the time in which weights, and tensors made of them alone, are communicated."""
+        overlap = candidate.overlap
         sent = exposed = 0.0
         for task, own, communication in zip(
-            found.tasks, found.schedule.exposed_seconds, found.communications, strict=True
+            overlap.tasks, overlap.schedule.exposed_seconds, overlap.communications, strict=True
         ):
             if communication is not None and communication.tensor in self.of_weights:
                 sent += task.seconds
@@ -119,24 +119,26 @@ class OverlapSearch:
         return _rounded_up(exposed / sent) if sent else 0.0
 
     def _first_share(self, candidate: Candidate) -> float:
-        """Of the time in which all weights could be gathered, the share that is longer than the computation."""
+        """Compute the share of the time of gathering all weights that the computation is too short to hide."""
         sent = sum(max(map(max, self._communicated(name))) for name in self.view.weights if name in self.number)
-        computed = sum(task.seconds for task in candidate.found.tasks if not task.communicates)
+        computed = sum(task.seconds for task in candidate.overlap.tasks if not task.communicates)
         return _rounded_up(max(0.0, 1 - computed / sent)) if sent else 0.0
 
     def _discounted(self, last: Candidate, paid: float) -> Problem:
-        """The problem with a share of the weights' communication ``paid`` for, and what ``last`` hides left out.
+        """Discount the problem: the share ``paid`` of the weights' communication is left; what ``last`` hides is free.
 
         What is made of weights and converted takes twice the memory in it, for what is communicated meanwhile.
         """
         problem, formulation = self.formulation.problem, self.formulation
         cost = list(problem.cost)
         hidden: dict[int, dict[tuple[int, int], float]] = {}
-        lies = {tensor.name: tensor.spec for tensor in (*last.stage.weights, *last.stage.inputs)}
+        spec_of = {tensor.name: tensor.spec for tensor in (*last.stage.weights, *last.stage.inputs)}
         for op, plan in zip(self.view.operators, last.stage.operators, strict=True):
-            lies.update(zip((self.view.names[y] for y in op.outputs), plan.spec.out_specs, strict=True))
-        found = last.found
-        for task, exposed, own in zip(found.tasks, found.schedule.exposed_seconds, found.communications, strict=True):
+            spec_of.update(zip((self.view.names[y] for y in op.outputs), plan.spec.out_specs, strict=True))
+        overlap = last.overlap
+        for task, exposed, own in zip(
+            overlap.tasks, overlap.schedule.exposed_seconds, overlap.communications, strict=True
+        ):
             if own is None or own.tensor in self.of_weights or not task.seconds:
                 continue
             seconds = (
@@ -157,7 +159,7 @@ class OverlapSearch:
                 pairs = hidden.setdefault(self.number[own.tensor], {})
                 for s, source in enumerate(specs):
                     for d, target in enumerate(specs):
-                        if source == lies[own.tensor] and target == own.target:
+                        if source == spec_of[own.tensor] and target == own.target:
                             pairs[s, d] = pairs.get((s, d), 0.0) + seconds
         names = list(formulation.layouts)
         convert: dict[int, _Table] = {}
@@ -184,7 +186,7 @@ class OverlapSearch:
         return self._held[id(memory)]
 
     def _less(self, table: _Table, name: str, share: float) -> _Table:
-        """What conversions cost less a share of what they communicate."""
+        """Discount a table of conversions by a share of the seconds in which they communicate."""
         sent = self._communicated(name)
         key = id(table), id(sent), share
         if key not in self._tables:
@@ -216,11 +218,11 @@ class OverlapSearch:
                 line = []
                 for target in specs:
                     seconds = 0.0
-                    lies: Layout = source
+                    spec_of: Layout = source
                     for step in self.model.conversion(shape, element, source, target).steps:
-                        after = step.after(lies, shape, self.cluster.mesh)
-                        own = step_parts(step, lies, after, shape, itemsize(element), self.cluster)
-                        seconds, lies = seconds + own.communicate, after
+                        after = step.after(spec_of, shape, self.cluster.mesh)
+                        own = step_parts(step, spec_of, after, shape, itemsize(element), self.cluster)
+                        seconds, spec_of = seconds + own.communicate, after
                     line.append(seconds)
                 table.append(tuple(line))
             self._sent[key] = tuple(table)
@@ -232,9 +234,9 @@ def _rounded_up(share: float) -> float:
 
 
 def _of_weights(view: GraphView) -> set[str]:
-    """The weights, and what is computed from nothing else."""
-    found = set(view.weights)
+    """Collect the weights, and the tensors that are computed from nothing else."""
+    names = set(view.weights)
     for op in view.operators:
-        if all(view.names[x] in found for x in op.inputs):
-            found.update(view.names[y] for y in op.outputs)
-    return found
+        if all(view.names[x] in names for x in op.inputs):
+            names.update(view.names[y] for y in op.outputs)
+    return names

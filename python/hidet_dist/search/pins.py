@@ -1,4 +1,4 @@
-"""Pins: the specs that a user has decided on for weights, inputs, outputs, activations and operators."""
+"""Pins: specs that a user prescribes for weights, inputs, outputs, activations and operators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Pin:
-    """What a tensor or an operator must be sharded as; ``name`` is what the user calls it.
+    """A spec or pattern that a tensor or an operator must have; ``name`` is the user's name of it.
 
     Names: ``x0`` is a graph input as it arrives, ``y0`` a graph output as it is delivered, ``w0`` a weight as it is
     stored, ``t5.0`` the first output of operator 5 as it is made, ``op:5`` operator 5, ``op:Softmax`` the only operator
@@ -40,14 +40,14 @@ class Pin:
         return f"{self.name} = {self.pattern}"
 
     def matches(self, spec: TensorShardSpec | OpShardSpec) -> bool:
-        """Whether ``spec`` is what the pin asks for."""
+        """Whether ``spec`` satisfies the pin."""
         if isinstance(self.pattern, SpecPattern):
             return isinstance(spec, TensorShardSpec) and self.pattern.matches(spec)
         return isinstance(spec, OpShardSpec) and self.pattern.matches(spec)
 
 
 def parse_pins(given: Mapping[str, Any] | None, what: str = "pins") -> tuple[Pin, ...]:
-    """Pins from a mapping of names to specs or patterns, or the text of either.
+    """Parse pins from a mapping of names to specs or patterns, or the text of either.
 
     Raises
     ------
@@ -92,7 +92,7 @@ def _pattern(value: Any, operator: bool) -> SpecPattern | OpSpecPattern:
 
 
 class Pins:
-    """The pins of a graph by what they are about; each list is in the order the user wrote them in.
+    """The pins of a graph by the tensor or operator that they constrain, in the order in which the user wrote them.
 
     Raises
     ------
@@ -185,7 +185,7 @@ class Pins:
         options: Sequence[TensorShardSpec],
         padded: bool = False,
     ) -> list[TensorShardSpec]:
-        """The specs of ``options`` that satisfy all pins; a spec that is pinned whole need not be among them.
+        """Select the specs of ``options`` that satisfy all pins; a spec that is pinned whole need not be among them.
 
         Only with ``padded`` may such a spec split a dim that does not divide.
 
@@ -211,7 +211,7 @@ class Pins:
         return narrow([(pin, pin.matches) for pin in pins], list(known), str, what)
 
     def choices(self, number: int, specs: Sequence[OpShardSpec]) -> list[int]:
-        """The positions of an operator's specs that satisfy the pins on it and on its outputs. Raises ConfigError."""
+        """Select the positions of an operator's specs that satisfy its pins and its outputs'. Raises ConfigError."""
         own = self.operators.get(number, [])
         if not own:
             return list(range(len(specs)))
@@ -233,7 +233,7 @@ class Pins:
 def narrow(
     pins: Sequence[tuple[Pin, Callable[[T], bool]]], options: Sequence[T], shown: Callable[[T], str], what: str
 ) -> list[T]:
-    """The options that satisfy every pin. Raises ConfigError, naming the pin that none does, or the two that clash."""
+    """Select the options that satisfy every pin. Raises ConfigError that names the pin or the two pins at fault."""
     left = [{i for i, option in enumerate(options) if satisfied(option)} for _, satisfied in pins]
     for (pin, _), own in zip(pins, left, strict=True):
         if not own:

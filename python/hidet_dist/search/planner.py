@@ -1,4 +1,4 @@
-"""The search: states the problem for a graph on a cluster, solves it, and writes the plan down."""
+"""The search for a plan: formulate the problem of a graph on a cluster, solve it, and write the plan down."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def _search(
             if options.mode == "propagate":
                 beside = overlapped(PlannedTasks(view, cluster, formulation.fused), plan.stage, budget)
             else:
-                beside = candidate.found
+                beside = candidate.overlap
             plan = replace(plan, stages=(beside.plan(plan.stage),))
         if report:
             known = [
@@ -260,7 +260,7 @@ def memory_budget(cluster: Cluster, given: int | None) -> int:
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """A search makes millions of small tuples and no cycles: looking for cycles among them is time lost."""
+    """Pause the garbage collector: a search makes millions of small tuples, and no cycles to look for among them."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Choices that no best plan needs, found before anything is solved.
+"""Presolve: remove choices that no best plan needs.
 
 Choice a of an entity is dominated by choice b of the same entity when changing from a to b can only pay, whatever all
 others choose: its own cost, plus the most that the conversions around it can become dearer by, is not above a's, and it
@@ -20,7 +20,7 @@ Matrix = npt.NDArray[np.float64]
 
 
 def undominated(problem: Problem, limits: Limits | None = None, rounds: int = 3) -> list[list[int]]:
-    """For each entity the choices that are left, at least one; one of the best plans is made of them."""
+    """List the choices left of each entity, at least one; one of the best plans is made of them."""
     kept = [list(range(len(costs))) for costs in problem.cost]
     groups = readers(problem)
     made: list[list[list[Edge]]] = [[] for _ in kept]
@@ -73,7 +73,7 @@ _Side = tuple[tuple[int, tuple[int, ...], tuple[int, ...], int], ...]
 
 
 def _left(costs: tuple[tuple[float, int], ...], outs: _Side, ins: _Side, arrays: dict[int, Matrix]) -> list[int]:
-    """The positions that no other dominates; worse[a, b] is the most that changing from a to b can cost."""
+    """List the positions that no other dominates; worse[a, b] is the most that changing from a to b can cost."""
     cost, memory = (np.array(column) for column in zip(*costs, strict=True))
     worse = cost[None, :] - cost[:, None]
     for convert, produced, required, count in outs:

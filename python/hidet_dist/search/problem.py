@@ -108,7 +108,7 @@ class Solution:
 
 
 def evaluate(problem: Problem, choices: Sequence[int]) -> float:
-    """The cost in seconds of given choices, summed up term by term without a solver."""
+    """Compute the cost in seconds of given choices, summed up term by term without a solver."""
     seconds = sum(costs[k] for costs, k in zip(problem.cost, choices, strict=True))
     paid: set[tuple[int, int, int]] = set()
     for edge in problem.edges:
@@ -120,7 +120,7 @@ def evaluate(problem: Problem, choices: Sequence[int]) -> float:
 
 
 def readers(problem: Problem) -> dict[int, list[Edge]]:
-    """The edges of each tensor, those of the same consumer and the same required specs (x * x, say) taken once."""
+    """Map each tensor to its edges, those of the same consumer and the same required specs (x * x, say) taken once."""
     unique = {(edge.tensor, edge.consumer, edge.consumed): edge for edge in problem.edges}
     groups: dict[int, list[Edge]] = {}
     for edge in unique.values():
@@ -129,7 +129,7 @@ def readers(problem: Problem) -> dict[int, list[Edge]]:
 
 
 def held_bytes(problem: Problem, groups: Mapping[int, Iterable[Edge]], choices: Sequence[int]) -> list[int]:
-    """Bytes held at each program point under given choices; ``groups`` are the edges of each tensor."""
+    """Compute the bytes held at each program point under given choices; ``groups`` are the edges of each tensor."""
     activations = problem.activations
     change = [0] * (activations.points + 1)
     change[0] = sum(nbytes[k] for nbytes, k in zip(problem.memory, choices, strict=True))
@@ -159,13 +159,13 @@ def held_bytes(problem: Problem, groups: Mapping[int, Iterable[Edge]], choices: 
 
 
 def peaks(nbytes: Sequence[int], points: Iterable[int]) -> list[int]:
-    """Of ``points`` those at which no less is held than at the points beside them."""
+    """Select the ``points`` at which no less is held than at the points beside them."""
     padded = (0, *nbytes, 0)
     return [m for m in points if padded[m + 1] >= padded[m] and padded[m + 1] >= padded[m + 2]]
 
 
 def restricted(problem: Problem, kept: Sequence[Sequence[int]]) -> Problem:
-    """The problem with only the choices ``kept`` of each entity."""
+    """Restrict the problem to the choices ``kept`` of each entity."""
     edges = [
         replace(
             edge,

@@ -1,4 +1,4 @@
-"""Propagation: what was pinned decides the rest, without a search.
+"""Propagation: the pins decide the rest, without a search.
 
 Specs spread from the pins through the operators' rules, forward and backward, until nothing changes, as in GSPMD (Xu et
 al., arXiv:2105.04663, section 3.5) and Shardy. What is known of a tensor is its *placements*: which mesh axis splits
@@ -31,14 +31,14 @@ Placements = tuple[tuple[int, int], ...]  # (mesh axis, dim), ascending
 
 
 def placements(spec: TensorShardSpec) -> Placements:
-    """Which mesh axis splits which dim."""
+    """List the pairs of a mesh axis and the dim that it splits."""
     per_dim = spec.mesh_axes_per_dim
     return tuple(sorted((axis, dim) for dim, axes in enumerate(per_dim) for axis in axes))
 
 
 @dataclass
 class _Known:
-    """What is known of a tensor; ``fixed`` where nothing may be added, else ``options`` say what may, if not all."""
+    """The placements known of a tensor; ``fixed`` if none may be added, else ``options`` limit them, if given."""
 
     placed: dict[int, int]
     nbytes: int
@@ -46,7 +46,7 @@ class _Known:
     options: Sequence[frozenset[tuple[int, int]]] | None = None
 
     def add(self, more: Placements) -> bool:
-        """Take placements in; whether there was anything new."""
+        """Add placements; whether any was new."""
         if self.fixed:
             return False
         fresh = False
@@ -64,7 +64,7 @@ class _Known:
 
 
 def propagate(view: GraphView, formulation: Formulation, limits: Limits) -> tuple[int, ...]:
-    """The choice of every entity of the formulation, by propagation from what is fixed in it. Raises OutOfTimeError."""
+    """Choose for every entity by propagation from what is fixed in the formulation. Raises OutOfTimeError."""
     return _Propagation(view, formulation, limits).run()
 
 
@@ -87,7 +87,7 @@ class _Propagation:
         self.picks = [0] * len(view.operators)
 
     def _end(self, name: str, specs: Sequence[TensorShardSpec]) -> _Known:
-        """What is known of a tensor whose spec is one of ``specs``: what they have in common."""
+        """Collect the placements that ``specs`` have in common, of which a tensor has one."""
         options = [frozenset(placements(spec)) for spec in specs]
         common = options[0].intersection(*options)
         return _Known(dict(sorted(common)), self.view.nbytes(name), len(specs) == 1, options)
@@ -112,11 +112,11 @@ class _Propagation:
         return (*self.picks, *weights, *ends)
 
     def _sweep(self, numbers: Iterable[int]) -> int:
-        """Visit operators in order; how many tensors learned something."""
+        """Visit operators in order; the number of tensors with new placements."""
         return sum(map(self._visit, numbers))
 
     def _visit(self, number: int) -> int:
-        """Choose for an operator, and tell its tensors; how many learned something."""
+        """Choose for an operator, and add its placements to its tensors; the number of tensors with new ones."""
         self.limits.check()
         names = self._names(number)
         choices = self.formulation.choices[number]
@@ -166,7 +166,7 @@ class _Propagation:
         return picks
 
     def _nearest(self, specs: Sequence[TensorShardSpec], known: _Known) -> int:
-        """The spec that keeps most of what is known and makes up least."""
+        """Select the spec that keeps most of the known placements and adds the fewest."""
 
         def rank(k: int) -> tuple[int, int, int]:
             placed, have = set(placements(specs[k])), set(known.placed.items())

@@ -37,8 +37,8 @@ def recost(plan: Plan, graph: FlowGraph, cluster: Cluster, cost_model: CostModel
     laid_out = lay_out(view, stage.mesh, model, proven.choices, stored, outputs, proven.notes, fused)
     if cost_model is None and cluster.device.overlaps_communication:
         (new,) = laid_out.stages
-        found = overlapped(PlannedTasks(view, cluster, fused), new, cluster.device.memory_bytes)
-        laid_out = Plan((found.plan(new),))
+        result = overlapped(PlannedTasks(view, cluster, fused), new, cluster.device.memory_bytes)
+        laid_out = Plan((result.plan(new),))
     return label_plan(view, laid_out, names)
 
 

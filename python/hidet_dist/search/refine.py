@@ -30,24 +30,24 @@ class Refinement:
     axes: tuple[tuple[int, ...], ...]
 
     def translated(self, spec: TensorShardSpec) -> TensorShardSpec:
-        """The spec of the given mesh as one of the finer mesh: the same shards on the same ranks."""
+        """Translate a spec of the given mesh to the finer mesh: the same shards on the same ranks."""
         return TensorShardSpec(
             tuple(tuple(new for axis in axes for new in self.axes[axis]) for axes in spec.mesh_axes_per_dim)
         )
 
     def translated_all(self, specs: Sequence[TensorShardSpec | None] | None) -> list[TensorShardSpec | None] | None:
-        """Each given spec as one of the finer mesh."""
+        """Translate each given spec to the finer mesh."""
         return None if specs is None else [None if spec is None else self.translated(spec) for spec in specs]
 
 
 def cluster_of(stage: StagePlan, graph: FlowGraph, cluster: Cluster) -> Cluster:
-    """The cluster that a stage is planned for: the given one, or that with the finer mesh."""
+    """Select the cluster that a stage is planned for: the given one, or that with the finer mesh."""
     finer = None if stage.mesh == cluster.mesh else refine(graph, cluster)
     return cluster if finer is None else finer.cluster
 
 
 def refine(graph: FlowGraph, cluster: Cluster) -> Refinement | None:
-    """The finer mesh that may have better plans for the graph; None where there is none.
+    """Make the finer mesh that may have better plans for the graph; None where there is none.
 
     An axis of n devices is cut into (g, n / g), for the largest g below n that n has in common with a number of heads
     that n does not divide: 12 heads on 8 devices make (4, 2). Heads are what a reshape splits a dim into: any other dim

@@ -1,4 +1,4 @@
-"""Writing down how a plan was found: runner-ups, incumbents, memory over time, what is communicated."""
+"""The report of a search: runner-ups, incumbents, memory over time, and communication."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hidet_dist.view import GraphView
 
 
 class Known(NamedTuple):
-    """A plan that was the best known: its choices, its seconds, the bound then, and the seconds gone by."""
+    """A plan that was the best known at some time: its choices and seconds, and the bound and elapsed seconds then."""
 
     choices: tuple[int, ...]
     seconds: float
@@ -30,12 +30,12 @@ class Known(NamedTuple):
 
 @dataclass
 class Incumbents:
-    """The best plans known in turn, as the search tells of them."""
+    """The best plans known in turn, as the search reports them."""
 
     known: list[Known] = field(default_factory=list)
 
     def __call__(self, choices: Sequence[int], seconds: float, bound: float, elapsed: float) -> None:
-        """Take note of a plan that is better than those before, or of a better bound for the last one."""
+        """Record a plan that is better than those before, or a better bound for the last one."""
         own = tuple(choices)
         if self.known and self.known[-1].choices == own:
             self.known.pop()
@@ -53,7 +53,7 @@ def write_report(
     budget: int,
     limits: Limits,
 ) -> SearchReport:
-    """The report of a search for ``plan``; ``incumbents`` are the plans that were the best known."""
+    """Write the report of a search for ``plan``; ``incumbents`` are the plans that were the best known."""
     others = runner_ups(formulation, picks, plan.seconds * (1 - gap), limits)
     return SearchReport(
         mode,
@@ -71,7 +71,7 @@ def write_report(
 def runner_ups(
     formulation: Formulation, picks: Sequence[int], bound_seconds: float, limits: Limits
 ) -> tuple[RunnerUp | None, ...]:
-    """The next best choice of each operator: the one with the least bound, or where there is none, the least cost.
+    """Select the next best choice of each operator: that of the least bound, or without bounds, the least cost.
 
     The bound is a min-marginal of the problem without its budget (a backward pass of the elimination over all choices),
     and no less than ``bound_seconds``, below which there is no plan that fits.
@@ -84,23 +84,23 @@ def runner_ups(
     except OutOfTimeError:
         least = None
     alone = _alone(problem, picks, count)
-    found: list[RunnerUp | None] = []
+    result: list[RunnerUp | None] = []
     for number, choices in enumerate(formulation.choices):
         others = [k for k in range(len(choices)) if k != picks[number]]
         if not others:
-            found.append(None)
+            result.append(None)
             continue
         bounds = None if least is None else least[number]
         best = min(
             others, key=lambda k: (0.0 if bounds is None else max(float(bounds[k]), bound_seconds), alone[number][k], k)
         )
         bound = None if bounds is None else max(float(bounds[best]), bound_seconds)
-        found.append(RunnerUp(str(choices[best].spec), bound, alone[number][best]))
-    return tuple(found)
+        result.append(RunnerUp(str(choices[best].spec), bound, alone[number][best]))
+    return tuple(result)
 
 
 def _alone(problem: Problem, picks: Sequence[int], count: int) -> list[list[float]]:
-    """For each of the first entities and each of its choices, the cost of the plan with only that one changed."""
+    """Cost the plans in which one choice of one of the first entities is changed."""
     total = evaluate(problem, picks)
     edges: list[list[Edge]] = [[] for _ in problem.cost]
     groups: dict[int, list[Edge]] = {}
@@ -129,9 +129,9 @@ def _alone(problem: Problem, picks: Sequence[int], count: int) -> list[list[floa
 
 
 def traffic(view: GraphView, stage: StagePlan) -> dict[str, Traffic]:
-    """What a run communicates by kind of collective; bytes are those of the tensors whole within their groups."""
+    """Count the communication of a run by kind of collective, in bytes of the tensors whole within their groups."""
     mesh = stage.mesh
-    found: dict[str, Traffic] = {}
+    result: dict[str, Traffic] = {}
 
     def add(name: str, steps: Sequence[Step], source: Layout) -> None:
         shape, itemsize = view.shape(name), view.itemsize(name)
@@ -140,8 +140,8 @@ def traffic(view: GraphView, stage: StagePlan) -> dict[str, Traffic]:
                 # A collective's group holds the tensor once, in pieces or whole: before it or after it.
                 sizes = (split_of(layout).local_nbytes(shape, itemsize, mesh) for layout in (source, after))
                 whole = max(sizes) * (mesh.group_size(step.mesh_axes) if step.collective.moves else 1)
-                own = found.get(step.kind, Traffic(0, 0))
-                found[step.kind] = Traffic(own.count + 1, own.nbytes + whole)
+                own = result.get(step.kind, Traffic(0, 0))
+                result[step.kind] = Traffic(own.count + 1, own.nbytes + whole)
             source = after
 
     for op, own in zip(view.operators, stage.operators, strict=True):
@@ -154,31 +154,31 @@ def traffic(view: GraphView, stage: StagePlan) -> dict[str, Traffic]:
                 add(view.names[op.outputs[o]], [Step.of(fn)], partial)
     for conversion in stage.output_conversions:
         add(conversion.tensor, tuple(map(Step.parse, conversion.steps)), conversion.source)
-    return dict(sorted(found.items()))
+    return dict(sorted(result.items()))
 
 
 def _before(spec: OpShardSpec, output: int, fn: int) -> TensorShardSpec:
-    """How a partial output lies before one of its reduce functions."""
-    lies = spec.partial_spec(output)
+    """Compute the spec of a partial output before one of its reduce functions."""
+    spec_of = spec.partial_spec(output)
     for earlier in spec.reduce_fns[output][:fn]:
         if earlier.dim is not None:
-            lies = lies.with_dim(earlier.dim, (*lies.mesh_axes_per_dim[earlier.dim], *earlier.mesh_axes))
-    return lies
+            spec_of = spec_of.with_dim(earlier.dim, (*spec_of.mesh_axes_per_dim[earlier.dim], *earlier.mesh_axes))
+    return spec_of
 
 
 def _incumbents(incumbents: Sequence[tuple[Known, Plan]]) -> tuple[Incumbent, ...]:
-    found = []
+    result = []
     before: dict[int, tuple[Row, ...]] = {}
     for known, plan in incumbents:
         rows = _rows(plan.stage)
         changed = {number: own for number, own in rows.items() if before.get(number) != own}
-        found.append(Incumbent(known.seconds, known.bound_seconds, known.elapsed_seconds, changed))
+        result.append(Incumbent(known.seconds, known.bound_seconds, known.elapsed_seconds, changed))
         before = rows
-    return tuple(found)
+    return tuple(result)
 
 
 def _rows(stage: StagePlan) -> dict[int, tuple[Row, ...]]:
-    """The plan's table by operator number, as the Slapo autosharder prints it: operator, then what it converts."""
+    """Make the plan's table by operator number, as the Slapo autosharder prints it: operator, then its conversions."""
     rows: dict[int, tuple[Row, ...]] = {}
     for op in stage.operators:
         ins, outs = (" x ".join(map(str, specs)) for specs in (op.spec.in_specs, op.spec.out_specs))

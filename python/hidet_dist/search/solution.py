@@ -1,4 +1,4 @@
-"""Writing a solution down as a plan, and checking the plan from scratch."""
+"""Solutions written down as plans, and plans checked from scratch."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def plan_of(
     stored = [*formulation.weight_specs, *formulation.inputs]
     specs = [own[picks[formulation.weights.start + n]] for n, own in enumerate(stored)]
     outputs = [own[picks[len(chosen) + len(stored) + n]] for n, own in enumerate(formulation.outputs)]
-    lies = dict(zip((*view.weights, *view.inputs), specs, strict=True))
-    return lay_out(view, cluster.mesh, model, chosen, lies, outputs, formulation.notes, formulation.fused)
+    spec_of = dict(zip((*view.weights, *view.inputs), specs, strict=True))
+    return lay_out(view, cluster.mesh, model, chosen, spec_of, outputs, formulation.notes, formulation.fused)
 
 
 def lay_out(
@@ -62,7 +62,7 @@ def lay_out(
     notes: Sequence[str],
     fused: Mapping[int, Fused],
 ) -> Plan:
-    """The plan of given choices, with the conversions between them, and what everything costs.
+    """Write down the plan of given choices, with the conversions between them, and all costs.
 
     ``chosen`` and ``notes`` go by operator, ``stored`` are the specs of weights and graph inputs by name, ``outputs``
     those of the graph outputs as they are delivered. ``fused`` is what the cost model says is.
@@ -72,11 +72,11 @@ def lay_out(
         dtype, written = view.tensors[name].dtype.name, view.written(name)
         return TensorPlan(name, view.shape(name), dtype, view.nbytes(name), spec, written=written)
 
-    lies = dict(stored)
+    spec_of = dict(stored)
     reduced: set[str] = set()
     for op, choice in zip(view.operators, chosen, strict=True):
         for y, spec, fns in zip(op.outputs, choice.spec.out_specs, choice.spec.reduce_fns, strict=True):
-            lies[view.names[y]] = spec
+            spec_of[view.names[y]] = spec
             if fns:
                 reduced.add(view.names[y])
 
@@ -92,14 +92,14 @@ def lay_out(
         paid.add((name, target))
         if name in split_by:
             own = split_by[name]
-            source = lies[name], name in reduced
+            source = spec_of[name], name in reduced
             compute[own] += split_seconds(
                 model, view.shape(name), view.itemsize(name), fused[own], source, target, mesh
             )
-        if target != lies[name]:
-            found = model.conversion(*view.pieces(name), lies[name], target)
-            steps = tuple(map(str, found.steps))
-            at.setdefault(use.operator, []).append(ConversionPlan(name, lies[name], target, steps, found.seconds))
+        if target != spec_of[name]:
+            result = model.conversion(*view.pieces(name), spec_of[name], target)
+            steps = tuple(map(str, result.steps))
+            at.setdefault(use.operator, []).append(ConversionPlan(name, spec_of[name], target, steps, result.seconds))
     operators = []
     for i, (op, choice) in enumerate(zip(view.operators, chosen, strict=True)):
         reduce, conversions = reduction_seconds(model, op, choice), tuple(at.get(i, ()))

@@ -18,6 +18,7 @@ TABLES_KEPT = 0.5  # share of the memory limit above which the tables of earlier
 PROBES = 60  # prices tried at most; a dozen is usual
 PRICE_RAISES = 4  # raises of the limit on prices before plans that hold less are looked for, whatever they cost
 PLAN_BY_SHARE = 0.5  # share of the time after which plans that hold less are looked for, too, if none fits so far
+REFUSAL_SHARE = 0.25  # of the time that may be taken to name the least of a budget that is known to be too small
 PRICE_RAISE = 8.0  # factor of one raise
 FIRST_PRICE_PARTS = 20  # one in so many of the seconds of the plan without a budget is the first limit on prices
 EQUAL = 1e-6  # relative difference of seconds, at prices of so many digits, that is none
@@ -40,7 +41,7 @@ PEAK_ENTITIES = 400  # of a graph whose least memory the integer program is aske
 NODES = 5000  # of a solver's search tree; a good plan is known by then, and proving more takes hours
 POINTS_AT_ONCE = 30  # program points that get a row in one round
 ROW_TOLERANCE = 1e-6  # relative, by which solvers allow a row to be exceeded
-VARIABLE_BYTES = 3000  # of a variable in PuLP and HiGHS, as measured
+VARIABLE_BYTES = 3000  # of a variable in PuLP and HiGHS; with the next figure 0.95 to 1.4 times what was measured
 TERM_BYTES = 500  # of a variable in a row
 
 # Overlap of communication with computation (overlap.py).

@@ -19,6 +19,9 @@ the transports' functions  one of the kind's name in each transport             
 
 So adding a kind takes an entry here, a function in ``collectives.h`` with its signature in ``runtime.native``, and one
 function in each transport. ``tests/spec/test_collectives.py`` checks that no layer lacks a kind.
+
+A kind that these facts do not tell apart from the others, such as one with a root, takes a fact more: a field of
+``Collective``, and what follows from it in ``CommunicationOp`` and ``runtime.native.run``.
 """
 
 from __future__ import annotations

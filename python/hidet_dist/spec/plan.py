@@ -310,7 +310,7 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A list of stages (one, as long as there is no inter-operator parallelism).
+    """A list of stages, each on ranks of its own; the search makes plans of one.
 
     ``report`` says how the search came to it; it is no part of what the plan is, and is not written with it.
     """
@@ -322,7 +322,7 @@ class Plan:
     def stage(self) -> StagePlan:
         """The only stage. Raises PlanError when there are more, or none."""
         if len(self.stages) != 1:
-            raise PlanError(f"A plan has one stage; this one has {len(self.stages)}.")
+            raise PlanError(f"A plan of one stage is needed here; this one has {len(self.stages)}.")
         return self.stages[0]
 
     @property
@@ -437,7 +437,10 @@ class Plan:
             raise
         except (TypeError, ValueError) as error:
             raise PlanError(f"Not a plan: {error}") from error
-        plan.stage.check()
+        if not plan.stages:
+            raise PlanError("Not a plan: it has no stage.")
+        for stage in plan.stages:
+            stage.check()
         return plan
 
     def save(self, path: str | Path) -> None:

@@ -95,7 +95,7 @@ void run_rank(int rank) {
   for (int round = 0; round < kRounds; ++round) {
     const int32_t group = 1 + static_cast<int32_t>(random() % 3);
     const int32_t size = hidet_dist_group_size(group);
-    const int32_t place = hidet_dist_group_place(group);
+    const int32_t group_rank = hidet_dist_group_rank(group);
     const int first = group == kWhole ? 0 : group == 1 ? rank % 2 : rank / 2 * 2;
     const int stride = group == 1 ? 2 : 1;
     const auto of = [&](int32_t other) { return static_cast<float>(first + other * stride); };
@@ -105,8 +105,8 @@ void run_rank(int rank) {
     require(hidet_dist_all_to_all(send.data(), recv.data(), 1, HIDET_DIST_F32, group) == 0, "all_to_all");
     wait();
     for (int32_t other = 0; other < size; ++other) require(recv[static_cast<size_t>(other)] == of(other), "all_to_all's result");
-    const int32_t from = (place + size - 1) % size;
-    require(hidet_dist_send_recv(send.data(), 4, (place + 1) % size, recv.data(), 4, from, HIDET_DIST_F32, group) == 0,
+    const int32_t from = (group_rank + size - 1) % size;
+    require(hidet_dist_send_recv(send.data(), 4, (group_rank + 1) % size, recv.data(), 4, from, HIDET_DIST_F32, group) == 0,
             "send_recv");
     wait();
     require(recv[2] == of(from), "send_recv's result");

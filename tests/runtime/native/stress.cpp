@@ -40,7 +40,7 @@ std::vector<int> members(int rank, int group) {
   return ranks;
 }
 
-int place_of(const std::vector<int> &ranks, int rank) {
+int group_rank_of(const std::vector<int> &ranks, int rank) {
   for (size_t i = 0; i < ranks.size(); ++i) {
     if (ranks[i] == rank) return static_cast<int>(i);
   }
@@ -54,7 +54,7 @@ int32_t connect_group(int32_t group) {
   if (found == segments.end()) {
     found = segments.emplace(ranks, hidet_dist_shm_segment(static_cast<int32_t>(ranks.size()))).first;
   }
-  return hidet_dist_shm_attach(own_transport, group, found->second, place_of(ranks, own_rank),
+  return hidet_dist_shm_attach(own_transport, group, found->second, group_rank_of(ranks, own_rank),
                                static_cast<int32_t>(ranks.size()));
 }
 
@@ -90,7 +90,7 @@ void run_rank(int rank) {
     const int64_t count = round % 10 ? 1 + static_cast<int64_t>(random() % 5000) : 70000 + round;
     const std::vector<int> ranks = members(rank, group);
     const auto size = static_cast<int64_t>(ranks.size());
-    const int place = place_of(ranks, rank);
+    const int group_rank = group_rank_of(ranks, rank);
     std::vector<float> send(static_cast<size_t>(count * size));
     for (int64_t i = 0; i < count * size; ++i) send[static_cast<size_t>(i)] = value(rank, i, round);
     const auto total = [&](int64_t i) {
@@ -106,7 +106,7 @@ void run_rank(int rank) {
     require(hidet_dist_reduce_scatter(send.data(), part.data(), count, HIDET_DIST_F32, HIDET_DIST_SUM, group) == 0,
             "reduce_scatter");
     for (int64_t i = 0; i < count; ++i) {
-      require(part[static_cast<size_t>(i)] == total(place * count + i), "reduce_scatter's result");
+      require(part[static_cast<size_t>(i)] == total(group_rank * count + i), "reduce_scatter's result");
     }
     require(hidet_dist_all_gather(send.data(), recv.data(), count, HIDET_DIST_F32, group) == 0, "all_gather");
     for (int64_t i = 0; i < count * size; ++i) {
@@ -115,7 +115,7 @@ void run_rank(int rank) {
     }
     require(hidet_dist_all_to_all(send.data(), recv.data(), count, HIDET_DIST_F32, group) == 0, "all_to_all");
     for (int64_t i = 0; i < count * size; ++i) {
-      const float expected = value(ranks[static_cast<size_t>(i / count)], place * count + i % count, round);
+      const float expected = value(ranks[static_cast<size_t>(i / count)], group_rank * count + i % count, round);
       require(recv[static_cast<size_t>(i)] == expected, "all_to_all's result");
     }
     // Blocks side by side, in two rows; the last block that is gathered ends sooner.
@@ -133,14 +133,14 @@ void run_rank(int rank) {
                                              group) == 0,
             "reduce_scatter_blocks");
     for (int64_t i = 0; i < 2 * half; ++i) {
-      const float expected = total(i / half * blocks.whole + place * half + i % half);
+      const float expected = total(i / half * blocks.whole + group_rank * half + i % half);
       require(part[static_cast<size_t>(i)] == expected, "reduce_scatter_blocks's result");
     }
     require(hidet_dist_all_to_all_blocks(send.data(), &blocks, gathered.data(), &some, HIDET_DIST_F32, group) == 0,
             "all_to_all_blocks");
     for (int64_t i = 0; i < 2 * some.whole; ++i) {
       const int64_t row = i / some.whole, column = i % some.whole;
-      const int64_t there = row * blocks.whole + place * half + column % half;
+      const int64_t there = row * blocks.whole + group_rank * half + column % half;
       const float expected = value(ranks[static_cast<size_t>(column / half)], there, round);
       require(gathered[static_cast<size_t>(i)] == expected, "all_to_all_blocks's result");
     }
@@ -150,8 +150,8 @@ void run_rank(int rank) {
       const float expected = value(ranks[static_cast<size_t>(root)], i, round);
       require(recv[static_cast<size_t>(i)] == expected, "broadcast's result");
     }
-    const auto to = static_cast<int32_t>((place + 1) % size);
-    const auto from = static_cast<int32_t>((place + size - 1) % size);
+    const auto to = static_cast<int32_t>((group_rank + 1) % size);
+    const auto from = static_cast<int32_t>((group_rank + size - 1) % size);
     require(hidet_dist_send_recv(send.data(), count, to, recv.data(), count, from, HIDET_DIST_F32, group) == 0,
             "send_recv");
     for (int64_t i = 0; i < count; ++i) {
@@ -159,13 +159,13 @@ void run_rank(int rank) {
       require(recv[static_cast<size_t>(i)] == expected, "send_recv's result");
     }
     // Down a chain.
-    if (place > 0) {
-      require(hidet_dist_recv(recv.data(), count, HIDET_DIST_F32, place - 1, group) == 0, "recv");
+    if (group_rank > 0) {
+      require(hidet_dist_recv(recv.data(), count, HIDET_DIST_F32, group_rank - 1, group) == 0, "recv");
       for (int64_t i = 0; i < count; ++i) require(recv[static_cast<size_t>(i)] == value(ranks[0], i, round), "a chain");
     }
-    if (place + 1 < size) {
-      const float *passed_on = place == 0 ? send.data() : recv.data();
-      require(hidet_dist_send(passed_on, count, HIDET_DIST_F32, place + 1, group) == 0, "send");
+    if (group_rank + 1 < size) {
+      const float *passed_on = group_rank == 0 ? send.data() : recv.data();
+      require(hidet_dist_send(passed_on, count, HIDET_DIST_F32, group_rank + 1, group) == 0, "send");
     }
   }
   hidet_dist_communicator_destroy(communicator);

@@ -63,30 +63,30 @@ def all_to_all_blocks(
 
 
 def broadcast(send: int, recv: int, count: int, dtype: int, root: int, group: int) -> int:
-    """Get ``count`` elements at ``send`` of the rank in place ``root`` of the group; the status code is returned."""
+    """Get ``count`` elements at ``send`` of group rank ``root``; the status code is returned."""
     return int(library().hidet_dist_broadcast(send, recv, count, dtype, root, group))
 
 
 def send(send: int, count: int, dtype: int, to: int, group: int) -> int:
-    """Send ``count`` elements to the rank in place ``to`` of the group; the status code is returned."""
+    """Send ``count`` elements to group rank ``to``; the status code is returned."""
     return int(library().hidet_dist_send(send, count, dtype, to, group))
 
 
 def recv(recv: int, count: int, dtype: int, from_: int, group: int) -> int:
-    """Receive ``count`` elements from the rank in place ``from_`` of the group; the status code is returned."""
+    """Receive ``count`` elements from group rank ``from_``; the status code is returned."""
     return int(library().hidet_dist_recv(recv, count, dtype, from_, group))
 
 
 def send_recv(
     send: int, send_count: int, to: int, recv: int, recv_count: int, from_: int, dtype: int, group: int
 ) -> int:
-    """Send to one place of the group, or ``NOBODY``, and receive from another at once; the status code is returned."""
+    """Send to one group rank, or ``NOBODY``, and receive from another at once; the status code is returned."""
     return int(library().hidet_dist_send_recv(send, send_count, to, recv, recv_count, from_, dtype, group))
 
 
-def group_place(group: int) -> int:
-    """The place in its group of the rank that the calling thread is bound to, or -1."""
-    return int(library().hidet_dist_group_place(group))
+def group_rank(group: int) -> int:
+    """The group rank of the rank that the calling thread is bound to, or -1."""
+    return int(library().hidet_dist_group_rank(group))
 
 
 def dtype_size(dtype: int) -> int:

@@ -50,9 +50,9 @@ class SharedMemory:
         """A file descriptor of a new segment for a group of so many ranks, or -1 where the system has none."""
         return int(library().hidet_dist_shm_segment(ranks))
 
-    def attach(self, group: int, descriptor: int, place: int, ranks: int) -> bool:
-        """Route a group through a segment, in which this rank has the place ``place``; False where it cannot be."""
-        return bool(library().hidet_dist_shm_attach(self._handle, group, descriptor, place, ranks) == OK)
+    def attach(self, group: int, descriptor: int, group_rank: int, ranks: int) -> bool:
+        """Route a group through a segment, in which this rank has the rank ``group_rank``; False where it cannot be."""
+        return bool(library().hidet_dist_shm_attach(self._handle, group, descriptor, group_rank, ranks) == OK)
 
     def delegate(self, group: int) -> None:
         """Route a group to the fallback."""

@@ -111,7 +111,7 @@ COLLECTIVES = Header(
         "send": Signature(c_int32, (c_void_p, c_int64, c_int32, c_int32, c_int32)),
         "recv": Signature(c_int32, (c_void_p, c_int64, c_int32, c_int32, c_int32)),
         "send_recv": Signature(c_int32, (c_void_p, c_int64, c_int32, c_void_p, c_int64, c_int32, c_int32, c_int32)),
-        "group_place": Signature(c_int32, (c_int32,)),
+        "group_rank": Signature(c_int32, (c_int32,)),
         "group_size": Signature(c_int32, (c_int32,)),
         "abi_version": Signature(c_int32, ()),
         "dtype_size": Signature(c_int64, (c_int32,)),

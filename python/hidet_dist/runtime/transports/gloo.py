@@ -48,7 +48,7 @@ _SMALL_ROW_BYTES = 4096
 class _Group:
     backend: Any  # a ProcessGroupGloo, most of whose methods torch's stubs lack
     ranks: tuple[int, ...]  # of the mesh
-    place: int
+    group_rank: int
     store: TorchStore  # the backend does not keep it
 
     @property
@@ -176,7 +176,7 @@ class GlooTransport:
             size = count * native.dtype_size(dtype)
             result = _tensor(recv, size, torch.uint8)
             self._check_envelopes(peers)
-            if send is not None and send != recv and peers.place == root:
+            if send is not None and send != recv and peers.group_rank == root:
                 result.copy_(_tensor(send, size, torch.uint8))
             options = dist.BroadcastOptions()
             options.rootRank = root
@@ -199,15 +199,15 @@ class GlooTransport:
                 peers = self._peers(pairs[to])
                 message = _tensor(send, send_count * native.dtype_size(dtype), torch.uint8)
                 for part, tag in ((_own_envelope(), _ENVELOPE_TAG), (message, _DATA_TAG)):
-                    works.append(peers.backend.send([part], 1 - peers.place, tag))
+                    works.append(peers.backend.send([part], 1 - peers.group_rank, tag))
             if from_ != native.NOBODY:
                 peers = self._peers(pairs[from_])
                 message = _tensor(recv, recv_count * native.dtype_size(dtype), torch.uint8)
                 # Gloo ends the process where more comes than is expected.
                 envelope = torch.empty(native.ENVELOPE_BYTES, dtype=torch.uint8)
-                peers.backend.recv([envelope], 1 - peers.place, _ENVELOPE_TAG).wait()
+                peers.backend.recv([envelope], 1 - peers.group_rank, _ENVELOPE_TAG).wait()
                 _check_envelopes(envelope.unsqueeze(0), (from_,))
-                works.append(peers.backend.recv([message], 1 - peers.place, _DATA_TAG))
+                works.append(peers.backend.recv([message], 1 - peers.group_rank, _DATA_TAG))
             for work in works:
                 work.wait()
 
@@ -270,8 +270,8 @@ class GlooTransport:
         options = gloo._Options()
         options._devices = [self._device]
         options._timeout = timedelta(seconds=self._setup.timeout_seconds)
-        place, own_store = ranks.index(self._rank), TorchStore(store)
-        return _Group(gloo(own_store, place, len(ranks), options), ranks, place, own_store)
+        group_rank, own_store = ranks.index(self._rank), TorchStore(store)
+        return _Group(gloo(own_store, group_rank, len(ranks), options), ranks, group_rank, own_store)
 
 
 def _open_device(address: str, port: int) -> dist.ProcessGroupGloo.Device:

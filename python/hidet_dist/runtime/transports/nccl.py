@@ -88,7 +88,7 @@ class NcclTransport:
             for group in sorted({*groups, self._whole}):
                 if self._setup.failures.failed():
                     return
-                if native.group_place(group) >= 0 and self._nccl.spans(group):
+                if native.group_rank(group) >= 0 and self._nccl.spans(group):
                     self._make(group)
                     self._nccl.warm_up(group)
                     self._wait(self._nccl.own_stream)

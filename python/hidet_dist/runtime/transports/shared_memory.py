@@ -101,9 +101,9 @@ class SharedMemoryTransport:
             if self._rank == ranks[0]:
                 store.set("segment", _file(own))
             wait({ranks[0]: "segment"})
-            place = ranks.index(self._rank)
+            group_rank = ranks.index(self._rank)
             attached = self._shares and _with_file(
-                store.get("segment"), lambda descriptor: self._shared.attach(group, descriptor, place, len(ranks))
+                store.get("segment"), lambda descriptor: self._shared.attach(group, descriptor, group_rank, len(ranks))
             )
             store.set(f"attached/{self._rank}", "yes" if attached else "no")
             wait({rank: f"attached/{rank}" for rank in ranks})
@@ -144,12 +144,12 @@ def _file(descriptor: int) -> str:
 
 def _with_file(where: bytes, use: Callable[[int], bool]) -> bool:
     """What ``use`` returns, given a descriptor of another process's file; False where it cannot be opened."""
-    place = json.loads(where)
-    if place["descriptor"] < 0 or place["host"] != _host():
+    file = json.loads(where)
+    if file["descriptor"] < 0 or file["host"] != _host():
         return False
     try:
         # The file has no name: this is how another process of the same user gets at it.
-        descriptor = os.open(f"/proc/{int(place['process'])}/fd/{int(place['descriptor'])}", os.O_RDWR)
+        descriptor = os.open(f"/proc/{int(file['process'])}/fd/{int(file['descriptor'])}", os.O_RDWR)
     except OSError:
         return False
     try:
