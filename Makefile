@@ -13,7 +13,7 @@ CPP := $(shell find hidet_dist -name '*.[ch]pp' -o -name '*.h' 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks docs)
 
-.PHONY: setup demo test lint slow-test docs wheel soundness bench bench-search bench-rules bench-collectives bench-kernels gpu-test gpu-bench format clean FORCE
+.PHONY: setup demo test lint slow-test docs wheel soundness bench bench-search bench-iopddl bench-rules bench-collectives bench-kernels gpu-test gpu-bench format clean FORCE
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/installed
@@ -75,6 +75,10 @@ soundness: setup
 # hidet_dist beside PyTorch on whole models; MODELS takes some of them. The last line is JSON.
 bench: setup
 	$(BIN)/python benchmarks/serving $(if $(MODELS),--models $(MODELS))
+
+# Instances of the contest on intra-operator parallelism, from FOLDER; ARGS="B --share 0.1". The last line is JSON.
+bench-iopddl: setup
+	$(BIN)/python benchmarks/iopddl.py $(if $(FOLDER),--folder $(FOLDER)) $(ARGS)
 
 bench-search: setup
 	$(BIN)/python benchmarks/search.py

@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hidet_dist.compat import on_import
+from hidet_dist.spec.plan import Plan, PlanExplanation
 
 if TYPE_CHECKING:
     from hidet_dist.api import AutoParallelResult, auto_parallel, make_plan, partition
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from hidet_dist.runtime.session import init, shutdown
     from hidet_dist.search import search_family
     from hidet_dist.search.recost import recost
-    from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, ReduceFn, TensorShardSpec
+    from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
     from hidet_dist.weights import as_weight, as_weights, weight, weights_from_safetensors
 
     __version__: str
@@ -83,6 +84,12 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__, "__version__"})
 
 
+def _explain(plan: Plan) -> PlanExplanation:
+    """What ``plan.explain()`` gives."""
+    explanation: PlanExplanation = importlib.import_module("hidet_dist.explain").Explanation(plan)
+    return explanation
+
+
 def _extend_hidet() -> None:
     """Set right what is wrong in hidet, and add the calls to ``hidet.distributed``."""
     from hidet_dist.compat import matmul_definition, named_weights
@@ -100,4 +107,5 @@ def _extend_hidet() -> None:
     distributed.__dict__["__dir__"] = lambda: sorted({*vars(distributed), *__all__})
 
 
+Plan.explain_with(_explain)
 on_import.after("hidet", _extend_hidet)

@@ -25,6 +25,10 @@ class PlanError(HidetDistError, ValueError):
     """A plan does not fit the graph, or was not written by hidet_dist."""
 
 
+class ProblemError(HidetDistError, ValueError):
+    """A pairwise problem, or a solution of one, is malformed; it says what and where."""
+
+
 class InfeasibleError(HidetDistError):
     """No plan fits the memory budget.
 

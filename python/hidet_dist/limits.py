@@ -37,3 +37,6 @@ MOST_NAME_BYTES = 200
 
 MOST_CANDIDATES = 2**16
 """Candidates of one kernel: hidet's largest search spaces have a few thousand."""
+
+MOST_PROBLEM_BYTES = 2**31
+"""A file of a pairwise problem, unpacked: the largest of the contest's 25 instances has about 200 MB."""

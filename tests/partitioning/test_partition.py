@@ -228,7 +228,7 @@ def test_conversions_that_do_not_fit_are_refused():
     assert "leads to (S0, R)" in refused(dataclasses.replace(good, steps=()))
     assert "in use" in refused(dataclasses.replace(good, steps=("slice(axes=0, dim=1)",)))
     assert "Not a step" in refused(dataclasses.replace(good, steps=("rm -rf",)))
-    assert "lies as (S0, R)" in refused(dataclasses.replace(good, source=whole_spec))
+    assert "its spec is (S0, R)" in refused(dataclasses.replace(good, source=whole_spec))
     assert "twice" in refused(good, dataclasses.replace(good, seconds=1.0))
     unasked = ConversionPlan("x0", split, whole_spec, ("all_gather(axes=0, dim=0)",), 0.0)
     assert "converts x0 to (R, R), but nothing requires it" in refused(good, unasked)

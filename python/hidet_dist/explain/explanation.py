@@ -13,9 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from hidet_dist.errors import PlanError
-from hidet_dist.explain.report import Incumbent, Row
 from hidet_dist.explain.schedule import schedule_lines
 from hidet_dist.spec.overlap import OverlapPlan
+from hidet_dist.spec.report import Incumbent, Row
 
 if TYPE_CHECKING:
     from hidet_dist.spec import Plan

@@ -22,6 +22,7 @@ from hidet_dist.partitioning.operators import (
     StackShardsOp,
 )
 from hidet_dist.partitioning.proof import prove
+from hidet_dist.partitioning.text import graph_lines
 from hidet_dist.reshard import PlannedSteps, Step, walk
 from hidet_dist.rules.local import localize
 from hidet_dist.rules.padding import mask_padding
@@ -75,6 +76,26 @@ class Program:
     def communications(self) -> list[str]:
         """Each communication operator in execution order, as one line of text."""
         return [op.description for op in communication_operators(self.graph)]
+
+    def text(self) -> str:
+        """The program as text: its inputs and weights with their specs, then one line an operator, with local shapes.
+
+        The text is the same for the same program. ``of`` stands before the shape of the whole tensor.
+        """
+        names: dict[Tensor, str] = {}
+        lines = [f"program on {self.mesh}"]
+        placeholders = [*zip(self.inputs, self.graph.inputs, strict=False)]
+        placeholders += [(weight, self.weight_placeholders[weight.name]) for weight in self.weights]
+        for plan, local in placeholders:
+            names[local] = plan.name
+            whole = ", ".join(map(str, plan.written or plan.shape))
+            shape = ", ".join(map(str, local.shape))
+            lines.append(f"{plan.name}: {local.dtype.name}[{shape}] = {plan.spec} of [{whole}]")
+        if self.coordinate is not None:
+            names[self.coordinate] = COORDINATE
+            lines.append(f"{COORDINATE}: int32[{self.mesh.ndim}]")
+        *operators, returned = graph_lines(self.graph, names)
+        return "\n".join([*lines, *operators, f"{returned} as {', '.join(str(y.spec) for y in self.outputs)}"]) + "\n"
 
     def data_of(self, rank: int) -> dict[str, torch.Tensor]:
         """What differs between ranks: the rank's shard of each weight by name, and its coordinate.

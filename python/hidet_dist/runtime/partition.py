@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
-import math
 import os
 import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -21,31 +19,28 @@ from hidet_dist.artifacts.coherence import check_description
 from hidet_dist.artifacts.manifest import COORDINATE, Manifest
 from hidet_dist.artifacts.opened import OpenedArtifacts
 from hidet_dist.checks import shown
-from hidet_dist.errors import ArtifactError, CommunicationError, ConfigError, HidetDistError, InputError
+from hidet_dist.errors import ArtifactError, CommunicationError, ConfigError
 from hidet_dist.runtime import native, session
-from hidet_dist.runtime.agreement import Agreement, Purpose
-from hidet_dist.runtime.arguments import Signature
+from hidet_dist.runtime.agreement import Agreement, Purpose, describe
 from hidet_dist.runtime.calls import Calls, numbered
-from hidet_dist.runtime.candidates import Choices
 from hidet_dist.runtime.cuda.cublas import Cublas
 from hidet_dist.runtime.cuda.driver import DeviceError
 from hidet_dist.runtime.cuda.launcher import CudaLauncher
 from hidet_dist.runtime.cuda.memory import CudaMemory
+from hidet_dist.runtime.cuda.tuning import CandidateTuning
 from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.libraries import Libraries, hidet_runtime, load_needed
 from hidet_dist.runtime.memory import HostMemory, Memory
 from hidet_dist.runtime.processor import check_features
 from hidet_dist.runtime.profile import OperatorTime, Profile
+from hidet_dist.runtime.program import Prepared, Program
 from hidet_dist.runtime.stored import check_coordinate, places_in
 from hidet_dist.runtime.targets import DEVICE_KINDS
-from hidet_dist.runtime.tensors import Buffer
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.weights.header import Layout
 
 _sizes_lock = threading.Lock()  # hidet's runtime has one table of symbolic dims' sizes
-_MOST_SIZES = 1024  # how many combinations of symbolic dims' sizes are remembered
 _NANOSECONDS = 1e9  # in a second
-_TIMED_RUNS = 4  # of a candidate; the fastest counts
 
 
 def _forked() -> None:
@@ -55,25 +50,6 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """A call that this rank can make.
-
-    Attributes
-    ----------
-    sizes: of the local symbolic dims.
-    inputs, outputs: where they lie.
-    results: the outputs as they are returned.
-    addresses: where kernels find the inputs, then where they put the outputs.
-    """
-
-    sizes: tuple[int, ...]
-    inputs: Sequence[Buffer]
-    results: list[Any]
-    outputs: Sequence[Buffer]
-    addresses: list[int]
 
 
 class LoadedPartition:
@@ -108,7 +84,7 @@ class LoadedPartition:
     def __init__(self, folder: Path, rank: int | None, timeout_seconds: float | None):
         self._memory: Memory = HostMemory()
         self._launcher: Launcher | None = None
-        self._cublas: Cublas | None = None
+        self._cublas_version = 0
         self._without_cublas = ""  # why there is none
         self._libraries = Libraries()
         try:
@@ -121,15 +97,8 @@ class LoadedPartition:
                     self._stage_number = self.manifest.stage_of(self.rank)
                     self._ranks = self.manifest.ranks_of(self._stage_number)  # those of the stage
                     self.stage = self.manifest.stages[self._stage_number]
-                    self._load(artifacts)
-                self._signature = Signature(self.stage, self._memory)
-                # By the sizes of the symbolic dims: the outputs' shapes, and the bytes of workspace.
-                self._shapes: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-                self._workspaces: dict[tuple[int, ...], int] = {}
-                if not self.stage.symbols:
-                    self._reserve_workspace({})
-                    self._shapes_at({})
-                self._check_runtime()
+                    self._launcher = launcher = self._load(artifacts)
+                self._program = Program(self.stage, launcher, self._memory, self._runtime)
             self._communicator = session.communicator_for(
                 self.stage.mesh_shape, rank, timeout_seconds, self.manifest.target, self._device, self._ranks.start
             )
@@ -138,11 +107,32 @@ class LoadedPartition:
             symbols = [symbol.name for symbol in self.stage.symbols]
             agreement = Agreement(self._communicator, self._memory, symbols) if communicates else None
             self._calls = Calls(self._communicator, agreement, _sizes_lock if symbols else nullcontext(), self._ready)
-            launcher = self._program
-            if isinstance(launcher, CudaLauncher):
-                self._choose_candidates(folder, launcher)
+            self._tune(folder)
         except BaseException:
             self._free()
+            raise
+
+    def _tune(self, folder: Path) -> None:
+        """Take the fastest candidate of each kernel, where there are several."""
+        if not isinstance(self._launcher, CudaLauncher):
+            return
+        assert isinstance(self._memory, CudaMemory)
+        tuning = CandidateTuning(
+            self.stage,
+            self._program,
+            self._launcher,
+            self._kernels,
+            self._memory,
+            self._communicator,
+            self._cublas_version,
+            self._without_cublas,
+        )
+        try:
+            with _sizes_lock if self.stage.symbols else nullcontext():
+                tuning.choose(folder.resolve(), self._build)
+        except BaseException as error:
+            # The others may wait for this rank.
+            self._communicator.give_up(f"it failed while it chose among candidates: {describe(error)}")
             raise
 
     @property
@@ -157,11 +147,6 @@ class LoadedPartition:
         return self._ranks.index(self.rank)
 
     @property
-    def _program(self) -> Launcher:
-        assert self._launcher is not None
-        return self._launcher
-
-    @property
     def _device(self) -> int | None:
         return self._memory.device if isinstance(self._memory, CudaMemory) else None
 
@@ -170,7 +155,7 @@ class LoadedPartition:
         """Memory that is held on a CUDA device now, for weights, workspace and staging; 0 on the CPU."""
         return self._memory.allocated_bytes if isinstance(self._memory, CudaMemory) else 0
 
-    def _load(self, artifacts: OpenedArtifacts) -> None:
+    def _load(self, artifacts: OpenedArtifacts) -> Launcher:
         stage, folder = self.stage, artifacts.folder
         self._memory = DEVICE_KINDS[self.manifest.target].open(self.manifest, stage, self.rank)
         check_features(self.manifest.arch, self.manifest.cpu_features)
@@ -189,20 +174,22 @@ class LoadedPartition:
         own = [data[name] for name in stage.data]
         first = [candidates[0] for candidates in self._kernels]
         if isinstance(self._memory, CudaMemory):
-            nodes, memory = len(stage.launches), self._memory
+            nodes, memory, cublas = len(stage.launches), self._memory, None
             if any(stage.cublas):
                 try:
-                    self._cublas = Cublas(memory)
+                    cublas = Cublas(memory)
+                    self._cublas_version = cublas.version
                 except (ConfigError, DeviceError) as error:
                     self._without_cublas = str(error)
-            self._launcher = CudaLauncher(library, first, own, tensors, nodes, memory, stage.cuda_graph, self._cublas)
+            launcher: Launcher = CudaLauncher(library, first, own, tensors, nodes, memory, stage.cuda_graph, cublas)
         else:
-            self._launcher = Launcher(library, first, own, tensors, len(stage.launches), self._memory)
-        if not stage.symbols and self._launcher.workspaces() != stage.workspace_bytes:
+            launcher = Launcher(library, first, own, tensors, len(stage.launches), self._memory)
+        if not stage.symbols and launcher.workspaces() != stage.workspace_bytes:
             raise ArtifactError(
                 f"{folder}: stages[{self._stage_number}].workspace_bytes is {stage.workspace_bytes}, but the launcher "
-                f"needs {self._launcher.workspaces()}. Build the artifacts again."
+                f"needs {launcher.workspaces()}. Build the artifacts again."
             )
+        return launcher
 
     def _load_data(self, artifacts: OpenedArtifacts, layouts: Mapping[str, Layout]) -> dict[str, int]:
         """The addresses of the stage's data, by name."""
@@ -223,93 +210,13 @@ class LoadedPartition:
             addresses.update(self._memory.load(file, places))
         return addresses
 
-    def _choose_candidates(self, folder: Path, launcher: CudaLauncher) -> None:
-        """Take the fastest candidate of each kernel on this device, the same on all ranks."""
-        memory, communicator, stage = self._memory, self._communicator, self.stage
-        assert isinstance(memory, CudaMemory)
-        name = memory.driver.device_name(memory.device)
-        usable, version, reason = self._usable_candidates(memory)
-        choices = Choices(folder.resolve(), self._build, name, stage.candidates, usable, version, reason)
-        if not choices.is_needed:
-            self._leave_cublas_unless_used(launcher, (0,) * len(stage.candidates))
-            return
-        whole = {symbol.name: symbol.size for symbol in stage.symbols}
-        sizes = {own.name: whole[own.symbol] // own.shards for own in stage.local_symbols}
-        arguments = self._signature.zeros(sizes)
-        sizes = self._signature.sizes(arguments)
-
-        with _sizes_lock if sizes else nullcontext(), memory.active():
-            communicator.bind()
-            outputs = self._signature.scratch(self._shapes_at(sizes))
-            self._reserve_workspace(sizes)
-            addresses = memory.stage(arguments, outputs)
-
-            def seconds(kernel: int, candidate: int) -> float:
-                launcher.use(kernel, self._kernels[kernel][candidate])
-                nodes = [number for number, launch in enumerate(stage.launches) if launch.kernel == kernel]
-                best = math.inf
-                try:
-                    for _ in range(_TIMED_RUNS):
-                        launcher.record(addresses, tuple(sizes.values()), communicator.check)
-                        memory.wait(communicator)
-                        best = min(best, launcher.seconds_of(nodes))
-                finally:
-                    launcher.use(kernel, self._kernels[kernel][0])
-                self._check_runtime()
-                return best
-
-            known = choices.remembered() if self._group_rank == 0 else None
-            first = np.array([-1] * len(stage.candidates) if known is None else known, np.int32)
-            chosen = tuple(int(x) for x in self._of_all(memory, first)[0])
-            if -1 in chosen:
-                own = choices.times(seconds)
-                communicator.check()
-                times = self._of_all(memory, np.array(own)).max(axis=0).tolist()
-                chosen = choices.fastest(times)
-                if self._group_rank == 0:
-                    choices.remember(chosen, times)
-            for kernel, candidate in enumerate(chosen):
-                launcher.use(kernel, self._kernels[kernel][candidate])
-        self._leave_cublas_unless_used(launcher, chosen)
-
-    def _leave_cublas_unless_used(self, launcher: CudaLauncher, chosen: Sequence[int]) -> None:
-        stage, memory = self.stage, self._memory
-        assert isinstance(memory, CudaMemory)
-        if self._cublas is None or any(
-            calls and candidate == count - 1
-            for candidate, count, calls in zip(chosen, stage.candidates, stage.cublas, strict=True)
-        ):
-            return
-        self._cublas = None
-        with memory.active():
-            launcher.leave_cublas()
-
-    def _usable_candidates(self, memory: CudaMemory) -> tuple[tuple[int, ...], int, str]:
-        """How many candidates of each kernel all ranks can run, their cuBLAS's version or 0, and why not all."""
-        stage = self.stage
-        if not any(stage.cublas):
-            return stage.candidates, 0, ""
-        own = 0 if self._cublas is None else self._cublas.version
-        with memory.active():
-            self._communicator.bind()
-            versions = [int(x) for x in self._of_all(memory, np.array([own], np.int32))[:, 0]]
-        if own and len(set(versions)) == 1:
-            return stage.candidates, own, ""
-        reason = self._without_cublas or f"not all ranks have the same version of cuBLAS: {versions}"
-        usable = tuple(count - calls_cublas for count, calls_cublas in zip(stage.candidates, stage.cublas, strict=True))
-        return usable, 0, reason
-
-    def _of_all(self, memory: CudaMemory, own: np.ndarray) -> np.ndarray:
-        """All ranks' arrays of the same size, a row each. The memory is active, the communicator bound."""
-        return own[None] if self.stage.size == 1 else memory.all_gather(self._communicator, own)
-
     @numbered
     def __call__(self, number: int, *inputs: Any) -> Any:
         """Run once. Takes and returns the rank's shards; a single output is returned bare, several as a list.
 
         As :meth:`run`, which says what inputs may be and what is raised.
         """
-        outputs = self._execute(number, lambda: self._prepare(inputs, None), Purpose.RUN)[0]
+        outputs = self._execute(number, lambda: self._program.prepare(inputs, None), Purpose.RUN)[0]
         return outputs[0] if len(outputs) == 1 else outputs
 
     @numbered
@@ -354,7 +261,7 @@ class LoadedPartition:
             When the partition is closed, or may not be called from this thread. Other ranks do not hear of it until
             the next call, which fails on all of them unless they, too, have made a call that was refused so.
         """
-        return self._execute(number, lambda: self._prepare(inputs, outputs), Purpose.RUN)[0]
+        return self._execute(number, lambda: self._program.prepare(inputs, outputs), Purpose.RUN)[0]
 
     @numbered
     def warm_up(self, number: int, sizes: Mapping[str, int] | None = None) -> None:
@@ -374,7 +281,7 @@ class LoadedPartition:
             When a name is not one of the program's symbolic dims, or a size does not fit it; on all ranks, as for
             :meth:`run`.
         """
-        self._execute(number, lambda: self._prepare_zeros(sizes or {}), Purpose.WARM_UP)
+        self._execute(number, lambda: self._program.prepare_zeros(sizes or {}), Purpose.WARM_UP)
 
     @numbered
     def profile(self, number: int, *inputs: Any, outputs: Sequence[Any] | None = None, repeats: int = 1) -> Profile:
@@ -397,10 +304,10 @@ class LoadedPartition:
             As :meth:`run`.
         """
 
-        def prepare() -> tuple[_Prepared, Mapping[str, int]]:
+        def prepare() -> tuple[Prepared, Mapping[str, int]]:
             if repeats < 1:
                 raise ConfigError(f"profile makes at least one call; got repeats={repeats}.")
-            return self._prepare(inputs, outputs)
+            return self._program.prepare(inputs, outputs)
 
         profiles = [self._profile(number, prepare)]
         profiles += [self._next_profile(prepare) for _ in range(repeats - 1)]
@@ -408,10 +315,10 @@ class LoadedPartition:
         return next(profile for profile in profiles if profile.call_seconds == median)
 
     @numbered
-    def _next_profile(self, number: int, prepare: Callable[[], tuple[_Prepared, Mapping[str, int]]]) -> Profile:
+    def _next_profile(self, number: int, prepare: Callable[[], tuple[Prepared, Mapping[str, int]]]) -> Profile:
         return self._profile(number, prepare)
 
-    def _profile(self, number: int, prepare: Callable[[], tuple[_Prepared, Mapping[str, int]]]) -> Profile:
+    def _profile(self, number: int, prepare: Callable[[], tuple[Prepared, Mapping[str, int]]]) -> Profile:
         begin = time.perf_counter_ns()
         _, times = self._execute(number, prepare, Purpose.RUN, record=True)
         end = time.perf_counter_ns()
@@ -438,66 +345,20 @@ class LoadedPartition:
     def _execute(
         self,
         number: int,
-        prepare: Callable[[], tuple[_Prepared, Mapping[str, int]]],
+        prepare: Callable[[], tuple[Prepared, Mapping[str, int]]],
         purpose: Purpose,
         record: bool = False,
     ) -> tuple[list[Any], np.ndarray | None]:
         """Make a call: the outputs, and where ``record``, the times of its kernels."""
-        return self._calls.make(number, purpose, prepare, lambda prepared: self._run(prepared, record))
+        return self._calls.make(
+            number, purpose, prepare, lambda prepared: self._program.run(prepared, self._communicator, record)
+        )
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
         """While it lasts, kernels can be launched, and the weights are what they were."""
         with self._memory.active(), self._checking_weights():
             yield
-
-    def _prepare(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> tuple[_Prepared, Mapping[str, int]]:
-        """Check and place a call's inputs and outputs, and make room for its activations; also gives the sizes."""
-        signature = self._signature
-        given = signature.inputs(inputs)
-        sizes = signature.sizes(given)
-        kind = signature.kind(inputs) if outputs is None else None
-        shapes = self._checked_shapes(sizes)
-        arguments = signature.packed(given)  # once their sizes are known to make sense
-        signature.check_indices(arguments, sizes)
-        if outputs is None:
-            assert kind is not None
-            results, buffers = signature.new_outputs(kind, shapes, arguments)
-        else:
-            results, buffers = list(outputs), signature.outputs(outputs, shapes, arguments)
-        return self._placed(sizes, arguments, results, buffers), sizes
-
-    def _prepare_zeros(self, sizes: Mapping[str, int]) -> tuple[_Prepared, Mapping[str, int]]:
-        """As :meth:`_prepare`, for a call on zeros whose outputs are thrown away."""
-        stage = self.stage
-        whole = {symbol.name: symbol.size for symbol in stage.symbols}
-        unknown = sorted(set(sizes) - set(whole))
-        if unknown:
-            raise InputError(
-                f"The program has no symbolic dim {', '.join(unknown)}; it has {', '.join(whole) or 'none'}."
-            )
-        whole.update(sizes)
-        arguments = self._signature.zeros({own.name: whole[own.symbol] // own.shards for own in stage.local_symbols})
-        local = self._signature.sizes(arguments)
-        buffers = self._signature.scratch(self._checked_shapes(local))
-        return self._placed(local, arguments, [], buffers), local
-
-    def _placed(
-        self, sizes: Mapping[str, int], arguments: Sequence[Buffer], results: list[Any], outputs: Sequence[Buffer]
-    ) -> _Prepared:
-        if sizes:
-            self._reserve_workspace(sizes)
-        return _Prepared(tuple(sizes.values()), arguments, results, outputs, self._memory.stage(arguments, outputs))
-
-    def _run(self, prepared: _Prepared, record: bool) -> tuple[list[Any], np.ndarray | None]:
-        launcher, memory = self._program, self._memory
-        run = launcher.record if record else launcher.launch
-        run(prepared.addresses, prepared.sizes, self._check_launched)
-        memory.wait(self._communicator)
-        times = launcher.times() if record else None
-        self._check_runtime()
-        memory.deliver(prepared.outputs, prepared.addresses[len(prepared.inputs) :])
-        return prepared.results, times
 
     @contextmanager
     def _checking_weights(self) -> Iterator[None]:
@@ -517,52 +378,6 @@ class LoadedPartition:
         except ArtifactError as error:
             self._communicator.give_up(str(error))
             raise
-
-    def _check_launched(self) -> None:
-        self._communicator.check()
-        self._check_runtime()
-
-    def _checked_shapes(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
-        """The outputs' shapes, as :meth:`_shapes_at`; refuses sizes at which one would be empty."""
-        shapes = self._shapes_at(sizes)
-        for number, (shape, signature) in enumerate(zip(shapes, self.stage.outputs, strict=True)):
-            if min(shape, default=1) < 1:
-                written = ", ".join(map(str, signature.shape))
-                raise InputError(f"The inputs are too small: output {number}, [{written}], would be {list(shape)}.")
-        return shapes
-
-    def _shapes_at(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
-        """The outputs' shapes. Tells hidet's runtime the sizes of symbolic dims, which kernels ask it for."""
-        for name, size in sizes.items():
-            self._runtime.set_symbol_value(name.encode(), size)
-        key = tuple(sizes.values())
-        shapes = self._shapes.get(key)
-        if shapes is None:
-            if len(self._shapes) >= _MOST_SIZES:
-                self._shapes.clear()
-                self._workspaces.clear()
-            shapes = self._shapes[key] = self._output_shapes()
-        return shapes
-
-    def _reserve_workspace(self, sizes: Mapping[str, int]) -> None:
-        """Room for the activations at these sizes, which hidet's runtime has been told."""
-        key = tuple(sizes.values())
-        if key not in self._workspaces:
-            self._workspaces[key] = self._program.workspace_bytes()
-        self._program.reserve(self._workspaces[key])
-
-    def _output_shapes(self) -> list[tuple[int, ...]]:
-        return [
-            self._program.output_shape(number, len(y.shape))
-            if y.is_symbolic
-            else tuple(int(extent) for extent in y.shape)
-            for number, y in enumerate(self.stage.outputs)
-        ]
-
-    def _check_runtime(self) -> None:
-        message = self._runtime.hidet_get_last_error()
-        if message is not None:
-            raise HidetDistError(f"hidet's runtime reports: {message.decode(errors='replace')}")
 
     def close(self) -> None:
         """Leave the other ranks and free the weights, after the call that runs. Closing twice does nothing.

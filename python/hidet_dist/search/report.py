@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hidet_dist.explain import Incumbent, Row, RunnerUp, SearchReport, Traffic
 from hidet_dist.reshard import Step, walk
 from hidet_dist.search.eliminate import Tables, marginals
 from hidet_dist.search.formulation import Formulation
@@ -16,6 +15,7 @@ from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Edge, Problem, evaluate
 from hidet_dist.spec import OpShardSpec, Plan, StagePlan, TensorShardSpec
 from hidet_dist.spec.partial import Layout, PartialSpec, split_of
+from hidet_dist.spec.report import Incumbent, Row, RunnerUp, SearchReport, Traffic
 from hidet_dist.view import GraphView
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from hidet_dist.errors import PlanError, SpecError
 from hidet_dist.files import parse_json, write_text
@@ -28,15 +28,28 @@ from hidet_dist.spec.reading import (
     read_whole,
     read_wholes,
 )
+from hidet_dist.spec.report import SearchReport
 from hidet_dist.spec.symbols import INT32_MAX, SymbolPlan
 from hidet_dist.spec.tensor import TensorShardSpec
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hidet_dist.explain import Explanation, SearchReport
-
 FORMAT = 2
+
+
+class PlanExplanation(Protocol):
+    """An explanation of a plan, as :meth:`Plan.explain` gives it; see :class:`hidet_dist.explain.Explanation`."""
+
+    @property
+    def schedule(self) -> list[str]:
+        """The plan as lines to apply by hand."""
+
+    def to_data(self) -> dict[str, Any]:
+        """As plain JSON values."""
+
+    def to_json(self) -> str:
+        """As JSON text."""
 
 
 @dataclass(frozen=True)
@@ -317,6 +330,7 @@ class Plan:
 
     stages: tuple[StagePlan, ...]
     report: SearchReport | None = field(default=None, compare=False, repr=False)
+    _explainer: ClassVar[Callable[[Plan], PlanExplanation]]
 
     @property
     def stage(self) -> StagePlan:
@@ -383,11 +397,20 @@ class Plan:
         edited_stage = replace(stage, operators=own_operators, weights=weights, inputs=inputs, outputs=outputs)
         return Plan((replace(edited_stage, overlap=None),))
 
-    def explain(self) -> Explanation:
-        """What everything costs and why it was chosen; as much of it as is known where no search made the plan."""
-        from hidet_dist.explain import Explanation
+    def explain(self) -> PlanExplanation:
+        """The costs of the plan's parts, and why they were chosen as far as the search's report says.
 
-        return Explanation(self)
+        Raises
+        ------
+        PlanError
+            When a part of the plan fits no graph, or the report is one of another plan.
+        """
+        return type(self)._explainer(self)
+
+    @classmethod
+    def explain_with(cls, explainer: Callable[[Plan], PlanExplanation]) -> None:
+        """Set the function that :meth:`explain` calls: explanations are made in a layer above this one."""
+        cls._explainer = staticmethod(explainer)
 
     def collectives(self) -> dict[str, int]:
         """How many communication operators of each kind one run executes (slices, which are local, left out)."""

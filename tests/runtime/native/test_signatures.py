@@ -23,7 +23,8 @@ VALUES = {
     "double": c_double,
     "int": ctypes.c_int,
 }
-POINTERS = {"void": c_void_p, "char": c_char_p, "int64_t": POINTER(c_int64)}
+POINTERS = {"void": c_void_p, "char": c_char_p}
+POINTERS |= {name: POINTER(VALUES[name]) for name in ("int32_t", "int64_t", "double")}
 STRUCTURES = {name: kind for header in HEADERS.values() for name, kind in header.structures.items()}
 CALLBACKS = {name: kind for header in HEADERS.values() for name, kind in header.callbacks.items()}
 

@@ -313,6 +313,66 @@ MAPPED_FILE = Header(
 )
 
 
+# pairwise.h
+
+
+class PairwiseProblem(ctypes.Structure):
+    """``hidet_dist_pairwise_problem``: a problem as flat arrays."""
+
+    _fields_ = (
+        ("nodes", c_int64),
+        ("edges", c_int64),
+        ("strategy_begin", POINTER(c_int64)),
+        ("cost", POINTER(c_double)),
+        ("bytes", POINTER(c_double)),
+        ("interval_begin", POINTER(c_int64)),
+        ("interval_end", POINTER(c_int64)),
+        ("edge_nodes", POINTER(c_int64)),
+        ("edge_matrix", POINTER(c_int64)),
+        ("matrix_begin", POINTER(c_int64)),
+        ("entries", POINTER(c_double)),
+        ("byte_limit", c_double),
+        ("forbidden", c_double),
+    )
+
+
+class PairwiseOptions(ctypes.Structure):
+    """``hidet_dist_pairwise_options``: when to stop."""
+
+    _fields_ = (("seconds", c_double), ("gap", c_double), ("rounds", c_int64), ("seed", c_int64))
+
+
+class PairwiseResult(ctypes.Structure):
+    """``hidet_dist_pairwise_result``: the cost of the assignment found, and a bound of all."""
+
+    _fields_ = (("cost", c_double), ("bound", c_double), ("seconds", c_double), ("rounds", c_int64))
+
+
+PairwiseProgress = ctypes.CFUNCTYPE(c_int32, c_void_p, c_double, c_double, c_double)
+
+PAIRWISE = Header(
+    functions={
+        "pairwise_solve": Signature(
+            c_int32,
+            (
+                POINTER(PairwiseProblem),
+                POINTER(PairwiseOptions),
+                PairwiseProgress,
+                c_void_p,
+                POINTER(c_int32),
+                POINTER(PairwiseResult),
+            ),
+        ),
+    },
+    structures={
+        "pairwise_problem": PairwiseProblem,
+        "pairwise_options": PairwiseOptions,
+        "pairwise_result": PairwiseResult,
+    },
+    callbacks={"pairwise_progress": PairwiseProgress},
+)
+
+
 HEADERS: dict[str, Header] = {
     "collectives.h": COLLECTIVES,
     "cublas.h": CUBLAS,
@@ -320,6 +380,7 @@ HEADERS: dict[str, Header] = {
     "mapped_file.h": MAPPED_FILE,
     "nccl.h": NCCL,
     "overlap.h": OVERLAP,
+    "pairwise.h": PAIRWISE,
     "shared_memory.h": SHARED_MEMORY,
 }
 """The table of each header in ``include/hidet_dist`` that declares functions of the library."""

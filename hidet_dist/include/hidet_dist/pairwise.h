@@ -1,0 +1,71 @@
+/*
+ * Pairwise problems with a memory limit: each node takes one of its strategies, at a cost and a number of bytes that it
+ * holds during an interval of program points; each edge has a matrix of costs of its two nodes' strategies. The sum of
+ * all costs is to be least, with at most `byte_limit` bytes held at every program point. This is the problem of the
+ * ASPLOS/EuroSys 2025 contest on intra-operator parallelism, and the search's own once tensors with several readers have
+ * nodes of their own.
+ *
+ * The solver is exact in what it says: a cost is that of the strategies returned, which fit the limit, and no assignment
+ * that fits costs less than the bound. Between the two it is a heuristic.
+ */
+#ifndef HIDET_DIST_PAIRWISE_H
+#define HIDET_DIST_PAIRWISE_H
+
+#include "hidet_dist/collectives.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A problem as flat arrays. Costs and bytes are not negative. Strategy s of node v is the entry strategy_begin[v] + s of
+ * `cost` and `bytes`. Edge e joins the nodes edge_nodes[2 e] and edge_nodes[2 e + 1], say u and v; strategies i of u and j
+ * of v cost entries[matrix_begin[edge_matrix[e]] + i * |v| + j]. Costs of `forbidden` or more rule a strategy, or a pair of
+ * them, out; the sum of all others must be below it. */
+typedef struct hidet_dist_pairwise_problem {
+  int64_t nodes;
+  int64_t edges;
+  const int64_t *strategy_begin; /* nodes + 1 */
+  const double *cost;
+  const double *bytes;
+  const int64_t *interval_begin; /* of each node; it holds its bytes from here */
+  const int64_t *interval_end;   /* up to, not including, this program point */
+  const int64_t *edge_nodes;     /* 2 edges */
+  const int64_t *edge_matrix;    /* edges */
+  const int64_t *matrix_begin;
+  const double *entries;
+  double byte_limit;
+  double forbidden;
+} hidet_dist_pairwise_problem;
+
+/* When to stop: after `seconds`, after `rounds` rounds (each alternates bounding and searching; 0 for any number), or when
+ * cost - bound <= gap * cost. With rounds and no limit of seconds, the result depends on the arguments only. */
+typedef struct hidet_dist_pairwise_options {
+  double seconds;
+  double gap;
+  int64_t rounds;
+  int64_t seed;
+} hidet_dist_pairwise_options;
+
+typedef struct hidet_dist_pairwise_result {
+  double cost;  /* of the strategies returned; not less than `forbidden` where none were found */
+  double bound; /* no assignment costs less */
+  double seconds;
+  int64_t rounds;
+} hidet_dist_pairwise_result;
+
+/* Called with the seconds so far at each better assignment or bound, and at least once a round; anything but 0 ends the
+ * search. `cost` is `forbidden` as long as no assignment is known. */
+typedef int32_t (*hidet_dist_pairwise_progress)(void *context, double seconds, double cost, double bound);
+
+/* Solves a problem. Returns 0 with an assignment, a strategy for each node; 1 where none was found in time; 2 where there
+ * is none; -1 where the arguments are no problem (see hidet_dist_last_error). From any thread. */
+HIDET_DIST_API int32_t hidet_dist_pairwise_solve(const hidet_dist_pairwise_problem *problem,
+                                                 const hidet_dist_pairwise_options *options,
+                                                 hidet_dist_pairwise_progress progress, void *context,
+                                                 int32_t *strategies, hidet_dist_pairwise_result *result);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

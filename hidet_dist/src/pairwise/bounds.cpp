@@ -1,0 +1,134 @@
+#include "bounds.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define HIDET_DIST_VECTORIZED __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define HIDET_DIST_VECTORIZED
+#endif
+
+namespace hidet_dist::pairwise {
+
+namespace {
+
+// For each row the least of the row's entries plus those of `added`.
+HIDET_DIST_VECTORIZED void least_of_rows(const double *__restrict matrix, const double *__restrict added, int rows,
+                                         int columns, double *__restrict least) {
+  for (int i = 0; i < rows; ++i) {
+    const double *__restrict row = matrix + static_cast<std::int64_t>(i) * columns;
+    double best = row[0] + added[0];
+    for (int j = 1; j < columns; ++j) {
+      const double sum = row[j] + added[j];
+      best = sum < best ? sum : best;
+    }
+    least[i] = best;
+  }
+}
+
+// For each column the least of the column's entries plus those of `added`.
+HIDET_DIST_VECTORIZED void least_of_columns(const double *__restrict matrix, const double *__restrict added, int rows,
+                                            int columns, double *__restrict least) {
+  for (int j = 0; j < columns; ++j) least[j] = matrix[j] + added[0];
+  for (int i = 1; i < rows; ++i) {
+    const double *__restrict row = matrix + static_cast<std::int64_t>(i) * columns;
+    const double add = added[i];
+    for (int j = 0; j < columns; ++j) {
+      const double sum = row[j] + add;
+      least[j] = sum < least[j] ? sum : least[j];
+    }
+  }
+}
+
+}  // namespace
+
+Bounds::Bounds(const Problem &problem) : problem_(problem), node_(problem.cost) {
+  to_first_.assign(1, 0);
+  to_second_.assign(1, 0);
+  for (int e = 0; e < problem.edges; ++e) {
+    to_first_.push_back(to_first_.back() + problem.size(problem.first[e]));
+    to_second_.push_back(to_second_.back() + problem.size(problem.second[e]));
+  }
+  first_.assign(to_first_.back(), 0.0);
+  second_.assign(to_second_.back(), 0.0);
+  prices_.assign(problem.points, 0.0);
+  rounded_.assign(problem.nodes, 0);
+  int most = 0;
+  for (int v = 0; v < problem.nodes; ++v) most = std::max(most, problem.size(v));
+  least_.resize(most);
+  conditioned_.resize(most);
+}
+
+void Bounds::least_of_edge(int edge, bool to_first, double *least) const {
+  const double *matrix = &problem_.entries[problem_.matrix[edge]];
+  const int rows = problem_.size(problem_.first[edge]), columns = problem_.size(problem_.second[edge]);
+  if (to_first)
+    least_of_rows(matrix, &second_[to_second_[edge]], rows, columns, least);
+  else
+    least_of_columns(matrix, &first_[to_first_[edge]], rows, columns, least);
+}
+
+double Bounds::pass(bool forward) {
+  double bound = 0;
+  for (int k = 0; k < problem_.nodes; ++k) {
+    const int v = forward ? k : problem_.nodes - 1 - k;
+    const int size = problem_.size(v);
+    double *cost = &node_[problem_.strategy_begin[v]];
+    if (forward) std::copy(cost, cost + size, conditioned_.begin());
+    int later_edges = 0, earlier_edges = 0;
+    // Take out of each edge what it costs each strategy at least.
+    for (int a = problem_.incident_begin[v]; a < problem_.incident_begin[v + 1]; ++a) {
+      const int e = problem_.incident[a], other = problem_.other(e, v);
+      const bool is_first = problem_.first[e] == v, later = forward == (other > v);
+      ++(later ? later_edges : earlier_edges);
+      double *moved = is_first ? &first_[to_first_[e]] : &second_[to_second_[e]];
+      least_of_edge(e, is_first, least_.data());
+      if (forward) {
+        if (later) {
+          for (int s = 0; s < size; ++s) conditioned_[s] += least_[s] + moved[s];
+        } else {
+          const int taken = rounded_[other];
+          const double of_other = is_first ? second_[to_second_[e] + taken] : first_[to_first_[e] + taken];
+          for (int s = 0; s < size; ++s) conditioned_[s] += problem_.entry(e, v, s, taken) + of_other + moved[s];
+        }
+      }
+      for (int s = 0; s < size; ++s) {
+        const double taken_out = least_[s] + moved[s];
+        cost[s] += taken_out;
+        moved[s] -= taken_out;
+      }
+    }
+    if (forward)
+      rounded_[v] =
+          static_cast<int>(std::min_element(conditioned_.begin(), conditioned_.begin() + size) - conditioned_.begin());
+    // Move equal parts of it into the edges to the nodes that follow; the least of what stays is bound for good.
+    const double part = 1.0 / std::max(1, std::max(later_edges, earlier_edges));
+    const double stays = 1.0 - part * later_edges;
+    bound += stays * *std::min_element(cost, cost + size);
+    if (later_edges == 0) continue;
+    for (int a = problem_.incident_begin[v]; a < problem_.incident_begin[v + 1]; ++a) {
+      const int e = problem_.incident[a];
+      if (forward != (problem_.other(e, v) > v)) continue;
+      double *moved = problem_.first[e] == v ? &first_[to_first_[e]] : &second_[to_second_[e]];
+      for (int s = 0; s < size; ++s) moved[s] += part * cost[s];
+    }
+    for (int s = 0; s < size; ++s) cost[s] *= stays;
+  }
+  return bound - priced_limit_;
+}
+
+void Bounds::set_prices(const std::vector<double> &prices) {
+  std::vector<double> more(static_cast<std::size_t>(problem_.points) + 1, 0.0);  // the sum of the rises before a point
+  for (int t = 0; t < problem_.points; ++t) more[t + 1] = more[t] + (prices[t] - prices_[t]);
+  for (int v = 0; v < problem_.nodes; ++v) {
+    const double rise = more[problem_.end[v]] - more[problem_.begin[v]];
+    if (rise == 0) continue;
+    for (int s = problem_.strategy_begin[v]; s < problem_.strategy_begin[v + 1]; ++s)
+      node_[s] += rise * problem_.bytes[s];
+  }
+  prices_ = prices;
+  priced_limit_ = problem_.byte_limit * std::accumulate(prices.begin(), prices.end(), 0.0);
+}
+
+}  // namespace hidet_dist::pairwise

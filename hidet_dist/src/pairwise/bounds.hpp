@@ -1,0 +1,40 @@
+// Lower bounds: memory is priced at every program point, and what is left, a problem without a limit, is bounded by
+// sequential message passing between nodes and edges (TRW-S; V. Kolmogorov, "Convergent tree-reweighted message passing
+// for energy minimization", PAMI 28(10), 2006, in the form of his SRMP, PAMI 37(5), 2015). A pass takes time linear in
+// the entries of all matrices, and the bound never falls as long as the prices stay.
+#pragma once
+
+#include <vector>
+
+#include "problem.hpp"
+
+namespace hidet_dist::pairwise {
+
+class Bounds {
+ public:
+  explicit Bounds(const Problem &problem);
+
+  // One pass over the nodes, forwards or backwards. Returns a lower bound of all assignments that fit the limit. A
+  // forward pass also rounds: it gives each node in turn the strategy that is best with those before it.
+  double pass(bool forward);
+
+  // Prices of a byte at each program point, 0 or more.
+  void set_prices(const std::vector<double> &prices);
+
+  const std::vector<double> &prices() const { return prices_; }
+  const std::vector<int> &rounded() const { return rounded_; }
+
+ private:
+  void least_of_edge(int edge, bool to_first, double *least) const;
+
+  const Problem &problem_;
+  std::vector<double> node_;  // what is left of each strategy's cost, with its priced bytes
+  std::vector<int> to_first_, to_second_;  // of each edge, where its messages begin
+  std::vector<double> first_, second_;  // what was moved into an edge from the strategies of its nodes
+  std::vector<double> prices_;
+  double priced_limit_ = 0;  // the limit's bytes at all prices
+  std::vector<int> rounded_;
+  std::vector<double> least_, conditioned_;
+};
+
+}  // namespace hidet_dist::pairwise

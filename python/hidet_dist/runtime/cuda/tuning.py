@@ -1,0 +1,147 @@
+"""Choosing among the candidates of each kernel on the device that runs them, the same ones on all ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hidet_dist.artifacts.manifest import StageManifest
+from hidet_dist.runtime.candidates import Choices
+from hidet_dist.runtime.communicator import Communicator
+from hidet_dist.runtime.cuda.launcher import CudaLauncher
+from hidet_dist.runtime.cuda.memory import CudaMemory
+from hidet_dist.runtime.program import Prepared, Program
+
+_TIMED_RUNS = 4  # of a candidate; the fastest counts
+
+
+class CandidateTuning:
+    """Times the candidates of a stage's kernels, and has the launcher use the fastest.
+
+    Parameters
+    ----------
+    stage: StageManifest
+        The stage.
+    program: Program
+        Its program.
+    launcher: CudaLauncher
+        The program's launcher.
+    kernels: sequence of sequence of int
+        The addresses of each kernel's candidates, in the order of the manifest.
+    memory: CudaMemory
+        The program's memory.
+    communicator: Communicator
+        Of the stage's ranks.
+    cublas_version: int
+        The version of cuBLAS that the launcher has, or 0.
+    without_cublas: str
+        Why it has none.
+    """
+
+    def __init__(
+        self,
+        stage: StageManifest,
+        program: Program,
+        launcher: CudaLauncher,
+        kernels: Sequence[Sequence[int]],
+        memory: CudaMemory,
+        communicator: Communicator,
+        cublas_version: int,
+        without_cublas: str,
+    ):
+        self._stage = stage
+        self._program = program
+        self._launcher = launcher
+        self._kernels = kernels
+        self._memory = memory
+        self._communicator = communicator
+        self._cublas_version = cublas_version
+        self._without_cublas = without_cublas
+
+    def choose(self, folder: Path, identity: str) -> None:
+        """Take the fastest candidate of each kernel on this device, the same on all ranks, which do so together.
+
+        Parameters
+        ----------
+        folder: Path
+            The artifact folder, where choices are remembered.
+        identity: str
+            What tells this build of the artifacts from others.
+
+        Raises
+        ------
+        HidetDistError
+            When no candidate of a kernel runs on all ranks.
+        CommunicationError
+            When another rank fails.
+        """
+        stage, memory = self._stage, self._memory
+        with memory.active():
+            self._communicator.bind()
+            usable, version, reason = self._usable()
+            device = memory.driver.device_name(memory.device)
+            choices = Choices(folder, identity, device, stage.candidates, usable, version, reason)
+            chosen = self._fastest(choices) if choices.is_needed else (0,) * len(stage.candidates)
+            for kernel, candidate in enumerate(chosen):
+                self._launcher.use(kernel, self._kernels[kernel][candidate])
+            if not self._calls_cublas(chosen):
+                self._launcher.leave_cublas()
+
+    def _fastest(self, choices: Choices) -> tuple[int, ...]:
+        """As remembered by the first rank, or as timed now by all."""
+        first = self._communicator.rank == 0
+        prepared, _ = self._program.prepare_zeros({})
+        known = choices.remembered() if first else None
+        own = np.array([-1] * len(self._stage.candidates) if known is None else known, np.int32)
+        chosen = tuple(int(x) for x in self._of_all(own)[0])
+        if -1 not in chosen:
+            return chosen
+        seconds = choices.times(lambda kernel, candidate: self._seconds(prepared, kernel, candidate))
+        self._communicator.check()
+        times = self._of_all(np.array(seconds)).max(axis=0).tolist()
+        chosen = choices.fastest(times)
+        if first:
+            choices.remember(chosen, times)
+        return chosen
+
+    def _seconds(self, prepared: Prepared, kernel: int, candidate: int) -> float:
+        """The least seconds that a kernel takes with a candidate, over all its launches in a run."""
+        launcher = self._launcher
+        nodes = [number for number, launch in enumerate(self._stage.launches) if launch.kernel == kernel]
+        best = math.inf
+        launcher.use(kernel, self._kernels[kernel][candidate])
+        try:
+            for _ in range(_TIMED_RUNS):
+                launcher.record(prepared.addresses, prepared.sizes, self._communicator.check)
+                self._memory.wait(self._communicator)
+                best = min(best, launcher.seconds_of(nodes))
+        finally:
+            launcher.use(kernel, self._kernels[kernel][0])
+        self._program.check_runtime()
+        return best
+
+    def _usable(self) -> tuple[tuple[int, ...], int, str]:
+        """How many candidates of each kernel all ranks can run, their cuBLAS's version or 0, and why not all."""
+        stage, own = self._stage, self._cublas_version
+        if not any(stage.cublas):
+            return stage.candidates, 0, ""
+        versions = [int(x) for x in self._of_all(np.array([own], np.int32))[:, 0]]
+        if own and len(set(versions)) == 1:
+            return stage.candidates, own, ""
+        reason = self._without_cublas or f"not all ranks have the same version of cuBLAS: {versions}"
+        usable = tuple(count - calls_cublas for count, calls_cublas in zip(stage.candidates, stage.cublas, strict=True))
+        return usable, 0, reason
+
+    def _calls_cublas(self, chosen: Sequence[int]) -> bool:
+        """Whether a chosen candidate calls cuBLAS: the last one of a kernel that has such a candidate."""
+        return any(
+            calls and candidate == count - 1
+            for candidate, count, calls in zip(chosen, self._stage.candidates, self._stage.cublas, strict=True)
+        )
+
+    def _of_all(self, own: np.ndarray) -> np.ndarray:
+        """All ranks' arrays of the same size, a row each."""
+        return own[None] if self._communicator.world_size == 1 else self._memory.all_gather(self._communicator, own)

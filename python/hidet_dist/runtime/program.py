@@ -1,0 +1,201 @@
+"""A stage's compiled program with its memory: runs are prepared and made at any sizes of its symbolic dims."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hidet_dist.artifacts.manifest import StageManifest
+from hidet_dist.errors import HidetDistError, InputError
+from hidet_dist.runtime.arguments import Signature
+from hidet_dist.runtime.communicator import Communicator
+from hidet_dist.runtime.launcher import Launcher
+from hidet_dist.runtime.memory import Memory
+from hidet_dist.runtime.tensors import Buffer
+
+_MOST_SIZES = 1024  # how many combinations of symbolic dims' sizes are remembered
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A run for which everything is in place.
+
+    Attributes
+    ----------
+    sizes: of the local symbolic dims.
+    inputs, outputs: where they lie.
+    results: the outputs as they are returned.
+    addresses: where kernels find the inputs, then where they put the outputs.
+    """
+
+    sizes: tuple[int, ...]
+    inputs: Sequence[Buffer]
+    results: list[Any]
+    outputs: Sequence[Buffer]
+    addresses: list[int]
+
+
+class Program:
+    """One stage's program on one rank.
+
+    hidet's runtime has one table of symbolic dims' sizes in a process, which preparing a run sets and the run reads: no
+    other program may be prepared in between.
+
+    Parameters
+    ----------
+    stage: StageManifest
+        The stage.
+    launcher: Launcher
+        Its launcher.
+    memory: Memory
+        Where its tensors lie.
+    runtime: ctypes.CDLL
+        hidet's runtime library.
+    """
+
+    def __init__(self, stage: StageManifest, launcher: Launcher, memory: Memory, runtime: ctypes.CDLL):
+        self._stage = stage
+        self._launcher = launcher
+        self._memory = memory
+        self._runtime = runtime
+        self._signature = Signature(stage, memory)
+        # By the sizes of the symbolic dims: the outputs' shapes, and the bytes of workspace.
+        self._shapes: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
+        self._workspaces: dict[tuple[int, ...], int] = {}
+        if not stage.symbols:
+            self._reserve_workspace({})
+            self._shapes_at({})
+        self.check_runtime()
+
+    def prepare(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> tuple[Prepared, Mapping[str, int]]:
+        """Check and place the inputs and outputs of a run, and make room for its activations.
+
+        Parameters
+        ----------
+        inputs: sequence of tensors
+            The rank's shards.
+        outputs: sequence of tensors, optional
+            Where the results go; new tensors by default.
+
+        Returns
+        -------
+        The run, and the sizes of the local symbolic dims.
+
+        Raises
+        ------
+        InputError
+            When inputs or outputs do not fit the program, or have no sizes that do.
+        MemoryError, DeviceError
+            When there is not enough memory.
+        """
+        signature = self._signature
+        given = signature.inputs(inputs)
+        sizes = signature.sizes(given)
+        kind = signature.kind(inputs) if outputs is None else None
+        shapes = self._checked_shapes(sizes)
+        arguments = signature.packed(given)  # once their sizes are known to make sense
+        signature.check_indices(arguments, sizes)
+        if outputs is None:
+            assert kind is not None
+            results, buffers = signature.new_outputs(kind, shapes, arguments)
+        else:
+            results, buffers = list(outputs), signature.outputs(outputs, shapes, arguments)
+        return self._placed(sizes, arguments, results, buffers), sizes
+
+    def prepare_zeros(self, sizes: Mapping[str, int]) -> tuple[Prepared, Mapping[str, int]]:
+        """As :meth:`prepare`, for a run on zeros whose outputs are thrown away.
+
+        ``sizes`` has the whole sizes of symbolic dims, by name; the rest have those that the plan was made for.
+        """
+        stage = self._stage
+        whole = {symbol.name: symbol.size for symbol in stage.symbols}
+        unknown = sorted(set(sizes) - set(whole))
+        if unknown:
+            raise InputError(
+                f"The program has no symbolic dim {', '.join(unknown)}; it has {', '.join(whole) or 'none'}."
+            )
+        whole.update(sizes)
+        arguments = self._signature.zeros({own.name: whole[own.symbol] // own.shards for own in stage.local_symbols})
+        local = self._signature.sizes(arguments)
+        buffers = self._signature.scratch(self._checked_shapes(local))
+        return self._placed(local, arguments, [], buffers), local
+
+    def run(
+        self, prepared: Prepared, communicator: Communicator, record: bool = False
+    ) -> tuple[list[Any], np.ndarray | None]:
+        """Make a run: the outputs, and where ``record``, when each kernel began and ended, as the launcher tells it.
+
+        Raises
+        ------
+        CommunicationError
+            When a collective failed.
+        HidetDistError
+            When a kernel failed.
+        """
+
+        def check() -> None:
+            communicator.check()
+            self.check_runtime()
+
+        launcher, memory = self._launcher, self._memory
+        launch = launcher.record if record else launcher.launch
+        launch(prepared.addresses, prepared.sizes, check)
+        memory.wait(communicator)
+        times = launcher.times() if record else None
+        self.check_runtime()
+        memory.deliver(prepared.outputs, prepared.addresses[len(prepared.inputs) :])
+        return prepared.results, times
+
+    def check_runtime(self) -> None:
+        """Raise HidetDistError where hidet's runtime has met an error."""
+        message = self._runtime.hidet_get_last_error()
+        if message is not None:
+            raise HidetDistError(f"hidet's runtime reports: {message.decode(errors='replace')}")
+
+    def _placed(
+        self, sizes: Mapping[str, int], arguments: Sequence[Buffer], results: list[Any], outputs: Sequence[Buffer]
+    ) -> Prepared:
+        if sizes:
+            self._reserve_workspace(sizes)
+        return Prepared(tuple(sizes.values()), arguments, results, outputs, self._memory.stage(arguments, outputs))
+
+    def _checked_shapes(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
+        """The outputs' shapes, as :meth:`_shapes_at`; refuses sizes at which one would be empty."""
+        shapes = self._shapes_at(sizes)
+        for number, (shape, signature) in enumerate(zip(shapes, self._stage.outputs, strict=True)):
+            if min(shape, default=1) < 1:
+                written = ", ".join(map(str, signature.shape))
+                raise InputError(f"The inputs are too small: output {number}, [{written}], would be {list(shape)}.")
+        return shapes
+
+    def _shapes_at(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
+        """The outputs' shapes. Tells hidet's runtime the sizes of symbolic dims, which kernels ask it for."""
+        for name, size in sizes.items():
+            self._runtime.set_symbol_value(name.encode(), size)
+        key = tuple(sizes.values())
+        shapes = self._shapes.get(key)
+        if shapes is None:
+            if len(self._shapes) >= _MOST_SIZES:
+                self._shapes.clear()
+                self._workspaces.clear()
+            shapes = self._shapes[key] = self._output_shapes()
+        return shapes
+
+    def _reserve_workspace(self, sizes: Mapping[str, int]) -> None:
+        """Room for the activations at these sizes, which hidet's runtime has been told."""
+        key = tuple(sizes.values())
+        if key not in self._workspaces:
+            self._workspaces[key] = self._launcher.workspace_bytes()
+        self._launcher.reserve(self._workspaces[key])
+
+    def _output_shapes(self) -> list[tuple[int, ...]]:
+        return [
+            self._launcher.output_shape(number, len(y.shape))
+            if y.is_symbolic
+            else tuple(int(extent) for extent in y.shape)
+            for number, y in enumerate(self._stage.outputs)
+        ]

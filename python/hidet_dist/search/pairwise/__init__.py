@@ -1,0 +1,12 @@
+"""Pairwise problems with a memory limit: flat arrays in, an assignment and a lower bound out.
+
+Every node takes one strategy. A node costs by its strategy, an edge by the strategies of its two nodes. At each program
+point, the bytes of all nodes alive fit a limit. :mod:`hidet_dist.search.pairwise.contest` reads and writes files of the
+ASPLOS/EuroSys 2025 contest on intra-operator parallelism (google/iopddl), which poses this problem.
+"""
+
+from hidet_dist.search.pairwise.contest import load_problem, save_problem, save_solution
+from hidet_dist.search.pairwise.problem import PairwiseProblem
+from hidet_dist.search.pairwise.solver import PairwiseSolution, solve
+
+__all__ = ["PairwiseProblem", "PairwiseSolution", "load_problem", "save_problem", "save_solution", "solve"]

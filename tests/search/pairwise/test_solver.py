@@ -1,0 +1,201 @@
+"""The pairwise solver against all assignments of small problems, and its promises on larger ones."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hidet_dist.errors import ConfigError, InfeasibleError, ProblemError, SolverError
+from hidet_dist.search.pairwise import PairwiseProblem, solve
+from hidet_dist.search.pairwise.problem import FORBIDDEN
+
+ROUNDS = 8
+
+
+def random_problem(seed: int, nodes: int, edges: int, most: int, limit: float, forbidden: float) -> PairwiseProblem:
+    """A problem whose limit is a part of the way from the least to the most bytes of any assignment."""
+    random = np.random.default_rng(seed)
+    sizes = random.integers(1, most + 1, nodes)
+    begin = np.concatenate([[0], np.cumsum(sizes)])
+    ends = [random.choice(nodes, 2, replace=False) for _ in range(edges)] if nodes > 1 else []
+    matrices, starts, size = [], [], 0
+    for u, v in ends:
+        matrix = random.integers(0, 50, sizes[u] * sizes[v]).astype(float)
+        matrix[random.random(len(matrix)) < forbidden] = FORBIDDEN * 10
+        matrices.append(matrix)
+        starts.append(size)
+        size += len(matrix)
+    intervals = np.sort(random.integers(0, 12, (nodes, 2)), axis=1)
+    problem = PairwiseProblem(
+        begin,
+        random.integers(0, 50, begin[-1]).astype(float),
+        random.integers(0, 20, begin[-1]).astype(float),
+        intervals,
+        np.array(ends, dtype=np.int64).reshape(-1, 2),
+        np.arange(len(ends)),
+        np.array(starts, dtype=np.int64),
+        np.concatenate([*matrices, np.zeros(0)]),
+        math.inf,
+    )
+    peaks = [problem.peak_of(assignment) for assignment in assignments(problem)]
+    bytes_ = min(peaks) + limit * (max(peaks) - min(peaks))
+    return PairwiseProblem(**{**vars(problem), "byte_limit": bytes_})
+
+
+def assignments(problem: PairwiseProblem) -> itertools.product:
+    return itertools.product(*(range(size) for size in problem.sizes))
+
+
+def least_cost(problem: PairwiseProblem) -> float:
+    return min(
+        (problem.cost_of(one) for one in assignments(problem) if problem.peak_of(one) <= problem.byte_limit),
+        default=math.inf,
+    )
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**32),
+    nodes=st.integers(1, 6),
+    edges=st.integers(0, 9),
+    limit=st.floats(0, 1),
+    forbidden=st.sampled_from([0.0, 0.2, 0.5]),
+)
+def test_small_problems_are_solved_and_never_undercut_by_the_bound(seed, nodes, edges, limit, forbidden):
+    problem = random_problem(seed, nodes, edges, 3, limit, forbidden)
+    least = least_cost(problem)
+    try:
+        found = solve(problem, rounds=ROUNDS)
+    except (InfeasibleError, SolverError):
+        assert least >= FORBIDDEN
+        return
+    assert problem.peak_of(found.assignment) <= problem.byte_limit
+    assert found.cost == problem.cost_of(found.assignment) == least
+    assert found.bound <= least * (1 + 1e-12)
+
+
+def test_a_chain_without_a_limit_is_proven_optimal_at_once():
+    """Messages are exact on trees."""
+    size, nodes = 4, 300
+    random = np.random.default_rng(5)
+    matrices = random.integers(0, 1000, (nodes - 1) * size * size).astype(float)
+    cost = random.integers(0, 1000, nodes * size).astype(float)
+    problem = PairwiseProblem(
+        np.arange(nodes + 1) * size,
+        cost,
+        np.zeros(nodes * size),
+        np.zeros((nodes, 2)),
+        np.stack([np.arange(nodes - 1), np.arange(1, nodes)], axis=1),
+        np.arange(nodes - 1),
+        np.arange(nodes - 1) * size * size,
+        matrices,
+        0.0,
+    )
+    best = cost[:size]
+    for node in range(1, nodes):
+        table = matrices[(node - 1) * size * size : node * size * size].reshape(size, size)
+        best = (best[:, None] + table).min(axis=0) + cost[node * size : (node + 1) * size]
+    found = solve(problem, rounds=1)
+    assert found.cost == best.min()
+    assert found.gap <= 1e-8
+
+
+def test_memory_is_traded_where_it_is_cheapest():
+    """Of ten nodes alive at once, each saves 1 byte for its number in cost; the limit asks for four of them."""
+    nodes = 10
+    problem = PairwiseProblem(
+        np.arange(nodes + 1) * 2,
+        np.array([[0, node] for node in range(nodes)], dtype=float),
+        np.array([[1, 0]] * nodes, dtype=float),
+        np.array([[0, 1]] * nodes),
+        np.zeros((0, 2)),
+        np.zeros(0),
+        np.zeros(0),
+        np.zeros(0),
+        6.0,
+    )
+    found = solve(problem, rounds=20)
+    assert found.cost == 0 + 1 + 2 + 3
+    assert found.assignment.tolist() == [1, 1, 1, 1, 0, 0, 0, 0, 0, 0]
+    assert found.bound <= 6
+
+
+def test_the_same_rounds_and_seed_give_the_same_solution():
+    problem = random_problem(3, 7, 12, 4, 0.3, 0.0)
+    first, second = (solve(problem, rounds=3, gap=-1.0, seed=11) for _ in range(2))
+    assert (first.cost, first.bound, first.rounds) == (second.cost, second.bound, second.rounds)
+    assert first.assignment.tolist() == second.assignment.tolist()
+    assert first.rounds == 3
+
+
+def test_incumbents_improve_and_an_exception_from_them_ends_the_search():
+    problem = random_problem(4, 7, 10, 4, 0.4, 0.0)
+    seen: list[tuple[float, float, float]] = []
+    found = solve(problem, rounds=4, gap=-1.0, on_incumbent=lambda *one: seen.append(one))
+    costs, bounds = [cost for _, cost, _ in seen], [bound for _, _, bound in seen]
+    assert costs == sorted(costs, reverse=True)
+    assert bounds == sorted(bounds)
+    assert costs[-1] == found.cost
+
+    class Stop(Exception):
+        pass
+
+    def stop(*_: float) -> None:
+        raise Stop
+
+    with pytest.raises(Stop):
+        solve(problem, rounds=10**6, gap=-1.0, on_incumbent=stop)
+
+
+def test_what_cannot_be_is_said():
+    free = random_problem(1, 3, 2, 2, 1.0, 0.0)
+    barred = PairwiseProblem(**{**vars(free), "entries": np.full(len(free.entries), FORBIDDEN)})
+    with pytest.raises(InfeasibleError, match="leave no assignment"):
+        solve(barred, rounds=1)
+    alive = PairwiseProblem([0, 1], [1.0], [5.0], [[0, 1]], np.zeros((0, 2)), [], [], [], 4.0)
+    with pytest.raises(SolverError, match="within 4 bytes"):
+        solve(alive, rounds=2)
+    with pytest.raises(ConfigError, match="when to stop"):
+        solve(free)
+    for limits in ({"seconds": 0.0}, {"seconds": math.inf}, {"rounds": 0}):
+        with pytest.raises(ConfigError):
+            solve(free, **limits)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"strategy_begin": [0, 0, 2]}, "Node 0 has no strategy"),
+        ({"cost": [1.0, -1.0]}, "Strategy 0 of node 1 has the cost -1.0"),
+        ({"cost": [1.0, math.nan]}, "node 1 has the cost nan"),
+        ({"nbytes": [1.0]}, "equally many"),
+        ({"edge_nodes": [[0, 2]]}, r"Edge 0 joins \[0, 2\], of 2 nodes"),
+        ({"edge_nodes": [[1, 1]]}, "joins node 1 with itself"),
+        ({"edge_matrix": [1]}, "none of the 1"),
+        ({"matrix_begin": [1]}, "matrix of edge 0 has not an entry"),
+        ({"entries": [-2.0]}, "Entry 0 of the matrices is -2.0"),
+        ({"entries": [FORBIDDEN * 0.99], "cost": [FORBIDDEN * 0.5, 1.0]}, "must stay below"),
+        ({"byte_limit": -1.0}, "0 bytes or more"),
+        ({"byte_limit": math.nan}, "0 bytes or more"),
+    ],
+)
+def test_arrays_that_contradict_one_another_are_refused(change, message):
+    good = {
+        "strategy_begin": [0, 1, 2],
+        "cost": [1.0, 2.0],
+        "nbytes": [1.0, 1.0],
+        "interval": [[0, 1], [0, 1]],
+        "edge_nodes": [[0, 1]],
+        "edge_matrix": [0],
+        "matrix_begin": [0],
+        "entries": [3.0],
+        "byte_limit": 2.0,
+    }
+    assert solve(PairwiseProblem(**good), rounds=1).cost == 6.0
+    with pytest.raises(ProblemError, match=message):
+        PairwiseProblem(**{**good, **change})
