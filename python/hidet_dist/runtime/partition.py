@@ -24,7 +24,7 @@ from hidet_dist.runtime import native, session
 from hidet_dist.runtime.agreement import Agreement, Purpose, describe
 from hidet_dist.runtime.calls import Calls, numbered
 from hidet_dist.runtime.cuda.cublas import Cublas
-from hidet_dist.runtime.cuda.driver import DeviceError, check_architecture, device_of_rank
+from hidet_dist.runtime.cuda.driver import DeviceError
 from hidet_dist.runtime.cuda.launcher import CudaLauncher
 from hidet_dist.runtime.cuda.memory import CudaMemory
 from hidet_dist.runtime.cuda.tuning import CandidateTuning
@@ -35,6 +35,7 @@ from hidet_dist.runtime.processor import check_features
 from hidet_dist.runtime.profile import OperatorTime, Profile
 from hidet_dist.runtime.program import Prepared, Program
 from hidet_dist.runtime.stored import check_coordinate, places_in
+from hidet_dist.runtime.targets import DEVICE_KINDS
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.weights.header import Layout
 
@@ -156,10 +157,7 @@ class LoadedPartition:
 
     def _load(self, artifacts: OpenedArtifacts) -> Launcher:
         stage, folder = self.stage, artifacts.folder
-        if self.manifest.target == "cuda":
-            device = device_of_rank(self.rank)
-            check_architecture(self.manifest.arch, device)
-            self._memory = CudaMemory(device, static=stage.cuda_graph)
+        self._memory = DEVICE_KINDS[self.manifest.target].open(self.manifest, stage, self.rank)
         check_features(self.manifest.arch, self.manifest.cpu_features)
         load_needed((), folder)  # what launchers link against
         self._runtime = hidet_runtime()
@@ -460,8 +458,7 @@ def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> Open
                     f"{folder} was built with hidet {manifest.hidet_version} (hidet_version), not {installed}. Build "
                     "the artifacts again."
                 )
-            if manifest.target == "cuda":
-                device_of_rank(0)  # before the ranks meet: there is a device at all
+            DEVICE_KINDS[manifest.target].check()  # before the ranks meet
             own = _enter_session(rank, manifest.world_size, timeout_seconds, folder)
             artifacts.verify(_files_of(manifest, own))
         except ArtifactError:

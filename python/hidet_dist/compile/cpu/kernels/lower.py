@@ -17,9 +17,9 @@ from hidet.ir.functors import IRRewriter
 from hidet.ir.task import Task
 
 from hidet_dist.compile.cpu.kernels.emit import kernel_text
+from hidet_dist.compile.cpu.kernels.lowering import Types, UnsupportedComputationError, shape_of
 from hidet_dist.compile.cpu.kernels.operators import Kernel, KernelOp, function_name
 from hidet_dist.compile.cpu.kernels.schedule import KEPT_BYTES, USUAL_SIZE, Schedule, schedule, work
-from hidet_dist.compile.cpu.kernels.terms import Types, UnsupportedComputationError, shape_of
 from hidet_dist.spec.extents import extents_of
 
 _MOST_MERGED = 8  # operators in one kernel: working out how to compute them takes time that grows with their square

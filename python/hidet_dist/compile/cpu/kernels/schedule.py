@@ -19,18 +19,18 @@ from hidet.ir.expr import Expr
 from hidet.ir.tools import collect
 
 from hidet_dist.compile.cpu.kernels.index import ONE, Axis, Index, Size, SplitNeeded
+from hidet_dist.compile.cpu.kernels.lowering import Lowering, Types, UnsupportedComputationError, shape_of
 from hidet_dist.compile.cpu.kernels.terms import (
     SHORT_FLOATS,
-    Apply,
+    AnyReduction,
     ArgReduction,
     Buffer,
     Load,
-    Lowering,
+    Operation,
     Reduction,
-    Types,
-    UnsupportedComputationError,
+    Term,
     free_axes,
-    shape_of,
+    is_costly,
     walk,
 )
 
@@ -48,9 +48,9 @@ class Nest:
 
     target: Buffer
     axes: tuple[Axis, ...]
-    value: Any
+    value: Term
 
-    def reductions(self) -> list[Any]:
+    def reductions(self) -> list[AnyReduction]:
         """The reductions in the value, in the order in which they are computed."""
         return [term for term in reversed(walk(self.value)) if isinstance(term, Reduction | ArgReduction)]
 
@@ -161,9 +161,9 @@ def work(arranged: Schedule) -> int:
     for nest in arranged.nests:
         total += math.prod(_length(axis) for axis in nest.axes)
         for term in dict.fromkeys(walk(nest.value)):
-            if isinstance(term, Load | Apply) and (isinstance(term, Load) or term.arguments):
+            if isinstance(term, Load | Operation):
                 times = math.prod(_length(axis) for axis in free_axes(term))
-                total += times * (COSTLY_WORK if isinstance(term, Apply) and term.costly else 1)
+                total += times * (COSTLY_WORK if is_costly(term) else 1)
     return total
 
 
@@ -296,7 +296,7 @@ def _row_axis(index: Index, same: dict[Axis, Axis | None]) -> Axis | None:
     return None if axis is None else same.get(axis)
 
 
-def lane_axis(reduction: Any, candidates: Sequence[Axis]) -> Axis | None:
+def lane_axis(reduction: AnyReduction, candidates: Sequence[Axis]) -> Axis | None:
     """The axis to vectorise a reduction over: one that it reduces, or one of ``candidates`` around it, or neither."""
     loads = [term for term in walk(reduction.value) if isinstance(term, Load)]
     if isinstance(reduction, ArgReduction):

@@ -1,21 +1,20 @@
-"""Computations as kernels see them: hidet's definitions, with the indices of all that they read resolved."""
+"""Terms: what a kernel computes, as a tree of values, operations and reductions over axes.
+
+hidet's definitions are lowered to terms by :mod:`hidet_dist.compile.cpu.kernels.lowering`, and written as C++ by
+:mod:`hidet_dist.compile.cpu.kernels.expressions`. A term that is used twice is one object: terms are compared by
+identity.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
-from hidet.ir import expr as ir
-from hidet.ir.compute import ArgReduceCompute, GridCompute, ReduceCompute, TensorInput, TensorNode
-from hidet.ir.dtypes import boolean
-from hidet.ir.expr import Constant, Expr, SymbolVar, Var
-from hidet.ir.tools import TypeInfer, collect_free_vars, simplify
-from hidet.ir.type import DataType
+from hidet.ir.compute import TensorNode
 
 from hidet_dist.compile.cpu.kernels.index import ONE, Axis, Index, Opaque, Size
-from hidet_dist.spec.extents import factors_of
 
 TYPES = {
     "bool": "bool",
@@ -32,46 +31,9 @@ TYPES = {
     "float32": "float",
     "float64": "double",
 }
+"""The C++ type of each dtype's elements in memory."""
 SHORT_FLOATS = ("float16", "bfloat16")
-# What is worth keeping rather than computing twice, and how it is called for each floating type.
-COSTLY = {"exp", "log", "tanh", "erf", "sin", "cos", "pow", "tan", "expm1", "log1p", "asin", "acos", "atan", "sinh"}
-OWN_FUNCTIONS = {"exp", "log", "tanh", "erf", "rsqrt", "sqrt", "abs", "floor", "ceil", "trunc", "max", "min"}
-POWERS = {2.0: "hd::square", 3.0: "hd::cube", 0.5: "hd::sqrt", -0.5: "hd::rsqrt"}
-_LIBM = {"mod": "fmod"} | dict.fromkeys(["sin", "cos", "tan", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh"])
-_LIBM |= dict.fromkeys(["atanh", "exp2", "expm1", "log2", "log10", "log1p", "round", "fma", "pow", "atan2"])
-_TESTS = {"isnan": "({0} != {0})", "isinf": "(hd::abs({0}) == INFINITY)", "isfinite": "(hd::abs({0}) < INFINITY)"}
-_BINARY: dict[type, str] = {
-    ir.Add: "({} + {})",
-    ir.Sub: "({} - {})",
-    ir.Multiply: "({} * {})",
-    ir.Div: "({} / {})",
-    ir.FloorDiv: "({} / {})",
-    ir.Mod: "({} % {})",
-    ir.BitwiseAnd: "({} & {})",
-    ir.BitwiseOr: "({} | {})",
-    ir.BitwiseXor: "({} ^ {})",
-    ir.LeftShift: "({} << {})",
-    ir.RightShift: "({} >> {})",
-}
-_COMPARISONS: dict[type, str] = {ir.LessThan: "<", ir.LessEqual: "<=", ir.Equal: "==", ir.NotEqual: "!="}
-
-
-class UnsupportedComputationError(Exception):
-    """A definition that no kernel is written for here; hidet's own is used."""
-
-
-class Types(TypeInfer):
-    """Finds the types of expressions and remembers them; unlike hidet, without the shapes of tensors on the way."""
-
-    def visit_TensorElement(self, e: Any) -> Any:
-        """The type of a definition's elements is that of what defines them."""
-        return self(e.base.value) if isinstance(e.base, GridCompute) else super().visit_TensorElement(e)
-
-
-def shape_of(node: TensorNode) -> list[Any]:
-    """A tensor's extents; hidet's way to a definition's goes through the types of all that it is made of."""
-    extents = node._shape if isinstance(node, GridCompute) else node.shape
-    return [extent if isinstance(extent, int | Constant) else simplify(extent) for extent in extents]
+"""Floats that are computed with as ``float``, and rounded when they are stored."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +53,9 @@ class Buffer:
         return place
 
 
+# Leaves
+
+
 @dataclass(frozen=True, eq=False)
 class Load:
     """An element of a buffer."""
@@ -101,37 +66,126 @@ class Load:
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """An index as a value."""
+    """An index as a value of a C++ type."""
 
     index: Index
     ctype: str
 
 
 @dataclass(frozen=True, eq=False)
-class Apply:
-    """C++ with ``{}`` for each argument."""
+class Literal:
+    """A number of a dtype."""
 
-    text: str
-    arguments: tuple[Any, ...]
-    costly: bool = False
+    dtype: str
+    value: bool | int | float
+
+
+@dataclass(frozen=True, eq=False)
+class Extent:
+    """A size as a value of a C++ type."""
+
+    size: Size
+    ctype: str
 
 
 @dataclass(frozen=True, eq=False)
 class Compare:
-    """Two indices compared."""
+    """Two indices compared by ``<``, ``<=``, ``==`` or ``!=``."""
 
     operator: str
     left: Index
     right: Index
 
 
+# Operations
+
+
+@dataclass(frozen=True, eq=False)
+class Infix:
+    """``left operator right``, an operator of C++; ``narrowed`` is the short integer type of the result, or None."""
+
+    operator: str
+    left: Term
+    right: Term
+    narrowed: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """``operator operand``, an operator of C++; ``narrowed`` as of :class:`Infix`."""
+
+    operator: str
+    operand: Term
+    narrowed: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Function:
+    """A call of a C++ function; ``costly`` if it is worth keeping the result rather than computing it twice."""
+
+    name: str
+    arguments: tuple[Term, ...]
+    narrowed: str | None = None
+    costly: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Test:
+    """Whether a float is not a number, infinite or finite: ``kind`` is ``isnan``, ``isinf`` or ``isfinite``."""
+
+    kind: str
+    operand: Term
+
+
+@dataclass(frozen=True, eq=False)
+class Convert:
+    """A term converted to a C++ type."""
+
+    ctype: str
+    operand: Term
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """A float rounded to a short float's dtype."""
+
+    dtype: str
+    operand: Term
+
+
+@dataclass(frozen=True, eq=False)
+class And:
+    """Whether both conditions hold; the second one is not looked at where the first does not."""
+
+    left: Term
+    right: Term
+
+
+@dataclass(frozen=True, eq=False)
+class Or:
+    """Whether a condition holds; the second one is not looked at where the first does."""
+
+    left: Term
+    right: Term
+
+
+@dataclass(frozen=True, eq=False)
+class Not:
+    """Whether a condition does not hold."""
+
+    operand: Term
+
+
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """One of two terms."""
+    """One of two terms; the other is not computed."""
 
-    condition: Any
-    then: Any
-    other: Any
+    condition: Term
+    then: Term
+    other: Term
+
+
+# Reductions
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,7 +195,7 @@ class Reduction:
     operation: str
     ctype: str
     axes: tuple[Axis, ...]
-    value: Any
+    value: Term
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,34 +205,44 @@ class ArgReduction:
     operator: str
     ctype: str
     axis: Axis
-    value: Any
+    value: Term
 
 
-Term = Load | Value | Apply | Compare | Choice | Reduction | ArgReduction
+Operation: TypeAlias = Infix | Prefix | Function | Test | Convert | Round | And | Or | Not
+AnyReduction: TypeAlias = Reduction | ArgReduction
+Term: TypeAlias = Load | Value | Literal | Extent | Compare | Operation | Choice | AnyReduction
 
 
-def parts(term: Any) -> tuple[Any, ...]:
+def parts(term: Term) -> tuple[Term, ...]:
     """The terms that a term is made of, those in its indices included."""
-    if isinstance(term, Load):
-        return tuple(opaque for index in term.indices for opaque in _opaque(index))
-    if isinstance(term, Value):
-        return tuple(_opaque(term.index))
-    if isinstance(term, Compare):
-        return (*_opaque(term.left), *_opaque(term.right))
-    if isinstance(term, Apply):
-        return term.arguments
-    if isinstance(term, Choice):
-        return (term.condition, term.then, term.other)
-    return (term.value,)
+    match term:
+        case Load():
+            return tuple(opaque for index in term.indices for opaque in _opaque(index))
+        case Value():
+            return tuple(_opaque(term.index))
+        case Compare():
+            return (*_opaque(term.left), *_opaque(term.right))
+        case Literal() | Extent():
+            return ()
+        case Infix() | And() | Or():
+            return (term.left, term.right)
+        case Function():
+            return term.arguments
+        case Prefix() | Test() | Convert() | Round() | Not():
+            return (term.operand,)
+        case Choice():
+            return (term.condition, term.then, term.other)
+        case Reduction() | ArgReduction():
+            return (term.value,)
 
 
-def _opaque(index: Index) -> list[Any]:
+def _opaque(index: Index) -> list[Term]:
     return [atom.term for atom, _ in index.terms if isinstance(atom, Opaque)]
 
 
-def walk(term: Any) -> list[Any]:
+def walk(term: Term) -> list[Term]:
     """A term and all that it is made of, each once, before its parts."""
-    found: dict[Any, None] = {}
+    found: dict[Term, None] = {}
     pending = [term]
     while pending:
         current = pending.pop()
@@ -188,25 +252,45 @@ def walk(term: Any) -> list[Any]:
     return list(found)
 
 
-def rounded(dtype: str) -> str:
-    """The text of an :class:`Apply` that rounds to a short float."""
-    return f"hd::load(hd::To<{TYPES[dtype]}>::from({{}}))"
+def is_costly(term: Term) -> bool:
+    """Whether a term, but for its parts, takes much longer to compute than a sum."""
+    return isinstance(term, Function) and term.costly
 
 
-def axes_of(term: Any) -> frozenset[Axis]:
+def conjuncts(condition: Term) -> list[Term]:
+    """The conditions that all hold where a condition does."""
+    if isinstance(condition, And):
+        return [*conjuncts(condition.left), *conjuncts(condition.right)]
+    return [condition]
+
+
+def is_identity(term: Term, reduction: Reduction) -> bool:
+    """Whether a term changes nothing when it is accumulated; the least number counts as nothing for a maximum."""
+    if not isinstance(term, Literal) or term.dtype not in ("float16", "bfloat16", "float32", "float64"):
+        return False
+    name = reduction.operation.split("<")[0]
+    if name == "Sum":
+        return term.value == 0 and math.copysign(1.0, term.value) > 0
+    return name == "Max" and term.dtype != "float64" and term.value in _LEAST
+
+
+_LEAST = (-math.inf, -3.4028234663852886e38, -65504.0)  # of any float, of float32 and of float16
+
+
+def axes_of(term: Term) -> frozenset[Axis]:
     """The axes that a term depends on, but those that reductions within it are over."""
     free = free_axes(term)
     return free - {axis for part in walk(term) for axis in reduced_axes(part)}
 
 
-def reduced_axes(term: Any) -> tuple[Axis, ...]:
+def reduced_axes(term: Term) -> tuple[Axis, ...]:
     """The axes that a reduction is over; none for other terms."""
     if isinstance(term, Reduction):
         return term.axes
     return (term.axis,) if isinstance(term, ArgReduction) else ()
 
 
-def free_axes(term: Any) -> frozenset[Axis]:
+def free_axes(term: Term) -> frozenset[Axis]:
     """The axes that are anywhere within a term."""
     found: set[Axis] = set()
     for part in walk(term):
@@ -218,346 +302,3 @@ def free_axes(term: Any) -> frozenset[Axis]:
         elif isinstance(part, Compare):
             found |= part.left.axes | part.right.axes
     return frozenset(found)
-
-
-@dataclass
-class Lowering:
-    """Definitions made terms.
-
-    ``buffers`` are the tensors that are read from memory rather than computed in place; ``splits`` say at which
-    strides a dim of a definition (by the definition, -1 or 0 for a reduction, and the dim) is split; ``symbols`` gets
-    the variables of sizes, by name. ``types`` finds the types of expressions, and remembers them.
-    """
-
-    buffers: Mapping[TensorNode, Buffer]
-    splits: Mapping[Any, Sequence[Size]]
-    symbols: dict[str, Expr]
-    types: Types = field(default_factory=Types)
-    origin: dict[Axis, Any] = field(default_factory=dict)
-    _known: dict[Any, Any] = field(default_factory=dict)
-
-    def size(self, extent: Any) -> Size:
-        """An extent as a product; what is none becomes a variable of its own.
-
-        Raises UnsupportedComputationError for one that depends on an index, such as a cumulative sum's.
-        """
-        total = ONE
-        for factor in factors_of(int(extent) if isinstance(extent, Constant) else extent):
-            total = total * (Size(factor) if isinstance(factor, int) else Size(1, (self._symbol(factor),)))
-        return total
-
-    def _symbol(self, expression: Expr) -> str:
-        text = str(expression)
-        if not all(isinstance(variable, SymbolVar) for variable in collect_free_vars(expression)):
-            raise UnsupportedComputationError(f"an extent of {text}, which is not the same for all elements")
-        for name, known in self.symbols.items():
-            if str(known) == text:
-                return name
-        name = f"n{len(self.symbols)}"
-        self.symbols[name] = expression
-        return name
-
-    def axis(self, key: Any, extent: Any) -> tuple[Index, list[Axis]]:
-        """The loops of a dim of a definition, and what its index is in them."""
-        axes = [Axis(self.size(extent))]
-        for stride in self.splits.get(key, ()):
-            axes = self._split(axes, stride)
-        index = Index()
-        step = ONE
-        for axis in reversed(axes):
-            index = index + Index.of(axis).times(step)
-            self.origin[axis] = (key, step)
-            step = step * axis.extent
-        return index, axes
-
-    @staticmethod
-    def _split(axes: list[Axis], stride: Size) -> list[Axis]:
-        """Split so that a part begins at ``stride`` elements."""
-        result: list[Axis] = []
-        below = ONE
-        for axis in reversed(axes):
-            inner = stride.per(below)
-            if inner not in (None, ONE) and axis.extent.per(inner) not in (None, ONE):
-                outer, rest = axis.split(inner)
-                result = [outer, rest, *result]
-            else:
-                result = [axis, *result]
-            below = below * axis.extent
-        return result
-
-    # Indices
-
-    def index(self, e: Any, scope: Mapping[Var, Index]) -> Index:
-        """An integer expression as an index; what is not linear is an opaque part of it."""
-        linear = self._linear(e, scope)
-        if linear is not None:
-            return linear
-        term = self.term(e, scope)
-        return Index.of(Opaque(term, axes_of(term)))
-
-    def _linear(self, e: Any, scope: Mapping[Var, Index]) -> Index | None:
-        if isinstance(e, int):
-            return Index.of(e)
-        if isinstance(e, Constant):
-            return Index.of(int(e.value)) if e.type.is_integer() else None
-        if isinstance(e, SymbolVar):
-            return Index.of(self.size(e))
-        if isinstance(e, Var):
-            return scope.get(e)
-        if isinstance(e, ir.Cast) and e.target_type.is_integer() and e.target_type.nbytes >= 4:
-            return self._linear(e.expr, scope)
-        if isinstance(e, ir.Add | ir.Sub | ir.Multiply):
-            a, b = self._part(e.a, scope), self._part(e.b, scope)
-            if a is None or b is None:
-                return None
-            return a + b if isinstance(e, ir.Add) else a - b if isinstance(e, ir.Sub) else a.product(b)
-        if isinstance(e, ir.Div | ir.FloorDiv | ir.Mod):
-            a = self._part(e.a, scope)
-            size = self._size_of(e.b)
-            if a is None or size is None:
-                return None
-            both = a.divided(size)
-            return None if both is None else both[isinstance(e, ir.Mod)]
-        return None
-
-    def _part(self, e: Any, scope: Mapping[Var, Index]) -> Index | None:
-        """A part of a linear expression; an integer that is read is opaque, anything else is not for indices."""
-        linear = self._linear(e, scope)
-        if linear is None and isinstance(e, Expr) and not isinstance(e, Constant):
-            kind = self.types(e)
-            if isinstance(kind, DataType) and kind.is_integer() and kind.nbytes >= 4:
-                term = self.term(e, scope)
-                return Index.of(Opaque(term, axes_of(term)))
-        return linear
-
-    def _size_of(self, e: Any) -> Size | None:
-        if isinstance(e, int | Constant):
-            return Size(int(e)) if int(e) > 0 else None
-        found = self._linear(e, {})
-        if found is None or len(found.terms) != 1:
-            return None
-        ((atom, symbols), value) = next(iter(found.terms.items()))
-        return Size(value, symbols) if atom is None and value > 0 else None
-
-    # Values
-
-    def term(self, e: Any, scope: Mapping[Var, Index]) -> Any:
-        """An expression as a term."""
-        if isinstance(e, ir.TensorElement):
-            return self._element(e, scope)
-        if isinstance(e, Constant):
-            return Apply(_literal(e), ())
-        if isinstance(e, Var | int):
-            index = self._linear(e, scope)
-            if index is None:
-                raise UnsupportedComputationError(f"the variable {e}")
-            return Value(index, TYPES[e.type.name] if isinstance(e, Var) else "int32_t")
-        dtype = self._dtype(e)
-        if isinstance(e, ReduceCompute):
-            return self._reduction(e, scope)
-        if isinstance(e, ArgReduceCompute):
-            return self._arg_reduction(e, scope)
-        if isinstance(e, ir.Cast):
-            return self._cast(e, scope)
-        if isinstance(e, ir.IfThenElse):
-            kinds = [self._dtype(e.then_expr), self._dtype(e.else_expr)]
-            then, other = (
-                self._as(self.term(x, scope), kind, dtype)
-                for x, kind in zip((e.then_expr, e.else_expr), kinds, strict=True)
-            )
-            return Choice(self.term(e.cond, scope), then, other)
-        if isinstance(e, ir.LogicalAnd | ir.LogicalOr):
-            text = "({} && {})" if isinstance(e, ir.LogicalAnd) else "({} || {})"
-            return Apply(text, (self.term(e.a, scope), self.term(e.b, scope)))
-        if isinstance(e, ir.LogicalNot):
-            return Apply("(!{})", (self.term(e.a, scope),))
-        if type(e) in _COMPARISONS:
-            if _is_index(e.a) and _is_index(e.b):
-                return Compare(_COMPARISONS[type(e)], self.index(e.a, scope), self.index(e.b, scope))
-            a, b = self._promoted([e.a, e.b], scope)
-            return Apply(f"({{}} {_COMPARISONS[type(e)]} {{}})", (a, b))
-        if isinstance(e, ir.Neg | ir.BitwiseNot):
-            text = "(-{})" if isinstance(e, ir.Neg) else "(~{})"
-            return self._narrowed(text, (self.term(e.a, scope),), dtype)
-        if type(e) in _BINARY:
-            if _is_index(e):
-                index = self._linear(e, scope)
-                if index is not None:
-                    return Value(index, TYPES[dtype.name])
-            if isinstance(e, ir.Mod) and dtype.is_float():
-                return self._call("mod", [e.a, e.b], dtype, scope)
-            a, b = (self._as(self.term(x, scope), self._dtype(x), dtype) for x in (e.a, e.b))
-            return self._narrowed(_BINARY[type(e)], (a, b), dtype)
-        if isinstance(e, ir.Call):
-            name = e.func_var.name or e.func_var.hint
-            return self._call(name.removeprefix("generic_"), list(e.args), dtype, scope)
-        raise UnsupportedComputationError(type(e).__name__)
-
-    def _promoted(self, arguments: Sequence[Any], scope: Mapping[Var, Index]) -> list[Any]:
-        kinds = [self._dtype(x) for x in arguments]
-        common = self._dtype(ir.Add(arguments[0], arguments[1]))
-        return [self._as(self.term(x, scope), kind, common) for x, kind in zip(arguments, kinds, strict=True)]
-
-    @staticmethod
-    def _narrowed(text: str, arguments: tuple[Any, ...], dtype: DataType) -> Apply:
-        # C computes with int what is less: brought back to its size at once, as PyTorch does.
-        return Apply(f"({TYPES[dtype.name]}){text}" if dtype.is_integer() and dtype.nbytes < 4 else text, arguments)
-
-    @staticmethod
-    def _as(term: Any, source: DataType, target: DataType) -> Any:
-        """A term converted, if its type in C++ differs. Short floats are floats while they are computed with."""
-        have, want = _computed(source), _computed(target)
-        return term if have == want else Apply(f"(({want}){{}})", (term,))
-
-    def _cast(self, e: Any, scope: Mapping[Var, Index]) -> Any:
-        source, target = self._dtype(e.expr), self._dtype(e)
-        term = self._as(self.term(e.expr, scope), source, target)
-        if target.name in SHORT_FLOATS and source.name != target.name:
-            return Apply(rounded(target.name), (term,))
-        return term
-
-    def _call(self, name: str, arguments: list[Any], dtype: DataType, scope: Mapping[Var, Index]) -> Any:
-        if name == "pow" and isinstance(arguments[1], Constant) and dtype.is_float():
-            power = float(arguments[1].value)
-            if power in POWERS:
-                base = self._as(self.term(arguments[0], scope), self._dtype(arguments[0]), dtype)
-                return Apply(f"{POWERS[power]}({{}})", (base,))
-        if name in _TESTS:
-            kind = self._dtype(arguments[0])
-            if not kind.is_float():
-                raise UnsupportedComputationError(f"{name} of {kind.name}")
-            return Apply(_TESTS[name], (self.term(arguments[0], scope),))
-        if name in OWN_FUNCTIONS:
-            function = f"hd::{name}"
-        elif name in _LIBM:
-            function = f"::{_LIBM[name] or name}{'' if dtype.name == 'float64' else 'f'}"
-        else:
-            raise UnsupportedComputationError(f"the function {name}")
-        if not dtype.is_float() and name not in ("max", "min", "abs"):
-            raise UnsupportedComputationError(f"{name} of {dtype.name}")
-        terms = tuple(self._as(self.term(x, scope), self._dtype(x), dtype) for x in arguments)
-        kind = f"<{_computed(dtype)}>" if name in ("max", "min") else ""
-        return (
-            self._narrowed(f"{function}{kind}({', '.join(['{}'] * len(terms))})", terms, dtype)
-            if (name not in COSTLY)
-            else Apply(f"{function}({', '.join(['{}'] * len(terms))})", terms, costly=True)
-        )
-
-    def _element(self, e: Any, scope: Mapping[Var, Index]) -> Any:
-        if not isinstance(e.base, TensorNode):
-            raise UnsupportedComputationError(f"an element of {type(e.base).__name__}")
-        indices = tuple(self.index(i, scope) for i in e.indices)
-        if e.base in self.buffers:
-            buffer = self.buffers[e.base]
-            return Load(buffer, self.decomposed(e.base, indices))
-        if not isinstance(e.base, GridCompute):
-            raise UnsupportedComputationError(f"the tensor {e.base.name}")
-        key = (id(e.base), tuple(frozenset(index.terms.items()) for index in indices))
-        if key not in self._known:
-            self._known[key] = self.term(e.base.value, dict(zip(e.base.axes, indices, strict=True)))
-        return self._known[key]
-
-    def decomposed(self, node: TensorNode, indices: tuple[Index, ...]) -> tuple[Index, ...]:
-        """Indices into a buffer, whose dims may have been split."""
-        result: list[Index] = []
-        for dim, index in enumerate(indices):
-            digits: list[Index] = []
-            rest = index
-            extent = shape_of(node)[dim] if not isinstance(node, TensorInput) else None
-            key = (id(node), -1, dim)
-            if extent is not None and key in self.splits:
-                _, axes = self.axis(key, extent)
-                for axis in reversed(axes[1:]):
-                    both = rest.divided(axis.extent)
-                    if both is None:
-                        raise UnsupportedComputationError("an index into a split dim that is not linear")
-                    digits.insert(0, both[1])
-                    rest = both[0]
-            result += [rest, *digits]
-        return tuple(result)
-
-    def _dtype(self, e: Any) -> DataType:
-        kind = self.types(e) if isinstance(e, Expr) else None
-        if isinstance(e, int):
-            from hidet.ir.dtypes import int32
-
-            return int32
-        if kind is not None and not isinstance(kind, DataType) and kind is bool:
-            return boolean
-        if not isinstance(kind, DataType) or kind.name not in TYPES:
-            raise UnsupportedComputationError(f"a value of type {kind}")
-        return kind
-
-    def _reduction(self, e: Any, scope: Mapping[Var, Index]) -> Any:
-        kind = self._dtype(e.value)
-        name = str(e.reduce_operation)
-        operations = {"sum": "Sum", "average": "Sum", "product": "Product", "max": "Max", "min": "Min"}
-        ctype = _computed(kind)
-        if name in ("and", "or"):
-            operation = name.capitalize()
-            ctype = "bool"
-        elif name in operations and ctype != "bool":
-            operation = f"{operations[name]}<{ctype}>"
-        else:
-            raise UnsupportedComputationError(f"the reduction {name} of {kind.name}")
-        inner = dict(scope)
-        axes: list[Axis] = []
-        for dim, (axis, extent) in enumerate(zip(e.axes, e.shape, strict=True)):
-            index, own = self.axis((id(e), 0, dim), extent)
-            inner[axis] = index
-            axes += own
-        term: Any = Reduction(operation, ctype, tuple(axes), self.term(e.value, inner))
-        if name == "average":
-            count = ONE
-            for extent in e.shape:
-                count = count * self.size(extent)
-            term = Apply(f"({{}} / ({ctype})({count}))", (term,))
-        return term
-
-    def _arg_reduction(self, e: Any, scope: Mapping[Var, Index]) -> Any:
-        index, axes = self.axis((id(e), 0, 0), e.extent)
-        if len(axes) != 1:
-            raise UnsupportedComputationError("the place of an extreme on an axis that is split")
-        value = self.term(e.value, {**scope, e.axis: index})
-        return ArgReduction(
-            "<" if str(e.reduce_operation) == "min" else ">", _computed(self._dtype(e.value)), axes[0], value
-        )
-
-
-def _computed(dtype: DataType) -> str:
-    return "float" if dtype.name in SHORT_FLOATS else TYPES[dtype.name]
-
-
-def _is_index(e: Any) -> bool:
-    """Whether an expression is made of loops' variables and numbers alone."""
-    if isinstance(e, int):
-        return True
-    if isinstance(e, Constant):
-        return bool(e.type.is_integer())
-    if isinstance(e, Var):
-        return bool(e.type.is_integer())
-    if isinstance(e, ir.Cast):
-        return bool(e.target_type.is_integer()) and e.target_type.nbytes >= 4 and _is_index(e.expr)
-    if isinstance(e, ir.Add | ir.Sub | ir.Multiply | ir.Div | ir.FloorDiv | ir.Mod):
-        return _is_index(e.a) and _is_index(e.b)
-    return False
-
-
-def _literal(e: Constant) -> str:
-    if not e.is_scalar() or e.type.name not in TYPES:
-        raise UnsupportedComputationError(f"a constant of type {e.type}")
-    if e.type.name == "bool":
-        return "true" if e.value else "false"
-    if e.type.is_float():
-        value = float(e.value)
-        if math.isnan(value):
-            text = "NAN"
-        elif value in (float("inf"), float("-inf")):
-            text = "INFINITY" if value > 0 else "(-INFINITY)"
-        else:
-            text = f"({value!r})"
-        return f"(({_computed(e.type)}){text})"
-    value = int(e.value)
-    suffix = "UINT64_C" if e.type.name == "uint64" else "INT64_C"
-    text = "INT64_MIN" if value == -(2**63) else f"{suffix}({value})"
-    return f"(({TYPES[e.type.name]}){text})"

@@ -1,0 +1,303 @@
+"""Terms as expressions of C++: names of loops, places in memory, and what is known of conditions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hidet_dist.compile.cpu.kernels.code import Code
+from hidet_dist.compile.cpu.kernels.index import ONE, Axis, Index, Opaque, Size
+from hidet_dist.compile.cpu.kernels.schedule import BLOCK, Nest, Schedule
+from hidet_dist.compile.cpu.kernels.terms import (
+    SHORT_FLOATS,
+    TYPES,
+    And,
+    ArgReduction,
+    Buffer,
+    Choice,
+    Compare,
+    Convert,
+    Extent,
+    Function,
+    Infix,
+    Literal,
+    Load,
+    Not,
+    Operation,
+    Or,
+    Prefix,
+    Reduction,
+    Round,
+    Term,
+    Test,
+    Value,
+    parts,
+)
+
+_TESTS = {"isnan": "({0} != {0})", "isinf": "(hd::abs({0}) == INFINITY)", "isfinite": "(hd::abs({0}) < INFINITY)"}
+
+
+class Expressions(Code):
+    """Expressions of a schedule's terms.
+
+    Attributes
+    ----------
+    names, extents: of loops; those of the last nest stand for all that are the same.
+    ranges: where a loop runs over a part of its extent, from where to where.
+    buffers: the names of what is in memory.
+    results: the names of terms that have been computed: reductions, and terms that are needed more than once.
+    block_start: the name of the place where the current block begins.
+    merged: loops that the next one within them runs over as well.
+    """
+
+    def __init__(self, schedule: Schedule):
+        super().__init__()
+        self.schedule = schedule
+        self.names: dict[Axis, str] = {}
+        self.extents: dict[Axis, Size] = {}
+        self.ranges: dict[Axis, tuple[int, int]] = {}
+        self.buffers: dict[Buffer, str] = {buffer: f"x{n}" for n, buffer in enumerate(schedule.inputs)}
+        self.results: dict[Term, str] = {}
+        self.block_start = "0"
+        self.merged: set[Axis] = set()
+
+    def named(self, axis: Axis) -> Axis:
+        """The axis whose name an axis has."""
+        return self.schedule.same.get(axis) or axis
+
+    def name(self, axis: Axis) -> str:
+        """The name of an axis's variable, made when it is first asked for."""
+        axis = self.named(axis)
+        if axis not in self.names:
+            self.names[axis] = f"i{next(self.fresh)}"
+        return self.names[axis]
+
+    def extent(self, axis: Axis) -> Size:
+        """The extent of an axis's loop, merged axes included."""
+        origin = self.schedule.same.get(axis)
+        return self.extents.get(axis, self.extents.get(origin, axis.extent) if origin is not None else axis.extent)
+
+    def index(self, index: Index) -> str:
+        """An index as an expression of C++."""
+        texts: list[str] = []
+        for (atom, symbols), value in index.terms.items():
+            factors = [] if value == 1 and (symbols or atom is not None) else [f"INT64_C({value})"]
+            factors += symbols
+            if isinstance(atom, Axis):
+                own = self.name(atom)
+                if own == "0":
+                    continue
+                factors.append(own)
+            elif isinstance(atom, Opaque):
+                factors.append(f"(int64_t){self.term(atom.term)}")
+            texts.append(" * ".join(factors))
+        return " + ".join(texts) or "0"
+
+    def term(self, term: Term) -> str:
+        """A term as an expression of C++."""
+        if term in self.results:
+            return self.results[term]
+        match term:
+            case Load():
+                return self.load(term)
+            case Value():
+                return f"(({term.ctype})({self.index(term.index)}))"
+            case Literal():
+                return _literal(term)
+            case Extent():
+                return f"({term.ctype})({term.size})"
+            case Compare():
+                known = self.known(term)
+                if known is not None:
+                    return "true" if known else "false"
+                return f"(({self.index(term.left)}) {term.operator} ({self.index(term.right)}))"
+            case Choice():
+                known = self.known(term.condition)
+                if known is not None:
+                    return self.term(term.then if known else term.other)
+                return f"({self.term(term.condition)} ? {self.term(term.then)} : {self.term(term.other)})"
+            case Reduction() | ArgReduction():
+                raise AssertionError(f"{type(term).__name__} outside of its loop")
+            case _:
+                return self.operation(term)
+
+    def operation(self, term: Operation) -> str:
+        """An operation as an expression of C++."""
+        match term:
+            case Infix():
+                return f"{_narrowed(term)}({self.term(term.left)} {term.operator} {self.term(term.right)})"
+            case Prefix():
+                return f"{_narrowed(term)}({term.operator}{self.term(term.operand)})"
+            case Function():
+                return f"{_narrowed(term)}{term.name}({', '.join(self.term(each) for each in term.arguments)})"
+            case Test():
+                operand = self.term(term.operand)
+                return _TESTS[term.kind].format(operand)
+            case Convert():
+                return f"(({term.ctype}){self.term(term.operand)})"
+            case Round():
+                return f"hd::load(hd::To<{TYPES[term.dtype]}>::from({self.term(term.operand)}))"
+            case And():
+                return f"({self.term(term.left)} && {self.term(term.right)})"
+            case Or():
+                return f"({self.term(term.left)} || {self.term(term.right)})"
+            case Not():
+                return f"(!{self.term(term.operand)})"
+
+    def known(self, condition: Term) -> bool | None:
+        """Whether a condition holds in all of the ranges that the axes have here."""
+        if isinstance(condition, Compare):
+            found = (condition.left - condition.right).within(self.ranges)
+            if found is None:
+                return None
+            low, high = found
+            outcomes = {
+                "<": (high < 0, low >= 0),
+                "<=": (high <= 0, low > 0),
+                "==": (low == high == 0, low > 0 or high < 0),
+                "!=": (low > 0 or high < 0, low == high == 0),
+            }[condition.operator]
+            return True if outcomes[0] else False if outcomes[1] else None
+        if isinstance(condition, Not):
+            known = self.known(condition.operand)
+            return None if known is None else not known
+        if isinstance(condition, And | Or):
+            values = [self.known(condition.left), self.known(condition.right)]
+            decisive = isinstance(condition, Or)
+            if decisive in values:
+                return decisive
+            return None if None in values else not decisive
+        return None
+
+    def load(self, load: Load) -> str:
+        """An element of a buffer, short floats as ``float``."""
+        return f"hd::load({self.place(load.buffer, load.indices)})"
+
+    def place(self, buffer: Buffer, indices: Sequence[Index]) -> str:
+        """An element of a buffer as it lies in memory, or in what is kept."""
+        nest = next((n for n in self.schedule.nests[:-1] if n.target is buffer), None)
+        if nest is None:
+            name = self.buffers.get(buffer, "y")
+            return f"{name}[{self.index(buffer.flat(indices))}]"
+        inner = self.schedule.inner(nest)
+        if not inner:
+            return self.buffers[buffer]
+        place, stride = "", ONE
+        for axis, index in zip(reversed(nest.axes), reversed(indices), strict=True):
+            if axis not in inner:
+                continue
+            blocked = self.is_blocked(axis)
+            own = f"({self.index(index)}{f' - {self.block_start}' if blocked else ''}) * ({stride})"
+            place = f"{own} + {place}" if place else own
+            stride = stride * (Size(BLOCK) if blocked else axis.extent)
+        return f"{self.buffers[buffer]}[{place}]"
+
+    def place_at(self, buffer: Buffer, indices: Sequence[Index], axis: Axis, place: str) -> str:
+        """An element where an axis is at ``place``."""
+        own = self.name(axis)
+        self.names[self.named(axis)] = place
+        text = self.place(buffer, indices)
+        self.names[self.named(axis)] = own
+        return text
+
+    def is_blocked(self, axis: Axis) -> bool:
+        """Whether an axis is the one that runs in blocks."""
+        return self.schedule.block is not None and self.schedule.same.get(axis) is self.schedule.block
+
+    def is_contiguous(self, buffer: Buffer, indices: Sequence[Index], axis: Axis) -> bool:
+        """Whether neighbouring elements along an axis lie together in a tensor."""
+        in_memory = buffer in self.schedule.inputs or buffer is self.schedule.nests[-1].target
+        axes = [own for own, origin in self.schedule.same.items() if origin is axis or own is axis] or [axis]
+        steps = [buffer.flat(indices).step(own) for own in axes]
+        return in_memory and None not in steps and [step for step in steps if step is not None and step.number] == [ONE]
+
+    def is_copy(self, nest: Nest) -> bool:
+        """Whether a nest only moves what it reads."""
+        return isinstance(nest.value, Load) and nest.value.buffer.dtype == nest.target.dtype
+
+    @staticmethod
+    def stored(nest: Nest) -> Any:
+        """What a nest computes, but for a rounding that is done as it is stored."""
+        value = nest.value
+        return value.operand if isinstance(value, Round) and value.dtype == nest.target.dtype else value
+
+    def bounds(self, condition: Term, axis: Axis) -> tuple[int, int] | None:
+        """The range of an axis in which a condition on it alone holds."""
+        if not isinstance(condition, Compare) or condition.operator not in ("<", "<="):
+            return None
+        difference = condition.left - condition.right
+        step = difference.step(axis)
+        if step is None or not step.constant:
+            return None
+        offset = (difference - Index.of(axis).times(step)).within(self.ranges)
+        if offset is None or offset[0] != offset[1] or difference.axes - {axis} - set(self.ranges):
+            return None
+        limit = -offset[0] - (condition.operator == "<")  # step * i <= limit
+        if step.number > 0:
+            return -(2**62), limit // step.number + 1
+        return -(limit // -step.number), 2**62
+
+    def always(self, root: Term) -> list[Term]:
+        """The terms within a term that it needs whatever its conditions turn out to be, each once."""
+        return self.needed(root)[0]
+
+    def needed(self, root: Term) -> tuple[list[Term], dict[Term, int]]:
+        """The terms within a term that it always needs, and how often it holds each term."""
+        counts: dict[Term, int] = {}
+        always: list[Term] = []
+
+        def visit(term: Term, needed: bool) -> None:
+            counts[term] = counts.get(term, 0) + 1
+            if counts[term] > 1 or term in self.results:
+                return
+            if isinstance(term, Choice) and self.known(term.condition) is None:
+                visit(term.condition, needed)
+                visit(term.then, False)
+                visit(term.other, False)
+            elif isinstance(term, Choice):
+                visit(term.then if self.known(term.condition) else term.other, needed)
+            elif isinstance(term, And | Or):
+                visit(term.left, needed)
+                visit(term.right, False)
+            else:
+                for part in parts(term):
+                    visit(part, needed)
+            if needed:
+                always.append(term)
+
+        visit(root, True)
+        return always, counts
+
+    def name_shared(self, root: Term) -> list[Term]:
+        """Compute first what a term holds more than once and always needs."""
+        always, counts = self.needed(root)
+        named: list[Term] = []
+        for term in always:
+            if counts[term] > 1 and isinstance(term, Operation | Choice) and parts(term):
+                name = f"t{next(self.fresh)}"
+                self.put(f"const auto {name} = {self.term(term)};")
+                self.results[term] = name
+                named.append(term)
+        return named
+
+
+def _narrowed(term: Infix | Prefix | Function) -> str:
+    return "" if term.narrowed is None else f"({term.narrowed})"
+
+
+def _literal(term: Literal) -> str:
+    if term.dtype == "bool":
+        return "true" if term.value else "false"
+    ctype = "float" if term.dtype in SHORT_FLOATS else TYPES[term.dtype]
+    if isinstance(term.value, float):
+        if math.isnan(term.value):
+            text = "NAN"
+        elif math.isinf(term.value):
+            text = "INFINITY" if term.value > 0 else "(-INFINITY)"
+        else:
+            text = f"({term.value!r})"
+        return f"(({ctype}){text})"
+    suffix = "UINT64_C" if term.dtype == "uint64" else "INT64_C"
+    text = "INT64_MIN" if term.value == -(2**63) else f"{suffix}({term.value})"
+    return f"(({ctype}){text})"
