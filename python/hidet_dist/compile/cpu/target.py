@@ -92,6 +92,7 @@ class CpuTarget:
     def after_fusion(self, graph: FlowGraph) -> FlowGraph:
         """Give operators the kernels of this target."""
         graph = lower_to_kernels(graph)
+        graph.update_nodes()
         if _needs_openblas(graph):
             openblas.load_openblas()  # or the kernels cannot be loaded
         return graph
@@ -122,5 +123,4 @@ def _in_force(level: str) -> Iterator[None]:
 
 
 def _needs_openblas(graph: FlowGraph) -> bool:
-    graph.update_nodes()
     return any(isinstance(node, TiledOp) for node in graph.nodes)
