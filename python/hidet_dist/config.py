@@ -202,7 +202,6 @@ class OptimizationConfig:
         for name, key in _SEARCH_KEYS.items():
             if name in REQUIREMENTS:
                 check_option(name, getattr(config, key), f"optimization_config[{key!r}]")
-        config._check_target()
         if config.weights is not None and not _are_paths(config.weights):
             raise ConfigError(
                 "optimization_config['weights'] must be the path of a safetensors file, an index or a folder, or a "
@@ -213,6 +212,7 @@ class OptimizationConfig:
                 raise ConfigError(
                     f"optimization_config[{key!r}] must be True or False; got {shown(getattr(config, key))}."
                 )
+        config._check_target()  # which compares values with their defaults, so that they must be of their types
         return config
 
     def search_options(self) -> SearchOptions:
