@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from hidet_dist.errors import CompileError
 from hidet_dist.runtime import session
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.emulator.emulated import Emulator
 
 # How long an example takes depends on what else the machine does, and decides nothing.
-settings.register_profile("any machine", deadline=None)
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 ROOT = str(Path(__file__).parents[1])
