@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from hidet_dist.machine.gpu import MACHINE_OF_ARCH
 from hidet_dist.normalize.precision import in_precision
 from hidet_dist.search import search
 from hidet_dist.search.memory import live_bytes
-from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec import DeviceMesh, Plan
 from hidet_dist.testing.rounding import tolerance
 from hidet_dist.testing.shapes import random_weights
 from hidet_dist.view import GraphView
@@ -41,13 +39,9 @@ def write_weights(name: str, file: str) -> None:
     os.rename(f"{file}.part", file)
 
 
-def as_graph(folder: Path) -> None:
-    """The same program beside it, run as a CUDA graph. Files are shared."""
-    other = folder.with_name(f"{folder.name}-graph")
-    shutil.copytree(folder, other, copy_function=os.link)
-    manifest = Manifest.load(other)
-    (stage,) = manifest.stages
-    replace(manifest, stages=(replace(stage, cuda_graph=True),)).save(other)
+def as_graph(out: Path, graph: FlowGraph, mesh: dict[str, Any], config: dict[str, Any], plan: Plan) -> None:
+    """Build the same program beside it, to be run as a CUDA graph. Its kernels are those in the cache."""
+    auto_parallel(graph, mesh, {**config, "cuda_graph": True}, out.with_name(f"{out.name}-graph"), plan=plan)
 
 
 def budget(graph: FlowGraph, ranks: int, arch: str) -> int:
@@ -69,8 +63,9 @@ def build(name: str, ranks: int, weights: Path, arch: str, target: dict[str, Any
     planned = graph if case.precision == "float32" else in_precision(graph, case.precision).graph
     if ranks > 1:
         config["mem_budget"] = budget(planned, ranks, arch)
-    result = auto_parallel(planned, {"mesh_shape": [ranks]}, config, out)
-    as_graph(out)
+    mesh = {"mesh_shape": [ranks]}
+    result = auto_parallel(planned, mesh, config, out)
+    as_graph(out, planned, mesh, config, result.plan)
     (stage,) = Manifest.load(out).stages
     report = result.plan.report
     return {

@@ -12,11 +12,11 @@ from typing import Any
 import hidet
 import numpy as np
 import pytest
-from hidet_dist.artifacts.write import check_destination, replacing
 
 import hidet_dist  # noqa: F401  (adds its calls to hidet.distributed)
 from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.errors import ArtifactError, ConfigError
+from hidet_dist.export.write import check_destination, replacing
 from hidet_dist.limits import MOST_MANIFEST_BYTES, MOST_NAME_BYTES
 
 

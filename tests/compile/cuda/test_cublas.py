@@ -12,7 +12,6 @@ from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.compat.cublas_products import product_of
 from hidet_dist.compile import optimize_program
 from hidet_dist.compile.cuda import build
-from hidet_dist.compile.cuda.build import cuda_target
 from hidet_dist.compile.cuda.target import CudaTarget
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine import builtin
@@ -79,7 +78,7 @@ def test_a_product_is_one_call_whatever_is_broadcast(toolkit, heads, dtype, tran
 
 def candidates(task, **options):
     target = replace(H100, **options)
-    with cuda_target(target):
+    with target.building():
         return task.implement("cuda", ".")
 
 
@@ -109,7 +108,7 @@ def test_it_is_the_last_candidate_that_is_built(nvcc, tmp_path):
 def test_it_is_for_gpus():
     x = hidet.symbol([2, 4], "float32", "cpu")
     graph = hidet.trace_from(x + 1.0, [x])
-    with pytest.raises(ConfigError, match=r"'cublas'. is for the target 'cuda'"):
+    with pytest.raises(ConfigError, match=r"'cublas'. = True is for the target 'cuda'"):
         auto_parallel(graph, {"mesh_shape": [1]}, {"cublas": True}, "out")
     with pytest.raises(ConfigError, match=r"'cublas'. must be True or False"):
         auto_parallel(graph, {"mesh_shape": [1]}, {"cublas": "yes", "target": "cuda"}, "out")

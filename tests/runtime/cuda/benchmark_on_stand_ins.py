@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import sys
 import time
@@ -41,11 +42,13 @@ def build(*arguments: str) -> None:
 
     from hidet_dist.runtime.cuda import nccl
 
-    built, as_graph = gpu_build.build, gpu_build.as_graph
+    built = gpu_build.build
 
-    def with_graph(folder: Path) -> None:
-        on_stream(folder, Path(os.environ[nccl.DRIVER_VARIABLE]).parent)
-        as_graph(as_cuda(folder))
+    def with_graph(out: Path, *_: Any) -> None:
+        on_stream(out, Path(os.environ[nccl.DRIVER_VARIABLE]).parent)
+        other = shutil.copytree(out, out.with_name(f"{out.name}-graph"))
+        as_cuda(out)
+        as_cuda(other, cuda_graph=True)
 
     def for_the_cpu(name: str, ranks: int, weights: Path, arch: str, target: Any, out: Path) -> dict[str, Any]:
         return built(name, ranks, weights, arch, {}, out)
