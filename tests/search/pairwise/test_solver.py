@@ -185,6 +185,25 @@ def test_what_cannot_be_is_said():
             solve(free, **limits)
 
 
+def test_large_costs_are_allowed_as_long_as_no_assignment_reaches_what_is_forbidden():
+    """Each edge counts with its own greatest entry, not with that of all."""
+    nodes = 400
+    matrices = np.full(nodes - 1, 1.0)
+    matrices[0] = FORBIDDEN / 2
+    problem = PairwiseProblem(
+        np.arange(nodes + 1),
+        np.zeros(nodes),
+        np.zeros(nodes),
+        np.zeros((nodes, 2)),
+        np.stack([np.arange(nodes - 1), np.arange(1, nodes)], axis=1),
+        np.arange(nodes - 1),
+        np.arange(nodes - 1),
+        matrices,
+        0.0,
+    )
+    assert solve(problem, rounds=1).cost == FORBIDDEN / 2 + nodes - 2
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -142,7 +142,21 @@ def _check(problem: PairwiseProblem) -> None:
         raise ProblemError(f"Entry {place} of the matrices is {problem.entries[place]}; costs are 0 or more.")
     if not problem.byte_limit >= 0:
         raise ProblemError(f"The limit must be 0 bytes or more; got {problem.byte_limit}.")
-    allowed = problem.entries[problem.entries < FORBIDDEN]
-    most = float(problem.cost[problem.cost < FORBIDDEN].sum()) + float(allowed.max(initial=0.0)) * problem.edges
+    most = _most_allowed(problem)
     if most >= FORBIDDEN:
         raise ProblemError(f"Allowed costs may add up to {most:.3g}; they must stay below {FORBIDDEN:.0e}.")
+
+
+def _most_allowed(problem: PairwiseProblem) -> float:
+    """The sum of the greatest allowed cost of each node and of each edge: no allowed assignment costs more."""
+    cost = np.where(problem.cost < FORBIDDEN, problem.cost, 0.0)
+    most = float(np.maximum.reduceat(cost, problem.strategy_begin[:-1]).sum()) if problem.nodes else 0.0
+    if not problem.edges:
+        return most
+    entries = np.where(problem.entries < FORBIDDEN, problem.entries, 0.0)
+    numbers, first, counts = np.unique(problem.edge_matrix, return_index=True, return_counts=True)
+    sizes = problem.sizes[problem.edge_nodes[first]].prod(axis=1)
+    for number, size, count in zip(numbers, sizes, counts, strict=True):
+        begin = problem.matrix_begin[number]
+        most += float(entries[begin : begin + size].max()) * int(count)
+    return most
