@@ -10,6 +10,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
+LOG_WIDTH = 120
+"""Columns of a log, wide enough for the tables."""
+
+
+def report_console() -> Console:
+    """A console on stdout of the terminal's width; in a log, of ``LOG_WIDTH`` columns."""
+    console = Console()
+    return console if console.is_terminal else Console(width=LOG_WIDTH)
+
 
 class Task:
     """One bar."""

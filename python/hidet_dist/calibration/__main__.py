@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from hidet_dist.calibration.measuring import REPEATS, TIMEOUT_SECONDS, calibrate
 from hidet_dist.errors import HidetDistError
+from hidet_dist.progress import report_console
 
 app = typer.Typer(add_completion=False)
-_LOG_WIDTH = 120  # columns of a log, wide enough for the tables
 
 
 @app.command()
@@ -38,9 +37,7 @@ def measure(
     except HidetDistError as error:
         print(f"calibrate: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_LOG_WIDTH)
+    console = report_console()
     for table in found.tables():
         console.print(table)
     console.print(f"Written to {out}: distributed_config['machine'] takes its path.")

@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from hidet_dist.machine.builtin import MACHINES
+from hidet_dist.progress import report_console
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
-_LOG_WIDTH = 120
 
 
 @app.callback()
@@ -41,13 +40,7 @@ def show() -> None:
             f"{machine.link.bandwidth_bytes_per_second / 1e9:.3g}",
             "-" if machine.network is None else f"{machine.network.bandwidth_bytes_per_second / 1e9:g}",
         )
-    _console().print(table)
-
-
-def _console() -> Console:
-    """A console of the terminal's width; in a log, wide enough for the tables."""
-    console = Console()
-    return console if console.is_terminal else Console(width=_LOG_WIDTH)
+    report_console().print(table)
 
 
 if __name__ == "__main__":

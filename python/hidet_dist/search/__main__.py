@@ -8,16 +8,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from hidet_dist.errors import HidetDistError
-from hidet_dist.progress import Progress
+from hidet_dist.progress import Progress, report_console
 from hidet_dist.search.pairwise import load_problem, save_solution
 from hidet_dist.search.pairwise import solve as solve_problem
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
-_LOG_WIDTH = 100  # columns of a log
 
 
 @app.callback()
@@ -61,8 +59,7 @@ def solve(
         if math.isfinite(cost):
             relative = (cost - bound) / cost if cost else 0.0
             table.add_row(f"{elapsed:.1f}", f"{cost:.10g}", f"{bound:.10g}", f"{relative:.2%}")
-    console = Console()
-    console = console if console.is_terminal else Console(width=_LOG_WIDTH)
+    console = report_console()
     console.print(table)
     console.print(
         f"Cost {solution.cost:.12g}, lower bound {solution.bound:.12g} (gap {solution.gap:.2%}); "
