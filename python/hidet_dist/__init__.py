@@ -14,7 +14,7 @@ from hidet_dist.compat import on_import
 from hidet_dist.spec.plan import Plan, PlanExplanation
 
 if TYPE_CHECKING:
-    from hidet_dist.api import AutoParallelResult, auto_parallel, make_plan, partition
+    from hidet_dist.api import AutoParallelResult, auto_parallel, describe, make_plan, partition
     from hidet_dist.calibration import calibrate
     from hidet_dist.partitioning.proof import validate_plan
     from hidet_dist.runtime.partition import LoadedPartition, load_partition
@@ -40,6 +40,7 @@ __all__ = [
     "as_weights",
     "auto_parallel",
     "calibrate",
+    "describe",
     "init",
     "load_partition",
     "make_plan",
@@ -54,7 +55,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "hidet_dist.api": ("AutoParallelResult", "auto_parallel", "make_plan", "partition"),
+    "hidet_dist.api": ("AutoParallelResult", "auto_parallel", "describe", "make_plan", "partition"),
     "hidet_dist.calibration": ("calibrate",),
     "hidet_dist.partitioning.proof": ("validate_plan",),
     "hidet_dist.runtime.partition": ("LoadedPartition", "load_partition"),

@@ -19,6 +19,8 @@ from hidet_dist.normalize.precision import in_precision
 from hidet_dist.overlap.planned import resident_bytes
 from hidet_dist.partitioning import Program, partition_graph
 from hidet_dist.progress import Progress
+from hidet_dist.report.collect import collect
+from hidet_dist.report.data import Report
 from hidet_dist.search import recost, search
 from hidet_dist.search.recost import within_budget
 from hidet_dist.search.refine import cluster_of
@@ -117,7 +119,7 @@ def auto_parallel(
                 None if overlap is None else max(0, overlap.held_bytes - resident_bytes(plan.stage)),
             )
         with progress.task("Writing"), replacing(place) as folder:
-            write_artifacts(folder, plan, program, compiled, job.target)
+            write_artifacts(folder, plan, program, compiled, job.target, job.report(plan))
     done = time.perf_counter()
     stage = plan.stage
     return AutoParallelResult(
@@ -159,6 +161,32 @@ def make_plan(
         check_weights(job.view().tensors.values(), files)
     with Progress() as progress:
         return job.plan(progress)
+
+
+def describe(
+    plan: Plan,
+    graph: FlowGraph,
+    distributed_config: Mapping[str, Any],
+    optimization_config: Mapping[str, Any] | None = None,
+    title: str = "",
+) -> Report:
+    """Gather what a report on a plan shows: ``describe(...).save("plan.report.json")``, or ``report.render`` of it.
+
+    Parameters
+    ----------
+    plan: Plan
+        The plan, as :func:`make_plan` gave it with the same graph and configurations.
+    title: str
+        What the page is called.
+
+    Raises
+    ------
+    ConfigError
+        For unknown keys and unfit values.
+    PlanError
+        When the plan is of another graph or mesh.
+    """
+    return _Job.of("describe", graph, distributed_config, optimization_config).prepared().report(plan, title)
 
 
 @dataclass(frozen=True)
@@ -225,6 +253,12 @@ class _Job:
 
             options = self.optimization.search_options()
             return search(self.graph, self.cluster, options, names=self.names, on_incumbent=show)
+
+    def report(self, plan: Plan, title: str = "") -> Report:
+        """What a report on a plan of this job shows, without the times of the machine that searched."""
+        cluster = cluster_of(plan.stage, self.graph, self.cluster)
+        known = None if plan.report is None else plan.report.without_times()
+        return collect(replace(plan, report=known), self.graph, cluster, title, self.optimization.mem_budget)
 
     def check_given(self, plan: Any) -> None:
         """Refuse a plan, given by the user, that the configuration contradicts. Raises ConfigError or PlanError."""

@@ -22,6 +22,7 @@ from hidet_dist.errors import ArtifactError, ConfigError, PlanError
 from hidet_dist.files import exchange, sha256, write_text
 from hidet_dist.limits import MOST_NAME_BYTES
 from hidet_dist.partitioning import Program
+from hidet_dist.report.data import FILE, Report
 from hidet_dist.runtime import native
 from hidet_dist.runtime.recycling import ALIGNMENT
 from hidet_dist.spec import Plan
@@ -128,18 +129,28 @@ def _check_room(folder: Path, programs: Sequence[Program]) -> None:
 
 
 def write_artifacts(
-    folder: Path, plan: Plan, program: Program, compiled: CompiledProgram, target: Backend = CPU
+    folder: Path,
+    plan: Plan,
+    program: Program,
+    compiled: CompiledProgram,
+    target: Backend = CPU,
+    report: Report | None = None,
 ) -> Manifest:
     """Write a plan of one stage into an empty folder, the manifest last; see :func:`write_stages`."""
-    return write_stages(folder, plan, [(program, compiled)], target)
+    return write_stages(folder, plan, [(program, compiled)], target, report)
 
 
 def write_stages(
-    folder: Path, plan: Plan, stages: Sequence[tuple[Program, CompiledProgram]], target: Backend = CPU
+    folder: Path,
+    plan: Plan,
+    stages: Sequence[tuple[Program, CompiledProgram]],
+    target: Backend = CPU,
+    report: Report | None = None,
 ) -> Manifest:
     """Write a plan with the programs of its stages into an empty folder, the manifest last.
 
-    The stages have the ranks in their order: those of the first come first.
+    The stages have the ranks in their order: those of the first come first. ``report`` is what ``hidet-dist report``
+    draws.
 
     Raises
     ------
@@ -153,6 +164,8 @@ def write_stages(
     _check_room(folder, [program for program, _ in stages])
     plan.save(folder / "plan.json")
     _write_explanations(folder, plan)
+    if report is not None:
+        report.save(folder / FILE)
     written = tuple(
         _write_stage(folder, f"stage{number}", program, compiled) for number, (program, compiled) in enumerate(stages)
     )
