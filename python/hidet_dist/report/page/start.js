@@ -70,7 +70,7 @@ function peakAnswer() {
   const [cause] = causes, [largest] = resident;
   const name = group => (group.count > 1 ? `the ${group.count} weights ${group.name}` : group.name);
   return answer('Which tensor sets the memory peak?', 'memory',
-    cause ? el('p', {}, el('strong', {}, cause.name), !cause.tensor.label && makers.has(cause.tensor.name) ? `, made by ${operatorName(makers.get(cause.tensor.name))}` : '',
+    cause ? el('p', {}, {converted: 'A converted copy of ', buffer: 'A buffer for converting '}[cause.what] || '', el('strong', {}, cause.name), !cause.tensor.label && makers.has(cause.tensor.name) ? `, made by ${operatorName(makers.get(cause.tensor.name))}` : '',
       `, with ${bytes(cause.nbytes)}, is the largest tensor that makes it the peak: ${bytes(report.memory.held_bytes[point])} a device while ${pointText(point)}.`)
       : el('p', {}, `Nothing but what is held throughout: ${bytes(peakBytes())} a device.`),
     largest ? `${bytes(size)} are held throughout, most of it by ${name(largest)}: ${bytes(largest.nbytes)}.` : null);
