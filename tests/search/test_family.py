@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hidet import ops
 
+from hidet_dist import validate_plan
 from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
-from hidet_dist.partitioning.proof import validate_plan
 from hidet_dist.search import find_plan, search_family
 from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs
 from hidet_dist.spec import DeviceMesh, TensorShardSpec

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hidet_dist import validate_plan
 from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
-from hidet_dist.partitioning.proof import validate_plan
 from hidet_dist.search import search
 from hidet_dist.soundness.graphs import GRAPHS
 from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_spec
