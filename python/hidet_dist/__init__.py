@@ -14,14 +14,19 @@ from hidet_dist.compat import on_import
 from hidet_dist.spec.plan import Plan, PlanExplanation
 
 if TYPE_CHECKING:
-    from hidet_dist.api import AutoParallelResult, auto_parallel, make_plan, partition
+    from hidet_dist.api import (
+        AutoParallelResult,
+        auto_parallel,
+        make_plan,
+        partition,
+        recost,
+        search_family,
+        validate_plan,
+    )
     from hidet_dist.calibration import calibrate
-    from hidet_dist.partitioning.proof import validate_plan
     from hidet_dist.runtime.partition import LoadedPartition, load_partition
     from hidet_dist.runtime.profile import Profile, merge_traces
     from hidet_dist.runtime.session import init, shutdown
-    from hidet_dist.search import search_family
-    from hidet_dist.search.recost import recost
     from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
     from hidet_dist.weights import as_weight, as_weights, weight, weights_from_safetensors
 
@@ -54,13 +59,19 @@ __all__ = [
 ]
 
 _HOMES = {
-    "hidet_dist.api": ("AutoParallelResult", "auto_parallel", "make_plan", "partition"),
+    "hidet_dist.api": (
+        "AutoParallelResult",
+        "auto_parallel",
+        "make_plan",
+        "partition",
+        "recost",
+        "search_family",
+        "validate_plan",
+    ),
     "hidet_dist.calibration": ("calibrate",),
-    "hidet_dist.partitioning.proof": ("validate_plan",),
     "hidet_dist.runtime.partition": ("LoadedPartition", "load_partition"),
     "hidet_dist.runtime.profile": ("Profile", "merge_traces"),
     "hidet_dist.runtime.session": ("init", "shutdown"),
-    "hidet_dist.search": ("recost", "search_family"),
     "hidet_dist.spec": ("DeviceMesh", "OpShardSpec", "Plan", "ReduceFn", "TensorShardSpec"),
     "hidet_dist.weights": ("as_weight", "as_weights", "weight", "weights_from_safetensors"),
 }
