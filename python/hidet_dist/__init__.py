@@ -16,6 +16,7 @@ from hidet_dist.spec.plan import Plan, PlanExplanation
 if TYPE_CHECKING:
     from hidet_dist.api import AutoParallelResult, auto_parallel, make_plan, partition
     from hidet_dist.calibration import calibrate
+    from hidet_dist.frontends.pytorch.module import from_torch
     from hidet_dist.partitioning.proof import validate_plan
     from hidet_dist.runtime.partition import LoadedPartition, load_partition
     from hidet_dist.runtime.profile import Profile, merge_traces
@@ -40,6 +41,7 @@ __all__ = [
     "as_weights",
     "auto_parallel",
     "calibrate",
+    "from_torch",
     "init",
     "load_partition",
     "make_plan",
@@ -56,6 +58,7 @@ __all__ = [
 _HOMES = {
     "hidet_dist.api": ("AutoParallelResult", "auto_parallel", "make_plan", "partition"),
     "hidet_dist.calibration": ("calibrate",),
+    "hidet_dist.frontends.pytorch.module": ("from_torch",),
     "hidet_dist.partitioning.proof": ("validate_plan",),
     "hidet_dist.runtime.partition": ("LoadedPartition", "load_partition"),
     "hidet_dist.runtime.profile": ("Profile", "merge_traces"),

@@ -23,6 +23,7 @@ from hidet_dist.search import recost, search
 from hidet_dist.search.recost import within_budget
 from hidet_dist.search.refine import cluster_of
 from hidet_dist.spec import Plan
+from hidet_dist.spec.interface import names_of_io
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.view import GraphView
 from hidet_dist.weights import SafetensorsFiles, check_weights
@@ -185,7 +186,7 @@ class _Job:
         target = optimization.target_on(distributed.cluster.device)
         if not isinstance(graph, FlowGraph):
             raise ConfigError(f"{call} takes a hidet FlowGraph; got a {type(graph).__name__}.")
-        return cls(graph, optimization.names, distributed, optimization, target)
+        return cls(graph, {**names_of_io(graph), **optimization.names}, distributed, optimization, target)
 
     def prepared(self) -> _Job:
         """The same job, its graph in the precision and with the padding that the target asks for."""
