@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import sys
 from dataclasses import replace
@@ -39,6 +40,12 @@ def plans_without_the_default_time_limit(monkeypatch: pytest.MonkeyPatch) -> Non
         return given(replace(options, time_limit_seconds=None) if default else options)
 
     monkeypatch.setattr(SearchOptions, "limits", limits)
+
+
+@pytest.fixture(autouse=True)
+def subnormal_numbers() -> None:
+    """Have the test's thread compute with subnormal numbers: kernels that hidet builds by itself turn them off."""
+    ctypes.CDLL("libm.so.6").fesetenv(ctypes.c_void_p(-1))  # FE_DFL_ENV
 
 
 @pytest.fixture(autouse=True)

@@ -32,6 +32,7 @@ LAYERS: tuple[str, ...] = (
     "view",
     "normalize",
     "rules",
+    "operators",
     "compat",
     # What starts serving processes, and what they import.
     "launch",

@@ -8,6 +8,7 @@ from hidet_dist import auto_parallel
 from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.errors import CompileError
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.search import search
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.spec import DeviceMesh
@@ -43,9 +44,10 @@ def nvcc():
 
 def budget(graph, ranks):
     """Bytes for 1.3 of an even share of the weights, beside what a single device would hold of all else."""
-    stage = search(graph, builtin("dgx-h100", DeviceMesh((1,)))).stage
+    normal = normalize(graph)
+    stage = search(normal, builtin("dgx-h100", DeviceMesh((1,)))).stage
     weights = stage.weight_bytes_per_device
-    return int(weights * 1.3 / ranks) + max(live_bytes(GraphView(graph), stage)) - weights
+    return int(weights * 1.3 / ranks) + max(live_bytes(GraphView(normal), stage)) - weights
 
 
 @pytest.fixture(
