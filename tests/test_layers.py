@@ -13,6 +13,7 @@ ROOT = Path(hidet_dist.__file__).parent
 LAYERS: tuple[str, ...] = (
     # What people start and call.
     "cli",
+    "frontends",
     "api",
     "config",
     # What measures and checks the layers below.
