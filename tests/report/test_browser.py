@@ -9,12 +9,15 @@ import pytest
 from tests.report.browser import IS_THERE, browser
 
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.report import render
 from hidet_dist.report.collect import collect
 from hidet_dist.search import find_plan
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import shapes
+from hidet_dist.view import GraphView
 from hidet_dist.weights import weight
+from hidet_dist.weights.named import mark_of
 
 pytestmark = [
     pytest.mark.skipif(not IS_THERE, reason="needs chromium and chromedriver"),
@@ -35,8 +38,11 @@ def chromium():
 def report():
     """The report on a LLaMA of which layer 1 is planned otherwise than the others."""
     config = shapes.LlamaConfig(4, 32, 4, 4, 64, 48, batch=2, sequence=8, dtype="float32")
-    graph, cluster = shapes.llama(config), builtin("dgx-a100", DeviceMesh((2,)))
-    pins = {f"layers.{n}.{name}": "(R, S0)" for n in range(4) for name in ("gate", "up", "query")}
+    graph, cluster = normalize(shapes.llama(config)), builtin("dgx-a100", DeviceMesh((2,)))
+    pins = {f"layers.{n}.{name}": "(R, S0)" for n in range(4) for name in ("up", "query")}
+    for number, op in enumerate(GraphView(graph).operators):
+        if any(str(mark_of(x)) == "layers.2.gate" for x in op.inputs):
+            pins[f"op:{number}"] = "?, (R, S0) -> ?"
     plan = find_plan(graph, cluster, pins=pins | {"layers.1.up": "(R, R)"}).plan
     return collect(plan, graph, cluster, "a small LLaMA")
 
@@ -157,7 +163,7 @@ def test_the_timeline_is_walked_by_keyboard(page):
 
 def test_names_do_not_break_out(chromium, tmp_path):
     x = hidet.symbol([8, 32])
-    graph = hidet.trace_from(hidet.ops.relu(x @ weight(f"layers.0.{HOSTILE}", [32, 64])), [x])
+    graph = normalize(hidet.trace_from(hidet.ops.relu(x @ weight(f"layers.0.{HOSTILE}", [32, 64])), [x]))
     cluster = builtin("cpu", DeviceMesh((2,)))
     made = collect(find_plan(graph, cluster).plan, graph, cluster, HOSTILE)
     (tmp_path / "out.html").write_text(render(made))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hidet_dist.errors import PlanError
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.report import Report
 from hidet_dist.report.collect import collect
 from hidet_dist.search import find_plan
@@ -26,7 +27,7 @@ SPLIT = {f"layers.{n}.{name}": "(R, S0)" for n in range(3) for name in ("gate", 
 
 @pytest.fixture(scope="module")
 def graph():
-    return shapes.llama(SMALL)
+    return normalize(shapes.llama(SMALL))
 
 
 @pytest.fixture(scope="module", params=["cpu", "dgx-a100"])
@@ -121,7 +122,7 @@ def test_operators_belong_to_the_modules_that_their_weights_name(planned):
 
 
 def test_the_layer_that_differs_is_named_with_its_difference():
-    graph, cluster = shapes.llama(replace(SMALL, layers=4)), builtin("dgx-a100", DeviceMesh((2,)))
+    graph, cluster = normalize(shapes.llama(replace(SMALL, layers=4))), builtin("dgx-a100", DeviceMesh((2,)))
     pins = {f"layers.{n}.{name}": "(R, S0)" for n in range(4) for name in ("gate", "up")}
     plan = find_plan(graph, cluster, pins=pins | {"layers.1.up": "(R, R)"}).plan
     (family,) = collect(plan, graph, cluster).families
@@ -154,7 +155,7 @@ def test_a_report_is_refused_for_another_graph_or_mesh(planned, graph):
     plan, _, _ = planned
     with pytest.raises(PlanError, match="mesh"):
         collect(plan, graph, builtin("cpu", DeviceMesh((4,))))
-    other = shapes.llama(replace(SMALL, layers=2))
+    other = normalize(shapes.llama(replace(SMALL, layers=2)))
     with pytest.raises(PlanError, match="another graph"):
         collect(plan, other, builtin("cpu", plan.stage.mesh))
 

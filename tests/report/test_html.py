@@ -14,6 +14,7 @@ import pytest
 
 from hidet_dist.errors import PlanError
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.report import Report, render
 from hidet_dist.report.collect import collect
 from hidet_dist.report.measured import Trace, read_traces
@@ -32,7 +33,7 @@ def report() -> Report:
     """The report on a plan whose names try to break out of the page."""
     x = hidet.symbol([8, 32])
     up, down = weight(f"layers.0.{HOSTILE}", [32, 64]), weight("layers.1.down", [64, 32])
-    graph = hidet.trace_from(hidet.ops.relu(x @ up) @ down, [x])
+    graph = normalize(hidet.trace_from(hidet.ops.relu(x @ up) @ down, [x]))
     cluster = builtin("cpu", DeviceMesh((2,)))
     return collect(find_plan(graph, cluster, mem_budget=20_000).plan, graph, cluster, HOSTILE)
 
@@ -99,7 +100,7 @@ def test_what_was_measured_is_on_the_page(report, tmp_path):
 
 @pytest.mark.slow
 def test_the_page_of_a_model_of_eight_billion_parameters_is_small():
-    graph = shapes.llama(shapes.LLAMA3_8B)
+    graph = normalize(shapes.llama(shapes.LLAMA3_8B))
     cluster = builtin("dgx-h100", DeviceMesh((2, 4)))
     page = render(collect(find_plan(graph, cluster, mem_budget=8 * 2**30).plan, graph, cluster, "LLaMA-3-8B"))
     assert len(page.encode()) < MOST_BYTES

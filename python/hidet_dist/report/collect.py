@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from hidet.graph import FlowGraph
-
 from hidet_dist.cost.model import PredictedCost
 from hidet_dist.cost.work import kernel_class
 from hidet_dist.errors import PlanError
 from hidet_dist.machine import Cluster
+from hidet_dist.normalize import NormalGraph
 from hidet_dist.overlap.planned import AFTER, AT, PlannedTasks, overlapped
 from hidet_dist.overlap.streams import spans
 from hidet_dist.report import reasons
@@ -50,7 +49,7 @@ from hidet_dist.view import GraphView
 _NAMED_AFTER = ("matmul", "convolution", "lookup")  # classes of kernels of which each has a matrix of its own
 
 
-def collect(plan: Plan, graph: FlowGraph, cluster: Cluster, title: str = "", mem_budget: int | None = None) -> Report:
+def collect(plan: Plan, graph: NormalGraph, cluster: Cluster, title: str = "", mem_budget: int | None = None) -> Report:
     """Gather what a report shows.
 
     Parameters
@@ -58,7 +57,7 @@ def collect(plan: Plan, graph: FlowGraph, cluster: Cluster, title: str = "", mem
     plan: Plan
         A plan of one stage. What its search found out is in ``plan.report``; without it the report has neither bounds
         nor alternatives.
-    graph: FlowGraph
+    graph: NormalGraph
         The graph that it was made for.
     cluster: Cluster
         The machine, with the plan's mesh.
