@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from hidet_dist.compat.cpu_build import compiler_with
+from hidet_dist.compat.replacing import replaced
+from hidet_dist.compile.cpu.arch import NATIVE, arch_of
 from hidet_dist.errors import CompileError
 from hidet_dist.runtime import session
 from hidet_dist.search import SearchOptions
@@ -28,6 +33,19 @@ settings.load_profile("any machine")
 ROOT = str(Path(__file__).parents[1])
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_reference_kernels() -> Iterator[None]:
+    """What tests have hidet compute by itself, to compare with, is built with precompiled headers and IEEE arithmetic.
+
+    hidet's own flags are several times as slow, and turn subnormal numbers off in the thread that loads a kernel.
+    """
+    compiler = compiler_with(arch_of(NATIVE).flags, (), ())
+    if shutil.which("g++") is not None:
+        compiler().precompile()
+    with replaced(importlib.import_module("hidet.backend.build"), {"GCC": compiler}):
+        yield
 
 
 @pytest.fixture(autouse=True)

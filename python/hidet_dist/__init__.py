@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         validate_plan,
     )
     from hidet_dist.calibration import calibrate
+    from hidet_dist.frontends.pytorch.module import from_torch
     from hidet_dist.runtime.partition import LoadedPartition, load_partition
     from hidet_dist.runtime.profile import Profile, merge_traces
     from hidet_dist.runtime.session import init, shutdown
@@ -45,6 +46,7 @@ __all__ = [
     "as_weights",
     "auto_parallel",
     "calibrate",
+    "from_torch",
     "init",
     "load_partition",
     "make_plan",
@@ -69,6 +71,7 @@ _HOMES = {
         "validate_plan",
     ),
     "hidet_dist.calibration": ("calibrate",),
+    "hidet_dist.frontends.pytorch.module": ("from_torch",),
     "hidet_dist.runtime.partition": ("LoadedPartition", "load_partition"),
     "hidet_dist.runtime.profile": ("Profile", "merge_traces"),
     "hidet_dist.runtime.session": ("init", "shutdown"),
@@ -103,9 +106,10 @@ def _explain(plan: Plan) -> PlanExplanation:
 
 def _extend_hidet() -> None:
     """Set right what is wrong in hidet, and add the calls to ``hidet.distributed``."""
-    from hidet_dist.compat import matmul_definition, named_weights
+    from hidet_dist.compat import infinities, matmul_definition, named_weights
 
     matmul_definition.install()
+    infinities.install()
     named_weights.install()
     distributed = importlib.import_module("hidet.distributed")
 

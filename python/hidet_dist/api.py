@@ -32,6 +32,7 @@ from hidet_dist.search.family import search_family as search_normal_family
 from hidet_dist.search.recost import check_budget, recost_stage
 from hidet_dist.search.refine import cluster_of
 from hidet_dist.spec import Plan, StagePlan
+from hidet_dist.spec.interface import names_of_io
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.view import GraphView
 from hidet_dist.weights import SafetensorsFiles, check_weights
@@ -209,7 +210,7 @@ class _Request:
 
     def prepared(self) -> _Job:
         """Bring the graph into the precision that is asked for, into normal form, and then into the target's shape."""
-        traced, names = self.graph, self.optimization.names
+        traced, names = self.graph, {**names_of_io(self.graph), **self.optimization.names}
         if self.optimization.precision is not None:
             half = in_precision(traced, self.optimization.precision)
             traced, names = half.graph, {name: half.weights.get(x, x) for name, x in names.items()}

@@ -384,3 +384,26 @@ def test_hidet_still_takes_weights_without_data_for_inputs():
     assert hidet.trace_from(y, [x]).inputs == [x]
     with pytest.raises(ValueError, match="not given in inputs"):
         hidet.trace_from(y + hidet.symbol([6], "float32", "cpu"), [x])
+
+
+def test_hidet_still_has_no_infinite_constants():
+    from hidet_dist.compat import infinities
+
+    with pytest.warns(UserWarning, match="Truncated"):
+        assert infinities.hidet_constant(hidet.float32, -np.inf).value > -np.inf, "hidet's is right: drop infinities.py"
+    assert hidet.float32(-np.inf).value == -np.inf
+    assert np.isnan(hidet.float16(np.nan).value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_infinite_constants_are_written_as_cpp_has_them(dtype):
+    from hidet.backend.codegen import CPUCodegen
+
+    from hidet_dist.compat import infinities
+
+    kind = hidet.ir.data_type(dtype)
+    assert "inf" in str(infinities.hidet_literal(CPUCodegen(), -np.inf, kind)), "hidet's is right: drop infinities.py"
+    for value, text in ((-np.inf, "(-INFINITY)"), (np.inf, "INFINITY"), (np.nan, "NAN")):
+        written = str(CPUCodegen().scalar_literal(value, kind))
+        assert written.endswith(text)
+        assert "." not in written

@@ -35,7 +35,7 @@ def close(results, expected):
         np.testing.assert_allclose(result, whole, rtol=0, atol=TOLERANCE)
 
 
-@on_models("minilm", "gpt2")  # test_graphs has convolutions and LLaMA over two processes
+@on_models("gpt2")  # test_graphs has convolutions and LLaMA over two processes
 def test_two_processes_answer_as_one_would(model, tmp_path):
     _, graph, inputs, expected = model
     out = tmp_path / "artifacts"
@@ -90,7 +90,7 @@ def test_the_same_input_gives_the_same_plan_and_data(tmp_path):
 
     digests = []
     for attempt in range(2):
-        graph, _ = gpt2()
+        graph, _ = gpt2(layers=1)
         out = tmp_path / str(attempt)
         hidet.distributed.auto_parallel(graph, {"mesh_shape": [2]}, {"mem_budget": budget(graph, 2)}, out)
         files = sorted(path for path in out.rglob("*") if path.is_file())

@@ -18,21 +18,30 @@ from hidet_dist.partitioning.proof import with_conversions
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.simulate import simulate
 from hidet_dist.soundness.__main__ import main
-from hidet_dist.soundness.graphs import GRAPHS, MODELS, WITHOUT_KERNELS
+from hidet_dist.soundness.graphs import GRAPHS, MODELS, PATTERNS, WITHOUT_KERNELS
 from hidet_dist.soundness.plans import check_stage, evaluate_graph, graph_inputs, random_stage
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.view import GraphView
 
+# resnet50 has the blocks of resnet18.
+SMALL, LARGE = list(PATTERNS), [name for name in MODELS if name != "resnet50"]
 
-@pytest.mark.parametrize("name", [name for name in GRAPHS if name != "resnet50"])  # resnet18 has the same blocks
-@pytest.mark.parametrize("mesh", [(2,), (2, 2)])
-def test_random_plans_compute_what_the_whole_graph_does(name, mesh):
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "plans"),
+    [
+        *((name, mesh, 3) for name in SMALL for mesh in ((2,), (2, 2))),
+        *((name, (2, 2), 1) for name in LARGE),
+        *(pytest.param(name, mesh, 3, marks=pytest.mark.slow) for name in LARGE for mesh in ((2,), (2, 2))),
+    ],
+)
+def test_random_plans_compute_what_the_whole_graph_does(name, mesh, plans):
     rng = np.random.default_rng(1)
     traced = GRAPHS[name](rng)
     graph, inputs = normalize(traced), graph_inputs(traced, rng)
     view, whole = GraphView(graph), evaluate_graph(traced, inputs)
     table = RuleTable(DeviceMesh(mesh))
-    for _ in range(3):
+    for _ in range(plans):
         assert check_stage(graph, random_stage(view, DeviceMesh(mesh), table, rng), inputs, whole) == ""
 
 

@@ -54,8 +54,8 @@ def budget(graph, ranks):
     scope="package",
     params=[
         pytest.param(("gpt2", "sm_90"), id="gpt2-sm_90"),
-        pytest.param(("minilm", "sm_80"), id="minilm-sm_80"),
-        pytest.param(("llama", "sm_90"), id="llama-sm_90"),
+        pytest.param(("minilm", "sm_80"), id="minilm-sm_80", marks=pytest.mark.slow),
+        pytest.param(("llama", "sm_90"), id="llama-sm_90", marks=pytest.mark.slow),
         pytest.param(("gpt2", "sm_80"), id="gpt2-sm_80", marks=pytest.mark.slow),
         pytest.param(("minilm", "sm_90"), id="minilm-sm_90", marks=pytest.mark.slow),
         pytest.param(("llama", "sm_80"), id="llama-sm_80", marks=pytest.mark.slow),
