@@ -35,7 +35,7 @@ def planned(request, graph):
     """A plan with collectives of all layers, its machine and its report."""
     cluster = builtin(request.param, DeviceMesh((2,)))
     plan = find_plan(graph, cluster, mem_budget=BUDGET, pins=SPLIT).plan
-    return plan, cluster, collect(plan, graph, cluster, "small")
+    return plan, cluster, collect(plan.stage, graph, cluster, "small")
 
 
 def test_memory_is_what_the_plan_holds(planned, graph):
@@ -61,7 +61,7 @@ def test_collectives_are_those_of_the_plan_with_its_times(planned):
     sliced = [text for text in plan.stage.communications() if text.startswith("slice")]
     sent = sum(one.seconds for one in report.communications)
     assert sent == pytest.approx(total) if not sliced else sent < total
-    traffic = {kind: one.nbytes for kind, one in plan.report.traffic.items()}
+    traffic = {kind: one.nbytes for kind, one in plan.stage.report.traffic.items()}
     assert {kind: sum(one.nbytes for one in report.communications if one.kind == kind) for kind in kinds} == traffic
     for one in report.communications:
         assert 0 <= one.hidden_seconds <= one.seconds * (1 + 1e-9)
@@ -85,7 +85,7 @@ def test_the_timeline_has_the_plans_time_and_its_streams_do_one_thing_at_a_time(
 def test_the_cost_of_another_spec_of_a_weight_is_that_of_the_plan_with_it_pinned(graph):
     cluster = builtin("dgx-a100", DeviceMesh((2,)))
     plan = find_plan(graph, cluster, gap=0.0, pins={"layers.0.up": "(R, S0)"}, overlap=False).plan
-    report = collect(plan, graph, cluster)
+    report = collect(plan.stage, graph, cluster)
     weights = [tensor for tensor in report.tensors if tensor.label in ("layers.1.gate", "layers.2.norm1")]
     assert len(weights) == 2
     for weight in weights:
@@ -125,7 +125,7 @@ def test_the_layer_that_differs_is_named_with_its_difference():
     graph, cluster = normalize(shapes.llama(replace(SMALL, layers=4))), builtin("dgx-a100", DeviceMesh((2,)))
     pins = {f"layers.{n}.{name}": "(R, S0)" for n in range(4) for name in ("gate", "up")}
     plan = find_plan(graph, cluster, pins=pins | {"layers.1.up": "(R, R)"}).plan
-    (family,) = collect(plan, graph, cluster).families
+    (family,) = collect(plan.stage, graph, cluster).families
     assert (family.prefix, family.members) == ("layers", (0, 1, 2, 3))
     assert family.usual == (2, 3)
     variant = next(variant for variant in family.variants if 1 in variant.members)
@@ -138,13 +138,13 @@ def test_a_report_survives_its_file_and_is_the_same_for_the_same_plan(planned, g
     report.save(tmp_path / "plan.report.json")
     plan.save(tmp_path / "plan.json")
     assert Report.load(tmp_path / "plan.json") == Report.load(tmp_path / "plan.report.json") == report
-    again = collect(plan, graph, cluster, "small")
+    again = collect(plan.stage, graph, cluster, "small")
     assert again.to_json() == report.to_json()
 
 
 def test_a_plan_that_was_not_searched_has_a_report_without_bounds(planned, graph):
     plan, cluster, _ = planned
-    bare = collect(replace(plan, report=None), graph, cluster, mem_budget=BUDGET)
+    bare = collect(replace(plan.stage, report=None), graph, cluster, mem_budget=BUDGET)
     assert bare.search is None
     assert bare.memory.budget_bytes == BUDGET
     assert all(not tensor.alternatives for tensor in bare.tensors)
@@ -154,10 +154,10 @@ def test_a_plan_that_was_not_searched_has_a_report_without_bounds(planned, graph
 def test_a_report_is_refused_for_another_graph_or_mesh(planned, graph):
     plan, _, _ = planned
     with pytest.raises(PlanError, match="mesh"):
-        collect(plan, graph, builtin("cpu", DeviceMesh((4,))))
+        collect(plan.stage, graph, builtin("cpu", DeviceMesh((4,))))
     other = normalize(shapes.llama(replace(SMALL, layers=2)))
     with pytest.raises(PlanError, match="another graph"):
-        collect(plan, other, builtin("cpu", plan.stage.mesh))
+        collect(plan.stage, other, builtin("cpu", plan.stage.mesh))
 
 
 def test_what_is_no_report_is_refused_with_what_to_do(tmp_path):

@@ -40,7 +40,7 @@ from hidet_dist.reshard.cost import itemsize, step_seconds
 from hidet_dist.search.memory import POINTS, holdings, point_bytes
 from hidet_dist.search.planner import memory_budget
 from hidet_dist.search.report import SentStep, sent_steps
-from hidet_dist.spec import Plan, StagePlan, TensorShardSpec
+from hidet_dist.spec import StagePlan, TensorShardSpec
 from hidet_dist.spec.report import RunnerUp
 from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.symbolic.planning import planning_view
@@ -49,13 +49,15 @@ from hidet_dist.view import GraphView
 _NAMED_AFTER = ("matmul", "convolution", "lookup")  # classes of kernels of which each has a matrix of its own
 
 
-def collect(plan: Plan, graph: NormalGraph, cluster: Cluster, title: str = "", mem_budget: int | None = None) -> Report:
+def collect(
+    stage: StagePlan, graph: NormalGraph, cluster: Cluster, title: str = "", mem_budget: int | None = None
+) -> Report:
     """Gather what a report shows.
 
     Parameters
     ----------
-    plan: Plan
-        A plan of one stage. What its search found out is in ``plan.report``; without it the report has neither bounds
+    stage: StagePlan
+        The plan of a stage. What its search found out is in ``stage.report``; without it the report has neither bounds
         nor alternatives.
     graph: NormalGraph
         The graph that it was made for.
@@ -71,24 +73,22 @@ def collect(plan: Plan, graph: NormalGraph, cluster: Cluster, title: str = "", m
     PlanError
         When the plan is of another graph or mesh.
     """
-    stage = plan.stage
     if stage.mesh != cluster.mesh:
         raise PlanError(f"The plan is for the mesh {stage.mesh}; the machine has {cluster.mesh}.")
     declared = {symbol.name: SymbolSize(symbol.size, symbol.multiple_of) for symbol in stage.symbols}
     view = planning_view(graph, declared, stage.mesh)
     if view.fingerprint() != stage.fingerprint:
         raise PlanError("The plan was made for another graph; plan this one anew.")
-    return _Collector(plan, view, cluster, mem_budget).report(title)
+    return _Collector(stage, view, cluster, mem_budget).report(title)
 
 
 class _Collector:
-    """The parts of a report on one plan."""
+    """The parts of a report on one stage."""
 
-    def __init__(self, plan: Plan, view: GraphView, cluster: Cluster, mem_budget: int | None):
-        self.plan, self.view, self.cluster = plan, view, cluster
-        self.stage: StagePlan = plan.stage
-        self.mesh = plan.stage.mesh
-        self.found = plan.report
+    def __init__(self, stage: StagePlan, view: GraphView, cluster: Cluster, mem_budget: int | None):
+        self.stage, self.view, self.cluster = stage, view, cluster
+        self.mesh = stage.mesh
+        self.found = stage.report
         self.budget = memory_budget(cluster, mem_budget) if self.found is None else self.found.mem_budget
         self.operators = self._operators()
         self.tensors = self._tensors()
@@ -114,11 +114,11 @@ class _Collector:
             self.mesh.axis_names,
             machine,
             stage.fingerprint,
-            self.plan.seconds,
-            self.plan.makespan_seconds,
+            self.stage.seconds,
+            self.stage.makespan_seconds,
             None if stage.overlap is None else stage.overlap.held_bytes,
             tuple(self.view.outputs),
-            self.plan.collectives(),
+            self.stage.collectives(),
             tuple(self.tensors),
             tuple(self.operators),
             communications,

@@ -15,7 +15,7 @@ from hidet_dist.spec.report import RunnerUp
 
 FORMAT = 1
 FILE = "report.json"
-"""The name of a report's data in an artifact folder."""
+"""The name of a report's data in an artifact folder; that of one of several stages is in the stage's folder."""
 SUFFIX = ".report.json"
 """What the name of a report's data ends in, which lies beside a plan file: that of ``plan.json`` is
 ``plan.report.json``."""
@@ -23,6 +23,11 @@ SUFFIX = ".report.json"
 WEIGHT, INPUT, ACTIVATION = "weight", "input", "activation"
 COMPUTE, COMMUNICATION = "compute", "communication"
 CONVERT, REDUCE, DELIVER = "convert", "reduce", "deliver"
+
+
+def report_file(stage: int, stages: int) -> str:
+    """The path in an artifact folder of the report on a stage."""
+    return FILE if stages == 1 else f"stage{stage}/{FILE}"
 
 
 @dataclass(frozen=True)
@@ -310,8 +315,10 @@ class Report:
         write_text(Path(path), self.to_json())
 
     @classmethod
-    def load(cls, path: str | Path) -> Report:
+    def load(cls, path: str | Path, stage: int = 0) -> Report:
         """Read the report of an artifact folder, of a plan file with a report beside it, or of its own file.
+
+        ``stage`` is the number of the stage, where an artifact folder has several.
 
         Raises
         ------
@@ -319,7 +326,9 @@ class Report:
             When there is none, or it is malformed.
         """
         given = Path(path)
-        place = given / FILE if given.is_dir() else given
+        place = given
+        if given.is_dir():
+            place = next((own for own in (given / report_file(stage, 2), given / FILE) if own.is_file()), given / FILE)
         if place.name != FILE and not place.name.endswith(SUFFIX):
             place = place.with_name(place.name.removesuffix(".json") + SUFFIX)
         try:
