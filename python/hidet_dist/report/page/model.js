@@ -371,10 +371,12 @@ const meshRow = (tensor, spec) => el('p', {class: 'read'}, specChip(tensor, spec
   el('span', {class: 'quiet'}, shapeText(tensor)));
 
 function pinForm(weight) {
-  const options = [weight.spec, ...weight.alternatives.map(choice => choice.spec)];
+  // A weight that is pinned has no alternatives in the plan that was searched with the pin.
+  const base = first.tensors.find(one => one.name === weight.name) || weight;
+  const options = [base.spec, ...base.alternatives.map(choice => choice.spec)];
   const pinned = pins.get(nameOf(weight));
   const group = el('fieldset', {}, el('legend', {}, 'Pin and search again'),
-    options.map((spec, n) => el('label', {}, el('input', {type: 'radio', name: 'pin', value: spec, checked: pinned ? spec === pinned : n === 0}), specChip(weight, spec))));
+    options.map(spec => el('label', {}, el('input', {type: 'radio', name: 'pin', value: spec, checked: pinned ? spec === pinned : spec === weight.spec}), specChip(weight, spec))));
   return el('form', {class: 'pin', onsubmit: event => {
     event.preventDefault();
     const chosen = new FormData(event.target).get('pin');
