@@ -14,7 +14,6 @@ from torch.nn import functional
 
 import hidet_dist
 from hidet_dist.errors import InputError, TraceError, UnsupportedModelError
-from hidet_dist.partitioning import partition_graph
 from hidet_dist.simulate import simulate
 from hidet_dist.spec.interface import Interface, interface_of
 
@@ -31,7 +30,7 @@ def sharded(module: nn.Module, inputs: Any, mesh: tuple[int, ...] = (2,), **opti
     plan = hidet_dist.make_plan(graph, {"mesh_shape": list(mesh)}, options)
     own = interface(graph)
     flat = own.flatten(**inputs) if isinstance(inputs, Mapping) else own.flatten(*inputs)
-    return own.nest(simulate(partition_graph(graph, plan), [x.numpy() for x in flat]))
+    return own.nest(simulate(hidet_dist.partition(graph, plan), [x.numpy() for x in flat]))
 
 
 def expect(module: nn.Module, inputs: Any, mesh: tuple[int, ...] = (2,), **options: Any) -> None:
@@ -148,7 +147,7 @@ def test_dynamic_dims_are_symbolic_by_the_users_names():
     graph = hidet_dist.from_torch(module, torch.zeros(2, 4, dtype=torch.int64), ({1: seq},))
     assert [str(size) for size in graph.inputs[0].shape] == ["2", "tokens"]
     plan = hidet_dist.make_plan(graph, {"mesh_shape": [2]}, {"symbols": {"tokens": 8}})
-    program = partition_graph(graph, plan)
+    program = hidet_dist.partition(graph, plan)
     for tokens in (3, 10):
         ids = torch.randint(0, 16, (2, tokens))
         with torch.no_grad():
