@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         validate_plan,
     )
     from hidet_dist.calibration import calibrate
+    from hidet_dist.frontends.pretrained import from_transformers
     from hidet_dist.frontends.pytorch.module import from_torch
     from hidet_dist.runtime.partition import LoadedPartition, load_partition
     from hidet_dist.runtime.profile import Profile, merge_traces
@@ -47,6 +48,7 @@ __all__ = [
     "auto_parallel",
     "calibrate",
     "from_torch",
+    "from_transformers",
     "init",
     "load_partition",
     "make_plan",
@@ -71,6 +73,7 @@ _HOMES = {
         "validate_plan",
     ),
     "hidet_dist.calibration": ("calibrate",),
+    "hidet_dist.frontends.pretrained": ("from_transformers",),
     "hidet_dist.frontends.pytorch.module": ("from_torch",),
     "hidet_dist.runtime.partition": ("LoadedPartition", "load_partition"),
     "hidet_dist.runtime.profile": ("Profile", "merge_traces"),
