@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hidet_dist.api import (
         AutoParallelResult,
         auto_parallel,
+        describe,
         make_plan,
         partition,
         recost,
@@ -47,6 +48,7 @@ __all__ = [
     "as_weights",
     "auto_parallel",
     "calibrate",
+    "describe",
     "from_torch",
     "from_transformers",
     "init",
@@ -66,6 +68,7 @@ _HOMES = {
     "hidet_dist.api": (
         "AutoParallelResult",
         "auto_parallel",
+        "describe",
         "make_plan",
         "partition",
         "recost",
