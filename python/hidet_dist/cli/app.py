@@ -47,9 +47,7 @@ def options(
     """Handle the options that stand before a command."""
 
 
-Model = Annotated[
-    Path, typer.Argument(help="A transformers folder, its config.json, or an .onnx file.", metavar="MODEL")
-]
+Model = Annotated[Path, typer.Argument(help="A transformers folder, or its config.json.", metavar="MODEL")]
 Mesh = Annotated[str, typer.Option(help="Devices along each mesh axis, such as 8 or 2x8.")]
 MachineName = Annotated[
     str | None, typer.Option("--machine", help="A machine of `hidet-dist machines`, or a machine file (.json).")

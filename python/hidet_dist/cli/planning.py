@@ -56,7 +56,7 @@ class Job:
         """The inverse of :meth:`origin`. Raises ConfigError for anything else."""
         kinds = {"model": Path, "batch": int, "seq": int, "time_limit": float}
         try:
-            return cls(**{name: kinds.get(name, str)(value) for name, value in origin.items()})  # type: ignore[arg-type]
+            return cls(**{name: kinds.get(name, str)(value) for name, value in origin.items()})
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 "The report does not say how its plan was made; --live takes plans of `hidet-dist plan --out`."

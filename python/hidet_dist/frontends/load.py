@@ -8,7 +8,7 @@ from hidet.graph import FlowGraph
 
 from hidet_dist.errors import ConfigError
 
-_FORMS = "a folder of transformers, a config.json or a .onnx file"
+_FORMS = "a folder of transformers, or the config.json of one"
 
 
 def load_model(
@@ -24,14 +24,14 @@ def load_model(
     Parameters
     ----------
     path: str or Path
-        A folder of transformers, its ``config.json``, or a ``.onnx`` file.
+        A folder of transformers, or its ``config.json``.
     dtype: str, optional
-        The dtype of a model of transformers; by default what its configuration says. An ONNX file has its own.
+        The dtype of a model of transformers; by default what its configuration says.
     batch, seq: int
-        The sizes of the inputs: sequences or images, and tokens in each. Of an ONNX file, those of dims so named.
+        The sizes of the inputs: sequences or images, and tokens in each.
     weights: str, optional
         ``"files"``, ``"random"``, or None for none, which is enough to plan; as
-        :func:`hidet_dist.frontends.pretrained.from_transformers` takes it. An ONNX file has its own.
+        :func:`hidet_dist.frontends.pretrained.from_transformers` takes it.
 
     Raises
     ------
@@ -49,14 +49,4 @@ def load_model(
         from hidet_dist.frontends.pretrained import from_transformers
 
         return from_transformers(place, weights=weights, batch=batch, seq=seq, dtype=dtype)
-    if place.suffix == ".onnx":
-        from hidet_dist.frontends.onnx.model import from_onnx
-
-        if dtype is not None:
-            raise ConfigError(f"{place} has its own dtypes; leave --dtype out.")
-        if weights == "random":
-            raise ConfigError(f"{place} has its own weights; leave --random-weights out.")
-        sizes = dict.fromkeys(("batch", "batch_size", "N"), batch)
-        sizes |= dict.fromkeys(("seq", "sequence", "sequence_length", "seq_len"), seq)
-        return from_onnx(place, sizes)
     raise ConfigError(f"{place} is of no known form; name {_FORMS}.")
