@@ -3,10 +3,14 @@
 None of them changes what is a plan or what is proven of it. They were chosen on the graphs of ``benchmarks/search.py``.
 """
 
+# Presolve (presolve.py).
+PRESOLVE_ROUNDS = 3  # over all entities; later ones remove little
+
 # Elimination (eliminate.py).
 TENSOR_ENTRIES = 2**22  # of the table of one tensor; above it, the tensor is relaxed
 READERS_LIMITS = (3, 8, 2, 1)  # tensors of more readers are relaxed; tried in this order until the gap is small
 WORK_LIMIT = 2**29  # additions of one step of an elimination; above it, the graph is too wide to be eliminated
+WIDE_WORK = 2**20  # additions of one step above which another order of elimination is tried
 MARGINAL_LIMIT = 2**25  # additions of one step of the backward pass
 SHARED_SPECS = 1.5  # choices a spec from which on a variable for the spec makes the tables smaller
 CHUNK_ENTRIES = 2**22  # of an array of intermediate results
