@@ -113,7 +113,9 @@ def test_at_given_prices_choices_are_removed_that_no_best_plan_needs(problem: Pr
     left = marginals(problem, reduction.kept, Tables(), own)
     assert left is not None
     groups = readers(problem)
-    totals = {picks: evaluate(problem, picks) + own.of(held_bytes(problem, groups, picks)) for picks in all_picks(problem)}
+    totals = {
+        picks: evaluate(problem, picks) + own.of(held_bytes(problem, groups, picks)) for picks in all_picks(problem)
+    }
     for entity, bounds in enumerate(reduction.extend(problem, left)):
         for k, bound in enumerate(bounds):
             assert bound <= min(cost for picks, cost in totals.items() if picks[entity] == k) + 1e-9

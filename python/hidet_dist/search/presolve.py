@@ -264,9 +264,7 @@ class Presolve:
         index = [place[spec] for spec in produced]
         return most[np.ix_(index, index)]
 
-    def _consumer_rise(
-        self, edge: Edge, sources: Sequence[int], consumed: Sequence[int], span: _Span | None
-    ) -> Matrix:
+    def _consumer_rise(self, edge: Edge, sources: Sequence[int], consumed: Sequence[int], span: _Span | None) -> Matrix:
         """``[a, b]``: the most by which reading a tensor as choice b requires it is dearer than as a does."""
         required = tuple(dict.fromkeys(consumed))
         at = np.ix_(sources, required)
