@@ -33,6 +33,7 @@ from serving.host import describe
 from hidet_dist.compile import compile_program
 from hidet_dist.files import write_text
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.runtime.libraries import load_needed
 from hidet_dist.search import search
@@ -141,7 +142,7 @@ CASES = (
 def kernel(case: Case, inputs: Sequence[torch.Tensor], like: torch.Tensor) -> tuple[Callable[[], None], torch.Tensor]:
     """A call of our kernel, with no launch path around it, and what it writes to."""
     symbols = [hidet.symbol(list(x.shape), str(x.dtype).removeprefix("torch."), "cpu") for x in inputs]
-    graph = hidet.trace_from(case.ours(*symbols), symbols)
+    graph = normalize(hidet.trace_from(case.ours(*symbols), symbols))
     program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))))
     compiled = compile_program(program)
     assert len(compiled.kernels) == 1, compiled.kernel_names

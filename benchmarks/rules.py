@@ -19,6 +19,7 @@ import hidet
 from hidet import ops
 from hidet.graph import Operator
 
+from hidet_dist.normalize import normalize
 from hidet_dist.rules.rule import RuleTable, derive
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import shapes
@@ -42,7 +43,7 @@ SINGLE: dict[str, Callable[[], Operator]] = {
 
 
 def main() -> None:
-    graph = shapes.gpt(shapes.GPT3_175B)
+    graph = normalize(shapes.gpt(shapes.GPT3_175B))
     view = GraphView(graph)
     begin = time.process_time()
     table = RuleTable(MESH)

@@ -38,6 +38,7 @@ from rich.table import Table
 
 from hidet_dist.cost.model import PredictedCost
 from hidet_dist.machine import Cluster, builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.search import SearchOptions, find_plan
 from hidet_dist.search.formulation import formulate
 from hidet_dist.search.memory import live_bytes
@@ -238,7 +239,7 @@ def stated(graph: FlowGraph, cluster: Cluster, budget: int) -> Problem:
 def measure(name: str) -> dict[str, Any]:
     """One case, in this process."""
     case = CASES[name]
-    graph = case.build()
+    graph = normalize(case.build())
     cluster: Cluster = builtin(case.machine, DeviceMesh(case.mesh))
     view = GraphView(graph)
     budget = cluster.device.memory_bytes
@@ -277,7 +278,7 @@ def measure(name: str) -> dict[str, Any]:
 
 def measure_layers(layers: int) -> float:
     """CPU seconds to plan a LLaMA-3-8B of so many layers, in this process."""
-    graph = shapes.llama(replace(shapes.LLAMA3_8B, layers=layers))
+    graph = normalize(shapes.llama(replace(shapes.LLAMA3_8B, layers=layers)))
     cluster = builtin("dgx-a100", DeviceMesh((8,)))
     begin = time.process_time()
     find_plan(graph, cluster, report=False)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from hidet_dist.compat.cpu_build import compiler_with
+from hidet_dist.compat.replacing import replaced
+from hidet_dist.compile.cpu.arch import NATIVE, arch_of
 from hidet_dist.errors import CompileError
 from hidet_dist.runtime import session
 from hidet_dist.search import SearchOptions
@@ -29,6 +35,19 @@ if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_reference_kernels() -> Iterator[None]:
+    """What tests have hidet compute by itself, to compare with, is built with precompiled headers and IEEE arithmetic.
+
+    hidet's own flags are several times as slow, and turn subnormal numbers off in the thread that loads a kernel.
+    """
+    compiler = compiler_with(arch_of(NATIVE).flags, (), ())
+    if shutil.which("g++") is not None:
+        compiler().precompile()
+    with replaced(importlib.import_module("hidet.backend.build"), {"GCC": compiler}):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def plans_without_the_default_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan that a test gets must not depend on how busy the machine is; limits that tests give hold."""
@@ -39,6 +58,12 @@ def plans_without_the_default_time_limit(monkeypatch: pytest.MonkeyPatch) -> Non
         return given(replace(options, time_limit_seconds=None) if default else options)
 
     monkeypatch.setattr(SearchOptions, "limits", limits)
+
+
+@pytest.fixture(autouse=True)
+def subnormal_numbers() -> None:
+    """Have the test's thread compute with subnormal numbers: kernels that hidet builds by itself turn them off."""
+    ctypes.CDLL("libm.so.6").fesetenv(ctypes.c_void_p(-1))  # FE_DFL_ENV
 
 
 @pytest.fixture(autouse=True)

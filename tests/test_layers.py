@@ -13,6 +13,7 @@ ROOT = Path(hidet_dist.__file__).parent
 LAYERS: tuple[str, ...] = (
     # What people start and call.
     "cli",
+    "frontends",
     "api",
     "config",
     # What measures and checks the layers below.
@@ -31,6 +32,7 @@ LAYERS: tuple[str, ...] = (
     "view",
     "normalize",
     "rules",
+    "operators",
     "compat",
     # What starts serving processes, and what they import.
     "launch",

@@ -22,6 +22,7 @@ from hidet_dist import auto_parallel
 from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import MACHINE_OF_ARCH
+from hidet_dist.normalize import normalize
 from hidet_dist.normalize.precision import in_precision
 from hidet_dist.search import search
 from hidet_dist.search.memory import live_bytes
@@ -46,9 +47,10 @@ def as_graph(out: Path, graph: FlowGraph, mesh: dict[str, Any], config: dict[str
 
 def budget(graph: FlowGraph, ranks: int, arch: str) -> int:
     """Bytes for a rank's share of the weights, beside what a single device would hold of all else."""
-    stage = search(graph, builtin(MACHINE_OF_ARCH[arch], DeviceMesh((1,)))).stage
+    normal = normalize(graph)
+    stage = search(normal, builtin(MACHINE_OF_ARCH[arch], DeviceMesh((1,)))).stage
     weights = stage.weight_bytes_per_device
-    return int(SHARE * weights / ranks) + max(live_bytes(GraphView(graph), stage)) - weights
+    return int(SHARE * weights / ranks) + max(live_bytes(GraphView(normal), stage)) - weights
 
 
 def build(name: str, ranks: int, weights: Path, arch: str, target: dict[str, Any], out: Path) -> dict[str, Any]:

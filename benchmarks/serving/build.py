@@ -18,6 +18,7 @@ from cases import CASES
 import hidet_dist  # noqa: F401  adds auto_parallel to hidet.distributed
 from hidet_dist.cost.work import kernel_class
 from hidet_dist.machine import load_machine
+from hidet_dist.normalize import normalize
 from hidet_dist.search import recost
 from hidet_dist.spec import Plan
 from hidet_dist.view import GraphView
@@ -36,14 +37,15 @@ def main(name: str, ranks: str, weights: str, machine: str, out: str, *variants:
     case = CASES[name]
     options = {"weights": weights} if case.named_weights else {}
     graph = case.graph(Path(weights))
+    normal = normalize(graph)
     result = hidet.distributed.auto_parallel(
         graph, {"mesh_shape": [int(ranks)], "machine": machine}, {**options, "recompile": True}, out
     )
     predicted, parts = {}, {}
     for variant in variants:
         title, _, file = variant.partition("=")
-        plan = recost(result.plan, graph, load_machine(file, result.plan.stage.mesh))
-        predicted[title], parts[title] = plan.seconds, seconds_of_parts(plan, GraphView(graph))
+        plan = recost(result.plan, normal, load_machine(file, result.plan.stage.mesh))
+        predicted[title], parts[title] = plan.seconds, seconds_of_parts(plan, GraphView(normal))
     print(
         json.dumps(
             {

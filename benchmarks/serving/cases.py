@@ -12,6 +12,7 @@ from hidet.graph import FlowGraph
 from hidet.testing.models.resnet import Bottleneck, ResNet
 from safetensors.numpy import save_file
 
+from hidet_dist.normalize import normalize
 from hidet_dist.testing import bert, shapes
 from hidet_dist.view import GraphView
 from hidet_dist.weights import as_weights
@@ -71,7 +72,7 @@ def _gpt2(batch: int) -> Case:
         file = folder / "gpt2.safetensors"
         if not file.exists():
             rng = np.random.default_rng(SEED)
-            view = GraphView(shapes.gpt(config))
+            view = GraphView(normalize(shapes.gpt(config)))
             arrays = {}
             for name in view.weights:
                 array = 0.02 * rng.standard_normal(view.shape(name), np.float32)

@@ -14,14 +14,20 @@ from hidet_dist.compat import on_import
 from hidet_dist.spec.plan import Plan, PlanExplanation
 
 if TYPE_CHECKING:
-    from hidet_dist.api import AutoParallelResult, auto_parallel, make_plan, partition
+    from hidet_dist.api import (
+        AutoParallelResult,
+        auto_parallel,
+        make_plan,
+        partition,
+        recost,
+        search_family,
+        validate_plan,
+    )
     from hidet_dist.calibration import calibrate
-    from hidet_dist.partitioning.proof import validate_plan
+    from hidet_dist.frontends.pytorch.module import from_torch
     from hidet_dist.runtime.partition import LoadedPartition, load_partition
     from hidet_dist.runtime.profile import Profile, merge_traces
     from hidet_dist.runtime.session import init, shutdown
-    from hidet_dist.search import search_family
-    from hidet_dist.search.recost import recost
     from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
     from hidet_dist.weights import as_weight, as_weights, weight, weights_from_safetensors
 
@@ -40,6 +46,7 @@ __all__ = [
     "as_weights",
     "auto_parallel",
     "calibrate",
+    "from_torch",
     "init",
     "load_partition",
     "make_plan",
@@ -54,13 +61,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "hidet_dist.api": ("AutoParallelResult", "auto_parallel", "make_plan", "partition"),
+    "hidet_dist.api": (
+        "AutoParallelResult",
+        "auto_parallel",
+        "make_plan",
+        "partition",
+        "recost",
+        "search_family",
+        "validate_plan",
+    ),
     "hidet_dist.calibration": ("calibrate",),
-    "hidet_dist.partitioning.proof": ("validate_plan",),
+    "hidet_dist.frontends.pytorch.module": ("from_torch",),
     "hidet_dist.runtime.partition": ("LoadedPartition", "load_partition"),
     "hidet_dist.runtime.profile": ("Profile", "merge_traces"),
     "hidet_dist.runtime.session": ("init", "shutdown"),
-    "hidet_dist.search": ("recost", "search_family"),
     "hidet_dist.spec": ("DeviceMesh", "OpShardSpec", "Plan", "ReduceFn", "TensorShardSpec"),
     "hidet_dist.weights": ("as_weight", "as_weights", "weight", "weights_from_safetensors"),
 }
@@ -92,9 +106,10 @@ def _explain(plan: Plan) -> PlanExplanation:
 
 def _extend_hidet() -> None:
     """Set right what is wrong in hidet, and add the calls to ``hidet.distributed``."""
-    from hidet_dist.compat import matmul_definition, named_weights
+    from hidet_dist.compat import infinities, matmul_definition, named_weights
 
     matmul_definition.install()
+    infinities.install()
     named_weights.install()
     distributed = importlib.import_module("hidet.distributed")
 

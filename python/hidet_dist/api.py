@@ -1,10 +1,14 @@
-"""The calls that make plans and artifacts: ``make_plan``, ``auto_parallel``, and ``partition`` for a program alone."""
+"""The calls that take the user's own graph: plans, programs and artifacts from it.
+
+Each brings the graph into normal form once (:mod:`hidet_dist.normalize`) and hands the normal graph down. The packages
+below take normal graphs alone.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +16,24 @@ from hidet.graph import FlowGraph, Tensor
 
 from hidet_dist.compile import Backend, compile_program
 from hidet_dist.config import DistributedConfig, OptimizationConfig
+from hidet_dist.cost.model import CostModel
 from hidet_dist.errors import ConfigError, PlanError
 from hidet_dist.export.write import check_destination, replacing, write_artifacts
 from hidet_dist.machine import Cluster
+from hidet_dist.normalize import NormalGraph, normalize
 from hidet_dist.normalize.precision import in_precision
 from hidet_dist.overlap.planned import resident_bytes
 from hidet_dist.partitioning import Program, partition_graph
+from hidet_dist.partitioning.proof import prove
 from hidet_dist.progress import Progress
-from hidet_dist.search import recost, search
+from hidet_dist.search import SearchOptions, search
+from hidet_dist.search.family import Family, Specs
+from hidet_dist.search.family import search_family as search_normal_family
+from hidet_dist.search.recost import recost as recost_normal
 from hidet_dist.search.recost import within_budget
 from hidet_dist.search.refine import cluster_of
 from hidet_dist.spec import Plan
+from hidet_dist.spec.interface import names_of_io
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.view import GraphView
 from hidet_dist.weights import SafetensorsFiles, check_weights
@@ -93,12 +104,12 @@ def auto_parallel(
     SolverError, PartitionError, CompileError
         When a stage fails.
     """
-    job = _Job.of("auto_parallel", graph, distributed_config, optimization_config)
-    job.target.check_compiler()
+    request = _Request.of("auto_parallel", graph, distributed_config, optimization_config)
+    request.target.check_compiler()
     if plan is not None:
-        job.check_given(plan)
-    place = check_destination(out_dir, job.optimization.recompile)
-    job = job.prepared()
+        request.check_given(plan)
+    place = check_destination(out_dir, request.optimization.recompile)
+    job = request.prepared()
     files = job.weight_files()
     check_weights(job.view().tensors.values(), files)
     with Progress() as progress:
@@ -153,7 +164,7 @@ def make_plan(
     SolverError
         When the solver fails or finds nothing in time.
     """
-    job = _Job.of("make_plan", graph, distributed_config, optimization_config).prepared()
+    job = _Request.of("make_plan", graph, distributed_config, optimization_config).prepared()
     files = job.weight_files()
     if files is not None:
         check_weights(job.view().tensors.values(), files)
@@ -162,11 +173,10 @@ def make_plan(
 
 
 @dataclass(frozen=True)
-class _Job:
-    """A graph, the user's names of its tensors, and what it is planned and built for."""
+class _Request:
+    """The user's graph and configuration, checked."""
 
     graph: FlowGraph
-    names: Mapping[str, Tensor]
     distributed: DistributedConfig
     optimization: OptimizationConfig
     target: Backend
@@ -178,34 +188,64 @@ class _Job:
         graph: FlowGraph,
         distributed_config: Mapping[str, Any],
         optimization_config: Mapping[str, Any] | None,
-    ) -> _Job:
-        """From the arguments of the public call ``call``. Raises ConfigError."""
+    ) -> _Request:
+        """Check the arguments of the public call ``call``. Raises ConfigError."""
         optimization = OptimizationConfig.parse({} if optimization_config is None else optimization_config)
         distributed = DistributedConfig.parse(distributed_config, optimization.default_machine)
         target = optimization.target_on(distributed.cluster.device)
         if not isinstance(graph, FlowGraph):
             raise ConfigError(f"{call} takes a hidet FlowGraph; got a {type(graph).__name__}.")
-        return cls(graph, optimization.names, distributed, optimization, target)
-
-    def prepared(self) -> _Job:
-        """The same job, its graph in the precision and with the padding that the target asks for."""
-        graph, names = self.graph, self.names
-        if self.optimization.precision is not None:
-            half = in_precision(graph, self.optimization.precision)
-            graph, names = half.graph, {name: half.weights.get(x, x) for name, x in names.items()}
-        graph, replaced = self.target.prepare(graph, self.distributed.mesh.size)
-        names = {name: replaced.get(x, x) for name, x in names.items()}
-        return replace(self, graph=graph, names=names)
-
-    @property
-    def cluster(self) -> Cluster:
-        """The machine."""
-        return self.distributed.cluster
+        return cls(graph, distributed, optimization, target)
 
     @property
     def symbols(self) -> tuple[SymbolPlan, ...]:
         """The declared symbolic dims."""
         return tuple(size.of(name) for name, size in self.optimization.symbols.items())
+
+    def check_given(self, plan: Any) -> None:
+        """Refuse a plan, given by the user, that the configuration contradicts. Raises ConfigError or PlanError."""
+        if not isinstance(plan, Plan):
+            raise PlanError(f"auto_parallel takes a Plan (see Plan.load) as plan; got a {type(plan).__name__}.")
+        for key, default in (("pins", None), ("input_specs", None), ("output_specs", None), ("mode", "search")):
+            if getattr(self.optimization, key) != default:
+                raise ConfigError(
+                    f"optimization_config[{key!r}] steers the search, and there is none where a plan is given: leave "
+                    "one of the two out."
+                )
+        declared = {symbol.name: symbol for symbol in self.symbols}
+        for symbol in plan.stage.symbols:
+            if declared.setdefault(symbol.name, symbol) != symbol:
+                raise PlanError(
+                    f"The plan is for the symbolic dim {symbol.name} of size {symbol.size}, a multiple of "
+                    f"{symbol.multiple_of}; optimization_config['symbols'] declares another."
+                )
+
+    def prepared(self) -> _Job:
+        """Bring the graph into the precision that is asked for, into normal form, and then into the target's shape."""
+        traced, names = self.graph, {**names_of_io(self.graph), **self.optimization.names}
+        if self.optimization.precision is not None:
+            half = in_precision(traced, self.optimization.precision)
+            traced, names = half.graph, {name: half.weights.get(x, x) for name, x in names.items()}
+        graph, replaced = self.target.prepare(normalize(traced), self.distributed.mesh.size)
+        names = {name: replaced.get(x, x) for name, x in names.items()}
+        return _Job(graph, names, self.distributed, self.optimization, self.target, self.symbols)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A normal graph, the user's names of its tensors, and the machine and target to plan and build it for."""
+
+    graph: NormalGraph
+    names: Mapping[str, Tensor]
+    distributed: DistributedConfig
+    optimization: OptimizationConfig
+    target: Backend
+    symbols: tuple[SymbolPlan, ...]
+
+    @property
+    def cluster(self) -> Cluster:
+        """The machine."""
+        return self.distributed.cluster
 
     def view(self) -> GraphView:
         """The graph's tensors by name."""
@@ -226,24 +266,6 @@ class _Job:
             options = self.optimization.search_options()
             return search(self.graph, self.cluster, options, names=self.names, on_incumbent=show)
 
-    def check_given(self, plan: Any) -> None:
-        """Refuse a plan, given by the user, that the configuration contradicts. Raises ConfigError or PlanError."""
-        if not isinstance(plan, Plan):
-            raise PlanError(f"auto_parallel takes a Plan (see Plan.load) as plan; got a {type(plan).__name__}.")
-        for key, default in (("pins", None), ("input_specs", None), ("output_specs", None), ("mode", "search")):
-            if getattr(self.optimization, key) != default:
-                raise ConfigError(
-                    f"optimization_config[{key!r}] steers the search, and there is none where a plan is given: leave "
-                    "one of the two out."
-                )
-        declared = {symbol.name: symbol for symbol in self.symbols}
-        for symbol in plan.stage.symbols:
-            if declared.setdefault(symbol.name, symbol) != symbol:
-                raise PlanError(
-                    f"The plan is for the symbolic dim {symbol.name} of size {symbol.size}, a multiple of "
-                    f"{symbol.multiple_of}; optimization_config['symbols'] declares another."
-                )
-
     def given_plan(self, plan: Plan) -> Plan:
         """A plan that the user gave, proven and with conversions and costs for the machine.
 
@@ -255,7 +277,8 @@ class _Job:
             When it does not fit the memory budget.
         """
         cluster = cluster_of(plan.stage, self.graph, self.cluster)
-        return within_budget(recost(plan, self.graph, cluster), self.graph, cluster, self.optimization.mem_budget)
+        planned = recost_normal(plan, self.graph, cluster)
+        return within_budget(planned, self.graph, cluster, self.optimization.mem_budget)
 
 
 def partition(graph: FlowGraph, plan: Plan, weights: str | Path | Sequence[str | Path] | None = None) -> Program:
@@ -275,4 +298,96 @@ def partition(graph: FlowGraph, plan: Plan, weights: str | Path | Sequence[str |
     """
     if not isinstance(plan, Plan):
         raise PlanError(f"partition takes a Plan (see Plan.load); got a {type(plan).__name__}.")
-    return partition_graph(graph, plan, None if weights is None else SafetensorsFiles.open(weights))
+    files = None if weights is None else SafetensorsFiles.open(weights)
+    return partition_graph(normalize(graph), plan, files)
+
+
+def validate_plan(plan: Plan, graph: FlowGraph) -> None:
+    """Check that a plan computes a graph: every spec is proven, every conversion is where it must be.
+
+    Raises
+    ------
+    PlanError
+        Naming the operator or the tensor, and what is wrong with it.
+    """
+    prove(plan.stage, normalize(graph))
+
+
+def recost(plan: Plan, graph: FlowGraph, cluster: Cluster, cost_model: CostModel | None = None) -> Plan:
+    """Derive the conversions that a plan's specs need now, and predict every cost anew.
+
+    ``cost_model`` is the cost of the parts of a plan; predicted for the cluster when not given.
+
+    Raises
+    ------
+    PlanError
+        When the plan is of another graph or mesh, or a spec is not one that its operator or tensor can have.
+    """
+    return recost_normal(plan, normalize(graph), cluster, cost_model)
+
+
+def search_family(
+    graphs: Sequence[FlowGraph],
+    cluster: Cluster,
+    weights: Sequence[float] | None = None,
+    options: SearchOptions | None = None,
+    *,
+    names: Sequence[Any] | Any = None,
+    pins: Sequence[Mapping[str, Any] | None] | None = None,
+    input_specs: Sequence[Specs] | None = None,
+    output_specs: Sequence[Specs] | None = None,
+    cost_model: CostModel | None = None,
+    **changes: Any,
+) -> Family:
+    """Find the layout of shared weights, and a plan for each graph, of least weighted sum of predicted times.
+
+    Weights are shared where graphs have the same tensor, or tensors of the same name in ``names``. They are held once.
+
+    Parameters
+    ----------
+    graphs: sequence of FlowGraph
+        The graphs as traced.
+    cluster: Cluster
+        The machine, with the mesh to plan for.
+    weights: sequence of float, optional
+        How much a run of each graph counts, above 0; 1 each when not given.
+    options: SearchOptions, optional
+        As for :func:`hidet_dist.search.search`; ``mem_budget`` is for the weights of all graphs together. Names, pins
+        and specs are given for each graph instead.
+    names: Module, mapping of names to tensors, or a sequence of these, one a graph; optional
+        What the user calls tensors; one for all graphs is right where they are of one module.
+    pins, input_specs, output_specs: sequences, optional
+        As for :func:`hidet_dist.search.search`, one a graph. A pin of a shared weight holds for all graphs.
+    cost_model: CostModel, optional
+        The cost of the parts of a plan; predicted for the cluster when not given.
+    changes:
+        Fields of the options, by name, that differ from ``options``.
+
+    Raises
+    ------
+    ConfigError
+        When the arguments do not fit the graphs, or weights of one name differ in shape or dtype.
+    InfeasibleError
+        When no plans fit the budget.
+    SolverError
+        When nothing was found in time.
+
+    Warns
+    -----
+    SearchLimitWarning
+        When the plans are the best that were known when the time limit was reached.
+    """
+    # A graph that is given twice is one graph: its weights are shared.
+    normal = {id(graph): normalize(graph) for graph in graphs}
+    return search_normal_family(
+        [normal[id(graph)] for graph in graphs],
+        cluster,
+        weights,
+        options,
+        names=names,
+        pins=pins,
+        input_specs=input_specs,
+        output_specs=output_specs,
+        cost_model=cost_model,
+        **changes,
+    )

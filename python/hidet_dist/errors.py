@@ -1,5 +1,10 @@
 """The exceptions that hidet_dist raises. Each message says what was wrong, with which value, and what to do."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 
 class HidetDistError(Exception):
     """Base of every error that hidet_dist raises on purpose."""
@@ -11,6 +16,55 @@ class ConfigError(HidetDistError, ValueError):
 
 class SpecError(HidetDistError, ValueError):
     """A sharding spec is malformed, or does not fit the tensor or the mesh it is used with."""
+
+
+class TraceError(HidetDistError, ValueError):
+    """A model could not be traced to a graph."""
+
+
+@dataclass(frozen=True)
+class MissingOperator:
+    """A call, in a model, of an operator that is not supported.
+
+    ``operator`` is its name, ``reason`` says why it is not supported, ``module`` is the path of the module that calls
+    it, and ``line`` the file and line of the code; either may be empty.
+    """
+
+    operator: str
+    reason: str
+    module: str = ""
+    line: str = ""
+
+
+class UnsupportedModelError(TraceError):
+    """A model has operators that are not supported.
+
+    Attributes
+    ----------
+    missing: tuple of MissingOperator
+        Each call of such an operator.
+    """
+
+    def __init__(self, model: str, missing: Sequence[MissingOperator]):
+        self.missing = tuple(missing)
+        calls: dict[tuple[str, str], list[MissingOperator]] = {}
+        for call in missing:
+            calls.setdefault((call.operator, call.reason), []).append(call)
+        lines = []
+        for (operator, reason), own in calls.items():
+            places = list(dict.fromkeys(" ".join(filter(None, (x.module, x.line and f"({x.line})"))) for x in own))
+            shown = ", ".join(place or "the model itself" for place in places[:_PLACES])
+            more = f" and {len(places) - _PLACES} other places" if len(places) > _PLACES else ""
+            lines.append(f"  {operator}, called {len(own)} times, in {shown}{more}: {reason}")
+        super().__init__(
+            f"{model} uses {len({call.operator for call in missing})} operators in ways that are not supported:\n"
+            + "\n".join(lines)
+            + "\nReplace them in the model by operators that are supported, or trace the parts before and after them "
+            "as models of their own."
+        )
+
+
+_PLACES = 3  # that a message names of one operator
 
 
 class WeightsError(HidetDistError, ValueError):

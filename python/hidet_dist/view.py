@@ -1,18 +1,18 @@
-"""A FlowGraph seen as numbered operators and named tensors, which is what the search and the partition work on."""
+"""A normal graph as numbered operators and named tensors, which search and partitioning work on."""
 
 from __future__ import annotations
 
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import hidet
 from hidet.graph import FlowGraph, Operator
 from hidet.ir.expr import SymbolVar
 
 from hidet_dist.errors import ConfigError
-from hidet_dist.normalize import normalize
+from hidet_dist.normalize import NormalGraph
 from hidet_dist.reshard import Element
 from hidet_dist.rewriting import Subgraph, subgraph
 from hidet_dist.spec import DeviceMesh
@@ -30,15 +30,15 @@ class Use:
 
 
 class GraphView:
-    """The tensors of a graph in normal form (``hidet_dist.normalize``) by name, and who makes and who uses them.
+    """The numbered operators and named tensors of a graph in normal form, and the uses of each tensor.
 
     Inputs are named ``x0, x1, ...``, weights (constants, and tensors that were made weights, in the order of their
     first use) ``w0, w1, ...``, and output o of operator i ``t{i}.{o}``.
 
     Parameters
     ----------
-    graph: FlowGraph
-        The graph.
+    graph: NormalGraph
+        The graph, as :func:`hidet_dist.normalize.normalize` makes it.
     symbols: sequence of SymbolPlan
         The sizes for which :meth:`shape` gives shapes; every symbolic dim of the graph must be among them.
     mesh: DeviceMesh, optional
@@ -47,12 +47,16 @@ class GraphView:
     Raises
     ------
     ConfigError
-        When the size of a symbolic dim is not given, or cannot be known from the shapes of the inputs, or a dim has
-        the size 0.
+        When the graph is not in normal form, the size of a symbolic dim is not given or cannot be known from the shapes
+        of the inputs, or a dim has the size 0.
     """
 
-    def __init__(self, graph: FlowGraph, symbols: Sequence[SymbolPlan] = (), mesh: DeviceMesh | None = None):
-        graph = normalize(graph)
+    def __init__(self, graph: NormalGraph, symbols: Sequence[SymbolPlan] = (), mesh: DeviceMesh | None = None):
+        if not isinstance(graph, NormalGraph):
+            raise ConfigError(
+                f"A {type(graph).__name__} is not known to be in normal form. Normalise the graph first, once: "
+                "hidet_dist.normalize.normalize(graph)."
+            )
         graph.update_nodes()
         self.graph = graph
         self.operators: list[Operator] = list(graph.nodes)
@@ -143,11 +147,12 @@ class GraphView:
         return size
 
     def subgraph(self, operators: range) -> Subgraph:
-        """Consecutive operators as a graph of their own, which can be planned, partitioned and compiled by itself.
+        """Cut out consecutive operators as a normal graph, which can be planned, partitioned and compiled by itself.
 
         Raises ConfigError when the view has no such operators.
         """
-        return subgraph(self.graph, operators)
+        part = subgraph(self.graph, operators)
+        return replace(part, graph=NormalGraph.of(part.graph))
 
     def uses(self) -> Iterator[tuple[str, Use]]:
         """Every use of a tensor, in execution order, graph outputs last."""

@@ -26,6 +26,7 @@ from hidet_dist.errors import CalibrationError, ConfigError, SpecError
 from hidet_dist.machine import Cluster, Device, Link, builtin, load_machine
 from hidet_dist.machine.__main__ import app as machines
 from hidet_dist.machine.kernels import KERNEL_CLASSES
+from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
@@ -74,7 +75,7 @@ def test_times_that_make_no_sense_give_no_negative_figures() -> None:
 
 @pytest.mark.parametrize("probe", probes(["float32", "float64", "bfloat16"]), ids=lambda probe: probe.name)
 def test_a_probe_launches_the_kernels_it_is_timed_for(probe: Any) -> None:
-    graph = probe.build()
+    graph = normalize(probe.build())
     plan = search(graph, builtin("cpu", DeviceMesh((1,))))
     nodes = optimize_program(partition_graph(graph, plan)).nodes
     assert len([node for node in nodes if not node.share_map]) == probe.launches

@@ -9,6 +9,7 @@ import hidet_dist  # noqa: F401  (sets hidet's definitions right)
 from hidet_dist.compat import named_weights
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import ONLY_WITH_GPU, UNSOUND, sound_rewrites
+from hidet_dist.normalize import normalize
 
 
 def masked():
@@ -255,9 +256,10 @@ def test_products_of_vectors_are_numpys_however_they_are_sharded(kind, left, rig
         assert any(not spec.out_specs[0].is_replicated for spec in specs)
         data = [x.astype(np.float64), op.inputs[1].numpy().astype(np.float64)]
         assert not check_specs(op, mesh, specs, data).failures
-        plan = random_plan(GraphView(graph), mesh, RuleTable(mesh), np.random.default_rng(1))
+        normal = normalize(graph)
+        plan = random_plan(GraphView(normal), mesh, RuleTable(mesh), np.random.default_rng(1))
         assert (
-            check_plan(graph, plan, data[:1], [data[0] @ (data[1] if kind == "matmul" else data[1].swapaxes(-1, -2))])
+            check_plan(normal, plan, data[:1], [data[0] @ (data[1] if kind == "matmul" else data[1].swapaxes(-1, -2))])
             == ""
         )
 
@@ -273,8 +275,9 @@ def test_products_of_vectors_in_compiled_kernels(kind, left, right):
 
     graph, x, product = vector_product(kind, left, right)
     whole = ", ".join(["R"] * (len(right) - 1))
-    plan = search(graph, builtin("cpu", DeviceMesh((2,))), pins={"w0": f"({whole}, S0)" if whole else "(S0)"})
-    program = partition_graph(graph, plan)
+    normal = normalize(graph)
+    plan = search(normal, builtin("cpu", DeviceMesh((2,))), pins={"w0": f"({whole}, S0)" if whole else "(S0)"})
+    program = partition_graph(normal, plan)
     np.testing.assert_allclose(simulate(program, [x], optimize_program(program))[0], product, atol=1e-5)
 
 
@@ -379,3 +382,26 @@ def test_hidet_still_takes_weights_without_data_for_inputs():
     assert hidet.trace_from(y, [x]).inputs == [x]
     with pytest.raises(ValueError, match="not given in inputs"):
         hidet.trace_from(y + hidet.symbol([6], "float32", "cpu"), [x])
+
+
+def test_hidet_still_has_no_infinite_constants():
+    from hidet_dist.compat import infinities
+
+    with pytest.warns(UserWarning, match="Truncated"):
+        assert infinities.hidet_constant(hidet.float32, -np.inf).value > -np.inf, "hidet's is right: drop infinities.py"
+    assert hidet.float32(-np.inf).value == -np.inf
+    assert np.isnan(hidet.float16(np.nan).value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_infinite_constants_are_written_as_cpp_has_them(dtype):
+    from hidet.backend.codegen import CPUCodegen
+
+    from hidet_dist.compat import infinities
+
+    kind = hidet.ir.data_type(dtype)
+    assert "inf" in str(infinities.hidet_literal(CPUCodegen(), -np.inf, kind)), "hidet's is right: drop infinities.py"
+    for value, text in ((-np.inf, "(-INFINITY)"), (np.inf, "INFINITY"), (np.nan, "NAN")):
+        written = str(CPUCodegen().scalar_literal(value, kind))
+        assert written.endswith(text)
+        assert "." not in written

@@ -18,6 +18,7 @@ from hidet_dist.compile import optimize_program
 from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.errors import ArtifactError, CompileError, ConfigError
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.runtime import processor
 from hidet_dist.search import search
@@ -129,7 +130,7 @@ def test_precompiled_headers_change_no_kernel(tmp_path: Path) -> None:
     x = hidet.symbol([4, 100], "float32", "cpu")
     kernels = []
     for precompiled in (False, True):
-        graph = hidet.trace_from(ops.softmax(x, -1), [x])
+        graph = normalize(hidet.trace_from(ops.softmax(x, -1), [x]))
         program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))))
         (node,) = optimize_program(program).nodes
         with hidet.option.context():

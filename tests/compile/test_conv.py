@@ -12,6 +12,7 @@ from hidet_dist.compile import optimize_program
 from hidet_dist.compile.cpu import cpu_kernels
 from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.runtime.openblas import load_openblas
 from hidet_dist.search import search
@@ -22,7 +23,7 @@ TORCH = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 
 
 def optimized(outputs, inputs):
-    graph = hidet.trace_from(outputs, inputs)
+    graph = normalize(hidet.trace_from(outputs, inputs))
     program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))))
     return optimize_program(program)
 

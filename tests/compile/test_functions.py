@@ -3,7 +3,6 @@
 Each bit pattern of a half, and every few hundredth of a float, against float64 and PyTorch's conversions.
 """
 
-import ctypes
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -21,8 +20,8 @@ STEP = 601  # between the bit patterns of floats that are tried; a prime, so tha
 HALVES = np.arange(2**16, dtype=np.uint16)
 
 
-# hidet's own kernels, which other tests load, have the process flush denormal numbers to zero. So results are computed
-# in a process of their own, and checked in a single thread for which that is set right.
+# Kernels that hidet builds by itself, which other tests load, have the process flush subnormal numbers to zero. So
+# results are computed in a process of their own, and checked in a single thread, for which that is set right.
 SERVE = """
 import sys, torch, hidet_dist
 folder, data = sys.argv[1:]
@@ -32,9 +31,8 @@ with hidet_dist.load_partition(folder) as model:
 
 
 @pytest.fixture(autouse=True)
-def denormals() -> Iterator[None]:
-    """Denormal numbers count while these tests run."""
-    ctypes.CDLL("libm.so.6").fesetenv(ctypes.c_void_p(-1))  # FE_DFL_ENV
+def one_thread() -> Iterator[None]:
+    """PyTorch's other threads may flush subnormal numbers to zero."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

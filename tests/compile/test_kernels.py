@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hidet_dist.compile import optimize_program
 from hidet_dist.compile.cpu.kernels.index import Axis, Index, Size, SplitNeeded
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.simulate import simulate
@@ -32,7 +33,7 @@ def numbers(*shape):
 
 def computed(outputs, inputs, data):
     """The outputs, and the names of the optimized graph's operators but for reshapes."""
-    graph = hidet.trace_from(outputs, inputs)
+    graph = normalize(hidet.trace_from(outputs, inputs))
     names = {symbol.name: SymbolSize(8) for x in inputs for symbol in x.shape if not isinstance(symbol, int)}
     program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,))), symbols=names))
     compiled = optimize_program(program)
@@ -246,7 +247,7 @@ def test_sizes_that_are_not_known():
 def test_the_same_graph_gives_the_same_kernels():
     def texts():
         x = symbol(4, 6, 64)
-        graph = hidet.trace_from(ops.softmax(ops.transpose(ops.gelu(x), [1, 0, 2]) * 0.5, -1), [x])
+        graph = normalize(hidet.trace_from(ops.softmax(ops.transpose(ops.gelu(x), [1, 0, 2]) * 0.5, -1), [x]))
         program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))))
         return [node.task.kernel.text for node in optimize_program(program).nodes]
 
@@ -280,7 +281,7 @@ def test_tensors_of_one_element(size):
 
 def test_sums_of_as_many_as_the_index_says_stay_with_hidet():
     x = symbol(4, 9)
-    graph = hidet.trace_from(ops.relu(ops.cumsum(x, dim=1)), [x])
+    graph = normalize(hidet.trace_from(ops.relu(ops.cumsum(x, dim=1)), [x]))
     program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))))
     compiled = optimize_program(program)
     assert any(not hasattr(node.task, "kernel") for node in compiled.nodes)
@@ -303,7 +304,7 @@ def _type_inferences(monkeypatch, length):
     y = x
     for _ in range(length // 2):
         y = ops.tanh(y) * 1.5
-    graph = hidet.trace_from(y, [x])
+    graph = normalize(hidet.trace_from(y, [x]))
     program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))))
     with monkeypatch.context() as patch:
         patch.setattr(TypeInfer, "visit_TensorElement", counted)

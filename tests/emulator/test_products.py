@@ -13,6 +13,7 @@ from hidet_dist.compile import CompiledProgram, compile_program
 from hidet_dist.compile.cuda.target import CudaTarget
 from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import GPUS
+from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
@@ -38,8 +39,9 @@ def built(
     graph: FlowGraph, inputs: list[np.ndarray], target: CudaTarget = H100
 ) -> tuple[CompiledProgram, dict[Tensor, np.ndarray]]:
     """A compiled program, and the values of its inputs and weights."""
-    plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))))
-    program = partition_graph(graph, plan, device="cuda:0")
+    normal = normalize(graph)
+    plan = search(normal, builtin("dgx-h100", DeviceMesh((1,))))
+    program = partition_graph(normal, plan, device="cuda:0")
     compiled = compile_program(program, target)
     data = program.data_of(0)
     values = dict(zip(compiled.graph.inputs, inputs, strict=False))

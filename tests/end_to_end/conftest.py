@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.search import search
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.spec import DeviceMesh
@@ -62,8 +63,9 @@ def weight_bytes(graph):
 
 def budget(graph, ranks):
     """Bytes for 1.2 of an even share of the weights, beside what a single device would hold of all else."""
-    plan = search(graph, builtin("cpu", DeviceMesh((1,))))
-    beside = max(live_bytes(GraphView(graph), plan.stage)) - plan.stage.weight_bytes_per_device
+    normal = normalize(graph)
+    plan = search(normal, builtin("cpu", DeviceMesh((1,))))
+    beside = max(live_bytes(GraphView(normal), plan.stage)) - plan.stage.weight_bytes_per_device
     return int(weight_bytes(graph) * 1.2 / ranks) + beside
 
 

@@ -5,6 +5,7 @@ import numpy as np
 from hidet_dist.compile import compile_program
 from hidet_dist.export.write import write_artifacts
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.rules.padding import MaskPaddingOp
 from hidet_dist.search import search
@@ -27,7 +28,7 @@ PINS = {
 
 
 def test_two_processes_share_a_vocabulary_that_does_not_divide(tmp_path):
-    graph, out = GRAPHS["uneven"](np.random.default_rng(0)), tmp_path / "artifacts"
+    graph, out = normalize(GRAPHS["uneven"](np.random.default_rng(0))), tmp_path / "artifacts"
     mesh = DeviceMesh((2,))
     plan = search(graph, builtin("cpu", mesh), pins=PINS)
     assert "w0" in [w.name for w in plan.stage.weights if w.spec.is_padded(w.shape, mesh)]

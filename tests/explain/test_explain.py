@@ -16,6 +16,7 @@ import pytest
 import hidet_dist  # noqa: F401
 from hidet_dist.explain import SearchReport
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.search import find_plan, search
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
@@ -33,7 +34,7 @@ def block(seed: int = 0):
     }
     x = hidet.symbol([8, HIDDEN], "float32", "cpu")
     y = hidet.ops.relu(hidet.ops.matmul(x, names["fc1.weight"]) + names["fc1.bias"])
-    return hidet.trace_from(hidet.ops.matmul(y, names["fc2.weight"]), [x]), names
+    return normalize(hidet.trace_from(hidet.ops.matmul(y, names["fc2.weight"]), [x])), names
 
 
 MEGATRON = {"fc1.weight": "(R, S1)", "fc2.weight": "(S1, R)", "op:0": "?, (R, S1) -> ?", "op:3": "?, (S1, R) -> (R, R)"}

@@ -16,6 +16,7 @@ from hidet_dist.compile import compile_program
 from hidet_dist.errors import ArtifactError, ConfigError, PlanError
 from hidet_dist.export.write import write_stages
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh, Plan
@@ -29,7 +30,7 @@ PINS = {"w0": "(R, S0)", "w1": "(S0, R)"}
 def _graph(seed: int) -> hidet.FlowGraph:
     x = hidet.symbol([4, 8], "float32", "cpu")
     first, second = map(hidet.asarray, weights(seed))
-    return hidet.trace_from(hidet.ops.matmul(hidet.ops.relu(hidet.ops.matmul(x, first)), second), [x])
+    return normalize(hidet.trace_from(hidet.ops.matmul(hidet.ops.relu(hidet.ops.matmul(x, first)), second), [x]))
 
 
 def _whole(seed: int) -> np.ndarray:

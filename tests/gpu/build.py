@@ -23,6 +23,7 @@ from safetensors.numpy import load_file, save_file
 from hidet_dist import auto_parallel
 from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import MACHINE_OF_ARCH
+from hidet_dist.normalize import normalize
 from hidet_dist.normalize.precision import in_precision
 from hidet_dist.search import search
 from hidet_dist.search.memory import live_bytes
@@ -141,7 +142,7 @@ def build(model: str, precision: str, ranks: int, variant: str, arch: str, out: 
     """Build, and say what is communicated."""
     case = CASES[model](out)
     np.savez(f"{out}.npz", *case.inputs, **reference(case, precision))
-    graph = case.graph if precision == "float32" else in_precision(case.graph, precision).graph
+    graph = normalize(case.graph if precision == "float32" else in_precision(case.graph, precision).graph)
     config = {**target, "weights": case.weights}
     if ranks > 1:  # so that it is split
         stage = search(graph, builtin(MACHINE_OF_ARCH[arch], DeviceMesh((1,)))).stage

@@ -11,8 +11,11 @@ from hidet import ops
 from hidet.graph import FlowGraph, Tensor
 from hidet.graph.ops.matmul.matmul import matmul_nt
 
+from hidet_dist.errors import ConfigError
+from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.rules.rule import RuleTable
+from hidet_dist.search import search
 from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_plan
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import models
@@ -98,9 +101,10 @@ def test_the_parts_are_what_the_slices_were(name):
 
 @pytest.mark.parametrize("name", REWRITTEN)
 def test_random_plans_of_the_parts_compute_what_the_traced_graph_does(name):
-    graph, mesh, rng = graph_of(REWRITTEN[name][0]), DeviceMesh((2,)), np.random.default_rng(1)
-    inputs = graph_inputs(graph, rng)
-    whole, table = evaluate_graph(graph, inputs), RuleTable(mesh)
+    traced, mesh, rng = graph_of(REWRITTEN[name][0]), DeviceMesh((2,)), np.random.default_rng(1)
+    inputs = graph_inputs(traced, rng)
+    whole, table = evaluate_graph(traced, inputs), RuleTable(mesh)
+    graph = normalize(traced)
     for _ in range(6):
         assert check_plan(graph, random_plan(GraphView(graph), mesh, table, rng), inputs, whole) == ""
 
@@ -108,7 +112,7 @@ def test_random_plans_of_the_parts_compute_what_the_traced_graph_does(name):
 @pytest.mark.parametrize("build", [biased_split, unbound])
 def test_heads_stay_sharded_from_the_weight_to_the_output(build):
     """In some plan nothing is communicated on the way from a replicated input to an output split by heads."""
-    view, table = GraphView(graph_of(build)), RuleTable(DeviceMesh((4,)))
+    view, table = GraphView(normalize(graph_of(build))), RuleTable(DeviceMesh((4,)))
     reached: dict[str, set[str]] = {name: {"(R, R, R)"} for name in view.inputs}
     for op in view.operators:
         found = reached.setdefault(view.names[op.outputs[0]], set())
@@ -154,17 +158,35 @@ def inside_heads(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("build", [overlapping, read_whole, by_rows, by_steps, of_activations, inside_heads])
 def test_what_would_be_computed_twice_or_is_no_cut_of_columns_is_left_alone(build):
     graph = graph_of(build)
-    assert normalize(graph) is graph
+    assert normalize(graph).nodes == graph.nodes
 
 
 def test_a_graph_has_one_normal_form():
     graph = graph_of(biased_split)
-    found = normalize(graph)
-    assert found is not graph
-    assert normalize(graph) is found
-    assert normalize(found) is found
-    assert found.inputs == graph.inputs
-    assert GraphView(graph).fingerprint() == GraphView(graph_of(biased_split)).fingerprint()
+    normal = normalize(graph)
+    assert normal is not graph
+    assert normalize(normal) is normal
+    assert normal.inputs == graph.inputs
+    for other in (graph, graph_of(biased_split)):
+        assert GraphView(normalize(other)).fingerprint() == GraphView(normal).fingerprint()
+
+
+def test_a_traced_graph_is_not_planned_as_it_is():
+    """What it would be planned as is up to who normalises it, once: a view rewrites nothing."""
+    graph = graph_of(biased_split)
+    with pytest.raises(ConfigError, match=r"FlowGraph is not known to be in normal form.*normalize\(graph\)"):
+        GraphView(graph)
+    with pytest.raises(ConfigError, match="normal form"):
+        search(graph, builtin("cpu", DeviceMesh((2,))))
+
+
+def test_a_part_of_a_normal_graph_is_normal():
+    view = GraphView(normalize(graph_of(biased_split)))
+    part = view.subgraph(range(2, 5))
+    names_of_part = [op.name for op in view.operators[2:5]]
+    assert names(part.graph) == names(normalize(part.graph)) == names_of_part
+    plan = search(part.graph, builtin("cpu", DeviceMesh((2,))))
+    assert [op.operator for op in plan.stages[0].operators] == names_of_part
 
 
 def test_hidets_gpt2_projects_queries_keys_and_values_apart():

@@ -13,6 +13,7 @@ from hidet import ops
 
 from hidet_dist.compile.build import CompiledProgram, compile_program, optimize_program
 from hidet_dist.machine import Cluster, Device, Link
+from hidet_dist.normalize import normalize
 from hidet_dist.overlap.emit import overlap_graph
 from hidet_dist.partitioning import CommunicationOp, Program, WaitOp, partition_graph
 from hidet_dist.runtime import native
@@ -35,7 +36,7 @@ def gathered() -> tuple[hidet.FlowGraph, Plan]:
     for _ in range(LAYERS):
         w = hidet.asarray(generator.standard_normal([WIDTH, WIDTH], np.float32), device="cpu")
         y = ops.tanh(ops.matmul(y, w)) + y
-    graph = hidet.trace_from(y, [x])
+    graph = normalize(hidet.trace_from(y, [x]))
     pins = {f"w{number}": "(S0, R)" for number in range(LAYERS)}
     pins |= {f"op:Matmul#{number}": "(S0, R), (R, R) -> (S0, R)" for number in range(LAYERS)}
     return graph, find_plan(graph, CLUSTER, pins=pins, report=False).plan
@@ -53,7 +54,7 @@ def branches() -> tuple[hidet.FlowGraph, Plan]:
     left, right = product(x), x
     for _ in range(LAYERS):
         right = product(right)
-    graph = hidet.trace_from(ops.matmul(right, left), [x])
+    graph = normalize(hidet.trace_from(ops.matmul(right, left), [x]))
     pins = {f"op:Matmul#{number}": "(S0, R), (R, R) -> (S0, R)" for number in range(LAYERS + 2)}
     pins |= {f"op:Tanh#{number}": "(S0, R) -> (S0, R)" for number in range(LAYERS + 1)}
     return graph, find_plan(graph, CLUSTER, pins=pins, report=False).plan
@@ -201,7 +202,7 @@ def test_an_overlapped_program_computes_what_the_graph_does() -> None:
 
 def test_a_program_with_nothing_to_hide_behind_stays_as_it_is() -> None:
     x = hidet.symbol([ROWS, WIDTH], "float32", "cpu")
-    graph = hidet.trace_from(ops.tanh(ops.matmul(x, hidet.randn([WIDTH, WIDTH], device="cpu"))), [x])
+    graph = normalize(hidet.trace_from(ops.tanh(ops.matmul(x, hidet.randn([WIDTH, WIDTH], device="cpu"))), [x]))
     pins = {"w0": "(S0, R)", "op:0": "(R, S0), (S0, R) -> (R, R)"}
     optimized = optimize_program(partition_graph(graph, find_plan(graph, CLUSTER, pins=pins).plan))
     nodes = list(optimized.nodes)

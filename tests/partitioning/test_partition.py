@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hidet_dist.compile import optimize_program
 from hidet_dist.errors import PlanError
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import CommunicationOp, partition_graph
 from hidet_dist.partitioning.proof import with_conversions
 from hidet_dist.reshard import moves
@@ -77,7 +78,7 @@ X = np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32)
 def two_layers():
     x = hidet.symbol([4, 8], "float32", "cpu")
     hidden = hidet.ops.relu(hidet.ops.matmul(x, constant(8, 12)))
-    return hidet.trace_from(hidet.ops.matmul(hidden, constant(12, 6, seed=2)), [x])
+    return normalize(hidet.trace_from(hidet.ops.matmul(hidden, constant(12, 6, seed=2)), [x]))
 
 
 MEGATRON = ["(R, R), (R, S0) -> (R, S0)", "(R, S0) -> (R, S0)", "(R, S0), (S0, R) -> (R, R) | all_reduce(sum, axes=0)"]
@@ -100,7 +101,7 @@ def test_the_same_conversion_is_made_once():
     x = hidet.symbol([4, 8], "float32", "cpu")
     y = hidet.ops.relu(x)
     outputs = [hidet.ops.exp(y), hidet.ops.tanh(y), hidet.ops.sqrt(y)]
-    graph = hidet.trace_from(outputs, [x])
+    graph = normalize(hidet.trace_from(outputs, [x]))
     split = "(S0, R) -> (S0, R)"
     plan = plan_for(graph, DeviceMesh((2,)), ["(R, R) -> (R, R)", split, split, split])
     program = partition_graph(graph, plan)
@@ -125,7 +126,7 @@ def test_the_same_conversion_is_made_once():
 )
 def test_any_conversion_keeps_the_tensor(shape, source, target):
     x = hidet.symbol([4, 8], "float32", "cpu")
-    graph = hidet.trace_from(hidet.ops.relu(hidet.ops.exp(x)), [x])
+    graph = normalize(hidet.trace_from(hidet.ops.relu(hidet.ops.exp(x)), [x]))
     operators = [f"{source} -> {source}", f"{target} -> {target}"]
     plan = plan_for(graph, DeviceMesh(shape), operators, inputs={"x0": source}, outputs={"t1.0": target})
     program = partition_graph(graph, plan)
@@ -135,7 +136,7 @@ def test_any_conversion_keeps_the_tensor(shape, source, target):
 def converting(mesh, source, target, steps):
     """exp in one layout, negated in another, with these steps between them."""
     x = hidet.symbol([4, 8], "float32", "cpu")
-    graph = hidet.trace_from(hidet.ops.negative(hidet.ops.exp(x)), [x])
+    graph = normalize(hidet.trace_from(hidet.ops.negative(hidet.ops.exp(x)), [x]))
     operators = [f"{source} -> {source}", f"{target} -> {target}"]
     plan = plan_for(graph, mesh, operators, inputs={"x0": source}, outputs={"t1.0": target})
     conversion = ConversionPlan("t0.0", TensorShardSpec.parse(source), TensorShardSpec.parse(target), steps, 0.0)
@@ -194,7 +195,7 @@ def test_any_steps_lead_to_the_shards_that_they_say(data):
     first = data.draw(st.integers(0, len(steps) - 1))
     source, target = layouts[first], layouts[-1]
     x = hidet.symbol(list(shape), "float32", "cpu")
-    graph = hidet.trace_from(hidet.ops.negative(x), [x])
+    graph = normalize(hidet.trace_from(hidet.ops.negative(x), [x]))
     plan = plan_for(graph, mesh, [f"{target} -> {target}"], inputs={"x0": str(source)}, outputs={"t0.0": str(target)})
     if source != target:
         plan = listing(plan, [ConversionPlan("x0", source, target, tuple(map(str, steps[first:])), 0.0)])
@@ -206,7 +207,7 @@ def test_any_steps_lead_to_the_shards_that_they_say(data):
 @pytest.mark.parametrize("dim", [0, 1])
 def test_partial_results_are_scattered_in_any_order_of_axes(axes, dim):
     x = hidet.symbol([4, 4, 8], "float32", "cpu")
-    graph = hidet.trace_from(hidet.ops.sum(x, [1]), [x])
+    graph = normalize(hidet.trace_from(hidet.ops.sum(x, [1]), [x]))
     out = f"(S{axes}, R)" if dim == 0 else f"(R, S{axes})"
     spec = f"(R, S01, R) -> {out} | reduce_scatter(sum, axes={axes}, dim={dim})"
     plan = plan_for(graph, DeviceMesh((2, 2)), [spec], outputs={"t0.0": out})
@@ -240,7 +241,7 @@ def test_conversions_that_do_not_fit_are_refused():
 @pytest.mark.parametrize("scatter", [None, 0, 1])
 def test_partial_results_become_whole(op, scatter):
     x = hidet.symbol([4, 4, 6], "float32", "cpu")
-    graph = hidet.trace_from(getattr(hidet.ops, op)(x, [1]), [x])
+    graph = normalize(hidet.trace_from(getattr(hidet.ops, op)(x, [1]), [x]))
     name = {"mean": "average", "prod": "product"}.get(op, op)
     out, fn = "(R, R)", f"all_reduce({name}, axes=0)"
     if scatter is not None:
@@ -256,7 +257,7 @@ def test_partial_results_become_whole(op, scatter):
 def test_communication_is_never_fused_away():
     """exp -> all_gather -> relu: hidet's own collectives vanish here; these stay, and stay apart."""
     x = hidet.symbol([4, 8], "float32", "cpu")
-    graph = hidet.trace_from(hidet.ops.relu(hidet.ops.exp(x)), [x])
+    graph = normalize(hidet.trace_from(hidet.ops.relu(hidet.ops.exp(x)), [x]))
     plan = plan_for(graph, DeviceMesh((2,)), ["(S0, R) -> (S0, R)", "(R, R) -> (R, R)"])
     program = partition_graph(graph, plan)
     optimized = optimize_program(program)
@@ -267,7 +268,9 @@ def test_communication_is_never_fused_away():
 def test_outputs_that_are_inputs_weights_or_each_other_have_memory_of_their_own():
     x = hidet.symbol([4, 8], "float32", "cpu")
     y = hidet.ops.relu(x)
-    graph = hidet.trace_from([x, y, hidet.ops.reshape(y, [8, 4]), constant(2, 2), hidet.ops.reshape(x, [32])], [x])
+    graph = normalize(
+        hidet.trace_from([x, y, hidet.ops.reshape(y, [8, 4]), constant(2, 2), hidet.ops.reshape(x, [32])], [x])
+    )
     program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))))
     produced = [tensor.op.name for tensor in program.graph.outputs]
     assert produced == ["Copy", "Relu", "Copy", "Copy", "Copy"]
@@ -298,7 +301,7 @@ def test_a_spec_that_the_operator_cannot_run_in_is_refused():
 )
 def test_on_the_cpu_shards_are_put_where_they_belong_without_a_pass_of_their_own(shape, mesh, specs, communication):
     x = hidet.symbol(list(shape), "float32", "cpu")
-    graph = hidet.trace_from(hidet.ops.exp(hidet.ops.relu(x)), [x])
+    graph = normalize(hidet.trace_from(hidet.ops.exp(hidet.ops.relu(x)), [x]))
     program = partition_graph(graph, plan_for(graph, DeviceMesh(mesh), specs))
     optimized = optimize_program(program)
     assert kinds(optimized) == kinds(program.graph) == communication
@@ -312,7 +315,7 @@ def test_on_the_cpu_shards_are_put_where_they_belong_without_a_pass_of_their_own
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_on_the_cpu_a_reduce_scatter_takes_shards_from_where_they_lie(ranks):
     x = hidet.symbol([4, 12], "float32", "cpu")
-    graph = hidet.trace_from(hidet.ops.matmul(x, constant(12, 6)), [x])
+    graph = normalize(hidet.trace_from(hidet.ops.matmul(x, constant(12, 6)), [x]))
     specs = ["(R, S0), (S0, R) -> (R, S0) | reduce_scatter(sum, axes=0, dim=1)"]
     program = partition_graph(graph, plan_for(graph, DeviceMesh((ranks,)), specs))
     optimized = optimize_program(program)
@@ -325,7 +328,7 @@ def test_on_the_cpu_a_reduce_scatter_takes_shards_from_where_they_lie(ranks):
 
 def test_shards_of_a_dim_that_is_split_minor_axis_first_are_put_where_they_belong():
     x = hidet.symbol([3, 8], "float32", "cpu")
-    graph = hidet.trace_from(hidet.ops.exp(hidet.ops.relu(x)), [x])
+    graph = normalize(hidet.trace_from(hidet.ops.exp(hidet.ops.relu(x)), [x]))
     specs = ["(R, S10) -> (R, S10)", "(R, R) -> (R, R)"]
     program = partition_graph(graph, plan_for(graph, DeviceMesh((2, 2)), specs))
     data = np.random.default_rng(3).standard_normal((3, 8)).astype(np.float32)

@@ -10,6 +10,7 @@ from hidet import ops
 from hidet.graph import FlowGraph
 
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
@@ -19,7 +20,7 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 def mlp() -> FlowGraph:
     x, up, down = hidet.symbol([4, 8]), weight("up", 8, 16), weight("down", 16, 8)
-    return hidet.trace_from(ops.matmul(ops.relu(ops.matmul(x, up)), down), [x])
+    return normalize(hidet.trace_from(ops.matmul(ops.relu(ops.matmul(x, up)), down), [x]))
 
 
 def attention() -> FlowGraph:
@@ -27,7 +28,7 @@ def attention() -> FlowGraph:
     q, k, v = (heads(ops.matmul(x, weight(name, 8, 8))) for name in "qkv")
     scores = ops.softmax(ops.matmul(q, ops.permute_dims(k, [0, 2, 1])), -1)
     joined = ops.reshape(ops.permute_dims(ops.matmul(scores, v), [1, 0, 2]), [4, 8])
-    return hidet.trace_from(ops.matmul(joined, weight("o", 8, 8)), [x])
+    return normalize(hidet.trace_from(ops.matmul(joined, weight("o", 8, 8)), [x]))
 
 
 def heads(x: hidet.Tensor) -> hidet.Tensor:

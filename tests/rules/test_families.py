@@ -17,6 +17,7 @@ from hidet.graph.ops.attention.attention_mask import AttnMaskAddOp
 from hidet.graph.ops.embedding_bag import EmbeddingBagOp
 from hidet.graph.ops.scatter import scatter_add_
 
+from hidet_dist.normalize import normalize
 from hidet_dist.rules.rule import RuleTable, derive
 from hidet_dist.soundness import check_operator
 from hidet_dist.spec import DeviceMesh
@@ -187,7 +188,7 @@ def through(inputs: Sequence[tuple[Tensor, str]], y: Tensor, reduced: bool = Fal
 
     Constants may lie in any way.
     """
-    view, table = GraphView(hidet.trace_from(y, [x for x, _ in inputs])), RuleTable(MESH)
+    view, table = GraphView(normalize(hidet.trace_from(y, [x for x, _ in inputs]))), RuleTable(MESH)
     lies = {view.names[x]: {spec} for x, spec in inputs}
     for op in view.operators:
         found: list[set[str]] = [set() for _ in op.outputs]

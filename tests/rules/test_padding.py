@@ -13,6 +13,7 @@ from hidet.graph.ops.activation import SoftmaxOp
 
 from hidet_dist.errors import ConfigError, PlanError
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.rules.padding import MaskPaddingOp
 from hidet_dist.rules.rule import RuleTable, derive
@@ -162,7 +163,7 @@ def constant(rng: np.random.Generator, *shape: int) -> hidet.Tensor:
 def mlp() -> FlowGraph:
     rng, x = np.random.default_rng(6), symbol([4, 8])
     wide = ops.exp(ops.matmul(x, constant(rng, 8, 13)))
-    return hidet.trace_from(ops.matmul(wide, constant(rng, 13, 6)), [x])
+    return normalize(hidet.trace_from(ops.matmul(wide, constant(rng, 13, 6)), [x]))
 
 
 def equals_the_whole(graph: FlowGraph, plan: Plan, inputs: list[np.ndarray] | None = None) -> bool:
@@ -215,9 +216,9 @@ def test_the_figures_of_a_plan_count_the_padding():
 @pytest.mark.parametrize("mesh", [(2,), (4,), (2, 2), (2, 4)])
 def test_random_plans_of_a_model_that_divides_by_nothing(mesh):
     rng = np.random.default_rng(8)
-    graph = GRAPHS["uneven"](rng)
-    view, inputs = GraphView(graph), graph_inputs(graph, rng)
-    whole = evaluate_graph(graph, inputs)
+    traced = GRAPHS["uneven"](rng)
+    graph, inputs = normalize(traced), graph_inputs(traced, rng)
+    view, whole = GraphView(graph), evaluate_graph(traced, inputs)
     table = RuleTable(DeviceMesh(mesh))
     for _ in range(12):
         assert check_plan(graph, random_plan(view, DeviceMesh(mesh), table, rng), inputs, whole) == ""
@@ -227,7 +228,7 @@ def test_random_plans_of_a_model_that_divides_by_nothing(mesh):
 def test_a_tied_table_is_stored_once_and_split_by_its_rows(mesh, split):
     """The lookup and the head read the same shards of the table, 13 rows over 2 or 4 devices."""
     rng = np.random.default_rng(9)
-    graph = GRAPHS["uneven"](rng)
+    graph = normalize(GRAPHS["uneven"](rng))
     plan = pinned(graph, DeviceMesh(mesh), {"w0": f"({split}, R)"})
     lookup = next(op.spec for op in plan.stage.operators if op.operator == "Take")
     head = [op.spec for op in plan.stage.operators if op.operator == "Matmul"][-1]
@@ -246,7 +247,7 @@ def test_an_encoder_of_101_words_and_an_inner_width_of_26(mesh, split):
         intermediate_size=26,
         max_position_embeddings=8,
     )
-    graph = bert.trace(bert.random_bert(config, seed=11), batch=2, seq=4)
+    graph = normalize(bert.trace(bert.random_bert(config, seed=11), batch=2, seq=4))
     view = GraphView(graph)
     shapes_of = {name: view.shape(name) for name in view.weights}
     specs = {name: f"({split}, R)" for name, shape in shapes_of.items() if shape in ((101, 16), (26, 16))}
@@ -261,7 +262,7 @@ def test_a_tight_budget_is_met_by_padding():
     """Room for one matrix and a little more than half of the other: without padding, both would have to be whole."""
     rng = np.random.default_rng(10)
     x, table = symbol([5], "int64"), constant(rng, 101, 3)
-    graph = hidet.trace_from(ops.matmul(ops.take(table, x, 0), constant(rng, 3, 101)), [x])
+    graph = normalize(hidet.trace_from(ops.matmul(ops.take(table, x, 0), constant(rng, 3, 101)), [x]))
     mesh = DeviceMesh((2,))
     beside = (5 * 2 + 5 * 3 + 5 * 3 + 5 * 101) * 4  # indices, rows found, their sum, scores
     plan = search(graph, builtin("cpu", mesh), mem_budget=(101 * 3 + 51 * 3) * 4 + beside)
@@ -272,7 +273,7 @@ def test_a_tight_budget_is_met_by_padding():
 
 def test_a_padded_head_pays_where_few_tokens_are_decoded():
     """GPT-2's head on eight devices, which 50257 does not divide by: an eighth of the matrix is read by each."""
-    graph = shapes.gpt(shapes.GPTConfig(1, 768, 12, 50257, batch=1, sequence=8, dtype="float16"))
+    graph = normalize(shapes.gpt(shapes.GPTConfig(1, 768, 12, 50257, batch=1, sequence=8, dtype="float16")))
     cluster = builtin("dgx-a100", DeviceMesh((8,)))
 
     def exact(op, spec):
@@ -288,7 +289,7 @@ def test_a_padded_head_pays_where_few_tokens_are_decoded():
 
 def test_inputs_and_outputs_that_do_not_divide_are_refused():
     mesh = DeviceMesh((2,))
-    uneven = hidet.trace_from(ops.exp(x := symbol([13])), [x])
+    uneven = normalize(hidet.trace_from(ops.exp(x := symbol([13])), [x]))
     with pytest.raises(ConfigError, match=r"input 0 does not fit.*does not divide"):
         search(uneven, builtin("cpu", mesh), input_specs=[TensorShardSpec.parse("(S0)")])
     plan = search(uneven, builtin("cpu", mesh))
@@ -298,7 +299,7 @@ def test_inputs_and_outputs_that_do_not_divide_are_refused():
 
 
 def test_a_plan_that_pads_what_must_not_be_is_refused():
-    graph, mesh = hidet.trace_from(ops.max(x := symbol([4, 13]), [1]), [x]), DeviceMesh((2,))
+    graph, mesh = normalize(hidet.trace_from(ops.max(x := symbol([4, 13]), [1]), [x])), DeviceMesh((2,))
     plan = search(graph, builtin("cpu", mesh))
     spec = OpShardSpec.parse("(R, S0) -> (R) | all_reduce(max, axes=0)")
     operator = dataclasses.replace(plan.stage.operators[0], spec=spec)

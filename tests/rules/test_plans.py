@@ -12,32 +12,42 @@ import pytest
 
 from hidet_dist.errors import PlanError
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.partitioning.proof import with_conversions
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.simulate import simulate
 from hidet_dist.soundness.__main__ import main
-from hidet_dist.soundness.graphs import GRAPHS, MODELS, WITHOUT_KERNELS
+from hidet_dist.soundness.graphs import GRAPHS, MODELS, PATTERNS, WITHOUT_KERNELS
 from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_plan
 from hidet_dist.spec import DeviceMesh, Plan
 from hidet_dist.view import GraphView
 
+# resnet50 has the blocks of resnet18.
+SMALL, LARGE = list(PATTERNS), [name for name in MODELS if name != "resnet50"]
 
-@pytest.mark.parametrize("name", [name for name in GRAPHS if name != "resnet50"])  # resnet18 has the same blocks
-@pytest.mark.parametrize("mesh", [(2,), (2, 2)])
-def test_random_plans_compute_what_the_whole_graph_does(name, mesh):
+
+@pytest.mark.parametrize(
+    ("name", "mesh", "plans"),
+    [
+        *((name, mesh, 3) for name in SMALL for mesh in ((2,), (2, 2))),
+        *((name, (2, 2), 1) for name in LARGE),
+        *(pytest.param(name, mesh, 3, marks=pytest.mark.slow) for name in LARGE for mesh in ((2,), (2, 2))),
+    ],
+)
+def test_random_plans_compute_what_the_whole_graph_does(name, mesh, plans):
     rng = np.random.default_rng(1)
-    graph = GRAPHS[name](rng)
-    view, inputs = GraphView(graph), graph_inputs(graph, rng)
-    whole = evaluate_graph(graph, inputs)
+    traced = GRAPHS[name](rng)
+    graph, inputs = normalize(traced), graph_inputs(traced, rng)
+    view, whole = GraphView(graph), evaluate_graph(traced, inputs)
     table = RuleTable(DeviceMesh(mesh))
-    for _ in range(3):
+    for _ in range(plans):
         assert check_plan(graph, random_plan(view, DeviceMesh(mesh), table, rng), inputs, whole) == ""
 
 
 def test_a_plan_whose_reduce_function_is_missing_is_refused():
     rng = np.random.default_rng(2)
-    graph, mesh = GRAPHS["mlp"](rng), DeviceMesh((2,))
+    graph, mesh = normalize(GRAPHS["mlp"](rng)), DeviceMesh((2,))
     view, inputs = GraphView(graph), graph_inputs(graph, rng)
     table = RuleTable(mesh)
     plan = random_plan(view, mesh, table, rng)
@@ -56,11 +66,11 @@ def test_a_plan_whose_reduce_function_is_missing_is_refused():
 def test_a_fused_projection_in_compiled_kernels_equals_the_oracle():
     """Linear, split, linear from end to end, with hidet's own kernels: every way to shard the two projections."""
     rng = np.random.default_rng(3)
-    graph, mesh = GRAPHS["fused_projection"](rng), DeviceMesh((2,))
-    view, inputs = GraphView(graph), graph_inputs(graph, rng)
-    plan = random_plan(view, mesh, RuleTable(mesh), rng)
+    traced, mesh = GRAPHS["fused_projection"](rng), DeviceMesh((2,))
+    graph, inputs = normalize(traced), graph_inputs(traced, rng)
+    plan = random_plan(GraphView(graph), mesh, RuleTable(mesh), rng)
     (got,) = simulate(partition_graph(graph, plan), [x.astype(np.float32) for x in inputs])
-    np.testing.assert_allclose(got, evaluate_graph(graph, inputs)[0], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got, evaluate_graph(traced, inputs)[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -68,12 +78,12 @@ def test_a_fused_projection_in_compiled_kernels_equals_the_oracle():
 def test_a_random_plan_of_a_model_in_compiled_kernels_equals_the_oracle(name):
     """With hidet's own kernel for each local operator, a sample of what the oracle checks in bulk."""
     rng = np.random.default_rng(4)
-    graph, mesh = MODELS[name](rng), DeviceMesh((2,))
-    inputs = graph_inputs(graph, rng)
+    traced, mesh = MODELS[name](rng), DeviceMesh((2,))
+    graph, inputs = normalize(traced), graph_inputs(traced, rng)
     program = partition_graph(graph, random_plan(GraphView(graph), mesh, RuleTable(mesh), rng))
     dtypes = [x.dtype.name for x in graph.inputs]
     got = simulate(program, [x.astype(dtype) for x, dtype in zip(inputs, dtypes, strict=True)])
-    for y, want in zip(got, evaluate_graph(graph, inputs), strict=True):
+    for y, want in zip(got, evaluate_graph(traced, inputs), strict=True):
         np.testing.assert_allclose(y, want, rtol=1e-3, atol=1e-4)
 
 

@@ -8,6 +8,7 @@ import hidet
 import pytest
 
 from hidet_dist.machine import Cluster, Device, Link
+from hidet_dist.normalize import normalize
 from hidet_dist.spec import DeviceMesh
 
 BATCH, HIDDEN, INNER = 8, 64, 256
@@ -19,7 +20,7 @@ def mlp() -> hidet.FlowGraph:
     x = hidet.symbol([BATCH, HIDDEN], "float32", "cpu")
     up = hidet.randn([HIDDEN, INNER], device="cpu")
     down = hidet.randn([INNER, HIDDEN], device="cpu")
-    return hidet.trace_from(hidet.ops.matmul(hidet.ops.gelu(hidet.ops.matmul(x, up)), down), [x])
+    return normalize(hidet.trace_from(hidet.ops.matmul(hidet.ops.gelu(hidet.ops.matmul(x, up)), down), [x]))
 
 
 @pytest.fixture

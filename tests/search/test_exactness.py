@@ -13,6 +13,7 @@ from hidet.graph import FlowGraph
 
 from hidet_dist.cost.model import PredictedCost
 from hidet_dist.machine import Cluster, builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.search import SearchOptions, find_plan
 from hidet_dist.search.eliminate import Tables, eliminate
 from hidet_dist.search.formulation import formulate
@@ -36,7 +37,7 @@ def mlp() -> FlowGraph:
     """Linear, ReLU, linear: 3 operators."""
     x = hidet.symbol([8192, 1024], "float16", "cpu")
     y = ops.relu(ops.matmul(x, weight("up", [1024, 4096], "float16")))
-    return hidet.trace_from(ops.matmul(y, weight("down", [4096, 1024], "float16")), [x])
+    return normalize(hidet.trace_from(ops.matmul(y, weight("down", [4096, 1024], "float16")), [x]))
 
 
 def residual(hidden: int = 1024, layers: int = 1) -> FlowGraph:
@@ -50,7 +51,7 @@ def residual(hidden: int = 1024, layers: int = 1) -> FlowGraph:
         z = ops.layer_norm(y) * own("norm.weight", hidden) + own("norm.bias", hidden)
         z = ops.gelu(ops.matmul(z, own("up", hidden, 4 * hidden)) + own("up.bias", 4 * hidden))
         y = y + ops.matmul(z, own("down", 4 * hidden, hidden)) + own("down.bias", hidden)
-    return hidet.trace_from(y, [x])
+    return normalize(hidet.trace_from(y, [x]))
 
 
 def attention() -> FlowGraph:
@@ -59,7 +60,7 @@ def attention() -> FlowGraph:
     x = hidet.symbol([4096, hidden], "float16", "cpu")
     query, key, value = (ops.matmul(x, weight(name, [hidden, hidden], "float16")) for name in ("q", "k", "v"))
     scores = ops.softmax(ops.matmul(query, ops.permute_dims(key, [1, 0])), axis=-1)
-    return hidet.trace_from(ops.matmul(scores, value), [x])
+    return normalize(hidet.trace_from(ops.matmul(scores, value), [x]))
 
 
 def stated(graph: FlowGraph, cluster: Cluster) -> Problem:
@@ -171,7 +172,7 @@ MEGATRON = {"query": COLUMNS, "key": COLUMNS, "value": COLUMNS, "out": ROWS, "up
 @pytest.mark.parametrize("expert", ["megatron", "data_parallel", "fsdp"])
 def test_no_expert_is_better_in_the_memory_it_takes(expert: str) -> None:
     config = shapes.GPTConfig(layers=1, hidden=256, heads=4, vocabulary=1000, batch=8, sequence=64)
-    graph, cluster = shapes.gpt(config), builtin("dgx-a100", DeviceMesh((2,)))
+    graph, cluster = normalize(shapes.gpt(config)), builtin("dgx-a100", DeviceMesh((2,)))
     view = GraphView(graph)
     if expert == "megatron":
         pins = {f"layers.0.{name}.weight": spec for name, spec in MEGATRON.items()}

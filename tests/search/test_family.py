@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from hidet import ops
 
+from hidet_dist import validate_plan
 from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import builtin
-from hidet_dist.partitioning.proof import validate_plan
+from hidet_dist.normalize import normalize
 from hidet_dist.search import find_plan, search_family
 from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
@@ -35,7 +36,7 @@ class Block:
         x = hidet.symbol([tokens, HIDDEN], "float32", "cpu")
         y = ops.layer_norm(x) * self.weights["norm"]
         y = x + ops.matmul(ops.gelu(ops.matmul(y, self.weights["up"])), self.weights["down"])
-        return hidet.trace_from(y, [x])
+        return normalize(hidet.trace_from(y, [x]))
 
 
 def layout(norm: str, up: str, down: str) -> dict[str, TensorShardSpec]:
@@ -116,6 +117,6 @@ def test_arguments_that_do_not_fit_are_refused() -> None:
         search_family(graphs, cluster, pins=[{"w1": "(R, S0)"}, {"w1": "(S0, R)"}])
     small = {"norm": hidet.randn([HIDDEN // 2], device="cpu")}
     x = hidet.symbol([2, HIDDEN // 2], "float32", "cpu")
-    odd = hidet.trace_from(x * small["norm"], [x])
+    odd = normalize(hidet.trace_from(x * small["norm"], [x]))
     with pytest.raises(ConfigError, match=r"float32\[32\] .* float32\[16\]"):
         search_family([graphs[0], odd], cluster, names=[block.weights, small])

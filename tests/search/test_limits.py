@@ -18,6 +18,7 @@ import pytest
 
 from hidet_dist.errors import ConfigError, InfeasibleError, SearchLimitWarning, SolverError
 from hidet_dist.machine import Cluster, builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.search import SearchOptions, find_plan, search, search_family, tuning
 from hidet_dist.search.eliminate import Tables, TooWide, eliminate
 from hidet_dist.search.ilp import TooLargeError, program_bytes, solve
@@ -99,7 +100,7 @@ def llama() -> hidet.FlowGraph:
     config = shapes.LlamaConfig(
         layers=1, hidden=64, heads=4, kv_heads=2, inner=128, vocabulary=64, batch=4, sequence=16, dtype="float32"
     )
-    return shapes.llama(config)
+    return normalize(shapes.llama(config))
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import hidet
 import pytest
 
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.reshard import cheapest_conversion
 from hidet_dist.search import search
 from hidet_dist.search.memory import conversion_nbytes, live_bytes, reduction_nbytes
@@ -19,7 +20,7 @@ def test_an_unsharded_program_holds_what_its_tensors_need() -> None:
     a = hidet.ops.relu(x)
     b = hidet.ops.reshape(hidet.ops.exp(a), [4, 8])  # a view
     y = hidet.ops.reshape(b, [8, 4]) + a
-    graph = hidet.trace_from(y, [x])
+    graph = normalize(hidet.trace_from(y, [x]))
     view = GraphView(graph)
     plan = search(graph, builtin("cpu", DeviceMesh((1,))))
     size = 8 * 4 * 4

@@ -10,6 +10,7 @@ from hidet import ops
 
 from hidet_dist.errors import VerificationError
 from hidet_dist.machine import Cluster, Device, Link, builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
 from hidet_dist.search import find_plan
 from hidet_dist.search.memory import live_bytes
@@ -33,7 +34,7 @@ def chain(layers: int = LAYERS) -> hidet.FlowGraph:
     x = y = hidet.symbol([ROWS, WIDTH], "float32", "cpu")
     for number in range(layers):
         y = ops.matmul(y, weight(f"w{number}", [WIDTH, WIDTH], "float32"))
-    return hidet.trace_from(y, [x])
+    return normalize(hidet.trace_from(y, [x]))
 
 
 MATRIX, ACTIVATION = WIDTH * WIDTH * 4, ROWS * WIDTH * 4
@@ -114,7 +115,7 @@ def test_memory_for_one_gathered_weight_leaves_nothing_to_hide_behind() -> None:
 def test_a_reduction_between_two_products_is_not_hidden() -> None:
     x = hidet.symbol([ROWS, WIDTH], "float32", "cpu")
     up, down = weight("up", [WIDTH, WIDTH], "float32"), weight("down", [WIDTH, WIDTH], "float32")
-    graph = hidet.trace_from(ops.relu(ops.matmul(ops.matmul(x, up), down)), [x])
+    graph = normalize(hidet.trace_from(ops.relu(ops.matmul(ops.matmul(x, up), down)), [x]))
     plan = find_plan(graph, machine(), pins={"up": "(R, S0)", "down": "(S0, R)", "op:2": "(R, R) -> (R, R)"}).plan
     assert plan.stage.overlap is not None
     assert plan.stage.overlap.communications
@@ -145,7 +146,7 @@ def blocks(layers: int) -> hidet.FlowGraph:
     for number in range(layers):
         inner = ops.matmul(ops.layer_norm(y), weight(f"up{number}", [1024, 4096], "float16"))
         y = y + ops.matmul(ops.gelu(inner), weight(f"down{number}", [4096, 1024], "float16"))
-    return hidet.trace_from(y, [x])
+    return normalize(hidet.trace_from(y, [x]))
 
 
 @pytest.mark.parametrize(("mesh", "name"), [((8,), "dgx-a100"), ((2, 2), "pcie-l40s")])

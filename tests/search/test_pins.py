@@ -7,6 +7,7 @@ import pytest
 
 from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.search import find_plan, search
 from hidet_dist.spec import DeviceMesh, OpShardSpec, SpecPattern, TensorShardSpec
 
@@ -72,7 +73,7 @@ def test_the_users_names_stand_in_pins_and_in_the_plan(toy) -> None:
 
     block = Block()
     x = hidet.symbol([8, HIDDEN], "float32", "cpu")
-    graph = hidet.trace_from(block(x), [x])
+    graph = normalize(hidet.trace_from(block(x), [x]))
     names = {**dict(block.named_parameters()), "tokens": x}
     plan = search(graph, toy(), pins={"fc1": "(?, S0)", "tokens": "(S0, R)"}, names=names)
     assert plan.param_specs["fc1"].mesh_axes_per_dim[1] == (0,)
@@ -128,7 +129,7 @@ def test_three_pins_can_clash_where_no_two_do(mlp, toy) -> None:
 
 def test_a_pin_that_does_not_divide_says_so(toy) -> None:
     x = hidet.symbol([6, 6], "float32", "cpu")
-    graph = hidet.trace_from(hidet.ops.relu(x), [x])
+    graph = normalize(hidet.trace_from(hidet.ops.relu(x), [x]))
     with pytest.raises(ConfigError, match=r"x0 .* does not fit input 0: .* splits dim 0"):
         search(graph, toy((4,)), pins={"x0": "(S0, R)"})
     with pytest.raises(ConfigError, match=r"t0.0 = \(S0, \?\) cannot be met: operator 0, Relu, can only be \(R, R\)"):
@@ -148,7 +149,7 @@ def test_weights_of_one_graph_lie_as_those_of_another(toy) -> None:
 
     def graph(rows: int) -> hidet.FlowGraph:
         x = hidet.symbol([rows, HIDDEN], "float32", "cpu")
-        return hidet.trace_from(hidet.ops.matmul(hidet.ops.relu(hidet.ops.matmul(x, up)), down), [x])
+        return normalize(hidet.trace_from(hidet.ops.matmul(hidet.ops.relu(hidet.ops.matmul(x, up)), down), [x]))
 
     cluster = builtin("dgx-a100", DeviceMesh((4,)))
     decode = search(graph(1), cluster, mem_budget=2**16, names={"up": up, "down": down})

@@ -8,16 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hidet_dist import validate_plan
 from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import builtin
-from hidet_dist.partitioning.proof import validate_plan
+from hidet_dist.normalize import normalize
 from hidet_dist.search import search
 from hidet_dist.soundness.graphs import GRAPHS
 from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_spec
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.view import GraphView
 
-LAYER = GRAPHS["gated_decoder"](np.random.default_rng(0))
+LAYER = normalize(GRAPHS["gated_decoder"](np.random.default_rng(0)))
 INPUTS = graph_inputs(LAYER, np.random.default_rng(0))
 WHOLE = evaluate_graph(LAYER, INPUTS)
 
@@ -62,7 +63,7 @@ def test_where_pins_meet_the_smaller_tensor_is_converted(toy) -> None:
         (2, "(R, S0), (S0, R) -> (R, R) | all_reduce(sum, axes=0)"),
     ):
         x = hidet.symbol([rows, 64], "float32", "cpu")
-        graph = hidet.trace_from(hidet.ops.matmul(x, hidet.randn([64, 64], device="cpu")), [x])
+        graph = normalize(hidet.trace_from(hidet.ops.matmul(x, hidet.randn([64, 64], device="cpu")), [x]))
         plan = search(graph, toy(), pins={"x0": "(S0, R)", "w0": "(S0, R)"}, mode="propagate")
         assert str(plan.stage.operators[0].spec) == kept
         assert str(plan.stage.weights[0].spec) == "(S0, R)"

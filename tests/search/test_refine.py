@@ -6,6 +6,7 @@ import hidet
 import numpy as np
 
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.search import search
 from hidet_dist.search.refine import refine
 from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs
@@ -16,7 +17,7 @@ from hidet_dist.view import GraphView
 
 
 def test_two_heads_of_keys_and_values_are_split_over_eight_devices() -> None:
-    graph = shapes.llama(shapes.LlamaConfig(1, 4096, 32, 2, 14336, 32000, batch=1, sequence=16))
+    graph = normalize(shapes.llama(shapes.LlamaConfig(1, 4096, 32, 2, 14336, 32000, batch=1, sequence=16)))
     cluster = builtin("dgx-a100", DeviceMesh((8,), ("gpu",)))
     given, finer = search(graph, cluster, refine_mesh=False), search(graph, cluster)
     assert str(given.stage.mesh) == "[gpu=8]"
@@ -30,7 +31,7 @@ def test_two_heads_of_keys_and_values_are_split_over_eight_devices() -> None:
 
 
 def test_groups_that_share_heads_compute_what_the_whole_does() -> None:
-    graph, _ = models.llama(kv_heads=2)
+    graph = normalize(models.llama(kv_heads=2)[0])
     cluster = builtin("cpu", DeviceMesh((4,), ("rank",)))
     finer = refine(graph, cluster)
     assert finer is not None
@@ -43,7 +44,7 @@ def test_groups_that_share_heads_compute_what_the_whole_does() -> None:
 
 
 def test_a_finer_mesh_costs_the_same_collectives() -> None:
-    graph = shapes.gpt(shapes.GPTConfig(1, 24, 6, 96, batch=1, sequence=4, dtype="float32"))
+    graph = normalize(shapes.gpt(shapes.GPTConfig(1, 24, 6, 96, batch=1, sequence=4, dtype="float32")))
     cluster = builtin("dgx-a100", DeviceMesh((4,), ("gpu",)))
     finer = refine(graph, cluster)
     assert finer is not None
@@ -61,13 +62,13 @@ def test_a_finer_mesh_costs_the_same_collectives() -> None:
 
 def test_a_mesh_that_everything_fills_stays_as_it_is() -> None:
     x = hidet.symbol([8, 16], "float32", "cpu")
-    graph = hidet.trace_from(hidet.ops.matmul(x, hidet.randn([16, 32], device="cpu")), [x])
+    graph = normalize(hidet.trace_from(hidet.ops.matmul(x, hidet.randn([16, 32], device="cpu")), [x]))
     assert refine(graph, builtin("cpu", DeviceMesh((4,)))) is None
     assert search(graph, builtin("cpu", DeviceMesh((4,))), refine_mesh=True).stage.mesh.shape == (4,)
 
 
 def test_pins_name_the_axes_of_the_given_mesh() -> None:
-    graph = shapes.llama(shapes.LlamaConfig(1, 64, 8, 2, 128, 64, batch=1, sequence=4, dtype="float32"))
+    graph = normalize(shapes.llama(shapes.LlamaConfig(1, 64, 8, 2, 128, 64, batch=1, sequence=4, dtype="float32")))
     cluster = builtin("cpu", DeviceMesh((4,)))
     assert refine(graph, cluster) is not None
     plan = search(graph, cluster, pins={"layers.0.gate": "(R, S0)"})
@@ -76,7 +77,7 @@ def test_pins_name_the_axes_of_the_given_mesh() -> None:
 
 
 def test_given_specs_keep_their_meaning_on_the_finer_mesh() -> None:
-    graph = shapes.llama(shapes.LlamaConfig(1, 4096, 32, 2, 14336, 32000, batch=8, sequence=1))
+    graph = normalize(shapes.llama(shapes.LlamaConfig(1, 4096, 32, 2, 14336, 32000, batch=8, sequence=1)))
     cluster = builtin("dgx-a100", DeviceMesh((8,)))
     wanted = [TensorShardSpec.parse("(R, R, S0)")]
     plan = search(graph, cluster, output_specs=wanted)

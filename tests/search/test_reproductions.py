@@ -10,6 +10,7 @@ import pytest
 from hidet.graph import Operator
 
 from hidet_dist.machine import Cluster, Device, Link
+from hidet_dist.normalize import normalize
 from hidet_dist.reshard import Conversion, Step, cheapest_conversion, walk
 from hidet_dist.search import find_plan
 from hidet_dist.spec import DeviceMesh, OpShardSpec, ReduceFn, TensorShardSpec
@@ -79,7 +80,9 @@ def test_slapos_two_layer_mlp() -> None:
     down = hidet.distributed.weight("fc2.weight", [4 * hidden, hidden])
     y = hidet.ops.matmul(hidet.ops.gelu(hidet.ops.matmul(x, up)), down)
     cluster = Cluster(DeviceMesh((p,)), (Link(0.0, 1.0),), FREE)
-    found = find_plan(hidet.trace_from(y, [x]), cluster, cost_model=Slapo(cluster), allow=slapo_choices, gap=1e-9)
+    found = find_plan(
+        normalize(hidet.trace_from(y, [x])), cluster, cost_model=Slapo(cluster), allow=slapo_choices, gap=1e-9
+    )
     assert found.plan.seconds == found.bound_seconds == seq * hidden / p == 131072
     stage = found.plan.stage
     for number in (0, 2):
@@ -92,7 +95,12 @@ def test_slapos_two_layer_mlp() -> None:
         ({"op:0": "?, (R, S0) -> ?", "op:2": "?, (R, S0) -> ?"}, (4 * seq * hidden + seq * hidden) / p),
     ):
         other = find_plan(
-            hidet.trace_from(y, [x]), cluster, cost_model=Slapo(cluster), allow=slapo_choices, gap=1e-9, pins=pins
+            normalize(hidet.trace_from(y, [x])),
+            cluster,
+            cost_model=Slapo(cluster),
+            allow=slapo_choices,
+            gap=1e-9,
+            pins=pins,
         )
         assert other.plan.seconds == seconds
 
@@ -147,7 +155,7 @@ def mlp(layers: int, batch: int, hidden: int) -> hidet.FlowGraph:
         y = hidet.ops.matmul(y, hidet.distributed.weight(f"dense_{number}", [hidden, hidden]))
         if number < layers - 1:
             y = hidet.ops.relu(y)
-    return hidet.trace_from(y, [x])
+    return normalize(hidet.trace_from(y, [x]))
 
 
 LAYERS = 6

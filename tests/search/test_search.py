@@ -7,6 +7,7 @@ import pytest
 
 from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import Cluster, Device, Link, builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.reshard import cheapest_conversion
 from hidet_dist.search import find_plan, search
 from hidet_dist.search.memory import live_bytes
@@ -24,7 +25,7 @@ def mlp(batch: int = BATCH) -> hidet.FlowGraph:
     x = hidet.symbol([batch, HIDDEN], "float32", "cpu")
     up = hidet.randn([HIDDEN, INNER], device="cpu")
     down = hidet.randn([INNER, HIDDEN], device="cpu")
-    return hidet.trace_from(hidet.ops.matmul(hidet.ops.gelu(hidet.ops.matmul(x, up)), down), [x])
+    return normalize(hidet.trace_from(hidet.ops.matmul(hidet.ops.gelu(hidet.ops.matmul(x, up)), down), [x]))
 
 
 def toy(mesh: tuple[int, ...] = (2,), latency: float = 1e-6) -> Cluster:
@@ -112,7 +113,7 @@ def test_the_least_budget_is_right_for_gigabytes(layers: int) -> None:
         up = hidet.distributed.weight(f"up{layer}", [8192, 32768])
         down = hidet.distributed.weight(f"down{layer}", [32768, 8192])
         y = hidet.ops.matmul(hidet.ops.gelu(hidet.ops.matmul(y, up)), down)
-    graph, cluster = hidet.trace_from(y, [x]), builtin("dgx-a100", DeviceMesh((8,)))
+    graph, cluster = normalize(hidet.trace_from(y, [x])), builtin("dgx-a100", DeviceMesh((8,)))
     with pytest.raises(InfeasibleError, match="Give at least") as refused:
         search(graph, cluster, mem_budget=10**7)
     least = refused.value.least_budget
@@ -170,7 +171,7 @@ def test_an_encoder_is_planned_within_its_budget() -> None:
         intermediate_size=64,
         max_position_embeddings=16,
     )
-    graph = bert.trace(bert.random_bert(config, seed=0), batch=2, seq=8)
+    graph = normalize(bert.trace(bert.random_bert(config, seed=0), batch=2, seq=8))
     cluster = builtin("dgx-a100", DeviceMesh((2,)))
     budget = int(0.9 * bert.weight_bytes(graph))
     plan = search(graph, cluster, mem_budget=budget, gap=0.05)
@@ -203,7 +204,7 @@ def test_weights_and_operators_can_be_narrowed_down() -> None:
 def test_where_memory_is_ample_small_weights_are_not_gathered_for_a_few_tokens(mesh: tuple[int, ...]) -> None:
     """Decoding 16 x 1 tokens in LLaMA-3-8B's shapes: norm weights of 8 KB are where they are read."""
     config = replace(shapes.LLAMA3_8B, layers=2, sequence=1)
-    graph = shapes.llama(config)
+    graph = normalize(shapes.llama(config))
     view = GraphView(graph)
     plan = search(graph, builtin("dgx-a100", DeviceMesh(mesh)))
     small = {name for name in view.weights if len(view.shape(name)) == 1}

@@ -15,6 +15,7 @@ from hidet.graph import Operator
 
 from hidet_dist.errors import InfeasibleError
 from hidet_dist.machine import Cluster, Device, Link
+from hidet_dist.normalize import normalize
 from hidet_dist.search import SearchResult, find_plan
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.spec import DeviceMesh, OpShardSpec
@@ -37,7 +38,7 @@ def blocks(shape: Sequence[int], inner_size: int = INNER) -> hidet.FlowGraph:
     for number in range(BLOCKS):
         inner = ops.matmul(ops.layer_norm(y), weight(f"up{number}", [HIDDEN, inner_size], "float32"))
         y = y + ops.matmul(ops.relu(inner), weight(f"down{number}", [inner_size, HIDDEN], "float32"))
-    return hidet.trace_from(y, [x])
+    return normalize(hidet.trace_from(y, [x]))
 
 
 def megatron(graph: hidet.FlowGraph) -> dict[str, str]:

@@ -18,6 +18,7 @@ from hidet_dist.errors import PlanError
 from hidet_dist.explain import SearchReport
 from hidet_dist.limits import MOST_PLAN_BYTES
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh, Plan
 from hidet_dist.spec.symbols import SymbolSize
@@ -27,7 +28,7 @@ from hidet_dist.spec.symbols import SymbolSize
 def planned() -> Plan:
     x = hidet.symbol(["n", 8], "float32", "cpu")
     hidden = hidet.ops.relu(hidet.ops.matmul(x, hidet.randn([8, 12], device="cpu")))
-    graph = hidet.trace_from(hidet.ops.matmul(hidden, hidet.randn([12, 8], device="cpu")), [x])
+    graph = normalize(hidet.trace_from(hidet.ops.matmul(hidden, hidet.randn([12, 8], device="cpu")), [x]))
     return search(
         graph,
         builtin("dgx-a100", DeviceMesh((2, 2))),

@@ -12,10 +12,9 @@ from hidet.graph import FlowGraph, Tensor
 
 from hidet_dist.errors import ConfigError, InputError, PlanError
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
-from hidet_dist.partitioning.proof import validate_plan
-from hidet_dist.search import recost, search
-from hidet_dist.search.family import search_family
+from hidet_dist.search import search
 from hidet_dist.simulate import simulate
 from hidet_dist.soundness.plans import check_plan, evaluate_graph, random_plan
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
@@ -35,7 +34,7 @@ def symbol(*shape: int | str, dtype: str = "float32") -> Tensor:
 
 
 def encoder_plan(mesh: DeviceMesh, batch: SymbolSize, specs=(None, None), outputs=(None,)) -> Plan:
-    graph = models.encoder_block("batch", "seq")
+    graph = normalize(models.encoder_block("batch", "seq"))
     pins = {} if specs[0] else {f"w{number}": "(R, S0)" for number in range(3)}  # by heads
     symbols = {"batch": batch, "seq": SymbolSize(128)}
     return search(graph, builtin("cpu", mesh), input_specs=specs, output_specs=outputs, pins=pins, symbols=symbols)
@@ -54,7 +53,7 @@ def test_concrete_dims_shard_as_ever(mesh):
                 assert not spec.mesh_axes_per_dim[0] and not spec.mesh_axes_per_dim[1]
             if spec.ndim == 4:
                 assert not spec.mesh_axes_per_dim[0]
-    graph = models.encoder_block("batch", "seq")
+    graph = normalize(models.encoder_block("batch", "seq"))
     for batch, seq in ((1, 7), (3, 4)):
         inputs = models.encoder_inputs(batch, seq)
         assert check_plan(graph, plan, inputs, evaluate_graph(graph, inputs)) == ""
@@ -65,7 +64,7 @@ def test_a_declared_multiple_is_sharded(mesh):
     mesh = DeviceMesh(mesh)
     plan = encoder_plan(mesh, SymbolSize(16, 2), (S3, S4), (S3,))
     assert all(tensor.spec.mesh_axes_per_dim[0] == (0,) for tensor in (*plan.stage.inputs, *plan.stage.outputs))
-    graph = models.encoder_block("batch", "seq")
+    graph = normalize(models.encoder_block("batch", "seq"))
     for batch, seq in ((2, 5), (6, 3)):
         inputs = models.encoder_inputs(batch, seq)
         assert check_plan(graph, plan, inputs, evaluate_graph(graph, inputs)) == ""
@@ -74,7 +73,7 @@ def test_a_declared_multiple_is_sharded(mesh):
 def test_a_symbol_that_is_expected_to_divide_is_not_sharded_unless_it_is_declared():
     with pytest.raises(ConfigError, match=r"splits the symbolic dim batch into 2.*'multiple_of': 2"):
         encoder_plan(DeviceMesh((2,)), SymbolSize(16), (S3, S4))
-    view = planning_view(models.encoder_block(16, "seq"), {"seq": SymbolSize(128)}, DeviceMesh((2,)))
+    view = planning_view(normalize(models.encoder_block(16, "seq")), {"seq": SymbolSize(128)}, DeviceMesh((2,)))
     table = rule_table(view, DeviceMesh((2,)))
     scores = next(op for op in view.operators if op.name == "Exp")
     specs = {str(choice.spec.in_specs[0]) for choice in table(scores)[1]}
@@ -160,7 +159,7 @@ def data(graph: FlowGraph, sizes: dict[str, int], rng: np.random.Generator) -> l
 
 def test_fixed_dims_are_padded_and_symbolic_ones_are_not():
     mesh = DeviceMesh((2,))
-    view = planning_view(embedded(), {"batch": SymbolSize(5), "seq": SymbolSize(7)}, mesh)
+    view = planning_view(normalize(embedded()), {"batch": SymbolSize(5), "seq": SymbolSize(7)}, mesh)
     choices = rule_table(view, mesh)(view.operators[-1])[1]
     splits = {choice.spec.out_specs[0].mesh_axes_per_dim for choice in choices}
     assert splits == {((), (), ()), ((), (), (0,))}
@@ -170,13 +169,14 @@ def test_fixed_dims_are_padded_and_symbolic_ones_are_not():
 @pytest.mark.parametrize("name", GRAPHS)
 def test_random_plans_hold_for_every_size(name, mesh):
     make, all_sizes = GRAPHS[name]
-    mesh, graph, rng = DeviceMesh(mesh), make(), np.random.default_rng(0)
+    mesh, traced, rng = DeviceMesh(mesh), make(), np.random.default_rng(0)
+    graph = normalize(traced)
     declared = {symbol: SymbolSize(12, 4) for symbol in all_sizes[0]}
     view = planning_view(graph, declared, mesh)
     table = rule_table(view, mesh)
     assert any(len(table(op)[1]) > 1 for op in view.operators)
     cases = [data(graph, sizes, rng) for sizes in all_sizes]
-    wholes = [evaluate_graph(graph, inputs) for inputs in cases]
+    wholes = [evaluate_graph(traced, inputs) for inputs in cases]
     for _ in range(3):
         plan = random_plan(view, mesh, table, rng)
         for inputs, whole in zip(cases, wholes, strict=True):
@@ -185,7 +185,7 @@ def test_random_plans_hold_for_every_size(name, mesh):
 
 def test_a_graph_for_particular_sizes_only_is_refused():
     x, y = symbol("batch", 8), symbol("rows", 8)
-    graph = hidet.trace_from(x + y, [x, y])
+    graph = normalize(hidet.trace_from(x + y, [x, y]))
     with pytest.raises(ConfigError, match=r"Operator 0, Add, does not take all sizes"):
         search(graph, builtin("cpu", DeviceMesh((2,))), symbols={"batch": SymbolSize(8), "rows": SymbolSize(8)})
 
@@ -199,11 +199,11 @@ def test_a_graph_for_particular_sizes_only_is_refused():
 )
 def test_symbols_that_do_not_fit_the_graph_are_refused(symbols, message):
     with pytest.raises(ConfigError, match=message):
-        search(pooled(), builtin("cpu", DeviceMesh((2,))), symbols=symbols)
+        search(normalize(pooled()), builtin("cpu", DeviceMesh((2,))), symbols=symbols)
 
 
 def test_a_plan_is_saved_edited_and_costed_anew(tmp_path):
-    graph, mesh = flattened(), DeviceMesh((2,))
+    graph, mesh = normalize(flattened()), DeviceMesh((2,))
     declared = {"batch": SymbolSize(16, 2), "seq": SymbolSize(128)}
     plan = search(graph, builtin("cpu", mesh), input_specs=[S3], symbols=declared)
     plan.save(tmp_path / "plan.json")
@@ -212,23 +212,23 @@ def test_a_plan_is_saved_edited_and_costed_anew(tmp_path):
     assert [symbol.name for symbol in loaded.stage.symbols] == ["batch", "seq"]
     assert loaded.stage.inputs[0].written == ("batch", "seq", 8)
     assert loaded.stage.inputs[0].shape == (16, 128, 8)
-    validate_plan(loaded, graph)
-    assert recost(loaded, graph, builtin("cpu", mesh)) == plan
+    hidet.distributed.validate_plan(loaded, graph)
+    assert hidet.distributed.recost(loaded, graph, builtin("cpu", mesh)) == plan
 
 
 def test_a_plan_that_splits_what_is_not_declared_is_refused():
-    graph, mesh = flattened(), DeviceMesh((2,))
+    graph, mesh = normalize(flattened()), DeviceMesh((2,))
     declared = {"batch": SymbolSize(16, 2), "seq": SymbolSize(128)}
     plan = search(graph, builtin("cpu", mesh), input_specs=[S3], symbols=declared)
     text = plan.to_json().replace('"multiple_of": 2', '"multiple_of": 1')
     with pytest.raises(PlanError, match="splits dim 0"):
-        validate_plan(Plan.from_json(text), graph)
+        hidet.distributed.validate_plan(Plan.from_json(text), graph)
     with pytest.raises(PlanError, match="does not fit"):
         partition_graph(graph, Plan.from_json(text))
 
 
 def simulated(sizes: Sequence[tuple[int, int]]) -> tuple[FlowGraph, list[list[np.ndarray]]]:
-    graph = flattened()
+    graph = normalize(flattened())
     rng = np.random.default_rng(0)
     return graph, [data(graph, {"batch": batch, "seq": seq}, rng) for batch, seq in sizes]
 
@@ -240,7 +240,7 @@ def test_graphs_of_fixed_and_symbolic_sizes_share_a_layout_of_weights():
         x = symbol(batch, 8)
         return hidet.trace_from(ops.relu(ops.matmul(x, shared)), [x])
 
-    family = search_family(
+    family = hidet.distributed.search_family(
         [graph(1), graph("batch")],
         builtin("cpu", DeviceMesh((2,))),
         symbols={"batch": SymbolSize(64)},
@@ -262,7 +262,7 @@ def test_the_simulator_takes_sizes_from_the_inputs():
 
 
 def test_two_inputs_that_disagree_are_refused():
-    graph = pooled()
+    graph = normalize(pooled())
     declared = {"batch": SymbolSize(8), "seq": SymbolSize(8)}
     program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,))), symbols=declared))
     with pytest.raises(InputError, match=r"seq must be the same everywhere; dim 1 of input 1 says seq = 4, but dim 1"):

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 from hidet_dist.errors import ConfigError, WeightsError
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.rules.declared import definition_of
 from hidet_dist.rules.rule import RuleTable
@@ -41,7 +42,7 @@ def linear(x: hidet.Tensor) -> hidet.Tensor:
 
 def traced() -> FlowGraph:
     x = hidet.symbol([4, 8], "float32", "cpu")
-    return hidet.trace_from(linear(x), [x])
+    return normalize(hidet.trace_from(linear(x), [x]))
 
 
 def save_weights(graph: FlowGraph, path: Path, seed: int = 0) -> dict[hidet.Tensor, np.ndarray]:
@@ -62,13 +63,15 @@ def test_weights_are_no_inputs_and_what_is_computed_from_them_is_in_the_graph() 
     assert len(hidet.trace_from(linear(graph.inputs[0])).inputs) == 1  # the only free variable
     # Weights listed among the inputs are weights all the same.
     x, w = hidet.symbol([4, 8], "float32", "cpu"), hidet.symbol([8, 6], "float32", "cpu")
-    listed = hidet.trace_from(hidet.ops.matmul(x, w), [w, x])
+    listed = normalize(hidet.trace_from(hidet.ops.matmul(x, w), [w, x]))
     assert GraphView(listed).inputs == ["x0", "x1"]
     dist.as_weight(w, "proj")
     assert (GraphView(listed).inputs, GraphView(listed).weights) == (["x0"], ["w0"])
 
 
-@pytest.mark.parametrize("build", [lambda: shapes.gpt(TINY_GPT), lambda: shapes.llama(TINY_LLAMA), traced])
+@pytest.mark.parametrize(
+    "build", [lambda: normalize(shapes.gpt(TINY_GPT)), lambda: normalize(shapes.llama(TINY_LLAMA)), traced]
+)
 @pytest.mark.parametrize("mesh", [(2,), (2, 2)])
 def test_weights_from_a_file_compute_what_the_whole_graph_does(build: Any, mesh: Any, tmp_path: Path) -> None:
     graph, path, rng = build(), tmp_path / "model.safetensors", np.random.default_rng(3)
@@ -96,7 +99,7 @@ def test_a_fused_projection_reads_its_parts_from_the_whole_weight(tmp_path: Path
     placeholder = hidet.symbol([4, 8], "float32", "cpu")
     fused = hidet.ops.matmul(placeholder, dist.weight("qkv", [8, 12])) + dist.weight("bias", [12])
     parts = hidet.ops.split(fused, 3, axis=1)
-    graph = hidet.trace_from([hidet.ops.exp(part) for part in parts], [placeholder])
+    graph = normalize(hidet.trace_from([hidet.ops.exp(part) for part in parts], [placeholder]))
     names = names_of(GraphView(graph).tensors.values())
     assert {name for name in names if "qkv" in name} == {"qkv[:, 0:4]", "qkv[:, 4:8]", "qkv[:, 8:12]"}
     pins = {"qkv[:, 4:8]": "(R, S0)", "bias[8:12]": "(S0)"}
@@ -116,7 +119,7 @@ def test_weights_made_from_files_need_no_other_word(tmp_path: Path) -> None:
         "half": ("bfloat16", (3,)),
     }
     x = hidet.symbol([4, 8], "float32", "cpu")
-    graph = hidet.trace_from(hidet.ops.matmul(x, weights["w"]), [x])
+    graph = normalize(hidet.trace_from(hidet.ops.matmul(x, weights["w"]), [x]))
     program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,)))))
     assert all((data == 2).all() for name, data in program.data_of(1).items() if name == "w0")
 
@@ -135,7 +138,7 @@ def test_the_parameters_of_a_module_become_weights(tmp_path: Path) -> None:
     shapes_before = {name: list(x.shape) for name, x in block.named_parameters()}
     dist.as_weights(block, "model.")
     x = hidet.symbol([2, 8], "float32", "cpu")
-    view = GraphView(hidet.trace_from(block(x), [x]))
+    view = GraphView(normalize(hidet.trace_from(block(x), [x])))
     names = {name: list(x.shape) for name, x in names_of(view.tensors.values()).items()}
     assert names == {f"model.{name}": shape for name, shape in shapes_before.items()}
     assert set(names) == {"model.first.weight", "model.first.bias", "model.scale"}

@@ -17,6 +17,7 @@ from hidet_dist.cost.model import PredictedCost, compute_seconds
 from hidet_dist.cost.work import work_of
 from hidet_dist.machine.builtin import builtin
 from hidet_dist.machine.kernels import Work
+from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.rules.rule import Choice, RuleTable
 from hidet_dist.search import find_plan
@@ -98,7 +99,7 @@ KERNEL_PROBES = (
 def build_kernels(mesh: DeviceMesh, file: Path) -> None:
     """Compile all probes as one program, replicated on every rank of the mesh, and save the list of its kernels."""
     traced = [probe.trace() for probe in KERNEL_PROBES]
-    graph = hidet.trace_from([y for y, _ in traced], [x for _, inputs in traced for x in inputs])
+    graph = normalize(hidet.trace_from([y for y, _ in traced], [x for _, inputs in traced for x in inputs]))
     plan = find_plan(
         graph, builtin("cpu", mesh), allow=lambda _, spec: all(s.is_replicated for s in spec.in_specs)
     ).plan
@@ -165,7 +166,7 @@ class _Counting(PredictedCost):
 def work_in(probe: KernelProbe) -> list[Work]:
     """The work of a probe as the search counts it."""
     y, inputs = probe.trace()
-    view, mesh = GraphView(hidet.trace_from(y, inputs)), DeviceMesh((1,))
+    view, mesh = GraphView(normalize(hidet.trace_from(y, inputs))), DeviceMesh((1,))
     table, counting = RuleTable(mesh), _Counting(mesh)
     fused = counting.fused(view)
     for number, op in enumerate(view.operators):

@@ -12,6 +12,7 @@ from hidet.graph import FlowGraph
 from hidet_dist.compile import compile_program
 from hidet_dist.export.write import write_artifacts
 from hidet_dist.machine.builtin import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import find_plan
 from hidet_dist.spec import DeviceMesh
@@ -75,7 +76,7 @@ def probes(dtypes: Sequence[str]) -> list[Probe]:
 
 def build_probe(probe: Probe, mesh: DeviceMesh, folder: Path) -> None:
     """Build artifacts of a probe, replicated on every rank of the mesh."""
-    graph = probe.build()
+    graph = normalize(probe.build())
     plan = find_plan(
         graph, builtin("cpu", mesh), allow=lambda _, spec: all(s.is_replicated for s in spec.in_specs)
     ).plan

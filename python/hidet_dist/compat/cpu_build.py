@@ -41,15 +41,16 @@ def compiler_version(path: str) -> str:
     return subprocess.run([path, "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
 
 
-@contextmanager
-def compiled_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Sequence[str]) -> Iterator[None]:
-    """Have hidet compile for the CPU with ``flags`` while the block runs; ``headers`` are what all kernels include."""
+def compiler_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Sequence[str]) -> type[GCC]:
+    """hidet's compiler for the CPU with other ``flags``; ``headers`` are what all kernels include."""
     common, directories = (*_COMMON, *flags), list(include_dirs)
 
     class Compiler(GCC):
+        command_prefix = (GCC._resolve_gcc_path(), *common)
+
         def precompile(self) -> None:
             """Compile what most kernels include."""
-            _precompile([self.gcc_path, *common], [*self.include_dirs, *directories], headers)
+            _precompile(self.command_prefix, [*self.include_dirs, *directories], headers)
 
         def compile(
             self,
@@ -62,13 +63,12 @@ def compiled_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Se
             object_files: Sequence[str] = (),
         ) -> None:
             included = [*self.include_dirs, *directories]
-            compiler = [self.gcc_path, *common]
             prelude = _prelude(included, headers)
             source = Path(src_path)
             source.write_text(_without(source.read_text(), _text(headers)))
             own = [directory for directory in dict.fromkeys(include_dirs) if directory not in included]
             command = [
-                *compiler,
+                *self.command_prefix,
                 "-include",
                 str(prelude),
                 *(f"-I{directory}" for directory in [*included, *own]),
@@ -84,9 +84,16 @@ def compiled_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Se
             ]
             self.run_compile_command(" ".join(command), src_path, out_lib_path)
 
-    version = compiler_version(Compiler._resolve_gcc_path())
-    digest = hashlib.sha256(" ".join(common).encode()).hexdigest()[:16]
-    with hidet.option.context(), replaced(_compiler, {"GCC": Compiler}), cpu_lowering():
+    return Compiler
+
+
+@contextmanager
+def compiled_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Sequence[str]) -> Iterator[None]:
+    """Have hidet compile for the CPU with ``flags`` while the block runs; ``headers`` are what all kernels include."""
+    version = compiler_version(GCC._resolve_gcc_path())
+    digest = hashlib.sha256(" ".join([*_COMMON, *flags]).encode()).hexdigest()[:16]
+    compiler = compiler_with(flags, include_dirs, headers)
+    with hidet.option.context(), replaced(_compiler, {"GCC": compiler}), cpu_lowering():
         cache = Path(hidet.option.get_cache_dir()) / "cpu" / f"g++-{version}-{digest}"
         hidet.option.cache_dir(str(cache))
         yield

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 from hidet.graph import FlowGraph, Operator, Tensor
 
 from hidet_dist.machine import Device
+from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning import Program
 
 
@@ -72,8 +73,8 @@ class Backend(Protocol):
             It says how to get the compiler.
         """
 
-    def prepare(self, graph: FlowGraph, devices: int) -> tuple[FlowGraph, Mapping[Tensor, Tensor]]:
-        """The graph as it is to be planned for so many devices, and what takes the place of weights in it."""
+    def prepare(self, graph: NormalGraph, devices: int) -> tuple[NormalGraph, Mapping[Tensor, Tensor]]:
+        """Rewrite the graph for a number of devices; return it with the replacement of each weight that has one."""
 
     def optimizing(self) -> AbstractContextManager[None]:
         """What is in force while operators are fused."""

@@ -17,7 +17,7 @@ import torch
 from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.graph.ops.matmul.matmul import MatmulOp
 
-from hidet_dist.normalize.normal_form import as_normal, normalize
+from hidet_dist.normalize.normal_form import NormalGraph
 from hidet_dist.rewriting import rewrite
 from hidet_dist.weights.named import is_weight, padded_weight
 
@@ -27,28 +27,30 @@ _LEAST_COLUMNS = 32  # with fewer, padding is more than what tensor cores save
 
 @dataclass(frozen=True)
 class PaddedGraph:
-    """The graph, in normal form, and what has taken the place of each weight that was padded."""
+    """A graph with padded weights, and the padded weight of each weight that was replaced."""
 
-    graph: FlowGraph
+    graph: NormalGraph
     weights: dict[Tensor, Tensor]
 
 
-def pad_columns(graph: FlowGraph, devices: int) -> PaddedGraph:
-    """``graph`` in normal form, with weights padded for the sake of the products that they are in.
+def pad_columns(graph: NormalGraph, devices: int) -> PaddedGraph:
+    """Pad the columns of weights for the sake of the products that they are in.
+
+    The result is in normal form. It must not be normalised again: that would carry the cut of a product's result back
+    to the weight, and undo the padding.
 
     Parameters
     ----------
-    graph: FlowGraph
+    graph: NormalGraph
         The graph; it is left as it is.
     devices: int
         The number of devices of the mesh that it is planned for.
     """
-    normal = normalize(graph)
-    normal.update_nodes()
+    graph.update_nodes()
     multiple = _ALIGNMENT * devices
-    wanted = _weights_to_pad(normal)
+    wanted = _weights_to_pad(graph)
     if not wanted:
-        return PaddedGraph(normal, {})
+        return PaddedGraph(graph, {})
     with hidet.option.context():
         hidet.option.execution_mode("symbolic")
         weights = {x: _padded(x, -(-int(x.shape[-1]) // multiple) * multiple) for x in wanted}
@@ -61,8 +63,8 @@ def pad_columns(graph: FlowGraph, devices: int) -> PaddedGraph:
             columns = int(op.outputs[0].shape[-1])
             return hidet.ops.strided_slice(result, [0], [columns], [len(result.shape) - 1])
 
-        padded = rewrite(normal, cut)
-    return PaddedGraph(as_normal(padded), weights)
+        padded = rewrite(graph, cut)
+    return PaddedGraph(NormalGraph.of(padded), weights)
 
 
 def _weights_to_pad(graph: FlowGraph) -> list[Tensor]:

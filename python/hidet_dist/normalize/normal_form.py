@@ -1,36 +1,32 @@
-"""All rewrites of a graph before it is planned."""
+"""The normal form of graphs, in which they are planned, partitioned and compiled."""
 
 from __future__ import annotations
-
-import weakref
 
 from hidet.graph import FlowGraph
 
 from hidet_dist.normalize.projections import split_projections
 from hidet_dist.normalize.squares import square_powers
 
-_normal: weakref.WeakSet[FlowGraph] = weakref.WeakSet()
-_forms: weakref.WeakKeyDictionary[FlowGraph, FlowGraph] = weakref.WeakKeyDictionary()
 
+class NormalGraph(FlowGraph):
+    """A graph in normal form.
 
-def normalize(graph: FlowGraph) -> FlowGraph:
-    """The graph in the form that is planned, with the inputs of ``graph``; ``graph`` itself where nothing changes.
-
-    The same graph gives the same object every time, so that tensors found in one view of it are those of another. A
-    normalized graph is its own normal form.
+    :func:`normalize` brings a traced graph into it. A pass whose result must not be rewritten again, such as a part of
+    a normal graph, states by :meth:`of` that its result is in normal form.
     """
-    if graph in _normal:
+
+    @classmethod
+    def of(cls, graph: FlowGraph) -> NormalGraph:
+        """Take ``graph`` to be in normal form as it is."""
+        return cls(graph.outputs, graph.inputs)
+
+
+def normalize(graph: FlowGraph) -> NormalGraph:
+    """Rewrite a traced graph to its normal form: the same inputs and values, by operators that shard better.
+
+    A graph in normal form is returned as it is. Each call for any other graph makes new operators and tensors where it
+    rewrites: whatever belongs together (a view, pins by tensor, a program) must start from one normal graph.
+    """
+    if isinstance(graph, NormalGraph):
         return graph
-    if graph not in _forms:
-        found = split_projections(square_powers(graph))
-        _normal.add(found)
-        if found is graph:
-            return graph
-        _forms[graph] = found
-    return _forms[graph]
-
-
-def as_normal(graph: FlowGraph) -> FlowGraph:
-    """``graph`` itself, taken to be in normal form: a twin of a normalized graph, operator by operator."""
-    _normal.add(graph)
-    return graph
+    return NormalGraph.of(split_projections(square_powers(graph)))

@@ -12,6 +12,7 @@ from hidet.graph import FlowGraph, Operator, Tensor
 
 from hidet_dist.artifacts.manifest import COORDINATE
 from hidet_dist.errors import PartitionError, SpecError
+from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning.once import reshape
 from hidet_dist.partitioning.operators import (
     CommunicationOp,
@@ -117,7 +118,7 @@ def communication_operators(graph: FlowGraph) -> list[CommunicationOp]:
 
 
 def partition_graph(
-    graph: FlowGraph, plan: Plan, files: SafetensorsFiles | None = None, device: str | None = None
+    graph: NormalGraph, plan: Plan, files: SafetensorsFiles | None = None, device: str | None = None
 ) -> Program:
     """Turn a graph into the program that its plan describes; ``files`` have the weights that it knows by name only.
 

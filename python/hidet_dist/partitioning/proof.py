@@ -15,13 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from hidet.graph import FlowGraph
-
 from hidet_dist.errors import ConfigError, PlanError, SpecError
 from hidet_dist.machine import Cluster
+from hidet_dist.normalize import NormalGraph
 from hidet_dist.reshard import PlannedSteps, cheapest_conversion
 from hidet_dist.rules.rule import Choice, RuleTable
-from hidet_dist.spec import OpShardSpec, Plan, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.spec import OpShardSpec, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.plan import ConversionPlan
 from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.symbolic.planning import planning_view, rule_table
@@ -60,19 +59,14 @@ class ProvenStage:
     notes: tuple[str, ...]
 
 
-def validate_plan(plan: Plan, graph: FlowGraph) -> None:
-    """Check that a plan computes a graph: every spec is proven, every conversion is where it must be.
+def prove(stage: StagePlan, graph: NormalGraph) -> ProvenStage:
+    """Prove that a stage computes ``graph``.
 
     Raises
     ------
     PlanError
         Naming the operator or the tensor, and what is wrong with it.
     """
-    prove(plan.stage, graph)
-
-
-def prove(stage: StagePlan, graph: FlowGraph) -> ProvenStage:
-    """The proof that a stage computes ``graph``. Raises PlanError as :func:`validate_plan` does."""
     proven = prove_specs(stage, graph)
     view = proven.view
     steps = PlannedSteps(stage)
@@ -103,7 +97,7 @@ def prove(stage: StagePlan, graph: FlowGraph) -> ProvenStage:
     return proven
 
 
-def prove_specs(stage: StagePlan, graph: FlowGraph) -> ProvenStage:
+def prove_specs(stage: StagePlan, graph: NormalGraph) -> ProvenStage:
     """The proof of everything but conversions, which ``recost`` writes anew. Raises PlanError."""
     stage.check()
     declared = {symbol.name: SymbolSize(symbol.size, symbol.multiple_of) for symbol in stage.symbols}

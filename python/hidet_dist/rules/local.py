@@ -130,7 +130,7 @@ def rebuild(op: Operator, inputs: Sequence[Tensor], out_shapes: Sequence[Shape])
     ValueError
         When the operator cannot be built on these inputs, or its outputs come out in other shapes.
     """
-    update = _UPDATES.get(type(op))
+    update = next((_UPDATES[base] for base in type(op).__mro__ if base in _UPDATES), None)
     in_shapes = [extents_of(tensor) for tensor in inputs]
     known, key = _rebuilt.setdefault(op, {}), str([tuple(map(str, shape)) for shape in (*in_shapes, *out_shapes)])
     if key in known:

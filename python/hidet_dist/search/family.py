@@ -9,11 +9,11 @@ from itertools import accumulate
 from typing import Any
 
 import hidet
-from hidet.graph import FlowGraph
 
 from hidet_dist.cost.model import CostModel, PredictedCost
 from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
+from hidet_dist.normalize import NormalGraph
 from hidet_dist.search.formulation import Formulation, formulate
 from hidet_dist.search.labels import label_plan, parse_names, tensor_labels
 from hidet_dist.search.optimum import optimize
@@ -55,7 +55,7 @@ class Family:
 
 
 def search_family(
-    graphs: Sequence[FlowGraph],
+    graphs: Sequence[NormalGraph],
     cluster: Cluster,
     weights: Sequence[float] | None = None,
     options: SearchOptions | None = None,
@@ -73,8 +73,8 @@ def search_family(
 
     Parameters
     ----------
-    graphs: sequence of FlowGraph
-        The graphs as traced.
+    graphs: sequence of NormalGraph
+        The graphs in normal form.
     cluster: Cluster
         The machine, with the mesh to plan for.
     weights: sequence of float, optional

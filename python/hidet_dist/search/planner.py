@@ -9,11 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hidet.graph import FlowGraph
-
 from hidet_dist.cost.model import CostModel, PredictedCost
 from hidet_dist.errors import InfeasibleError, SearchLimitWarning, SolverError, VerificationError
 from hidet_dist.machine import Cluster
+from hidet_dist.normalize import NormalGraph
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
 from hidet_dist.search import tuning
 from hidet_dist.search.formulation import Allow, formulate
@@ -34,13 +33,13 @@ from hidet_dist.view import GraphView
 from hidet_dist.weights import names_of
 
 
-def search(graph: FlowGraph, cluster: Cluster, options: SearchOptions | None = None, **changes: Any) -> Plan:
+def search(graph: NormalGraph, cluster: Cluster, options: SearchOptions | None = None, **changes: Any) -> Plan:
     """Find the plan of least predicted time.
 
     Parameters
     ----------
-    graph: FlowGraph
-        The graph as traced, before ``hidet.graph.optimize``.
+    graph: NormalGraph
+        The graph in normal form (:func:`hidet_dist.normalize.normalize`), before ``hidet.graph.optimize``.
     cluster: Cluster
         The machine, with the mesh to plan for.
     options: SearchOptions, optional
@@ -94,7 +93,7 @@ class SearchResult:
 
 
 def find_plan(
-    graph: FlowGraph,
+    graph: NormalGraph,
     cluster: Cluster,
     options: SearchOptions | None = None,
     *,
@@ -137,7 +136,7 @@ def warn_of_limit(limits: Limits, gap: float) -> None:
 
 
 def _search_both(
-    graph: FlowGraph, cluster: Cluster, finer: Refinement, options: SearchOptions, limits: Limits
+    graph: NormalGraph, cluster: Cluster, finer: Refinement, options: SearchOptions, limits: Limits
 ) -> SearchResult:
     """Search plans for the given mesh and for the finer one, and take the better of the two."""
     errors: list[InfeasibleError | SolverError] = []
@@ -166,7 +165,7 @@ def _search_both(
 
 
 def _search(
-    graph: FlowGraph,
+    graph: NormalGraph,
     cluster: Cluster,
     options: SearchOptions,
     limits: Limits,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from hidet.graph import FlowGraph
-
 from hidet_dist.cost.model import CostModel, PredictedCost
 from hidet_dist.errors import InfeasibleError, PlanError
 from hidet_dist.machine import Cluster
+from hidet_dist.normalize import NormalGraph
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
 from hidet_dist.partitioning.proof import prove_specs
 from hidet_dist.search.labels import label_plan
@@ -16,7 +15,7 @@ from hidet_dist.search.solution import lay_out
 from hidet_dist.spec import Plan
 
 
-def recost(plan: Plan, graph: FlowGraph, cluster: Cluster, cost_model: CostModel | None = None) -> Plan:
+def recost(plan: Plan, graph: NormalGraph, cluster: Cluster, cost_model: CostModel | None = None) -> Plan:
     """The plan with the conversions that its specs need now, and with every cost predicted anew.
 
     Raises
@@ -42,7 +41,7 @@ def recost(plan: Plan, graph: FlowGraph, cluster: Cluster, cost_model: CostModel
     return label_plan(view, laid_out, names)
 
 
-def within_budget(plan: Plan, graph: FlowGraph, cluster: Cluster, mem_budget: int | None) -> Plan:
+def within_budget(plan: Plan, graph: NormalGraph, cluster: Cluster, mem_budget: int | None) -> Plan:
     """The plan, if it holds no more than ``mem_budget`` bytes a device; the device's memory by default.
 
     Raises

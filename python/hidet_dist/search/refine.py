@@ -12,10 +12,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hidet.graph import FlowGraph
 from hidet.graph.ops.transform import ReshapeOp
 
 from hidet_dist.machine import Cluster
+from hidet_dist.normalize import NormalGraph
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.spec import DeviceMesh, StagePlan, TensorShardSpec
 from hidet_dist.spec.mesh import MAX_AXES
@@ -40,13 +40,13 @@ class Refinement:
         return None if specs is None else [None if spec is None else self.translated(spec) for spec in specs]
 
 
-def cluster_of(stage: StagePlan, graph: FlowGraph, cluster: Cluster) -> Cluster:
+def cluster_of(stage: StagePlan, graph: NormalGraph, cluster: Cluster) -> Cluster:
     """Select the cluster that a stage is planned for: the given one, or that with the finer mesh."""
     finer = None if stage.mesh == cluster.mesh else refine(graph, cluster)
     return cluster if finer is None else finer.cluster
 
 
-def refine(graph: FlowGraph, cluster: Cluster) -> Refinement | None:
+def refine(graph: NormalGraph, cluster: Cluster) -> Refinement | None:
     """Make the finer mesh that may have better plans for the graph; None where there is none.
 
     An axis of n devices is cut into (g, n / g), for the largest g below n that n has in common with a number of heads

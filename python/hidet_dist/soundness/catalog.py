@@ -1,4 +1,4 @@
-"""Every operator class of hidet, and where its rule comes from.
+"""Every operator class of hidet, and of the operators added to it, and where its rule comes from.
 
 ``python -m hidet_dist.soundness.catalog`` prints them, with a rule of each.
 """
@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 
 import hidet
 import numpy as np
 from hidet.graph import Operator
 
+from hidet_dist import operators
 from hidet_dist.rules.declared import DECLARED, REPLICATED, UNIMPORTABLE
 from hidet_dist.rules.rule import derive
 
@@ -36,16 +38,16 @@ class Entry:
 
 @lru_cache(maxsize=1)
 def operator_classes() -> tuple[str, ...]:
-    """The full names of all operator classes that can stand in a graph, read from hidet's sources.
+    """The full names of all operator classes that can stand in a graph, read from their sources.
 
     Sources rather than imported modules: some modules cannot be imported without a GPU. A class that others derive
     from and that nothing in hidet ever makes an instance of is an abstract base, and is left out.
     """
-    root = Path(hidet.__file__).parent
     bases: dict[str, set[str]] = {}
     called: set[str] = set()
-    for path in sorted(root.rglob("*.py")):
-        module = ".".join(["hidet", *path.relative_to(root).with_suffix("").parts]).removesuffix(".__init__")
+    for package, path in _sources():
+        root = Path(package.__file__ or "").parent
+        module = ".".join([package.__name__, *path.relative_to(root).with_suffix("").parts]).removesuffix(".__init__")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
                 bases[f"{module}.{node.name}"] = {_name(base) for base in node.bases}
@@ -61,6 +63,12 @@ def operator_classes() -> tuple[str, ...]:
         known |= {_last(name) for name in more}
     parents = set().union(*(bases[name] for name in operators))
     return tuple(sorted(name for name in operators if _last(name) in called or _last(name) not in parents))
+
+
+def _sources() -> Iterator[tuple[ModuleType, Path]]:
+    """The source files that have operators for graphs, each with the package that it is of."""
+    for package in (hidet, operators):
+        yield from ((package, path) for path in sorted(Path(package.__file__ or "").parent.rglob("*.py")))
 
 
 def _name(node: ast.expr) -> str:

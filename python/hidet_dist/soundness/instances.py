@@ -51,6 +51,12 @@ from hidet.graph.ops.scatter import ScatterBaseOp
 from hidet.graph.ops.special import BarrierOp
 from hidet.graph.ops.transpose2d import TransposeOp2D
 
+from hidet_dist.operators import elementwise as elementwise_operators
+from hidet_dist.operators.indexing import HistogramOp, ScatterElementsOp, ScatterRowsOp
+from hidet_dist.operators.pooling import WindowPoolOp
+from hidet_dist.operators.reductions import CumulativeOp, ReduceOp
+from hidet_dist.operators.sorting import ArgsortOp
+
 Rng = np.random.Generator
 _SIZES = (2, 3, 4, 6, 7, 8, 11, 12)
 
@@ -837,6 +843,121 @@ def _embedding_bag(rng: Rng) -> Instance:
 
 
 MAKERS[EmbeddingBagOp] = _embedding_bag
+
+
+# Operators added to hidet's
+
+_MAPPED: tuple[tuple[str, list[Any]], ...] = (
+    ("round", []),
+    ("softplus", [1.5, 20.0]),
+    ("elu", [0.5, 1.5, 1.0]),
+    ("log_sigmoid", []),
+    ("mish", []),
+    ("tanhshrink", []),
+    ("hardshrink", [0.75]),
+    ("sign", []),
+    ("exp2", []),
+    ("integer_power", [3]),
+    ("power_of", [2.0]),
+    ("logical_not", []),
+    ("nan_to_num", [0.0, 2.0, -2.0]),
+    ("clamp", [-1.0, None]),
+)
+
+
+@_makes(elementwise_operators.MapOp)
+def _map(rng: Rng, cls: Any) -> Operator:
+    function, parameters = _pick(rng, _MAPPED)
+    return cls(_symbol(_shape(rng)), function, parameters)
+
+
+_COMBINED = ("floor_divide", "truncate_divide", "remainder", "fmod", "maximum", "minimum", "eq", "lt")
+
+
+def _combine(rng: Rng) -> Instance:
+    a, b = _broadcast_pair(rng)
+    dtype, function = str(_pick(rng, _FLOATS)), str(_pick(rng, _COMBINED))
+    return Instance(elementwise_operators.CombineOp(_symbol(a, dtype), _symbol(b, dtype), function), {1: (1, 5)})
+
+
+MAKERS[elementwise_operators.CombineOp] = _combine
+
+
+@_makes(elementwise_operators.CombineScalarOp)
+def _combine_scalar(rng: Rng, cls: Any) -> Operator:
+    x = _symbol(_shape(rng), str(_pick(rng, _FLOATS)))
+    return cls(x, str(_pick(rng, _COMBINED)), int(_pick(rng, (2, 3))), False)
+
+
+@_makes(elementwise_operators.SelectOp)
+def _select(rng: Rng, cls: Any) -> Operator:
+    return cls(_symbol(_shape(rng), "bool"), 1, 2, str(_pick(rng, _FLOATS)))
+
+
+@_makes(ReduceOp)
+def _exact_reduction(rng: Rng, cls: Any) -> Operator:
+    shape = _shape(rng)
+    dims = sorted(int(d) for d in rng.choice(len(shape), int(rng.integers(1, len(shape) + 1)), replace=False))
+    x = _symbol(shape, str(_pick(rng, ("int64", "int32", "float64"))))
+    return cls(x, dims, bool(rng.integers(2)), str(_pick(rng, ("sum", "max", "min", "prod"))))
+
+
+@_makes(CumulativeOp)
+def _running(rng: Rng, cls: Any) -> Operator:
+    shape = _shape(rng)
+    x = _symbol(shape, str(_pick(rng, ("float32", "int64"))))
+    dim, kind = int(rng.integers(len(shape))), str(_pick(rng, ("sum", "prod")))
+    return cls(x, dim, kind, bool(rng.integers(2)), bool(rng.integers(2)))
+
+
+@_makes(ArgsortOp)
+def _argsort(rng: Rng, cls: Any) -> Operator:
+    shape = _shape(rng)
+    dim = int(rng.integers(len(shape)))
+    x = _symbol(shape, str(_pick(rng, ("float32", "int64"))))
+    return cls(x, dim, int(rng.integers(1, shape[dim] + 1)), bool(rng.integers(2)))
+
+
+def _scatter_rows(rng: Rng) -> Instance:
+    rows, *rest = _shape(rng, 1, 3)
+    count = _size(rng)
+    op = ScatterRowsOp(
+        _symbol([rows, *rest]), _symbol([count], "int64"), _symbol([count, *rest]), str(_pick(rng, ("replace", "sum")))
+    )
+    return Instance(op, {1: (0, rows)})
+
+
+MAKERS[ScatterRowsOp] = _scatter_rows
+
+
+def _scatter_elements(rng: Rng) -> Instance:
+    shape = _shape(rng, 2, 3)
+    dim = int(rng.integers(len(shape)))
+    index = [size if rng.random() < 0.6 else int(rng.integers(1, size + 1)) for size in shape]
+    index[dim] = _size(rng)
+    kind = str(_pick(rng, ("replace", "sum", "prod", "max", "min")))
+    return Instance(
+        ScatterElementsOp(_symbol(shape), _symbol(index, "int64"), _symbol(index), dim, kind), {1: (0, shape[dim])}
+    )
+
+
+MAKERS[ScatterElementsOp] = _scatter_elements
+
+
+@_makes(HistogramOp)
+def _histogram(rng: Rng, cls: Any) -> Operator:
+    return cls(_symbol(_shape(rng)), _size(rng), -3.0, 4.0)
+
+
+@_makes(WindowPoolOp)
+def _window_pool(rng: Rng, cls: Any) -> Operator:
+    dims = int(rng.integers(1, 3))
+    inner = [int(_pick(rng, (4, 6))) for _ in range(dims)]
+    stride, padding = int(_pick(rng, (1, 2))), int(_pick(rng, (0, 1)))
+    out = [(size + 2 * padding - 2) // stride + 1 for size in inner]
+    x = _symbol([int(_pick(rng, (2, 3, 4))), _size(rng), *inner])
+    kind = str(_pick(rng, ("max", "avg")))
+    return cls(x, kind, [2] * dims, [stride] * dims, [padding] * dims, [1] * dims, out, bool(rng.integers(2)))
 
 
 def instance(cls: type[Operator], rng: Rng) -> Instance:

@@ -15,6 +15,7 @@ from hidet.graph import FlowGraph, Tensor
 from hidet.ir.expr import SymbolVar
 
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning import CommunicationOp, Program, partition_graph
 from hidet_dist.partitioning.proof import with_conversions
 from hidet_dist.rules.declared import definition_of
@@ -139,7 +140,7 @@ def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[Array]) -> li
     return received
 
 
-def check_plan(graph: FlowGraph, plan: Plan, inputs: Sequence[Array], whole: Sequence[Array]) -> str:
+def check_plan(graph: NormalGraph, plan: Plan, inputs: Sequence[Array], whole: Sequence[Array]) -> str:
     """How a plan of the graph goes wrong, empty when every rank has its shard of every output."""
     mesh = plan.stage.mesh
     results = evaluate_program(partition_graph(graph, plan), inputs)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hidet_dist.normalize import normalize
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.soundness.check import check_operator
 from hidet_dist.soundness.graphs import GRAPHS
@@ -47,9 +48,11 @@ def check_class(number: int, instances: int, seed: int) -> Result:
 def check_graph(name: str, plans: int, seed: int) -> Result:
     """Random plans of a graph, on all meshes in turn."""
     rng = np.random.default_rng((seed, list(GRAPHS).index(name)))
-    graph = GRAPHS[name](rng)
-    view, inputs = GraphView(graph), graph_inputs(graph, rng)
-    whole = evaluate_graph(graph, inputs)
+    traced = GRAPHS[name](rng)
+    inputs = graph_inputs(traced, rng)
+    whole = evaluate_graph(traced, inputs)
+    graph = normalize(traced)
+    view = GraphView(graph)
     tables = {shape: RuleTable(DeviceMesh(shape)) for shape in GRAPH_MESHES}
     result = Result(f"{name}: {plans} plans", Counter(plans=plans))
     for number in range(plans):

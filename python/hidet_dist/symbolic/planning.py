@@ -12,10 +12,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import hidet
-from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.graph import Operator, Tensor
 from hidet.ir.expr import Expr
 
 from hidet_dist.errors import ConfigError
+from hidet_dist.normalize import NormalGraph
 from hidet_dist.reshard import Element
 from hidet_dist.rules.access import Definition, UnsupportedDefinition, analyze, rename
 from hidet_dist.rules.declared import definition_of
@@ -50,7 +51,7 @@ class TwinView(GraphView):
 
     Parameters
     ----------
-    graph: FlowGraph
+    graph: NormalGraph
         The graph.
     declared: mapping
         The declared size of each symbolic dim, by name.
@@ -63,7 +64,7 @@ class TwinView(GraphView):
         When the declared symbolic dims are not those of the graph, or the graph admits only particular sizes.
     """
 
-    def __init__(self, graph: FlowGraph, declared: Mapping[str, SymbolSize], mesh: DeviceMesh):
+    def __init__(self, graph: NormalGraph, declared: Mapping[str, SymbolSize], mesh: DeviceMesh):
         check_symbols(graph, list(declared))
         names = graph_symbols(graph)
         for name in declared:
@@ -100,7 +101,7 @@ class TwinView(GraphView):
         return self.symbolic.fingerprint()
 
 
-def planning_view(graph: FlowGraph, declared: Mapping[str, SymbolSize], mesh: DeviceMesh) -> GraphView:
+def planning_view(graph: NormalGraph, declared: Mapping[str, SymbolSize], mesh: DeviceMesh) -> GraphView:
     """Make the view in which a graph is planned: its shapes are numbers, with or without symbolic dims.
 
     Raises

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import hidet
-from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.graph import Operator, Tensor
 from hidet.ir.expr import Constant, Expr
 
 from hidet_dist.errors import ConfigError
-from hidet_dist.normalize import as_normal
+from hidet_dist.normalize import NormalGraph
 from hidet_dist.rules.local import rebuild
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.extents import evaluate, extents_of
@@ -30,8 +30,8 @@ def prime_sizes(view: GraphView, mesh: DeviceMesh) -> dict[str, int]:
     return {symbol.name: symbol.multiple_of * next(free) for symbol in view.symbols}
 
 
-def concrete(view: GraphView, sizes: Mapping[str, int]) -> FlowGraph:
-    """Rebuild the graph with numbers in place of its symbols.
+def concrete(view: GraphView, sizes: Mapping[str, int]) -> NormalGraph:
+    """Rebuild the graph, operator by operator, with numbers in place of its symbols.
 
     Raises
     ------
@@ -52,8 +52,7 @@ def concrete(view: GraphView, sizes: Mapping[str, int]) -> FlowGraph:
                 f"{', '.join(f'{name} = {size}' for name, size in sizes.items())}: {error}"
             ) from error
         made.update(zip(op.outputs, outputs, strict=True))
-    twin = FlowGraph([made[y] for y in view.graph.outputs], [made[x] for x in view.graph.inputs])
-    return as_normal(twin)
+    return NormalGraph([made[y] for y in view.graph.outputs], [made[x] for x in view.graph.inputs])
 
 
 def at_sizes(op: Operator, symbols: Sequence[SymbolPlan]) -> Operator:

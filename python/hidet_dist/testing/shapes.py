@@ -8,6 +8,7 @@ import hidet
 import numpy as np
 from hidet import ops
 
+from hidet_dist.normalize import normalize
 from hidet_dist.testing.sizes import (
     GPT2,
     GPT3_175B,
@@ -133,7 +134,7 @@ def random_weights(graph: hidet.FlowGraph, seed: int = 0) -> dict[str, np.ndarra
     2015), which norms and biases nearly leave as it is; ``cosine`` and ``sine`` are the tables of rotary positions.
     """
     rng = np.random.default_rng(seed)
-    view = GraphView(graph)
+    view = GraphView(normalize(graph))
     found = {}
     for tensor in view.weights:
         mark, shape = mark_of(view.tensors[tensor]), view.shape(tensor)

@@ -7,12 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import hidet
+import torch
 from hidet.graph import Tensor
 
 from hidet_dist.errors import ConfigError
 from hidet_dist.weights.safetensors_file import SafetensorsFiles, StoredTensor
 
 _MARK = "_hidet_dist_weight"
+
+
+@dataclass(frozen=True, eq=False)
+class InMemory:
+    """The data of a whole weight, in memory."""
+
+    data: torch.Tensor
+
+    def read(self, region: Sequence[slice]) -> torch.Tensor:
+        """The elements of ``region``, a slice with whole bounds and step 1 for each dim; contiguous."""
+        return self.data[tuple(region)].contiguous()
 
 
 @dataclass(frozen=True)
@@ -24,7 +36,7 @@ class Mark:
     """
 
     name: str
-    stored: StoredTensor | None
+    stored: StoredTensor | InMemory | None
     shape: tuple[int, ...]
     part: tuple[slice, ...]
     dtype: str | None = None
@@ -67,6 +79,21 @@ def weight(name: str, shape: Sequence[int], dtype: str = "float32", device: str 
     except ValueError as error:
         raise ConfigError(f"The weight {name!r} cannot have the dtype {dtype!r}: {error}") from error
     return as_weight(tensor, name)
+
+
+def held_weight(name: str, data: torch.Tensor) -> Tensor:
+    """A weight by its name whose data is in memory, where it stays until the artifacts are written.
+
+    Unlike a constant of the graph, it is never computed with while a graph is made.
+
+    Raises
+    ------
+    ConfigError
+        When hidet has no such dtype, or a dim is 0.
+    """
+    dtype = str(data.dtype).removeprefix("torch.")
+    tensor = weight(name, list(data.shape), dtype)
+    return _mark(tensor, Mark(name, InMemory(data), tuple(data.shape), _all_of(data.shape)))
 
 
 def as_weight(tensor: Tensor, name: str) -> Tensor:
@@ -172,4 +199,8 @@ def _mark(tensor: Tensor, mark: Mark) -> Tensor:
 
 
 def _whole(name: str, stored: StoredTensor | None, shape: Sequence[int]) -> Mark:
-    return Mark(name, stored, tuple(shape), tuple(slice(0, size) for size in shape))
+    return Mark(name, stored, tuple(shape), _all_of(shape))
+
+
+def _all_of(shape: Sequence[int]) -> tuple[slice, ...]:
+    return tuple(slice(0, size) for size in shape)

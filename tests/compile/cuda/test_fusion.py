@@ -11,6 +11,7 @@ from hidet_dist.compile.cuda import build
 from hidet_dist.compile.cuda.target import CudaTarget
 from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import GPUS
+from hidet_dist.normalize import normalize
 from hidet_dist.normalize.columns import pad_columns
 from hidet_dist.normalize.precision import in_precision
 from hidet_dist.partitioning import partition_graph
@@ -33,8 +34,9 @@ def no_compiler(monkeypatch, tmp_path):
 
 def launched(graph, ranks=1, **options):
     """The operators that launch a kernel: not those that only rename memory."""
-    plan = search(graph, builtin("dgx-h100", DeviceMesh((ranks,))), **options)
-    program = partition_graph(graph, plan, device="cuda:0")
+    normal = normalize(graph)
+    plan = search(normal, builtin("dgx-h100", DeviceMesh((ranks,))), **options)
+    program = partition_graph(normal, plan, device="cuda:0")
     return [node for node in optimize_program(program, H100).nodes if not node.share_map]
 
 
@@ -128,7 +130,7 @@ def test_the_kernels_are_as_many_however_many_ranks_there_are():
 
 
 def test_the_same_program_for_the_cpu_is_on_the_cpu():
-    graph = mlp()
+    graph = normalize(mlp())
     plan = search(graph, builtin("dgx-h100", DeviceMesh((2,))))
     for device, kind in ((None, "cpu"), ("cpu", "cpu"), ("cuda:0", "cuda")):
         program = partition_graph(graph, plan, device=device)
@@ -143,7 +145,7 @@ def test_a_graph_on_a_device_and_named_weights_become_a_program_for_it():
         x = hidet.symbol([16, 32], "float32", "cuda:0")
         w = hidet.distributed.weight("w", [32, 64], device="cuda:0")
         y = hidet.ops.relu(x @ w) + hidet.full([16, 64], 2.0, "float32", "cuda:0")
-        graph = hidet.trace_from(y, [x])
+        graph = normalize(hidet.trace_from(y, [x]))
     nodes = launched(graph, 2, pins={"w0": "(R, S0)"})
     assert {node.build_target for node in nodes} == {"cuda"}
     on_cpu = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,)))), device="cpu").graph
@@ -155,7 +157,7 @@ def words(tied):
     x = hidet.symbol([4, 64], "float32", "cpu")
     w = hidet.distributed.weight("w", [50257, 64] if tied else [64, 50257])
     y = hidet.ops.matmul(x, hidet.ops.permute_dims(w, [1, 0]) if tied else w)
-    return pad_columns(in_precision(hidet.trace_from(y, [x]), "float16").graph, 1).graph
+    return pad_columns(normalize(in_precision(hidet.trace_from(y, [x]), "float16").graph), 1).graph
 
 
 @pytest.mark.parametrize(("tied", "kernels"), [(False, 3), (True, 2)])
@@ -170,7 +172,7 @@ def test_a_head_of_an_odd_number_of_words_is_for_tensor_cores(tied, kernels):
 def test_gpt2_in_half_precision_has_no_product_in_float32():
     graph = shapes.gpt(replace(shapes.GPT2, layers=1))
     for ranks in (1, 2):
-        half = pad_columns(in_precision(graph, "float16").graph, ranks).graph
+        half = pad_columns(normalize(in_precision(graph, "float16").graph), ranks).graph
         nodes = launched(half, ranks, pins={} if ranks == 1 else {"head": "(R, S0)"})
         products = [node for node in nodes if "atmul" in node.name]
         assert len(products) == 7  # those of the scores are in the attention kernel

@@ -10,6 +10,7 @@ from hidet_dist.compile import compile_program
 from hidet_dist.compile.cuda.target import CudaTarget
 from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import GPUS
+from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
@@ -20,7 +21,7 @@ TABLE = np.random.default_rng(0).standard_normal((11, 6)).astype(np.float32)
 
 def compiled(function, *arrays):
     inputs = [hidet.symbol(list(x.shape), str(x.dtype), "cpu") for x in arrays]
-    graph = hidet.trace_from(function(*inputs), inputs)
+    graph = normalize(hidet.trace_from(function(*inputs), inputs))
     plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))))
     return compile_program(partition_graph(graph, plan, device="cuda:0"), H100)
 

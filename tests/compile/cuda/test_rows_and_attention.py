@@ -12,6 +12,7 @@ from hidet_dist.compile import compile_program
 from hidet_dist.compile.cuda.target import CudaTarget
 from hidet_dist.machine import builtin
 from hidet_dist.machine.gpu import GPUS
+from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.spec import DeviceMesh
@@ -28,7 +29,7 @@ def run(emulator, monkeypatch):
 
     def run(function, *arrays, environment=None):
         inputs = [hidet.symbol(list(x.shape), str(x.dtype).removeprefix("torch."), "cpu") for x in arrays]
-        graph = hidet.trace_from(function(*inputs), inputs)
+        graph = normalize(hidet.trace_from(function(*inputs), inputs))
         plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))))
         program = compile_program(partition_graph(graph, plan, device="cuda:0"), H100)
         values = dict(zip(program.graph.inputs, arrays, strict=True))

@@ -21,6 +21,7 @@ from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.compile import compile_program
 from hidet_dist.export.write import write_artifacts
 from hidet_dist.machine import Cluster, Device, Link
+from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import find_plan
 from hidet_dist.spec import DeviceMesh
@@ -58,7 +59,7 @@ def test_collectives_run_beside_kernels(stand_ins: Path, tmp_path: Path) -> None
     x = y = hidet.symbol([rows, width], "float32", "cpu")
     for w in weights:
         y = ops.tanh(ops.matmul(y, hidet.asarray(w))) + y
-    graph = hidet.trace_from(y, [x])
+    graph = normalize(hidet.trace_from(y, [x]))
     pins = {f"w{number}": "(S0, R)" for number in range(layers)}
     pins |= {f"op:Matmul#{number}": "(S0, R), (R, R) -> (S0, R)" for number in range(layers)}
     plan = find_plan(graph, machine, pins=pins, report=False).plan

@@ -22,6 +22,7 @@ from hidet_dist.compile.guards import guard_graph
 from hidet_dist.compile.index_checks import index_checks
 from hidet_dist.errors import CompileError
 from hidet_dist.machine import Device
+from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning import Program
 from hidet_dist.runtime import openblas
 
@@ -69,7 +70,7 @@ class CpuTarget:
                 "Compiling for the CPU needs g++, which is not in PATH; install it (apt-get install g++)."
             )
 
-    def prepare(self, graph: FlowGraph, devices: int) -> tuple[FlowGraph, Mapping[Tensor, Tensor]]:
+    def prepare(self, graph: NormalGraph, devices: int) -> tuple[NormalGraph, Mapping[Tensor, Tensor]]:
         """The graph as it is."""
         return graph, {}
 

@@ -18,6 +18,7 @@ from hidet_dist.compile.guards import guard_graph
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine import Device
 from hidet_dist.machine.gpu import GPUS, MACHINE_OF_ARCH, Gpu
+from hidet_dist.normalize import NormalGraph
 from hidet_dist.normalize.columns import pad_columns
 from hidet_dist.partitioning import Program
 from hidet_dist.toolchain.cuda import find_toolkit
@@ -89,7 +90,7 @@ class CudaTarget:
         """Refuse a machine without nvcc."""
         find_toolkit()
 
-    def prepare(self, graph: FlowGraph, devices: int) -> tuple[FlowGraph, Mapping[Tensor, Tensor]]:
+    def prepare(self, graph: NormalGraph, devices: int) -> tuple[NormalGraph, Mapping[Tensor, Tensor]]:
         """Pad the columns of weights, so that kernels can read them 16 bytes at a time."""
         padded = pad_columns(graph, devices)
         return padded.graph, padded.weights

@@ -1,0 +1,63 @@
+"""PyTorch's symbolic sizes as hidet's expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+from hidet.ir.expr import symbol_var
+
+from hidet_dist.spec.extents import Extent
+
+
+class Dims:
+    """The symbolic dims of an exported program.
+
+    Parameters
+    ----------
+    names: mapping
+        What the user calls the symbols of PyTorch's shape environment (``s77``), by their names there.
+    """
+
+    def __init__(self, names: Mapping[str, str]):
+        self._names = dict(names)
+
+    def extent(self, size: Any) -> Extent:
+        """A size as an int, or an expression of symbolic dims.
+
+        Raises
+        ------
+        ValueError
+            When it depends on data, or is no arithmetic that hidet's extents have.
+        """
+        if isinstance(size, int):
+            return size
+        return self._expression(size.node.expr)
+
+    def shape(self, sizes: Sequence[Any]) -> list[Extent]:
+        """A shape; raises ValueError as :meth:`extent` does."""
+        return [self.extent(size) for size in sizes]
+
+    def _expression(self, expression: Any) -> Extent:
+        if expression.is_Integer:
+            return int(expression)
+        if expression.is_Symbol:
+            name = str(expression)
+            if name.startswith("u"):
+                raise ValueError(f"the size {name} depends on data")
+            return symbol_var(self._names.get(name, name))
+        kind = type(expression).__name__
+        if kind == "Pow" and expression.exp.is_Integer and int(expression.exp) > 0:
+            return reduce(lambda a, b: a * b, [self._expression(expression.base)] * int(expression.exp))
+        parts = [self._expression(part) for part in expression.args]
+        if kind == "Add":
+            # What is subtracted stands last, so that no partial sum is negative.
+            return reduce(lambda a, b: a + b, sorted(parts, key=lambda part: isinstance(part, int) and part < 0))
+        if kind == "Mul":
+            return reduce(lambda a, b: a * b, parts)
+        if kind in ("FloorDiv", "CleanDiv", "IntTrueDiv"):
+            return parts[0] // parts[1]
+        if kind in ("Mod", "PythonMod"):
+            return parts[0] % parts[1]
+        raise ValueError(f"the size {expression} is no sum, product, quotient or remainder of symbolic dims")

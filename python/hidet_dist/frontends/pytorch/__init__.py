@@ -1,0 +1,1 @@
+"""PyTorch modules as graphs: exported to ATen operators, which become hidet's."""

@@ -1,0 +1,163 @@
+"""Lowerings: how each ATen operator is made of hidet's, found by the operator's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from hidet.graph import Tensor, ops
+from hidet.ir import data_type
+
+from hidet_dist.spec.extents import Extent
+
+DTYPES: dict[torch.dtype, str] = {
+    torch.float64: "float64",
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.int64: "int64",
+    torch.int32: "int32",
+    torch.int16: "int16",
+    torch.int8: "int8",
+    torch.uint8: "uint8",
+    torch.bool: "bool",
+}
+"""hidet's names of PyTorch's dtypes."""
+
+Lowering = Callable[..., Any]
+
+
+class Refused(Exception):
+    """An operator, or a way to call it, that is not supported; the message says why."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The shape and dtype that PyTorch gives one output of an operator."""
+
+    shape: tuple[Extent, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an ATen operator.
+
+    Attributes
+    ----------
+    name: str
+        The operator, such as ``aten.add.Tensor``.
+    results: tuple of Result
+        What PyTorch says of its outputs.
+    fakes: tuple
+        PyTorch's stand-ins for its positional arguments, for questions of dtype.
+    shared: dict
+        What lowerings of one graph share, such as masks made once for all layers.
+    known: callable
+        The values of a tensor that is known while tracing; None for any other.
+    """
+
+    name: str
+    results: tuple[Result, ...]
+    fakes: tuple[Any, ...]
+    shared: dict[Any, Any]
+    known: Callable[[Tensor], torch.Tensor | None]
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What ``make`` gives, made once in a graph for each key."""
+        if key not in self.shared:
+            self.shared[key] = make()
+        return self.shared[key]
+
+    @property
+    def shape(self) -> list[Extent]:
+        """The shape of the only output."""
+        return list(self.results[0].shape)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the first output."""
+        return self.results[0].dtype
+
+    def common_dtype(self, *places: int) -> str:
+        """The dtype in which PyTorch computes with the positional arguments at ``places``, after type promotion."""
+        fakes = [_for_promotion(self.fakes[place]) for place in places]
+        return DTYPES[reduce(torch.promote_types, [torch.result_type(a, b) for a in fakes for b in fakes])]
+
+
+def _for_promotion(value: Any) -> Any:
+    if isinstance(value, torch.SymInt):
+        return 1
+    if isinstance(value, torch.SymFloat):
+        return 1.0
+    return value
+
+
+_LOWERINGS: dict[str, Lowering] = {}
+
+
+def lowers(*names: str) -> Callable[[Lowering], Lowering]:
+    """Register a function as the lowering of ATen operators, named without ``aten.``.
+
+    It takes the :class:`Call` and the operator's arguments as its schema names them: tensors of hidet, numbers, and
+    expressions for symbolic sizes. It gives the output, or a tuple of several.
+    """
+
+    def register(lowering: Lowering) -> Lowering:
+        for name in names:
+            full = name if name.startswith("transformers.") else f"aten.{name}"
+            assert full not in _LOWERINGS, full
+            _LOWERINGS[full] = lowering
+        return lowering
+
+    return register
+
+
+def lowering_of(name: str) -> Lowering | None:
+    """The lowering of an operator, by its full name; None where there is none."""
+    return _LOWERINGS.get(name)
+
+
+def supported() -> list[str]:
+    """The full names of all operators that have a lowering."""
+    return sorted(_LOWERINGS)
+
+
+def constant(value: Any, dtype: str) -> Any:
+    """A number of a dtype, as hidet's operators take it."""
+    kind = data_type(dtype)
+    if isinstance(value, bool | int | float):
+        value = bool(value) if dtype == "bool" else float(value) if kind.is_float() else int(value)
+    return kind(value)
+
+
+def operand(x: Any, dtype: str) -> Any:
+    """An operand of arithmetic: a tensor cast to ``dtype``, or a number of it."""
+    return cast(x, dtype) if isinstance(x, Tensor) else constant(x, dtype)
+
+
+def cast(x: Tensor, dtype: str) -> Tensor:
+    """A tensor in another dtype; a truth value of a number is whether it is not 0."""
+    if dtype == "bool" and x.dtype.name != "bool":
+        from hidet_dist.frontends.pytorch.pointwise import with_scalar
+
+        return with_scalar(x, "ne", 0)
+    return ops.cast(x, dtype)
+
+
+def whole_dims(dims: Any, rank: int) -> list[int]:
+    """Dims counted from the front; all of them for None or an empty list."""
+    if dims is None or (isinstance(dims, Sequence) and not dims):
+        return list(range(rank))
+    given = [dims] if isinstance(dims, int) else list(dims)
+    return [int(dim) % rank if rank else 0 for dim in given]
+
+
+def static(value: Any, what: str) -> int:
+    """A number that must be known when the model is traced. Raises Refused."""
+    if isinstance(value, bool | int):
+        return int(value)
+    raise Refused(f"{what} is {value}, which must be known when the model is traced")

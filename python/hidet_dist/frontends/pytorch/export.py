@@ -1,0 +1,133 @@
+"""Modules exported: ``torch.export``, then ATen operators without side effects."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
+
+from hidet_dist.errors import TraceError
+from hidet_dist.frontends.pytorch.calls import supported
+
+
+def exported(
+    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
+) -> ExportedProgram:
+    """A module as a functional graph of ATen operators, each of them lowered here where that is possible.
+
+    Parameters and inputs on the meta device take no memory. The module stays as it is.
+
+    Raises
+    ------
+    TraceError
+        When the module cannot be exported; it says what PyTorch said.
+    """
+    if any(part.training for part in module.modules()):
+        raise TraceError(
+            f"{type(module).__name__} is in training mode, in which dropout and batch norms do something else: call "
+            "module.eval() first."
+        )
+    with torch.no_grad(), _without_memory(module):
+        given = pytree.tree_map_only(torch.Tensor, _placeholder, (tuple(args), dict(kwargs)))
+        try:
+            program = torch.export.export(module, *given, dynamic_shapes=dynamic_shapes, strict=False)
+            if not _is_functional(program):
+                program = program.run_decompositions(_decompositions())
+        except Exception as error:
+            raise TraceError(
+                f"{type(module).__name__} cannot be exported by torch.export: {_first_lines(error)}\n"
+                "What depends on the values of tensors (such as `if x.sum() > 0`, `x.item()` or `x.tolist()`) must go: "
+                "compute it before, or with torch.where."
+            ) from error
+    return program
+
+
+def argument_names(module: torch.nn.Module, count: int) -> list[str]:
+    """The names of the first arguments of a module's ``forward``."""
+    names = []
+    for parameter in inspect.signature(module.forward).parameters.values():
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            names.append(parameter.name)
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            names += [f"{parameter.name}_{number}" for number in range(count - len(names))]
+    return names[:count]
+
+
+def _first_lines(error: Exception, count: int = 12) -> str:
+    lines = str(error).strip().splitlines()
+    return "\n".join([f"{type(error).__name__}: {lines[0] if lines else ''}", *lines[1:count]])
+
+
+def _is_functional(program: ExportedProgram) -> bool:
+    """Whether a program has only operators that are lowered here, and that write to none of their inputs."""
+    known = set(supported())
+    for graph_module in program.graph_module.modules():
+        if not isinstance(graph_module, torch.fx.GraphModule):
+            continue
+        for node in graph_module.graph.nodes:
+            target = node.target
+            if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload):
+                continue
+            if target._schema.is_mutable or (str(target) not in known and not _is_ignored(target)):
+                return False
+    return True
+
+
+def _is_ignored(target: torch._ops.OpOverload) -> bool:
+    name = str(target)
+    return "assert" in name or name.startswith(("aten.sym_", "prims.")) or "sym_constrain" in name
+
+
+def _decompositions() -> Any:
+    table = torch.export.default_decompositions()
+    known = set(supported())
+    for operator in list(table):
+        if str(operator) in known:
+            table.pop(operator, None)
+    return table
+
+
+def _placeholder(x: torch.Tensor) -> torch.Tensor:
+    return _empty(x) if x.device.type == "meta" else x
+
+
+def _empty(x: torch.Tensor) -> torch.Tensor:
+    """A tensor on the CPU with the shape and dtype of ``x``, and no memory behind it."""
+    made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
+    made.untyped_storage().resize_(0)
+    return made
+
+
+@contextlib.contextmanager
+def _without_memory(module: torch.nn.Module) -> Iterator[None]:
+    """Have tensors on the CPU, without memory, in the place of a module's parameters and buffers on the meta device.
+
+    Tensors of two devices in one operator are refused by PyTorch, and inputs, masks and positions are on the CPU.
+    """
+    changed: list[tuple[Any, str, torch.Tensor]] = []
+    made: dict[int, torch.Tensor] = {}
+    for part in module.modules():
+        own: Any
+        for own in (part._parameters, part._buffers):
+            for name, x in own.items():
+                if x is None or x.device.type != "meta":
+                    continue
+                if id(x) not in made:
+                    stand_in = _empty(x)
+                    made[id(x)] = (
+                        torch.nn.Parameter(stand_in, requires_grad=False)
+                        if isinstance(x, torch.nn.Parameter)
+                        else stand_in
+                    )
+                changed.append((own, name, x))
+                own[name] = made[id(x)]
+    try:
+        yield
+    finally:
+        for own, name, x in changed:
+            own[name] = x

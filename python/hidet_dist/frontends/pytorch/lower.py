@@ -1,0 +1,413 @@
+"""An exported program as one graph of hidet's operators."""
+
+from __future__ import annotations
+
+import math
+import operator
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+import hidet
+import torch
+from hidet.graph import FlowGraph, Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from hidet_dist.errors import MissingOperator, TraceError, UnsupportedModelError, VerificationError
+from hidet_dist.frontends.dims import Dims
+from hidet_dist.frontends.pytorch.calls import DTYPES, Call, Refused, Result, lowering_of
+from hidet_dist.spec.extents import extents_of, same_shape
+from hidet_dist.weights.named import held_weight, weight
+
+MOST_COMPUTED_BYTES = 2**27
+"""The largest tensor that is computed from constants while tracing."""
+MOST_CONSTANT_BYTES = 2**22
+"""The largest of these that become constants of the graph. What is larger (a mask of many positions) stays a
+computation of the graph, which takes no memory until it runs."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Known:
+    """A tensor that is known while tracing, and how it is computed in a graph."""
+
+    value: torch.Tensor
+    build: Callable[[], Tensor | None] | None = None
+
+
+_SIZES: dict[Any, Callable[..., Any]] = {
+    operator.add: lambda a, b: a + b,
+    operator.sub: lambda a, b: a - b,
+    operator.mul: lambda a, b: a * b,
+    operator.floordiv: lambda a, b: a // b,
+    operator.mod: lambda a, b: a % b,
+}
+
+
+def lower(
+    program: ExportedProgram, module: torch.nn.Module, dims: Dims, stored: Mapping[str, Tensor] | None = None
+) -> FlowGraph:
+    """The graph of an exported program, on the CPU.
+
+    Parameters
+    ----------
+    program: ExportedProgram
+        What :func:`hidet_dist.frontends.pytorch.export.exported` made of ``module``.
+    module: torch.nn.Module
+        Holds the data of weights and constants; weights on the meta device have none.
+    dims: Dims
+        The symbolic dims.
+    stored: mapping, optional
+        Weights by their names in the state dict, to be taken instead of the module's.
+
+    Raises
+    ------
+    UnsupportedModelError
+        Naming all operators that are not supported, and where the module calls them.
+    """
+    with hidet.option.context():
+        hidet.option.execution_mode("symbolic")
+        return _Lowerer(program, module, dims, stored or {}).graph()
+
+
+@dataclass
+class _Lowerer:
+    program: ExportedProgram
+    module: torch.nn.Module
+    dims: Dims
+    stored: Mapping[str, Tensor]
+    missing: list[MissingOperator] = field(default_factory=list)
+    made: dict[Any, Any] = field(default_factory=dict)
+    constants: dict[_Known, Tensor | None] = field(default_factory=dict)
+    weights: dict[int, Tensor] = field(default_factory=dict)
+    known: dict[Tensor, torch.Tensor] = field(default_factory=dict)
+    shared: dict[Any, Any] = field(default_factory=dict)
+
+    def graph(self) -> FlowGraph:
+        """The graph. Raises UnsupportedModelError."""
+        inputs, values = self.arguments()
+        nodes = self.program.graph_module.graph
+        outputs = [self.tensor(value) for value in self.run(nodes, values)]
+        if self.missing:
+            raise UnsupportedModelError(type(self.module).__name__, self.missing)
+        specs = self.program.graph_signature.output_specs
+        own = [y for y, spec in zip(outputs, specs, strict=True) if spec.kind is OutputKind.USER_OUTPUT]
+        return FlowGraph([y for y in own if y is not None], inputs).update_nodes()
+
+    def arguments(self) -> tuple[list[Tensor], dict[torch.fx.Node, Any]]:
+        """The inputs of the graph, and the value of each placeholder."""
+        inputs: list[Tensor] = []
+        values: dict[torch.fx.Node, Any] = {}
+        placeholders = [node for node in self.program.graph_module.graph.nodes if node.op == "placeholder"]
+        for node, spec in zip(placeholders, self.program.graph_signature.input_specs, strict=True):
+            if spec.kind is InputKind.USER_INPUT:
+                fake = node.meta.get("val")
+                if isinstance(fake, torch.Tensor):
+                    x = hidet.symbol(self.dims.shape(fake.shape), DTYPES[fake.dtype], "cpu")
+                    inputs.append(x)
+                    values[node] = x
+                else:
+                    values[node] = None if fake is None else self.value(fake)
+            elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+                values[node] = self.weight(spec)
+            elif spec.kind is InputKind.CONSTANT_TENSOR:
+                values[node] = _Known(self.program.constants[spec.target])
+            else:
+                raise TraceError(f"{type(self.module).__name__} has an argument of the kind {spec.kind.name}.")
+        return inputs, values
+
+    def weight(self, spec: Any) -> Any:
+        """A parameter or buffer: a weight by its name, or a constant where it is no part of the state dict."""
+        name = str(spec.target)
+        owner, _, own = name.rpartition(".")
+        data = getattr(self.module.get_submodule(owner), own)
+        assert isinstance(data, torch.Tensor)
+        if spec.kind is InputKind.BUFFER and not spec.persistent and data.device.type != "meta":
+            return _Known(data.detach())
+        if id(data) not in self.weights:
+            if name in self.stored:
+                made = self.stored[name]
+            elif data.device.type == "meta":
+                made = weight(name, list(data.shape), DTYPES[data.dtype])
+            else:
+                made = held_weight(name, data.detach())
+            self.weights[id(data)] = made
+        return self.weights[id(data)]
+
+    def run(self, nodes: torch.fx.Graph, values: dict[torch.fx.Node, Any]) -> Sequence[Any]:
+        """What a graph of PyTorch gives back."""
+        needed = _needed(nodes)
+        for node in nodes.nodes:
+            if node.op == "output":
+                flat, _ = pytree.tree_flatten(self.resolve(node.args[0], values))
+                return flat
+            if node.op == "get_attr":
+                found = _attribute(nodes.owning_module, str(node.target))
+                values[node] = _Known(found) if isinstance(found, torch.Tensor) else found
+            elif node.op == "call_function" and node in needed:
+                values[node] = self.call(node, values)
+        raise AssertionError("a graph of PyTorch has no output")
+
+    def resolve(self, argument: Any, values: Mapping[torch.fx.Node, Any]) -> Any:
+        """An argument with values in the place of nodes."""
+        return torch.fx.node.map_arg(argument, lambda node: values[node])
+
+    def call(self, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> Any:
+        target = node.target
+        args, kwargs = self.resolve((node.args, dict(node.kwargs)), values)
+        if target is operator.getitem:
+            return args[0][args[1]]
+        if isinstance(target, torch._ops.HigherOrderOperator):
+            return self.inlined(node, args)
+        meta = node.meta.get("val")
+        if isinstance(meta, int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool):
+            return self.size(node, meta, args)
+        key = self.key(target, args, kwargs)
+        if key is not None and key in self.made:
+            return self.made[key][0]
+        result = self.computed(node, meta, args, kwargs)
+        if key is not None:
+            self.made[key] = result, (args, kwargs)  # what is told by its identity stays alive
+        return result
+
+    def size(self, node: torch.fx.Node, meta: Any, args: Sequence[Any]) -> Any:
+        """What is computed from sizes."""
+        try:
+            return self.value(meta)
+        except ValueError as error:
+            if node.target in _SIZES:
+                return _SIZES[node.target](*args)
+            self.refuse(node, str(error))
+            return 1
+
+    def value(self, meta: Any) -> Any:
+        if isinstance(meta, torch.SymInt):
+            return self.dims.extent(meta)
+        if isinstance(meta, torch.SymFloat | torch.SymBool):
+            constant = meta.node.maybe_as_float() if isinstance(meta, torch.SymFloat) else meta.node.maybe_as_bool()
+            if constant is None:
+                raise ValueError(f"the number {meta} depends on symbolic dims")
+            return constant
+        return meta
+
+    def inlined(self, node: torch.fx.Node, args: Sequence[Any]) -> Any:
+        """The results of a block (such as one without gradients), computed in place."""
+        target = node.target
+        name = target.name() if isinstance(target, torch._ops.HigherOrderOperator) else str(target)
+        block = next((x for x in args if isinstance(x, torch.fx.GraphModule)), None)
+        is_autocast = name == "wrap_with_autocast"
+        if block is None or name not in ("wrap_with_set_grad_enabled", "wrap_with_autocast"):
+            self.refuse(node, "control flow that depends on data cannot be traced")
+            return self.stand_in(node.meta.get("val"))
+        if is_autocast and args[2]:
+            self.refuse(node, "a block with autocast: cast the module, or use optimization_config['precision']")
+        operands = args[list(args).index(block) + 1 :]
+        placeholders = [own for own in block.graph.nodes if own.op == "placeholder"]
+        return tuple(self.run(block.graph, dict(zip(placeholders, operands, strict=True))))
+
+    def computed(self, node: torch.fx.Node, meta: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The results of an operator: folded, where all that it reads is constant, or lowered."""
+        folded = self.folded(node, meta, args, kwargs)
+        return self.lowered(node, meta, args, kwargs) if folded is None else folded
+
+    def lowered(self, node: torch.fx.Node, meta: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The results of an operator, made of hidet's."""
+        name = str(node.target)
+        lowering = lowering_of(name)
+        if lowering is None:
+            self.refuse(node, "there is no lowering of it")
+            return self.stand_in(meta)
+        try:
+            results = self.results(meta)
+            call = Call(name, results, tuple(_fakes(node.args)), self.shared, self.known.get)
+            found = lowering(call, *self.operands(args, call), **self.operands(kwargs, call))
+        except Refused as refused:
+            self.refuse(node, str(refused))
+            return self.stand_in(meta)
+        except (ValueError, TypeError, NotImplementedError, AssertionError, AttributeError, KeyError) as error:
+            if self.missing:
+                return self.stand_in(meta)  # it may have been led astray by a stand-in
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            self.refuse(node, f"{type(error).__name__}: {error} ({PurePath(where.filename).name}:{where.lineno})")
+            return self.stand_in(meta)
+        if not self.missing:
+            self.check(node, found, results)
+        return found
+
+    def folded(self, node: torch.fx.Node, meta: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What PyTorch computes of constants, None where an operand is none, or the result is large."""
+        leaves = pytree.tree_leaves((list(args), dict(kwargs)))
+        if any(isinstance(x, Tensor | hidet.ir.Expr) for x in leaves):
+            return None
+        fakes = [fake for fake in pytree.tree_leaves(meta) if isinstance(fake, torch.Tensor)]
+        for fake in fakes:
+            if not all(isinstance(size, int) for size in fake.shape):
+                return None
+            if math.prod(fake.shape) * fake.element_size() > MOST_COMPUTED_BYTES:
+                return None
+        target = node.target
+        assert callable(target)
+        plain_args, plain_kwargs = pytree.tree_map_only(_Known, lambda x: x.value, (args, dict(kwargs)))
+        if "device" in plain_kwargs:
+            plain_kwargs["device"] = "cpu"
+        with torch.no_grad():
+            found = target(*plain_args, **plain_kwargs)
+        if isinstance(found, torch.Tensor):
+            return _Known(found, lambda: self.lowered(node, meta, args, kwargs))
+        return pytree.tree_map_only(torch.Tensor, _Known, found)
+
+    def key(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What tells equal computations; None where there is no telling."""
+        try:
+            leaves, spec = pytree.tree_flatten((list(args), dict(kwargs)))
+            key = (target, spec, *(_identity(leaf) for leaf in leaves))
+            hash(key)
+        except TypeError:
+            return None
+        return key
+
+    def operands(self, values: Any, call: Call) -> Any:
+        """Arguments with hidet's tensors in the place of constants; constants without dims are numbers."""
+        scalars = call.name not in _TENSORS_ONLY
+
+        def operand(x: Any) -> Any:
+            if not isinstance(x, _Known):
+                return x
+            return x.value.item() if scalars and x.value.dim() == 0 else self.tensor(x)
+
+        return pytree.tree_map(operand, values)
+
+    def tensor(self, value: Any) -> Tensor | None:
+        """A value as hidet's tensor."""
+        if not isinstance(value, _Known):
+            return value if isinstance(value, Tensor) else None
+        if value not in self.constants:
+            made = self.constants[value] = self.constant(value)
+            if made is not None:
+                self.known[made] = value.value
+        return self.constants[value]
+
+    def constant(self, known: _Known) -> Tensor | None:
+        """A known tensor as a constant of the graph; a broadcast one as the broadcast of a smaller constant."""
+        value = known.value.detach()
+        strides = zip(value.shape, value.stride(), strict=True)
+        repeated = [dim for dim, (size, stride) in enumerate(strides) if size > 1 and stride == 0]
+        small = value[tuple(slice(0, 1) if dim in repeated else slice(None) for dim in range(value.dim()))]
+        if small.numel() * small.element_size() > MOST_CONSTANT_BYTES and known.build is not None:
+            return known.build()
+        made = hidet.from_torch(small.clone(memory_format=torch.contiguous_format))
+        return hidet.ops.broadcast(made, list(value.shape)) if repeated else made
+
+    def results(self, meta: Any) -> tuple[Result, ...]:
+        fakes = [meta] if isinstance(meta, torch.Tensor) else list(meta or ())
+        found = []
+        for fake in fakes:
+            if not isinstance(fake, torch.Tensor):
+                continue
+            if fake.dtype not in DTYPES:
+                raise Refused(f"tensors of {fake.dtype} are not supported")
+            try:
+                found.append(Result(tuple(self.dims.shape(fake.shape)), DTYPES[fake.dtype]))
+            except ValueError as error:
+                raise Refused(str(error)) from error
+        return tuple(found)
+
+    def check(self, node: torch.fx.Node, found: Any, results: Sequence[Result]) -> None:
+        """Raise VerificationError where an operator gives another shape or dtype than PyTorch's."""
+        tensors = list(found) if isinstance(found, tuple | list) else [found]
+        for y, result in zip(tensors, results, strict=False):
+            if y is None:
+                continue
+            shape, dtype = extents_of(y), y.dtype.name
+            if dtype != result.dtype or not same_shape(shape, result.shape):
+                raise VerificationError(
+                    f"{node.target} was lowered to {dtype}{list(map(str, shape))}, and PyTorch gives "
+                    f"{result.dtype}{list(map(str, result.shape))}: a defect of hidet_dist."
+                )
+
+    def stand_in(self, meta: Any) -> Any:
+        """Symbols for what could not be lowered, so that all that is missing is found."""
+        if isinstance(meta, torch.Tensor):
+            try:
+                return hidet.symbol(self.dims.shape(meta.shape), DTYPES.get(meta.dtype, "float32"), "cpu")
+            except ValueError:
+                return hidet.symbol([1] * meta.dim(), DTYPES.get(meta.dtype, "float32"), "cpu")
+        return tuple(map(self.stand_in, meta)) if isinstance(meta, tuple | list) else meta
+
+    def refuse(self, node: torch.fx.Node, reason: str) -> None:
+        self.missing.append(MissingOperator(str(node.target), reason, _place(node), _line(node)))
+
+
+_TENSORS_ONLY = frozenset(
+    f"aten.{name}"
+    for name in (
+        "linear.default",
+        "index.Tensor",
+        "embedding.default",
+        "cat.default",
+        "stack.default",
+        "index_put.default",
+        "expand.default",
+        "view.default",
+        "reshape.default",
+        "unsqueeze.default",
+        "repeat.default",
+        "_to_copy.default",
+        "to.dtype",
+        "clone.default",
+        "logical_not.default",
+        "bitwise_not.default",
+        "where.self",
+    )
+)
+"""Operators that take tensors without dims as such; to all others they are numbers."""
+
+
+def _identity(leaf: Any) -> Any:
+    if isinstance(leaf, int | float | str | bool | type(None)):
+        return type(leaf), leaf
+    if isinstance(leaf, torch.dtype | torch.device | torch.layout | torch.memory_format):
+        return leaf
+    return id(leaf)
+
+
+def _fakes(args: Sequence[Any]) -> list[Any]:
+    return [arg.meta.get("val") if isinstance(arg, torch.fx.Node) else arg for arg in args]
+
+
+def _needed(nodes: torch.fx.Graph) -> set[torch.fx.Node]:
+    """The nodes that an output depends on; assertions are none of them."""
+    needed: set[torch.fx.Node] = set()
+    pending = [node for node in nodes.nodes if node.op == "output"]
+    while pending:
+        node = pending.pop()
+        if node not in needed:
+            needed.add(node)
+            pending += node.all_input_nodes
+    return needed
+
+
+def _attribute(owner: Any, path: str) -> Any:
+    for part in path.split("."):
+        owner = getattr(owner, part)
+    return owner
+
+
+def _place(node: torch.fx.Node) -> str:
+    """The path of the module that calls an operator."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = str(stack[-1][0]) if stack else ""
+    return path.removeprefix("L['self'].").removeprefix("L['self']")
+
+
+def _line(node: torch.fx.Node) -> str:
+    """The file and line of the module's code that calls an operator."""
+    lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
+    frames = [line for line in lines if line.startswith("File ")]
+    if not frames:
+        return ""
+    parts = frames[-1].split(", ")
+    return f"{PurePath(parts[0].removeprefix('File ').strip(chr(34))).name}:{parts[1].removeprefix('line ')}"

@@ -1,0 +1,193 @@
+"""``from_torch``: a module, as it is called with example inputs, as a graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from hidet.graph import FlowGraph, Tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
+from torch.utils import _pytree as pytree
+
+from hidet_dist.errors import TraceError
+from hidet_dist.frontends.dims import Dims
+from hidet_dist.frontends.pytorch import (  # noqa: F401  # they register lowerings
+    elementwise,
+    indexing,
+    norms,
+    products,
+    reductions,
+    shapes,
+    windows,
+)
+from hidet_dist.frontends.pytorch.export import argument_names, exported
+from hidet_dist.frontends.pytorch.lower import lower
+from hidet_dist.spec.interface import Interface, Structure, attach
+
+
+def from_torch(
+    module: torch.nn.Module,
+    example_inputs: Any,
+    dynamic_shapes: Any = None,
+    *,
+    stored: Mapping[str, Tensor] | None = None,
+) -> FlowGraph:
+    """Trace a PyTorch module to a graph for :func:`auto_parallel`, :func:`make_plan` and the other calls.
+
+    Parameters
+    ----------
+    module: torch.nn.Module
+        In evaluation mode. Parameters and persistent buffers become named weights, under their names in the state dict;
+        tied ones are one weight. Those on the meta device have a shape and no data: such a graph can be planned, and
+        built with ``optimization_config["weights"]``. Other buffers are constants.
+    example_inputs: tuple, mapping or tensor
+        The arguments of one call: a tuple of those by place, a mapping of those by name, or a single tensor. Only
+        shapes and dtypes matter, so tensors may be on the meta device. All that is no tensor (None, numbers, truth
+        values) becomes part of the program.
+    dynamic_shapes: optional
+        Which dims are symbolic, as ``torch.export.export`` takes it, such as
+        ``{"input_ids": {0: torch.export.Dim("batch")}}``. A symbolic dim is called what its ``Dim`` is called, and its
+        expected size is declared in ``optimization_config["symbols"]``.
+    stored: mapping, optional
+        Weights by name, such as those of :func:`weights_from_safetensors`, to be taken instead of the module's.
+
+    Returns
+    -------
+    The graph, on the CPU. It knows the names and nesting of the module's arguments and results: see
+    :func:`hidet_dist.spec.interface.interface_of`.
+
+    Raises
+    ------
+    TraceError
+        When the module is in training mode, or ``torch.export`` cannot trace it.
+    UnsupportedModelError
+        When there are operators that are not supported; it names all of them, and where they are called.
+    """
+    if not isinstance(module, torch.nn.Module):
+        raise TraceError(f"from_torch takes a torch.nn.Module; got a {type(module).__name__}.")
+    args, kwargs = _arguments(example_inputs)
+    program = exported(module, args, kwargs, dynamic_shapes)
+    graph = lower(program, module, Dims(_names_of_dims(program, dynamic_shapes)), stored)
+    attach(graph, _interface(program, module, args, kwargs))
+    return graph
+
+
+def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(example_inputs, torch.Tensor):
+        return (example_inputs,), {}
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    if isinstance(example_inputs, tuple | list):
+        return tuple(example_inputs), {}
+    raise TraceError(
+        "example_inputs must be a tuple of arguments, a mapping of arguments by name, or a tensor; got a "
+        f"{type(example_inputs).__name__}."
+    )
+
+
+def _names_of_dims(program: ExportedProgram, dynamic_shapes: Any) -> dict[str, str]:
+    """What the user calls the symbols of a program's shapes."""
+    if dynamic_shapes is None:
+        return {}
+    wanted = [
+        [getattr(dim, "__name__", None) for dim in _each_dim(spec)]
+        for spec in pytree.tree_leaves(dynamic_shapes, is_leaf=_is_dims)
+    ]
+    placeholders = program.graph.find_nodes(op="placeholder")
+    fakes = [
+        node.meta.get("val")
+        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True)
+        if spec.kind is InputKind.USER_INPUT
+    ]
+    names: dict[str, str] = {}
+    for fake, dims in zip(fakes, wanted, strict=False):
+        if not isinstance(fake, torch.Tensor):
+            continue
+        sizes: Sequence[Any] = fake.shape
+        for size, name in zip(sizes, dims, strict=False):
+            if isinstance(size, torch.SymInt) and name is not None and size.node.expr.is_Symbol:
+                names.setdefault(str(size.node.expr), name)
+    return names
+
+
+def _is_dims(spec: Any) -> bool:
+    """Whether a part of ``dynamic_shapes`` is of one tensor."""
+    if spec is None:
+        return True
+    if isinstance(spec, dict):
+        return all(isinstance(dim, int) for dim in spec)
+    return isinstance(spec, tuple | list) and not any(isinstance(part, dict | tuple | list) for part in spec)
+
+
+def _each_dim(spec: Any) -> list[Any]:
+    if spec is None:
+        return []
+    if isinstance(spec, dict):
+        return [spec.get(dim) for dim in range(max(spec, default=-1) + 1)]
+    return list(spec)
+
+
+def _interface(
+    program: ExportedProgram, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Interface:
+    names = [*argument_names(module, len(args)), *kwargs]
+    counter = iter(range(2**31))
+    parameters = {
+        name: structure_of(value, counter) for name, value in zip(names, (*args, *kwargs.values()), strict=True)
+    }
+    inputs = [name for own, structure in parameters.items() for name in _tensor_names(own, structure)]
+    leaves = [
+        _Constant(spec.arg.value) if isinstance(spec.arg, ConstantArgument) else _TENSOR
+        for spec in program.graph_signature.output_specs
+        if spec.kind is OutputKind.USER_OUTPUT
+    ]
+    out_spec = program.call_spec.out_spec
+    assert out_spec is not None
+    result = structure_of(pytree.tree_unflatten(leaves, out_spec), iter(range(2**31)))
+    outputs = list(_tensor_names("", result))
+    return Interface(parameters, tuple(inputs), tuple(name or "output" for name in outputs), result)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Constant:
+    value: Any
+
+
+_TENSOR = torch.empty(0)
+
+
+def structure_of(value: Any, numbers: Iterator[int]) -> Structure:
+    """The structure of a nested value, its tensors numbered in the order in which PyTorch flattens it."""
+    if isinstance(value, torch.Tensor):
+        return {"tensor": next(numbers)}
+    if isinstance(value, _Constant):
+        return {"value": value.value}
+    if isinstance(value, Mapping):
+        fields = {str(key): structure_of(part, numbers) for key, part in value.items()}
+        plain = type(value) is dict or type(value).__name__ == "OrderedDict"
+        return {"dict": fields} if plain else {"record": type(value).__name__, "fields": fields}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        parts = zip(value._fields, value, strict=True)
+        return {"record": type(value).__name__, "fields": {key: structure_of(part, numbers) for key, part in parts}}
+    if isinstance(value, tuple | list):
+        return {type(value).__name__: [structure_of(part, numbers) for part in value]}
+    if dataclasses.is_dataclass(value):
+        pairs = ((each.name, getattr(value, each.name)) for each in dataclasses.fields(value))
+        return {"record": type(value).__name__, "fields": {key: structure_of(part, numbers) for key, part in pairs}}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    raise TraceError(f"A {type(value).__name__} among the arguments or results of a module is not supported.")
+
+
+def _tensor_names(name: str, structure: Structure) -> Iterator[str]:
+    if "tensor" in structure:
+        yield name
+        return
+    for kind in ("list", "tuple"):
+        for number, part in enumerate(structure.get(kind, ())):
+            yield from _tensor_names(f"{name}.{number}" if name else f"output.{number}", part)
+    for key, part in {**structure.get("dict", {}), **structure.get("fields", {})}.items():
+        yield from _tensor_names(f"{name}.{key}" if name else key, part)

@@ -1,0 +1,415 @@
+"""Operators that move elements: reshapes, transposes, slices, concatenations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hidet.graph import Operator, Tensor, ops
+from hidet.graph.ops.transform import StridedSliceOp, StridedSliceTask
+from hidet.graph.ops.utils import input_like
+
+from hidet_dist.frontends.pytorch.calls import Call, Refused, cast, constant, lowers, operand, static, whole_dims
+from hidet_dist.spec.extents import extents_of, same_extent, same_shape
+
+_WHOLE = 2**62  # slices end there when they go to the end
+
+
+@lowers(
+    "view.default",
+    "reshape.default",
+    "_unsafe_view.default",
+    "view_copy.default",
+    "flatten.using_ints",
+    "unflatten.int",
+    "view_as.default",
+    "reshape_as.default",
+    "_reshape_copy.default",
+    "squeeze.default",
+    "squeeze.dim",
+    "squeeze.dims",
+)
+def _reshape(call: Call, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return reshaped(x, call.shape)
+
+
+def reshaped(x: Tensor, shape: Sequence[Any]) -> Tensor:
+    """A tensor in another shape; itself where it has that shape."""
+    return x if same_shape(extents_of(x), tuple(shape)) else ops.reshape(x, list(shape))
+
+
+@lowers("unsqueeze.default")
+def _unsqueeze(call: Call, x: Tensor, dim: int) -> Tensor:
+    return ops.unsqueeze(x, [dim % (len(x.shape) + 1)])
+
+
+@lowers("permute.default")
+def _permute(call: Call, x: Tensor, dims: Sequence[int]) -> Tensor:
+    return permuted(x, whole_dims(dims, len(x.shape)))
+
+
+def permuted(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """A tensor's dims in another order; itself where they stay."""
+    return x if list(axes) == list(range(len(x.shape))) else ops.permute_dims(x, list(axes))
+
+
+@lowers("transpose.int", "swapaxes.default", "swapdims.default")
+def _transpose(call: Call, x: Tensor, a: int, b: int) -> Tensor:
+    axes = list(range(len(x.shape)))
+    if axes:
+        axes[a], axes[b] = axes[b], axes[a]
+    return permuted(x, axes)
+
+
+@lowers("t.default", "numpy_T.default", "mT.default", "adjoint.default", "mH.default")
+def _matrix_transpose(call: Call, x: Tensor) -> Tensor:
+    axes = list(range(len(x.shape)))
+    if call.name == "aten.numpy_T.default":
+        return permuted(x, axes[::-1])
+    return permuted(x, [*axes[:-2], *axes[:-3:-1]])
+
+
+@lowers("movedim.int", "movedim.intlist", "moveaxis.int", "moveaxis.intlist")
+def _movedim(call: Call, x: Tensor, source: Any, destination: Any) -> Tensor:
+    rank = len(x.shape)
+    sources, destinations = whole_dims(source, rank), whole_dims(destination, rank)
+    axes = [dim for dim in range(rank) if dim not in sources]
+    for target, origin in sorted(zip(destinations, sources, strict=True)):
+        axes.insert(target, origin)
+    return permuted(x, axes)
+
+
+@lowers("expand.default", "expand_as.default", "broadcast_to.default")
+def _expand(call: Call, x: Tensor, *_: Any, **__: Any) -> Tensor:
+    return expanded(x, call.shape)
+
+
+def expanded(x: Tensor, shape: Sequence[Any]) -> Tensor:
+    """A tensor broadcast to a shape; itself where it has that shape."""
+    return x if same_shape(extents_of(x), tuple(shape)) else ops.broadcast(x, list(shape))
+
+
+@lowers("broadcast_tensors.default")
+def _broadcast_tensors(call: Call, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(expanded(x, result.shape) for x, result in zip(tensors, call.results, strict=True))
+
+
+@lowers("slice.Tensor", "slice_copy.Tensor")
+def _slice(call: Call, x: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Tensor:
+    dim %= len(x.shape)
+    return sliced(x, dim, _start(start, extents_of(x)[dim]), call.shape[dim], step)
+
+
+def _start(start: Any, size: Any) -> Any:
+    if start is None:
+        return 0
+    if isinstance(start, int) and isinstance(size, int):
+        return min(max(start + size if start < 0 else start, 0), size)
+    return size + start if isinstance(start, int) and start < 0 else start
+
+
+def sliced(x: Tensor, dim: int, start: Any, count: Any, step: int = 1) -> Tensor:
+    """``count`` elements of a dim from ``start`` on; the tensor itself where these are all."""
+    size = extents_of(x)[dim]
+    if isinstance(start, int) and start == 0 and step == 1 and same_extent(size, count):
+        return x
+    # The end is what the shape follows from, where it is a multiple of the step after the start.
+    end = start + count * step
+    if isinstance(end, int) and isinstance(size, int):
+        end = min(end, size)
+    if all(isinstance(extent, int) for extent in (start, end, size)):
+        return ops.strided_slice(x, [start], [end], [dim], [step])
+    return _SliceOp(x, [start], [end], [dim], [step]).outputs[0]
+
+
+class _SliceOp(StridedSliceOp):
+    """A slice within bounds that are symbolic: hidet would write its size as a choice between them and the dim's."""
+
+    def __init__(self, data: Tensor, starts: list[Any], ends: list[Any], axes: list[int], strides: list[int]):
+        task = StridedSliceTask(input_like(data, "data"), starts, ends, axes, strides)
+        attributes = {"starts": starts, "ends": ends, "axes": axes, "strides": strides}
+        Operator.__init__(self, inputs=[data], attributes=attributes, task=task)
+
+
+@lowers("narrow.default")
+def _narrow(call: Call, x: Tensor, dim: int, start: Any, length: Any) -> Tensor:
+    dim %= len(x.shape)
+    return sliced(x, dim, _start(start, extents_of(x)[dim]), length)
+
+
+@lowers("select.int", "select_copy.int")
+def _select(call: Call, x: Tensor, dim: int, index: Any) -> Tensor:
+    dim %= len(x.shape)
+    return reshaped(sliced(x, dim, _start(index, extents_of(x)[dim]), 1), call.shape)
+
+
+@lowers("split.Tensor", "split.sizes", "split_with_sizes.default", "chunk.default", "tensor_split.sections")
+def _split(call: Call, x: Tensor, sizes: Any, dim: int = 0) -> tuple[Tensor, ...]:
+    dim %= len(x.shape)
+    parts, start = [], 0
+    for result in call.results:
+        parts.append(sliced(x, dim, start, result.shape[dim]))
+        start = start + result.shape[dim]
+    return tuple(parts)
+
+
+@lowers("unbind.int")
+def _unbind(call: Call, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
+    dim %= len(x.shape)
+    return tuple(reshaped(sliced(x, dim, number, 1), result.shape) for number, result in enumerate(call.results))
+
+
+@lowers("cat.default", "concat.default")
+def _cat(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    parts = [cast(x, call.dtype) for x in tensors if 0 not in extents_of(x)]
+    return parts[0] if len(parts) == 1 else ops.concat(parts, dim % len(parts[0].shape))
+
+
+@lowers("stack.default")
+def _stack(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    dim %= len(tensors[0].shape) + 1
+    parts = [ops.unsqueeze(cast(x, call.dtype), [dim]) for x in tensors]
+    return parts[0] if len(parts) == 1 else ops.concat(parts, dim)
+
+
+@lowers("repeat.default", "tile.default")
+def _repeat(call: Call, x: Tensor, repeats: Sequence[Any]) -> Tensor:
+    more = len(repeats) - len(x.shape)
+    if more > 0:
+        x = reshaped(x, [*[1] * more, *extents_of(x)])
+    repeats = [1] * max(0, -more) + list(repeats)
+    shape = extents_of(x)
+    if all(_is(count, 1) or _is(size, 1) for count, size in zip(repeats, shape, strict=True)):
+        return expanded(x, call.shape)
+    return ops.tile(x, repeats)
+
+
+def _is(extent: Any, number: int) -> bool:
+    return isinstance(extent, int) and extent == number
+
+
+@lowers("repeat_interleave.self_int")
+def _repeat_interleave(call: Call, x: Tensor, repeats: Any, dim: int | None = None, **_: Any) -> Tensor:
+    if dim is None:
+        x, dim = reshaped(x, [call.shape[0] // repeats]), 0
+    dim %= len(x.shape)
+    shape = list(extents_of(x))
+    wide = ops.broadcast(ops.unsqueeze(x, [dim + 1]), [*shape[: dim + 1], repeats, *shape[dim + 1 :]])
+    return reshaped(wide, call.shape)
+
+
+@lowers("flip.default")
+def _flip(call: Call, x: Tensor, dims: Sequence[int]) -> Tensor:
+    return ops.flip(x, whole_dims(dims, len(x.shape)))
+
+
+@lowers("roll.default")
+def _roll(call: Call, x: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
+    if not dims:
+        flat = reshaped(x, [_product(extents_of(x))])
+        return reshaped(_rolled(flat, 0, shifts[0]), call.shape)
+    for dim, shift in zip(whole_dims(dims, len(x.shape)), shifts, strict=True):
+        x = _rolled(x, dim, shift)
+    return x
+
+
+def _product(extents: Sequence[Any]) -> Any:
+    size: Any = 1
+    for extent in extents:
+        size = extent * size
+    return size
+
+
+def _rolled(x: Tensor, dim: int, shift: Any) -> Tensor:
+    """The last ``shift`` elements of a dim first."""
+    size = static(extents_of(x)[dim], "the size of a dim that is rolled")
+    shift = static(shift, "a shift") % size
+    if shift == 0:
+        return x
+    return ops.concat([sliced(x, dim, size - shift, shift), sliced(x, dim, 0, size - shift)], dim)
+
+
+@lowers("constant_pad_nd.default")
+def _constant_pad(call: Call, x: Tensor, pad: Sequence[Any], value: Any = 0) -> Tensor:
+    rank = len(x.shape)
+    before, after = [0] * rank, [0] * rank
+    for number in range(len(pad) // 2):
+        dim = rank - 1 - number
+        before[dim], after[dim] = (static(side, "padding") for side in pad[2 * number : 2 * number + 2])
+        less = max(0, -before[dim]), max(0, -after[dim])
+        if any(less):
+            x = sliced(x, dim, less[0], extents_of(x)[dim] - sum(less))
+            before[dim], after[dim] = max(0, before[dim]), max(0, after[dim])
+    if not any(before + after):
+        return x
+    if x.dtype.name == "bool":
+        return cast(ops.pad(ops.cast(x, "uint8"), before + after, value=int(value)), "bool")
+    return ops.pad(x, before + after, value=value)
+
+
+@lowers("pad.default")
+def _pad(call: Call, x: Tensor, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> Tensor:
+    if mode == "constant":
+        return _constant_pad(call, x, pad, value or 0)
+    for number in range(len(pad) // 2):
+        dim = len(x.shape) - 1 - number
+        sides = [static(side, "padding") for side in pad[2 * number : 2 * number + 2]]
+        x = _continued(x, dim, sides, mode)
+    return x
+
+
+def _continued(x: Tensor, dim: int, sides: Sequence[int], mode: str) -> Tensor:
+    """A dim with more elements on both sides, which repeat those within."""
+    if not any(sides):
+        return x
+    size = static(extents_of(x)[dim], "the size of a dim that is padded")
+    before, after = sides
+    if mode == "reflect":
+        places = [abs(i) for i in range(-before, size)] + [size - 2 - i for i in range(after)]
+    elif mode == "replicate":
+        places = [0] * before + list(range(size)) + [size - 1] * after
+    elif mode == "circular":
+        places = [i % size for i in range(-before, size + after)]
+    else:
+        raise Refused(f"padding of mode {mode!r} is not supported")
+    import numpy as np
+    from hidet import asarray
+
+    return ops.index_select(x, asarray(np.array(places, "int64")), dim)
+
+
+@lowers("reflection_pad1d.default", "reflection_pad2d.default", "reflection_pad3d.default")
+def _reflection_pad(call: Call, x: Tensor, padding: Sequence[Any]) -> Tensor:
+    return _pad(call, x, padding, "reflect")
+
+
+@lowers("replication_pad1d.default", "replication_pad2d.default", "replication_pad3d.default")
+def _replication_pad(call: Call, x: Tensor, padding: Sequence[Any]) -> Tensor:
+    return _pad(call, x, padding, "replicate")
+
+
+@lowers("tril.default", "triu.default")
+def _triangle(call: Call, x: Tensor, diagonal: int = 0) -> Tensor:
+    function = ops.tril if call.name == "aten.tril.default" else ops.triu
+    if x.dtype.name == "bool":
+        return cast(function(ops.cast(x, "uint8"), diagonal), "bool")
+    return function(x, diagonal)
+
+
+@lowers("meshgrid.indexing", "meshgrid.default")
+def _meshgrid(call: Call, tensors: Sequence[Tensor], *, indexing: str = "ij") -> tuple[Tensor, ...]:
+    grids = []
+    for number, x in enumerate(tensors):
+        place = 1 - number if indexing == "xy" and number < 2 else number
+        shape = [x.shape[0] if dim == place and len(x.shape) else 1 for dim in range(len(tensors))]
+        grids.append(expanded(reshaped(x, shape), call.results[number].shape))
+    return tuple(grids)
+
+
+@lowers("slice_scatter.default")
+def _slice_scatter(
+    call: Call, x: Tensor, source: Tensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Tensor:
+    dim %= len(x.shape)
+    if step != 1:
+        raise Refused("a slice with a step that is written to is not supported")
+    size, first, count = extents_of(x)[dim], _start(start, extents_of(x)[dim]), extents_of(source)[dim]
+    parts = [sliced(x, dim, 0, first), source, sliced(x, dim, first + count, size - first - count)]
+    kept = [part for part in parts if 0 not in extents_of(part)]
+    return kept[0] if len(kept) == 1 else ops.concat([cast(part, call.dtype) for part in kept], dim)
+
+
+@lowers("select_scatter.default")
+def _select_scatter(call: Call, x: Tensor, source: Tensor, dim: int, index: Any) -> Tensor:
+    dim %= len(x.shape)
+    return _slice_scatter(call, x, ops.unsqueeze(source, [dim]), dim, index)
+
+
+@lowers("copy.default")
+def _copy(call: Call, x: Tensor, source: Tensor, *_: Any) -> Tensor:
+    return expanded(cast(source, call.dtype), call.shape)
+
+
+@lowers("diagonal.default")
+def _diagonal(call: Call, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    raise Refused("a diagonal is not supported; multiply by an identity and sum instead")
+
+
+@lowers("pixel_shuffle.default")
+def _pixel_shuffle(call: Call, x: Tensor, factor: int) -> Tensor:
+    *batch, channels, height, width = extents_of(x)
+    split = reshaped(x, [*batch, channels // (factor * factor), factor, factor, height, width])
+    n = len(batch)
+    moved = permuted(split, [*range(n + 1), n + 3, n + 1, n + 4, n + 2])
+    return reshaped(moved, call.shape)
+
+
+@lowers("pixel_unshuffle.default")
+def _pixel_unshuffle(call: Call, x: Tensor, factor: int) -> Tensor:
+    *batch, channels, height, width = extents_of(x)
+    split = reshaped(x, [*batch, channels, height // factor, factor, width // factor, factor])
+    n = len(batch)
+    moved = permuted(split, [*range(n + 1), n + 2, n + 4, n + 1, n + 3])
+    return reshaped(moved, call.shape)
+
+
+@lowers(
+    "full.default",
+    "full_like.default",
+    "new_full.default",
+)
+def _full(call: Call, like: Any, *args: Any, **__: Any) -> Tensor:
+    value = args[-1]
+    return filled(call, value)
+
+
+def filled(call: Call, value: Any) -> Tensor:
+    """A tensor of the call's shape with one value everywhere."""
+    if isinstance(value, Tensor):
+        return expanded(cast(value, call.dtype), call.shape)
+    return ops.full(call.shape, constant(value, call.dtype), call.dtype)
+
+
+@lowers(
+    "zeros.default",
+    "zeros_like.default",
+    "new_zeros.default",
+    # What is not written before it is read would be any number.
+    "empty.memory_format",
+    "empty_like.default",
+    "new_empty.default",
+    "empty_permuted.default",
+    "empty_strided.default",
+    "new_empty_strided.default",
+)
+def _zeros(call: Call, *_: Any, **__: Any) -> Tensor:
+    return filled(call, 0)
+
+
+@lowers("ones.default", "ones_like.default", "new_ones.default")
+def _ones(call: Call, *_: Any, **__: Any) -> Tensor:
+    return filled(call, 1)
+
+
+@lowers("scalar_tensor.default")
+def _scalar_tensor(call: Call, value: Any, **__: Any) -> Tensor:
+    return filled(call, value)
+
+
+@lowers("arange.default", "arange.start", "arange.start_step")
+def _arange(call: Call, *args: Any, **__: Any) -> Tensor:
+    start = args[0] if len(args) > 1 else 0
+    step = args[2] if len(args) > 2 else 1
+    counted = ops.arange(0, call.shape[0], 1, dtype=call.dtype)
+    if not (isinstance(step, int | float) and step == 1):
+        counted = ops.multiply(counted, operand(step, call.dtype))
+    if not (isinstance(start, int | float) and start == 0):
+        counted = ops.add(counted, operand(start, call.dtype))
+    return counted
+
+
+@lowers("eye.default", "eye.m")
+def _eye(call: Call, *_: Any, **__: Any) -> Tensor:
+    rows, columns = call.shape
+    ones = ops.full([rows, columns], constant(1, call.dtype), call.dtype)
+    return ops.tril(ops.triu(ones))

@@ -1,0 +1,124 @@
+"""Operators of core ATen that hidet 0.6.1 lacks, has only in part, or defines otherwise than PyTorch.
+
+The functions take their arguments in the order of the ATen schema and return hidet tensors. They build graph nodes, so
+call them under ``execution_mode("symbolic")``: hidet would otherwise compute at once what depends on constants alone.
+Every operator class here has a compute definition that says all of what it computes, so that sharding rules are derived
+from it as from any other.
+
+``elementwise`` and ``reductions`` are modules to be used by name, since many of their functions are called like
+Python's own.
+"""
+
+from hidet_dist.operators.convolution import conv_transpose, convolution
+from hidet_dist.operators.dtypes import promoted_dtype, to_dtype
+from hidet_dist.operators.indexing import (
+    bincount,
+    embedding,
+    gather,
+    histc,
+    index,
+    index_add,
+    index_copy,
+    index_put,
+    index_select,
+    one_hot,
+    scatter,
+    scatter_add,
+    scatter_reduce,
+    select_scatter,
+    slice_scatter,
+)
+from hidet_dist.operators.normalization import (
+    batch_norm,
+    batch_norm_of_batch,
+    group_norm,
+    instance_norm,
+    layer_norm,
+    native_layer_norm,
+    rms_norm,
+)
+from hidet_dist.operators.pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, max_pool
+from hidet_dist.operators.products import addmm, grouped_matmul, linear, matmul, scaled_dot_product_attention
+from hidet_dist.operators.reductions import cumprod, cumsum, log_softmax, logsumexp, softmax, std, var, var_mean
+from hidet_dist.operators.resampling import interpolate
+from hidet_dist.operators.shaping import (
+    channel_shuffle,
+    constant_pad_nd,
+    diagonal,
+    flip,
+    im2col,
+    pad,
+    pixel_shuffle,
+    pixel_unshuffle,
+    repeat,
+    repeat_interleave,
+    roll,
+    tril,
+    triu,
+    unfold,
+)
+from hidet_dist.operators.sorting import argsort, sort, topk
+
+__all__ = [
+    "adaptive_avg_pool",
+    "adaptive_max_pool",
+    "addmm",
+    "argsort",
+    "avg_pool",
+    "batch_norm",
+    "batch_norm_of_batch",
+    "bincount",
+    "channel_shuffle",
+    "constant_pad_nd",
+    "conv_transpose",
+    "convolution",
+    "cumprod",
+    "cumsum",
+    "diagonal",
+    "embedding",
+    "flip",
+    "gather",
+    "group_norm",
+    "grouped_matmul",
+    "histc",
+    "im2col",
+    "index",
+    "index_add",
+    "index_copy",
+    "index_put",
+    "index_select",
+    "instance_norm",
+    "interpolate",
+    "layer_norm",
+    "linear",
+    "log_softmax",
+    "logsumexp",
+    "matmul",
+    "max_pool",
+    "native_layer_norm",
+    "one_hot",
+    "pad",
+    "pixel_shuffle",
+    "pixel_unshuffle",
+    "promoted_dtype",
+    "repeat",
+    "repeat_interleave",
+    "rms_norm",
+    "roll",
+    "scaled_dot_product_attention",
+    "scatter",
+    "scatter_add",
+    "scatter_reduce",
+    "select_scatter",
+    "slice_scatter",
+    "softmax",
+    "sort",
+    "std",
+    "to_dtype",
+    "topk",
+    "tril",
+    "triu",
+    "unfold",
+    "var",
+    "var_mean",
+]

@@ -1,0 +1,127 @@
+"""Convolutions of one to three spatial dims, transposed ones too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hidet import ops
+from hidet.graph import Tensor
+
+from hidet_dist.operators import elementwise, shaping
+
+
+def _each(value: int | Sequence[int], dims: int) -> list[int]:
+    values = [value] if isinstance(value, int) else [int(v) for v in value]
+    return values * dims if len(values) == 1 else values
+
+
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int],
+    transposed: bool = False,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+) -> Tensor:
+    """The convolution of ``x[batch, channels, ...]`` with ``weight[out, channels / groups, ...]``, plus the bias [out].
+
+    The weight of a transposed one is [channels, out / groups, ...].
+
+    Raises ValueError for other than one to three spatial dims.
+    """
+    dims = len(weight.shape) - 2
+    if not 1 <= dims <= 3 or len(x.shape) != dims + 2:
+        raise ValueError(f"There is no convolution of {list(x.shape)} with filters {list(weight.shape)}.")
+    stride, padding, dilation, extra = (_each(value, dims) for value in (stride, padding, dilation, output_padding))
+    if transposed:
+        y = _transposed(x, weight, stride, padding, dilation, extra, groups)
+    else:
+        y = _convolved(x, weight, stride, [(p, p) for p in padding], dilation, groups)
+    return y if bias is None else elementwise.add(y, ops.reshape(bias, [bias.shape[0], *[1] * dims]))
+
+
+def _convolved(
+    x: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    dims = len(stride)
+    if dims == 2 and all(before == after >= 0 for before, after in padding):
+        own = [before for before, _ in padding]
+        return ops.conv2d(x, weight, list(stride), list(dilation), groups, own)
+    x = shaping.constant_pad_nd(x, [size for pair in reversed(padding) for size in pair])
+    build = {1: ops.conv1d, 2: ops.conv2d, 3: ops.conv3d}[dims]
+    return build(x, weight, list(stride), list(dilation), groups)
+
+
+def _transposed(
+    x: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    extra: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """The convolution of the input, spread with zeros, with the mirrored filters."""
+    dims, kernel = len(stride), [int(size) for size in weight.shape[2:]]
+    if groups == 1 and list(stride) == kernel and not any((*padding, *extra)) and set(dilation) == {1}:
+        return _tiles(x, weight, kernel)
+    for dim, step in enumerate(stride, 2):
+        x = _spread(x, dim, step)
+    widths = []
+    for k, p, d, e in zip(kernel, padding, dilation, extra, strict=True):
+        reach = d * (k - 1) - p
+        widths.append((reach, reach + e))
+    channels, out = int(weight.shape[0]), int(weight.shape[1])
+    turned = ops.reshape(weight, [groups, channels // groups, out, *kernel])
+    turned = ops.permute_dims(turned, [0, 2, 1, *range(3, 3 + dims)])
+    turned = ops.reshape(turned, [groups * out, channels // groups, *kernel])
+    turned = shaping.flip(turned, range(2, 2 + dims)) if math.prod(kernel) > 1 else turned
+    return _convolved(x, turned, [1] * dims, widths, dilation, groups)
+
+
+def _spread(x: Tensor, dim: int, step: int) -> Tensor:
+    """``step - 1`` zeros between the elements along ``dim``."""
+    if step == 1:
+        return x
+    shape = list(x.shape)
+    wide = shaping.constant_pad_nd(ops.unsqueeze(x, dim + 1), [*[0, 0] * (len(shape) - 1 - dim), 0, step - 1])
+    size = shape[dim] * step
+    flat = ops.reshape(wide, [*shape[:dim], size, *shape[dim + 1 :]])
+    return ops.strided_slice(flat, [0], [size - step + 1], [dim])
+
+
+def _tiles(x: Tensor, weight: Tensor, kernel: Sequence[int]) -> Tensor:
+    """The transposed convolution whose tiles of output do not overlap: one matrix product."""
+    batch, channels, *inner = x.shape
+    out, dims = int(weight.shape[1]), len(kernel)
+    area = math.prod(int(size) for size in inner)
+    filters = ops.permute_dims(ops.reshape(weight, [channels, out * math.prod(kernel)]), [1, 0])
+    y = ops.matmul(filters, ops.reshape(x, [batch, channels, area]))
+    y = ops.reshape(y, [batch, out, *kernel, *inner])
+    order = [0, 1]
+    for dim in range(dims):
+        order += [2 + dims + dim, 2 + dim]
+    sizes = [size * k for size, k in zip(inner, kernel, strict=True)]
+    return ops.reshape(ops.permute_dims(y, order), [batch, out, *sizes])
+
+
+def conv_transpose(
+    x: Tensor,
+    weight: Tensor,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+) -> Tensor:
+    """The transposed convolution, without a bias; see :func:`convolution`."""
+    return convolution(x, weight, None, stride, padding, dilation, True, output_padding, groups)

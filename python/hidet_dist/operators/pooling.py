@@ -1,0 +1,204 @@
+"""Pooling over windows, and adaptive pooling to a given size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from hidet import ops
+from hidet.graph import Operator, Tensor
+from hidet.graph.ops import pool as hidet_pool
+from hidet.graph.ops.utils import Task, compute, input_like, reduce
+from hidet.ir import primitives
+from hidet.ir.dtypes import int32
+from hidet.ir.expr import Expr, cast, convert, if_then_else, logical_and
+
+from hidet_dist.operators import reductions
+from hidet_dist.operators.dtypes import constant
+
+
+def _each(value: int | Sequence[int], dims: int) -> list[int]:
+    values = [value] if isinstance(value, int) else [int(v) for v in value]
+    return values * dims if len(values) == 1 else values
+
+
+class WindowPoolOp(Operator):
+    """The maximum or the mean of windows over the last dims of ``x``.
+
+    Parameters
+    ----------
+    x: Tensor
+        [..., *inner]; there are as many inner dims as the sequences have numbers.
+    kind: str
+        ``"max"`` or ``"avg"``.
+    out: sequence of int
+        The windows along each inner dim.
+    counts_padding: bool
+        Whether padding counts as elements of a mean (what lies beyond the padding does not).
+    divisor: int, optional
+        What a sum is divided by instead of its number of elements.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        kind: str,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        out: Sequence[int],
+        counts_padding: bool = True,
+        divisor: int | None = None,
+    ):
+        own, dtype, dims = input_like(x, "x"), x.dtype, len(kernel)
+        inner = own.shape[len(own.shape) - dims :]
+        outer = own.shape[: len(own.shape) - dims]
+        lowest = dtype.min_value if kind == "max" else dtype.zero
+
+        def read(place: tuple[Expr, ...], window: tuple[Expr, ...]) -> Expr:
+            at = [place[len(outer) + d] * stride[d] + window[d] * dilation[d] - padding[d] for d in range(dims)]
+            inside = logical_and(*[logical_and(i >= 0, i < size) for i, size in zip(at, inner, strict=True)])
+            return if_then_else(inside, own[[*place[: len(outer)], *at]], lowest)
+
+        def elements(place: tuple[Expr, ...]) -> Expr:
+            count: Expr = int32(1)
+            for d in range(dims):
+                first = place[len(outer) + d] * stride[d] - padding[d]
+                last = primitives.min(first + kernel[d], inner[d] + padding[d])
+                if not counts_padding:
+                    first, last = primitives.max(first, int32(0)), primitives.min(last, convert(inner[d]))
+                count = count * (last - first)
+            return count
+
+        def element(*place: Expr) -> Expr:
+            whole = reduce(
+                list(kernel), lambda *window: read(place, window), "max" if kind == "max" else "sum", dtype.name
+            )
+            if kind == "max":
+                return whole
+            return whole / (dtype(divisor) if divisor is not None else cast(elements(place), dtype))
+
+        attributes = {
+            "kind": kind,
+            "kernel": list(kernel),
+            "stride": list(stride),
+            "padding": list(padding),
+            "dilation": list(dilation),
+            "out": list(out),
+            "counts_padding": counts_padding,
+            "divisor": divisor,
+        }
+        y = compute("y", [*outer, *out], element)
+        super().__init__([x], attributes, Task(f"{kind}_pool", [own], [y], attributes=attributes))
+        self.name = f"{kind.capitalize()}Pool"
+
+
+def _windows(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
+    """The windows along a dim; with ``ceil_mode`` also one that ends behind it, if it begins within it."""
+    span = size + 2 * padding - dilation * (kernel - 1) - 1
+    count = (span + (stride - 1 if ceil_mode else 0)) // stride + 1
+    return count - 1 if ceil_mode and (count - 1) * stride >= size + padding else count
+
+
+def _pooled(
+    x: Tensor,
+    kind: str,
+    dims: int,
+    kernel: int | Sequence[int],
+    stride: int | Sequence[int] | None,
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int],
+    ceil_mode: bool,
+    counts_padding: bool = True,
+    divisor: int | None = None,
+) -> Tensor:
+    size, pads, gaps = (_each(value, dims) for value in (kernel, padding, dilation))
+    step = size if stride is None or stride == [] else _each(stride, dims)
+    inner = [int(n) for n in x.shape[len(x.shape) - dims :]]
+    out = [_windows(*own, ceil_mode) for own in zip(inner, size, step, pads, gaps, strict=True)]
+    return WindowPoolOp(x, kind, size, step, pads, gaps, out, counts_padding, divisor).outputs[0]
+
+
+def max_pool(
+    x: Tensor,
+    dims: int,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    """The maximum of windows over the last ``dims`` dims."""
+    return _pooled(x, "max", dims, kernel_size, stride, padding, dilation, ceil_mode)
+
+
+def avg_pool(
+    x: Tensor,
+    dims: int,
+    kernel_size: int | Sequence[int],
+    stride: int | Sequence[int] | None = None,
+    padding: int | Sequence[int] = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """The mean of windows over the last ``dims`` dims."""
+    return _pooled(x, "avg", dims, kernel_size, stride, padding, 1, ceil_mode, count_include_pad, divisor_override)
+
+
+def _targets(x: Tensor, output_size: Sequence[int | None]) -> list[int]:
+    """The size of each inner dim after adaptive pooling; None keeps a dim."""
+    inner = x.shape[len(x.shape) - len(output_size) :]
+    return [int(size) if own is None else int(own) for own, size in zip(output_size, inner, strict=True)]
+
+
+def _bounds(size: int, out: int) -> list[tuple[int, int]]:
+    """The first and the last (exclusive) element of each part, as PyTorch's adaptive pooling divides a dim."""
+    return [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
+
+
+def adaptive_avg_pool(x: Tensor, output_size: Sequence[int | None]) -> Tensor:
+    """The means of parts of the last dims, as many of each as ``output_size`` says; None keeps a dim as it is."""
+    rank, dims = len(x.shape), len(output_size)
+    for number, out in enumerate(_targets(x, output_size)):
+        dim = rank - dims + number
+        size = int(x.shape[dim])
+        if out == size:
+            continue
+        shape = list(x.shape)
+        if size % out == 0:
+            parts = ops.reshape(x, [*shape[:dim], out, size // out, *shape[dim + 1 :]])
+            x = reductions.mean(parts, dim + 1)
+            continue
+        shares = np.zeros([size, out], np.float64)
+        for part, (first, last) in enumerate(_bounds(size, out)):
+            shares[first:last, part] = 1.0 / (last - first)
+        x = along_dim(x, dim, shares)
+    return x
+
+
+def along_dim(x: Tensor, dim: int, matrix: np.ndarray) -> Tensor:
+    """``out[..., j, ...] = sum over i of x[..., i, ...] * matrix[i, j]`` along ``dim``."""
+    rank = len(x.shape)
+    weights = constant(matrix, x.dtype, x)
+    if dim == rank - 1:
+        return ops.matmul(x, weights)
+    order = [*range(dim), *range(dim + 1, rank), dim]
+    moved = ops.matmul(ops.permute_dims(x, order), weights)
+    return ops.permute_dims(moved, [order.index(d) for d in range(rank)])
+
+
+def adaptive_max_pool(x: Tensor, output_size: Sequence[int | None]) -> Tensor:
+    """The maxima of parts of the last dims, as many of each as ``output_size`` says; None keeps a dim as it is."""
+    targets, rank, dims = _targets(x, output_size), len(x.shape), len(output_size)
+    inner = [int(n) for n in x.shape[rank - dims :]]
+    if all(size % out == 0 for size, out in zip(inner, targets, strict=True)):
+        split = [part for size, out in zip(inner, targets, strict=True) for part in (out, size // out)]
+        parts = ops.reshape(x, [*x.shape[: rank - dims], *split])
+        return reductions.amax(parts, [rank - dims + 2 * d + 1 for d in range(dims)])
+    batch = list(x.shape[: rank - dims])
+    flat = ops.reshape(x, [1, math.prod(batch), *inner])
+    kind = {1: hidet_pool.adaptive_max_pool1d, 2: hidet_pool.adaptive_max_pool2d, 3: hidet_pool.adaptive_max_pool3d}
+    return ops.reshape(kind[dims](flat, targets), [*batch, *targets])

@@ -1,0 +1,148 @@
+"""Images and signals brought to other sizes.
+
+Interpolation along a dim is a product with a matrix of weights, which are known while the graph is built: two of a row
+are not zero for linear interpolation, four for cubic. Nearest neighbours are a lookup at known places; repeated
+elements where the factor is a whole number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from hidet.graph import Tensor
+
+from hidet_dist.operators import shaping
+from hidet_dist.operators.pooling import along_dim
+
+CUBIC = -0.75
+"""The coefficient of the cubic kernel that PyTorch has (Keys 1981 writes it a)."""
+
+
+def _steps(
+    x: Tensor, sizes: Sequence[int], scales: Sequence[float | None] | float | None, align_corners: bool
+) -> list[np.float32]:
+    """How far apart in the input two neighbours of the output are, along each dim."""
+    dims = len(sizes)
+    given = [scales] * dims if scales is None or isinstance(scales, int | float) else list(scales)
+    steps = []
+    for size, out, scale in zip(x.shape[len(x.shape) - dims :], sizes, given, strict=True):
+        if align_corners:
+            steps.append(np.float32(int(size) - 1) / np.float32(out - 1) if out > 1 else np.float32(0))
+        elif scale is not None and float(scale) > 0:
+            steps.append(np.float32(1.0 / float(scale)))
+        else:
+            steps.append(np.float32(int(size)) / np.float32(out))
+    return steps
+
+
+def upsample_nearest(
+    x: Tensor, sizes: Sequence[int], scales: Sequence[float | None] | float | None = None, exact: bool = False
+) -> Tensor:
+    """The nearest element of the input for each of the output, whose last dims have ``sizes``.
+
+    ``exact`` measures from the centres of elements, otherwise from their beginnings.
+    """
+    dims, rank = len(sizes), len(x.shape)
+    for number, (out, step) in enumerate(zip(sizes, _steps(x, sizes, scales, False), strict=True)):
+        dim = rank - dims + number
+        size = int(x.shape[dim])
+        at = (np.arange(out, dtype=np.float32) + np.float32(0.5 if exact else 0.0)) * step
+        places = np.minimum(np.floor(at).astype(np.int64), size - 1)
+        if out == size and (places == np.arange(size)).all():
+            continue
+        if out % size == 0 and (places == np.arange(out) // (out // size)).all():
+            x = shaping.repeat_interleave(x, out // size, dim)
+        else:
+            x = shaping.take_along(x, places, dim)
+    return x
+
+
+def _sources(out: int, step: np.float32, align_corners: bool) -> np.ndarray:
+    places = np.arange(out, dtype=np.float32)
+    return step * places if align_corners else step * (places + np.float32(0.5)) - np.float32(0.5)
+
+
+def linear_weights(size: int, out: int, step: np.float32, align_corners: bool) -> np.ndarray:
+    """float32[size, out]: the share of each element of the input in each of the output."""
+    source = np.maximum(_sources(out, step, align_corners), np.float32(0))
+    left = np.minimum(source.astype(np.int64), size - 1)
+    share = np.clip(source - left.astype(np.float32), 0, 1).astype(np.float32)
+    weights = np.zeros([size, out], np.float32)
+    np.add.at(weights, (left, np.arange(out)), np.float32(1) - share)
+    np.add.at(weights, (np.minimum(left + 1, size - 1), np.arange(out)), share)
+    return weights
+
+
+def cubic_weights(size: int, out: int, step: np.float32, align_corners: bool, coefficient: float = CUBIC) -> np.ndarray:
+    """float32[size, out]: the share of each element of the input in each of the output."""
+    source = _sources(out, step, align_corners)
+    left = np.floor(source)
+    t, a = (source - left).astype(np.float32), np.float32(coefficient)
+
+    def near(d: np.ndarray) -> np.ndarray:
+        return ((a + 2) * d - (a + 3)) * d * d + 1
+
+    def far(d: np.ndarray) -> np.ndarray:
+        return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+
+    weights = np.zeros([size, out], np.float32)
+    for offset, share in ((-1, far(t + 1)), (0, near(t)), (1, near(1 - t)), (2, far(2 - t))):
+        places = np.clip(left.astype(np.int64) + offset, 0, size - 1)
+        np.add.at(weights, (places, np.arange(out)), share)
+    return weights
+
+
+def upsample_linear(
+    x: Tensor, sizes: Sequence[int], align_corners: bool, scales: Sequence[float | None] | float | None = None
+) -> Tensor:
+    """Linear interpolation along each of the last dims, which come to have ``sizes``."""
+    return _interpolated(x, sizes, align_corners, scales, cubic=False)
+
+
+def upsample_cubic(
+    x: Tensor, sizes: Sequence[int], align_corners: bool, scales: Sequence[float | None] | float | None = None
+) -> Tensor:
+    """Cubic interpolation along each of the last dims, which come to have ``sizes``."""
+    return _interpolated(x, sizes, align_corners, scales, cubic=True)
+
+
+def _interpolated(
+    x: Tensor,
+    sizes: Sequence[int],
+    align_corners: bool,
+    scales: Sequence[float | None] | float | None,
+    cubic: bool,
+) -> Tensor:
+    dims, rank = len(sizes), len(x.shape)
+    steps = _steps(x, sizes, scales, align_corners)
+    weights = cubic_weights if cubic else linear_weights
+    for number in reversed(range(dims)):
+        dim = rank - dims + number
+        size, out = int(x.shape[dim]), int(sizes[number])
+        matrix = weights(size, out, steps[number], align_corners)
+        if size != out or (matrix != np.eye(size, dtype=np.float32)).any():
+            x = along_dim(x, dim, matrix)
+    return x
+
+
+def interpolate(
+    x: Tensor,
+    sizes: Sequence[int],
+    mode: str = "nearest",
+    align_corners: bool = False,
+    scales: Sequence[float | None] | float | None = None,
+) -> Tensor:
+    """The last dims brought to ``sizes``: nearest, nearest-exact, linear, bilinear, trilinear or bicubic.
+
+    ``scales`` are the factors that were asked for, where the steps follow from them rather than from the sizes.
+
+    Raises ValueError for other modes.
+    """
+    if mode in ("nearest", "nearest-exact"):
+        return upsample_nearest(x, sizes, scales, exact=mode != "nearest")
+    if mode in ("linear", "bilinear", "trilinear"):
+        return upsample_linear(x, sizes, align_corners, scales)
+    if mode in ("cubic", "bicubic"):
+        return upsample_cubic(x, sizes, align_corners, scales)
+    raise ValueError(f"There is no interpolation by mode {mode!r}.")

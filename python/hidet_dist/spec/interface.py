@@ -1,0 +1,221 @@
+"""What a model is called with and gives back: names and nesting of the inputs and outputs of a graph.
+
+A graph takes and gives flat lists of tensors. A model takes arguments by name, some of them nested, and gives tuples,
+dicts and data classes. The structure of both is kept as plain JSON values, so that artifacts can hold it:
+
+* ``{"tensor": 3}``: the tensor of that number.
+* ``{"value": null}``: a value that is the same in every call (null, a truth value, a number or a text).
+* ``{"list": [...]}``, ``{"tuple": [...]}``, ``{"dict": {"key": ...}}``: what they say.
+* ``{"record": "BaseModelOutput", "fields": {"last_hidden_state": ...}}``: a data class or a named tuple; it is given
+  back as a :class:`Record`, for nothing is imported on the word of a file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hidet_dist.errors import InputError, SpecError
+
+Structure = dict[str, Any]
+
+_MARK = "_hidet_dist_interface"
+
+
+class Record(Mapping[str, Any]):
+    """The fields of a data class, by name: as attributes (``y.logits``), keys (``y["logits"]``) or places (``y[0]``).
+
+    Fields that are None are left out of places and of iteration, as transformers' outputs leave them out.
+    """
+
+    def __init__(self, name: str, fields: Mapping[str, Any]):
+        self.__dict__.update(fields)
+        self._name = name
+        self._fields = dict(fields)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._fields[key] if isinstance(key, str) else tuple(self._present().values())[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._present())
+
+    def __len__(self) -> int:
+        return len(self._present())
+
+    def __repr__(self) -> str:
+        return f"{self._name}({', '.join(f'{name}={value!r}' for name, value in self._present().items())})"
+
+    def _present(self) -> dict[str, Any]:
+        return {name: value for name, value in self._fields.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Interface:
+    """Names and nesting of a graph's inputs and outputs.
+
+    Attributes
+    ----------
+    parameters: mapping
+        The structure of each argument of the model, by its name, in the order in which they may be given by place.
+    input_names, output_names: tuple of str
+        The name of each input and output of the graph, such as ``input_ids`` or ``hidden_states.0``.
+    result: mapping
+        The structure of what the model gives back.
+    """
+
+    parameters: Mapping[str, Structure]
+    input_names: tuple[str, ...]
+    output_names: tuple[str, ...]
+    result: Structure
+
+    def flatten(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """The inputs of the graph, from the arguments of the model.
+
+        Raises
+        ------
+        InputError
+            When an argument is missing or unknown, or is nested otherwise or has another constant than in the traced
+            call.
+        """
+        if len(args) > len(self.parameters):
+            raise InputError(f"The model takes {len(self.parameters)} arguments; {len(args)} were given by place.")
+        given = dict(zip(self.parameters, args, strict=False))
+        for name, value in kwargs.items():
+            if name not in self.parameters:
+                known = ", ".join(self.parameters)
+                raise InputError(f"The model was not traced with an argument {name!r}; it takes {known}.")
+            if name in given:
+                raise InputError(f"The argument {name!r} was given twice.")
+            given[name] = value
+        flat: dict[int, Any] = {}
+        for name, structure in self.parameters.items():
+            if name not in given and any(True for _ in _tensors(structure)):
+                raise InputError(f"The argument {name!r} is missing.")
+            if name in given:
+                _match(given[name], structure, name, flat)
+        return [flat[number] for number in range(len(self.input_names))]
+
+    def nest(self, outputs: Sequence[Any]) -> Any:
+        """What the model gives back, from the outputs of the graph."""
+        return nested(self.result, outputs)
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "parameters": dict(self.parameters),
+            "input_names": list(self.input_names),
+            "output_names": list(self.output_names),
+            "result": self.result,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Interface:
+        """The inverse of :meth:`to_json`. Raises SpecError."""
+        if not isinstance(data, dict) or set(data) != {"parameters", "input_names", "output_names", "result"}:
+            raise SpecError("An interface must have parameters, input_names, output_names and result.")
+        for key in ("input_names", "output_names"):
+            if not isinstance(data[key], list) or not all(isinstance(name, str) for name in data[key]):
+                raise SpecError(f"The {key} of an interface must be a list of texts.")
+        inputs, outputs = tuple(data["input_names"]), tuple(data["output_names"])
+        parameters = data["parameters"]
+        if not isinstance(parameters, dict):
+            raise SpecError("The parameters of an interface must be an object.")
+        for structures, count, what in (
+            (list(parameters.values()), len(inputs), "inputs"),
+            ([data["result"]], len(outputs), "outputs"),
+        ):
+            found = [number for structure in structures for number in _tensors(structure)]
+            if sorted(found) != list(range(count)):
+                raise SpecError(f"The structure of the {what} of an interface must name each of the {count} once.")
+        return cls(parameters, inputs, outputs, data["result"])
+
+
+def attach(graph: Any, interface: Interface) -> None:
+    """Let a graph know the interface of the model that it was traced from."""
+    setattr(graph, _MARK, interface)
+
+
+def interface_of(graph: Any) -> Interface | None:
+    """The interface of the model that a graph was traced from; None for a graph that was made by hand."""
+    found: Interface | None = getattr(graph, _MARK, None)
+    return found
+
+
+def names_of_io(graph: Any) -> dict[str, Any]:
+    """The inputs and outputs of a graph by the names that its interface gives them; none of a graph without one."""
+    interface = interface_of(graph)
+    if interface is None:
+        return {}
+    names = dict(zip(interface.output_names, graph.outputs, strict=True))
+    return {**names, **dict(zip(interface.input_names, graph.inputs or (), strict=True))}
+
+
+def nested(structure: Structure, tensors: Sequence[Any]) -> Any:
+    """Tensors in the places that a structure gives them."""
+    ((kind, value),) = [(key, value) for key, value in structure.items() if key != "fields"]
+    if kind == "tensor":
+        return tensors[value]
+    if kind == "value":
+        return value
+    if kind in ("list", "tuple"):
+        items = [nested(item, tensors) for item in value]
+        return items if kind == "list" else tuple(items)
+    if kind == "dict":
+        return {key: nested(item, tensors) for key, item in value.items()}
+    return Record(value, {key: nested(item, tensors) for key, item in structure["fields"].items()})
+
+
+def _children(structure: Any) -> list[tuple[str, Any]]:
+    """The parts of a structure by their names; none for a tensor or a value. Raises SpecError where it is none."""
+    if isinstance(structure, dict):
+        keys = set(structure)
+        if keys in ({"tensor"}, {"value"}):
+            return []
+        items = structure.get("list", structure.get("tuple"))
+        if keys in ({"list"}, {"tuple"}) and isinstance(items, list):
+            return [(str(number), item) for number, item in enumerate(items)]
+        if keys == {"dict"} and isinstance(structure["dict"], dict):
+            return list(structure["dict"].items())
+        if keys == {"record", "fields"} and isinstance(structure["fields"], dict):
+            return list(structure["fields"].items())
+    raise SpecError("A part of an interface is no tensor, value, list, tuple, dict or record.")
+
+
+def _tensors(structure: Any) -> Iterator[int]:
+    if isinstance(structure, dict) and isinstance(structure.get("tensor"), int):
+        yield structure["tensor"]
+    for _, item in _children(structure):
+        yield from _tensors(item)
+
+
+def _match(given: Any, structure: Structure, what: str, flat: dict[int, Any]) -> None:
+    """Find the tensors of a structure in what was given for it."""
+    if "tensor" in structure:
+        if given is None:
+            raise InputError(f"The argument {what!r} must be a tensor, as it was when the model was traced.")
+        flat[structure["tensor"]] = given
+        return
+    if "value" in structure:
+        if given is not structure["value"] and given != structure["value"]:
+            raise InputError(
+                f"The argument {what!r} was {structure['value']!r} when the model was traced, and is part of the "
+                f"program; got {given!r}."
+            )
+        return
+    children = _children(structure)
+    try:
+        find: Callable[[str], Any] = (
+            (lambda key: given[int(key)])
+            if "list" in structure or "tuple" in structure
+            else (lambda key: given[key] if isinstance(given, Mapping) else getattr(given, key))
+        )
+        parts = [(find(key), item, f"{what}.{key}") for key, item in children]
+        same = not ("list" in structure or "tuple" in structure) or len(given) == len(children)
+    except (KeyError, IndexError, TypeError, AttributeError):
+        same = False
+    if not same:
+        keys = ", ".join(key for key, _ in children)
+        raise InputError(f"The argument {what!r} must have the parts {keys}, as it had when the model was traced.")
+    for part in parts:
+        _match(*part, flat)

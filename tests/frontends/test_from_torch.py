@@ -1,0 +1,206 @@
+"""Modules of PyTorch as graphs: names, nesting, what is refused, and results of sharded programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import hidet
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import hidet_dist
+from hidet_dist.errors import InputError, TraceError, UnsupportedModelError
+from hidet_dist.partitioning import partition_graph
+from hidet_dist.simulate import simulate
+from hidet_dist.spec.interface import Interface, interface_of
+
+
+def interface(graph: hidet.FlowGraph) -> Interface:
+    found = interface_of(graph)
+    assert found is not None
+    return found
+
+
+def sharded(module: nn.Module, inputs: Any, mesh: tuple[int, ...] = (2,), **options: Any) -> Any:
+    """The module's result, nested, from its program on all ranks."""
+    graph = hidet_dist.from_torch(module.eval(), inputs)
+    plan = hidet_dist.make_plan(graph, {"mesh_shape": list(mesh)}, options)
+    own = interface(graph)
+    flat = own.flatten(**inputs) if isinstance(inputs, Mapping) else own.flatten(*inputs)
+    return own.nest(simulate(partition_graph(graph, plan), [x.numpy() for x in flat]))
+
+
+def expect(module: nn.Module, inputs: Any, mesh: tuple[int, ...] = (2,), **options: Any) -> None:
+    """Compare a module's sharded program with the module: one tensor."""
+    got = sharded(module, inputs, mesh, **options)
+    with torch.no_grad():
+        want = module(**inputs) if isinstance(inputs, Mapping) else module(*inputs)
+    np.testing.assert_allclose(got, want.numpy(), rtol=1e-4, atol=1e-4)
+
+
+class Tied(nn.Module):
+    """A vocabulary that is looked up in and multiplied by, and a buffer that is no part of the state dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(16, 8)
+        self.head = nn.Linear(8, 16, bias=False)
+        self.head.weight = self.words.weight
+        self.register_buffer("scale", torch.tensor([0.5, 2.0] * 4))
+        self.register_buffer("places", torch.arange(32), persistent=False)
+        self.positions = nn.Embedding(32, 8)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids) * self.scale + self.positions(self.places[: ids.shape[1]])
+        y: torch.Tensor = self.head(x)
+        return y
+
+
+class Skip(nn.Module):
+    """A ReLU in place of a tensor that a skip connection keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.relu = nn.Linear(8, 8), nn.ReLU(inplace=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.up(x)
+        y = self.relu(h)
+        return torch.cat([h, y * 2], dim=-1)
+
+
+class Result(NamedTuple):
+    total: torch.Tensor
+    parts: list[torch.Tensor]
+    loss: torch.Tensor | None
+
+
+class Nested(nn.Module):
+    def forward(self, pair: tuple[torch.Tensor, torch.Tensor], options: dict[str, Any], flip: bool = False) -> Any:
+        a, b = pair
+        if flip:
+            a, b = b, a
+        return Result(a + b * options["scale"], [a - b, a * 2], None), {"mask": a > b}
+
+
+def test_weights_go_by_their_names_and_tied_ones_are_one():
+    graph = hidet_dist.from_torch(Tied().eval(), torch.zeros(2, 4, dtype=torch.int64))
+    plan = hidet_dist.make_plan(graph, {"mesh_shape": [2]})
+    named = {weight.label: weight.shape for weight in plan.stage.weights if weight.label}
+    assert named == {"words.weight": (16, 8), "scale": (8,), "positions.weight": (32, 8)}
+    assert [x.label for x in plan.stage.inputs] == ["ids"]
+
+
+def test_tied_weights_compute_what_the_module_does():
+    torch.manual_seed(0)
+    expect(Tied(), (torch.randint(0, 16, (2, 4)),))
+
+
+def test_what_is_written_in_place_is_what_a_skip_connection_reads():
+    torch.manual_seed(0)
+    expect(Skip(), (torch.randn(4, 8),))
+
+
+def test_arguments_and_results_keep_names_and_nesting():
+    a, b, scale = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 3.0]), torch.tensor([2.0, 4.0])
+    inputs = ((a, b), {"scale": scale}, True)
+    graph = hidet_dist.from_torch(Nested().eval(), inputs)
+    own = interface(graph)
+    assert own.input_names == ("pair.0", "pair.1", "options.scale")
+    assert own.output_names == ("output.0.total", "output.0.parts.0", "output.0.parts.1", "output.1.mask")
+    assert Interface.from_json(own.to_json()) == own
+    first, second = sharded(Nested(), inputs)
+    np.testing.assert_array_equal(first.total, (b + a * scale).numpy())
+    np.testing.assert_array_equal(first["parts"][0], (b - a).numpy())
+    assert first.loss is None
+    assert len(first) == 2
+    np.testing.assert_array_equal(second["mask"], (b > a).numpy())
+    flat = own.flatten(options={"scale": scale}, pair=(a, b))
+    assert [x is y for x, y in zip(flat, (a, b, scale), strict=True)] == [True] * 3
+    for wrong in ({"pair": (a, b)}, {"pair": a, "options": {}}, {"other": a}):
+        with pytest.raises(InputError):
+            own.flatten(**wrong)
+    with pytest.raises(InputError, match="flip"):
+        own.flatten((a, b), {"scale": scale}, False)
+
+
+def test_a_module_on_the_meta_device_is_planned_without_data():
+    with torch.device("meta"):
+        module = nn.Sequential(nn.Linear(4096, 16384), nn.GELU(), nn.Linear(16384, 4096)).bfloat16()
+        x = torch.empty(64, 4096, dtype=torch.bfloat16)
+    graph = hidet_dist.from_torch(module.eval(), x)
+    plan = hidet_dist.make_plan(graph, {"mesh_shape": [8]}, {"mem_budget": 2**26})
+    specs = {weight.label: str(weight.spec) for weight in plan.stage.weights}
+    # Columns of the first matrix (its rows here), then rows of the second: Shoeybi et al. 2019, section 3.
+    assert specs["0.weight"] == "(S0, R)"
+    assert specs["2.weight"] == "(R, S0)"
+    assert all(parameter.device.type == "meta" for parameter in module.parameters())
+
+
+def test_dynamic_dims_are_symbolic_by_the_users_names():
+    torch.manual_seed(0)
+    module = Tied().eval()
+    seq = torch.export.Dim("tokens", min=2, max=32)
+    graph = hidet_dist.from_torch(module, torch.zeros(2, 4, dtype=torch.int64), ({1: seq},))
+    assert [str(size) for size in graph.inputs[0].shape] == ["2", "tokens"]
+    plan = hidet_dist.make_plan(graph, {"mesh_shape": [2]}, {"symbols": {"tokens": 8}})
+    program = partition_graph(graph, plan)
+    for tokens in (3, 10):
+        ids = torch.randint(0, 16, (2, tokens))
+        with torch.no_grad():
+            want = module(ids).numpy()
+        np.testing.assert_allclose(simulate(program, [ids.numpy()])[0], want, rtol=1e-4, atol=1e-4)
+
+
+class Unsupported(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList([nn.Bilinear(4, 4, 2)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.linalg.qr(x)[0]
+        return torch.special.bessel_j0(y) + torch.linalg.qr(x)[0] + self.inner[0](x, x).sum()
+
+
+def test_all_that_is_missing_is_named_at_once_and_where():
+    with pytest.raises(UnsupportedModelError) as caught:
+        hidet_dist.from_torch(Unsupported().eval(), torch.zeros(4, 4))
+    missing = {call.operator for call in caught.value.missing}
+    assert {"aten.linalg_qr.default", "aten.special_bessel_j0.default"} <= missing
+    assert all("test_from_torch.py" in call.line for call in caught.value.missing if "bessel" in call.operator)
+    assert "bessel_j0" in str(caught.value)
+
+
+def test_what_depends_on_data_and_training_are_refused():
+    class Branch(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if x.sum() > 0 else -x
+
+    with pytest.raises(TraceError, match=r"torch\.where"):
+        hidet_dist.from_torch(Branch().eval(), torch.zeros(3))
+    with pytest.raises(TraceError, match="eval"):
+        hidet_dist.from_torch(nn.Dropout(0.5), torch.zeros(3))
+
+
+@pytest.mark.parametrize("masked", ["causal", "bool", "grouped"])
+def test_attention_is_what_pytorch_computes(masked: str):
+    torch.manual_seed(0)
+
+    class Attention(nn.Module):
+        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            if masked == "bool":
+                return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :])
+            return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=masked == "grouped")
+
+    heads = 2 if masked == "grouped" else 4
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, heads, 5, 8), torch.randn(2, heads, 5, 8)
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    mask[0, 3:] = False
+    mask[1] = False  # no key at all: the result is 0
+    inputs = (q, k, v, mask)
+    got = sharded(Attention(), inputs)
+    np.testing.assert_allclose(got, Attention()(*inputs).numpy(), rtol=1e-4, atol=1e-5)
