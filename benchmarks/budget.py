@@ -32,6 +32,7 @@ from rich.table import Table
 
 from hidet_dist.errors import HidetDistError, InfeasibleError
 from hidet_dist.machine import builtin
+from hidet_dist.normalize import normalize
 from hidet_dist.search import find_plan
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.spec import DeviceMesh
@@ -92,6 +93,7 @@ def measure(name: str, budget: int | None, seconds: float) -> dict[str, Any]:
     cluster = builtin(model.machine, DeviceMesh(model.mesh))
     result: dict[str, Any] = {"budget": budget}
     begin = time.process_time()
+    graph = normalize(graph)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -492,6 +492,7 @@ def _refusal(state: _State, least: LeastMemory) -> HidetDistError:
     return InfeasibleError(
         f"{what} mem_budget = {budget} bytes a device: {known}. Give at least {least.nbytes} bytes, or more devices.",
         least.nbytes,
+        least.bound_bytes,
     )
 
 
