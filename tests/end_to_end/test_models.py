@@ -54,9 +54,9 @@ def test_two_processes_answer_as_one_would(model, tmp_path):
 
     # Memory is as predicted: the weights to the byte, all that is allocated nearly so.
     (stage,) = manifest.stages
-    assert stage.weight_bytes == result.plan.stage.weight_bytes_per_device
+    assert stage.weight_bytes == result.plan.stages[0].weight_bytes_per_device
     ends = sum(signature_bytes(signature) for signature in (*stage.inputs, *stage.outputs))
-    predicted = max(live_bytes(GraphView(normalize(graph), (), result.plan.stage.mesh), result.plan.stage))
+    predicted = max(live_bytes(GraphView(normalize(graph), (), result.plan.stages[0].mesh), result.plan.stages[0]))
     assert 0.95 < (stage.weight_bytes + stage.workspace_bytes["cpu"] + ends) / predicted < 1.05
 
     for outputs in serve(2, out, inputs, tmp_path):

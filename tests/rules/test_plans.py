@@ -19,8 +19,8 @@ from hidet_dist.rules.rule import RuleTable
 from hidet_dist.simulate import simulate
 from hidet_dist.soundness.__main__ import main
 from hidet_dist.soundness.graphs import GRAPHS, MODELS, PATTERNS, WITHOUT_KERNELS
-from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_plan
-from hidet_dist.spec import DeviceMesh, Plan
+from hidet_dist.soundness.plans import check_stage, evaluate_graph, graph_inputs, random_stage
+from hidet_dist.spec import DeviceMesh
 from hidet_dist.view import GraphView
 
 # resnet50 has the blocks of resnet18.
@@ -42,7 +42,7 @@ def test_random_plans_compute_what_the_whole_graph_does(name, mesh, plans):
     view, whole = GraphView(graph), evaluate_graph(traced, inputs)
     table = RuleTable(DeviceMesh(mesh))
     for _ in range(plans):
-        assert check_plan(graph, random_plan(view, DeviceMesh(mesh), table, rng), inputs, whole) == ""
+        assert check_stage(graph, random_stage(view, DeviceMesh(mesh), table, rng), inputs, whole) == ""
 
 
 def test_a_plan_whose_reduce_function_is_missing_is_refused():
@@ -50,17 +50,17 @@ def test_a_plan_whose_reduce_function_is_missing_is_refused():
     graph, mesh = normalize(GRAPHS["mlp"](rng)), DeviceMesh((2,))
     view, inputs = GraphView(graph), graph_inputs(graph, rng)
     table = RuleTable(mesh)
-    plan = random_plan(view, mesh, table, rng)
-    operators = list(plan.stage.operators)
+    stage = random_stage(view, mesh, table, rng)
+    operators = list(stage.operators)
     last = next(i for i, op in reversed(list(enumerate(view.operators))) if op.name == "Matmul")
     partial = next(c.spec for c in table(view.operators[last])[1] if any(c.spec.reduce_fns))
     operators[last] = replace(operators[last], spec=partial)
-    stage = with_conversions(view, replace(plan.stage, operators=tuple(operators)), builtin("cpu", mesh))
-    assert check_plan(graph, Plan((stage,)), inputs, evaluate_graph(graph, inputs)) == ""
+    stage = with_conversions(view, replace(stage, operators=tuple(operators)), builtin("cpu", mesh))
+    assert check_stage(graph, stage, inputs, evaluate_graph(graph, inputs)) == ""
     operators = list(stage.operators)
     operators[last] = replace(operators[last], spec=replace(partial, reduce_fns=((),)))
     with pytest.raises(PlanError, match=f"Operator {last}, Matmul, cannot run as"):
-        partition_graph(graph, Plan((replace(stage, operators=tuple(operators)),)))
+        partition_graph(graph, replace(stage, operators=tuple(operators)))
 
 
 def test_a_fused_projection_in_compiled_kernels_equals_the_oracle():
@@ -68,8 +68,8 @@ def test_a_fused_projection_in_compiled_kernels_equals_the_oracle():
     rng = np.random.default_rng(3)
     traced, mesh = GRAPHS["fused_projection"](rng), DeviceMesh((2,))
     graph, inputs = normalize(traced), graph_inputs(traced, rng)
-    plan = random_plan(GraphView(graph), mesh, RuleTable(mesh), rng)
-    (got,) = simulate(partition_graph(graph, plan), [x.astype(np.float32) for x in inputs])
+    stage = random_stage(GraphView(graph), mesh, RuleTable(mesh), rng)
+    (got,) = simulate(partition_graph(graph, stage), [x.astype(np.float32) for x in inputs])
     np.testing.assert_allclose(got, evaluate_graph(traced, inputs)[0], rtol=1e-4, atol=1e-5)
 
 
@@ -80,7 +80,7 @@ def test_a_random_plan_of_a_model_in_compiled_kernels_equals_the_oracle(name):
     rng = np.random.default_rng(4)
     traced, mesh = MODELS[name](rng), DeviceMesh((2,))
     graph, inputs = normalize(traced), graph_inputs(traced, rng)
-    program = partition_graph(graph, random_plan(GraphView(graph), mesh, RuleTable(mesh), rng))
+    program = partition_graph(graph, random_stage(GraphView(graph), mesh, RuleTable(mesh), rng))
     dtypes = [x.dtype.name for x in graph.inputs]
     got = simulate(program, [x.astype(dtype) for x, dtype in zip(inputs, dtypes, strict=True)])
     for y, want in zip(got, evaluate_graph(traced, inputs), strict=True):
@@ -105,6 +105,6 @@ def test_processes_share_the_work():
 def test_the_program_counts_failures(capsys, monkeypatch):
     import hidet_dist.soundness.work as program
 
-    monkeypatch.setattr(program, "check_plan", lambda *_: "it differs")
+    monkeypatch.setattr(program, "check_stage", lambda *_: "it differs")
     assert main(["--plans", "8", "--only", "mlp", "--jobs", "1"]) == 1
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["failures"] == 2

@@ -13,7 +13,7 @@ from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Edge, Problem, evaluate
-from hidet_dist.spec import OpShardSpec, Plan, StagePlan, TensorShardSpec
+from hidet_dist.spec import OpShardSpec, StagePlan, TensorShardSpec
 from hidet_dist.spec.partial import Layout, PartialSpec, split_of
 from hidet_dist.spec.report import Incumbent, Row, RunnerUp, SearchReport, Traffic
 from hidet_dist.view import GraphView
@@ -45,23 +45,23 @@ class Incumbents:
 def write_report(
     view: GraphView,
     formulation: Formulation,
-    plan: Plan,
+    stage: StagePlan,
     picks: Sequence[int],
-    incumbents: Sequence[tuple[Known, Plan]],
+    incumbents: Sequence[tuple[Known, StagePlan]],
     mode: str,
     gap: float,
     budget: int,
     limits: Limits,
 ) -> SearchReport:
-    """Write the report of a search for ``plan``; ``incumbents`` are the plans that were the best known."""
-    others = runner_ups(formulation, picks, plan.seconds * (1 - gap), limits)
+    """Write the report of the search that found ``stage``; ``incumbents`` are the plans that were the best known."""
+    others = runner_ups(formulation, picks, stage.seconds * (1 - gap), limits)
     return SearchReport(
         mode,
-        plan.seconds * (1 - gap),
+        stage.seconds * (1 - gap),
         gap,
         budget,
-        tuple(live_bytes(view, plan.stage)),
-        traffic(view, plan.stage),
+        tuple(live_bytes(view, stage)),
+        traffic(view, stage),
         others,
         _incumbents(incumbents),
         limits.time_reached,
@@ -166,11 +166,11 @@ def _before(spec: OpShardSpec, output: int, fn: int) -> TensorShardSpec:
     return spec_of
 
 
-def _incumbents(incumbents: Sequence[tuple[Known, Plan]]) -> tuple[Incumbent, ...]:
+def _incumbents(incumbents: Sequence[tuple[Known, StagePlan]]) -> tuple[Incumbent, ...]:
     result = []
     before: dict[int, tuple[Row, ...]] = {}
-    for known, plan in incumbents:
-        rows = _rows(plan.stage)
+    for known, stage in incumbents:
+        rows = _rows(stage)
         changed = {number: own for number, own in rows.items() if before.get(number) != own}
         result.append(Incumbent(known.seconds, known.bound_seconds, known.elapsed_seconds, changed))
         before = rows
