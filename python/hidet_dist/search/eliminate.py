@@ -310,11 +310,17 @@ def _least(parts: list[Table], shape: list[int], limits: Limits) -> Table:
 
 
 def eliminate(
-    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, gap: float = 0.0
+    problem: Problem,
+    kept: Sequence[Sequence[int]],
+    tables: Tables,
+    prices: Prices,
+    gap: float = 0.0,
+    coarse: bool = False,
 ) -> Eliminated:
     """Minimise the cost over the choices ``kept`` of each entity, with bytes at a price and without a budget.
 
-    Tensors of many readers are relaxed as long as bound and cost come within the relative ``gap`` of each other.
+    Tensors of many readers are relaxed as long as bound and cost come within the relative ``gap`` of each other; with
+    ``coarse`` they stay so, whatever the gap.
 
     Raises
     ------
@@ -333,7 +339,7 @@ def eliminate(
             choices, seconds = min((best.choices, best.seconds), (found.choices, found.seconds), key=lambda p: p[1])
             found = Eliminated(choices, seconds, max(best.bound, found.bound))
         best = found
-        if best.seconds - best.bound <= gap * abs(best.seconds):
+        if coarse or best.seconds - best.bound <= gap * abs(best.seconds):
             break
     if best is None:
         raise TooWide

@@ -67,11 +67,14 @@ class _State:
         """The choices that one of the best plans at given prices is made of."""
         return self.presolve.reduce(self.kept, prices, self.limits)
 
-    def probe(self, tables: Tables, prices: Prices, reduced: bool = True) -> _Probe:
-        """Find the best plan at given prices, of choices that are ``reduced`` for these prices first."""
+    def probe(self, tables: Tables, prices: Prices, reduced: bool = True, coarse: bool = False) -> _Probe:
+        """Find the best plan at given prices, of choices that are ``reduced`` for these prices first.
+
+        A ``coarse`` bound and plan leave tensors of many readers relaxed.
+        """
         self.limits.check()
         kept = self.reduction(prices).kept if reduced else self.kept
-        solved = eliminate(self.problem, kept, tables, prices, self.options.gap / 4)
+        solved = eliminate(self.problem, kept, tables, prices, self.options.gap / 4, coarse)
         return replace(self.record(solved.choices), bound=solved.bound - prices.total * self.problem.budget)
 
     def record(self, choices: tuple[int, ...]) -> _Probe:
@@ -227,6 +230,7 @@ def _relax(state: _State, tables: Tables) -> tuple[list[_Probe], _Mixture]:
     # Where the budget asks for a few per cent of the time, as it mostly does, this is near the best price.
     limit = low.seconds / max(1, low.peak - budget) / tuning.FIRST_PRICE_PARTS or 1.0
     mixture = _mixture(state, plans, limit)
+    coarse = True
     for _ in range(tuning.PROBES):
         if bound >= state.cutoff():
             break
@@ -234,13 +238,16 @@ def _relax(state: _State, tables: Tables) -> tuple[list[_Probe], _Mixture]:
             plans.append(_any_plan(state))
             mixture = _mixture(state, plans, limit)
         known = {probe.choices for probe in plans}
-        probe = state.probe(tables, Prices(mixture.prices))
+        probe = state.probe(tables, Prices(mixture.prices), coarse=coarse)
         bound = max(bound, probe.bound)
         state.raise_bound(bound)
         plans.append(probe)
         if probe.choices in known or probe.bound >= mixture.seconds * (1 - tuning.EQUAL):
             if not mixture.over:
-                break
+                if not coarse:
+                    break
+                coarse = False
+                continue
             raises += 1
             if raises > tuning.PRICE_RAISES and not state.best:
                 plans.append(_any_plan(state))
@@ -420,11 +427,12 @@ def _probe_peaks(state: _State, best: _Probe, bound: float, enough: int) -> tupl
     count = len(best.nbytes)
     weights, spread = [1.0 / count] * count, tuning.PEAK_SPREAD
     seen: set[tuple[int, ...]] = set()
+    coarse = True
     for _ in range(tuning.PROBES):
         if best.peak <= max(enough, bound + 0.5):
             break
         prices = Prices([(weight + spread / count) / (1 + spread) for weight in weights])
-        probe = state.probe(tables, prices)
+        probe = state.probe(tables, prices, coarse=coarse)
         state.known_plans.append(probe)
         bound = state.bound = max(bound, probe.bound / prices.total)
         best = min(best, probe, key=lambda p: p.peak)
@@ -436,7 +444,9 @@ def _probe_peaks(state: _State, best: _Probe, bound: float, enough: int) -> tupl
         if probe.choices in seen:
             # At these prices there is nothing new. With less spread they are nearer to the best.
             if not spread:
-                break
+                if not coarse or best.peak <= bound * (1 + tuning.PEAK_GAP):
+                    break
+                coarse = False
             spread = spread / 8 if spread > tuning.PEAK_SPREAD / 100 else 0.0
         seen.add(probe.choices)
         weights = [dual / sum(master.duals) for dual in master.duals]
@@ -447,7 +457,7 @@ def _probe_peaks(state: _State, best: _Probe, bound: float, enough: int) -> tupl
             break
         # Memory that exceeds what is aimed at becomes dearer: such prices prove less, and other plans are the best.
         prices = Prices([(weight + spread / count) / sum(weights) for weight in weights])
-        probe = state.probe(tables, prices)
+        probe = state.probe(tables, prices, coarse=True)
         state.known_plans.append(probe)
         best = min(best, probe, key=lambda p: p.peak)
         for point, nbytes_ in enumerate(probe.nbytes):
