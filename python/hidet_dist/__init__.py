@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         validate_plan,
     )
     from hidet_dist.calibration import calibrate
+    from hidet_dist.frontends.onnx.model import from_onnx
     from hidet_dist.frontends.pytorch.module import from_torch
     from hidet_dist.runtime.partition import LoadedPartition, load_partition
     from hidet_dist.runtime.profile import Profile, merge_traces
@@ -46,6 +47,7 @@ __all__ = [
     "as_weights",
     "auto_parallel",
     "calibrate",
+    "from_onnx",
     "from_torch",
     "init",
     "load_partition",
@@ -71,6 +73,7 @@ _HOMES = {
         "validate_plan",
     ),
     "hidet_dist.calibration": ("calibrate",),
+    "hidet_dist.frontends.onnx.model": ("from_onnx",),
     "hidet_dist.frontends.pytorch.module": ("from_torch",),
     "hidet_dist.runtime.partition": ("LoadedPartition", "load_partition"),
     "hidet_dist.runtime.profile": ("Profile", "merge_traces"),
