@@ -1,4 +1,4 @@
-"""The node tests of the ONNX project: each operator that has a lowering computes what they say, or is refused by name."""
+"""The node tests of the ONNX project: what has a lowering computes what they say, or is refused by name."""
 
 from __future__ import annotations
 
