@@ -244,7 +244,7 @@ def measure(name: str) -> dict[str, Any]:
     view = GraphView(graph)
     budget = cluster.device.memory_bytes
     if case.budget_share is not None:
-        budget = int(case.budget_share * max(live_bytes(view, find_plan(graph, cluster, report=False).plan.stage)))
+        budget = int(case.budget_share * max(live_bytes(view, find_plan(graph, cluster, report=False).plan.stages[0])))
     begin, begin_cpu = time.perf_counter(), time.process_time()
     found = find_plan(graph, cluster, mem_budget=budget, report=False)
     seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - begin_cpu
@@ -254,7 +254,7 @@ def measure(name: str) -> dict[str, Any]:
     for expert, (weights, allow) in experts(graph, cluster.mesh, case.layer).items():
         plan = find_plan(graph, cluster, mem_budget=UNLIMITED, pins=weights, allow=allow, report=False).plan
         predicted[expert] = plan.seconds
-        if max(live_bytes(view, plan.stage)) <= budget:
+        if max(live_bytes(view, plan.stages[0])) <= budget:
             fitting.append(plan.seconds)
     result = {
         "seconds": round(seconds, 3),
@@ -262,12 +262,12 @@ def measure(name: str) -> dict[str, Any]:
         "gap": found.gap,
         "peak_rss_bytes": rss,
         "predicted_seconds": found.plan.seconds,
-        "held_bytes_per_device": max(live_bytes(view, found.plan.stage)),
-        "weight_bytes_per_device": found.plan.stage.weight_bytes_per_device,
+        "held_bytes_per_device": max(live_bytes(view, found.plan.stages[0])),
+        "weight_bytes_per_device": found.plan.stages[0].weight_bytes_per_device,
         "collectives": found.plan.collectives(),
         "ratio_to_expert": found.plan.seconds / min(fitting) if fitting else None,
         "experts": predicted,
-        "operators": len(found.plan.stage.operators),
+        "operators": len(found.plan.stages[0].operators),
     }
     if case.exhaustive:
         least = least_of_all(stated(graph, cluster, budget), found.plan.seconds)

@@ -48,7 +48,7 @@ def as_graph(out: Path, graph: FlowGraph, mesh: dict[str, Any], config: dict[str
 def budget(graph: FlowGraph, ranks: int, arch: str) -> int:
     """Bytes for a rank's share of the weights, beside what a single device would hold of all else."""
     normal = normalize(graph)
-    stage = search(normal, builtin(MACHINE_OF_ARCH[arch], DeviceMesh((1,)))).stage
+    stage = search(normal, builtin(MACHINE_OF_ARCH[arch], DeviceMesh((1,)))).stages[0]
     weights = stage.weight_bytes_per_device
     return int(SHARE * weights / ranks) + max(live_bytes(GraphView(normal), stage)) - weights
 
@@ -69,7 +69,7 @@ def build(name: str, ranks: int, weights: Path, arch: str, target: dict[str, Any
     result = auto_parallel(planned, mesh, config, out)
     as_graph(out, planned, mesh, config, result.plan)
     (stage,) = Manifest.load(out).stages
-    report = result.plan.report
+    report = result.plan.stages[0].report
     return {
         "plan_seconds": result.plan_seconds,
         "compile_seconds": result.compile_seconds,

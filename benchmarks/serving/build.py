@@ -19,7 +19,6 @@ import hidet_dist  # noqa: F401  adds auto_parallel to hidet.distributed
 from hidet_dist.cost.work import kernel_class
 from hidet_dist.machine import load_machine
 from hidet_dist.normalize import normalize
-from hidet_dist.search import recost
 from hidet_dist.spec import Plan
 from hidet_dist.view import GraphView
 
@@ -27,7 +26,7 @@ from hidet_dist.view import GraphView
 def seconds_of_parts(plan: Plan, view: GraphView) -> dict[str, float]:
     """The predicted seconds of each class of kernels, and of communication."""
     parts: dict[str, float] = {}
-    for op, own in zip(view.operators, plan.stage.operators, strict=True):
+    for op, own in zip(view.operators, plan.stages[0].operators, strict=True):
         kernel = kernel_class(op)
         parts[kernel] = parts.get(kernel, 0.0) + own.compute_seconds
     return {**parts, "communication": max(0.0, plan.seconds - sum(parts.values()))}
@@ -44,7 +43,7 @@ def main(name: str, ranks: str, weights: str, machine: str, out: str, *variants:
     predicted, parts = {}, {}
     for variant in variants:
         title, _, file = variant.partition("=")
-        plan = recost(result.plan, normal, load_machine(file, result.plan.stage.mesh))
+        plan = hidet.distributed.recost(result.plan, normal, load_machine(file, result.plan.stages[0].mesh))
         predicted[title], parts[title] = plan.seconds, seconds_of_parts(plan, GraphView(normal))
     print(
         json.dumps(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hidet_dist.api import (
         AutoParallelResult,
         auto_parallel,
+        describe,
         make_plan,
         partition,
         recost,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     )
     from hidet_dist.calibration import calibrate
     from hidet_dist.frontends.onnx.model import from_onnx
+    from hidet_dist.frontends.pretrained import from_transformers
     from hidet_dist.frontends.pytorch.module import from_torch
     from hidet_dist.runtime.partition import LoadedPartition, load_partition
     from hidet_dist.runtime.profile import Profile, merge_traces
@@ -47,8 +49,10 @@ __all__ = [
     "as_weights",
     "auto_parallel",
     "calibrate",
+    "describe",
     "from_onnx",
     "from_torch",
+    "from_transformers",
     "init",
     "load_partition",
     "make_plan",
@@ -66,6 +70,7 @@ _HOMES = {
     "hidet_dist.api": (
         "AutoParallelResult",
         "auto_parallel",
+        "describe",
         "make_plan",
         "partition",
         "recost",
@@ -74,6 +79,7 @@ _HOMES = {
     ),
     "hidet_dist.calibration": ("calibrate",),
     "hidet_dist.frontends.onnx.model": ("from_onnx",),
+    "hidet_dist.frontends.pretrained": ("from_transformers",),
     "hidet_dist.frontends.pytorch.module": ("from_torch",),
     "hidet_dist.runtime.partition": ("LoadedPartition", "load_partition"),
     "hidet_dist.runtime.profile": ("Profile", "merge_traces"),

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hidet.graph import FlowGraph, Tensor
 
-from hidet_dist.compile import Backend, compile_program
+from hidet_dist.compile import Backend, CompiledProgram, compile_program
 from hidet_dist.config import DistributedConfig, OptimizationConfig
 from hidet_dist.cost.model import CostModel
 from hidet_dist.errors import ConfigError, PlanError
@@ -23,16 +23,17 @@ from hidet_dist.machine import Cluster
 from hidet_dist.normalize import NormalGraph, normalize
 from hidet_dist.normalize.precision import in_precision
 from hidet_dist.overlap.planned import resident_bytes
-from hidet_dist.partitioning import Program, partition_graph
+from hidet_dist.partitioning import Program, partition_graph, stage_graphs
 from hidet_dist.partitioning.proof import prove
 from hidet_dist.progress import Progress
+from hidet_dist.report.collect import collect
+from hidet_dist.report.data import Report
 from hidet_dist.search import SearchOptions, search
 from hidet_dist.search.family import Family, Specs
 from hidet_dist.search.family import search_family as search_normal_family
-from hidet_dist.search.recost import recost as recost_normal
-from hidet_dist.search.recost import within_budget
+from hidet_dist.search.recost import check_budget, recost_stage
 from hidet_dist.search.refine import cluster_of
-from hidet_dist.spec import Plan
+from hidet_dist.spec import Plan, StagePlan
 from hidet_dist.spec.interface import names_of_io
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.view import GraphView
@@ -41,15 +42,15 @@ from hidet_dist.weights import SafetensorsFiles, check_weights
 
 @dataclass(frozen=True)
 class AutoParallelResult:
-    """What ``auto_parallel`` did.
+    """The plan that ``auto_parallel`` built, and figures of it.
 
     Attributes
     ----------
-    plan: the plan; ``plan.table()`` shows it, ``plan.explain()`` says why it is what it is.
-    out_dir: where the artifacts are.
-    communications: one line for each communication operator of the program, in execution order.
+    plan: the plan; ``plan.table()`` shows it, ``plan.explain()`` says why it was chosen.
+    out_dir: the artifact folder.
+    communications: one line for each communication operator of the programs, in execution order.
     weight_bytes_per_rank: bytes of weights that each rank holds.
-    total_weight_bytes: bytes of the whole graph's weights.
+    total_weight_bytes: bytes of the whole weights of all stages.
     predicted_seconds: predicted time of one run.
     plan_seconds, compile_seconds: time spent planning, and partitioning, compiling and writing.
     """
@@ -116,27 +117,16 @@ def auto_parallel(
         begin = time.perf_counter()
         plan = job.plan(progress) if plan is None else job.given_plan(plan)
         planned = time.perf_counter()
-        program = partition_graph(job.graph, plan, files, job.target.device)
-        with progress.task("Compiling") as task:
-            overlap = plan.stage.overlap if job.target.overlaps else None
-            compiled = compile_program(
-                program,
-                job.target,
-                task.total,
-                task.advance,
-                None if overlap is None else cluster_of(plan.stage, job.graph, job.cluster),
-                None if overlap is None else max(0, overlap.held_bytes - resident_bytes(plan.stage)),
-            )
+        built = [job.build(stage, graph, files, progress) for stage, graph in job.stages(plan)]
         with progress.task("Writing"), replacing(place) as folder:
-            write_artifacts(folder, plan, program, compiled, job.target)
+            write_artifacts(folder, plan, built, job.target, job.reports(plan))
     done = time.perf_counter()
-    stage = plan.stage
     return AutoParallelResult(
         plan,
         Path(out_dir),
-        program.communications(),
-        [stage.weight_bytes_per_device] * stage.mesh.size,
-        sum(weight.nbytes for weight in stage.weights),
+        [line for program, _ in built for line in program.communications()],
+        [stage.weight_bytes_per_device for stage in plan.stages for _ in range(stage.mesh.size)],
+        sum(weight.nbytes for stage in plan.stages for weight in stage.weights),
         plan.makespan_seconds,
         planned - begin,
         done - planned,
@@ -170,6 +160,40 @@ def make_plan(
         check_weights(job.view().tensors.values(), files)
     with Progress() as progress:
         return job.plan(progress)
+
+
+def describe(
+    plan: Plan,
+    graph: FlowGraph,
+    distributed_config: Mapping[str, Any],
+    optimization_config: Mapping[str, Any] | None = None,
+    title: str = "",
+    stage: int = 0,
+) -> Report:
+    """Gather what a report on a plan shows: ``describe(...).save("plan.report.json")``, or ``report.render`` of it.
+
+    Parameters
+    ----------
+    plan: Plan
+        The plan, as :func:`make_plan` gave it with the same graph and configurations.
+    title: str
+        What the page is called.
+    stage: int
+        The number of the stage, of a plan that has several.
+
+    Raises
+    ------
+    ConfigError
+        For unknown keys and unfit values.
+    PlanError
+        When the plan is of another graph or mesh, or has no such stage.
+    """
+    if not isinstance(plan, Plan) or not 0 <= stage < len(plan.stages):
+        raise PlanError(
+            f"describe takes a Plan and the number of one of its stages; got {type(plan).__name__}, {stage}."
+        )
+    job = _Request.of("describe", graph, distributed_config, optimization_config).prepared()
+    return job.reports(plan, title)[stage]
 
 
 @dataclass(frozen=True)
@@ -213,7 +237,7 @@ class _Request:
                     "one of the two out."
                 )
         declared = {symbol.name: symbol for symbol in self.symbols}
-        for symbol in plan.stage.symbols:
+        for symbol in (symbol for stage in plan.stages for symbol in stage.symbols):
             if declared.setdefault(symbol.name, symbol) != symbol:
                 raise PlanError(
                     f"The plan is for the symbolic dim {symbol.name} of size {symbol.size}, a multiple of "
@@ -266,6 +290,15 @@ class _Job:
             options = self.optimization.search_options()
             return search(self.graph, self.cluster, options, names=self.names, on_incumbent=show)
 
+    def reports(self, plan: Plan, title: str = "") -> list[Report]:
+        """Gather what a report on each stage shows, without the times of the machine that searched."""
+        found = []
+        for stage, graph in self.stages(plan):
+            known = None if stage.report is None else stage.report.without_times()
+            cluster = cluster_of(stage, graph, self.cluster)
+            found.append(collect(replace(stage, report=known), graph, cluster, title, self.optimization.mem_budget))
+        return found
+
     def given_plan(self, plan: Plan) -> Plan:
         """A plan that the user gave, proven and with conversions and costs for the machine.
 
@@ -276,21 +309,47 @@ class _Job:
         InfeasibleError
             When it does not fit the memory budget.
         """
-        cluster = cluster_of(plan.stage, self.graph, self.cluster)
-        planned = recost_normal(plan, self.graph, cluster)
-        return within_budget(planned, self.graph, cluster, self.optimization.mem_budget)
+        stages = []
+        for stage, graph in self.stages(plan):
+            cluster = cluster_of(stage, graph, self.cluster)
+            stages.append(recost_stage(stage, graph, cluster))
+            check_budget(stages[-1], graph, cluster, self.optimization.mem_budget)
+        return Plan(tuple(stages))
+
+    def stages(self, plan: Plan) -> list[tuple[StagePlan, NormalGraph]]:
+        """Pair each stage of a plan with its graph. Raises PlanError."""
+        return list(zip(plan.stages, stage_graphs(plan, self.graph), strict=True))
+
+    def build(
+        self, stage: StagePlan, graph: NormalGraph, files: SafetensorsFiles | None, progress: Progress
+    ) -> tuple[Program, CompiledProgram]:
+        """Partition and compile the graph of a stage."""
+        program = partition_graph(graph, stage, files, self.target.device)
+        overlap = stage.overlap if self.target.overlaps else None
+        with progress.task("Compiling") as task:
+            compiled = compile_program(
+                program,
+                self.target,
+                task.total,
+                task.advance,
+                None if overlap is None else cluster_of(stage, graph, self.cluster),
+                None if overlap is None else max(0, overlap.held_bytes - resident_bytes(stage)),
+            )
+        return program, compiled
 
 
-def partition(graph: FlowGraph, plan: Plan, weights: str | Path | Sequence[str | Path] | None = None) -> Program:
-    """Turn a graph into the SPMD program that a plan describes, without compiling it.
+def partition(
+    graph: FlowGraph, plan: Plan, weights: str | Path | Sequence[str | Path] | None = None, stage: int = 0
+) -> Program:
+    """Turn a graph into the SPMD program that one stage of a plan describes, without compiling it.
 
     ``weights`` are the safetensors files, the index or the folder with the weights that the graph knows by name only;
-    without them the program is made, but has no data.
+    without them the program is made, but has no data. ``stage`` is the number of the stage, of a plan that has several.
 
     Raises
     ------
     PlanError
-        When the plan is none, was made for another graph, or is not proven to compute it.
+        When the plan is none, has no such stage, was made for another graph, or is not proven to compute it.
     PartitionError
         When an operator cannot run on the shards that the plan gives it.
     WeightsError
@@ -298,8 +357,10 @@ def partition(graph: FlowGraph, plan: Plan, weights: str | Path | Sequence[str |
     """
     if not isinstance(plan, Plan):
         raise PlanError(f"partition takes a Plan (see Plan.load); got a {type(plan).__name__}.")
+    if not 0 <= stage < len(plan.stages):
+        raise PlanError(f"The plan has the stages 0 to {len(plan.stages) - 1}; there is no stage {stage}.")
     files = None if weights is None else SafetensorsFiles.open(weights)
-    return partition_graph(normalize(graph), plan, files)
+    return partition_graph(stage_graphs(plan, normalize(graph))[stage], plan.stages[stage], files)
 
 
 def validate_plan(plan: Plan, graph: FlowGraph) -> None:
@@ -310,20 +371,35 @@ def validate_plan(plan: Plan, graph: FlowGraph) -> None:
     PlanError
         Naming the operator or the tensor, and what is wrong with it.
     """
-    prove(plan.stage, normalize(graph))
+    for stage, own_graph in zip(plan.stages, stage_graphs(plan, normalize(graph)), strict=True):
+        prove(stage, own_graph)
 
 
-def recost(plan: Plan, graph: FlowGraph, cluster: Cluster, cost_model: CostModel | None = None) -> Plan:
+def recost(
+    plan: Plan, graph: FlowGraph, cluster: Cluster | Sequence[Cluster], cost_model: CostModel | None = None
+) -> Plan:
     """Derive the conversions that a plan's specs need now, and predict every cost anew.
 
-    ``cost_model`` is the cost of the parts of a plan; predicted for the cluster when not given.
+    ``cluster`` is the machine, with the mesh of every stage, or a list with the machine of each stage. ``cost_model``
+    is the cost of the parts of a plan; predicted for the machine when not given.
 
     Raises
     ------
     PlanError
         When the plan is of another graph or mesh, or a spec is not one that its operator or tensor can have.
+    ConfigError
+        When there is not one machine for each stage.
     """
-    return recost_normal(plan, normalize(graph), cluster, cost_model)
+    clusters = [cluster] * len(plan.stages) if isinstance(cluster, Cluster) else list(cluster)
+    if len(clusters) != len(plan.stages):
+        raise ConfigError(f"The plan has {len(plan.stages)} stages; recost was given {len(clusters)} machines.")
+    graphs = stage_graphs(plan, normalize(graph))
+    return Plan(
+        tuple(
+            recost_stage(stage, own_graph, own_cluster, cost_model)
+            for stage, own_graph, own_cluster in zip(plan.stages, graphs, clusters, strict=True)
+        )
+    )
 
 
 def search_family(

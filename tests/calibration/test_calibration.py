@@ -77,14 +77,14 @@ def test_times_that_make_no_sense_give_no_negative_figures() -> None:
 def test_a_probe_launches_the_kernels_it_is_timed_for(probe: Any) -> None:
     graph = normalize(probe.build())
     plan = search(graph, builtin("cpu", DeviceMesh((1,))))
-    nodes = optimize_program(partition_graph(graph, plan)).nodes
+    nodes = optimize_program(partition_graph(graph, plan.stages[0])).nodes
     assert len([node for node in nodes if not node.share_map]) == probe.launches
 
 
 @pytest.fixture(scope="module")
 def calibrated(tmp_path_factory: Any) -> tuple[Any, Path]:
     out = tmp_path_factory.mktemp("calibration") / "host.json"
-    return calibrate([2], out, dtypes=["float32"], sizes=SIZES, repeats=5, timeout_seconds=120), out
+    return calibrate([2], out, dtypes=["float32"], sizes=SIZES, repeats=5, timeout_seconds=600), out
 
 
 def test_two_processes_measure_this_machine(calibrated: Any) -> None:

@@ -243,7 +243,7 @@ def test_products_of_vectors_are_numpys_however_they_are_sharded(kind, left, rig
     """The oracle evaluates every choice of the rule on every rank; each such product has choices that shard it."""
     from hidet_dist.rules.rule import RuleTable, derive
     from hidet_dist.soundness.check import check_specs
-    from hidet_dist.soundness.plans import check_plan, random_plan
+    from hidet_dist.soundness.plans import check_stage, random_stage
     from hidet_dist.spec import DeviceMesh
     from hidet_dist.view import GraphView
 
@@ -257,9 +257,11 @@ def test_products_of_vectors_are_numpys_however_they_are_sharded(kind, left, rig
         data = [x.astype(np.float64), op.inputs[1].numpy().astype(np.float64)]
         assert not check_specs(op, mesh, specs, data).failures
         normal = normalize(graph)
-        plan = random_plan(GraphView(normal), mesh, RuleTable(mesh), np.random.default_rng(1))
+        stage = random_stage(GraphView(normal), mesh, RuleTable(mesh), np.random.default_rng(1))
         assert (
-            check_plan(normal, plan, data[:1], [data[0] @ (data[1] if kind == "matmul" else data[1].swapaxes(-1, -2))])
+            check_stage(
+                normal, stage, data[:1], [data[0] @ (data[1] if kind == "matmul" else data[1].swapaxes(-1, -2))]
+            )
             == ""
         )
 
@@ -277,7 +279,7 @@ def test_products_of_vectors_in_compiled_kernels(kind, left, right):
     whole = ", ".join(["R"] * (len(right) - 1))
     normal = normalize(graph)
     plan = search(normal, builtin("cpu", DeviceMesh((2,))), pins={"w0": f"({whole}, S0)" if whole else "(S0)"})
-    program = partition_graph(normal, plan)
+    program = partition_graph(normal, plan.stages[0])
     np.testing.assert_allclose(simulate(program, [x], optimize_program(program))[0], product, atol=1e-5)
 
 

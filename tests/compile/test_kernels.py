@@ -35,7 +35,7 @@ def computed(outputs, inputs, data):
     """The outputs, and the names of the optimized graph's operators but for reshapes."""
     graph = normalize(hidet.trace_from(outputs, inputs))
     names = {symbol.name: SymbolSize(8) for x in inputs for symbol in x.shape if not isinstance(symbol, int)}
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,))), symbols=names))
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,))), symbols=names).stages[0])
     compiled = optimize_program(program)
     assert all(hasattr(node.task, "kernel") or node.share_map for node in compiled.nodes), "hidet's own kernel is left"
     names = [node.name for node in compiled.nodes if not node.share_map]
@@ -248,7 +248,7 @@ def test_the_same_graph_gives_the_same_kernels():
     def texts():
         x = symbol(4, 6, 64)
         graph = normalize(hidet.trace_from(ops.softmax(ops.transpose(ops.gelu(x), [1, 0, 2]) * 0.5, -1), [x]))
-        program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))))
+        program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
         return [node.task.kernel.text for node in optimize_program(program).nodes]
 
     assert texts() == texts()
@@ -282,7 +282,7 @@ def test_tensors_of_one_element(size):
 def test_sums_of_as_many_as_the_index_says_stay_with_hidet():
     x = symbol(4, 9)
     graph = normalize(hidet.trace_from(ops.relu(ops.cumsum(x, dim=1)), [x]))
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))))
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
     compiled = optimize_program(program)
     assert any(not hasattr(node.task, "kernel") for node in compiled.nodes)
     data = numbers(4, 9)
@@ -305,7 +305,7 @@ def _type_inferences(monkeypatch, length):
     for _ in range(length // 2):
         y = ops.tanh(y) * 1.5
     graph = normalize(hidet.trace_from(y, [x]))
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))))
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
     with monkeypatch.context() as patch:
         patch.setattr(TypeInfer, "visit_TensorElement", counted)
         compiled = optimize_program(program)

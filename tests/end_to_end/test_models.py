@@ -35,7 +35,7 @@ def close(results, expected):
         np.testing.assert_allclose(result, whole, rtol=0, atol=TOLERANCE)
 
 
-@on_models("minilm", "gpt2")  # test_graphs has convolutions and LLaMA over two processes
+@on_models("gpt2")  # test_graphs has convolutions and LLaMA over two processes
 def test_two_processes_answer_as_one_would(model, tmp_path):
     _, graph, inputs, expected = model
     out = tmp_path / "artifacts"
@@ -54,9 +54,9 @@ def test_two_processes_answer_as_one_would(model, tmp_path):
 
     # Memory is as predicted: the weights to the byte, all that is allocated nearly so.
     (stage,) = manifest.stages
-    assert stage.weight_bytes == result.plan.stage.weight_bytes_per_device
+    assert stage.weight_bytes == result.plan.stages[0].weight_bytes_per_device
     ends = sum(signature_bytes(signature) for signature in (*stage.inputs, *stage.outputs))
-    predicted = max(live_bytes(GraphView(normalize(graph), (), result.plan.stage.mesh), result.plan.stage))
+    predicted = max(live_bytes(GraphView(normalize(graph), (), result.plan.stages[0].mesh), result.plan.stages[0]))
     assert 0.95 < (stage.weight_bytes + stage.workspace_bytes["cpu"] + ends) / predicted < 1.05
 
     for outputs in serve(2, out, inputs, tmp_path):
@@ -90,7 +90,7 @@ def test_the_same_input_gives_the_same_plan_and_data(tmp_path):
 
     digests = []
     for attempt in range(2):
-        graph, _ = gpt2()
+        graph, _ = gpt2(layers=1)
         out = tmp_path / str(attempt)
         hidet.distributed.auto_parallel(graph, {"mesh_shape": [2]}, {"mem_budget": budget(graph, 2)}, out)
         files = sorted(path for path in out.rglob("*") if path.is_file())

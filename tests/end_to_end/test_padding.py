@@ -31,10 +31,10 @@ def test_two_processes_share_a_vocabulary_that_does_not_divide(tmp_path):
     graph, out = normalize(GRAPHS["uneven"](np.random.default_rng(0))), tmp_path / "artifacts"
     mesh = DeviceMesh((2,))
     plan = search(graph, builtin("cpu", mesh), pins=PINS)
-    assert "w0" in [w.name for w in plan.stage.weights if w.spec.is_padded(w.shape, mesh)]
-    program = partition_graph(graph, plan)
+    assert "w0" in [w.name for w in plan.stages[0].weights if w.spec.is_padded(w.shape, mesh)]
+    program = partition_graph(graph, plan.stages[0])
     out.mkdir()
-    write_artifacts(out, plan, program, compile_program(program))
+    write_artifacts(out, plan, [(program, compile_program(program))])
     assert sum(isinstance(node, MaskPaddingOp) for node in program.graph.nodes) == 1
     ids = np.array([[0, 12, 6, 7], [-1, -13, 3, 11]])
     whole = models.run_whole(graph, [ids])

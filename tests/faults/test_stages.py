@@ -14,7 +14,7 @@ import hidet_dist
 from hidet_dist.artifacts import Manifest
 from hidet_dist.compile import compile_program
 from hidet_dist.errors import ArtifactError, ConfigError, PlanError
-from hidet_dist.export.write import write_stages
+from hidet_dist.export.write import write_artifacts
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
@@ -47,14 +47,14 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, ranks in enumerate((2, 1, 2)):
         graph = _graph(seed)
         plan = search(graph, builtin("cpu", DeviceMesh((ranks,))), pins=PINS if ranks > 1 else {})
-        program = partition_graph(graph, plan)
+        program = partition_graph(graph, plan.stages[0])
         plans.append(plan)
         programs.append((program, compile_program(program)))
     whole = Plan(tuple(stage for plan in plans for stage in plan.stages))
     assert Plan.from_json(whole.to_json()) == whole
     with pytest.raises(PlanError, match="3 stages, and there are 2 programs"):
-        write_stages(folder, whole, programs[:2])
-    write_stages(folder, whole, programs)
+        write_artifacts(folder, whole, programs[:2])
+    write_artifacts(folder, whole, programs)
     return folder
 
 
@@ -71,11 +71,11 @@ def test_parts_of_a_graph_are_stages(start: Start, tmp_path: Path) -> None:
     programs, plans = [], []
     for part, pin in zip(parts, ("(R, S0)", "(S0, R)"), strict=True):
         plans.append(search(part.graph, builtin("cpu", DeviceMesh((2,))), pins={"w0": pin}))
-        program = partition_graph(part.graph, plans[-1])
+        program = partition_graph(part.graph, plans[-1].stages[0])
         programs.append((program, compile_program(program)))
     folder = tmp_path / "parts"
     folder.mkdir()
-    write_stages(folder, Plan(tuple(plan.stage for plan in plans)), programs)
+    write_artifacts(folder, Plan(tuple(plan.stages[0] for plan in plans)), programs)
     ranks = start(4)
     load_all(ranks, folder)
     x = X.tolist()

@@ -14,7 +14,6 @@ from torch.nn import functional
 
 import hidet_dist
 from hidet_dist.errors import InputError, TraceError, UnsupportedModelError
-from hidet_dist.partitioning import partition_graph
 from hidet_dist.simulate import simulate
 from hidet_dist.spec.interface import Interface, interface_of
 
@@ -31,7 +30,7 @@ def sharded(module: nn.Module, inputs: Any, mesh: tuple[int, ...] = (2,), **opti
     plan = hidet_dist.make_plan(graph, {"mesh_shape": list(mesh)}, options)
     own = interface(graph)
     flat = own.flatten(**inputs) if isinstance(inputs, Mapping) else own.flatten(*inputs)
-    return own.nest(simulate(partition_graph(graph, plan), [x.numpy() for x in flat]))
+    return own.nest(simulate(hidet_dist.partition(graph, plan), [x.numpy() for x in flat]))
 
 
 def expect(module: nn.Module, inputs: Any, mesh: tuple[int, ...] = (2,), **options: Any) -> None:
@@ -73,6 +72,15 @@ class Skip(nn.Module):
         return torch.cat([h, y * 2], dim=-1)
 
 
+class Grams(nn.Module):
+    """Products of equal shapes, of a matrix with itself and with others."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        first = a @ a.T
+        second = first @ b.T
+        return torch.stack([first, second, b @ a.T, (b + 1) @ b.T])
+
+
 class Result(NamedTuple):
     total: torch.Tensor
     parts: list[torch.Tensor]
@@ -90,9 +98,9 @@ class Nested(nn.Module):
 def test_weights_go_by_their_names_and_tied_ones_are_one():
     graph = hidet_dist.from_torch(Tied().eval(), torch.zeros(2, 4, dtype=torch.int64))
     plan = hidet_dist.make_plan(graph, {"mesh_shape": [2]})
-    named = {weight.label: weight.shape for weight in plan.stage.weights if weight.label}
+    named = {weight.label: weight.shape for weight in plan.stages[0].weights if weight.label}
     assert named == {"words.weight": (16, 8), "scale": (8,), "positions.weight": (32, 8)}
-    assert [x.label for x in plan.stage.inputs] == ["ids"]
+    assert [x.label for x in plan.stages[0].inputs] == ["ids"]
 
 
 def test_tied_weights_compute_what_the_module_does():
@@ -103,6 +111,11 @@ def test_tied_weights_compute_what_the_module_does():
 def test_what_is_written_in_place_is_what_a_skip_connection_reads():
     torch.manual_seed(0)
     expect(Skip(), (torch.randn(4, 8),))
+
+
+def test_equal_calls_of_other_operands_are_told_apart():
+    torch.manual_seed(0)
+    expect(Grams(), (torch.randn(4, 4), torch.randn(4, 4)))
 
 
 def test_arguments_and_results_keep_names_and_nesting():
@@ -134,7 +147,7 @@ def test_a_module_on_the_meta_device_is_planned_without_data():
         x = torch.empty(64, 4096, dtype=torch.bfloat16)
     graph = hidet_dist.from_torch(module.eval(), x)
     plan = hidet_dist.make_plan(graph, {"mesh_shape": [8]}, {"mem_budget": 2**26})
-    specs = {weight.label: str(weight.spec) for weight in plan.stage.weights}
+    specs = {weight.label: str(weight.spec) for weight in plan.stages[0].weights}
     # Columns of the first matrix (its rows here), then rows of the second: Shoeybi et al. 2019, section 3.
     assert specs["0.weight"] == "(S0, R)"
     assert specs["2.weight"] == "(R, S0)"
@@ -148,7 +161,7 @@ def test_dynamic_dims_are_symbolic_by_the_users_names():
     graph = hidet_dist.from_torch(module, torch.zeros(2, 4, dtype=torch.int64), ({1: seq},))
     assert [str(size) for size in graph.inputs[0].shape] == ["2", "tokens"]
     plan = hidet_dist.make_plan(graph, {"mesh_shape": [2]}, {"symbols": {"tokens": 8}})
-    program = partition_graph(graph, plan)
+    program = hidet_dist.partition(graph, plan)
     for tokens in (3, 10):
         ids = torch.randint(0, 16, (2, tokens))
         with torch.no_grad():

@@ -32,6 +32,11 @@ KNOWN = {
 TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2}
 
 
+def array(value: Any) -> np.ndarray:
+    """A value of a test, some of which are in ONNX's own form."""
+    return onnx.numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else np.asarray(value)
+
+
 def prepared(case: Any) -> tuple[onnx.ModelProto, list[np.ndarray]] | None:
     """A test's model of an opset that is read, with what must be known in it; None for one that is not for this."""
     model = onnx.ModelProto()
@@ -46,17 +51,17 @@ def prepared(case: Any) -> tuple[onnx.ModelProto, list[np.ndarray]] | None:
     given = dict(zip([own.name for own in model.graph.input], case.data_sets[0][0], strict=False))
     places = (1,) if node.op_type.startswith("Reduce") else KNOWN.get(node.op_type, ())
     known = {node.input[place] for place in places if place < len(node.input) and node.input[place]}
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(np.asarray(given[name]), name) for name in known)
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(array(given[name]), name) for name in known)
     inputs = [own for own in model.graph.input if own.name not in known]
     del model.graph.input[:]
     model.graph.input.extend(inputs)
-    return model, [np.asarray(given[own.name]) for own in inputs]
+    return model, [array(given[own.name]) for own in inputs]
 
 
 def wrong(graph: Any, inputs: list[np.ndarray], outputs: list[Any]) -> bool:
     wide = [x.astype(np.float64) if x.dtype.kind not in "biu" else x for x in inputs]
     for own, symbol, given in zip(evaluate_graph(graph, wide), graph.outputs, outputs, strict=True):
-        want = np.asarray(given)
+        want = array(given)
         if own.shape != want.shape or symbol.dtype.name != want.dtype.name:
             return True
         tolerance = TOLERANCE.get(want.dtype.name, 1e-3)

@@ -145,7 +145,7 @@ def build(model: str, precision: str, ranks: int, variant: str, arch: str, out: 
     graph = normalize(case.graph if precision == "float32" else in_precision(case.graph, precision).graph)
     config = {**target, "weights": case.weights}
     if ranks > 1:  # so that it is split
-        stage = search(graph, builtin(MACHINE_OF_ARCH[arch], DeviceMesh((1,)))).stage
+        stage = search(graph, builtin(MACHINE_OF_ARCH[arch], DeviceMesh((1,)))).stages[0]
         weights = stage.weight_bytes_per_device
         config["mem_budget"] = int(weights * SHARE / ranks) + max(live_bytes(GraphView(graph), stage)) - weights
     if variant == "graph":

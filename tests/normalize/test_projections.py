@@ -16,7 +16,7 @@ from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import search
-from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_plan
+from hidet_dist.soundness.plans import check_stage, evaluate_graph, graph_inputs, random_stage
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import models
 from hidet_dist.view import GraphView
@@ -106,7 +106,7 @@ def test_random_plans_of_the_parts_compute_what_the_traced_graph_does(name):
     whole, table = evaluate_graph(traced, inputs), RuleTable(mesh)
     graph = normalize(traced)
     for _ in range(6):
-        assert check_plan(graph, random_plan(GraphView(graph), mesh, table, rng), inputs, whole) == ""
+        assert check_stage(graph, random_stage(GraphView(graph), mesh, table, rng), inputs, whole) == ""
 
 
 @pytest.mark.parametrize("build", [biased_split, unbound])

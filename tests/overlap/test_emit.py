@@ -159,9 +159,9 @@ def test_answers_are_the_same_when_what_was_started_happens_when_it_is_waited_fo
     bound: list[int], build: Callable[[], tuple[hidet.FlowGraph, Plan]], rows: int, least: int
 ) -> None:
     graph, plan = build()
-    program = partition_graph(graph, plan)
+    program = partition_graph(graph, plan.stages[0])
     plain = compile_program(program)
-    overlapped = compile_program(partition_graph(graph, plan), overlap=CLUSTER)
+    overlapped = compile_program(partition_graph(graph, plan.stages[0]), overlap=CLUSTER)
     starts = [node for node in overlapped.graph.nodes if isinstance(node, CommunicationOp) and node.only_starts]
     waits = [node for node in overlapped.graph.nodes if isinstance(node, WaitOp)]
     assert len(starts) == len(waits) >= least
@@ -181,7 +181,7 @@ def test_answers_are_the_same_when_what_was_started_happens_when_it_is_waited_fo
 
 def test_an_overlapped_program_computes_what_the_graph_does() -> None:
     graph, plan = gathered()
-    program = partition_graph(graph, plan)
+    program = partition_graph(graph, plan.stages[0])
     optimized = optimize_program(program)
     before = Counter(node.kind for node in optimized.nodes if isinstance(node, CommunicationOp))
     order = [node.name for node in optimized.nodes]
@@ -204,7 +204,7 @@ def test_a_program_with_nothing_to_hide_behind_stays_as_it_is() -> None:
     x = hidet.symbol([ROWS, WIDTH], "float32", "cpu")
     graph = normalize(hidet.trace_from(ops.tanh(ops.matmul(x, hidet.randn([WIDTH, WIDTH], device="cpu"))), [x]))
     pins = {"w0": "(S0, R)", "op:0": "(R, S0), (S0, R) -> (R, R)"}
-    optimized = optimize_program(partition_graph(graph, find_plan(graph, CLUSTER, pins=pins).plan))
+    optimized = optimize_program(partition_graph(graph, find_plan(graph, CLUSTER, pins=pins).plan.stages[0]))
     nodes = list(optimized.nodes)
     assert any(isinstance(node, CommunicationOp) for node in nodes)
     assert overlap_graph(optimized, CLUSTER) == 0

@@ -19,7 +19,7 @@ from hidet_dist.partitioning.proof import with_conversions
 from hidet_dist.reshard import moves
 from hidet_dist.search import search
 from hidet_dist.simulate import simulate
-from hidet_dist.soundness.plans import check_plan
+from hidet_dist.soundness.plans import check_stage
 from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, TensorShardSpec
 from hidet_dist.spec.plan import ConversionPlan, OperatorPlan, StagePlan, TensorPlan
 from hidet_dist.view import GraphView
@@ -88,7 +88,7 @@ MEGATRON = ["(R, R), (R, S0) -> (R, S0)", "(R, S0) -> (R, S0)", "(R, S0), (S0, R
 def test_column_then_row_parallel_needs_one_all_reduce(ranks):
     graph = two_layers()
     plan = plan_for(graph, DeviceMesh((ranks,)), MEGATRON, {"w0": "(R, S0)", "w1": "(S0, R)"})
-    program = partition_graph(graph, plan)
+    program = partition_graph(graph, plan.stages[0])
     assert kinds(program.graph) == ["all_reduce"]
     assert program.coordinate is None
     assert program.communications() == ["all_reduce(sum, axes=0) float32[4, 6] -> [4, 6]"]
@@ -104,7 +104,7 @@ def test_the_same_conversion_is_made_once():
     graph = normalize(hidet.trace_from(outputs, [x]))
     split = "(S0, R) -> (S0, R)"
     plan = plan_for(graph, DeviceMesh((2,)), ["(R, R) -> (R, R)", split, split, split])
-    program = partition_graph(graph, plan)
+    program = partition_graph(graph, plan.stages[0])
     names = [node.name for node in program.graph.nodes]
     assert names.count("ShardSlice") == 1
     assert kinds(program.graph) == ["all_gather"] * 3
@@ -129,7 +129,7 @@ def test_any_conversion_keeps_the_tensor(shape, source, target):
     graph = normalize(hidet.trace_from(hidet.ops.relu(hidet.ops.exp(x)), [x]))
     operators = [f"{source} -> {source}", f"{target} -> {target}"]
     plan = plan_for(graph, DeviceMesh(shape), operators, inputs={"x0": source}, outputs={"t1.0": target})
-    program = partition_graph(graph, plan)
+    program = partition_graph(graph, plan.stages[0])
     np.testing.assert_allclose(simulate(program, [X])[0], whole(graph, X)[0], atol=1e-5)
 
 
@@ -145,9 +145,9 @@ def converting(mesh, source, target, steps):
 
 def listing(plan, conversions):
     """The plan with other conversions before its last operator."""
-    *others, last = plan.stage.operators
+    *others, last = plan.stages[0].operators
     operators = (*others, dataclasses.replace(last, conversions=tuple(conversions)))
-    return Plan((dataclasses.replace(plan.stage, operators=operators),))
+    return Plan((dataclasses.replace(plan.stages[0], operators=operators),))
 
 
 @pytest.mark.parametrize(
@@ -165,16 +165,16 @@ def listing(plan, conversions):
 def test_the_plan_s_own_steps_are_taken(source, target, steps, sent):
     """Whether or not they are the cheapest on any machine."""
     graph, plan = converting(DeviceMesh((2, 2)), source, target, steps)
-    program = partition_graph(graph, Plan.from_json(plan.to_json()))
+    program = partition_graph(graph, Plan.from_json(plan.to_json()).stages[0])
     assert kinds(program.graph) == sent
     assert plan.collectives() == dict(Counter(sent))
-    assert check_plan(graph, plan, [X], [-np.exp(X)]) == ""
+    assert check_stage(graph, plan.stages[0], [X], [-np.exp(X)]) == ""
 
 
 def test_an_all_to_all_stays_what_it_is_through_fusion():
     steps = ["all_to_all(axes=01, dim=1, to_dim=0, to_axes=10)"]
     graph, plan = converting(DeviceMesh((2, 2)), "(R, S01)", "(S10, R)", steps)
-    program = partition_graph(graph, plan)
+    program = partition_graph(graph, plan.stages[0])
     optimized = optimize_program(program)
     assert kinds(optimized) == ["all_to_all"]
     assert program.communications() == ["all_to_all(axes=01) float32[4, 1, 2] -> [4, 1, 2]"]
@@ -200,7 +200,7 @@ def test_any_steps_lead_to_the_shards_that_they_say(data):
     if source != target:
         plan = listing(plan, [ConversionPlan("x0", source, target, tuple(map(str, steps[first:])), 0.0)])
     inputs = [np.arange(math.prod(shape), dtype=np.float64).reshape(shape)]
-    assert check_plan(graph, plan, inputs, [-inputs[0]]) == ""
+    assert check_stage(graph, plan.stages[0], inputs, [-inputs[0]]) == ""
 
 
 @pytest.mark.parametrize("axes", ["01", "10"])
@@ -212,17 +212,17 @@ def test_partial_results_are_scattered_in_any_order_of_axes(axes, dim):
     spec = f"(R, S01, R) -> {out} | reduce_scatter(sum, axes={axes}, dim={dim})"
     plan = plan_for(graph, DeviceMesh((2, 2)), [spec], outputs={"t0.0": out})
     data = np.random.default_rng(3).standard_normal((4, 4, 8))
-    assert check_plan(graph, plan, [data], [data.sum(1)]) == ""
+    assert check_stage(graph, plan.stages[0], [data], [data.sum(1)]) == ""
 
 
 def test_conversions_that_do_not_fit_are_refused():
     split, other, whole_spec = (TensorShardSpec.parse(text) for text in ("(S0, R)", "(R, S0)", "(R, R)"))
     graph, plan = converting(DeviceMesh((2,)), "(S0, R)", "(R, S0)", ("all_to_all(axes=0, dim=0, to_dim=1)",))
-    (good,) = plan.stage.operators[1].conversions
+    (good,) = plan.stages[0].operators[1].conversions
 
     def refused(*conversions):
         with pytest.raises(PlanError) as error:
-            partition_graph(graph, listing(plan, conversions))
+            partition_graph(graph, listing(plan, conversions).stages[0])
         return str(error.value)
 
     assert "leads to (R, R), not to (R, S0)" in refused(dataclasses.replace(good, steps=("all_gather(axes=0, dim=0)",)))
@@ -234,7 +234,7 @@ def test_conversions_that_do_not_fit_are_refused():
     unasked = ConversionPlan("x0", split, whole_spec, ("all_gather(axes=0, dim=0)",), 0.0)
     assert "converts x0 to (R, R), but nothing requires it" in refused(good, unasked)
     assert other == good.target
-    assert kinds(partition_graph(graph, listing(plan, [good])).graph) == ["all_to_all"]
+    assert kinds(partition_graph(graph, listing(plan, [good]).stages[0]).graph) == ["all_to_all"]
 
 
 @pytest.mark.parametrize("op", ["sum", "mean", "max", "min", "prod"])
@@ -248,7 +248,7 @@ def test_partial_results_become_whole(op, scatter):
         out = "(S0, R)" if scatter == 0 else "(R, S0)"
         fn = f"reduce_scatter({name}, axes=0, dim={scatter})"
     plan = plan_for(graph, DeviceMesh((2,)), [f"(R, S0, R) -> {out} | {fn}"], outputs={"t0.0": out})
-    program = partition_graph(graph, plan)
+    program = partition_graph(graph, plan.stages[0])
     assert kinds(program.graph) == ["all_reduce" if scatter is None else "reduce_scatter"]
     data = np.random.default_rng(3).standard_normal((4, 4, 6)).astype(np.float32)
     np.testing.assert_allclose(simulate(program, [data])[0], whole(graph, data)[0], rtol=1e-5, atol=1e-6)
@@ -259,7 +259,7 @@ def test_communication_is_never_fused_away():
     x = hidet.symbol([4, 8], "float32", "cpu")
     graph = normalize(hidet.trace_from(hidet.ops.relu(hidet.ops.exp(x)), [x]))
     plan = plan_for(graph, DeviceMesh((2,)), ["(S0, R) -> (S0, R)", "(R, R) -> (R, R)"])
-    program = partition_graph(graph, plan)
+    program = partition_graph(graph, plan.stages[0])
     optimized = optimize_program(program)
     assert kinds(optimized) == kinds(program.graph) == ["all_gather"]
     np.testing.assert_allclose(simulate(program, [X], optimized)[0], whole(graph, X)[0], atol=1e-5)
@@ -271,7 +271,7 @@ def test_outputs_that_are_inputs_weights_or_each_other_have_memory_of_their_own(
     graph = normalize(
         hidet.trace_from([x, y, hidet.ops.reshape(y, [8, 4]), constant(2, 2), hidet.ops.reshape(x, [32])], [x])
     )
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))))
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
     produced = [tensor.op.name for tensor in program.graph.outputs]
     assert produced == ["Copy", "Relu", "Copy", "Copy", "Copy"]
     for result, expected in zip(simulate(program, [X]), whole(graph, X), strict=True):
@@ -282,10 +282,10 @@ def test_a_spec_that_the_operator_cannot_run_in_is_refused():
     graph = two_layers()
     mesh = DeviceMesh((2,))
     with pytest.raises(PlanError, match="Operator 0, Matmul, cannot run as"):
-        partition_graph(graph, plan_for(graph, mesh, ["(R, S0), (R, R) -> (R, R)", *MEGATRON[1:]]))
+        partition_graph(graph, plan_for(graph, mesh, ["(R, S0), (R, R) -> (R, R)", *MEGATRON[1:]]).stages[0])
     good = plan_for(graph, mesh, MEGATRON)
     with pytest.raises(PlanError, match=r"Operator 1, Relu, cannot run as .* 1 inputs"):
-        partition_graph(graph, good.edit({"op:1": "(R, R), (R, R) -> (R, R)"}))
+        partition_graph(graph, good.edit({"op:1": "(R, R), (R, R) -> (R, R)"}).stages[0])
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_a_spec_that_the_operator_cannot_run_in_is_refused():
 def test_on_the_cpu_shards_are_put_where_they_belong_without_a_pass_of_their_own(shape, mesh, specs, communication):
     x = hidet.symbol(list(shape), "float32", "cpu")
     graph = normalize(hidet.trace_from(hidet.ops.exp(hidet.ops.relu(x)), [x]))
-    program = partition_graph(graph, plan_for(graph, DeviceMesh(mesh), specs))
+    program = partition_graph(graph, plan_for(graph, DeviceMesh(mesh), specs).stages[0])
     optimized = optimize_program(program)
     assert kinds(optimized) == kinds(program.graph) == communication
     assert not [node.name for node in optimized.nodes if "Stack" in node.name or "Join" in node.name]
@@ -317,7 +317,7 @@ def test_on_the_cpu_a_reduce_scatter_takes_shards_from_where_they_lie(ranks):
     x = hidet.symbol([4, 12], "float32", "cpu")
     graph = normalize(hidet.trace_from(hidet.ops.matmul(x, constant(12, 6)), [x]))
     specs = ["(R, S0), (S0, R) -> (R, S0) | reduce_scatter(sum, axes=0, dim=1)"]
-    program = partition_graph(graph, plan_for(graph, DeviceMesh((ranks,)), specs))
+    program = partition_graph(graph, plan_for(graph, DeviceMesh((ranks,)), specs).stages[0])
     optimized = optimize_program(program)
     assert kinds(optimized) == ["reduce_scatter", "all_gather"]
     assert not [node.name for node in optimized.nodes if "Stack" in node.name or "Join" in node.name]
@@ -330,7 +330,7 @@ def test_shards_of_a_dim_that_is_split_minor_axis_first_are_put_where_they_belon
     x = hidet.symbol([3, 8], "float32", "cpu")
     graph = normalize(hidet.trace_from(hidet.ops.exp(hidet.ops.relu(x)), [x]))
     specs = ["(R, S10) -> (R, S10)", "(R, R) -> (R, R)"]
-    program = partition_graph(graph, plan_for(graph, DeviceMesh((2, 2)), specs))
+    program = partition_graph(graph, plan_for(graph, DeviceMesh((2, 2)), specs).stages[0])
     data = np.random.default_rng(3).standard_normal((3, 8)).astype(np.float32)
     for own in (None, optimize_program(program)):
         np.testing.assert_allclose(simulate(program, [data], own)[0], whole(graph, data)[0], atol=1e-6)

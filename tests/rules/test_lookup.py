@@ -15,7 +15,7 @@ from hidet_dist.partitioning.proof import with_conversions
 from hidet_dist.rules.rule import derive
 from hidet_dist.simulate import simulate
 from hidet_dist.soundness import check_operator, check_specs
-from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, Plan, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.view import GraphView
 
 
@@ -79,7 +79,7 @@ def _program(graph: FlowGraph, spec: str, mesh: DeviceMesh) -> Program:
         (tensor(view.inputs[0], own.in_specs[1]),),
         (tensor(view.outputs[0], own.out_specs[0]),),
     )
-    return partition_graph(graph, Plan((with_conversions(view, stage, builtin("cpu", mesh)),)))
+    return partition_graph(graph, with_conversions(view, stage, builtin("cpu", mesh)))
 
 
 def test_an_embedding_sharded_by_its_rows_from_end_to_end_in_compiled_kernels():

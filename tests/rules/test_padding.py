@@ -21,7 +21,7 @@ from hidet_dist.search import find_plan, search
 from hidet_dist.simulate import simulate
 from hidet_dist.soundness import check_operator, check_specs
 from hidet_dist.soundness.graphs import GRAPHS
-from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_plan
+from hidet_dist.soundness.plans import check_stage, evaluate_graph, graph_inputs, random_stage
 from hidet_dist.spec import DeviceMesh, OpShardSpec, Plan, TensorShardSpec
 from hidet_dist.testing import bert, shapes
 from hidet_dist.view import GraphView
@@ -169,7 +169,7 @@ def mlp() -> FlowGraph:
 def equals_the_whole(graph: FlowGraph, plan: Plan, inputs: list[np.ndarray] | None = None) -> bool:
     """Whether a plan computes what the whole graph does, by the oracle; on random inputs if none are given."""
     inputs = inputs or graph_inputs(graph, np.random.default_rng(7))
-    return check_plan(graph, plan, inputs, evaluate_graph(graph, inputs)) == ""
+    return check_stage(graph, plan.stages[0], inputs, evaluate_graph(graph, inputs)) == ""
 
 
 def pinned(graph: FlowGraph, mesh: DeviceMesh, specs: dict[str, str]) -> Plan:
@@ -185,7 +185,7 @@ def pinned(graph: FlowGraph, mesh: DeviceMesh, specs: dict[str, str]) -> Plan:
 
 def test_a_padded_contraction_in_compiled_kernels():
     graph, x = mlp(), np.random.default_rng(7).uniform(-1, 1, (4, 8)).astype(np.float32)
-    program = partition_graph(graph, pinned(graph, DeviceMesh((2,)), {"w0": "(R, S0)", "w1": "(S0, R)"}))
+    program = partition_graph(graph, pinned(graph, DeviceMesh((2,)), {"w0": "(R, S0)", "w1": "(S0, R)"}).stages[0])
     whole = graph.forward([hidet.asarray(x)])[0].numpy()
     np.testing.assert_allclose(simulate(program, [x])[0], whole, rtol=1e-5)
 
@@ -196,7 +196,7 @@ def test_of_a_padded_contraction_only_the_activation_is_masked(mesh):
     split = "S01" if len(mesh) == 2 else "S0"
     plan = pinned(graph, DeviceMesh(mesh), {"w0": f"(R, {split})", "w1": f"({split}, R)"})
     assert set(plan.collectives()) <= {"all_reduce", "reduce_scatter", "all_gather"}
-    program = partition_graph(graph, plan)
+    program = partition_graph(graph, plan.stages[0])
     masks = [node for node in program.graph.nodes if isinstance(node, MaskPaddingOp)]
     assert [node.inputs[0].op.name for node in masks] == ["Exp"]
     size = 4 if mesh != (2,) else 7
@@ -208,9 +208,9 @@ def test_of_a_padded_contraction_only_the_activation_is_masked(mesh):
 def test_the_figures_of_a_plan_count_the_padding():
     graph, mesh = mlp(), DeviceMesh((4,))
     plan = pinned(graph, mesh, {"w0": "(R, S0)", "w1": "(S0, R)"})
-    assert plan.stage.weight_bytes_per_device == (8 * 4 + 4 * 6) * 4
-    data = partition_graph(graph, plan).data_of(3)
-    assert sum(data[f"w{n}"].numel() for n in range(2)) * 4 == plan.stage.weight_bytes_per_device
+    assert plan.stages[0].weight_bytes_per_device == (8 * 4 + 4 * 6) * 4
+    data = partition_graph(graph, plan.stages[0]).data_of(3)
+    assert sum(data[f"w{n}"].numel() for n in range(2)) * 4 == plan.stages[0].weight_bytes_per_device
 
 
 @pytest.mark.parametrize("mesh", [(2,), (4,), (2, 2), (2, 4)])
@@ -221,7 +221,7 @@ def test_random_plans_of_a_model_that_divides_by_nothing(mesh):
     view, whole = GraphView(graph), evaluate_graph(traced, inputs)
     table = RuleTable(DeviceMesh(mesh))
     for _ in range(12):
-        assert check_plan(graph, random_plan(view, DeviceMesh(mesh), table, rng), inputs, whole) == ""
+        assert check_stage(graph, random_stage(view, DeviceMesh(mesh), table, rng), inputs, whole) == ""
 
 
 @pytest.mark.parametrize(("mesh", "split"), [((2,), "S0"), ((4,), "S0"), ((2, 2), "S01")])
@@ -230,8 +230,8 @@ def test_a_tied_table_is_stored_once_and_split_by_its_rows(mesh, split):
     rng = np.random.default_rng(9)
     graph = normalize(GRAPHS["uneven"](rng))
     plan = pinned(graph, DeviceMesh(mesh), {"w0": f"({split}, R)"})
-    lookup = next(op.spec for op in plan.stage.operators if op.operator == "Take")
-    head = [op.spec for op in plan.stage.operators if op.operator == "Matmul"][-1]
+    lookup = next(op.spec for op in plan.stages[0].operators if op.operator == "Take")
+    head = [op.spec for op in plan.stages[0].operators if op.operator == "Matmul"][-1]
     assert str(lookup.in_specs[0]) == str(head.in_specs[1]) == f"({split}, R)"
     assert str(head.out_specs[0]) == f"(R, R, {split})"
     assert equals_the_whole(graph, plan)
@@ -266,8 +266,8 @@ def test_a_tight_budget_is_met_by_padding():
     mesh = DeviceMesh((2,))
     beside = (5 * 2 + 5 * 3 + 5 * 3 + 5 * 101) * 4  # indices, rows found, their sum, scores
     plan = search(graph, builtin("cpu", mesh), mem_budget=(101 * 3 + 51 * 3) * 4 + beside)
-    assert any(weight.spec.is_padded(weight.shape, mesh) for weight in plan.stage.weights)
-    assert plan.stage.weight_bytes_per_device < 2 * 101 * 3 * 4
+    assert any(weight.spec.is_padded(weight.shape, mesh) for weight in plan.stages[0].weights)
+    assert plan.stages[0].weight_bytes_per_device < 2 * 101 * 3 * 4
     assert equals_the_whole(graph, plan)
 
 
@@ -282,7 +282,7 @@ def test_a_padded_head_pays_where_few_tokens_are_decoded():
 
     plan = find_plan(graph, cluster).plan
     assert plan.seconds < find_plan(graph, cluster, allow=exact).plan.seconds
-    (head,) = (weight for weight in plan.stage.weights if weight.shape == (768, 50257))
+    (head,) = (weight for weight in plan.stages[0].weights if weight.shape == (768, 50257))
     assert str(head.spec) == "(R, S0)"
     assert head.local_nbytes(cluster.mesh) == 768 * 6283 * 2
 
@@ -293,15 +293,15 @@ def test_inputs_and_outputs_that_do_not_divide_are_refused():
     with pytest.raises(ConfigError, match=r"input 0 does not fit.*does not divide"):
         search(uneven, builtin("cpu", mesh), input_specs=[TensorShardSpec.parse("(S0)")])
     plan = search(uneven, builtin("cpu", mesh))
-    split = dataclasses.replace(plan.stage.outputs[0], spec=TensorShardSpec.parse("(S0)"))
+    split = dataclasses.replace(plan.stages[0].outputs[0], spec=TensorShardSpec.parse("(S0)"))
     with pytest.raises(PlanError, match=r"spec of t0\.0 does not fit.*does not divide"):
-        partition_graph(uneven, Plan((dataclasses.replace(plan.stage, outputs=(split,)),)))
+        partition_graph(uneven, dataclasses.replace(plan.stages[0], outputs=(split,)))
 
 
 def test_a_plan_that_pads_what_must_not_be_is_refused():
     graph, mesh = normalize(hidet.trace_from(ops.max(x := symbol([4, 13]), [1]), [x])), DeviceMesh((2,))
     plan = search(graph, builtin("cpu", mesh))
     spec = OpShardSpec.parse("(R, S0) -> (R) | all_reduce(max, axes=0)")
-    operator = dataclasses.replace(plan.stage.operators[0], spec=spec)
+    operator = dataclasses.replace(plan.stages[0].operators[0], spec=spec)
     with pytest.raises(PlanError, match="Operator 0, ReduceMax, cannot run as"):
-        partition_graph(graph, Plan((dataclasses.replace(plan.stage, operators=(operator,)),)))
+        partition_graph(graph, dataclasses.replace(plan.stages[0], operators=(operator,)))

@@ -15,7 +15,7 @@ from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.search import find_plan, search_family
-from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs
+from hidet_dist.soundness.plans import check_stage, evaluate_graph, graph_inputs
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 
 HIDDEN, INNER = 32, 128
@@ -85,7 +85,7 @@ def test_every_plan_of_a_family_computes_its_graph() -> None:
     for graph, plan in zip(graphs, family.plans, strict=True):
         validate_plan(plan, graph)
         inputs = graph_inputs(graph, np.random.default_rng(0))
-        assert check_plan(graph, plan, inputs, evaluate_graph(graph, inputs)) == ""
+        assert check_stage(graph, plan.stages[0], inputs, evaluate_graph(graph, inputs)) == ""
 
 
 def test_shared_weights_are_held_once() -> None:

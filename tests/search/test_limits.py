@@ -107,7 +107,7 @@ def llama() -> hidet.FlowGraph:
 def tight() -> tuple[hidet.FlowGraph, Cluster, int]:
     """A layer of a LLaMA, two devices, and a budget that binds."""
     graph, cluster = llama(), builtin("cpu", DeviceMesh((2,)))
-    most = max(live_bytes(GraphView(graph), find_plan(graph, cluster, report=False).plan.stage))
+    most = max(live_bytes(GraphView(graph), find_plan(graph, cluster, report=False).plan.stages[0]))
     return graph, cluster, int(0.8 * most)
 
 
@@ -119,8 +119,8 @@ def test_wherever_time_runs_out_there_is_a_plan_that_fits_or_an_error_and_no_mor
     options = SearchOptions(mem_budget=budget, time_limit_seconds=FOREVER, clock=clock)
     whole = find_plan(graph, cluster, options)
     assert not whole.time_limit_reached
-    assert whole.plan.report is not None
-    assert not whole.plan.report.time_limit_reached
+    assert whole.plan.stages[0].report is not None
+    assert not whole.plan.stages[0].report.time_limit_reached
     plans = errors = 0
     for deadline in cut_off_points(clock.now):
         clock = Clock()
@@ -133,11 +133,11 @@ def test_wherever_time_runs_out_there_is_a_plan_that_fits_or_an_error_and_no_mor
             errors += 1
         else:
             assert found.time_limit_reached
-            assert max(live_bytes(GraphView(graph), found.plan.stage)) <= budget
+            assert max(live_bytes(GraphView(graph), found.plan.stages[0])) <= budget
             assert found.bound_seconds <= whole.plan.seconds <= found.plan.seconds * (1 + options.gap)
             assert found.bound_seconds == pytest.approx(found.plan.seconds * (1 - found.gap))
-            assert found.plan.report is not None
-            assert found.plan.report.time_limit_reached
+            assert found.plan.stages[0].report is not None
+            assert found.plan.stages[0].report.time_limit_reached
             assert "depends on the speed of the machine" in str(found.plan.explain())
             plans += 1
         assert clock.now <= deadline + GRACE
@@ -163,7 +163,7 @@ def test_a_finer_mesh_and_the_given_one_share_the_limit() -> None:
     """Two heads of keys and values on four devices: two searches, one limit."""
     graph, cluster, clock = llama(), builtin("cpu", DeviceMesh((4,))), Clock()
     whole = search(graph, cluster, time_limit_seconds=FOREVER, clock=clock)
-    assert whole.stage.mesh.ndim == 2
+    assert whole.stages[0].mesh.ndim == 2
     plans = 0
     for deadline in cut_off_points(clock.now, 3):
         clock = Clock()
@@ -173,7 +173,7 @@ def test_a_finer_mesh_and_the_given_one_share_the_limit() -> None:
             pass
         else:
             plans += 1
-            assert plan.report is not None
+            assert plan.stages[0].report is not None
         assert clock.now <= deadline + 2 * GRACE
     assert plans
 

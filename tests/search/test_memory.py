@@ -27,10 +27,10 @@ def test_an_unsharded_program_holds_what_its_tensors_need() -> None:
     # The input and the output are there throughout; then a; a and exp(a); the views hold nothing more.
     names = [op.name for op in view.operators]
     assert names.index("Add") == len(names) - 1
-    held = dict(zip(names, live_bytes(view, plan.stage), strict=False))
+    held = dict(zip(names, live_bytes(view, plan.stages[0]), strict=False))
     assert held["Relu"] == 3 * size
     assert held["Exp"] == held["Reshape"] == held["Add"] == 4 * size
-    assert live_bytes(view, plan.stage)[-1] == 2 * size
+    assert live_bytes(view, plan.stages[0])[-1] == 2 * size
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def spec(text):
 
 def test_every_kind_of_tensor_and_operator_can_be_pinned(mlp, toy) -> None:
     pins = {"w0": "(R, S0)", "t1.0": "(?, S0)", "op:2": "?, (S0, R) -> (R, R)", "x0": "(S0, R)", "y0": "(R, S0)"}
-    stage = search(mlp, toy(), pins=pins).stage
+    stage = search(mlp, toy(), pins=pins).stages[0]
     assert stage.weights[0].spec == spec("(R, S0)")
     assert stage.operators[1].spec.out_specs[0] == spec("(R, S0)")
     assert str(stage.operators[2].spec) == "(R, S0), (S0, R) -> (R, R) | all_reduce(sum, axes=0)"
@@ -33,7 +33,7 @@ def test_a_pin_in_part_leaves_the_rest_to_the_search(mlp, toy) -> None:
     free = search(mlp, cluster)
     for pattern in ("(S0, ?)", "(?, S0)", "(?, S01)", "(R, ?)"):
         part = search(mlp, cluster, pins={"t1.0": pattern})
-        own = part.stage.operators[1].spec.out_specs[0]
+        own = part.stages[0].operators[1].spec.out_specs[0]
         assert SpecPattern.parse(pattern).matches(own)
         assert part.seconds >= free.seconds
         # Pinned whole to what the search chose for the free part, nothing changes.
@@ -54,9 +54,9 @@ def test_the_plan_with_pins_is_the_best_of_those_that_have_them(mlp, toy) -> Non
 def test_operators_are_named_by_number_name_and_place(mlp, toy) -> None:
     rows = OpShardSpec.parse("(S0, R), (R, R) -> (S0, R)")
     for name in ("op:2", "op:Matmul#1"):
-        stage = search(mlp, toy(), pins={name: rows}).stage
+        stage = search(mlp, toy(), pins={name: rows}).stages[0]
         assert stage.operators[2].spec == rows
-    assert search(mlp, toy(), pins={"op:Gelu": "(S0, R) -> (S0, R)"}).stage.operators[1].spec.in_specs[0] == spec(
+    assert search(mlp, toy(), pins={"op:Gelu": "(S0, R) -> (S0, R)"}).stages[0].operators[1].spec.in_specs[0] == spec(
         "(S0, R)"
     )
 
@@ -77,7 +77,7 @@ def test_the_users_names_stand_in_pins_and_in_the_plan(toy) -> None:
     names = {**dict(block.named_parameters()), "tokens": x}
     plan = search(graph, toy(), pins={"fc1": "(?, S0)", "tokens": "(S0, R)"}, names=names)
     assert plan.param_specs["fc1"].mesh_axes_per_dim[1] == (0,)
-    assert [tensor.label for tensor in (*plan.stage.weights, *plan.stage.inputs)] == ["fc1", "fc2", "tokens"]
+    assert [tensor.label for tensor in (*plan.stages[0].weights, *plan.stages[0].inputs)] == ["fc1", "fc2", "tokens"]
     again = search(graph, toy(), pins=plan.param_specs, names=block)
     assert again.param_specs == plan.param_specs
     assert str(plan.edit({"fc2": "(S0, R)"}).param_specs["fc2"]) == "(S0, R)"
@@ -124,7 +124,7 @@ def test_pins_that_cannot_be_met_are_refused(mlp, toy, pins, says) -> None:
 
 def test_three_pins_can_clash_where_no_two_do(mlp, toy) -> None:
     pins = {"op:0": "(S0, ?), ? -> ?", "op:Matmul#0": "?, (?, S1) -> ?", "t0.0": "(S0, S1)"}
-    assert str(search(mlp, toy((2, 2)), pins=pins).stage.operators[0].spec) == "(S0, R), (R, S1) -> (S0, S1)"
+    assert str(search(mlp, toy((2, 2)), pins=pins).stages[0].operators[0].spec) == "(S0, R), (R, S1) -> (S0, S1)"
 
 
 def test_a_pin_that_does_not_divide_says_so(toy) -> None:

@@ -14,7 +14,7 @@ from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.search import search
 from hidet_dist.soundness.graphs import GRAPHS
-from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_spec
+from hidet_dist.soundness.plans import check_stage, evaluate_graph, graph_inputs, random_spec
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.view import GraphView
 
@@ -24,7 +24,7 @@ WHOLE = evaluate_graph(LAYER, INPUTS)
 
 
 def test_one_pinned_weight_makes_the_plan_of_megatron(mlp, toy) -> None:
-    stage = search(mlp, toy((4,)), pins={"w0": "(R, S0)"}, mode="propagate").stage
+    stage = search(mlp, toy((4,)), pins={"w0": "(R, S0)"}, mode="propagate").stages[0]
     assert [str(op.spec) for op in stage.operators] == [
         "(R, R), (R, S0) -> (R, S0)",
         "(R, S0) -> (R, S0)",
@@ -37,13 +37,13 @@ def test_one_pinned_weight_makes_the_plan_of_megatron(mlp, toy) -> None:
 def test_specs_spread_backward_too(mlp, toy) -> None:
     pinned = search(mlp, toy(), pins={"t2.0": "(S0, R)", "y0": "(S0, R)", "x0": "?"}, mode="propagate")
     assert pinned.collectives() == {}
-    assert str(pinned.stage.inputs[0].spec) == "(S0, R)"
-    assert all(weight.spec.is_replicated for weight in pinned.stage.weights)
+    assert str(pinned.stages[0].inputs[0].spec) == "(S0, R)"
+    assert all(weight.spec.is_replicated for weight in pinned.stages[0].weights)
 
 
 def test_two_mesh_axes_spread_side_by_side(mlp, toy) -> None:
     plan = search(mlp, toy((2, 2)), pins={"x0": "(S0, R)", "w0": "(R, S1)", "y0": "(S0, R)"}, mode="propagate")
-    assert [str(op.spec) for op in plan.stage.operators] == [
+    assert [str(op.spec) for op in plan.stages[0].operators] == [
         "(S0, R), (R, S1) -> (S0, S1)",
         "(S0, S1) -> (S0, S1)",
         "(S0, S1), (S1, R) -> (S0, R) | all_reduce(sum, axes=1)",
@@ -52,7 +52,7 @@ def test_two_mesh_axes_spread_side_by_side(mlp, toy) -> None:
 
 def test_where_nothing_is_pinned_everything_stays_whole(mlp, toy) -> None:
     plan = search(mlp, toy(), mode="propagate")
-    assert all(op.spec.is_replicated for op in plan.stage.operators)
+    assert all(op.spec.is_replicated for op in plan.stages[0].operators)
     assert plan.collectives() == {}
 
 
@@ -65,14 +65,14 @@ def test_where_pins_meet_the_smaller_tensor_is_converted(toy) -> None:
         x = hidet.symbol([rows, 64], "float32", "cpu")
         graph = normalize(hidet.trace_from(hidet.ops.matmul(x, hidet.randn([64, 64], device="cpu")), [x]))
         plan = search(graph, toy(), pins={"x0": "(S0, R)", "w0": "(S0, R)"}, mode="propagate")
-        assert str(plan.stage.operators[0].spec) == kept
-        assert str(plan.stage.weights[0].spec) == "(S0, R)"
+        assert str(plan.stages[0].operators[0].spec) == kept
+        assert str(plan.stages[0].weights[0].spec) == "(S0, R)"
 
 
 def test_a_pin_in_part_is_kept(mlp, toy) -> None:
     plan = search(mlp, toy(), pins={"w0": "(R, ?)", "x0": "(R, S0)"}, mode="propagate")
-    assert plan.stage.weights[0].spec.mesh_axes_per_dim[0] == ()
-    op = search(mlp, toy(), pins={"op:1": "(R, S0) -> ?"}, mode="propagate").stage.operators
+    assert plan.stages[0].weights[0].spec.mesh_axes_per_dim[0] == ()
+    op = search(mlp, toy(), pins={"op:1": "(R, S0) -> ?"}, mode="propagate").stages[0].operators
     assert str(op[1].spec) == "(R, S0) -> (R, S0)"
     assert str(op[0].spec) == "(R, R), (R, S0) -> (R, S0)"
 
@@ -87,7 +87,7 @@ def test_a_layer_whose_columns_are_pinned_is_sharded_by_heads(mesh: tuple[int, .
     plan = search(LAYER, builtin("cpu", DeviceMesh(mesh)), pins=pins, mode="propagate")
     assert plan.collectives() == {"all_reduce": 2}
     assert [str(plan.param_specs[name]) for name in (out, down)] == [f"(S{axis}, R)"] * 2
-    assert check_plan(LAYER, plan, INPUTS, WHOLE) == ""
+    assert check_stage(LAYER, plan.stages[0], INPUTS, WHOLE) == ""
 
 
 @settings(max_examples=3, deadline=None, derandomize=True)
@@ -98,10 +98,10 @@ def test_any_pins_make_a_plan_that_computes_the_graph(seed: int, mesh: tuple[int
     names = rng.permutation([*view.weights, *view.inputs])[: rng.integers(1, 6)]
     pins = {str(name): random_spec(view.shape(name), cluster.mesh, rng) for name in names}
     plan = search(LAYER, cluster, pins=pins, mode="propagate")
-    again = {t.name: t.spec for t in (*plan.stage.weights, *plan.stage.inputs)}
+    again = {t.name: t.spec for t in (*plan.stages[0].weights, *plan.stages[0].inputs)}
     assert {name: again[name] for name in pins} == pins
     validate_plan(plan, LAYER)
-    assert check_plan(LAYER, plan, INPUTS, WHOLE) == ""
+    assert check_stage(LAYER, plan.stages[0], INPUTS, WHOLE) == ""
 
 
 def test_a_budget_that_the_pins_do_not_keep_is_refused(mlp, toy) -> None:

@@ -35,7 +35,7 @@ def test_an_edited_plan_is_costed_as_the_search_costs_it(mlp, toy) -> None:
     assert edited == pinned
     assert edited.seconds == pinned.seconds
     assert edited.collectives() == {"all_reduce": 1}
-    assert len(partition_graph(mlp, edited).communications()) == 1
+    assert len(partition_graph(mlp, edited.stages[0]).communications()) == 1
 
 
 def test_a_plan_edited_as_json_is_validated(mlp, toy) -> None:
@@ -97,7 +97,7 @@ def test_a_plan_must_be_of_the_graph_and_the_machine(mlp, toy) -> None:
         validate_plan(plan, other)
     with pytest.raises(PlanError, match=r"mesh \[axis0=2\]; the machine has \[axis0=4\]"):
         recost(plan, mlp, toy((4,)))
-    stage = plan.stage
+    stage = plan.stages[0]
     shorter = Plan((replace(stage, operators=stage.operators[:-1]),))
     with pytest.raises(PlanError, match="operators 0 to 2 in order"):
         validate_plan(shorter, mlp)

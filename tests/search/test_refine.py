@@ -9,7 +9,7 @@ from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.search import search
 from hidet_dist.search.refine import refine
-from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs
+from hidet_dist.soundness.plans import check_stage, evaluate_graph, graph_inputs
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
 from hidet_dist.spec.collectives import COLLECTIVES
 from hidet_dist.testing import models, shapes
@@ -20,8 +20,8 @@ def test_two_heads_of_keys_and_values_are_split_over_eight_devices() -> None:
     graph = normalize(shapes.llama(shapes.LlamaConfig(1, 4096, 32, 2, 14336, 32000, batch=1, sequence=16)))
     cluster = builtin("dgx-a100", DeviceMesh((8,), ("gpu",)))
     given, finer = search(graph, cluster, refine_mesh=False), search(graph, cluster)
-    assert str(given.stage.mesh) == "[gpu=8]"
-    assert str(finer.stage.mesh) == "[gpu_0=2, gpu_1=4]"
+    assert str(given.stages[0].mesh) == "[gpu=8]"
+    assert str(finer.stages[0].mesh) == "[gpu_0=2, gpu_1=4]"
     assert finer.seconds < given.seconds
     # Each half of the devices holds one head of keys and one of values; all else of the matrices is split by all.
     specs = {name: str(spec) for name, spec in finer.param_specs.items()}
@@ -40,7 +40,7 @@ def test_groups_that_share_heads_compute_what_the_whole_does() -> None:
     assert len(columns) == 2
     plan = search(graph, finer.cluster, pins=columns, mode="propagate")
     assert {str(plan.param_specs[name]) for name in columns} == {"(R, S0)"}
-    assert check_plan(graph, plan, inputs, evaluate_graph(graph, inputs)) == ""
+    assert check_stage(graph, plan.stages[0], inputs, evaluate_graph(graph, inputs)) == ""
 
 
 def test_a_finer_mesh_costs_the_same_collectives() -> None:
@@ -64,7 +64,7 @@ def test_a_mesh_that_everything_fills_stays_as_it_is() -> None:
     x = hidet.symbol([8, 16], "float32", "cpu")
     graph = normalize(hidet.trace_from(hidet.ops.matmul(x, hidet.randn([16, 32], device="cpu")), [x]))
     assert refine(graph, builtin("cpu", DeviceMesh((4,)))) is None
-    assert search(graph, builtin("cpu", DeviceMesh((4,))), refine_mesh=True).stage.mesh.shape == (4,)
+    assert search(graph, builtin("cpu", DeviceMesh((4,))), refine_mesh=True).stages[0].mesh.shape == (4,)
 
 
 def test_pins_name_the_axes_of_the_given_mesh() -> None:
@@ -72,7 +72,7 @@ def test_pins_name_the_axes_of_the_given_mesh() -> None:
     cluster = builtin("cpu", DeviceMesh((4,)))
     assert refine(graph, cluster) is not None
     plan = search(graph, cluster, pins={"layers.0.gate": "(R, S0)"})
-    assert plan.stage.mesh == cluster.mesh
+    assert plan.stages[0].mesh == cluster.mesh
     assert str(plan.param_specs["layers.0.gate"]) == "(R, S0)"
 
 
@@ -81,8 +81,8 @@ def test_given_specs_keep_their_meaning_on_the_finer_mesh() -> None:
     cluster = builtin("dgx-a100", DeviceMesh((8,)))
     wanted = [TensorShardSpec.parse("(R, R, S0)")]
     plan = search(graph, cluster, output_specs=wanted)
-    shape = plan.stage.outputs[0].shape
+    shape = plan.stages[0].outputs[0].shape
     for rank in range(8):
-        mesh = plan.stage.mesh
-        own = plan.stage.outputs[0].spec.slices(shape, mesh, mesh.coordinate(rank))
+        mesh = plan.stages[0].mesh
+        own = plan.stages[0].outputs[0].spec.slices(shape, mesh, mesh.coordinate(rank))
         assert own == wanted[0].slices(shape, cluster.mesh, (rank,))

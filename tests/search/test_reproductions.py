@@ -84,7 +84,7 @@ def test_slapos_two_layer_mlp() -> None:
         normalize(hidet.trace_from(y, [x])), cluster, cost_model=Slapo(cluster), allow=slapo_choices, gap=1e-9
     )
     assert found.plan.seconds == found.bound_seconds == seq * hidden / p == 131072
-    stage = found.plan.stage
+    stage = found.plan.stages[0]
     for number in (0, 2):
         assert str(stage.operators[number].spec) == "(R, S0, R), (R, R) -> (R, S0, R)"
     assert [str(weight.spec) for weight in stage.weights] == ["(R, R)"] * 2
@@ -175,11 +175,11 @@ def test_alpas_mlp_by_model_parallelism(axis: int) -> None:
     found = find_plan(mlp(LAYERS, batch, hidden), cluster, cost_model=model, gap=1e-9, pins=pins)
     assert found.plan.collectives() == {"all_reduce": LAYERS // 2}
     assert found.plan.seconds == pytest.approx(LAYERS // 2 * model.all_reduce(batch * hidden * 4, axis))
-    for op in found.plan.stage.operators:
+    for op in found.plan.stages[0].operators:
         if op.operator == "Matmul":
             rows = any(op.spec.reduce_fns)
             assert str(op.spec.in_specs[1]) == (f"(S{axis}, R)" if rows else f"(R, S{axis})")
-    assert [str(weight.spec) for weight in found.plan.stage.weights] == list(pins.values())
+    assert [str(weight.spec) for weight in found.plan.stages[0].weights] == list(pins.values())
 
 
 def test_alpas_mlp_by_data_parallelism() -> None:
@@ -188,8 +188,8 @@ def test_alpas_mlp_by_data_parallelism() -> None:
     pins = {"x0": "(S0, R)", "y0": "(S0, R)"}
     found = find_plan(mlp(LAYERS, 256, 32), cluster, cost_model=model, gap=1e-9, pins=pins)
     assert (found.plan.seconds, found.plan.collectives()) == (0.0, {})
-    assert all(weight.spec.is_replicated for weight in found.plan.stage.weights)
-    assert all(op.spec.in_specs[0] == TensorShardSpec.parse("(S0, R)") for op in found.plan.stage.operators)
+    assert all(weight.spec.is_replicated for weight in found.plan.stages[0].weights)
+    assert all(op.spec.in_specs[0] == TensorShardSpec.parse("(S0, R)") for op in found.plan.stages[0].operators)
 
 
 def test_alpas_mlp_on_two_mesh_axes() -> None:

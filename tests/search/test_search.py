@@ -37,18 +37,18 @@ def recomputed(graph: hidet.FlowGraph, plan: Plan, cluster: Cluster) -> float:
     from hidet_dist.reshard import reduce_seconds
 
     view = GraphView(graph)
-    lies = {t.name: t.spec for t in (*plan.stage.inputs, *plan.stage.weights)}
+    lies = {t.name: t.spec for t in (*plan.stages[0].inputs, *plan.stages[0].weights)}
     seconds = 0.0
-    for op, own in zip(view.operators, plan.stage.operators, strict=True):
+    for op, own in zip(view.operators, plan.stages[0].operators, strict=True):
         for number, y in enumerate(op.outputs):
             name = view.names[y]
             lies[name] = own.spec.out_specs[number]
             partial, fns = own.spec.partial_spec(number), own.spec.reduce_fns[number]
             seconds += reduce_seconds(view.shape(name), view.tensors[name].dtype, partial, fns, cluster)
     wishes = {
-        (name, plan.stage.operators[use.operator].spec.in_specs[use.position])
+        (name, plan.stages[0].operators[use.operator].spec.in_specs[use.position])
         if use.operator is not None
-        else (name, plan.stage.outputs[use.position].spec)
+        else (name, plan.stages[0].outputs[use.position].spec)
         for name, use in view.uses()
     }
     for name, target in wishes:
@@ -64,8 +64,8 @@ def test_an_mlp_whose_weights_must_be_split_is_planned_as_megatron_does(ways: in
     activations = max(2 * BATCH * INNER // ways, BATCH * HIDDEN) * 4
     held = 2 * HIDDEN * INNER * 4 // ways + 2 * BATCH * HIDDEN * 4 + activations
     plan = search(graph, cluster, mem_budget=held, gap=1e-6)
-    assert max(live_bytes(GraphView(graph), plan.stage)) == held
-    assert [str(weight.spec) for weight in plan.stage.weights] == ["(R, S0)", "(S0, R)"]
+    assert max(live_bytes(GraphView(graph), plan.stages[0])) == held
+    assert [str(weight.spec) for weight in plan.stages[0].weights] == ["(R, S0)", "(S0, R)"]
     # An all-reduce, or what a ring makes of one, at the same cost.
     assert plan.collectives() in ({"all_reduce": 1}, {"all_gather": 1, "reduce_scatter": 1})
     # Ring all-reduce of the output, and each matmul and the GELU on 1/n of the inner dim (bound by memory here).
@@ -73,24 +73,24 @@ def test_an_mlp_whose_weights_must_be_split_is_planned_as_megatron_does(ways: in
     reduce = 2 * (ways - 1) * (1e-6 + output / (ways * 1e9))
     matmul = (BATCH * HIDDEN + HIDDEN * INNER // ways + BATCH * INNER // ways) * 4 / 1e11
     # The GELU is done in the kernel of the first matmul: no pass over memory, just its arithmetic.
-    gelu = plan.stage.operators[1].compute_seconds
+    gelu = plan.stages[0].operators[1].compute_seconds
     assert gelu < 0.1 * 2 * BATCH * INNER // ways * 4 / 1e11
     assert plan.seconds == pytest.approx(reduce + 2 * matmul + gelu, rel=1e-9)
-    assert plan.stage.weight_bytes_per_device == 2 * HIDDEN * INNER * 4 // ways
+    assert plan.stages[0].weight_bytes_per_device == 2 * HIDDEN * INNER * 4 // ways
 
 
 def test_with_room_and_a_slow_network_nothing_is_split() -> None:
     plan = search(mlp(), toy(latency=1.0))
     assert plan.collectives() == {}
-    assert all(op.spec.is_replicated or op.communication == () for op in plan.stage.operators)
-    assert str(plan.stage.outputs[0].spec) == "(R, R)"
+    assert all(op.spec.is_replicated or op.communication == () for op in plan.stages[0].operators)
+    assert str(plan.stages[0].outputs[0].spec) == "(R, R)"
 
 
 @pytest.mark.parametrize("mesh", [(2,), (2, 2), (2, 4)])
 def test_the_reported_time_is_that_of_the_plan_recomputed(mesh: tuple[int, ...]) -> None:
     graph, cluster = mlp(16), builtin("cpu", DeviceMesh(mesh))
     plan = search(graph, cluster, mem_budget=2 * HIDDEN * INNER * 4)
-    compute = sum(op.compute_seconds for op in plan.stage.operators)
+    compute = sum(op.compute_seconds for op in plan.stages[0].operators)
     assert plan.seconds - compute == pytest.approx(recomputed(graph, plan, cluster), rel=1e-9)
 
 
@@ -100,7 +100,7 @@ def test_an_infeasible_budget_names_the_least_which_is_feasible() -> None:
         search(graph, cluster, mem_budget=1000)
     least = refused.value.least_budget
     assert f"Give at least {least} bytes" in str(refused.value)
-    assert max(live_bytes(GraphView(graph), search(graph, cluster, mem_budget=least).stage)) == least
+    assert max(live_bytes(GraphView(graph), search(graph, cluster, mem_budget=least).stages[0])) == least
     with pytest.raises(InfeasibleError):
         search(graph, cluster, mem_budget=least - 1)
 
@@ -120,7 +120,7 @@ def test_the_least_budget_is_right_for_gigabytes(layers: int) -> None:
     # A device's eighth of the weights, of the input and of the output, and no more than ten times as much.
     shards = (2 * layers * 8192 * 32768 + 2 * 4096 * 8192) * 4 // 8
     assert shards < least < 10 * shards
-    assert max(live_bytes(GraphView(graph), search(graph, cluster, mem_budget=least).stage)) <= least
+    assert max(live_bytes(GraphView(graph), search(graph, cluster, mem_budget=least).stages[0])) <= least
     with pytest.raises(InfeasibleError):
         search(graph, cluster, mem_budget=int(0.99 * least))
 
@@ -154,7 +154,7 @@ def test_the_best_plan_known_and_the_bound_are_told_as_they_change() -> None:
 def test_inputs_arrive_and_outputs_leave_as_asked() -> None:
     split = TensorShardSpec.parse("(S0, R)")
     plan = search(mlp(), toy(), input_specs=[split], output_specs=[split])
-    assert plan.stage.inputs[0].spec == plan.stage.outputs[0].spec == split
+    assert plan.stages[0].inputs[0].spec == plan.stages[0].outputs[0].spec == split
     assert plan.collectives() == {}  # data parallel from end to end
     with pytest.raises(ConfigError, match="1 inputs but 2 input specs"):
         search(mlp(), toy(), input_specs=[split, split])
@@ -175,8 +175,8 @@ def test_an_encoder_is_planned_within_its_budget() -> None:
     cluster = builtin("dgx-a100", DeviceMesh((2,)))
     budget = int(0.9 * bert.weight_bytes(graph))
     plan = search(graph, cluster, mem_budget=budget, gap=0.05)
-    assert max(live_bytes(GraphView(graph), plan.stage)) <= budget
-    assert plan.seconds - sum(op.compute_seconds for op in plan.stage.operators) == pytest.approx(
+    assert max(live_bytes(GraphView(graph), plan.stages[0])) <= budget
+    assert plan.seconds - sum(op.compute_seconds for op in plan.stages[0].operators) == pytest.approx(
         recomputed(graph, plan, cluster), rel=1e-9
     )
     # More memory never makes it slower.
@@ -187,12 +187,12 @@ def test_weights_and_operators_can_be_narrowed_down() -> None:
     graph, cluster = mlp(), toy()
     rows = TensorShardSpec.parse("(S0, R)")
     found = find_plan(graph, cluster, pins={"w0": rows})
-    assert found.plan.stage.weights[0].spec == rows
+    assert found.plan.stages[0].weights[0].spec == rows
     free = find_plan(graph, cluster)
     assert free.plan.seconds <= found.plan.seconds
     assert free.bound_seconds <= free.plan.seconds
     whole = find_plan(graph, cluster, allow=lambda op, spec: spec.is_replicated)
-    assert all(op.spec.is_replicated for op in whole.plan.stage.operators)
+    assert all(op.spec.is_replicated for op in whole.plan.stages[0].operators)
     assert whole.plan.seconds >= free.plan.seconds
     with pytest.raises(ConfigError, match="nothing called 'w7'"):
         find_plan(graph, cluster, pins={"w7": rows})
@@ -209,6 +209,6 @@ def test_where_memory_is_ample_small_weights_are_not_gathered_for_a_few_tokens(m
     plan = search(graph, builtin("dgx-a100", DeviceMesh(mesh)))
     small = {name for name in view.weights if len(view.shape(name)) == 1}
     assert len(small) == 2 * config.layers + 1
-    converted = {c.tensor: c.steps for op in plan.stage.operators for c in op.conversions}
+    converted = {c.tensor: c.steps for op in plan.stages[0].operators for c in op.conversions}
     for name in small & set(converted):
         assert all(step.startswith("slice") for step in converted[name])

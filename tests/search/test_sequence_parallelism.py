@@ -70,7 +70,7 @@ def test_the_tokens_are_split_between_the_products_where_it_pays_in_time() -> No
     # Communication takes as long either way: 2 (n-1)(a + b/(n w)) a block.
     ring = (WAYS - 1) * (LATENCY + activation / (WAYS * LINK))
     for plan in (found.plan, reduced.plan):
-        computed = sum(op.compute_seconds for op in plan.stage.operators)
+        computed = sum(op.compute_seconds for op in plan.stages[0].operators)
         slices = activation / WAYS * 2 / BANDWIDTH if plan is found.plan else 0.0
         assert plan.seconds - computed - slices == pytest.approx(BLOCKS * 2 * ring, rel=1e-9)
     # Residuals (two tensors read, one written) and every norm but that of the input, which comes whole, are on shards;
@@ -78,7 +78,7 @@ def test_the_tokens_are_split_between_the_products_where_it_pays_in_time() -> No
     passes = BLOCKS * 3 + (BLOCKS - 1) * 2
     saved = (1 - 1 / WAYS) * passes * activation / BANDWIDTH - 2 * activation / WAYS / BANDWIDTH
     assert reduced.plan.seconds - found.plan.seconds == pytest.approx(saved, rel=1e-9)
-    second = [op for op in found.plan.stage.operators if op.operator == "Normalize"][1]
+    second = [op for op in found.plan.stages[0].operators if op.operator == "Normalize"][1]
     assert str(second.spec) == "(S0, R) -> (S0, R)"
 
 
@@ -101,7 +101,7 @@ def test_the_tokens_are_split_where_only_that_fits() -> None:
     graph, machine = blocks([TOKENS, HIDDEN], HIDDEN), cluster(bandwidth=1e30)
     view, pins = GraphView(graph), megatron(graph)
     reduced = find_plan(graph, machine, pins=pins, allow=no_scatter).plan
-    needed = max(live_bytes(view, reduced.stage))
+    needed = max(live_bytes(view, reduced.stages[0]))
     with pytest.raises(InfeasibleError) as error:
         find_plan(graph, machine, mem_budget=1, pins=pins, allow=no_scatter)
     budget = error.value.least_budget - 1
@@ -109,6 +109,6 @@ def test_the_tokens_are_split_where_only_that_fits() -> None:
     assert budget < needed
     found = find_plan(graph, machine, mem_budget=budget, pins=pins).plan
     assert found.collectives()["reduce_scatter"] >= 1
-    assert max(live_bytes(view, found.stage)) <= budget
+    assert max(live_bytes(view, found.stages[0])) <= budget
     # The arithmetic of norms and residuals, on shards, is less.
     assert reduced.seconds * (1 - 1e-3) < found.seconds <= reduced.seconds

@@ -18,17 +18,17 @@ def test_a_plan_round_trips_and_tells_what_it_costs(tmp_path):
     assert again == plan
     assert hash(again) == hash(plan)
     assert again.to_json() == plan.to_json() == (tmp_path / "plan.json").read_text()
-    assert plan.seconds == plan.stage.seconds > 0
-    assert plan.stage.weight_bytes_per_device <= 300_000
-    assert sum(plan.collectives().values()) == sum(not t.startswith("slice") for t in plan.stage.communications())
+    assert plan.seconds == plan.stages[0].seconds > 0
+    assert plan.stages[0].weight_bytes_per_device <= 300_000
+    assert sum(plan.collectives().values()) == sum(not t.startswith("slice") for t in plan.stages[0].communications())
 
     shown = io.StringIO()
     Console(width=200, file=shown).print(plan.table())
     text = shown.getvalue()
-    for operator in plan.stage.operators:
+    for operator in plan.stages[0].operators:
         assert operator.operator in text
     assert "[gpu=2]" in text
-    for step in plan.stage.communications():
+    for step in plan.stages[0].communications():
         assert step in text
 
 
@@ -37,7 +37,7 @@ def test_operators_without_a_rule_say_so():
     graph = normalize(
         hidet.trace_from(hidet.ops.transform.ViewOp(hidet.ops.exp(x), hidet.int32, [4, 6]).outputs[0], [x])
     )
-    exp, view = search(graph, builtin("cpu", DeviceMesh((2,)))).stage.operators
+    exp, view = search(graph, builtin("cpu", DeviceMesh((2,)))).stages[0].operators
     assert exp.note == ""
     assert view.spec.is_replicated
     assert view.note == "replicated: it reinterprets memory; its definition is a placeholder"

@@ -91,12 +91,12 @@ def test_a_damaged_plan_is_a_plan_or_a_plan_error(data: st.DataObject) -> None:
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(st.data())
 def test_a_damaged_report_is_a_report_or_a_plan_error(data: st.DataObject) -> None:
-    assert planned().report is not None
-    value = json.loads(json.dumps(planned().report.to_json()))
+    assert planned().stages[0].report is not None
+    value = json.loads(json.dumps(planned().stages[0].report.to_json()))
     for _ in range(data.draw(st.integers(1, 2))):
         damage(data, value)
     try:
-        say_all(replace(planned(), report=SearchReport.from_json(value)))
+        say_all(Plan((replace(planned().stages[0], report=SearchReport.from_json(value)),)))
     except PlanError as error:
         assert str(error)
 

@@ -16,7 +16,7 @@ from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import search
 from hidet_dist.simulate import simulate
-from hidet_dist.soundness.plans import check_plan, evaluate_graph, random_plan
+from hidet_dist.soundness.plans import check_stage, evaluate_graph, random_stage
 from hidet_dist.spec import DeviceMesh, Plan, TensorShardSpec
 from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.symbolic.planning import planning_view, rule_table
@@ -44,9 +44,9 @@ def encoder_plan(mesh: DeviceMesh, batch: SymbolSize, specs=(None, None), output
 def test_concrete_dims_shard_as_ever(mesh):
     mesh = DeviceMesh(mesh)
     plan = encoder_plan(mesh, SymbolSize(16))
-    softmax = next(op for op in plan.stage.operators if op.operator == "Exp")
+    softmax = next(op for op in plan.stages[0].operators if op.operator == "Exp")
     assert softmax.spec.in_specs[0].mesh_axes_per_dim[1], "heads are split"
-    for op in plan.stage.operators:
+    for op in plan.stages[0].operators:
         for spec in (*op.spec.in_specs, *op.spec.out_specs):
             # batch and seq are the sizes of the dims 0 and -1 or 1 and 2 of all activations of this rank
             if spec.ndim == 3:
@@ -56,18 +56,18 @@ def test_concrete_dims_shard_as_ever(mesh):
     graph = normalize(models.encoder_block("batch", "seq"))
     for batch, seq in ((1, 7), (3, 4)):
         inputs = models.encoder_inputs(batch, seq)
-        assert check_plan(graph, plan, inputs, evaluate_graph(graph, inputs)) == ""
+        assert check_stage(graph, plan.stages[0], inputs, evaluate_graph(graph, inputs)) == ""
 
 
 @pytest.mark.parametrize("mesh", [(2,), (2, 2)], ids=str)
 def test_a_declared_multiple_is_sharded(mesh):
     mesh = DeviceMesh(mesh)
     plan = encoder_plan(mesh, SymbolSize(16, 2), (S3, S4), (S3,))
-    assert all(tensor.spec.mesh_axes_per_dim[0] == (0,) for tensor in (*plan.stage.inputs, *plan.stage.outputs))
+    assert all(tensor.spec.mesh_axes_per_dim[0] == (0,) for tensor in (*plan.stages[0].inputs, *plan.stages[0].outputs))
     graph = normalize(models.encoder_block("batch", "seq"))
     for batch, seq in ((2, 5), (6, 3)):
         inputs = models.encoder_inputs(batch, seq)
-        assert check_plan(graph, plan, inputs, evaluate_graph(graph, inputs)) == ""
+        assert check_stage(graph, plan.stages[0], inputs, evaluate_graph(graph, inputs)) == ""
 
 
 def test_a_symbol_that_is_expected_to_divide_is_not_sharded_unless_it_is_declared():
@@ -178,9 +178,9 @@ def test_random_plans_hold_for_every_size(name, mesh):
     cases = [data(graph, sizes, rng) for sizes in all_sizes]
     wholes = [evaluate_graph(traced, inputs) for inputs in cases]
     for _ in range(3):
-        plan = random_plan(view, mesh, table, rng)
+        stage = random_stage(view, mesh, table, rng)
         for inputs, whole in zip(cases, wholes, strict=True):
-            assert check_plan(graph, plan, inputs, whole) == ""
+            assert check_stage(graph, stage, inputs, whole) == ""
 
 
 def test_a_graph_for_particular_sizes_only_is_refused():
@@ -209,9 +209,9 @@ def test_a_plan_is_saved_edited_and_costed_anew(tmp_path):
     plan.save(tmp_path / "plan.json")
     loaded = Plan.load(tmp_path / "plan.json")
     assert loaded == plan
-    assert [symbol.name for symbol in loaded.stage.symbols] == ["batch", "seq"]
-    assert loaded.stage.inputs[0].written == ("batch", "seq", 8)
-    assert loaded.stage.inputs[0].shape == (16, 128, 8)
+    assert [symbol.name for symbol in loaded.stages[0].symbols] == ["batch", "seq"]
+    assert loaded.stages[0].inputs[0].written == ("batch", "seq", 8)
+    assert loaded.stages[0].inputs[0].shape == (16, 128, 8)
     hidet.distributed.validate_plan(loaded, graph)
     assert hidet.distributed.recost(loaded, graph, builtin("cpu", mesh)) == plan
 
@@ -224,7 +224,7 @@ def test_a_plan_that_splits_what_is_not_declared_is_refused():
     with pytest.raises(PlanError, match="splits dim 0"):
         hidet.distributed.validate_plan(Plan.from_json(text), graph)
     with pytest.raises(PlanError, match="does not fit"):
-        partition_graph(graph, Plan.from_json(text))
+        partition_graph(graph, Plan.from_json(text).stages[0])
 
 
 def simulated(sizes: Sequence[tuple[int, int]]) -> tuple[FlowGraph, list[list[np.ndarray]]]:
@@ -245,7 +245,7 @@ def test_graphs_of_fixed_and_symbolic_sizes_share_a_layout_of_weights():
         builtin("cpu", DeviceMesh((2,))),
         symbols={"batch": SymbolSize(64)},
     )
-    fixed, symbolic = (plan.stage for plan in family.plans)
+    fixed, symbolic = (plan.stages[0] for plan in family.plans)
     assert fixed.weights[0].spec == symbolic.weights[0].spec
     assert (fixed.symbols, [own.name for own in symbolic.symbols]) == ((), ["batch"])
 
@@ -254,7 +254,7 @@ def test_the_simulator_takes_sizes_from_the_inputs():
     graph, cases = simulated([(2, 3), (4, 5)])
     declared = {"batch": SymbolSize(16, 2), "seq": SymbolSize(128)}
     plan = search(graph, builtin("cpu", DeviceMesh((2,))), input_specs=[S3], symbols=declared)
-    program = partition_graph(graph, plan)
+    program = partition_graph(graph, plan.stages[0])
     for inputs in cases:
         np.testing.assert_allclose(simulate(program, inputs)[0], models.run_whole(graph, inputs)[0], atol=1e-5)
     with pytest.raises(InputError, match=r"batch must be a positive multiple of 2; dim 0 of input 0 says batch = 3"):
@@ -264,6 +264,6 @@ def test_the_simulator_takes_sizes_from_the_inputs():
 def test_two_inputs_that_disagree_are_refused():
     graph = normalize(pooled())
     declared = {"batch": SymbolSize(8), "seq": SymbolSize(8)}
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,))), symbols=declared))
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,))), symbols=declared).stages[0])
     with pytest.raises(InputError, match=r"seq must be the same everywhere; dim 1 of input 1 says seq = 4, but dim 1"):
         simulate(program, [np.zeros((2, 3, 8), np.float32), np.zeros((2, 4, 1), np.float32)])

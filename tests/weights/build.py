@@ -19,7 +19,7 @@ result = hidet.distributed.auto_parallel(
     {"weights": folder / "model.safetensors", "pins": {"first": "(R, S0)", "second": "(S0, R)"}},
     folder / "out",
 )
-specs = {weight.name: str(weight.spec) for weight in result.plan.stage.weights}
+specs = {weight.name: str(weight.spec) for weight in result.plan.stages[0].weights}
 # Not ru_maxrss, which a process takes over from the one that starts it.
 (peak,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
 print(json.dumps({"peak": int(peak.split()[1]) * 1024, "specs": specs}))

@@ -39,7 +39,7 @@ def test_they_are_those_of_the_same_weights_as_constants(tmp_path: Path) -> None
         for path in (tmp_path / "constants/stage0").rglob("*.*"):
             assert path.read_bytes() == (tmp_path / other / path.relative_to(tmp_path / "constants")).read_bytes()
         plan = dist.Plan.load(tmp_path / other / "plan.json")
-        assert [weight.label for weight in plan.stage.weights] == ["w", "b"]
+        assert [weight.label for weight in plan.stages[0].weights] == ["w", "b"]
     x = rng.standard_normal((4, 8)).astype(np.float32)
     with dist.load_partition(tmp_path / "named", 0) as model:
         np.testing.assert_allclose(model(x), x @ w + b, rtol=1e-5, atol=1e-5)
@@ -55,9 +55,9 @@ def test_half_types_keep_their_bits(tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = hidet.distributed.auto_parallel(hidet.trace_from(outputs, inputs), {"mesh_shape": [2]}, config, out)
     assert result.weight_bytes_per_rank == [8 * 6 * 2] * 2
-    assert [weight.dtype for weight in result.plan.stage.weights] == list(dtypes)
+    assert [weight.dtype for weight in result.plan.stages[0].weights] == list(dtypes)
     for rank in range(2):
         with safe_open(out / f"stage0/rank{rank}.safetensors", "pt") as file:
-            for weight, whole in zip(result.plan.stage.weights, weights.values(), strict=True):
-                own = weight.spec.slices(weight.shape, result.plan.stage.mesh, (rank,))
+            for weight, whole in zip(result.plan.stages[0].weights, weights.values(), strict=True):
+                own = weight.spec.slices(weight.shape, result.plan.stages[0].mesh, (rank,))
                 assert torch.equal(file.get_tensor(weight.name), whole[own])

@@ -21,7 +21,7 @@ from hidet_dist.rules.declared import definition_of
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import search
 from hidet_dist.soundness.oracle import evaluate, numpy_dtype
-from hidet_dist.soundness.plans import evaluate_program, graph_inputs, random_plan
+from hidet_dist.soundness.plans import evaluate_program, graph_inputs, random_stage
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.plan import TensorPlan
 from hidet_dist.testing import shapes
@@ -83,9 +83,9 @@ def test_weights_from_a_file_compute_what_the_whole_graph_does(build: Any, mesh:
         whole.update(zip(op.outputs, evaluate(definition_of(op), arguments), strict=True))
     view, mesh = GraphView(graph), DeviceMesh(mesh)
     table = RuleTable(mesh)
-    for plan in (random_plan(view, mesh, table, rng) for _ in range(2)):
-        program = partition_graph(graph, plan, SafetensorsFiles.open(path))
-        (output,) = plan.stage.outputs
+    for stage in (random_stage(view, mesh, table, rng) for _ in range(2)):
+        program = partition_graph(graph, stage, SafetensorsFiles.open(path))
+        (output,) = stage.outputs
         for rank, (result,) in enumerate(evaluate_program(program, inputs)):
             own = output.spec.slices(output.shape, mesh, mesh.coordinate(rank))
             np.testing.assert_allclose(result, whole[graph.outputs[0]][own], rtol=1e-6, atol=1e-7)
@@ -104,7 +104,7 @@ def test_a_fused_projection_reads_its_parts_from_the_whole_weight(tmp_path: Path
     assert {name for name in names if "qkv" in name} == {"qkv[:, 0:4]", "qkv[:, 4:8]", "qkv[:, 8:12]"}
     pins = {"qkv[:, 4:8]": "(R, S0)", "bias[8:12]": "(S0)"}
     plan = search(graph, builtin("cpu", DeviceMesh((2,))), pins=pins)
-    program = partition_graph(graph, plan, SafetensorsFiles.open(tmp_path))
+    program = partition_graph(graph, plan.stages[0], SafetensorsFiles.open(tmp_path))
     expected = np.exp(x @ w + b)
     for results in evaluate_program(program, [x]):
         np.testing.assert_allclose(np.concatenate(results, 1), expected, rtol=1e-5)
@@ -120,7 +120,7 @@ def test_weights_made_from_files_need_no_other_word(tmp_path: Path) -> None:
     }
     x = hidet.symbol([4, 8], "float32", "cpu")
     graph = normalize(hidet.trace_from(hidet.ops.matmul(x, weights["w"]), [x]))
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,)))))
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,)))).stages[0])
     assert all((data == 2).all() for name, data in program.data_of(1).items() if name == "w0")
 
 
@@ -186,7 +186,7 @@ def test_weights_that_do_not_fit_are_refused_before_planning(tmp_path: Path, mon
 
 def test_a_program_without_data_says_whose_it_lacks() -> None:
     graph = traced()
-    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,)))))
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,)))).stages[0])
     with pytest.raises(WeightsError, match="'w' has no data"):
         program.data_of(0)
 

@@ -103,7 +103,7 @@ def build_kernels(mesh: DeviceMesh, file: Path) -> None:
     plan = find_plan(
         graph, builtin("cpu", mesh), allow=lambda _, spec: all(s.is_replicated for s in spec.in_specs)
     ).plan
-    compiled = compile_program(partition_graph(graph, plan))
+    compiled = compile_program(partition_graph(graph, plan.stages[0]))
     parts = zip(KERNEL_PROBES, compiled.graph.outputs, strict=True)
     save_kernels(file, [_calls(probe.title, y, compiled) for probe, y in parts])
 

@@ -80,6 +80,6 @@ def build_probe(probe: Probe, mesh: DeviceMesh, folder: Path) -> None:
     plan = find_plan(
         graph, builtin("cpu", mesh), allow=lambda _, spec: all(s.is_replicated for s in spec.in_specs)
     ).plan
-    program = partition_graph(graph, plan)
+    program = partition_graph(graph, plan.stages[0])
     folder.mkdir()
-    write_artifacts(folder, plan, program, compile_program(program))
+    write_artifacts(folder, plan, [(program, compile_program(program))])

@@ -1,7 +1,17 @@
 """Explanations of plans: costs, and the reasons for each choice, as text, as JSON, and as schedule lines."""
 
-from hidet_dist.explain.explanation import Explanation
+from hidet_dist.explain.explanation import Explanation, StageExplanation, explanation_file
 from hidet_dist.explain.schedule import schedule_lines
 from hidet_dist.spec.report import Incumbent, Row, RunnerUp, SearchReport, Traffic
 
-__all__ = ["Explanation", "Incumbent", "Row", "RunnerUp", "SearchReport", "Traffic", "schedule_lines"]
+__all__ = [
+    "Explanation",
+    "Incumbent",
+    "Row",
+    "RunnerUp",
+    "SearchReport",
+    "StageExplanation",
+    "Traffic",
+    "explanation_file",
+    "schedule_lines",
+]

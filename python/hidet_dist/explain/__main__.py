@@ -11,25 +11,32 @@ from pathlib import Path
 from rich.console import Console
 
 from hidet_dist.errors import HidetDistError, PlanError
-from hidet_dist.explain import Explanation, SearchReport
+from hidet_dist.explain import Explanation, SearchReport, explanation_file
 from hidet_dist.files import parse_json, read_text
 from hidet_dist.limits import MOST_PLAN_BYTES
 from hidet_dist.spec import Plan
 
-FILE = "explain.json"
-
 
 def load(path: Path) -> Explanation:
-    """The explanation of the plan in an artifact folder, or of a plan file. Raises PlanError."""
+    """Explain the plan in an artifact folder, or a plan file. Raises PlanError."""
     if not path.is_dir():
         return Explanation(Plan.load(path))
     plan = Plan.load(path / "plan.json")
+    count = len(plan.stages)
+    stages = (
+        replace(stage, report=_report(path / explanation_file(number, count)))
+        for number, stage in enumerate(plan.stages)
+    )
+    return Explanation(Plan(tuple(stages)))
+
+
+def _report(file: Path) -> SearchReport | None:
+    """Read the report of a stage's search. Raises PlanError."""
     try:
-        data = parse_json(read_text(path / FILE, MOST_PLAN_BYTES))
-        report = data["report"]
+        report = parse_json(read_text(file, MOST_PLAN_BYTES))["report"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PlanError(f"Cannot read the explanation {path / FILE}: {error}") from error
-    return Explanation(replace(plan, report=None if report is None else SearchReport.from_json(report)))
+        raise PlanError(f"Cannot read the explanation {file}: {error}") from error
+    return None if report is None else SearchReport.from_json(report)
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m hidet_dist.explain") -> int:

@@ -1,11 +1,11 @@
-"""A plan explained: text for a person, JSON for a program."""
+"""Explanations of plans and of their stages: text for a person, JSON for a program."""
 
 from __future__ import annotations
 
 import io
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
@@ -18,29 +18,88 @@ from hidet_dist.spec.overlap import OverlapPlan
 from hidet_dist.spec.report import Incumbent, Row
 
 if TYPE_CHECKING:
-    from hidet_dist.spec import Plan
+    from hidet_dist.spec import Plan, StagePlan
 
 FORMAT = 1
 _WIDTH = 160  # columns of the text form
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """The costs in a plan, the alternatives to each choice, and the lines to apply the plan by hand.
+def explanation_file(number: int, stages: int) -> str:
+    """The file in an artifact folder with the explanation of stage ``number`` of a plan of so many stages."""
+    return "explain.json" if stages == 1 else f"stage{number}/explain.json"
 
-    ``str()`` gives text, ``rich.print`` fits it to the terminal, :meth:`to_json` is for programs. Costs are in
-    seconds, memory in bytes. Runner-ups, memory over time, bounds and incumbents need the search's report in the plan.
+
+class _Printed:
+    """An object that rich prints, with the same as its text."""
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        Console(file=text, width=_WIDTH).print(self)
+        return text.getvalue()
+
+
+@dataclass(frozen=True)
+class Explanation(_Printed):
+    """The explanations of a plan's stages.
+
+    ``str()`` gives text, ``rich.print`` fits it to the terminal, :meth:`to_json` is for programs.
 
     Raises
     ------
     PlanError
-        When a part of the plan fits no graph, or the report is one of another plan.
+        When a part of the plan fits no graph, or a report is one of another plan.
     """
 
     plan: Plan
+    stages: tuple[StageExplanation, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        stage, report = self.plan.stage, self.plan.report
+        object.__setattr__(self, "stages", tuple(map(StageExplanation, self.plan.stages)))
+
+    @property
+    def schedule(self) -> list[str]:
+        """The schedule lines of the stages, in their order."""
+        return [line for stage in self.stages for line in stage.schedule]
+
+    def to_data(self) -> dict[str, Any]:
+        """The explanation as plain JSON values: that of the only stage, or ``stages``, a list with that of each."""
+        if len(self.stages) == 1:
+            return self.stages[0].to_data()
+        return {
+            "format": FORMAT,
+            "seconds": self.plan.seconds,
+            "makespan_seconds": self.plan.makespan_seconds,
+            "stages": [stage.to_data() for stage in self.stages],
+        }
+
+    def to_json(self) -> str:
+        """The explanation as JSON text."""
+        return json.dumps(self.to_data(), indent=1) + "\n"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for number, stage in enumerate(self.stages):
+            if len(self.stages) > 1:
+                yield Text(f"Stage {number}", style="bold")
+            yield stage
+
+
+@dataclass(frozen=True)
+class StageExplanation(_Printed):
+    """The costs in a stage, the alternatives to each choice, and the lines to apply its plan by hand.
+
+    Costs are in seconds, memory in bytes. Runner-ups, memory over time, bounds and incumbents need the report of the
+    search in the stage.
+
+    Raises
+    ------
+    PlanError
+        When a part of the stage fits no graph, or the report is one of another plan.
+    """
+
+    stage: StagePlan
+
+    def __post_init__(self) -> None:
+        stage, report = self.stage, self.stage.report
         stage.check()
         schedule_lines(stage)
         operators = len(stage.operators)
@@ -53,17 +112,16 @@ class Explanation:
     @property
     def schedule(self) -> list[str]:
         """The plan as lines such as ``shard("fc1.weight", dim=1)`` and ``sync("fc2", "all_reduce")``."""
-        return schedule_lines(self.plan.stage)
+        return schedule_lines(self.stage)
 
     @property
     def compute_seconds(self) -> float:
         """Predicted seconds of all operators without their communication."""
-        return sum(op.compute_seconds for op in self.plan.stage.operators)
+        return sum(op.compute_seconds for op in self.stage.operators)
 
     def to_data(self) -> dict[str, Any]:
         """The explanation as plain JSON values."""
-        plan, report = self.plan, self.plan.report
-        stage = plan.stage
+        stage, report = self.stage, self.stage.report
         operators = []
         for number, op in enumerate(stage.operators):
             conversion = sum(conversion.seconds for conversion in op.conversions)
@@ -86,12 +144,12 @@ class Explanation:
             "format": FORMAT,
             "mesh": str(stage.mesh),
             "fingerprint": stage.fingerprint,
-            "seconds": plan.seconds,
+            "seconds": stage.seconds,
             "compute_seconds": self.compute_seconds,
-            "communication_seconds": plan.seconds - self.compute_seconds,
-            "makespan_seconds": plan.makespan_seconds,
+            "communication_seconds": stage.seconds - self.compute_seconds,
+            "makespan_seconds": stage.makespan_seconds,
             "overlap": None if stage.overlap is None else stage.overlap.to_json(),
-            "collectives": plan.collectives(),
+            "collectives": stage.collectives(),
             "weight_bytes_per_device": stage.weight_bytes_per_device,
             "operators": operators,
             "schedule": self.schedule,
@@ -102,18 +160,13 @@ class Explanation:
         """The explanation as JSON text."""
         return json.dumps(self.to_data(), indent=1) + "\n"
 
-    def __str__(self) -> str:
-        text = io.StringIO()
-        Console(file=text, width=_WIDTH).print(self)
-        return text.getvalue()
-
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from self._totals()
         yield self._operators()
-        overlap = self.plan.stage.overlap
+        overlap = self.stage.overlap
         if overlap is not None and overlap.communications:
             yield self._overlap(overlap)
-        report = self.plan.report
+        report = self.stage.report
         if report is not None:
             for number, incumbent in enumerate(report.incumbents):
                 yield self._incumbent(number, incumbent)
@@ -121,22 +174,22 @@ class Explanation:
         yield Group(*(Text("  " + line) for line in self.schedule))
 
     def _totals(self) -> Iterator[Text]:
-        plan, report = self.plan, self.plan.report
-        communication = plan.seconds - self.compute_seconds
+        stage, report = self.stage, self.stage.report
+        communication = stage.seconds - self.compute_seconds
         yield Text(
-            f"Plan on {plan.stage.mesh}: {_time(plan.seconds)}, of which {_time(self.compute_seconds)} compute and "
+            f"Plan on {stage.mesh}: {_time(stage.seconds)}, of which {_time(self.compute_seconds)} compute and "
             f"{_time(communication)} communication"
         )
-        overlap = plan.stage.overlap
+        overlap = stage.overlap
         if overlap is not None:
             yield Text(
                 f"Communicating beside computing: {_time(overlap.seconds)}, {_time(overlap.hidden_seconds)} of the "
                 f"collectives hidden; {overlap.held_bytes} bytes a device"
             )
         if report is None:
-            counts = ", ".join(f"{count} {kind}" for kind, count in plan.collectives().items())
+            counts = ", ".join(f"{count} {kind}" for kind, count in stage.collectives().items())
             yield Text(f"Collectives: {counts or 'none'}")
-            yield Text(f"Weights: {plan.stage.weight_bytes_per_device} bytes a device")
+            yield Text(f"Weights: {stage.weight_bytes_per_device} bytes a device")
             return
         serially = "" if overlap is None else ", one operator or collective after the other"
         if report.mode == "propagate":
@@ -149,29 +202,29 @@ class Explanation:
         yield Text(f"Collectives: {traffic or 'none'}")
         peak = max(report.live_bytes)
         where = report.live_bytes.index(peak)
-        at = f"operator {where}" if where < len(plan.stage.operators) else "the graph outputs"
+        at = f"operator {where}" if where < len(stage.operators) else "the graph outputs"
         yield Text(
             f"Memory: {peak} bytes a device at {at}, of {report.mem_budget}; weights are "
-            f"{plan.stage.weight_bytes_per_device}"
+            f"{stage.weight_bytes_per_device}"
         )
 
     def _operators(self) -> Table:
-        report = self.plan.report
+        report = self.stage.report
         table = Table(title=Text("Operators [µs]"))
         for column in ("#", "operator", "spec", "communication"):
             table.add_column(column, overflow="fold")
         for column in ("compute", "communication", "held [bytes]"):
             table.add_column(column, justify="right")
         table.add_column("runner-up: at least, alone", overflow="fold")
-        for number, op in enumerate(self.plan.stage.operators):
+        for number, op in enumerate(self.stage.operators):
             runner_up, held = "", ""
             if report is not None:
                 held = str(report.live_bytes[number])
                 second = report.runner_ups[number]
                 if second is not None:
                     bound = second.at_least_seconds
-                    least = "?" if bound is None else _more(bound - self.plan.seconds)
-                    runner_up = f"{second.spec}: {least}, {_more(second.alone_seconds - self.plan.seconds)}"
+                    least = "?" if bound is None else _more(bound - self.stage.seconds)
+                    runner_up = f"{second.spec}: {least}, {_more(second.alone_seconds - self.stage.seconds)}"
             cells = (
                 str(op.index),
                 f"{op.operator} {op.label}".strip(),
@@ -201,8 +254,8 @@ class Explanation:
     def _incumbent(self, number: int, incumbent: Incumbent) -> Table:
         """The table of an incumbent: whole for the first one, then the rows that changed."""
         gone = "" if incumbent.elapsed_seconds is None else f" after {incumbent.elapsed_seconds:.2f} s"
-        what = "" if number == 0 else ", what changed"
-        title = f"Incumbent {number}{gone}: {_time(incumbent.seconds)}, bound {_time(incumbent.bound_seconds)}{what}"
+        rest = "" if number == 0 else ", changed rows"
+        title = f"Incumbent {number}{gone}: {_time(incumbent.seconds)}, bound {_time(incumbent.bound_seconds)}{rest}"
         table = Table(title=Text(title))
         for column in ("Name", "InSpec", "OutSpec"):
             table.add_column(column, overflow="fold")

@@ -19,9 +19,11 @@ from hidet_dist.checks import shown
 from hidet_dist.compile import Backend, CompiledProgram
 from hidet_dist.compile.cpu.target import CPU
 from hidet_dist.errors import ArtifactError, ConfigError, PlanError
+from hidet_dist.explain import StageExplanation, explanation_file
 from hidet_dist.files import exchange, sha256, write_text
 from hidet_dist.limits import MOST_NAME_BYTES
 from hidet_dist.partitioning import Program
+from hidet_dist.report.data import Report, report_file
 from hidet_dist.runtime import native
 from hidet_dist.runtime.recycling import ALIGNMENT
 from hidet_dist.spec import Plan
@@ -128,18 +130,16 @@ def _check_room(folder: Path, programs: Sequence[Program]) -> None:
 
 
 def write_artifacts(
-    folder: Path, plan: Plan, program: Program, compiled: CompiledProgram, target: Backend = CPU
-) -> Manifest:
-    """Write a plan of one stage into an empty folder, the manifest last; see :func:`write_stages`."""
-    return write_stages(folder, plan, [(program, compiled)], target)
-
-
-def write_stages(
-    folder: Path, plan: Plan, stages: Sequence[tuple[Program, CompiledProgram]], target: Backend = CPU
+    folder: Path,
+    plan: Plan,
+    stages: Sequence[tuple[Program, CompiledProgram]],
+    target: Backend = CPU,
+    reports: Sequence[Report] = (),
 ) -> Manifest:
     """Write a plan with the programs of its stages into an empty folder, the manifest last.
 
-    The stages have the ranks in their order: those of the first come first.
+    The stages have the ranks in their order: those of the first come first. ``reports`` are what ``hidet-dist
+    report`` draws, one a stage.
 
     Raises
     ------
@@ -153,6 +153,8 @@ def write_stages(
     _check_room(folder, [program for program, _ in stages])
     plan.save(folder / "plan.json")
     _write_explanations(folder, plan)
+    for number, report in enumerate(reports):
+        report.save(folder / report_file(number, len(reports)))
     written = tuple(
         _write_stage(folder, f"stage{number}", program, compiled) for number, (program, compiled) in enumerate(stages)
     )
@@ -176,16 +178,13 @@ def write_stages(
 
 
 def _write_explanations(folder: Path, plan: Plan) -> None:
-    """Why the plan is what it is; of several stages, each in the folder of its own."""
-    # Without the times of the machine that searched: the same input gives the same bytes.
-    report = None if plan.report is None else plan.report.without_times()
-    if len(plan.stages) == 1:
-        write_text(folder / "explain.json", replace(plan, report=report).explain().to_json())
-        return
+    """Write the explanation of each stage."""
     for number, stage in enumerate(plan.stages):
-        own = folder / f"stage{number}"
-        own.mkdir()
-        write_text(own / "explain.json", Plan((stage,)).explain().to_json())
+        # Without the times of the machine that searched: the same input gives the same bytes.
+        report = None if stage.report is None else stage.report.without_times()
+        path = folder / explanation_file(number, len(plan.stages))
+        path.parent.mkdir(exist_ok=True)
+        write_text(path, StageExplanation(replace(stage, report=report)).to_json())
 
 
 def _write_stage(folder: Path, name: str, program: Program, compiled: CompiledProgram) -> StageManifest:

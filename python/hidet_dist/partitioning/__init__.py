@@ -2,5 +2,6 @@
 
 from hidet_dist.partitioning.operators import CommunicationOp, WaitOp
 from hidet_dist.partitioning.program import Program, partition_graph
+from hidet_dist.partitioning.stages import stage_graphs
 
-__all__ = ["CommunicationOp", "Program", "WaitOp", "partition_graph"]
+__all__ = ["CommunicationOp", "Program", "WaitOp", "partition_graph", "stage_graphs"]

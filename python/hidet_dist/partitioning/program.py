@@ -28,7 +28,7 @@ from hidet_dist.reshard import PlannedSteps, Step, walk
 from hidet_dist.rules.local import localize
 from hidet_dist.rules.padding import mask_padding
 from hidet_dist.rules.rule import derive
-from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, Plan, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.extents import Extent, evaluate, extents_of, local_extent, same_shape
 from hidet_dist.spec.partial import split_of
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan, bind, local_symbols
@@ -118,9 +118,9 @@ def communication_operators(graph: FlowGraph) -> list[CommunicationOp]:
 
 
 def partition_graph(
-    graph: NormalGraph, plan: Plan, files: SafetensorsFiles | None = None, device: str | None = None
+    graph: NormalGraph, stage: StagePlan, files: SafetensorsFiles | None = None, device: str | None = None
 ) -> Program:
-    """Turn a graph into the program that its plan describes; ``files`` have the weights that it knows by name only.
+    """Turn a stage's graph into the program that its plan describes; ``files`` have the weights known by name only.
 
     The program is for ``device`` (``cpu`` or ``cuda:0``); for the one that the graph was traced on by default. Nothing
     is put there: a program's inputs and weights are placeholders.
@@ -128,13 +128,14 @@ def partition_graph(
     Raises
     ------
     PlanError
-        When the plan was made for another graph, or is not proven to compute it (:mod:`hidet_dist.partitioning.proof`).
+        When the stage was planned for another graph, or is not proven to compute it
+        (:mod:`hidet_dist.partitioning.proof`).
     PartitionError
         When an operator cannot be rebuilt on the shards that the plan gives it.
     WeightsError
         When ``files`` lack a weight, or have it in another shape or dtype.
     """
-    proven = prove(plan.stage, graph)
+    proven = prove(stage, graph)
     view = proven.view.symbolic if isinstance(proven.view, TwinView) else proven.view
     return _Partitioner(view, proven.stage, files, device or str(view.graph.outputs[0].device)).run()
 

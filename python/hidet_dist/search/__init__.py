@@ -3,6 +3,6 @@
 from hidet_dist.search.family import Family, search_family
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.planner import SearchResult, find_plan, search
-from hidet_dist.search.recost import recost
+from hidet_dist.search.recost import recost_stage
 
-__all__ = ["Family", "SearchOptions", "SearchResult", "find_plan", "recost", "search", "search_family"]
+__all__ = ["Family", "SearchOptions", "SearchResult", "find_plan", "recost_stage", "search", "search_family"]

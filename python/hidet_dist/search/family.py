@@ -15,7 +15,7 @@ from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.search.formulation import Formulation, formulate
-from hidet_dist.search.labels import label_plan, parse_names, tensor_labels
+from hidet_dist.search.labels import label_stage, parse_names, tensor_labels
 from hidet_dist.search.optimum import optimize
 from hidet_dist.search.options import SearchOptions, SolveOptions
 from hidet_dist.search.pins import Pins, parse_pins
@@ -29,7 +29,7 @@ from hidet_dist.search.problem import (
     Solution,
     restricted,
 )
-from hidet_dist.search.solution import write_plan
+from hidet_dist.search.solution import write_stage
 from hidet_dist.spec import Plan, TensorShardSpec
 from hidet_dist.symbolic.planning import check_specs, planning_view
 from hidet_dist.view import GraphView, graph_symbols
@@ -142,16 +142,17 @@ def search_family(
         ]
         joint = _Joint(views, formulations, frequencies, budget, named)
         solution = _solve(joint, options.solve_options(limits))
-        plans = tuple(
-            label_plan(view, write_plan(view, cluster, model, formulation, joint.picks(g, solution.choices)), tensors)
+        stages = [
+            label_stage(view, write_stage(view, cluster, model, formulation, joint.picks(g, solution.choices)), tensors)
             for g, (view, formulation, tensors) in enumerate(zip(views, formulations, named, strict=True))
-        )
+        ]
     specs: dict[str, TensorShardSpec] = {}
-    for g, plan in enumerate(plans):
-        for weight in plan.stage.weights:
+    for g, stage in enumerate(stages):
+        for weight in stage.weights:
             specs.setdefault(weight.label or f"{g}:{weight.name}", weight.spec)
-    seconds = math.fsum(f * plan.seconds for f, plan in zip(frequencies, plans, strict=True))
+    seconds = math.fsum(f * stage.seconds for f, stage in zip(frequencies, stages, strict=True))
     warn_of_limit(limits, solution.gap)
+    plans = tuple(Plan((stage,)) for stage in stages)
     return Family(plans, seconds, solution.gap, seconds * (1 - solution.gap), specs, limits.time_reached)
 
 

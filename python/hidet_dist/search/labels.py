@@ -10,7 +10,7 @@ from typing import Any
 import hidet
 
 from hidet_dist.errors import ConfigError
-from hidet_dist.spec import Plan, TensorPlan
+from hidet_dist.spec import StagePlan, TensorPlan
 from hidet_dist.view import GraphView
 from hidet_dist.weights.named import mark_of
 
@@ -60,20 +60,18 @@ def operator_labels(view: GraphView, labels: Mapping[str, str]) -> list[str]:
     return [label if readers[label] == 1 else "" for label in result]
 
 
-def label_plan(view: GraphView, plan: Plan, names: Mapping[str, hidet.Tensor]) -> Plan:
-    """Label a plan with the user's names of tensors, and operators with names after them."""
+def label_stage(view: GraphView, stage: StagePlan, names: Mapping[str, hidet.Tensor]) -> StagePlan:
+    """Label the tensors of a stage with the user's names, and its operators with names after them."""
     labels = tensor_labels(view, names)
 
     def named(tensors: tuple[TensorPlan, ...]) -> tuple[TensorPlan, ...]:
         return tuple(replace(tensor, label=labels.get(tensor.name, "")) for tensor in tensors)
 
-    stage = plan.stage
-    own = zip(stage.operators, operator_labels(view, labels), strict=True)
-    labelled = replace(
+    labelled = zip(stage.operators, operator_labels(view, labels), strict=True)
+    return replace(
         stage,
-        operators=tuple(replace(op, label=label) for op, label in own),
+        operators=tuple(replace(op, label=label) for op, label in labelled),
         weights=named(stage.weights),
         inputs=named(stage.inputs),
         outputs=named(stage.outputs),
     )
-    return replace(plan, stages=(labelled,))

@@ -28,7 +28,7 @@ from hidet_dist.search.optimum import optimize
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import ConvertedTensor, Problem, Solution, held_bytes, readers
-from hidet_dist.search.solution import plan_of
+from hidet_dist.search.solution import stage_of
 from hidet_dist.spec import StagePlan
 from hidet_dist.spec.partial import Layout
 from hidet_dist.view import GraphView
@@ -103,7 +103,7 @@ class OverlapSearch:
         return best
 
     def _candidate(self, choices: tuple[int, ...]) -> Candidate:
-        stage = plan_of(self.view, self.cluster, self.model, self.formulation, choices).stage
+        stage = stage_of(self.view, self.cluster, self.model, self.formulation, choices)
         return Candidate(choices, stage, overlapped(self.planned, stage, self.formulation.problem.budget))
 
     def _exposed_share(self, candidate: Candidate) -> float:

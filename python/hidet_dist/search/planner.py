@@ -16,7 +16,7 @@ from hidet_dist.normalize import NormalGraph
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
 from hidet_dist.search import tuning
 from hidet_dist.search.formulation import Allow, formulate
-from hidet_dist.search.labels import label_plan, parse_names
+from hidet_dist.search.labels import label_stage, parse_names
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.optimum import optimize
@@ -26,8 +26,8 @@ from hidet_dist.search.pins import Pins, parse_pins
 from hidet_dist.search.propagate import propagate
 from hidet_dist.search.refine import Refinement, refine
 from hidet_dist.search.report import Incumbents, write_report
-from hidet_dist.search.solution import write_plan
-from hidet_dist.spec import Plan
+from hidet_dist.search.solution import write_stage
+from hidet_dist.spec import Plan, StagePlan
 from hidet_dist.symbolic.planning import check_specs, planning_view
 from hidet_dist.view import GraphView
 from hidet_dist.weights import names_of
@@ -194,13 +194,13 @@ def _search(
             if options.on_incumbent is not None:
                 options.on_incumbent(seconds, least)
 
-        def write(picks: Sequence[int]) -> Plan:
-            return label_plan(view, write_plan(view, cluster, model, formulation, picks), tensors)
+        def write(picks: Sequence[int]) -> StagePlan:
+            return label_stage(view, write_stage(view, cluster, model, formulation, picks), tensors)
 
         if options.mode == "propagate":
             picks = propagate(view, formulation, limits)
-            plan, bound, gap = write(picks), 0.0, 1.0
-            _check_held(view, plan, budget)
+            stage, bound, gap = write(picks), 0.0, 1.0
+            _check_held(view, stage, budget)
         else:
             solver = options.solve_options(limits, tell)
             solution = optimize(formulation.problem, solver)
@@ -209,30 +209,29 @@ def _search(
             if overlaps:
                 candidate = OverlapSearch(view, cluster, model, formulation).better(solution, solver)
                 picks = candidate.choices
-            plan = write(picks)
+            stage = write(picks)
             gap = solution.gap
             if picks != solution.choices:
-                gap = 1 - bound / plan.seconds
-                incumbents(picks, plan.seconds, bound, limits.elapsed_seconds())
-            most = max(live_bytes(view, plan.stage))
+                gap = 1 - bound / stage.seconds
+                incumbents(picks, stage.seconds, bound, limits.elapsed_seconds())
+            most = max(live_bytes(view, stage))
             if most > budget:
                 raise VerificationError(f"The plan holds {most} bytes on a device, more than mem_budget = {budget}.")
         if overlaps:
             if options.mode == "propagate":
-                beside = overlapped(PlannedTasks(view, cluster, formulation.fused), plan.stage, budget)
+                beside = overlapped(PlannedTasks(view, cluster, formulation.fused), stage, budget)
             else:
                 beside = candidate.overlap
-            plan = replace(plan, stages=(beside.plan(plan.stage),))
+            stage = beside.plan(stage)
         if report:
             known = [
-                (one, plan if one.choices == picks else write(one.choices))
+                (one, stage if one.choices == picks else write(one.choices))
                 for one in incumbents.known
                 if one.choices == picks or not limits.expired()
             ]
-            plan = replace(
-                plan, report=write_report(view, formulation, plan, picks, known, options.mode, gap, budget, limits)
-            )
-    return SearchResult(plan, gap, bound, limits.time_reached)
+            report_of = write_report(view, formulation, stage, picks, known, options.mode, gap, budget, limits)
+            stage = replace(stage, report=report_of)
+    return SearchResult(Plan((stage,)), gap, bound, limits.time_reached)
 
 
 @contextmanager
@@ -269,8 +268,8 @@ def collector_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _check_held(view: GraphView, plan: Plan, budget: int) -> None:
-    held = max(live_bytes(view, plan.stage))
+def _check_held(view: GraphView, stage: StagePlan, budget: int) -> None:
+    held = max(live_bytes(view, stage))
     if held > budget:
         raise InfeasibleError(
             f"What follows from the pins holds {held} bytes a device, and mem_budget is {budget}. Pin more weights to "

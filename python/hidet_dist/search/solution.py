@@ -1,4 +1,4 @@
-"""Solutions written down as plans, and plans checked from scratch."""
+"""Solutions written down as plans of a stage, and those plans checked from scratch."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from hidet_dist.rules.rule import Choice
 from hidet_dist.search.formulation import Formulation
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.search.problem import evaluate, held_bytes, readers
-from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.spec import DeviceMesh, OperatorPlan, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.plan import ConversionPlan
 from hidet_dist.view import GraphView
 
 
-def write_plan(
+def write_stage(
     view: GraphView, cluster: Cluster, model: CostModel, formulation: Formulation, picks: Sequence[int]
-) -> Plan:
-    """The plan that a choice for every entity makes, checked.
+) -> StagePlan:
+    """Write down the plan that a choice for every entity makes, and check it.
 
     Raises
     ------
     VerificationError
         When the plan, costed and measured anew on the unfolded graph, is not what the search took it for.
     """
-    plan = plan_of(view, cluster, model, formulation, picks)
+    stage = stage_of(view, cluster, model, formulation, picks)
     # The plan's own sum and the solver's objective are two ways to the same figure.
     solved = evaluate(formulation.problem, picks)
-    if not math.isclose(plan.seconds, solved, rel_tol=1e-9, abs_tol=1e-12):
-        raise VerificationError(f"The plan costs {plan.seconds} s, but the search took it for {solved} s.")
+    if not math.isclose(stage.seconds, solved, rel_tol=1e-9, abs_tol=1e-12):
+        raise VerificationError(f"The plan costs {stage.seconds} s, but the search took it for {solved} s.")
     counted = max(held_bytes(formulation.problem, readers(formulation.problem), picks))
-    most = max(live_bytes(view, plan.stage))
+    most = max(live_bytes(view, stage))
     if most > counted:
         raise VerificationError(f"The plan holds {most} bytes on a device, but the search took it for {counted}.")
-    return plan
+    return stage
 
 
-def plan_of(
+def stage_of(
     view: GraphView, cluster: Cluster, model: CostModel, formulation: Formulation, picks: Sequence[int]
-) -> Plan:
-    """The plan that a choice for every entity makes, as it is."""
+) -> StagePlan:
+    """Write down the plan that a choice for every entity makes, without checking it."""
     chosen = [formulation.choices[i][picks[i]] for i in range(len(view.operators))]
     stored = [*formulation.weight_specs, *formulation.inputs]
     specs = [own[picks[formulation.weights.start + n]] for n, own in enumerate(stored)]
@@ -61,7 +61,7 @@ def lay_out(
     outputs: Sequence[TensorShardSpec],
     notes: Sequence[str],
     fused: Mapping[int, Fused],
-) -> Plan:
+) -> StagePlan:
     """Write down the plan of given choices, with the conversions between them, and all costs.
 
     ``chosen`` and ``notes`` go by operator, ``stored`` are the specs of weights and graph inputs by name, ``outputs``
@@ -104,7 +104,7 @@ def lay_out(
     for i, (op, choice) in enumerate(zip(view.operators, chosen, strict=True)):
         reduce, conversions = reduction_seconds(model, op, choice), tuple(at.get(i, ()))
         operators.append(OperatorPlan(i, op.name, choice.spec, compute[i], reduce, conversions, notes[i]))
-    stage = StagePlan(
+    return StagePlan(
         mesh,
         view.fingerprint(),
         tuple(operators),
@@ -114,4 +114,3 @@ def lay_out(
         tuple(at.get(None, ())),
         view.symbols,
     )
-    return Plan((stage,))

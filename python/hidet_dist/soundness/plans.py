@@ -22,7 +22,7 @@ from hidet_dist.rules.declared import definition_of
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.soundness.check import reduced, shape_of
 from hidet_dist.soundness.oracle import evaluate, numpy_dtype
-from hidet_dist.spec import DeviceMesh, OperatorPlan, Plan, StagePlan, TensorPlan, TensorShardSpec
+from hidet_dist.spec import DeviceMesh, OperatorPlan, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.extents import extents_of
 from hidet_dist.view import GraphView
 from hidet_dist.weights import source_of
@@ -45,8 +45,8 @@ def random_spec(shape: Sequence[int], mesh: DeviceMesh, rng: Rng, padded: bool =
     return options[int(rng.integers(len(options)))]
 
 
-def random_plan(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) -> Plan:
-    """A plan with a random choice for every operator, weight, input and output; its seconds are all 0."""
+def random_stage(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) -> StagePlan:
+    """Draw a random choice for every operator, weight, input and output; the plan's seconds are all 0."""
 
     def tensor(name: str) -> TensorPlan:
         shape = view.shape(name)
@@ -61,7 +61,7 @@ def random_plan(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) -
         operators.append(OperatorPlan(number, op.name, choice.spec, 0.0, 0.0))
     weights, inputs, outputs = (tuple(map(tensor, names)) for names in (view.weights, view.inputs, view.outputs))
     stage = StagePlan(mesh, view.fingerprint(), tuple(operators), weights, inputs, outputs, (), view.symbols)
-    return Plan((with_conversions(view, stage, builtin("cpu", mesh)),))
+    return with_conversions(view, stage, builtin("cpu", mesh))
 
 
 def evaluate_graph(graph: FlowGraph, inputs: Sequence[Array]) -> list[Array]:
@@ -142,11 +142,11 @@ def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[Array]) -> li
     return received
 
 
-def check_plan(graph: NormalGraph, plan: Plan, inputs: Sequence[Array], whole: Sequence[Array]) -> str:
-    """How a plan of the graph goes wrong, empty when every rank has its shard of every output."""
-    mesh = plan.stage.mesh
-    results = evaluate_program(partition_graph(graph, plan), inputs)
-    for number, (want, tensor) in enumerate(zip(whole, plan.stage.outputs, strict=True)):
+def check_stage(graph: NormalGraph, stage: StagePlan, inputs: Sequence[Array], whole: Sequence[Array]) -> str:
+    """Describe how a plan of the graph goes wrong; empty when every rank has its shard of every output."""
+    mesh = stage.mesh
+    results = evaluate_program(partition_graph(graph, stage), inputs)
+    for number, (want, tensor) in enumerate(zip(whole, stage.outputs, strict=True)):
         for rank, result in enumerate(results):
             expected = want[tensor.spec.slices(want.shape, mesh, mesh.coordinate(rank))]
             if result[number].shape != expected.shape:

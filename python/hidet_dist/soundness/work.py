@@ -12,8 +12,8 @@ from hidet_dist.rules.rule import RuleTable
 from hidet_dist.soundness.check import check_operator
 from hidet_dist.soundness.graphs import GRAPHS
 from hidet_dist.soundness.instances import MAKERS, instance
-from hidet_dist.soundness.plans import check_plan, evaluate_graph, graph_inputs, random_plan
-from hidet_dist.spec import DeviceMesh
+from hidet_dist.soundness.plans import check_stage, evaluate_graph, graph_inputs, random_stage
+from hidet_dist.spec import DeviceMesh, Plan
 from hidet_dist.view import GraphView
 
 OPERATOR_MESHES: tuple[tuple[int, ...], ...] = ((2,), (4,), (2, 2), (2, 3), (2, 2, 2))
@@ -57,8 +57,8 @@ def check_graph(name: str, plans: int, seed: int) -> Result:
     result = Result(f"{name}: {plans} plans", Counter(plans=plans))
     for number in range(plans):
         shape = GRAPH_MESHES[number % len(GRAPH_MESHES)]
-        plan = random_plan(view, DeviceMesh(shape), tables[shape], rng)
-        what = check_plan(graph, plan, inputs, whole)
+        stage = random_stage(view, DeviceMesh(shape), tables[shape], rng)
+        what = check_stage(graph, stage, inputs, whole)
         if what:
-            result.failures.append(f"{name} on {shape}: {what}\n{plan.to_json()}")
+            result.failures.append(f"{name} on {shape}: {what}\n{Plan((stage,)).to_json()}")
     return result

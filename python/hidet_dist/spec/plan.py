@@ -1,4 +1,4 @@
-"""The plan: one operator sharding spec per operator, one tensor sharding spec per weight, input and output."""
+"""Plans: stages, each with a sharding spec for every operator, weight, input and output of its graph."""
 
 from __future__ import annotations
 
@@ -226,9 +226,17 @@ class OperatorPlan:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """The plan of one stage of the graph on its mesh. ``fingerprint`` names the graph that it was made for.
+    """The plan of one stage on its mesh.
 
-    ``symbols`` are the symbolic dims of the graph. ``overlap`` is there for machines that communicate beside computing.
+    Attributes
+    ----------
+    mesh: the mesh of the stage's ranks.
+    fingerprint: the fingerprint of the stage's graph.
+    operators, weights, inputs, outputs: the specs, in the graph's order.
+    output_conversions: the conversions of graph outputs.
+    symbols: the symbolic dims of the graph.
+    overlap: the schedule of communication beside computation; None for machines that do one at a time.
+    report: the report of the search that made the plan. It is no part of the plan: it is neither compared nor written.
     """
 
     mesh: DeviceMesh
@@ -240,6 +248,7 @@ class StagePlan:
     output_conversions: tuple[ConversionPlan, ...] = ()
     symbols: tuple[SymbolPlan, ...] = ()
     overlap: OverlapPlan | None = None
+    report: SearchReport | None = field(default=None, compare=False, repr=False)
 
     @property
     def seconds(self) -> float:
@@ -260,6 +269,51 @@ class StagePlan:
         """All conversion steps and reduce functions of the stage, in execution order, as text."""
         steps = [text for operator in self.operators for text in operator.communication]
         return (*steps, *(step for conversion in self.output_conversions for step in conversion.steps))
+
+    def collectives(self) -> dict[str, int]:
+        """Count the communication operators of each kind that one run executes; slices are local, and left out."""
+        kinds = Counter(text.partition("(")[0] for text in self.communications())
+        return {kind: count for kind, count in sorted(kinds.items()) if COLLECTIVES[kind].communicates}
+
+    def names(self) -> list[str]:
+        """The names by which :meth:`edit` knows the stage's operators and tensors."""
+        return list(self._parts())
+
+    def _parts(self) -> dict[str, tuple[str, int]]:
+        """The field and the position of each part of the stage that can be edited, by name."""
+        operators = {f"op:{op.index}": ("operators", n) for n, op in enumerate(self.operators)}
+        parts = {f"y{n}": ("outputs", n) for n in range(len(self.outputs))}
+        for kind in ("outputs", "inputs", "weights"):
+            tensors: tuple[TensorPlan, ...] = getattr(self, kind)
+            parts.update({tensor.label: (kind, n) for n, tensor in enumerate(tensors) if tensor.label})
+            if kind != "outputs":  # an output's name is that of the tensor as it is produced
+                parts.update({tensor.name: (kind, n) for n, tensor in enumerate(tensors)})
+        return {**operators, **parts, **operators}  # operators first, and not hidden by a label
+
+    def edit(self, changes: Mapping[str, Any]) -> StagePlan:
+        """Replace specs by name, as :meth:`Plan.edit` does. Raises PlanError."""
+        parts = self._parts()
+        edited: dict[str, list[Any]] = {
+            kind: list(getattr(self, kind)) for kind in ("operators", "outputs", "inputs", "weights")
+        }
+        for name, value in changes.items():
+            if name not in parts:
+                raise PlanError(f"The plan has no {name!r}; it has {', '.join([*parts][:8])}, ...")
+            kind, number = parts[name]
+            expected = OpShardSpec if kind == "operators" else TensorShardSpec
+            try:
+                spec = expected.parse(value) if isinstance(value, str) else value
+            except SpecError as error:
+                raise PlanError(f"The new spec of {name}: {error}") from error
+            if not isinstance(spec, expected):
+                raise PlanError(f"The new spec of {name} must be a {expected.__name__} or its text; got {value!r}.")
+            edited[kind][number] = replace(edited[kind][number], spec=spec)
+        operators, weights, inputs, outputs = (
+            tuple(edited[kind]) for kind in ("operators", "weights", "inputs", "outputs")
+        )
+        return replace(
+            self, operators=operators, weights=weights, inputs=inputs, outputs=outputs, overlap=None, report=None
+        )
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -323,21 +377,14 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A list of stages, each on ranks of its own; the search makes plans of one.
+    """A list of stages, each on ranks of its own.
 
-    ``report`` says how the search came to it; it is no part of what the plan is, and is not written with it.
+    A plan of one stage is of a whole graph; several stages are of consecutive operators of a graph, in its order. The
+    search makes plans of one stage.
     """
 
     stages: tuple[StagePlan, ...]
-    report: SearchReport | None = field(default=None, compare=False, repr=False)
     _explainer: ClassVar[Callable[[Plan], PlanExplanation]]
-
-    @property
-    def stage(self) -> StagePlan:
-        """The only stage. Raises PlanError when there are more, or none."""
-        if len(self.stages) != 1:
-            raise PlanError(f"A plan of one stage is needed here; this one has {len(self.stages)}.")
-        return self.stages[0]
 
     @property
     def seconds(self) -> float:
@@ -351,59 +398,59 @@ class Plan:
 
     @property
     def param_specs(self) -> dict[str, TensorShardSpec]:
-        """How each weight lies, by the user's name of it, or else by its own (``w0``, ...): pins for another graph."""
-        return {weight.label or weight.name: weight.spec for stage in self.stages for weight in stage.weights}
+        """The spec of each weight, by the user's name of it or else its own: pins for another graph.
+
+        Of several stages, a weight without the user's name is called ``1:w0``, after its stage.
+        """
+        return {
+            weight.label or self._qualified(number, weight.name): weight.spec
+            for number, stage in enumerate(self.stages)
+            for weight in stage.weights
+        }
 
     def edit(self, changes: Mapping[str, Any]) -> Plan:
-        """The plan with other specs: what ``recost`` then makes a plan with conversions and costs of again.
+        """Replace specs; ``recost`` then derives the conversions and costs of the edited plan.
 
         Parameters
         ----------
         changes: mapping
             Specs or their text by name: ``op:7`` is an operator, ``w0`` (or the user's name) a weight, ``x0`` a graph
-            input, ``y0`` a graph output.
+            input, ``y0`` a graph output. A name that several stages have is written ``1:op:7`` for that of stage 1.
 
         Raises
         ------
         PlanError
-            For a name that the plan does not have, or a value that is no such spec.
+            For a name that no stage or several stages have, or a value that is no such spec.
         """
-        stage = self.stage
-        operators = {f"op:{op.index}": n for n, op in enumerate(stage.operators)}
-        places: dict[str, tuple[str, int]] = {f"y{n}": ("outputs", n) for n in range(len(stage.outputs))}
-        for kind in ("outputs", "inputs", "weights"):
-            own: tuple[TensorPlan, ...] = getattr(stage, kind)
-            places.update({tensor.label: (kind, n) for n, tensor in enumerate(own) if tensor.label})
-            if kind != "outputs":  # the name of an output is that of the tensor as it is made
-                places.update({tensor.name: (kind, n) for n, tensor in enumerate(own)})
-        edited: dict[str, list[Any]] = {
-            k: list(getattr(stage, k)) for k in ("operators", "outputs", "inputs", "weights")
-        }
+        named: dict[str, list[tuple[int, str]]] = {}
+        for number, stage in enumerate(self.stages):
+            for name in stage.names():
+                named.setdefault(name, []).append((number, name))
+                if len(self.stages) > 1:
+                    named.setdefault(f"{number}:{name}", []).append((number, name))
+        changes_of: list[dict[str, Any]] = [{} for _ in self.stages]
         for name, value in changes.items():
-            kind, number = ("operators", operators[name]) if name in operators else places.get(name, ("", 0))
-            if not kind:
-                raise PlanError(f"The plan has no {name!r}; it has {', '.join([*operators, *places][:8])}, ...")
-            wanted = OpShardSpec if kind == "operators" else TensorShardSpec
-            try:
-                spec = wanted.parse(value) if isinstance(value, str) else value
-            except SpecError as error:
-                raise PlanError(f"The new spec of {name}: {error}") from error
-            if not isinstance(spec, wanted):
-                raise PlanError(f"The new spec of {name} must be a {wanted.__name__} or its text; got {value!r}.")
-            edited[kind][number] = replace(edited[kind][number], spec=spec)
-        own_operators, weights, inputs, outputs = (
-            tuple(edited[kind]) for kind in ("operators", "weights", "inputs", "outputs")
-        )
-        edited_stage = replace(stage, operators=own_operators, weights=weights, inputs=inputs, outputs=outputs)
-        return Plan((replace(edited_stage, overlap=None),))
+            holders = named.get(name, [])
+            if not holders:
+                raise PlanError(f"The plan has no {name!r}; it has {', '.join([*named][:8])}, ...")
+            if len(holders) > 1:
+                stages = ", ".join(str(number) for number, _ in holders)
+                raise PlanError(f"The stages {stages} have {name!r}; write {holders[0][0]}:{name} for the first one's.")
+            number, own_name = holders[0]
+            changes_of[number][own_name] = value
+        return Plan(tuple(s.edit(own) if own else s for s, own in zip(self.stages, changes_of, strict=True)))
+
+    def _qualified(self, number: int, name: str) -> str:
+        """The name of a part of stage ``number`` in the whole plan."""
+        return name if len(self.stages) == 1 else f"{number}:{name}"
 
     def explain(self) -> PlanExplanation:
-        """The costs of the plan's parts, and why they were chosen as far as the search's report says.
+        """Explain each stage: the costs of its parts, and why they were chosen as far as the search's report says.
 
         Raises
         ------
         PlanError
-            When a part of the plan fits no graph, or the report is one of another plan.
+            When a part of the plan fits no graph, or a report is one of another plan.
         """
         return type(self)._explainer(self)
 
@@ -413,12 +460,14 @@ class Plan:
         cls._explainer = staticmethod(explainer)
 
     def collectives(self) -> dict[str, int]:
-        """How many communication operators of each kind one run executes (slices, which are local, left out)."""
-        kinds = Counter(text.partition("(")[0] for stage in self.stages for text in stage.communications())
-        return {kind: count for kind, count in sorted(kinds.items()) if COLLECTIVES[kind].communicates}
+        """Count the communication operators of each kind that one run executes; slices are local, and left out."""
+        kinds = Counter[str]()
+        for stage in self.stages:
+            kinds.update(stage.collectives())
+        return dict(sorted(kinds.items()))
 
     def table(self) -> Table:
-        """The plan as a table for a person: operator, specs, communication, predicted time, why not sharded."""
+        """The plan as a table: operator, specs, communication, predicted time, why not sharded, stage by stage."""
         from rich.table import Table
         from rich.text import Text
 
@@ -427,11 +476,11 @@ class Plan:
         for column in ("#", "operator", "inputs", "outputs", "communication"):
             table.add_column(column, overflow="fold")  # nothing is cut off on a narrow terminal
         table.add_column("cost [µs]", justify="right")
-        for stage in self.stages:
+        for number, stage in enumerate(self.stages):
             for op in stage.operators:
                 note = f" ({op.note})" if op.note else ""
                 table.add_row(
-                    str(op.index),
+                    self._qualified(number, str(op.index)),
                     op.operator + note,
                     ", ".join(map(str, op.spec.in_specs)),
                     ", ".join(map(str, op.spec.out_specs)),
@@ -442,6 +491,7 @@ class Plan:
                 specs = str(conversion.source), str(conversion.target)
                 cost = f"{conversion.seconds * 1e6:.1f}"
                 table.add_row("", "graph output", *specs, "; ".join(conversion.steps), cost)
+            table.add_section()
         return table
 
     def to_json(self) -> str:

