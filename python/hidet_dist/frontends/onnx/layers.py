@@ -154,7 +154,8 @@ def _source(out: int, size: int, factor: float, mode: str) -> np.ndarray:
     if mode == "asymmetric":
         return at / scale
     if mode == "align_corners":
-        return at * np.float32(size - 1) / np.float32(out - 1) if out > 1 else at * 0
+        whole = np.float32(size) * scale  # the size before it is rounded down, as the standard's formula has it
+        return at * np.float32(size - 1) / (whole - 1) if out > 1 else at * 0
     if mode == "pytorch_half_pixel" and out == 1:
         return at * 0
     if mode in ("half_pixel", "pytorch_half_pixel"):
