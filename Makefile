@@ -59,7 +59,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" -n 4 --dist worksteal
 
 slow-test: setup
 	$(BIN)/python -m pytest -m slow --timeout 1800
