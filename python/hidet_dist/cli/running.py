@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from hidet_dist import launch, load_partition
+from hidet_dist import launch
 from hidet_dist.artifacts.manifest import Manifest, StageManifest
 from hidet_dist.checks import shown
 from hidet_dist.errors import ArtifactError, ConfigError, HidetDistError, InputError
+from hidet_dist.runtime.partition import load_partition
 from hidet_dist.spec import Plan
 
 _Arrays = Mapping[str, np.ndarray]

@@ -214,8 +214,12 @@ function drawModel() {
   tree.append(top.element);
   open(top);
   select(top, false);
-  // A family of layers is what most readers look for: its parent is opened as well.
-  for (const row of [...rows]) if (row.node.kind === 'module' && families.has(row.node.path)) open(row);
+  // Layers are what most readers look for: the modules on the way to them are opened as well.
+  const isAbove = path => [...families.keys()].some(prefix => prefix === path || prefix.startsWith(`${path}.`));
+  for (let n = 1; n < rows.length; n += 1) {
+    const {node} = rows[n];
+    if (node.kind === 'module' && isAbove(node.path) && !/\.\d+(\.|$)/.test(node.path)) open(rows[n]);
+  }
   const head = el('div', {class: 'row head', 'aria-hidden': 'true'}, ['module, weight or operator', '', 'sharding', 'a device', 'predicted']
     .map(text => el('span', {}, text)));
   // Opens the way to a tensor and selects it.
@@ -333,7 +337,7 @@ function alternativesOf(weight) {
   }
   const choices = [...weight.alternatives].sort((a, b) => added(a) - added(b));
   return el('div', {class: 'alternatives'}, el('h4', {}, 'What another sharding would cost'),
-    el('table', {}, el('caption', {}, 'The best plans with this weight stored otherwise, whatever memory they need'),
+    scrolling('The best plans with this weight stored otherwise, whatever memory they need',
       el('thead', {}, el('tr', {}, ['stored as', 'a run takes', 'a device holds', ''].map(text => el('th', {scope: 'col'}, text)))),
       el('tbody', {}, choices.map(choice => {
         const extra = shardBytes(weight, choice.spec) - weight.shard_nbytes;
