@@ -5,7 +5,7 @@ const CHART = {width: 1000, height: 260, left: 62, top: 14, bottom: 26};
 function pointText(point) {
   const per = report.memory.points_per_operator;
   const number = Math.floor(point / per);
-  if (number >= report.operators.length) return 'graph outputs';
+  if (number >= report.operators.length) return 'delivering graph outputs';
   const part = ['converting inputs of', 'running', 'reducing results of'][point % per] || 'at';
   return `${part} ${operatorName(report.operators[number])}`;
 }

@@ -328,7 +328,7 @@ function addedText(choice) {
 
 function fitText(extra) {
   const over = peakWith(extra) - report.memory.budget_bytes;
-  return over > 0 ? `over the budget by ${bytes(over)}, unless other tensors are split more` : 'fits the budget';
+  return over > 0 ? `is over the budget by ${bytes(over)}, unless other tensors are split more` : 'fits the budget';
 }
 
 function alternativesOf(weight) {

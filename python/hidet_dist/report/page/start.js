@@ -83,7 +83,7 @@ function collectiveAnswer() {
   const times = group.members.length > 1 ? `${group.members.length} × ${time(group.first.seconds)} = ` : '';
   return answer('Which collective costs most, and why?', 'collectives',
     el('p', {}, el('strong', {}, `${group.first.kind} at ${groupName(group)}`), `: ${times}${time(group.seconds)}, ${percent(group.seconds / total)} of all communication`,
-      group.hidden ? `, ${percent(group.hidden / group.seconds)} of it hidden.` : '.'),
+      group.hidden > 1e-3 * group.seconds ? `, ${percent(group.hidden / group.seconds)} of it hidden.` : '.'),
     group.first.why, savingText(group.first));
 }
 
