@@ -44,6 +44,7 @@ LAYERS: tuple[str, ...] = (
     "spec",
     # Helpers.
     "elementwise",
+    "renaming",
     "rewriting",
     "toolchain",
     "progress",

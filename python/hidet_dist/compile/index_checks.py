@@ -16,14 +16,8 @@ from hidet.graph.ops.transform import (
     BroadcastOp,
     CastOp,
     ConcatOp,
-    FlattenOp,
     GatherOp,
-    PermuteDimsOp,
-    RearrangeOp,
-    ReshapeOp,
-    SqueezeOp,
     StridedSliceOp,
-    UnsqueezeOp,
 )
 from hidet.graph.ops.transpose2d import TransposeOp2D
 from hidet.ir.expr import Constant, SymbolVar
@@ -32,11 +26,11 @@ from hidet_dist.artifacts.manifest import IndexCheck, Product
 from hidet_dist.compile.cpu.views import View, view_of
 from hidet_dist.partitioning.operators import CommunicationOp, CopyOp, JoinShardsOp, ShardSliceOp, StackShardsOp
 from hidet_dist.partitioning.program import Program
+from hidet_dist.renaming import RENAMINGS
 from hidet_dist.rules.lookup import ShardedLookupOp, row_dim
 from hidet_dist.spec.extents import Extent, extents_of, factors_of, same_extent, same_shape
 
-_RESHAPES = (FlattenOp, PermuteDimsOp, RearrangeOp, ReshapeOp, SqueezeOp, TransposeOp2D, UnsqueezeOp)
-_MOVES = (BroadcastOp, ConcatOp, CopyOp, JoinShardsOp, ShardSliceOp, StackShardsOp, *_RESHAPES)
+_MOVES = (BroadcastOp, ConcatOp, CopyOp, JoinShardsOp, ShardSliceOp, StackShardsOp, TransposeOp2D, *RENAMINGS)
 
 
 def index_checks(program: Program) -> tuple[tuple[IndexCheck, ...], frozenset[Operator]]:

@@ -11,7 +11,6 @@ import copy
 from collections.abc import Sequence
 
 from hidet.graph import FlowGraph, Operator, Tensor
-from hidet.graph.ops.transform import FlattenOp, ReshapeOp, SqueezeOp, UnsqueezeOp
 from hidet.graph.ops.utils import TensorInput, input_like
 from hidet.ir.compute import GridCompute
 from hidet.ir.expr import Cast, Constant, Expr, TensorElement, Var, cast, constant, tensor_element
@@ -21,11 +20,11 @@ from hidet.ir.type import DataType
 
 from hidet_dist.compile.cpu.tiled import Epilogue, NotInOrder, TiledOp, follows, nothing, store_of, wide
 from hidet_dist.elementwise import ELEMENTWISE
+from hidet_dist.renaming import RESHAPES
 from hidet_dist.rewriting import Uses, uses_of
 from hidet_dist.spec.extents import extents_of, same_shape
 
-_RESHAPES = (ReshapeOp, SqueezeOp, UnsqueezeOp, FlattenOp)
-_SMALL = (*ELEMENTWISE, *_RESHAPES)
+_SMALL = (*ELEMENTWISE, *RESHAPES)
 _MOST_STEPS = 24  # operators in one loop; more would not stay in registers
 
 
@@ -56,7 +55,7 @@ class _Chain:
 
     def reshape(self, op: Operator) -> bool:
         """Have the product write its rows as another shape's, if that is all that a reshape behind it does."""
-        if not isinstance(op, _RESHAPES) or self.product.reshaped(extents_of(op.outputs[0])) is None:
+        if not isinstance(op, RESHAPES) or self.product.reshaped(extents_of(op.outputs[0])) is None:
             return False
         self.start(op.outputs[0])
         self.inside.append(op)

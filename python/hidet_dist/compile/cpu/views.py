@@ -8,17 +8,14 @@ from dataclasses import dataclass
 import torch
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.transform import (
-    FlattenOp,
     PermuteDimsOp,
     RearrangeOp,
-    ReshapeOp,
-    SqueezeOp,
     StridedSliceOp,
-    UnsqueezeOp,
 )
 from hidet.graph.ops.transpose2d import TransposeOp2D
 from hidet.utils import prod
 
+from hidet_dist.renaming import RESHAPES
 from hidet_dist.spec.extents import Extent, extents_of, same_extent
 
 
@@ -115,7 +112,7 @@ def _apply(op: Operator, x: torch.Tensor) -> torch.Tensor | None:
     """What an operator makes of a strided tensor, or None where it is no view of it."""
     shape = [int(size) for size in op.outputs[0].shape]
     try:
-        if isinstance(op, ReshapeOp | FlattenOp | SqueezeOp | UnsqueezeOp):
+        if isinstance(op, RESHAPES):
             return x.view(shape)
         if isinstance(op, PermuteDimsOp):
             return x.permute(tuple(op.attrs["axes"]))
@@ -137,7 +134,7 @@ def _apply(op: Operator, x: torch.Tensor) -> torch.Tensor | None:
 def _apply_symbolic(op: Operator, view: View) -> View | None:
     """As :func:`_apply`, for a view with symbolic dims."""
     shape = extents_of(op.outputs[0])
-    if isinstance(op, ReshapeOp | FlattenOp | SqueezeOp | UnsqueezeOp):
+    if isinstance(op, RESHAPES):
         return view.reshaped(shape)
     axes: list[int] | None = None
     if isinstance(op, PermuteDimsOp):

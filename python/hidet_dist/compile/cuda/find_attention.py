@@ -15,11 +15,8 @@ from hidet.graph.ops.special import barrier
 from hidet.graph.ops.transform import (
     BroadcastOp,
     CastOp,
-    FlattenOp,
     PermuteDimsOp,
-    RearrangeOp,
     ReshapeOp,
-    SqueezeOp,
     UnsqueezeOp,
 )
 from hidet.ir.expr import is_constant
@@ -27,10 +24,9 @@ from hidet.ir.expr import is_constant
 from hidet_dist.compile.cuda.attention import DTYPES, HEAD_STEP, LONGEST_HEAD, AttentionOp
 from hidet_dist.compile.cuda.find_rows import softmax_of
 from hidet_dist.elementwise import ELEMENTWISE
+from hidet_dist.renaming import RENAMINGS
 from hidet_dist.rewriting import Build, Uses, only_user, replace_operators
 from hidet_dist.spec.extents import Extent, extents_of
-
-_RENAMED = (FlattenOp, PermuteDimsOp, RearrangeOp, ReshapeOp, SqueezeOp, UnsqueezeOp)
 
 
 @dataclass(frozen=True)
@@ -144,7 +140,7 @@ def _lies_in_memory(x: Tensor, uses: Uses) -> bool:
     while x.op is not None and not isinstance(x.op, MatmulOp):
         computed = [y for y in x.op.inputs if y.op is not None]
         if (
-            not isinstance(x.op, (*ELEMENTWISE, *_RENAMED))
+            not isinstance(x.op, (*ELEMENTWISE, *RENAMINGS))
             or len(computed) != 1
             or only_user(computed[0], uses) is None
         ):
