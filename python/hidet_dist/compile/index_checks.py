@@ -50,7 +50,7 @@ def index_checks(program: Program) -> tuple[tuple[IndexCheck, ...], frozenset[Op
 
 
 def _rows(node: Operator) -> Product | None:
-    """How many rows an operator looks up in; None for one that is no lookup, or where that is no product."""
+    """Count the rows that an operator looks up in; None if it is no lookup, or the count is no product."""
     if isinstance(node, ShardedLookupOp):
         return (int(node.attrs["rows"]),)
     dim = row_dim(node)
@@ -116,7 +116,7 @@ def _upstream(x: Tensor, source: Tensor) -> Iterator[Operator]:
 
 
 def _added(op: Operator) -> int:
-    """What an operator adds to the elements of its input."""
+    """The constant that an operator adds to the elements of its input."""
     if not isinstance(op, AddScalarOp | SubScalarOp):
         return 0
     constant = _constant(op) or 0

@@ -6,7 +6,7 @@ shard of one or two of the blocks, not a shard of each: the product would have t
 where these are split off later. (Megatron-LM orders the columns of ``w`` by device instead, for one number of devices.)
 
 A cut is carried from its slice back to the constants: through elementwise operators, reshapes and permutations. This is
-done only where the slices do not overlap and nobody else reads what they cut, so that nothing is computed twice.
+done only where the slices do not overlap and no other operator reads what they cut, so that nothing is computed twice.
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ class _ListScheduling:
         self.wanted = self._wanted()
 
     def _wanted(self) -> list[float]:
-        """By when each task should begin for all kernels to follow each other in program order, none of them waiting.
+        """Compute when each task should begin for all kernels to follow each other in program order without waiting.
 
         A collective, and a kernel that makes something for one, is wanted as long before its reader as it takes. Any
         other kernel may begin as late as the next one: on a stream, what is wanted while it runs must go before it.

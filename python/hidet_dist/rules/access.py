@@ -58,7 +58,7 @@ class Form:
 
     @classmethod
     def of(cls, terms: Mapping[Digit, int], const: int = 0) -> Form:
-        """From a mapping; zero terms vanish."""
+        """Make it from a mapping, without terms that are zero."""
         return cls(tuple(sorted((d, c) for d, c in terms.items() if c and d.extent > 1)), const)
 
     def __add__(self, other: Form) -> Form:
@@ -120,7 +120,7 @@ class Reduction:
 
 @dataclass
 class Definition:
-    """What the walk found.
+    """The result of the walk over a definition.
 
     Attributes
     ----------
@@ -499,7 +499,7 @@ class _Walker:
         raise UnsupportedDefinition("the extent of a reduction of it is symbolic")
 
     def reduce_op(self, op: str, root: int) -> str | None:
-        """What reduces partial results of output ``root``, in its dtype, as the operator's own ``op`` would."""
+        """The reduce operation for partial results of output ``root``, in its dtype, like the operator's ``op``."""
         dtype = self.task.outputs[root].type.dtype
         if dtype.is_boolean():
             return _BOOLEAN_REDUCE_OPS.get(op)

@@ -1,4 +1,4 @@
-"""Where an operator's own compute definition is not the whole truth: definitions written by hand, or replication.
+"""Definitions written by hand, or replication, for operators whose compute definition is not the whole truth.
 
 A definition by hand is a task like any other, with the operator's inputs and outputs, that is analysed and evaluated
 but never compiled. It stands for the operator wherever rules are derived, proven and run.

@@ -44,7 +44,7 @@ def row_axes(op: Operator, in_specs: Sequence[TensorShardSpec]) -> tuple[int, ..
 
 
 def missing_element(dtype: DataType) -> Expr:
-    """What is looked up by an index that is out of range: NaN, the least integer, the greatest unsigned one or true.
+    """The element for an index that is out of range: NaN, the least integer, the greatest unsigned one or true.
 
     These are the fill values of JAX's ``take`` (jax.numpy.take, mode="fill").
     """
@@ -57,7 +57,7 @@ def missing_element(dtype: DataType) -> Expr:
 
 
 class ShardedLookupTask(Task):
-    """What a lookup gives for the rows that the device has, and zero for all others.
+    """A lookup in the rows that the device has; zero for all others.
 
     An index out of range gives :func:`missing_element` on the device with the first rows, so that the sum is that.
     """

@@ -1,4 +1,4 @@
-"""From an operator to its sharding rule, and from the rule to its choices, each proven on the local operator."""
+"""Sharding rules of operators, and their choices, each proven on the local operator."""
 
 from __future__ import annotations
 

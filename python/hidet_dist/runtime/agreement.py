@@ -17,14 +17,14 @@ _MARK = 0x6C6C6163 << 32
 
 
 class Purpose(enum.IntEnum):
-    """What a call is made for. All ranks must make a call for the same purpose."""
+    """The purpose of a call, the same on all ranks."""
 
     RUN = 0
     WARM_UP = 1
 
 
 class _State(enum.IntEnum):
-    """How a rank comes to the exchange."""
+    """The state in which a rank comes to the exchange."""
 
     READY = 0
     REFUSED = 1  # its inputs do not fit the program

@@ -24,7 +24,7 @@ _open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
 class Communicator:
-    """What compiled kernels communicate through, on the thread that it is bound to.
+    """A group of ranks through which compiled kernels communicate, on the thread that it is bound to.
 
     Use it from one thread at a time. All ranks must make their communicators in the same order.
 

@@ -15,7 +15,7 @@ _THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def openblas_dir() -> Path:
-    """Where its headers (``include``) and library (``lib``) are. Raises HidetDistError when the package is missing."""
+    """The folder of OpenBLAS's headers (``include``) and library (``lib``). Raises HidetDistError if it is missing."""
     found = importlib.util.find_spec("scipy_openblas32")
     if found is None or not found.submodule_search_locations:
         raise HidetDistError("OpenBLAS is missing; install scipy-openblas32.")

@@ -1,4 +1,4 @@
-"""What a serving process holds: its part of the program, loaded from artifacts, ready to be called."""
+"""A loaded partition: one rank's part of a program, loaded from artifacts and ready to be called."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NANOSECONDS = 1e9  # in a second
 
 
 def _forked() -> None:
-    """In a child, the thread that holds the lock may be missing."""
+    """Make a new lock in a child, where the thread that holds the old one may be missing."""
     global _sizes_lock  # noqa: PLW0603
     _sizes_lock = threading.Lock()
 
@@ -131,7 +131,7 @@ class LoadedPartition:
 
     @property
     def _build(self) -> str:
-        """What tells this stage of this build from all others."""
+        """The identity of this stage of this build."""
         identity = self.manifest.identity
         return identity if len(self.manifest.stages) == 1 else f"{identity}/{self.stage.folder}"
 
@@ -349,7 +349,7 @@ class LoadedPartition:
         self._check_weights()
 
     def _check_weights(self) -> None:
-        """Raise ArtifactError where they are not what they were, once the other ranks have been told."""
+        """Raise ArtifactError if the weights were changed, after the other ranks have been notified."""
         try:
             self._device.memory.check()
         except ArtifactError as error:

@@ -107,7 +107,7 @@ class Program:
         return self._placed(sizes, arguments, results, buffers), sizes
 
     def prepare_zeros(self, sizes: Mapping[str, int]) -> tuple[Prepared, Mapping[str, int]]:
-        """As :meth:`prepare`, for a run on zeros whose outputs are thrown away.
+        """Prepare a run on zeros whose outputs are thrown away.
 
         ``sizes`` has the whole sizes of symbolic dims, by name; the rest have those that the plan was made for.
         """
@@ -186,7 +186,7 @@ class Program:
         return shapes
 
     def _reserve_workspace(self, sizes: Mapping[str, int]) -> None:
-        """Room for the activations at these sizes, which hidet's runtime has been told."""
+        """Reserve the activations at these sizes, which hidet's runtime already has."""
         key = tuple(sizes.values())
         if key not in self._workspaces:
             self._workspaces[key] = self._launcher.workspace_bytes()

@@ -16,7 +16,7 @@ from hidet_dist.weights.header import Layout, Place
 
 
 def places_in(file: VerifiedFile, layouts: Mapping[str, Layout]) -> dict[str, Place]:
-    """Where each tensor begins in a safetensors file with exactly these tensors, in bytes.
+    """Locate each tensor, in bytes, in a safetensors file that holds exactly these.
 
     Layouts determine a file's header and size, so that the file is not asked for the places: what it says of them is
     compared with what it must say.

@@ -1,4 +1,4 @@
-"""What is done to each element of a product while it is written: biases, activations, residuals, normalizations.
+"""Epilogues of products, computed while the product is written: biases, activations, residuals, normalizations.
 
 A product is computed tile by tile (see ``hidet_dist/kernels/tiles.h``), and a tile is written out while it is in the
 cache. The elementwise operators behind a product become part of the loop that writes it, so that they cost no pass over
@@ -136,7 +136,7 @@ class _Chain:
 def fuse_epilogues(graph: FlowGraph) -> FlowGraph:
     """The graph with the elementwise operators behind each product in the product's loop.
 
-    An operator goes there if nobody else reads what it reads of the product, and its other inputs lie as the output
+    An operator goes there if no other one reads what it reads of the product, and its other inputs lie as the output
     does, or are broadcast along whole rows or columns.
     """
     graph.update_nodes()

@@ -1,4 +1,4 @@
-"""Strided views: which producers of a tensor only rename its memory, so that a kernel can read through them."""
+"""Strided views of tensors, through whose producers a kernel can read memory that they only rename."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _packed(shape: tuple[Extent, ...]) -> tuple[Extent, ...]:
 
 
 def _reshaped(view: View, shape: tuple[Extent, ...]) -> View | None:
-    """Where dims lie packed they may be cut anew; other dims must stay as they are. From the last dim to the first."""
+    """Reshape a view from its last dim to its first: packed dims may be cut anew, others must stay as they are."""
     packed = _packed(view.shape)
     lies = zip(view.shape, view.strides, packed, strict=True)
     if all((isinstance(size, int) and size == 1) or same_extent(a, b) for size, a, b in lies):
@@ -109,7 +109,7 @@ def _view(source: Tensor, chain: list[Operator], keeps: Callable[[Operator], boo
 
 
 def _apply(op: Operator, x: torch.Tensor) -> torch.Tensor | None:
-    """What an operator makes of a strided tensor, or None where it is no view of it."""
+    """Apply an operator to a strided tensor; None where the result is no view of it."""
     shape = [int(size) for size in op.outputs[0].shape]
     try:
         if isinstance(op, RESHAPES):
@@ -132,7 +132,7 @@ def _apply(op: Operator, x: torch.Tensor) -> torch.Tensor | None:
 
 
 def _apply_symbolic(op: Operator, view: View) -> View | None:
-    """As :func:`_apply`, for a view with symbolic dims."""
+    """Apply an operator to a view with symbolic dims, as :func:`_apply` does."""
     shape = extents_of(op.outputs[0])
     if isinstance(op, RESHAPES):
         return view.reshaped(shape)

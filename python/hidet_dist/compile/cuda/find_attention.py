@@ -67,7 +67,7 @@ def attention_in_one_kernel(graph: FlowGraph) -> FlowGraph:
 
 
 def _weighted(weights: Tensor, uses: Uses) -> Tensor | None:
-    """What the weights are the softmax of, behind casts; None if they are none."""
+    """Find the argument of the softmax that the weights are, behind casts; None if they are none."""
     x = weights
     while isinstance(x.op, CastOp | ClampOp) and only_user(x, uses) is not None:
         if isinstance(x.op, ClampOp) and (x.op.attrs["min_value"] > 0 or x.op.attrs["max_value"] < 1):
@@ -79,7 +79,7 @@ def _weighted(weights: Tensor, uses: Uses) -> Tensor | None:
 
 
 def _scores(x: Tensor | None, uses: Uses) -> _Scores | None:
-    """How the argument of a softmax is computed, if it is a product, scaled, with something added to it."""
+    """Match the argument of a softmax: a product, scaled, with something added to it."""
     if x is None:
         return None
     bias: Tensor | None = None

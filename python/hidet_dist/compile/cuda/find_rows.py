@@ -48,7 +48,7 @@ def rows_in_one_kernel(graph: FlowGraph) -> FlowGraph:
 
 
 def softmax_of(op: Operator, uses: Uses) -> Tensor | None:
-    """What the operator is the softmax of, along the last dim; None if it is none."""
+    """Find the argument of a softmax along the last dim; None if the operator is none."""
     if isinstance(op, SoftmaxOp):
         return op.inputs[0] if op.attrs["axis"] == len(op.inputs[0].shape) - 1 else None
     if not isinstance(op, DivideOp):

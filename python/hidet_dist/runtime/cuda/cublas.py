@@ -90,7 +90,7 @@ def load() -> int:
 
 
 class Cublas:
-    """What one partition computes products with, on its memory's device.
+    """The cuBLAS handle of one partition, on its memory's device.
 
     Attributes
     ----------

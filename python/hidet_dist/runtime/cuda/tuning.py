@@ -1,4 +1,4 @@
-"""Choosing among the candidates of each kernel on the device that runs them, the same ones on all ranks."""
+"""The choice among the candidates of each kernel on a CUDA device, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class CandidateTuning:
                 self._launcher.leave_cublas()
 
     def _fastest(self, choices: Choices) -> tuple[int, ...]:
-        """As remembered by the first rank, or as timed now by all."""
+        """Choose candidates as the first rank remembers, or as all ranks time them now."""
         first = self._communicator.rank == 0
         prepared, _ = self._program.prepare_zeros({})
         known = choices.remembered() if first else None
@@ -124,7 +124,7 @@ class CandidateTuning:
         return best
 
     def _usable(self) -> tuple[tuple[int, ...], int, str]:
-        """How many candidates of each kernel all ranks can run, their cuBLAS's version or 0, and why not all."""
+        """Count the candidates of each kernel that all ranks can run; with cuBLAS's version or 0, and why not all."""
         stage, own = self._stage, self._cublas_version
         if not any(stage.cublas):
             return stage.candidates, 0, ""

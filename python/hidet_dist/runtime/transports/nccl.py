@@ -63,12 +63,12 @@ class NcclTransport:
 
     @property
     def table(self) -> native.Transport:
-        """What the native library calls."""
+        """The functions that the native library calls."""
         return self._nccl.table
 
     @property
     def overlap(self) -> native.Overlap:
-        """How it carries collectives out beside computation."""
+        """The means of running collectives beside computation."""
         return self._nccl.overlap
 
     @property
@@ -168,7 +168,7 @@ class NcclTransport:
             )
 
     def _meet(self, what: str, own: str) -> list[bytes]:
-        """What each rank says, once all have said something: NCCL would wait long for one that is dead."""
+        """Exchange a text with every rank; NCCL alone would wait long for one that is dead."""
         self._nccl.await_all()
         store = self._setup.rendezvous.store.prefixed(f"{self._setup.name}/nccl/{what}")
         store.set(str(self._rank), own)

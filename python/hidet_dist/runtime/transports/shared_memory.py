@@ -51,12 +51,12 @@ class SharedMemoryTransport:
 
     @property
     def table(self) -> native.Transport:
-        """What the native library calls."""
+        """The functions that the native library calls."""
         return self._shared.table
 
     @property
     def overlap(self) -> None:
-        """None: a collective that has returned is over."""
+        """None, as a collective that has returned is over."""
         return None
 
     @property
@@ -143,7 +143,7 @@ def _file(descriptor: int) -> str:
 
 
 def _with_file(where: bytes, use: Callable[[int], bool]) -> bool:
-    """What ``use`` returns, given a descriptor of another process's file; False where it cannot be opened."""
+    """Call ``use`` with a descriptor of another process's file; False where it cannot be opened."""
     file = json.loads(where)
     if file["descriptor"] < 0 or file["host"] != _host():
         return False

@@ -192,7 +192,7 @@ class Expressions:
 
     @staticmethod
     def stored(nest: Nest) -> Any:
-        """What a nest computes, but for a rounding that is done as it is stored."""
+        """The value that a nest computes, without a rounding that is done as it is stored."""
         value = nest.value
         return value.operand if isinstance(value, Round) and value.dtype == nest.target.dtype else value
 

@@ -153,7 +153,7 @@ class Index:
         return self.terms.get((None, ())) if len(self.terms) == 1 else None
 
     def step(self, axis: Axis) -> Size | None:
-        """What is added for each step of an axis; None where that is no product or the index is not linear in it."""
+        """The increment for each step of an axis; None if it is no product, or the index is not linear in the axis."""
         found = [Size(value, symbols) for (atom, symbols), value in self.terms.items() if atom is axis]
         if any(isinstance(atom, Opaque) and axis in atom.axes for atom, _ in self.terms):
             return None

@@ -67,7 +67,7 @@ class Loops:
             self.code.put("}")
 
     def parallel_condition(self) -> str | None:
-        """When threads are worth it; None for never."""
+        """Write the condition under which threads are worth it; None for never."""
         texts, total = [], 0
         for nest in self.space.schedule.nests:
             work = ONE

@@ -67,7 +67,7 @@ class _Group:
 
 
 def _operators(node: Operator) -> int:
-    """How many operators hidet has fused into one."""
+    """Count the operators that hidet has fused into one."""
     return len(node.task.fused_graph.nodes) if isinstance(node.task, FusedTask) else 1
 
 
@@ -180,7 +180,7 @@ def _name(nodes: Sequence[Operator]) -> str:
 
 
 def _worthwhile(before: Schedule, producer: Schedule, merged: Schedule, size: int) -> bool:
-    """Whether to compute two in one kernel: not if that computes much twice, or keeps more than the cache holds."""
+    """Whether two operators go into one kernel: not if much is computed twice, or more is kept than the cache holds."""
     kept = merged.kept_bytes()
     if len(merged.nests) > 1 and (kept is None or kept > KEPT_BYTES) and not merged.outer:
         return False

@@ -1,4 +1,4 @@
-"""Which loops a computation runs in: what is kept between them, and which loop runs over all of it, row by row.
+"""Schedules: the loop nests of a computation, the values kept between them, and the loop around all of them.
 
 A computation is a chain of definitions: of a softmax the greatest of each row, the exponentials, their sum and the
 quotients. Those with a reduction, and costly ones that are read more than once, are kept; all others are computed where
@@ -156,7 +156,7 @@ def _computes(grid: GridCompute) -> bool:
 
 
 def work(arranged: Schedule) -> int:
-    """What a schedule does, in additions and reads: each term as often as the loops that it depends on run."""
+    """The work of a schedule in additions and reads: each term as often as the loops that it depends on run."""
     total = 0
     for nest in arranged.nests:
         total += math.prod(_length(axis) for axis in nest.axes)
@@ -252,7 +252,7 @@ def loads_of(nest: Nest) -> list[Load]:
 
 
 def _splits_of_reads(nests: Sequence[Nest], kept: Sequence[GridCompute]) -> list[tuple[Any, Size]]:
-    """Where the dims of what is kept are to be split so that readers' loops are theirs."""
+    """Find the splits of kept dims that make the readers' loops their own."""
     wanted: list[tuple[Any, Size]] = []
     for nest in nests:
         for load in loads_of(nest):

@@ -131,7 +131,7 @@ class Function:
 
 @dataclass(frozen=True, eq=False)
 class Test:
-    """Whether a float is not a number, infinite or finite: ``kind`` is ``isnan``, ``isinf`` or ``isfinite``."""
+    """The test whether a float is NaN, infinite or finite: ``kind`` is ``isnan``, ``isinf`` or ``isfinite``."""
 
     kind: str
     operand: Term
@@ -155,7 +155,7 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class And:
-    """Whether both conditions hold; the second one is not looked at where the first does not."""
+    """The conjunction of two conditions; the second one is evaluated only where the first holds."""
 
     left: Term
     right: Term
@@ -163,7 +163,7 @@ class And:
 
 @dataclass(frozen=True, eq=False)
 class Or:
-    """Whether a condition holds; the second one is not looked at where the first does."""
+    """The disjunction of two conditions; the second one is evaluated only where the first does not hold."""
 
     left: Term
     right: Term
@@ -171,7 +171,7 @@ class Or:
 
 @dataclass(frozen=True, eq=False)
 class Not:
-    """Whether a condition does not hold."""
+    """The negation of a condition."""
 
     operand: Term
 
