@@ -130,7 +130,7 @@ def compile_program(
     graph = optimize_program(program, target)
     if overlap is not None:
         sizes = {symbol.name: symbol.size for symbol in program.symbols}
-        local = {own.name: sizes[own.symbol] // own.shards for own in program.local_symbols}
+        local = {each.name: sizes[each.symbol] // each.shards for each in program.local_symbols}
         overlap_graph(graph, overlap, {**sizes, **local}, room)
     tasks: dict[str, tuple[int, Operator]] = {}
     kernel_of_node = []

@@ -42,8 +42,8 @@ def index_checks(program: Program) -> tuple[tuple[IndexCheck, ...], frozenset[Op
         rows = _rows(node)
         if rows is None:
             continue
-        found, whole = _checks(node.inputs[1], _indices(node), 0, rows, numbers)
-        checks.update(dict.fromkeys(found))
+        input_checks, whole = _checks(node.inputs[1], _indices(node), 0, rows, numbers)
+        checks.update(dict.fromkeys(input_checks))
         if whole:
             checked.add(node)
     return tuple(checks), frozenset(checked)
@@ -101,8 +101,8 @@ def _checks(
         return [], False
     checks: list[IndexCheck] = []
     for y in op.inputs if isinstance(op, ConcatOp) else op.inputs[:1]:
-        found, complete = _checks(y, view_of(y, _keeps), shift, rows, numbers)
-        checks += found
+        more, complete = _checks(y, view_of(y, _keeps), shift, rows, numbers)
+        checks += more
         whole = whole and complete
     return checks, whole
 

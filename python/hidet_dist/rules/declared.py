@@ -94,10 +94,10 @@ def _scatter(op: Operator) -> Task:
         return y[[k if d == dim else i for d, i in enumerate(place)]]
 
     def matches(place: Any, k: Any) -> Any:
-        found = at(index, place, k) == place[dim]
+        match = at(index, place, k) == place[dim]
         for d in others:  # the index may be smaller than what it scatters into
-            found = logical_and(place[d] < index.shape[d], found) if index.shape[d] != x.shape[d] else found
-        return found
+            match = logical_and(place[d] < index.shape[d], match) if index.shape[d] != x.shape[d] else match
+        return match
 
     def value(*place: Any) -> Any:
         if op.attrs["fname"] == "add":

@@ -77,11 +77,11 @@ class ShardedLookupTask(Task):
             for axis, size in zip(mesh_axes[1:], sizes[1:], strict=True):
                 shard = shard * size + coordinate[axis]
             local = row - shard * local_rows
-            own = data[[*out[:dim], local, *out[dim + span :]]]
+            element_of_row = data[[*out[:dim], local, *out[dim + span :]]]
             dtype = data.type.dtype
             missing = if_then_else(shard == 0, missing_element(dtype), dtype.zero)
             other = if_then_else(logical_and(row >= 0, row < rows), dtype.zero, missing)
-            return if_then_else(logical_and(local >= 0, local < local_rows, row < rows), own, other)
+            return if_then_else(logical_and(local >= 0, local < local_rows, row < rows), element_of_row, other)
 
         looked_up = indices.shape if kind == "take" else [indices.shape[0 if kind == "select" else dim]]
         shape = [*data.shape[:dim], *looked_up, *data.shape[dim + 1 :]]

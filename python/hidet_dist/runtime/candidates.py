@@ -121,8 +121,8 @@ class Choices:
     def remember(self, chosen: Sequence[int], times: Sequence[float]) -> None:
         """Save a choice, with the times that it was made by."""
         seconds: dict[str, list[float | None]] = {}
-        for (kernel, _), own in zip(self._timed(), times, strict=True):
-            seconds.setdefault(str(kernel), []).append(None if math.isinf(own) else own)
+        for (kernel, _), candidate_seconds in zip(self._timed(), times, strict=True):
+            seconds.setdefault(str(kernel), []).append(None if math.isinf(candidate_seconds) else candidate_seconds)
         text = json.dumps({**self._key(), "chosen": list(chosen), "seconds": seconds}, indent=1) + "\n"
         for path in self._paths():
             try:
@@ -133,7 +133,9 @@ class Choices:
             return
 
     def _timed(self) -> list[tuple[int, int]]:
-        return [(kernel, own) for kernel, count in enumerate(self.usable) if count > 1 for own in range(count)]
+        return [
+            (kernel, candidate) for kernel, count in enumerate(self.usable) if count > 1 for candidate in range(count)
+        ]
 
     def _none(self, kernel: int) -> HidetDistError:
         why = f" ({self.reason})" if self.reason else ""
@@ -161,7 +163,10 @@ class Choices:
         return (
             isinstance(chosen, list)
             and len(chosen) == len(self.usable)
-            and all(type(own) is int and 0 <= own < count for own, count in zip(chosen, self.usable, strict=True))
+            and all(
+                type(candidate) is int and 0 <= candidate < count
+                for candidate, count in zip(chosen, self.usable, strict=True)
+            )
         )
 
 

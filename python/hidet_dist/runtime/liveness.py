@@ -309,12 +309,12 @@ def _search(store: Store, communicator: str, rank: int, world_size: int, progres
 def _awaited(rank: int, peers: tuple[int, ...], communicator: str, beats: dict[int, Beat]) -> list[int]:
     """The ranks that a rank waits for, and those that these wait for, and so on, in ascending order."""
     awaited: set[int] = set()
-    found = list(peers)
-    while found:
-        other = found.pop()
+    result = list(peers)
+    while result:
+        other = result.pop()
         if other != rank and other not in awaited:
             awaited.add(other)
-            found.extend(beats[other].peers.get(communicator, []))
+            result.extend(beats[other].peers.get(communicator, []))
     return sorted(awaited)
 
 

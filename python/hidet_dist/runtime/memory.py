@@ -78,7 +78,7 @@ class Memory(Protocol):
     def wait(self, communicator: Communicator) -> None:
         """Wait for all launched kernels; raise CommunicationError if a collective failed."""
 
-    def all_gather(self, communicator: Communicator, own: np.ndarray) -> np.ndarray:
+    def all_gather(self, communicator: Communicator, array: np.ndarray) -> np.ndarray:
         """Gather one array of the same size from each rank, a row each. The communicator is bound to this thread."""
 
     def close(self) -> None:
@@ -182,12 +182,12 @@ class HostMemory:
         """Raise CommunicationError if a collective failed; kernels of the host are over when they return."""
         communicator.check()
 
-    def all_gather(self, communicator: Communicator, own: np.ndarray) -> np.ndarray:
+    def all_gather(self, communicator: Communicator, array: np.ndarray) -> np.ndarray:
         """Gather one array of the same size from each rank, a row each."""
-        everyone = np.empty((communicator.world_size, own.size), own.dtype)
+        everyone = np.empty((communicator.world_size, array.size), array.dtype)
         whole_mesh = (1 << len(communicator.mesh_shape)) - 1
-        dtype = native.dtype_code(own.dtype.name)
-        native.all_gather(own.ctypes.data, everyone.ctypes.data, own.size, dtype, whole_mesh)
+        dtype = native.dtype_code(array.dtype.name)
+        native.all_gather(array.ctypes.data, everyone.ctypes.data, array.size, dtype, whole_mesh)
         communicator.check()
         return everyone
 

@@ -173,7 +173,9 @@ class LoadedPartition:
         stage = self.stage
         shared = set(stage.constants)
         files = {
-            stage.weights_file(self._group_rank): {name: own for name, own in layouts.items() if name not in shared}
+            stage.weights_file(self._group_rank): {
+                name: layout for name, layout in layouts.items() if name not in shared
+            }
         }
         if shared:
             files[stage.constants_file] = {name: layouts[name] for name in stage.constants}
@@ -436,8 +438,8 @@ def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> Open
                     "the artifacts again."
                 )
             DEVICE_KINDS[manifest.target].check()  # before the ranks meet
-            own = _enter_session(rank, manifest.world_size, timeout_seconds, folder)
-            artifacts.verify(_files_of(manifest, own))
+            entered = _enter_session(rank, manifest.world_size, timeout_seconds, folder)
+            artifacts.verify(_files_of(manifest, entered))
         except ArtifactError:
             replaced = not artifacts.is_current()
             artifacts.close()
@@ -453,8 +455,8 @@ def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> Open
 def _files_of(manifest: Manifest, rank: int) -> list[str]:
     """The files that a rank relies on: those of its stage but for what other ranks hold, and those of no stage."""
     number = manifest.stage_of(rank)
-    own, ranks = manifest.stages[number], manifest.ranks_of(number)
-    others = {own.weights_file(other - ranks.start) for other in ranks if other != rank}
+    stage_manifest, ranks = manifest.stages[number], manifest.ranks_of(number)
+    others = {stage_manifest.weights_file(other - ranks.start) for other in ranks if other != rank}
     for stage in manifest.stages[:number] + manifest.stages[number + 1 :]:
         others.update((*stage.libraries_of(), *(name for other in range(stage.size) for name in stage.data_of(other))))
     return [name for name in manifest.files if name not in others]

@@ -119,7 +119,9 @@ class Program:
                 f"The program has no symbolic dim {', '.join(unknown)}; it has {', '.join(whole) or 'none'}."
             )
         whole.update(sizes)
-        arguments = self._signature.zeros({own.name: whole[own.symbol] // own.shards for own in stage.local_symbols})
+        arguments = self._signature.zeros(
+            {each.name: whole[each.symbol] // each.shards for each in stage.local_symbols}
+        )
         local = self._signature.sizes(arguments)
         buffers = self._signature.scratch(self._checked_shapes(local))
         return self._placed(local, arguments, [], buffers), local

@@ -278,14 +278,14 @@ class Rendezvous:
             if settings.rank == settings.host_rank:
                 self._host(address, 0)
             return address, 0
-        own = own_address(settings.master_addr, settings.master_port)
-        _check_exposure(own, settings.secret)
+        own_place = own_address(settings.master_addr, settings.master_port)
+        _check_exposure(own_place, settings.secret)
         agent = _agent_store(settings, deadline)
         key = f"hidet_dist/{settings.attempt}/{next(_generations)}/store"
         if settings.rank == settings.host_rank:
-            self._host(own, 0)
+            self._host(own_place, 0)
             assert self._server is not None
-            agent.set(key, json.dumps([own, self._server.port]))
+            agent.set(key, json.dumps([own_place, self._server.port]))
         try:
             place = json.loads(run_bounded(lambda: agent.get(key), max(deadline - time.monotonic(), 0.1)))
         except (RuntimeError, TimeoutError) as error:

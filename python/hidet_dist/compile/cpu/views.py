@@ -56,10 +56,10 @@ def view_of(tensor: Tensor, keeps: Callable[[Operator], bool] = lambda _: False)
     while source.op is not None and len(source.op.inputs) == 1:
         chain.insert(0, source.op)
         source = source.op.inputs[0]
-        found = _view(source, chain, keeps)
-        if found is None:
+        view = _view(source, chain, keeps)
+        if view is None:
             break
-        best = found
+        best = view
     assert best is not None
     return best
 

@@ -86,14 +86,14 @@ def _scores(x: Tensor | None, uses: Uses) -> _Scores | None:
     if isinstance(x.op, AddOp) and _reads(x, uses, 2):
         a, b = x.op.inputs
         first = _product(a, uses)
-        found, bias = (first, b) if first is not None else (_product(b, uses), a)
+        matched, bias = (first, b) if first is not None else (_product(b, uses), a)
         if extents_of(x) != extents_of(a if first is not None else b):
             return None
     else:
-        found = _product(x, uses, 2)
-    if found is None:
+        matched = _product(x, uses, 2)
+    if matched is None:
         return None
-    product, scale = found
+    product, scale = matched
     q, k = product.inputs
     return _Scores(q, k, bool(product.attrs["transpose_b"]), scale, bias)
 
@@ -172,17 +172,17 @@ def _one_head_each(x: Tensor) -> Tensor:
     shape, group, before = extents_of(x), extents_of(wide), extents_of(narrow)
     if len(group) != len(shape) + 1 or len(before) != len(group) or not isinstance(narrow.op, ReshapeOp | UnsqueezeOp):
         return x
-    own = narrow.op.inputs[0]
+    heads = narrow.op.inputs[0]
     dim = len(shape) - 3
     single = [*group[: dim + 1], 1, *group[dim + 2 :]]
     merged = [*group[:dim], group[dim] * group[dim + 1], *group[dim + 2 :]]
     if (
         list(before) != single
         or list(shape) != merged
-        or list(extents_of(own)) != [*group[: dim + 1], *group[dim + 2 :]]
+        or list(extents_of(heads)) != [*group[: dim + 1], *group[dim + 2 :]]
     ):
         return x
-    return own
+    return heads
 
 
 def _nothing(q: Tensor) -> Tensor:

@@ -277,14 +277,14 @@ class CudaMemory:
             communicator.check()
         self.driver.synchronize(self.stream)
 
-    def all_gather(self, communicator: Communicator, own: np.ndarray) -> np.ndarray:
+    def all_gather(self, communicator: Communicator, array: np.ndarray) -> np.ndarray:
         """All ranks' arrays of the same size, a row each. The communicator is bound to this thread."""
-        everyone = np.empty((communicator.world_size, own.size), own.dtype)
-        send = self._slot(_MESSAGE, own.nbytes)
+        everyone = np.empty((communicator.world_size, array.size), array.dtype)
+        send = self._slot(_MESSAGE, array.nbytes)
         receive = self._slot(_MESSAGES, everyone.nbytes)
-        self.driver.copy(send, own.ctypes.data, own.nbytes, self.stream)
+        self.driver.copy(send, array.ctypes.data, array.nbytes, self.stream)
         whole_mesh = (1 << len(communicator.mesh_shape)) - 1
-        native.all_gather(send, receive, own.size, native.dtype_code(own.dtype.name), whole_mesh)
+        native.all_gather(send, receive, array.size, native.dtype_code(array.dtype.name), whole_mesh)
         self.wait(communicator)
         self.driver.copy(everyone.ctypes.data, receive, everyone.nbytes, self.stream)
         self.driver.synchronize(self.stream)

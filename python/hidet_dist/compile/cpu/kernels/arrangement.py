@@ -74,10 +74,10 @@ def _mergeable(space: LoopSpace, first: Axis, second: Axis) -> bool:
         for place in places:
             steps = []
             for group in (ones, twos):
-                found = [place.step(axis) for axis in group]
-                if None in found:
+                group_steps = [place.step(axis) for axis in group]
+                if None in group_steps:
                     return False
-                total = [step for step in found if step is not None and step.number]
+                total = [step for step in group_steps if step is not None and step.number]
                 if len(total) > 1:
                     return False
                 steps.append(total[0] if total else Size(0))

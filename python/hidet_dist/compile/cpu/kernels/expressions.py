@@ -63,10 +63,10 @@ class Expressions:
             factors = [] if value == 1 and (symbols or atom is not None) else [f"INT64_C({value})"]
             factors += symbols
             if isinstance(atom, Axis):
-                own = self.space.name(atom)
-                if own == "0":
+                variable = self.space.name(atom)
+                if variable == "0":
                     continue
-                factors.append(own)
+                factors.append(variable)
             elif isinstance(atom, Opaque):
                 factors.append(f"(int64_t){self.term(atom.term)}")
             texts.append(" * ".join(factors))
@@ -126,10 +126,10 @@ class Expressions:
     def known(self, condition: Term) -> bool | None:
         """Whether a condition holds in all of the ranges that the axes have here."""
         if isinstance(condition, Compare):
-            found = (condition.left - condition.right).within(self.space.ranges)
-            if found is None:
+            interval = (condition.left - condition.right).within(self.space.ranges)
+            if interval is None:
                 return None
-            low, high = found
+            low, high = interval
             outcomes = {
                 "<": (high < 0, low >= 0),
                 "<=": (high <= 0, low > 0),
@@ -166,24 +166,26 @@ class Expressions:
             if axis not in inner:
                 continue
             blocked = self.space.is_blocked(axis)
-            own = f"({self.index(index)}{f' - {self.space.block_start}' if blocked else ''}) * ({stride})"
-            place = f"{own} + {place}" if place else own
+            offset = f"({self.index(index)}{f' - {self.space.block_start}' if blocked else ''}) * ({stride})"
+            place = f"{offset} + {place}" if place else offset
             stride = stride * (Size(BLOCK) if blocked else axis.extent)
         return f"{self.buffers[buffer]}[{place}]"
 
     def place_at(self, buffer: Buffer, indices: Sequence[Index], axis: Axis, place: str) -> str:
         """An element where an axis is at ``place``."""
-        own = self.space.name(axis)
+        variable = self.space.name(axis)
         self.space.names[self.space.named(axis)] = place
         text = self.place(buffer, indices)
-        self.space.names[self.space.named(axis)] = own
+        self.space.names[self.space.named(axis)] = variable
         return text
 
     def is_contiguous(self, buffer: Buffer, indices: Sequence[Index], axis: Axis) -> bool:
         """Whether neighbouring elements along an axis lie together in a tensor."""
         in_memory = buffer in self.space.schedule.inputs or buffer is self.space.schedule.nests[-1].target
-        axes = [own for own, origin in self.space.schedule.same.items() if origin is axis or own is axis] or [axis]
-        steps = [buffer.flat(indices).step(own) for own in axes]
+        axes = [alias for alias, origin in self.space.schedule.same.items() if origin is axis or alias is axis] or [
+            axis
+        ]
+        steps = [buffer.flat(indices).step(alias) for alias in axes]
         return in_memory and None not in steps and [step for step in steps if step is not None and step.number] == [ONE]
 
     def is_copy(self, nest: Nest) -> bool:

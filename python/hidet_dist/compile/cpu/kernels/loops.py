@@ -222,7 +222,7 @@ class Loops:
         if self.converts(nest, axis):
             load = self.expressions.stored(nest)
             source = self.expressions.place_at(load.buffer, load.indices, axis, start)
-            target = self.expressions.place_at(nest.target, [Index.of(own) for own in nest.axes], axis, start)
+            target = self.expressions.place_at(nest.target, [Index.of(each) for each in nest.axes], axis, start)
             self.code.put(f"hd::{'store' if stored else 'load'}_run(&{source}, {end} - {start}, &{target});")
             return
         first, number = f"b{next(self.code.fresh)}", f"n{next(self.code.fresh)}_"
@@ -235,7 +235,7 @@ class Loops:
                 with self.simd(axis, first, f"{first} + {number}"):
                     self.store(nest, f"{result}[{self.space.name(axis)} - {first}]" if stored else None)
             if stored:
-                place = self.expressions.place_at(nest.target, [Index.of(own) for own in nest.axes], axis, first)
+                place = self.expressions.place_at(nest.target, [Index.of(each) for each in nest.axes], axis, first)
                 self.code.put(f"hd::store_run({result}, {number}, &{place});")
 
     def converts(self, nest: Nest, axis: Axis) -> bool:
@@ -246,21 +246,21 @@ class Loops:
             isinstance(value, Load)
             and {value.buffer.dtype, nest.target.dtype} == kinds
             and self.expressions.is_contiguous(value.buffer, value.indices, axis)
-            and self.expressions.is_contiguous(nest.target, [Index.of(own) for own in nest.axes], axis)
+            and self.expressions.is_contiguous(nest.target, [Index.of(each) for each in nest.axes], axis)
         )
 
     def halves(self, value: Term, axis: Axis) -> list[Load]:
         """The halves that a value is always made of and that lie together along an axis."""
-        found = [
+        loads = [
             term for term in self.expressions.always(value) if isinstance(term, Load) and term.buffer.dtype == "float16"
         ]
-        return [load for load in found if self.expressions.is_contiguous(load.buffer, load.indices, axis)]
+        return [load for load in loads if self.expressions.is_contiguous(load.buffer, load.indices, axis)]
 
     @contextmanager
     def converted(self, value: Term, axis: Axis, first: str, number: str) -> Iterator[None]:
         """Read the halves that a value is made of, ``number`` from ``first`` on along an axis, as floats."""
         loads = self.halves(value, axis)  # not those that are read already
-        own = self.space.name(axis)
+        variable = self.space.name(axis)
         places: dict[str, str] = {}
         for load in loads:
             place = self.expressions.place_at(load.buffer, load.indices, axis, first)
@@ -268,7 +268,7 @@ class Loops:
                 places[place] = f"h{next(self.code.fresh)}"
                 self.code.put(f"alignas(64) float {places[place]}[{_RUN}];")
                 self.code.put(f"hd::load_run(&{place}, {number}, {places[place]});")
-            self.expressions.results[load] = f"{places[place]}[{own} - {first}]"
+            self.expressions.results[load] = f"{places[place]}[{variable} - {first}]"
         yield
         for load in loads:
             del self.expressions.results[load]

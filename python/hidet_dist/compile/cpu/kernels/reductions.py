@@ -53,8 +53,8 @@ class Reductions:
         for axis in inner:
             if self.space.is_blocked(axis):
                 return axis
-        found = [lane_axis(reduction, inner) for reduction in reductions]
-        return next((axis for axis in found if axis in inner), None)
+        lanes = [lane_axis(reduction, inner) for reduction in reductions]
+        return next((axis for axis in lanes if axis in inner), None)
 
     def row_reduction(self, reduction: AnyReduction) -> None:
         """One number, from loops over what is reduced, the innermost of them in lanes."""

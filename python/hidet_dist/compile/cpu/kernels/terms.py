@@ -242,14 +242,14 @@ def _opaque(index: Index) -> list[Term]:
 
 def walk(term: Term) -> list[Term]:
     """A term and all that it is made of, each once, before its parts."""
-    found: dict[Term, None] = {}
+    terms: dict[Term, None] = {}
     pending = [term]
     while pending:
         current = pending.pop()
-        if current not in found:
-            found[current] = None
+        if current not in terms:
+            terms[current] = None
             pending.extend(parts(current))
-    return list(found)
+    return list(terms)
 
 
 def is_costly(term: Term) -> bool:
@@ -292,13 +292,13 @@ def reduced_axes(term: Term) -> tuple[Axis, ...]:
 
 def free_axes(term: Term) -> frozenset[Axis]:
     """The axes that are anywhere within a term."""
-    found: set[Axis] = set()
+    axes: set[Axis] = set()
     for part in walk(term):
         if isinstance(part, Load):
             for index in part.indices:
-                found |= index.axes
+                axes |= index.axes
         elif isinstance(part, Value):
-            found |= part.index.axes
+            axes |= part.index.axes
         elif isinstance(part, Compare):
-            found |= part.left.axes | part.right.axes
-    return frozenset(found)
+            axes |= part.left.axes | part.right.axes
+    return frozenset(axes)
