@@ -46,6 +46,7 @@ LAYERS: tuple[str, ...] = (
     "spec",
     # Helpers.
     "elementwise",
+    "renaming",
     "rewriting",
     "toolchain",
     "progress",

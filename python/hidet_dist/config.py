@@ -1,4 +1,4 @@
-"""What ``auto_parallel`` is told: the distributed and the optimization configuration, checked before work starts."""
+"""The distributed and the optimization configuration of ``auto_parallel``, checked before work starts."""
 
 from __future__ import annotations
 

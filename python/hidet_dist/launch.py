@@ -29,7 +29,7 @@ GRACE_SECONDS = 10.0
 """How long ranks may go on, by default, once another has failed: to find out and say so themselves."""
 
 TERMINATE_SECONDS = 5.0
-"""How long a rank that was told to end may take before it is killed."""
+"""Seconds that a rank may take to end before it is killed."""
 
 TIMED_OUT = 124
 """The exit status of a run that passed its time limit, as that of timeout(1)."""

@@ -163,8 +163,8 @@ class _Partitioner:
 
     def run(self) -> Program:
         with hidet.option.context():
-            if self.device != "cpu":
-                # An operator without inputs, such as a scalar, would run right away.
+            if not hidet.runtime.device.instantiate_device(self.device).is_cpu():
+                # An operator without inputs, such as a scalar, would run right away, on a device that may not be here.
                 hidet.option.execution_mode("symbolic")
             return self.program()
 

@@ -36,15 +36,15 @@ def undominated(problem: Problem, limits: Limits | None = None, rounds: int = 3)
     known: dict[Hashable, list[int]] = {}
     for _ in range(rounds):
         before = sum(map(len, kept))
-        for entity, own in enumerate(kept):
+        for entity, choices in enumerate(kept):
             if limits is not None:
                 limits.check()
-            if len(own) == 1:
+            if len(choices) == 1:
                 continue
             outs = tuple(
                 (
                     id(group[0].convert),
-                    tuple(group[0].produced[k] for k in own),
+                    tuple(group[0].produced[k] for k in choices),
                     tuple(sorted({edge.consumed[k] for edge in group for k in kept[edge.consumer]})),
                     len(group),
                 )
@@ -54,16 +54,16 @@ def undominated(problem: Problem, limits: Limits | None = None, rounds: int = 3)
                 (
                     id(edge.convert),
                     tuple(sorted({edge.produced[k] for k in kept[edge.producer]})),
-                    tuple(edge.consumed[k] for k in own),
+                    tuple(edge.consumed[k] for k in choices),
                     count,
                 )
                 for edge, count in reads[entity]
             )
-            costs = tuple((problem.cost[entity][k], problem.memory[entity][k]) for k in own)
+            costs = tuple((problem.cost[entity][k], problem.memory[entity][k]) for k in choices)
             key = (costs, outs, ins)
             if key not in known:
                 known[key] = _left(costs, outs, ins, arrays)
-            kept[entity] = [own[i] for i in known[key]]
+            kept[entity] = [choices[i] for i in known[key]]
         if sum(map(len, kept)) == before:
             break
     return kept

@@ -36,10 +36,10 @@ class Incumbents:
 
     def __call__(self, choices: Sequence[int], seconds: float, bound: float, elapsed: float) -> None:
         """Record a plan that is better than those before, or a better bound for the last one."""
-        own = tuple(choices)
-        if self.known and self.known[-1].choices == own:
+        picks = tuple(choices)
+        if self.known and self.known[-1].choices == picks:
             self.known.pop()
-        self.known.append(Known(own, seconds, min(bound, seconds), elapsed))
+        self.known.append(Known(picks, seconds, min(bound, seconds), elapsed))
 
 
 def write_report(
@@ -140,17 +140,17 @@ def traffic(view: GraphView, stage: StagePlan) -> dict[str, Traffic]:
                 # A collective's group holds the tensor once, in pieces or whole: before it or after it.
                 sizes = (split_of(layout).local_nbytes(shape, itemsize, mesh) for layout in (source, after))
                 whole = max(sizes) * (mesh.group_size(step.mesh_axes) if step.collective.moves else 1)
-                own = result.get(step.kind, Traffic(0, 0))
-                result[step.kind] = Traffic(own.count + 1, own.nbytes + whole)
+                before_this = result.get(step.kind, Traffic(0, 0))
+                result[step.kind] = Traffic(before_this.count + 1, before_this.nbytes + whole)
             source = after
 
-    for op, own in zip(view.operators, stage.operators, strict=True):
-        for conversion in own.conversions:
+    for op, planned in zip(view.operators, stage.operators, strict=True):
+        for conversion in planned.conversions:
             add(conversion.tensor, tuple(map(Step.parse, conversion.steps)), conversion.source)
-        for o, fns in enumerate(own.spec.reduce_fns):
+        for o, fns in enumerate(planned.spec.reduce_fns):
             for n, fn in enumerate(fns):
                 axes = tuple(axis for later in fns[n:] for axis in later.mesh_axes)
-                partial = PartialSpec(_before(own.spec, o, n), fn.op, axes)
+                partial = PartialSpec(_before(planned.spec, o, n), fn.op, axes)
                 add(view.names[op.outputs[o]], [Step.of(fn)], partial)
     for conversion in stage.output_conversions:
         add(conversion.tensor, tuple(map(Step.parse, conversion.steps)), conversion.source)
@@ -171,7 +171,7 @@ def _incumbents(incumbents: Sequence[tuple[Known, StagePlan]]) -> tuple[Incumben
     before: dict[int, tuple[Row, ...]] = {}
     for known, stage in incumbents:
         rows = _rows(stage)
-        changed = {number: own for number, own in rows.items() if before.get(number) != own}
+        changed = {number: new_rows for number, new_rows in rows.items() if before.get(number) != new_rows}
         result.append(Incumbent(known.seconds, known.bound_seconds, known.elapsed_seconds, changed))
         before = rows
     return tuple(result)
@@ -182,8 +182,8 @@ def _rows(stage: StagePlan) -> dict[int, tuple[Row, ...]]:
     rows: dict[int, tuple[Row, ...]] = {}
     for op in stage.operators:
         ins, outs = (" x ".join(map(str, specs)) for specs in (op.spec.in_specs, op.spec.out_specs))
-        own = [Row(op.label or f"{op.operator} {op.index}", ins, outs, op.compute_seconds + op.reduce_seconds)]
-        own += [Row(f"|-{c.tensor}", str(c.source), str(c.target), c.seconds) for c in op.conversions]
-        rows[op.index] = tuple(own)
+        lines = [Row(op.label or f"{op.operator} {op.index}", ins, outs, op.compute_seconds + op.reduce_seconds)]
+        lines += [Row(f"|-{c.tensor}", str(c.source), str(c.target), c.seconds) for c in op.conversions]
+        rows[op.index] = tuple(lines)
     rows[len(rows)] = tuple(Row("output", str(c.source), str(c.target), c.seconds) for c in stage.output_conversions)
     return rows
