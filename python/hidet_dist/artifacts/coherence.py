@@ -1,4 +1,4 @@
-"""Whether a manifest makes sense: each field by itself, with the others, and with what the launchers say of themselves.
+"""Consistency of manifests: of each field, between fields, and with the descriptions that launchers carry.
 
 Checksums say that a folder is as it was written, not that what was written makes sense. A launcher library has the
 description of its stage compiled into it, as only the code knows in which order it takes its data and its kernels. What
@@ -55,7 +55,7 @@ _OF_TARGET = ("target", "arch", "gpu", "cpu_features", "hidet_version", "abi_ver
 def describe(
     stage: StageManifest, layouts: Mapping[str, Layout], target: Mapping[str, str | int | Sequence[str] | None]
 ) -> str:
-    """What a launcher is to say of itself, as JSON in ASCII.
+    """Make the description that a launcher carries of its stage, as JSON in ASCII.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def describe(
 
 
 def check_description(manifest: Manifest, number: int, text: bytes) -> dict[str, Layout]:
-    """Compare a stage with what its launcher says of itself, and return the layouts of its data.
+    """Compare a stage with the description that its launcher carries, and return the layouts of its data.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def _described(stage: StageManifest) -> dict[str, Any]:
 
 
 def _differences(what: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Where two JSON values differ: the name of the place, and what each has there."""
+    """Yield the places where two JSON values differ, with the value of each."""
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         for key in a:
             yield from _differences(f"{what}.{key}" if what else key, a[key], b[key])

@@ -114,7 +114,7 @@ class Collective:
         cut: Callable[[_T], Sequence[_T]],
         join: Callable[[Sequence[_T]], _T],
     ) -> _T:
-        """What one rank of a group receives, by the definition of the kind.
+        """Compute what one rank of a group receives, by the definition of the kind.
 
         Parameters
         ----------
