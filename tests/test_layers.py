@@ -23,6 +23,7 @@ LAYERS: tuple[str, ...] = (
     "testing",
     # From a graph to artifacts, the last step first.
     "export",
+    "report",
     "search",
     "compile",
     "overlap",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hidet_dist.api import (
         AutoParallelResult,
         auto_parallel,
+        describe,
         make_plan,
         partition,
         recost,
@@ -46,6 +47,7 @@ __all__ = [
     "as_weights",
     "auto_parallel",
     "calibrate",
+    "describe",
     "from_torch",
     "init",
     "load_partition",
@@ -64,6 +66,7 @@ _HOMES = {
     "hidet_dist.api": (
         "AutoParallelResult",
         "auto_parallel",
+        "describe",
         "make_plan",
         "partition",
         "recost",

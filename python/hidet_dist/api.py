@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from hidet_dist.overlap.planned import resident_bytes
 from hidet_dist.partitioning import Program, partition_graph, stage_graphs
 from hidet_dist.partitioning.proof import prove
 from hidet_dist.progress import Progress
+from hidet_dist.report.collect import collect
+from hidet_dist.report.data import Report
 from hidet_dist.search import SearchOptions, search
 from hidet_dist.search.family import Family, Specs
 from hidet_dist.search.family import search_family as search_normal_family
@@ -117,7 +119,7 @@ def auto_parallel(
         planned = time.perf_counter()
         built = [job.build(stage, graph, files, progress) for stage, graph in job.stages(plan)]
         with progress.task("Writing"), replacing(place) as folder:
-            write_artifacts(folder, plan, built, job.target)
+            write_artifacts(folder, plan, built, job.target, job.reports(plan))
     done = time.perf_counter()
     return AutoParallelResult(
         plan,
@@ -158,6 +160,40 @@ def make_plan(
         check_weights(job.view().tensors.values(), files)
     with Progress() as progress:
         return job.plan(progress)
+
+
+def describe(
+    plan: Plan,
+    graph: FlowGraph,
+    distributed_config: Mapping[str, Any],
+    optimization_config: Mapping[str, Any] | None = None,
+    title: str = "",
+    stage: int = 0,
+) -> Report:
+    """Gather what a report on a plan shows: ``describe(...).save("plan.report.json")``, or ``report.render`` of it.
+
+    Parameters
+    ----------
+    plan: Plan
+        The plan, as :func:`make_plan` gave it with the same graph and configurations.
+    title: str
+        What the page is called.
+    stage: int
+        The number of the stage, of a plan that has several.
+
+    Raises
+    ------
+    ConfigError
+        For unknown keys and unfit values.
+    PlanError
+        When the plan is of another graph or mesh, or has no such stage.
+    """
+    if not isinstance(plan, Plan) or not 0 <= stage < len(plan.stages):
+        raise PlanError(
+            f"describe takes a Plan and the number of one of its stages; got {type(plan).__name__}, {stage}."
+        )
+    job = _Request.of("describe", graph, distributed_config, optimization_config).prepared()
+    return job.reports(plan, title)[stage]
 
 
 @dataclass(frozen=True)
@@ -253,6 +289,15 @@ class _Job:
 
             options = self.optimization.search_options()
             return search(self.graph, self.cluster, options, names=self.names, on_incumbent=show)
+
+    def reports(self, plan: Plan, title: str = "") -> list[Report]:
+        """Gather what a report on each stage shows, without the times of the machine that searched."""
+        found = []
+        for stage, graph in self.stages(plan):
+            known = None if stage.report is None else stage.report.without_times()
+            cluster = cluster_of(stage, graph, self.cluster)
+            found.append(collect(replace(stage, report=known), graph, cluster, title, self.optimization.mem_budget))
+        return found
 
     def given_plan(self, plan: Plan) -> Plan:
         """A plan that the user gave, proven and with conversions and costs for the machine.

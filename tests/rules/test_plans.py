@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -88,7 +86,7 @@ def test_a_random_plan_of_a_model_in_compiled_kernels_equals_the_oracle(name):
 
 
 def test_the_program_ends_with_one_line_of_json(capsys):
-    assert main(["--instances", "1", "--plans", "4", "--only", "ma", "--jobs", "1"]) == 0
+    assert main(["--instances", "1", "--plans", "4", "--only", "Softmax", "--jobs", "1"]) == 0
     counts = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert list(counts) == ["operators", "replicate_only", "instances", "choices", "plans", "failures"]
     assert counts["operators"] == counts["instances"] > 0
@@ -96,10 +94,9 @@ def test_the_program_ends_with_one_line_of_json(capsys):
     assert counts["failures"] == 0
 
 
-def test_processes_share_the_work():
-    command = [sys.executable, "-m", "hidet_dist.soundness", "--plans", "4", "--only", "mlp", "--jobs", "2"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
-    assert json.loads(run.stdout.splitlines()[-1])["plans"] == 1
+def test_processes_share_the_work(capsys):
+    assert main(["--plans", "4", "--only", "mlp", "--jobs", "2"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["plans"] == 1
 
 
 def test_the_program_counts_failures(capsys, monkeypatch):

@@ -43,6 +43,7 @@ def test_language_models(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(whole(graph, file, [ids, mask]), expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_resnet18(tmp_path: Path) -> None:
     module = ResNet(BasicBlock, [2, 2, 2, 2], num_classes=10)
     as_weights(module)

@@ -6,9 +6,12 @@ that ``hidet-dist --help`` loads neither hidet nor PyTorch.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from hidet_dist.cli.failures import errors
 
 app = typer.Typer(
     name="hidet-dist",
@@ -73,6 +76,21 @@ def launch(context: typer.Context) -> None:
     from hidet_dist.launch import main as command
 
     raise typer.Exit(command(context.args, "hidet-dist launch"))
+
+
+@app.command()
+def report(
+    path: Annotated[Path, typer.Argument(help="An artifact folder, or a plan file.", metavar="DIR|PLAN")],
+    html: Annotated[Path | None, typer.Option(help="The HTML file to write.", metavar="FILE")] = None,
+    profile: Annotated[
+        list[Path] | None, typer.Option(help="A trace of a measured run, shown beside the prediction; repeatable.")
+    ] = None,
+) -> None:
+    """Draw a plan as one HTML page, or print its data as JSON."""
+    from hidet_dist.cli.report import draw
+
+    with errors():
+        draw(path, html, profile or [])
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from hidet_dist.explain import StageExplanation, explanation_file
 from hidet_dist.files import exchange, sha256, write_text
 from hidet_dist.limits import MOST_NAME_BYTES
 from hidet_dist.partitioning import Program
+from hidet_dist.report.data import Report, report_file
 from hidet_dist.runtime import native
 from hidet_dist.runtime.recycling import ALIGNMENT
 from hidet_dist.spec import Plan
@@ -129,11 +130,16 @@ def _check_room(folder: Path, programs: Sequence[Program]) -> None:
 
 
 def write_artifacts(
-    folder: Path, plan: Plan, stages: Sequence[tuple[Program, CompiledProgram]], target: Backend = CPU
+    folder: Path,
+    plan: Plan,
+    stages: Sequence[tuple[Program, CompiledProgram]],
+    target: Backend = CPU,
+    reports: Sequence[Report] = (),
 ) -> Manifest:
     """Write a plan with the programs of its stages into an empty folder, the manifest last.
 
-    The stages have the ranks in their order: those of the first come first.
+    The stages have the ranks in their order: those of the first come first. ``reports`` are what ``hidet-dist
+    report`` draws, one a stage.
 
     Raises
     ------
@@ -147,6 +153,8 @@ def write_artifacts(
     _check_room(folder, [program for program, _ in stages])
     plan.save(folder / "plan.json")
     _write_explanations(folder, plan)
+    for number, report in enumerate(reports):
+        report.save(folder / report_file(number, len(reports)))
     written = tuple(
         _write_stage(folder, f"stage{number}", program, compiled) for number, (program, compiled) in enumerate(stages)
     )

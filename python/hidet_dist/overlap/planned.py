@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from hidet_dist.cost.fusion import Fused
 from hidet_dist.errors import VerificationError
 from hidet_dist.machine import Cluster
-from hidet_dist.overlap.streams import START, Schedule, Task, schedule
+from hidet_dist.overlap.streams import START, Schedule, Task, schedule, serial
 from hidet_dist.reshard import Element, Step, StepSeconds, step_parts
 from hidet_dist.reshard.cost import itemsize
 from hidet_dist.spec import ReduceFn, StagePlan, TensorShardSpec
@@ -38,7 +38,7 @@ class Communication:
 class _Unit:
     """A task that is not yet ordered among the others."""
 
-    place: tuple[int, int]  # the operator, and whether it is before, at or after it
+    place: Place
     seconds: float
     nbytes: int
     reads: list[int] = field(default_factory=list)
@@ -55,7 +55,11 @@ class _Part:
     step: str | None
 
 
-_BEFORE, _AT, _AFTER = range(3)
+BEFORE, AT, AFTER = range(3)
+"""The part of an operator that a task is: its inputs' conversions, its kernel, the reduction of its results."""
+
+Place = tuple[int, int]
+"""The operator that a task belongs to (their count for graph outputs), and the part of it that it is."""
 
 
 class PlannedTasks:
@@ -77,8 +81,8 @@ class PlannedTasks:
         self._parts: dict[object, tuple[_Part, ...]] = {}
         self._sizes: dict[tuple[str, TensorShardSpec], int] = {}
 
-    def of(self, stage: StagePlan) -> tuple[list[Task], list[Communication | None]]:
-        """List the tasks of a plan in execution order, and the purpose of each collective."""
+    def of(self, stage: StagePlan) -> tuple[list[Task], list[Communication | None], list[Place]]:
+        """List the tasks of a plan in execution order, the purpose of each collective, and the place of each task."""
         units = _Units(self, stage, self._kernels(stage)).units
         order = _sorted(units)
         if len(order) < len(units):
@@ -92,7 +96,7 @@ class PlannedTasks:
             reads = tuple(sorted({number[read] for read in entry.reads}))
             shares = None if entry.shares is None else number[entry.shares]
             tasks.append(Task(entry.seconds, entry.communication is not None, reads, entry.nbytes, shares))
-        return tasks, [units[unit].communication for unit in order]
+        return tasks, [units[unit].communication for unit in order], [units[unit].place for unit in order]
 
     def _kernels(self, stage: StagePlan) -> list[int]:
         """Map each operator to the one that represents its kernel."""
@@ -193,10 +197,10 @@ class _Units:
         for number, (op, plan) in enumerate(zip(self.view.operators, self.stage.operators, strict=True)):
             unit = of_kernel.setdefault(kernel[number], len(self.units))
             if unit == len(self.units):
-                self.units.append(_Unit((number, _AT), 0.0, 0))
+                self.units.append(_Unit((number, AT), 0.0, 0))
             self.unit_of_operator.append(unit)
             entry = self.units[unit]
-            entry.place = number, _AT  # where the last of its operators is
+            entry.place = number, AT  # where the last of its operators is
             entry.seconds += plan.compute_seconds
             for o, (y, fns) in enumerate(zip(op.outputs, plan.spec.reduce_fns, strict=True)):
                 name, spec = self.view.names[y], plan.spec.out_specs[o]
@@ -208,7 +212,7 @@ class _Units:
                     partial = plan.spec.partial_spec(o)
                     entry.nbytes += planned.size(name, partial)
                     parts = planned.reducing(name, partial, fns)
-                    self.unit_of[name, spec] = self._chain((number, _AFTER), parts, unit, number, name, None, spec)
+                    self.unit_of[name, spec] = self._chain((number, AFTER), parts, unit, number, name, None, spec)
                 else:
                     if not inside and (name, spec) not in self.resident and o not in op.task.share_map:
                         entry.nbytes += planned.size(name, spec)
@@ -216,7 +220,7 @@ class _Units:
 
     def _chain(
         self,
-        place: tuple[int, int],
+        place: Place,
         parts: Sequence[_Part],
         source: int | None,
         operator: int | None,
@@ -236,7 +240,7 @@ class _Units:
 
     def _convert(self, operator: int | None, conversion: ConversionPlan) -> None:
         name, target = conversion.tensor, conversion.target
-        place = len(self.view.operators) if operator is None else operator, _BEFORE
+        place = len(self.view.operators) if operator is None else operator, BEFORE
         parts, source = self.own.converting(conversion), self.unit_of[name, conversion.source]
         self.unit_of[name, target] = self._chain(place, parts, source, operator, name, target, target)
 
@@ -284,11 +288,16 @@ def resident_bytes(stage: StagePlan) -> int:
 
 @dataclass(frozen=True)
 class Overlapped:
-    """A plan's schedule, its tasks, and the purpose of each task that communicates."""
+    """A plan's schedule, its tasks, the purpose of each task that communicates, and the place of each task."""
 
     schedule: Schedule
     tasks: Sequence[Task]
     communications: Sequence[Communication | None]
+    places: Sequence[Place]
+
+    def in_turn(self) -> Overlapped:
+        """The same tasks one after the other, as on a device that does not overlap."""
+        return replace(self, schedule=serial(self.tasks))
 
     def plan(self, stage: StagePlan) -> StagePlan:
         """Attach the overlap to its stage."""
@@ -315,9 +324,9 @@ def overlapped(own: PlannedTasks, stage: StagePlan, budget: int) -> Overlapped:
     VerificationError
         When the tasks do not take the plan's time in all.
     """
-    tasks, communications = own.of(stage)
+    tasks, communications, places = own.of(stage)
     result = schedule(tasks, max(0, budget - resident_bytes(stage)))
     total = math.fsum(task.seconds for task in tasks)
     if not math.isclose(total, stage.seconds, rel_tol=1e-6, abs_tol=1e-12):
         raise VerificationError(f"The plan costs {stage.seconds} s, but its tasks on two streams {total} s.")
-    return Overlapped(result, tasks, communications)
+    return Overlapped(result, tasks, communications, places)

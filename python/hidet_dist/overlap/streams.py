@@ -157,6 +157,23 @@ def timeline(tasks: Sequence[Task], launches: Sequence[Launch]) -> tuple[float, 
     return max(computed, communicated), tuple(exposed)
 
 
+def spans(tasks: Sequence[Task], launches: Sequence[Launch]) -> list[tuple[float, float]]:
+    """When each task begins and how long it takes, in seconds, by the times of :func:`timeline`."""
+    computed = communicated = 0.0
+    begin, end = [0.0] * len(tasks), [0.0] * len(tasks)
+    for launch in launches:
+        task = launch.task
+        if launch.what == RUN:
+            begin[task] = computed
+            end[task] = computed = computed + tasks[task].seconds
+        elif launch.what == START:
+            begin[task] = max(computed, communicated)
+            end[task] = communicated = begin[task] + tasks[task].seconds
+        else:
+            computed = max(computed, end[task])
+    return [(first, task.seconds) for first, task in zip(begin, tasks, strict=True)]
+
+
 def held(tasks: Sequence[Task], launches: Sequence[Launch]) -> list[int]:
     """Compute the bytes of results held at each launch. A collective's input is held until it was waited for."""
     place: dict[int, int] = {}  # of each task: when its result is written

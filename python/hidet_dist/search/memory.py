@@ -18,6 +18,7 @@ results in registers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from hidet_dist.reshard import PlannedSteps, Step, walk
@@ -101,24 +102,58 @@ class Lifetimes:
         return POINTS * operator + CONVERT, self.end[name] if shares else POINTS * operator + RUN
 
 
+WEIGHT, INPUT, OUTPUT, ACTIVATION, CONVERTED, BUFFER = (
+    "weight",
+    "input",
+    "output",
+    "activation",
+    "converted",
+    "buffer",
+)
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Bytes that a device holds from program point ``begin`` to ``end`` (included), and what they are of ``tensor``.
+
+    ``what`` is ``weight``, ``input`` or ``output`` for what is held throughout, ``activation`` for what an operator
+    makes, ``converted`` for a tensor in another spec, and ``buffer`` for what a conversion needs in between.
+    """
+
+    tensor: str
+    what: str
+    begin: int
+    end: int
+    nbytes: int
+
+
 def point_bytes(view: GraphView, stage: StagePlan) -> list[int]:
     """Bytes that a device holds at each program point. Raises SpecError when a spec does not fit the graph."""
+    change = [0] * (POINTS * len(view.operators) + 2)
+    for one in holdings(view, stage):
+        change[one.begin] += one.nbytes
+        change[one.end + 1] -= one.nbytes
+    return list(accumulate(change))[:-1]
+
+
+def holdings(view: GraphView, stage: StagePlan) -> list[Holding]:
+    """List what a device holds, and for how long. Raises SpecError when a spec does not fit the graph."""
     mesh, lifetimes = stage.mesh, Lifetimes(view)
     conversions = PlannedSteps(stage)
-    change = [0] * (lifetimes.count + 1)
+    held: list[Holding] = []
 
-    def hold(begin: int, end: int, nbytes: int) -> None:
+    def hold(name: str, what: str, begin: int, end: int, nbytes: int) -> None:
         if begin <= end:
-            change[begin] += nbytes
-            change[end + 1] -= nbytes
+            held.append(Holding(name, what, begin, end, nbytes))
 
     def size(name: str, spec: TensorShardSpec) -> int:
         return spec.local_nbytes(view.shape(name), view.itemsize(name), mesh)
 
     resident = {(name, tensor.spec) for name, tensor in zip(view.outputs, stage.outputs, strict=True)}
     spec_of: dict[str, TensorShardSpec] = {}
-    for tensor in (*stage.weights, *stage.inputs, *stage.outputs):
-        hold(0, lifetimes.count - 1, size(tensor.name, tensor.spec))
+    for what, tensors in ((WEIGHT, stage.weights), (INPUT, stage.inputs), (OUTPUT, stage.outputs)):
+        for tensor in tensors:
+            hold(tensor.name, what, 0, lifetimes.count - 1, size(tensor.name, tensor.spec))
     for tensor in (*stage.weights, *stage.inputs):
         spec_of[tensor.name] = tensor.spec
     for number, (op, plan) in enumerate(zip(view.operators, stage.operators, strict=True)):
@@ -127,13 +162,13 @@ def point_bytes(view: GraphView, stage: StagePlan) -> list[int]:
             name = view.names[y]
             spec_of[name] = spec
             kept = 0 if (name, spec) in resident else size(name, spec)
-            hold(*lifetimes.after(number, name), kept)
+            hold(name, ACTIVATION, *lifetimes.after(number, name), kept)
             if name in lifetimes.viewed:
                 continue
             partial = plan.spec.partial_spec(o)
-            hold(at + RUN, at + RUN, size(name, partial) if fns else kept)
+            hold(name, ACTIVATION, at + RUN, at + RUN, size(name, partial) if fns else kept)
             most = reduction_nbytes(view.shape(name), view.itemsize(name), partial, fns, mesh)
-            hold(at + REDUCE, at + REDUCE, most if fns else kept)
+            hold(name, ACTIVATION, at + REDUCE, at + REDUCE, most if fns else kept)
     spans: dict[tuple[str, TensorShardSpec], tuple[int, int]] = {}
     for name, target, begin, end in _requirements(view, stage, lifetimes):
         if target != spec_of[name]:
@@ -141,10 +176,11 @@ def point_bytes(view: GraphView, stage: StagePlan) -> list[int]:
             spans[name, target] = min(first, begin), max(last, end)
     for (name, target), (begin, end) in spans.items():
         if (name, target) not in resident:
-            hold(begin, end, size(name, target))
+            hold(name, CONVERTED, begin, end, size(name, target))
         steps = conversions.take(name, view.pieces(name)[0], spec_of[name], target)
-        hold(begin, begin, conversion_nbytes(view.shape(name), view.itemsize(name), spec_of[name], steps, mesh))
-    return list(accumulate(change))[:-1]
+        working = conversion_nbytes(view.shape(name), view.itemsize(name), spec_of[name], steps, mesh)
+        hold(name, BUFFER, begin, begin, working)
+    return held
 
 
 def _requirements(

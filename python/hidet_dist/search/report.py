@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,7 +15,8 @@ from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Edge, Problem, evaluate
 from hidet_dist.spec import OpShardSpec, StagePlan, TensorShardSpec
 from hidet_dist.spec.partial import Layout, PartialSpec, split_of
-from hidet_dist.spec.report import Incumbent, Row, RunnerUp, SearchReport, Traffic
+from hidet_dist.spec.plan import ConversionPlan
+from hidet_dist.spec.report import Incumbent, Row, RunnerUp, Saving, SearchReport, Traffic
 from hidet_dist.view import GraphView
 
 
@@ -54,7 +55,7 @@ def write_report(
     limits: Limits,
 ) -> SearchReport:
     """Write the report of the search that found ``stage``; ``incumbents`` are the plans that were the best known."""
-    others = runner_ups(formulation, picks, stage.seconds * (1 - gap), limits)
+    others = Alternatives(formulation, picks, stage.seconds * (1 - gap), limits)
     return SearchReport(
         mode,
         stage.seconds * (1 - gap),
@@ -62,45 +63,117 @@ def write_report(
         budget,
         tuple(live_bytes(view, stage)),
         traffic(view, stage),
-        others,
+        others.runner_ups(),
         _incumbents(incumbents),
         limits.time_reached,
+        others.weights(),
+        others.savings(view, stage),
     )
 
 
-def runner_ups(
-    formulation: Formulation, picks: Sequence[int], bound_seconds: float, limits: Limits
-) -> tuple[RunnerUp | None, ...]:
-    """Select the next best choice of each operator: that of the least bound, or without bounds, the least cost.
+class Alternatives:
+    """What plans cost in which an operator, a weight, an input or an output makes another choice.
 
-    The bound is a min-marginal of the problem without its budget (a backward pass of the elimination over all choices),
-    and no less than ``bound_seconds``, below which there is no plan that fits.
+    The bound of a choice is a min-marginal of the problem without its budget (a backward pass of the elimination over
+    all choices), and no less than ``bound_seconds``, below which there is no plan that fits. Of several choices the
+    best is that of the least bound, or without bounds, of the least cost.
     """
-    problem = formulation.problem
-    count = len(formulation.choices)
-    free = Prices([0.0] * problem.activations.points)
-    try:
-        least = marginals(problem, [list(range(len(costs))) for costs in problem.cost], Tables(limits), free)
-    except OutOfTimeError:
-        least = None
-    alone = _alone(problem, picks, count)
-    result: list[RunnerUp | None] = []
-    for number, choices in enumerate(formulation.choices):
-        others = [k for k in range(len(choices)) if k != picks[number]]
-        if not others:
-            result.append(None)
-            continue
-        bounds = None if least is None else least[number]
-        best = min(
-            others, key=lambda k: (0.0 if bounds is None else max(float(bounds[k]), bound_seconds), alone[number][k], k)
+
+    def __init__(self, formulation: Formulation, picks: Sequence[int], bound_seconds: float, limits: Limits):
+        self.formulation, self.picks, self.bound_seconds = formulation, picks, bound_seconds
+        problem = formulation.problem
+        free = Prices([0.0] * problem.activations.points)
+        try:
+            self.least = marginals(problem, [list(range(len(costs))) for costs in problem.cost], Tables(limits), free)
+        except OutOfTimeError:
+            self.least = None
+        self.alone = _alone(problem, picks)
+        stored = (*formulation.weight_specs, *formulation.inputs, *formulation.outputs)
+        self.specs = [[choice.spec for choice in choices] for choices in formulation.choices] + list(stored)
+
+    def _choice(self, entity: int, k: int) -> RunnerUp:
+        bound = None if self.least is None else max(float(self.least[entity][k]), self.bound_seconds)
+        return RunnerUp(str(self.specs[entity][k]), bound, self.alone[entity][k])
+
+    def _best(self, entity: int, avoided: Sequence[object] | None = None) -> RunnerUp | None:
+        """Select the best of the choices that are not made; if ``avoided`` (one a choice), that avoid what is made."""
+        pick = self.picks[entity]
+        others = [k for k in range(len(self.specs[entity])) if k != pick]
+        if avoided is not None:
+            others = [k for k in others if avoided[k] != avoided[pick]]
+        return min((self._choice(entity, k) for k in others), key=_order, default=None)
+
+    def runner_ups(self) -> tuple[RunnerUp | None, ...]:
+        """Select the next best choice of each operator."""
+        return tuple(self._best(number) for number in range(len(self.formulation.choices)))
+
+    def weights(self) -> tuple[tuple[RunnerUp, ...], ...]:
+        """Cost every other choice of each weight."""
+        return tuple(
+            tuple(self._choice(entity, k) for k in range(len(self.specs[entity])) if k != self.picks[entity])
+            for entity in self.formulation.weights
         )
-        bound = None if bounds is None else max(float(bounds[best]), bound_seconds)
-        result.append(RunnerUp(str(choices[best].spec), bound, alone[number][best]))
-    return tuple(result)
+
+    def savings(self, view: GraphView, stage: StagePlan) -> tuple[Saving, ...]:
+        """Select for each reduction and conversion of the plan the best choice without it.
+
+        A reduction is avoided by another choice of its operator. A conversion is avoided where the producer of the
+        tensor makes it in another spec, or all that need it so do not: the bound of the latter is the greatest of
+        theirs.
+        """
+        edges: dict[str, list[Edge]] = {}
+        names = list(self.formulation.layouts)
+        for edge in self.formulation.problem.edges:
+            edges.setdefault(names[edge.tensor], []).append(edge)
+        result: list[Saving] = []
+        for number, own in enumerate(stage.operators):
+            for conversion in own.conversions:
+                result += self._saving(view, number, conversion, edges[conversion.tensor])
+            for o, fns in enumerate(own.spec.reduce_fns):
+                reductions = [choice.spec.reduce_fns[o] for choice in self.formulation.choices[number]]
+                best = self._best(number, reductions) if fns else None
+                if best is not None:
+                    name = view.names[view.operators[number].outputs[o]]
+                    result.append(Saving(number, name, "", f"op:{number}", **vars(best)))
+        for conversion in stage.output_conversions:
+            result += self._saving(view, None, conversion, edges[conversion.tensor])
+        return tuple(result)
+
+    def _saving(
+        self, view: GraphView, operator: int | None, conversion: ConversionPlan, edges: Sequence[Edge]
+    ) -> Iterator[Saving]:
+        layouts = self.formulation.layouts[conversion.tensor]
+        producer = edges[0].producer
+        found = [(producer, self._best(producer, [layouts[n] for n in edges[0].produced]))]
+        others = []
+        for edge in edges:
+            required = [layouts[n] for n in edge.consumed]
+            if required[self.picks[edge.consumer]] == conversion.target:
+                others.append((edge.consumer, self._best(edge.consumer, required)))
+        if all(choice is not None for _, choice in others):
+            found.append(max(others, key=lambda one: _order(one[1])))
+        possible = [(entity, choice) for entity, choice in found if choice is not None]
+        if possible:
+            entity, choice = min(possible, key=lambda one: _order(one[1]))
+            name = _entity_name(view, entity)
+            yield Saving(operator, conversion.tensor, str(conversion.target), name, **vars(choice))
 
 
-def _alone(problem: Problem, picks: Sequence[int], count: int) -> list[list[float]]:
-    """Cost the plans in which one choice of one of the first entities is changed."""
+def _order(choice: RunnerUp | None) -> tuple[float, float]:
+    return (0.0, 0.0) if choice is None else (choice.at_least_seconds or 0.0, choice.alone_seconds)
+
+
+def _entity_name(view: GraphView, entity: int) -> str:
+    """The name by which an entity of the problem is pinned or edited."""
+    count, stored = len(view.operators), (*view.weights, *view.inputs)
+    if entity < count:
+        return f"op:{entity}"
+    number = entity - count
+    return stored[number] if number < len(stored) else f"y{number - len(stored)}"
+
+
+def _alone(problem: Problem, picks: Sequence[int]) -> list[list[float]]:
+    """Cost the plans in which one choice of one entity is changed."""
     total = evaluate(problem, picks)
     edges: list[list[Edge]] = [[] for _ in problem.cost]
     groups: dict[int, list[Edge]] = {}
@@ -124,36 +197,81 @@ def _alone(problem: Problem, picks: Sequence[int], count: int) -> list[list[floa
 
     return [
         [total - around(entity, picks[entity]) + around(entity, k) for k in range(len(problem.cost[entity]))]
-        for entity in range(count)
+        for entity in range(len(problem.cost))
     ]
+
+
+@dataclass(frozen=True)
+class SentStep:
+    """A step of a conversion, or a reduce function, in its place in the plan.
+
+    Attributes
+    ----------
+    operator: where it is; None for a graph output.
+    tensor: what is communicated.
+    step: what is done.
+    before, after: the layouts of the tensor.
+    source, target: the specs before all steps of the conversion or reduction and after them.
+    nbytes: of the tensor that is whole within a group; 0 for a local step.
+    reduces: whether it is a reduce function.
+    """
+
+    operator: int | None
+    tensor: str
+    step: Step
+    before: Layout
+    after: Layout
+    source: TensorShardSpec
+    target: TensorShardSpec
+    nbytes: int
+    reduces: bool
+
+
+def sent_steps(view: GraphView, stage: StagePlan) -> Iterator[SentStep]:
+    """Yield each conversion step and reduce function of a plan, in execution order."""
+    mesh = stage.mesh
+
+    def steps_of(operator: int | None, conversion: ConversionPlan) -> Iterator[SentStep]:
+        name = conversion.tensor
+        layout: Layout = conversion.source
+        steps = tuple(map(Step.parse, conversion.steps))
+        for step, after in zip(steps, walk(steps, layout, view.shape(name), mesh), strict=True):
+            nbytes = sent_nbytes(name, step, layout, after)
+            yield SentStep(operator, name, step, layout, after, conversion.source, conversion.target, nbytes, False)
+            layout = after
+
+    def sent_nbytes(name: str, step: Step, before: Layout, after: Layout) -> int:
+        if not step.collective.communicates:
+            return 0
+        # A collective's group holds the tensor once, in pieces or whole: before it or after it.
+        shape, itemsize = view.shape(name), view.itemsize(name)
+        sizes = (split_of(layout).local_nbytes(shape, itemsize, mesh) for layout in (before, after))
+        return max(sizes) * (mesh.group_size(step.mesh_axes) if step.collective.moves else 1)
+
+    for number, (op, own) in enumerate(zip(view.operators, stage.operators, strict=True)):
+        for conversion in own.conversions:
+            yield from steps_of(number, conversion)
+        for o, fns in enumerate(own.spec.reduce_fns):
+            name = view.names[op.outputs[o]]
+            for n, fn in enumerate(fns):
+                axes = tuple(axis for later in fns[n:] for axis in later.mesh_axes)
+                partial = PartialSpec(_before(own.spec, o, n), fn.op, axes)
+                step = Step.of(fn)
+                (after,) = walk([step], partial, view.shape(name), mesh)
+                nbytes = sent_nbytes(name, step, partial, after)
+                source, target = own.spec.partial_spec(o), own.spec.out_specs[o]
+                yield SentStep(number, name, step, partial, after, source, target, nbytes, True)
+    for conversion in stage.output_conversions:
+        yield from steps_of(None, conversion)
 
 
 def traffic(view: GraphView, stage: StagePlan) -> dict[str, Traffic]:
     """Count the communication of a run by kind of collective, in bytes of the tensors whole within their groups."""
-    mesh = stage.mesh
     result: dict[str, Traffic] = {}
-
-    def add(name: str, steps: Sequence[Step], source: Layout) -> None:
-        shape, itemsize = view.shape(name), view.itemsize(name)
-        for step, after in zip(steps, walk(steps, source, shape, mesh), strict=True):
-            if step.collective.communicates:
-                # A collective's group holds the tensor once, in pieces or whole: before it or after it.
-                sizes = (split_of(layout).local_nbytes(shape, itemsize, mesh) for layout in (source, after))
-                whole = max(sizes) * (mesh.group_size(step.mesh_axes) if step.collective.moves else 1)
-                before_this = result.get(step.kind, Traffic(0, 0))
-                result[step.kind] = Traffic(before_this.count + 1, before_this.nbytes + whole)
-            source = after
-
-    for op, planned in zip(view.operators, stage.operators, strict=True):
-        for conversion in planned.conversions:
-            add(conversion.tensor, tuple(map(Step.parse, conversion.steps)), conversion.source)
-        for o, fns in enumerate(planned.spec.reduce_fns):
-            for n, fn in enumerate(fns):
-                axes = tuple(axis for later in fns[n:] for axis in later.mesh_axes)
-                partial = PartialSpec(_before(planned.spec, o, n), fn.op, axes)
-                add(view.names[op.outputs[o]], [Step.of(fn)], partial)
-    for conversion in stage.output_conversions:
-        add(conversion.tensor, tuple(map(Step.parse, conversion.steps)), conversion.source)
+    for sent in sent_steps(view, stage):
+        if sent.step.collective.communicates:
+            earlier = result.get(sent.step.kind, Traffic(0, 0))
+            result[sent.step.kind] = Traffic(earlier.count + 1, earlier.nbytes + sent.nbytes)
     return dict(sorted(result.items()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -23,16 +24,39 @@ _MOST_DIGITS = 18  # of the number of an operator
 
 @dataclass(frozen=True)
 class RunnerUp:
-    """The next best choice of an operator.
+    """The next best choice of an operator, or another choice of a weight.
 
     Attributes
     ----------
-    spec: its operator sharding spec, as text.
+    spec: the spec, as text.
     at_least_seconds: a lower bound of all plans with this choice. It is attained if no budget binds and no tensor has
         very many readers. None if the graph is too densely connected to compute it.
     alone_seconds: the seconds of the plan with this choice and all others unchanged, whatever memory that needs.
     """
 
+    spec: str
+    at_least_seconds: float | None
+    alone_seconds: float
+
+
+@dataclass(frozen=True)
+class Saving:
+    """The cheapest way known to do without a conversion or a reduction: another choice of an operator or a tensor.
+
+    Attributes
+    ----------
+    operator: where the plan has the conversion or reduction; None for a graph output.
+    tensor: the name of what is converted or reduced.
+    target: the spec that it is converted to, as text; empty for a reduction.
+    changed: the name of what gets another spec, such as ``op:7`` or ``w0``.
+    spec: that spec, as text.
+    at_least_seconds, alone_seconds: of plans with it, as those of a :class:`RunnerUp`.
+    """
+
+    operator: int | None
+    tensor: str
+    target: str
+    changed: str
     spec: str
     at_least_seconds: float | None
     alone_seconds: float
@@ -86,6 +110,8 @@ class SearchReport:
     incumbents: the best plans known in turn; the last one is the plan. Its sum of seconds may exceed the previous
         one's if it was chosen for its makespan.
     time_limit_reached: whether the time limit cut the search short, so that its result depends on the machine's speed.
+    weights: for each weight, the specs that it might have had.
+    savings: for each conversion and reduction of the plan that another choice avoids, the cheapest such choice.
     """
 
     mode: str
@@ -97,6 +123,8 @@ class SearchReport:
     runner_ups: tuple[RunnerUp | None, ...]
     incumbents: tuple[Incumbent, ...]
     time_limit_reached: bool = False
+    weights: tuple[tuple[RunnerUp, ...], ...] = ()
+    savings: tuple[Saving, ...] = ()
 
     def without_times(self) -> SearchReport:
         """The report without measured times, so that the same input gives the same report."""
@@ -124,6 +152,8 @@ class SearchReport:
                 tuple(runner_ups),
                 tuple(map(_incumbent, read_list(data, "incumbents"))),
                 read_flag(data, "time_limit_reached"),
+                tuple(tuple(map(_runner_up, own)) for own in _lists(data, "weights")),
+                tuple(map(_saving, read_list(data, "savings"))),
             )
         except SpecError as error:
             raise PlanError(f"Not a report of a search: {error}") from error
@@ -139,6 +169,19 @@ def _runner_up(data: Any) -> RunnerUp:
     known = read_field(data, "at_least_seconds") is not None
     at_least = read_number(data, "at_least_seconds", -LARGEST) if known else None
     return RunnerUp(read_text(data, "spec"), at_least, read_number(data, "alone_seconds", -LARGEST))
+
+
+def _lists(data: Mapping[str, Any], key: str) -> Iterator[list[Any]]:
+    for number, own in enumerate(read_list(data, key)):
+        yield read_list({f"{key}[{number}]": own}, f"{key}[{number}]")
+
+
+def _saving(data: Any) -> Saving:
+    data = read_object(data, "a saving")
+    choice = _runner_up(data)
+    operator = None if read_field(data, "operator") is None else read_whole(data, "operator")
+    tensor, target, changed = (read_text(data, key) for key in ("tensor", "target", "changed"))
+    return Saving(operator, tensor, target, changed, choice.spec, choice.at_least_seconds, choice.alone_seconds)
 
 
 def _incumbent(data: Any) -> Incumbent:

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from hidet_dist import auto_parallel
@@ -11,6 +12,7 @@ from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.search import search
 from hidet_dist.search.memory import live_bytes
+from hidet_dist.soundness.graphs import PATTERNS
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import bert, models
 from hidet_dist.toolchain.cuda import find_toolkit
@@ -31,6 +33,7 @@ def llama(layers=1):
 
 
 MODELS = {"minilm": minilm, "gpt2": gpt2, "llama": llama}
+BUILT = {**MODELS, "attention": lambda: PATTERNS["attention"](np.random.default_rng(0))}
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +56,8 @@ def budget(graph, ranks):
 @pytest.fixture(
     scope="package",
     params=[
-        pytest.param(("gpt2", "sm_90"), id="gpt2-sm_90"),
+        pytest.param(("attention", "sm_90"), id="attention-sm_90"),
+        pytest.param(("gpt2", "sm_90"), id="gpt2-sm_90", marks=pytest.mark.slow),
         pytest.param(("minilm", "sm_80"), id="minilm-sm_80", marks=pytest.mark.slow),
         pytest.param(("llama", "sm_90"), id="llama-sm_90", marks=pytest.mark.slow),
         pytest.param(("gpt2", "sm_80"), id="gpt2-sm_80", marks=pytest.mark.slow),
@@ -64,7 +68,7 @@ def budget(graph, ranks):
 def built(request, nvcc, tmp_path_factory):
     """A layer of a model on two GPUs that each hold little more than half of its weights: its artifacts."""
     name, arch = request.param
-    graph = MODELS[name]()
+    graph = BUILT[name]()
     out = tmp_path_factory.mktemp("artifacts") / name
     target = {"target": "cuda", "arch": arch, "mem_budget": budget(graph, 2)}
     result = auto_parallel(graph, {"mesh_shape": [2]}, target, out)

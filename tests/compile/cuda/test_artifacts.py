@@ -65,4 +65,4 @@ def test_memory_is_as_predicted(built):
     assert set(stage.workspace_bytes) == {"cuda"}
     ends = sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in (*stage.inputs, *stage.outputs))
     predicted = max(live_bytes(GraphView(normalize(built.graph), (), plan.mesh), plan))
-    assert 0.95 < (stage.weight_bytes + stage.workspace_bytes["cuda"] + ends) / predicted < 1.05
+    assert 0.9 < (stage.weight_bytes + stage.workspace_bytes["cuda"] + ends) / predicted < 1.05

@@ -1,0 +1,307 @@
+"""The data of a report, gathered from a plan, its graph and the machine that it is planned for."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+from hidet_dist.cost.model import PredictedCost
+from hidet_dist.cost.work import kernel_class
+from hidet_dist.errors import PlanError
+from hidet_dist.machine import Cluster
+from hidet_dist.normalize import NormalGraph
+from hidet_dist.overlap.planned import AFTER, AT, PlannedTasks, overlapped
+from hidet_dist.overlap.streams import spans
+from hidet_dist.report import reasons
+from hidet_dist.report.data import (
+    ACTIVATION,
+    COMMUNICATION,
+    COMPUTE,
+    CONVERT,
+    DELIVER,
+    INPUT,
+    REDUCE,
+    WEIGHT,
+    Communication,
+    Holding,
+    Incumbent,
+    Machine,
+    Memory,
+    Operator,
+    Report,
+    Saving,
+    Search,
+    Span,
+    Tensor,
+)
+from hidet_dist.report.layers import families
+from hidet_dist.report.modules import operator_modules, parent
+from hidet_dist.reshard.cost import itemsize, step_seconds
+from hidet_dist.search.memory import POINTS, holdings, point_bytes
+from hidet_dist.search.planner import memory_budget
+from hidet_dist.search.report import SentStep, sent_steps
+from hidet_dist.spec import StagePlan, TensorShardSpec
+from hidet_dist.spec.report import RunnerUp
+from hidet_dist.spec.symbols import SymbolSize
+from hidet_dist.symbolic.planning import planning_view
+from hidet_dist.view import GraphView
+
+_NAMED_AFTER = ("matmul", "convolution", "lookup")  # classes of kernels of which each has a matrix of its own
+
+
+def collect(
+    stage: StagePlan, graph: NormalGraph, cluster: Cluster, title: str = "", mem_budget: int | None = None
+) -> Report:
+    """Gather what a report shows.
+
+    Parameters
+    ----------
+    stage: StagePlan
+        The plan of a stage. What its search found out is in ``stage.report``; without it the report has neither bounds
+        nor alternatives.
+    graph: NormalGraph
+        The graph that it was made for.
+    cluster: Cluster
+        The machine, with the plan's mesh.
+    title: str
+        What the page is called.
+    mem_budget: int, optional
+        Bytes that a device may hold, where the plan has no report; the device's memory by default.
+
+    Raises
+    ------
+    PlanError
+        When the plan is of another graph or mesh.
+    """
+    if stage.mesh != cluster.mesh:
+        raise PlanError(f"The plan is for the mesh {stage.mesh}; the machine has {cluster.mesh}.")
+    declared = {symbol.name: SymbolSize(symbol.size, symbol.multiple_of) for symbol in stage.symbols}
+    view = planning_view(graph, declared, stage.mesh)
+    if view.fingerprint() != stage.fingerprint:
+        raise PlanError("The plan was made for another graph; plan this one anew.")
+    return _Collector(stage, view, cluster, mem_budget).report(title)
+
+
+class _Collector:
+    """The parts of a report on one stage."""
+
+    def __init__(self, stage: StagePlan, view: GraphView, cluster: Cluster, mem_budget: int | None):
+        self.stage, self.view, self.cluster = stage, view, cluster
+        self.mesh = stage.mesh
+        self.found = stage.report
+        self.budget = memory_budget(cluster, mem_budget) if self.found is None else self.found.mem_budget
+        self.operators = self._operators()
+        self.tensors = self._tensors()
+        self.tensor = {tensor.name: tensor for tensor in self.tensors}
+        self.readers: dict[tuple[str, TensorShardSpec], list[int]] = defaultdict(list)
+        for op, own in zip(view.operators, self.stage.operators, strict=True):
+            for x, spec in zip(op.inputs, own.spec.in_specs, strict=True):
+                self.readers[view.names[x], spec].append(own.index)
+
+    def report(self, title: str) -> Report:
+        stage, device = self.stage, self.cluster.device
+        communications = self._communications()
+        machine = Machine(
+            device.name,
+            int(device.memory_bytes),
+            tuple(float(link.bandwidth_bytes_per_second) for link in self.cluster.links),
+            tuple(float(link.latency_seconds) for link in self.cluster.links),
+            device.overlaps_communication,
+        )
+        return Report(
+            title,
+            self.mesh.shape,
+            self.mesh.axis_names,
+            machine,
+            stage.fingerprint,
+            self.stage.seconds,
+            self.stage.makespan_seconds,
+            None if stage.overlap is None else stage.overlap.held_bytes,
+            tuple(self.view.outputs),
+            self.stage.collectives(),
+            tuple(self.tensors),
+            tuple(self.operators),
+            communications,
+            self._memory(),
+            self._timeline(),
+            families(self.tensors, self.operators, communications),
+            self._search(),
+        )
+
+    def _operators(self) -> list[Operator]:
+        view, stage = self.view, self.stage
+        names = [([view.names[x] for x in op.inputs], [view.names[y] for y in op.outputs]) for op in view.operators]
+        labels = {weight.name: weight.label for weight in stage.weights if weight.label}
+        readers = Counter(name for ins, _ in names for name in dict.fromkeys(ins) if name in labels)
+        named_after: list[str | None] = []
+        for op, (ins, _) in zip(view.operators, names, strict=True):
+            own = [name for name in ins if name in labels]
+            largest = max(own, key=lambda name: len(view.shape(name)), default=None)
+            shared = largest is not None and readers[largest] > 1 and kernel_class(op) not in _NAMED_AFTER
+            named_after.append(None if shared else largest)
+        modules = operator_modules(
+            [ins for ins, _ in names],
+            [outs for _, outs in names],
+            {name: parent(label.partition("[")[0]) for name, label in labels.items()},
+            named_after,
+        )
+        runner_ups = [None] * len(names) if self.found is None else self.found.runner_ups
+        return [
+            Operator(
+                own.index,
+                own.operator,
+                own.label,
+                module,
+                str(own.spec),
+                tuple(ins),
+                tuple(outs),
+                own.compute_seconds,
+                own.reduce_seconds,
+                sum(conversion.seconds for conversion in own.conversions),
+                own.note,
+                runner_up,
+            )
+            for own, module, (ins, outs), runner_up in zip(stage.operators, modules, names, runner_ups, strict=True)
+        ]
+
+    def _tensors(self) -> list[Tensor]:
+        view, stage = self.view, self.stage
+        alternatives = () if self.found is None else self.found.weights
+        result = []
+        for number, weight in enumerate(stage.weights):
+            others = alternatives[number] if number < len(alternatives) else ()
+            module = parent(weight.label.partition("[")[0])
+            result.append(self._tensor(weight.name, WEIGHT, weight.spec, weight.label, module, others))
+        result += [self._tensor(x.name, INPUT, x.spec, x.label) for x in stage.inputs]
+        labels = {y.name: y.label for y in stage.outputs}
+        for operator, own in zip(self.operators, stage.operators, strict=True):
+            for name, spec in zip(operator.outputs, own.spec.out_specs, strict=True):
+                result.append(self._tensor(name, ACTIVATION, spec, labels.get(name, ""), operator.module))
+        known = {tensor.name for tensor in result}
+        assert known == set(view.tensors), "every tensor is a weight, an input or an operator's output"
+        return result
+
+    def _tensor(
+        self,
+        name: str,
+        kind: str,
+        spec: TensorShardSpec,
+        label: str,
+        module: str = "",
+        alternatives: Sequence[RunnerUp] = (),
+    ) -> Tensor:
+        view, mesh = self.view, self.mesh
+        shape = view.shape(name)
+        return Tensor(
+            name,
+            label,
+            kind,
+            view.tensors[name].dtype.name,
+            shape,
+            view.nbytes(name),
+            str(spec),
+            spec.local_shape(shape, mesh),
+            spec.local_nbytes(shape, view.itemsize(name), mesh),
+            module,
+            view.written(name),
+            tuple(alternatives),
+        )
+
+    def _communications(self) -> tuple[Communication, ...]:
+        hidden: dict[tuple[int | None, str, str], list[float]] = defaultdict(list)
+        if self.stage.overlap is not None:
+            for one in self.stage.overlap.communications:
+                hidden[one.operator, one.tensor, one.step].append(one.hidden_seconds)
+        maker = {name: operator for operator in self.operators for name in operator.outputs}
+        savings: Mapping[object, Saving] = {}
+        if self.found is not None:
+            savings = {
+                (one.operator, one.tensor, one.target): Saving(
+                    one.changed, one.spec, one.at_least_seconds, one.alone_seconds
+                )
+                for one in self.found.savings
+            }
+        result = []
+        for sent in sent_steps(self.view, self.stage):
+            if not sent.step.collective.communicates:
+                continue
+            tensor = self.tensor[sent.tensor]
+            readers = [self.operators[n] for n in self.readers[sent.tensor, sent.target]]
+            purpose = REDUCE if sent.reduces else DELIVER if sent.operator is None else CONVERT
+            why = reasons.reason(
+                purpose,
+                tensor,
+                maker.get(sent.tensor),
+                readers,
+                sent.source,
+                sent.target,
+                sent.step.mesh_axes,
+                sent.step.op,
+                self.mesh,
+            )
+            own = maker.get(sent.tensor) if sent.operator is None else self.operators[sent.operator]
+            key = sent.operator, sent.tensor, str(sent.step)
+            result.append(
+                Communication(
+                    sent.operator,
+                    sent.tensor,
+                    "" if own is None else own.module,
+                    purpose,
+                    sent.step.kind,
+                    str(sent.step),
+                    str(sent.before),
+                    str(sent.after),
+                    self.mesh.group_size(sent.step.mesh_axes),
+                    sent.nbytes,
+                    self._seconds(sent),
+                    hidden[key].pop(0) if hidden[key] else 0.0,
+                    why,
+                    savings.get((sent.operator, sent.tensor, "" if sent.reduces else str(sent.target))),
+                )
+            )
+        return tuple(result)
+
+    def _seconds(self, sent: SentStep) -> float:
+        """The seconds of a step as the plan counts them: a reduction by its shape, a conversion by its pieces."""
+        shape, element = self.view.pieces(sent.tensor)
+        if sent.reduces:
+            shape, element = self.view.shape(sent.tensor), self.view.itemsize(sent.tensor)
+        return step_seconds(sent.step, sent.before, sent.after, shape, itemsize(element), self.cluster)
+
+    def _memory(self) -> Memory:
+        held = tuple(
+            Holding(one.tensor, one.what, one.begin, one.end, one.nbytes)
+            for one in holdings(self.view, self.stage)
+            if one.nbytes
+        )
+        return Memory(self.budget, POINTS, tuple(point_bytes(self.view, self.stage)), held)
+
+    def _timeline(self) -> tuple[Span, ...]:
+        model = PredictedCost(self.cluster)
+        planned = PlannedTasks(self.view, self.cluster, model.fused(self.view))
+        result = overlapped(planned, self.stage, self.budget)
+        if not self.cluster.device.overlaps_communication:
+            result = result.in_turn()
+        found = []
+        for task, (begin, seconds) in enumerate(spans(result.tasks, result.schedule.launches)):
+            (place, part), communication = result.places[task], result.communications[task]
+            operator = place if place < len(self.operators) else None
+            what = ""
+            if communication is not None:
+                what = f"{communication.step} of {communication.tensor}"
+            elif part != AT:
+                what = "pack or unpack, after it" if part == AFTER else "pack or unpack, before it"
+            stream = COMPUTE if communication is None else COMMUNICATION
+            if seconds:
+                found.append(Span(stream, operator, what, begin, seconds))
+        return tuple(sorted(found, key=lambda span: span.begin_seconds))
+
+    def _search(self) -> Search | None:
+        if self.found is None:
+            return None
+        incumbents = tuple(
+            Incumbent(one.seconds, one.bound_seconds, one.elapsed_seconds) for one in self.found.incumbents
+        )
+        return Search(
+            self.found.mode, self.found.bound_seconds, self.found.gap, self.found.time_limit_reached, incumbents
+        )

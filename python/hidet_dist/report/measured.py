@@ -1,0 +1,90 @@
+"""Measured runs of a plan, read from Chrome traces that profiles were saved to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hidet_dist.errors import PlanError
+from hidet_dist.files import parse_json, read_text
+from hidet_dist.limits import MOST_PLAN_BYTES
+from hidet_dist.report.data import COMMUNICATION, COMPUTE
+
+_MICROSECONDS = 1e6  # in a second: the unit of times in a trace
+_MOST_NAME = 200
+
+
+@dataclass(frozen=True)
+class MeasuredSpan:
+    """A kernel or collective as it was measured: its name, what it communicates if it does, and its times."""
+
+    stream: str
+    name: str
+    what: str
+    begin_seconds: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One call on one rank; times count from its first event."""
+
+    rank: int
+    seconds: float
+    spans: tuple[MeasuredSpan, ...]
+
+
+def read_traces(paths: Sequence[str | Path]) -> list[Trace]:
+    """Read files that ``Profile.save`` or ``merge_traces`` wrote, one trace a rank, by rank.
+
+    Raises
+    ------
+    PlanError
+        When a file is no such trace, or two are of one rank.
+    """
+    found: dict[int, Trace] = {}
+    for path in paths:
+        try:
+            data = parse_json(read_text(path, MOST_PLAN_BYTES))
+            traces = _traces(data["traceEvents"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise PlanError(f"{path} is no trace of a profile: {type(error).__name__}: {error}.") from error
+        for trace in traces:
+            if trace.rank in found:
+                raise PlanError(f"{path}: there is another trace of rank {trace.rank}; give one of each rank.")
+            found[trace.rank] = trace
+    return [found[rank] for rank in sorted(found)]
+
+
+def _traces(events: list[dict[str, Any]]) -> list[Trace]:
+    ranks: dict[int, list[MeasuredSpan]] = {}
+    calls: dict[int, tuple[float, float]] = {}
+    for event in events:
+        if event["ph"] != "X":
+            continue
+        rank = event["pid"]
+        begin, seconds = event["ts"] / _MICROSECONDS, event["dur"] / _MICROSECONDS
+        if isinstance(rank, bool) or not isinstance(rank, int) or not (math.isfinite(begin) and math.isfinite(seconds)):
+            raise ValueError(f"an event of rank {rank!r} at {begin} s of {seconds} s")
+        if event["cat"] == "call":
+            calls[rank] = begin, seconds
+        elif event["cat"] in (COMPUTE, COMMUNICATION):
+            what = event.get("args", {}).get("communicates", "")
+            name = str(event["name"])[:_MOST_NAME]
+            ranks.setdefault(rank, []).append(MeasuredSpan(event["cat"], name, str(what)[:_MOST_NAME], begin, seconds))
+    if not ranks:
+        raise ValueError("it has no events of kernels")
+    result = []
+    for rank, spans in ranks.items():
+        end = max(span.begin_seconds + span.seconds for span in spans)
+        begin = min(span.begin_seconds for span in spans)
+        begin, seconds = calls.get(rank, (begin, end - begin))
+        own = sorted(spans, key=lambda span: span.begin_seconds)
+        shifted = tuple(
+            MeasuredSpan(span.stream, span.name, span.what, span.begin_seconds - begin, span.seconds) for span in own
+        )
+        result.append(Trace(rank, seconds, shifted))
+    return result

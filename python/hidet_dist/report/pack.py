@@ -1,0 +1,67 @@
+"""Dataclasses as short JSON: fields by position, texts by number, and a schema by which the page reads them."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from typing import Any
+
+_DIGITS = 7  # of a number that is not whole: seconds are shown with fewer
+
+
+def pack(value: Any) -> dict[str, Any]:
+    """Pack a dataclass into ``{"schema", "texts", "value"}``.
+
+    ``schema`` maps the name of each dataclass to the names and types of its fields. A type is ``text`` (its place in
+    ``texts``), ``raw`` (the value itself), ``["list", type]``, or the name of a dataclass (its fields in a list, or
+    None).
+    """
+    schema: dict[str, list[tuple[str, Any]]] = {}
+    texts: dict[str, int] = {}
+    packed = _pack(_type(type(value), schema), value, schema, texts)
+    return {"schema": schema, "texts": list(texts), "value": packed, "type": type(value).__name__}
+
+
+def _type(kind: Any, schema: dict[str, list[tuple[str, Any]]]) -> Any:
+    """The type of a field as the schema has it, with the dataclasses that it needs put into the schema."""
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        others = [option for option in typing.get_args(kind) if option is not type(None)]
+        return _type(others[0], schema) if len(others) == 1 and dataclasses.is_dataclass(others[0]) else "raw"
+    if typing.get_origin(kind) is tuple:
+        element = _type(typing.get_args(kind)[0], schema)
+        return "raw" if element == "raw" else ["list", element]
+    if dataclasses.is_dataclass(kind):
+        name: str = getattr(kind, "__name__")  # noqa: B009  mypy takes it for an instance
+        if name not in schema:
+            schema[name] = []
+            schema[name] += [
+                (field, _type(hint, schema)) for field, hint in _hints(typing.cast(typing.Hashable, kind)).items()
+            ]
+        return name
+    return "text" if kind is str else "raw"
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {own.name: hints[own.name] for own in dataclasses.fields(kind)}
+
+
+def _pack(kind: Any, value: Any, schema: dict[str, list[tuple[str, Any]]], texts: dict[str, int]) -> Any:
+    if value is None:
+        return None
+    if kind == "text":
+        return texts.setdefault(value, len(texts))
+    if kind == "raw":
+        return _rounded(value)
+    if isinstance(kind, list):
+        return [_pack(kind[1], one, schema, texts) for one in value]
+    return [_pack(own, getattr(value, name), schema, texts) for name, own in schema[kind]]
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, tuple | list):
+        return [_rounded(one) for one in value]
+    return value

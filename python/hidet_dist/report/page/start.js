@@ -1,0 +1,227 @@
+// The page: its state, the answers at its top, and the drawing of all sections.
+
+const given = JSON.parse(document.getElementById('data').textContent);
+const {live} = given;
+let report, tensors, makers, readers, communicationsAt, families;
+let traces = given.traces.map(unpack);
+let pins = new Map();
+let first = null;  // the report that the page came with
+
+function take(packed) {
+  report = unpack(packed);
+  first = first || report;
+  tensors = new Map(report.tensors.map(tensor => [tensor.name, tensor]));
+  makers = new Map();
+  readers = new Map();
+  communicationsAt = new Map();
+  families = new Map(report.families.map(family => [family.prefix, family]));
+  const add = (map, key, value) => { if (map.has(key)) map.get(key).push(value); else map.set(key, [value]); };
+  for (const operator of report.operators) {
+    for (const name of operator.outputs) makers.set(name, operator);
+    for (const name of new Set(operator.inputs)) add(readers, name, operator);
+  }
+  for (const one of report.communications) if (one.operator !== null) add(communicationsAt, one.operator, one);
+}
+
+const meshText = () => `${deviceCount()} ${deviceCount() === 1 ? 'device' : 'devices'}, ${report.mesh_axes.map((axis, n) => `${axis} ${report.mesh_shape[n]}`).join(' × ')}`;
+
+const link = (section, text) => el('a', {href: `#${section}`}, text);
+
+function figure(name, value, note) {
+  return el('div', {class: 'figure'}, el('dt', {}, name), el('dd', {}, value), note ? el('dd', {class: 'note'}, note) : null);
+}
+
+function drawTop() {
+  const peak = peakBytes();
+  const sent = sum(report.communications, one => one.seconds);
+  const weights = sum(report.tensors.filter(tensor => tensor.kind === 'weight'), one => one.shard_nbytes);
+  document.getElementById('top').replaceChildren(
+    el('h1', {}, report.title || 'Plan'),
+    el('p', {class: 'quiet'}, `on ${meshText()} of ${report.machine.device}; graph ${report.fingerprint}`),
+    el('dl', {class: 'figures'},
+      figure('Predicted time of a run', time(report.makespan_seconds), report.makespan_seconds < report.seconds * (1 - 1e-6) ? `${time(report.seconds)} without overlap` : ''),
+      figure('Communication', percent(sent / report.seconds), Object.entries(report.collectives).map(([kind, number]) => `${number} ${kind}`).join(', ') || 'none'),
+      figure('Memory of a device', bytes(peak), `${percent(peak / report.memory.budget_bytes)} of ${bytes(report.memory.budget_bytes)}`),
+      figure('Weights of a device', bytes(weights), ''),
+      figure('Distance from the bound', boundText(), report.search && report.search.mode === 'search' ? `no plan takes less than ${time(report.search.bound_seconds)}` : '')),
+    live ? pinList() : '');
+}
+
+function boundText() {
+  const {search} = report;
+  if (!search) return 'unknown';
+  if (search.mode !== 'search') return 'not proven';
+  return search.gap <= 1e-12 ? 'none: optimal' : `at most ${percent(search.gap)}`;
+}
+
+function answer(question, section, ...content) {
+  return el('article', {class: 'answer'}, el('h3', {}, question), content.filter(Boolean).map(part => (part instanceof Node ? part : el('p', {}, part))), el('p', {class: 'to'}, link(section, `See ${section}`)));
+}
+
+function drawAnswers() {
+  replaceBody('answers', el('div', {class: 'answers'}, peakAnswer(), collectiveAnswer(), replicationAnswer(), boundAnswer(), layersAnswer()));
+}
+
+function peakAnswer() {
+  const point = peakPoint();
+  const causes = peakCauses();
+  const resident = heldAt(point).filter(isResident);
+  const size = sum(resident, one => one.nbytes);
+  const [cause] = causes, [largest] = resident;
+  const name = group => (group.count > 1 ? `the ${group.count} weights ${group.name}` : group.name);
+  return answer('Which tensor sets the memory peak?', 'memory',
+    cause ? el('p', {}, {converted: 'A converted copy of ', buffer: 'A buffer for converting '}[cause.what] || '', el('strong', {}, cause.name), !cause.tensor.label && makers.has(cause.tensor.name) ? `, made by ${operatorName(makers.get(cause.tensor.name))}` : '',
+      `, with ${bytes(cause.nbytes)}, is the largest tensor that makes it the peak: ${bytes(report.memory.held_bytes[point])} a device while ${pointText(point)}.`)
+      : el('p', {}, `Nothing but what is held throughout: ${bytes(peakBytes())} a device.`),
+    largest ? `${bytes(size)} are held throughout, most of it by ${name(largest)}: ${bytes(largest.nbytes)}.` : null);
+}
+
+function collectiveAnswer() {
+  const [group] = collectiveGroups();
+  if (!group) return answer('Which collective costs most, and why?', 'collectives', 'The plan has no collectives.');
+  const total = sum(report.communications, one => one.seconds);
+  const times = group.members.length > 1 ? `${group.members.length} × ${time(group.first.seconds)} = ` : '';
+  return answer('Which collective costs most, and why?', 'collectives',
+    el('p', {}, el('strong', {}, `${group.first.kind} at ${groupName(group)}`), `: ${times}${time(group.seconds)}, ${percent(group.seconds / total)} of all communication`,
+      group.hidden ? `, ${percent(group.hidden / group.seconds)} of it hidden.` : '.'),
+    group.first.why, savingText(group.first));
+}
+
+function replicationAnswer() {
+  const question = 'What would replicating a weight cost?';
+  const weights = report.tensors.filter(tensor => tensor.kind === 'weight' && replicatedOf(tensor));
+  if (!weights.length) {
+    return answer(question, 'weights', report.search ? 'Every weight is replicated already.' : 'Unknown: the plan was not searched.');
+  }
+  const output = el('p', {'aria-live': 'polite'});
+  const named = new Map();
+  for (const weight of weights) {
+    const name = patternOf(nameOf(weight));
+    if (!named.has(name)) named.set(name, []);
+    named.get(name).push(weight);
+  }
+  const show = name => {
+    const own = named.get(name);
+    const [weight] = own;
+    const extra = weight.nbytes - weight.shard_nbytes;
+    const each = own.length > 1 ? ` (each of ${own.length}; shown: ${nameOf(weight)})` : '';
+    output.replaceChildren(el('strong', {}, addedText(replicatedOf(weight))), ` more a run and `, el('strong', {}, bytes(extra)), ` more a device, which ${fitText(extra)}${each}.`);
+  };
+  const select = el('select', {'aria-label': 'Weight', onchange: event => show(event.target.value)},
+    [...named.keys()].sort((a, b) => a.localeCompare(b, 'en', {numeric: true})).map(name => el('option', {value: name}, name)));
+  const [largest] = [...named.entries()].sort((a, b) => b[1][0].nbytes * b[1].length - a[1][0].nbytes * a[1].length)[0];
+  select.value = largest;
+  show(largest);
+  return answer(question, 'weights', el('p', {}, select), output);
+}
+
+function boundAnswer() {
+  const {search} = report;
+  const question = 'How far is the plan from the bound?';
+  if (!search) return answer(question, 'search', 'Unknown: the plan was not searched.');
+  if (search.mode !== 'search') return answer(question, 'search', 'The plan was derived from pins; nothing is proven of it.');
+  return answer(question, 'search',
+    el('p', {}, el('strong', {}, search.gap <= 1e-12 ? 'It is optimal.' : `At most ${percent(search.gap)}.`),
+      ` The plan takes ${time(report.seconds)}; no plan within the budget takes less than ${time(search.bound_seconds)}`,
+      report.makespan_seconds < report.seconds * (1 - 1e-6) ? ', both without overlap.' : '.'),
+    search.time_limit_reached ? 'The search was cut short by its time limit.' : null);
+}
+
+function layersAnswer() {
+  const question = 'Which layer differs from its neighbours?';
+  if (!report.families.length) return answer(question, 'model', 'No names of weights tell layers apart.');
+  const odd = report.families.flatMap(family => family.variants.map(variant => ({family, variant})));
+  const names = ({family, variant}) => {
+    const [first, ...rest] = variant.members;
+    const runs = rest.length && rest[rest.length - 1] - first === rest.length;
+    return `${family.prefix}.${runs ? `${first} to ${rest[rest.length - 1]}` : listed(variant.members, 6)}`;
+  };
+  if (!odd.length) {
+    const [family] = [...report.families].sort((a, b) => b.members.length - a.members.length);
+    return answer(question, 'model', el('p', {}, el('strong', {}, 'None. '), `All ${family.members.length} of ${family.prefix} are planned alike.`));
+  }
+  return answer(question, 'model', el('ul', {}, odd.slice(0, 4).map(one => el('li', {},
+    el('strong', {}, names(one)), `: ${one.variant.differences.slice(0, 2).join('; ') || 'differs'}`))),
+  odd.length > 4 ? `and ${odd.length - 4} more` : null,
+  el('p', {class: 'quiet'}, report.families.map(family => `${family.usual.length} of ${family.members.length} ${family.prefix} are alike`).join(', ')));
+}
+
+function drawSearch() {
+  const {search} = report;
+  if (!search) {
+    replaceBody('search', el('p', {}, 'The plan was given, not searched.'));
+    return;
+  }
+  const slowest = Math.max(...search.incumbents.map(one => one.seconds));
+  replaceBody('search',
+    el('p', {class: 'lead'}, search.mode === 'search' ? `The search ended with ${time(report.seconds)}; it proved that no plan takes less than ${time(search.bound_seconds)} (gap ${percent(search.gap)}).`
+      : 'The plan follows from pins, without a search.', search.time_limit_reached ? ' Its time limit was reached: the plan depends on the machine that searched.' : ''),
+    el('table', {}, el('caption', {}, 'The best plans known in turn; their times are without overlap'),
+      el('thead', {}, el('tr', {}, ['plan', 'predicted', 'bound then', 'gap', 'after'].map((text, n) => el('th', {scope: 'col', class: n ? 'number' : null}, text)))),
+      el('tbody', {}, search.incumbents.map((one, n) => el('tr', {}, el('th', {scope: 'row'}, `${n + 1}`), el('td', {class: 'number'}, bar(one.seconds / slowest, time(one.seconds))),
+        el('td', {class: 'number'}, one.bound_seconds > 0 ? time(one.bound_seconds) : '–'), el('td', {class: 'number'}, percent(Math.max(0, 1 - one.bound_seconds / one.seconds))),
+        el('td', {class: 'number'}, one.elapsed_seconds === null ? '–' : time(one.elapsed_seconds)))))));
+}
+
+function drawOperators() {
+  const seconds = operator => operator.compute_seconds + operator.reduce_seconds + operator.conversion_seconds;
+  replaceBody('operators', dataTable(report.operators, [
+    {title: 'operator', sort: operator => operator.index, cell: operator => operatorName(operator)},
+    {title: 'module', sort: operator => operator.module, cell: operator => operator.module},
+    {title: 'spec', cell: operator => el('code', {}, operator.spec)},
+    {title: 'kernel', number: true, sort: operator => operator.compute_seconds, cell: operator => time(operator.compute_seconds)},
+    {title: 'communication', number: true, sort: operator => seconds(operator) - operator.compute_seconds, cell: operator => {
+      const own = seconds(operator) - operator.compute_seconds;
+      return own ? time(own) : '–';
+    }},
+    {title: 'next best', number: true, sort: operator => (operator.runner_up ? added(operator.runner_up) : Infinity), cell: operator => (operator.runner_up ? addedText(operator.runner_up) : '–')},
+  ], {caption: 'Operators in execution order', filter: operator => `${operatorName(operator)} ${operator.module} ${operator.spec}`,
+    details: operator => el('div', {class: 'panel'}, operatorDetails(operator).filter(Boolean))}));
+}
+
+// ---- Pins, where the page is served
+
+function pinList() {
+  const before = first === report ? null : `${time(first.makespan_seconds)} without these pins`;
+  return el('div', {class: 'pins'}, el('h2', {}, 'Pins'), pins.size ? el('ul', {}, [...pins].map(([name, spec]) => el('li', {}, el('code', {}, `${name} = ${spec}`), ' ',
+    el('button', {type: 'button', onclick: () => { const rest = new Map(pins); rest.delete(name); searchAgain(rest); }}, `Unpin ${name}`))))
+    : el('p', {class: 'quiet'}, 'None. Select a weight of the model to pin it and search again.'), before ? el('p', {}, before) : null);
+}
+
+async function searchAgain(wanted) {
+  say('Searching …');
+  document.body.setAttribute('aria-busy', 'true');
+  try {
+    const answered = await fetch('plan', {
+      method: 'POST', headers: {'Content-Type': 'application/json'}, body: JSON.stringify(Object.fromEntries(wanted)),
+    });
+    const data = await answered.json();
+    if (!answered.ok) throw new Error(data.error);
+    pins = wanted;
+    take(data.report);
+    drawAll();
+    say(`${time(report.makespan_seconds)}, ${more(report.makespan_seconds - first.makespan_seconds, time)} beside the plan without pins`);
+  } catch (error) {
+    say(`No plan: ${error.message}`);
+  } finally {
+    document.body.removeAttribute('aria-busy');
+  }
+}
+
+function drawAll() {
+  drawTop();
+  drawAnswers();
+  drawModel();
+  drawWeights();
+  drawCollectives();
+  drawMemory();
+  drawTimeline();
+  drawSearch();
+  drawOperators();
+}
+
+take(given.report);
+drawAll();
+window.addEventListener('resize', () => redrawTimeline());
+matchMedia('(prefers-color-scheme: dark)').addEventListener('change', () => redrawTimeline());
+document.body.dataset.ready = 'yes';
