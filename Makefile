@@ -1,4 +1,4 @@
-# Targets: setup, demo, test, slow-test, docs, wheel, soundness, bench, bench-search, bench-rules, bench-collectives,
+# Targets: setup, demo, models, test, slow-test, docs, wheel, soundness, bench, bench-search, bench-rules, bench-collectives,
 # bench-kernels, gpu-test, gpu-bench, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
 PYTHON ?= python3
 RANKS ?= 2
@@ -8,12 +8,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 TORCH := torch==2.13.0
+TORCHVISION := torchvision==0.28.0
 NATIVE := CMakeLists.txt $(shell find hidet_dist -type f 2>/dev/null)
 CPP := $(shell find hidet_dist -name '*.[ch]pp' -o -name '*.h' 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks docs)
 
-.PHONY: setup demo test lint slow-test docs wheel soundness bench bench-search bench-iopddl bench-rules bench-collectives bench-kernels gpu-test gpu-bench format clean FORCE
+.PHONY: setup demo models test lint slow-test docs wheel soundness bench bench-search bench-iopddl bench-rules bench-collectives bench-kernels gpu-test gpu-bench format clean FORCE
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/installed
@@ -39,6 +40,16 @@ $(STAMPS)/installed: $(STAMPS)/torch $(STAMPS)/modules pyproject.toml $(NATIVE)
 
 demo: setup
 	$(BIN)/python examples/minilm_demo.py --ranks $(RANKS)
+
+# Which models of transformers, torchvision and diffusers are traced right; ARGS="--processes BERT" runs two processes
+# of one. The last line is JSON.
+models: setup $(STAMPS)/models
+	$(BIN)/python benchmarks/models.py $(ARGS)
+
+$(STAMPS)/models: $(STAMPS)/installed
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps "$(TORCHVISION)"
+	$(BIN)/python -m pip install --disable-pip-version-check --editable ".[models]"
+	@touch $@
 
 lint: setup
 	$(BIN)/ruff check $(SOURCES)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
         validate_plan,
     )
     from hidet_dist.calibration import calibrate
+    from hidet_dist.frontends.onnx.model import from_onnx
+    from hidet_dist.frontends.pretrained import from_transformers
     from hidet_dist.frontends.pytorch.module import from_torch
     from hidet_dist.runtime.partition import LoadedPartition, load_partition
     from hidet_dist.runtime.profile import Profile, merge_traces
@@ -48,7 +50,9 @@ __all__ = [
     "auto_parallel",
     "calibrate",
     "describe",
+    "from_onnx",
     "from_torch",
+    "from_transformers",
     "init",
     "load_partition",
     "make_plan",
@@ -74,6 +78,8 @@ _HOMES = {
         "validate_plan",
     ),
     "hidet_dist.calibration": ("calibrate",),
+    "hidet_dist.frontends.onnx.model": ("from_onnx",),
+    "hidet_dist.frontends.pretrained": ("from_transformers",),
     "hidet_dist.frontends.pytorch.module": ("from_torch",),
     "hidet_dist.runtime.partition": ("LoadedPartition", "load_partition"),
     "hidet_dist.runtime.profile": ("Profile", "merge_traces"),

@@ -72,6 +72,15 @@ class Skip(nn.Module):
         return torch.cat([h, y * 2], dim=-1)
 
 
+class Grams(nn.Module):
+    """Products of equal shapes, of a matrix with itself and with others."""
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        first = a @ a.T
+        second = first @ b.T
+        return torch.stack([first, second, b @ a.T, (b + 1) @ b.T])
+
+
 class Result(NamedTuple):
     total: torch.Tensor
     parts: list[torch.Tensor]
@@ -102,6 +111,11 @@ def test_tied_weights_compute_what_the_module_does():
 def test_what_is_written_in_place_is_what_a_skip_connection_reads():
     torch.manual_seed(0)
     expect(Skip(), (torch.randn(4, 8),))
+
+
+def test_equal_calls_of_other_operands_are_told_apart():
+    torch.manual_seed(0)
+    expect(Grams(), (torch.randn(4, 4), torch.randn(4, 4)))
 
 
 def test_arguments_and_results_keep_names_and_nesting():

@@ -96,6 +96,18 @@ def held_weight(name: str, data: torch.Tensor) -> Tensor:
     return _mark(tensor, Mark(name, InMemory(data), tuple(data.shape), _all_of(data.shape)))
 
 
+def stored_weight(stored: StoredTensor) -> Tensor:
+    """A tensor in a file as a weight of its name; its data stays where it is until a shard of it is read.
+
+    Raises
+    ------
+    ConfigError
+        When hidet has no such dtype, or a dim is 0.
+    """
+    tensor = weight(stored.name, stored.shape, stored.dtype)
+    return _mark(tensor, _whole(stored.name, stored, stored.shape))
+
+
 def as_weight(tensor: Tensor, name: str) -> Tensor:
     """Make a symbolic tensor a weight, as :func:`weight` does; returns the tensor.
 

@@ -8,9 +8,10 @@ from functools import reduce
 from typing import Any
 
 import torch
-from hidet.graph import Tensor, ops
+from hidet.graph import Tensor
 from hidet.ir import data_type
 
+from hidet_dist.operators import to_dtype
 from hidet_dist.spec.extents import Extent
 
 DTYPES: dict[torch.dtype, str] = {
@@ -136,16 +137,7 @@ def constant(value: Any, dtype: str) -> Any:
 
 def operand(x: Any, dtype: str) -> Any:
     """An operand of arithmetic: a tensor cast to ``dtype``, or a number of it."""
-    return cast(x, dtype) if isinstance(x, Tensor) else constant(x, dtype)
-
-
-def cast(x: Tensor, dtype: str) -> Tensor:
-    """A tensor in another dtype; a truth value of a number is whether it is not 0."""
-    if dtype == "bool" and x.dtype.name != "bool":
-        from hidet_dist.frontends.pytorch.pointwise import with_scalar
-
-        return with_scalar(x, "ne", 0)
-    return ops.cast(x, dtype)
+    return to_dtype(x, dtype) if isinstance(x, Tensor) else constant(x, dtype)
 
 
 def whole_dims(dims: Any, rank: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,11 +17,16 @@ from hidet_dist.frontends.pytorch.calls import supported
 
 
 def exported(
-    module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dynamic_shapes: Any
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    dynamic_shapes: Any,
+    lines: bool = False,
 ) -> ExportedProgram:
     """A module as a functional graph of ATen operators, each of them lowered here where that is possible.
 
-    Parameters and inputs on the meta device take no memory. The module stays as it is.
+    Parameters and inputs on the meta device take no memory. The module stays as it is. With ``lines`` each operator
+    knows the line of code that calls it, which takes time.
 
     Raises
     ------
@@ -32,7 +38,8 @@ def exported(
             f"{type(module).__name__} is in training mode, in which dropout and batch norms do something else: call "
             "module.eval() first."
         )
-    with torch.no_grad(), _without_memory(module):
+    with torch.no_grad(), _without_memory(module), _lines_known(lines), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of PyTorch's own calls
         given = pytree.tree_map_only(torch.Tensor, _placeholder, (tuple(args), dict(kwargs)))
         try:
             program = torch.export.export(module, *given, dynamic_shapes=dynamic_shapes, strict=False)
@@ -45,6 +52,17 @@ def exported(
                 "compute it before, or with torch.where."
             ) from error
     return program
+
+
+@contextlib.contextmanager
+def _lines_known(lines: bool) -> Iterator[None]:
+    """Have PyTorch note the line that calls each operator, or not."""
+    before = torch.fx.config.do_not_emit_stack_traces
+    torch.fx.config.do_not_emit_stack_traces = not lines
+    try:
+        yield
+    finally:
+        torch.fx.config.do_not_emit_stack_traces = before
 
 
 def argument_names(module: torch.nn.Module, count: int) -> list[str]:

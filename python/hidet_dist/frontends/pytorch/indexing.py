@@ -7,10 +7,10 @@ from typing import Any
 
 from hidet.graph import Tensor, ops
 
-from hidet_dist.frontends.pytorch import pointwise
-from hidet_dist.frontends.pytorch.calls import Call, Refused, cast, constant, lowers, static
-from hidet_dist.frontends.pytorch.integer_reductions import reduce_integers
-from hidet_dist.frontends.pytorch.shapes import expanded, permuted, reshaped, sliced
+from hidet_dist import operators
+from hidet_dist.frontends.pytorch.calls import Call, Refused, lowers, static
+from hidet_dist.frontends.pytorch.shapes import reshaped
+from hidet_dist.operators import elementwise, reductions, to_dtype
 from hidet_dist.spec.extents import extents_of
 
 
@@ -26,11 +26,7 @@ def _index_select(call: Call, x: Tensor, dim: int, index: Tensor) -> Tensor:
 
 @lowers("gather.default", "take_along_dim.default")
 def _gather(call: Call, x: Tensor, dim: int, index: Tensor, **_: Any) -> Tensor:
-    dim %= len(x.shape)
-    for other, (size, own) in enumerate(zip(extents_of(index), extents_of(x), strict=True)):
-        if other != dim and isinstance(size, int) and isinstance(own, int) and size < own:
-            x = sliced(x, other, 0, size)
-    return ops.gather(x, index, dim)
+    return operators.gather(x, dim, index)
 
 
 @lowers("index.Tensor", "_unsafe_index.Tensor")
@@ -38,36 +34,72 @@ def _index(call: Call, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     if any(index.dtype.name in ("bool", "uint8") for _, index in given):
         raise Refused("indexing by a mask is not supported: the size of what it gives depends on data")
-    shape = extents_of(x)
     if len(given) == 1:
         return ops.take(x, given[0][1], given[0][0])
-    # Several indices are broadcast; the dims that they are of become one, in which they are one number.
-    places = [dim for dim, _ in given]
-    joined = places == list(range(places[0], places[-1] + 1))
-    rest = [dim for dim in range(len(shape)) if dim not in places]
-    front = places[0] if joined else 0
-    axes = [*rest[:front], *places, *rest[front:]]
-    flat_size: Any = 1
-    for place in places:
-        flat_size = shape[place] * flat_size
-    flat = reshaped(
-        permuted(x, axes), [*(shape[d] for d in rest[:front]), flat_size, *(shape[d] for d in rest[front:])]
-    )
-    count = len(call.shape) - len(rest)
-    number: Tensor | None = None
-    for place, index in given:
-        size = static(shape[place], "the size of a dim that is indexed together with others")
-        own = cast(index, "int64")
-        own = pointwise.where(pointwise.with_scalar(own, "lt", 0), ops.add(own, constant(size, "int64")), own, "int64")
-        number = own if number is None else ops.multiply(number, constant(size, "int64")) + own
-    assert number is not None
-    return ops.take(flat, expanded(number, call.shape[front : front + count]), front)
+    return operators.index(x, list(indices))
+
+
+@lowers("scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce")
+def _scatter(call: Call, x: Tensor, dim: int, index: Tensor, source: Any, *, reduce: str | None = None) -> Tensor:
+    return operators.scatter(x, dim, index, source, reduce)
+
+
+@lowers("scatter_add.default")
+def _scatter_add(call: Call, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    return operators.scatter_add(x, dim, index, source)
+
+
+@lowers("scatter_reduce.two")
+def _scatter_reduce(
+    call: Call, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    return operators.scatter_reduce(x, dim, index, source, reduce, include_self)
+
+
+@lowers("index_put.default", "_unsafe_index_put.default")
+def _index_put(
+    call: Call, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    return operators.index_put(x, list(indices), to_dtype(values, call.dtype), accumulate)
+
+
+@lowers("index_add.default")
+def _index_add(call: Call, x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: Any = 1) -> Tensor:
+    return operators.index_add(x, dim, index, source, alpha)
+
+
+@lowers("index_copy.default")
+def _index_copy(call: Call, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    return operators.index_copy(x, dim, index, source)
 
 
 @lowers("one_hot.default")
 def _one_hot(call: Call, x: Tensor, num_classes: int = -1) -> Tensor:
-    classes = ops.arange(0, call.shape[-1], 1, dtype=x.dtype)
-    return cast(ops.equal(ops.unsqueeze(x, [len(x.shape)]), classes), call.dtype)
+    return operators.one_hot(x, static(call.shape[-1], "the number of classes"))
+
+
+@lowers("topk.default")
+def _topk(
+    call: Call, x: Tensor, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Tensor, Tensor]:
+    return operators.topk(x, static(k, "k of topk"), dim, largest)
+
+
+@lowers("sort.default", "sort.stable")
+def _sort(
+    call: Call, x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> tuple[Tensor, Tensor]:
+    return operators.sort(x, dim, descending)
+
+
+@lowers("argsort.default", "argsort.stable")
+def _argsort(call: Call, x: Tensor, dim: int = -1, descending: bool = False, *, stable: bool = False) -> Tensor:
+    return operators.argsort(x, dim, descending)
+
+
+@lowers("histc.default")
+def _histc(call: Call, x: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
+    return to_dtype(operators.histc(x, bins, min, max), call.dtype)
 
 
 @lowers("bucketize.Tensor", "searchsorted.Tensor")
@@ -75,5 +107,6 @@ def _bucketize(call: Call, a: Tensor, b: Tensor, *, out_int32: bool = False, rig
     values, bounds = (a, b) if call.name == "aten.bucketize.Tensor" else (b, a)
     if len(bounds.shape) != 1:
         raise Refused("a search in several sorted sequences is not supported")
-    below = (ops.less_equal if right else ops.less)(bounds, ops.unsqueeze(values, [len(values.shape)]))
-    return reduce_integers(ops.cast(below, call.dtype), [len(values.shape)], False, "sum")
+    last = len(extents_of(values))
+    below = (elementwise.le if right else elementwise.lt)(bounds, ops.unsqueeze(values, [last]))
+    return reductions.sum(to_dtype(below, call.dtype), [last], dtype=call.dtype)

@@ -19,7 +19,8 @@ from torch.utils import _pytree as pytree
 
 from hidet_dist.errors import MissingOperator, TraceError, UnsupportedModelError, VerificationError
 from hidet_dist.frontends.dims import Dims
-from hidet_dist.frontends.pytorch.calls import DTYPES, Call, Refused, Result, lowering_of
+from hidet_dist.frontends.pytorch.calls import DTYPES, Call, Lowering, Refused, Result, lowering_of
+from hidet_dist.frontends.pytorch.patterns import Pattern
 from hidet_dist.spec.extents import extents_of, same_shape
 from hidet_dist.weights.named import held_weight, weight
 
@@ -85,6 +86,7 @@ class _Lowerer:
     weights: dict[int, Tensor] = field(default_factory=dict)
     known: dict[Tensor, torch.Tensor] = field(default_factory=dict)
     shared: dict[Any, Any] = field(default_factory=dict)
+    patterns: dict[Any, Pattern] = field(default_factory=dict)
 
     def graph(self) -> FlowGraph:
         """The graph. Raises UnsupportedModelError."""
@@ -223,7 +225,7 @@ class _Lowerer:
         try:
             results = self.results(meta)
             call = Call(name, results, tuple(_fakes(node.args)), self.shared, self.known.get)
-            found = lowering(call, *self.operands(args, call), **self.operands(kwargs, call))
+            found = self.repeated(call, lowering, self.operands(args, call), self.operands(kwargs, call))
         except Refused as refused:
             self.refuse(node, str(refused))
             return self.stand_in(meta)
@@ -236,6 +238,31 @@ class _Lowerer:
         if not self.missing:
             self.check(node, found, results)
         return found
+
+    def repeated(self, call: Call, lowering: Lowering, args: Any, kwargs: Any) -> Any:
+        """What a lowering gives; copied from an equal call before, as most layers of a model are like the first."""
+        leaves, spec = pytree.tree_flatten((list(args), dict(kwargs)))
+        tensors = list({id(x): x for x in leaves if isinstance(x, Tensor)}.values())
+        places = {id(x): place for place, x in enumerate(tensors)}
+        key = (call.name, str(spec), call.results, *(self.likeness(x, places) for x in leaves))
+        pattern = self.patterns.get(key)
+        if pattern is not None:
+            return pattern.copy(tensors)
+        before = {*self.shared.keys()}
+        found = lowering(call, *args, **kwargs)
+        if before == {*self.shared.keys()}:  # what is made once is made
+            own = Pattern.of(found, tensors, [x for x in pytree.tree_leaves(self.shared) if isinstance(x, Tensor)])
+            if own is not None:
+                self.patterns[key] = own
+        return found
+
+    def likeness(self, leaf: Any, places: Mapping[int, int]) -> Any:
+        """What a lowering may go by in an argument."""
+        if not isinstance(leaf, Tensor):
+            return type(leaf), str(leaf)
+        if leaf in self.known:
+            return "known", id(leaf)
+        return places[id(leaf)], leaf.dtype.name, tuple(map(str, leaf.shape))
 
     def folded(self, node: torch.fx.Node, meta: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """What PyTorch computes of constants, None where an operand is none, or the result is large."""

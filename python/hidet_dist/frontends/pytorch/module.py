@@ -12,7 +12,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from hidet_dist.errors import TraceError
+from hidet_dist.errors import TraceError, UnsupportedModelError
 from hidet_dist.frontends.dims import Dims
 from hidet_dist.frontends.pytorch import (  # noqa: F401  # they register lowerings
     elementwise,
@@ -70,7 +70,12 @@ def from_torch(
         raise TraceError(f"from_torch takes a torch.nn.Module; got a {type(module).__name__}.")
     args, kwargs = _arguments(example_inputs)
     program = exported(module, args, kwargs, dynamic_shapes)
-    graph = lower(program, module, Dims(_names_of_dims(program, dynamic_shapes)), stored)
+    try:
+        graph = lower(program, module, Dims(_names_of_dims(program, dynamic_shapes)), stored)
+    except UnsupportedModelError:
+        # Once more, to say in which lines.
+        program = exported(module, args, kwargs, dynamic_shapes, lines=True)
+        graph = lower(program, module, Dims(_names_of_dims(program, dynamic_shapes)), stored)
     attach(graph, _interface(program, module, args, kwargs))
     return graph
 

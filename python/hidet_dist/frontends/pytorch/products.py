@@ -11,10 +11,11 @@ from hidet.graph import Tensor, ops
 from hidet.graph.ops.matmul.matmul import MatmulOp
 from hidet.graph.ops.transform import BroadcastOp
 
-from hidet_dist.frontends.pytorch import pointwise
-from hidet_dist.frontends.pytorch.calls import Call, Refused, cast, constant, lowers, static
-from hidet_dist.frontends.pytorch.integer_reductions import reduce_integers
+from hidet_dist import operators
+from hidet_dist.frontends.pytorch.calls import Call, Refused, constant, lowers, static
 from hidet_dist.frontends.pytorch.shapes import permuted, reshaped
+from hidet_dist.operators import elementwise, reductions, to_dtype
+from hidet_dist.operators.elementwise import SelectOp
 from hidet_dist.spec.extents import extents_of, same_extent
 
 
@@ -88,7 +89,7 @@ def _attention(
     if empty is None:
         return found
     # Rows without any key are 0, as PyTorch has them.
-    return pointwise.where(empty, 0.0, found, dtype)
+    return elementwise.where(empty, 0.0, found)
 
 
 def _grouped(x: Tensor, heads: Any) -> Tensor:
@@ -129,15 +130,14 @@ def _bias(call: Call, mask: Tensor, rows: Any, columns: Any, dtype: str) -> tupl
         if is_bool and bool((seen == torch.ones(rows, columns, dtype=torch.bool).tril()).all()):
             return _causal(call, rows, columns, dtype), None
     if is_bool:
-        bias = pointwise.where(mask, 0.0, _LEAST[dtype], dtype)
+        bias = SelectOp(mask, 0.0, _LEAST[dtype], dtype).outputs[0]
     else:
-        bias = pointwise.with_scalar(cast(mask, dtype), "max", _LEAST[dtype])
+        bias = elementwise.clamp_min(to_dtype(mask, dtype), _LEAST[dtype])
     if values is not None and bool(seen.any(-1).all()):
         return bias, None
     # The least number itself is no -inf: a row of it is the mean of all values.
-    keys = mask if is_bool else pointwise.with_scalar(cast(mask, dtype), "ge", _LEAST[dtype])
-    found = reduce_integers(ops.cast(keys, "int32"), [len(keys.shape) - 1], True, "max")
-    return bias, pointwise.with_scalar(found, "eq", 0)
+    keys = mask if is_bool else elementwise.ge(to_dtype(mask, dtype), _LEAST[dtype])
+    return bias, elementwise.logical_not(reductions.any(keys, -1, True))
 
 
 @lowers("einsum.default")
@@ -186,6 +186,11 @@ def _without(x: Tensor, own: str, kept: set[str]) -> tuple[Tensor, str]:
     return (ops.sum(x, gone) if gone else x), "".join(name for name in own if name in kept)
 
 
+@lowers("_grouped_mm.default", "transformers.grouped_mm_fallback.default")
+def _grouped_mm(call: Call, a: Tensor, b: Tensor, offs: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
+    return product(a, b) if offs is None else operators.grouped_matmul(a, b, offs)
+
+
 @lowers("conv1d.default", "conv2d.default", "conv3d.default")
 def _conv(
     call: Call,
@@ -197,10 +202,7 @@ def _conv(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor:
-    rank = len(weight.shape) - 2
-    if len(x.shape) == rank + 1:  # without a batch
-        return reshaped(_convolved(ops.unsqueeze(x, [0]), weight, bias, stride, padding, dilation, groups), call.shape)
-    return _convolved(x, weight, bias, stride, padding, dilation, groups)
+    return _convolution(call, x, weight, bias, stride, padding, dilation, False, 0, groups)
 
 
 @lowers("conv1d.padding", "conv2d.padding", "conv3d.padding")
@@ -215,7 +217,7 @@ def _conv_padding(
     groups: int = 1,
 ) -> Tensor:
     rank = len(weight.shape) - 2
-    steps = _each(dilation, rank)
+    steps = [dilation] * rank if isinstance(dilation, int) else [*dilation] * (rank // len(dilation))
     total = [
         step * (static(size, "the size of a kernel") - 1) if padding == "same" else 0
         for step, size in zip(steps, extents_of(weight)[2:], strict=True)
@@ -223,8 +225,24 @@ def _conv_padding(
     before = [own // 2 for own in total]
     after = [own - first for own, first in zip(total, before, strict=True)]
     if before != after:
-        x, before = ops.pad(x, [0, 0, *before, 0, 0, *after]), [0] * rank
-    return _conv(call, x, weight, bias, stride, before, dilation, groups)
+        pairs = zip(reversed(before), reversed(after), strict=True)
+        x, before = operators.constant_pad_nd(x, [size for pair in pairs for size in pair]), [0] * rank
+    return _convolution(call, x, weight, bias, stride, before, dilation, False, 0, groups)
+
+
+@lowers("conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input")
+def _conv_transpose(
+    call: Call,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Tensor:
+    return _convolution(call, x, weight, bias, stride, padding, dilation, True, output_padding, groups)
 
 
 @lowers("convolution.default", "_convolution.default")
@@ -241,32 +259,10 @@ def _convolution(
     groups: int,
     *_: Any,
 ) -> Tensor:
-    if transposed:
-        raise Refused("a transposed convolution is not supported")
-    return _conv(call, x, weight, bias, stride, padding, dilation, groups)
-
-
-def _convolved(
-    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
-) -> Tensor:
-    rank = len(weight.shape) - 2
-    strides, pads, steps = (_each(value, rank) for value in (stride, padding, dilation))
-    if rank == 2:
-        found = ops.conv2d(x, weight, stride=strides, dilations=steps, groups=groups, padding=pads)
-    else:
-        x = ops.pad(x, [0, 0, *pads, 0, 0, *pads])
-        function = ops.conv1d if rank == 1 else ops.conv3d
-        found = function(x, weight, stride=strides, dilations=steps, groups=groups)
-    return _with_bias(found, bias)
-
-
-def _with_bias(x: Tensor, bias: Tensor | None) -> Tensor:
-    return x if bias is None else x + reshaped(bias, [extents_of(bias)[0], *[1] * (len(x.shape) - 2)])
-
-
-def _each(value: Any, rank: int) -> list[int]:
-    values = [value] * rank if isinstance(value, int) else list(value)
-    return values * rank if len(values) == 1 else values
+    single = len(x.shape) == len(weight.shape) - 1  # without a batch
+    x = ops.unsqueeze(x, [0]) if single else x
+    found = operators.convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+    return reshaped(found, call.shape) if single else found
 
 
 @lowers("cosine_similarity.default")
@@ -274,6 +270,6 @@ def _cosine_similarity(call: Call, a: Tensor, b: Tensor, dim: int = 1, eps: floa
     dim %= max(len(a.shape), len(b.shape))
 
     def length(x: Tensor) -> Tensor:
-        return pointwise.with_scalar(ops.sqrt(ops.sum(ops.square(x), [dim])), "max", eps)
+        return elementwise.clamp_min(ops.sqrt(ops.sum(ops.square(x), [dim])), eps)
 
     return ops.sum(a * b, [dim]) / (length(a) * length(b))

@@ -9,7 +9,9 @@ from hidet.graph import Operator, Tensor, ops
 from hidet.graph.ops.transform import StridedSliceOp, StridedSliceTask
 from hidet.graph.ops.utils import input_like
 
-from hidet_dist.frontends.pytorch.calls import Call, Refused, cast, constant, lowers, operand, static, whole_dims
+from hidet_dist import operators
+from hidet_dist.frontends.pytorch.calls import Call, constant, lowers, operand, static, whole_dims
+from hidet_dist.operators import shaping, to_dtype
 from hidet_dist.spec.extents import extents_of, same_extent, same_shape
 
 _WHOLE = 2**62  # slices end there when they go to the end
@@ -161,14 +163,14 @@ def _unbind(call: Call, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
 
 @lowers("cat.default", "concat.default")
 def _cat(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    parts = [cast(x, call.dtype) for x in tensors if 0 not in extents_of(x)]
+    parts = [to_dtype(x, call.dtype) for x in tensors if 0 not in extents_of(x)]
     return parts[0] if len(parts) == 1 else ops.concat(parts, dim % len(parts[0].shape))
 
 
 @lowers("stack.default")
 def _stack(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     dim %= len(tensors[0].shape) + 1
-    parts = [ops.unsqueeze(cast(x, call.dtype), [dim]) for x in tensors]
+    parts = [ops.unsqueeze(to_dtype(x, call.dtype), [dim]) for x in tensors]
     return parts[0] if len(parts) == 1 else ops.concat(parts, dim)
 
 
@@ -200,100 +202,38 @@ def _repeat_interleave(call: Call, x: Tensor, repeats: Any, dim: int | None = No
 
 @lowers("flip.default")
 def _flip(call: Call, x: Tensor, dims: Sequence[int]) -> Tensor:
-    return ops.flip(x, whole_dims(dims, len(x.shape)))
+    return shaping.flip(x, dims)
 
 
 @lowers("roll.default")
 def _roll(call: Call, x: Tensor, shifts: Any, dims: Any = ()) -> Tensor:
-    if not dims:
-        flat = reshaped(x, [_product(extents_of(x))])
-        return reshaped(_rolled(flat, 0, shifts[0]), call.shape)
-    for dim, shift in zip(whole_dims(dims, len(x.shape)), shifts, strict=True):
-        x = _rolled(x, dim, shift)
-    return x
-
-
-def _product(extents: Sequence[Any]) -> Any:
-    size: Any = 1
-    for extent in extents:
-        size = extent * size
-    return size
-
-
-def _rolled(x: Tensor, dim: int, shift: Any) -> Tensor:
-    """The last ``shift`` elements of a dim first."""
-    size = static(extents_of(x)[dim], "the size of a dim that is rolled")
-    shift = static(shift, "a shift") % size
-    if shift == 0:
-        return x
-    return ops.concat([sliced(x, dim, size - shift, shift), sliced(x, dim, 0, size - shift)], dim)
+    return shaping.roll(x, shifts, dims)
 
 
 @lowers("constant_pad_nd.default")
 def _constant_pad(call: Call, x: Tensor, pad: Sequence[Any], value: Any = 0) -> Tensor:
-    rank = len(x.shape)
-    before, after = [0] * rank, [0] * rank
-    for number in range(len(pad) // 2):
-        dim = rank - 1 - number
-        before[dim], after[dim] = (static(side, "padding") for side in pad[2 * number : 2 * number + 2])
-        less = max(0, -before[dim]), max(0, -after[dim])
-        if any(less):
-            x = sliced(x, dim, less[0], extents_of(x)[dim] - sum(less))
-            before[dim], after[dim] = max(0, before[dim]), max(0, after[dim])
-    if not any(before + after):
-        return x
-    if x.dtype.name == "bool":
-        return cast(ops.pad(ops.cast(x, "uint8"), before + after, value=int(value)), "bool")
-    return ops.pad(x, before + after, value=value)
+    return shaping.constant_pad_nd(x, [static(size, "padding") for size in pad], value)
 
 
 @lowers("pad.default")
 def _pad(call: Call, x: Tensor, pad: Sequence[Any], mode: str = "constant", value: Any = None) -> Tensor:
-    if mode == "constant":
-        return _constant_pad(call, x, pad, value or 0)
-    for number in range(len(pad) // 2):
-        dim = len(x.shape) - 1 - number
-        sides = [static(side, "padding") for side in pad[2 * number : 2 * number + 2]]
-        x = _continued(x, dim, sides, mode)
-    return x
+    return shaping.pad(x, [static(size, "padding") for size in pad], mode, value)
 
 
-def _continued(x: Tensor, dim: int, sides: Sequence[int], mode: str) -> Tensor:
-    """A dim with more elements on both sides, which repeat those within."""
-    if not any(sides):
-        return x
-    size = static(extents_of(x)[dim], "the size of a dim that is padded")
-    before, after = sides
-    if mode == "reflect":
-        places = [abs(i) for i in range(-before, size)] + [size - 2 - i for i in range(after)]
-    elif mode == "replicate":
-        places = [0] * before + list(range(size)) + [size - 1] * after
-    elif mode == "circular":
-        places = [i % size for i in range(-before, size + after)]
-    else:
-        raise Refused(f"padding of mode {mode!r} is not supported")
-    import numpy as np
-    from hidet import asarray
-
-    return ops.index_select(x, asarray(np.array(places, "int64")), dim)
+@lowers(*(f"{kind}_pad{rank}d.default" for kind in ("reflection", "replication") for rank in (1, 2, 3)))
+def _continued_pad(call: Call, x: Tensor, padding: Sequence[Any]) -> Tensor:
+    mode = "reflect" if "reflection" in call.name else "replicate"
+    return shaping.pad(x, [static(size, "padding") for size in padding], mode)
 
 
-@lowers("reflection_pad1d.default", "reflection_pad2d.default", "reflection_pad3d.default")
-def _reflection_pad(call: Call, x: Tensor, padding: Sequence[Any]) -> Tensor:
-    return _pad(call, x, padding, "reflect")
+@lowers("tril.default")
+def _tril(call: Call, x: Tensor, diagonal: int = 0) -> Tensor:
+    return shaping.tril(x, diagonal)
 
 
-@lowers("replication_pad1d.default", "replication_pad2d.default", "replication_pad3d.default")
-def _replication_pad(call: Call, x: Tensor, padding: Sequence[Any]) -> Tensor:
-    return _pad(call, x, padding, "replicate")
-
-
-@lowers("tril.default", "triu.default")
-def _triangle(call: Call, x: Tensor, diagonal: int = 0) -> Tensor:
-    function = ops.tril if call.name == "aten.tril.default" else ops.triu
-    if x.dtype.name == "bool":
-        return cast(function(ops.cast(x, "uint8"), diagonal), "bool")
-    return function(x, diagonal)
+@lowers("triu.default")
+def _triu(call: Call, x: Tensor, diagonal: int = 0) -> Tensor:
+    return shaping.triu(x, diagonal)
 
 
 @lowers("meshgrid.indexing", "meshgrid.default")
@@ -312,11 +252,11 @@ def _slice_scatter(
 ) -> Tensor:
     dim %= len(x.shape)
     if step != 1:
-        raise Refused("a slice with a step that is written to is not supported")
+        return operators.slice_scatter(x, source, dim, start, end, step)
     size, first, count = extents_of(x)[dim], _start(start, extents_of(x)[dim]), extents_of(source)[dim]
     parts = [sliced(x, dim, 0, first), source, sliced(x, dim, first + count, size - first - count)]
     kept = [part for part in parts if 0 not in extents_of(part)]
-    return kept[0] if len(kept) == 1 else ops.concat([cast(part, call.dtype) for part in kept], dim)
+    return kept[0] if len(kept) == 1 else ops.concat([to_dtype(part, call.dtype) for part in kept], dim)
 
 
 @lowers("select_scatter.default")
@@ -327,30 +267,27 @@ def _select_scatter(call: Call, x: Tensor, source: Tensor, dim: int, index: Any)
 
 @lowers("copy.default")
 def _copy(call: Call, x: Tensor, source: Tensor, *_: Any) -> Tensor:
-    return expanded(cast(source, call.dtype), call.shape)
+    return expanded(to_dtype(source, call.dtype), call.shape)
 
 
 @lowers("diagonal.default")
 def _diagonal(call: Call, x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    raise Refused("a diagonal is not supported; multiply by an identity and sum instead")
+    return shaping.diagonal(x, offset, dim1, dim2)
 
 
 @lowers("pixel_shuffle.default")
-def _pixel_shuffle(call: Call, x: Tensor, factor: int) -> Tensor:
-    *batch, channels, height, width = extents_of(x)
-    split = reshaped(x, [*batch, channels // (factor * factor), factor, factor, height, width])
-    n = len(batch)
-    moved = permuted(split, [*range(n + 1), n + 3, n + 1, n + 4, n + 2])
-    return reshaped(moved, call.shape)
+def _pixel_shuffle(call: Call, x: Tensor, upscale_factor: int) -> Tensor:
+    return shaping.pixel_shuffle(x, upscale_factor)
 
 
 @lowers("pixel_unshuffle.default")
-def _pixel_unshuffle(call: Call, x: Tensor, factor: int) -> Tensor:
-    *batch, channels, height, width = extents_of(x)
-    split = reshaped(x, [*batch, channels, height // factor, factor, width // factor, factor])
-    n = len(batch)
-    moved = permuted(split, [*range(n + 1), n + 2, n + 4, n + 1, n + 3])
-    return reshaped(moved, call.shape)
+def _pixel_unshuffle(call: Call, x: Tensor, downscale_factor: int) -> Tensor:
+    return shaping.pixel_unshuffle(x, downscale_factor)
+
+
+@lowers("channel_shuffle.default", "native_channel_shuffle.default")
+def _channel_shuffle(call: Call, x: Tensor, groups: int) -> Tensor:
+    return shaping.channel_shuffle(x, groups)
 
 
 @lowers(
@@ -366,7 +303,7 @@ def _full(call: Call, like: Any, *args: Any, **__: Any) -> Tensor:
 def filled(call: Call, value: Any) -> Tensor:
     """A tensor of the call's shape with one value everywhere."""
     if isinstance(value, Tensor):
-        return expanded(cast(value, call.dtype), call.shape)
+        return expanded(to_dtype(value, call.dtype), call.shape)
     return ops.full(call.shape, constant(value, call.dtype), call.dtype)
 
 

@@ -1,68 +1,105 @@
-"""Operators over windows of an image: pooling and resampling."""
+"""Operators over windows of an image: pooling, resampling, and the elements of windows themselves."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from hidet.graph import Tensor, ops
+from hidet.graph import Tensor
 
-from hidet_dist.frontends.pytorch.calls import Call, Refused, lowers
-from hidet_dist.frontends.pytorch.shapes import reshaped
+from hidet_dist import operators
+from hidet_dist.frontends.pytorch.calls import Call, lowers
+from hidet_dist.operators import reductions
+from hidet_dist.spec.extents import extents_of
 
 
-def _each(value: Any, rank: int) -> list[int]:
-    values = [value] * rank if isinstance(value, int) else list(value)
-    return values * rank if len(values) == 1 else values
+def _rank(call: Call) -> int:
+    """How many dims of an image an operator is of, by its name, such as ``aten.max_pool2d.default``."""
+    return int(call.name.split("d.")[0].split("d_")[0][-1])
 
 
 @lowers("max_pool1d.default", "max_pool2d.default", "max_pool3d.default")
-def _max_pool(
-    call: Call,
-    x: Tensor,
-    kernel_size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> Tensor:
-    rank = int(call.name.split("d.")[0][-1])
-    if any(step != 1 for step in _each(dilation, rank)) or ceil_mode:
-        raise Refused("pooling with a dilation or in ceil mode is not supported")
-    kernel, pads = _each(kernel_size, rank), _each(padding, rank)
-    strides = _each(stride, rank) if not isinstance(stride, int) and len(stride) else _each(stride or kernel, rank)
-    if rank == 1:
-        wide = ops.unsqueeze(x, [len(x.shape) - 1])
-        found = ops.max_pool2d(wide, [1, *kernel], [1, *strides], [0, *pads])
-        return reshaped(found, call.shape)
-    function = ops.max_pool2d if rank == 2 else ops.max_pool3d
-    return function(x, kernel, strides, pads)
+def _max_pool(call: Call, x: Tensor, kernel_size: Any, stride: Any = (), *args: Any, **options: Any) -> Tensor:
+    return operators.max_pool(x, _rank(call), kernel_size, _given(stride), *args, **options)
 
 
-@lowers("max_pool2d_with_indices.default")
+def _given(stride: Any) -> Any:
+    """A stride; None where it is the size of the window."""
+    return stride if isinstance(stride, int) or (stride is not None and len(stride)) else None
+
+
+@lowers("max_pool2d_with_indices.default", "max_pool3d_with_indices.default")
 def _max_pool_with_indices(call: Call, x: Tensor, *args: Any, **options: Any) -> tuple[Tensor, None]:
-    inner = replace(call, name="aten.max_pool2d.default", results=call.results[:1])
-    return _max_pool(inner, x, *args, **options), None
+    return _max_pool(call, x, *args, **options), None
 
 
 @lowers("avg_pool1d.default", "avg_pool2d.default", "avg_pool3d.default")
-def _avg_pool(
-    call: Call,
-    x: Tensor,
-    kernel_size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Tensor:
-    rank = int(call.name.split("d.")[0][-1])
-    kernel, pads = _each(kernel_size, rank), _each(padding, rank)
-    strides = kernel if not isinstance(stride, int) and not len(stride) else _each(stride, rank)
-    if ceil_mode or divisor_override is not None or (any(pads) and not count_include_pad) or rank == 3:
-        raise Refused("an average pooling in ceil mode, with a divisor, or of padding that does not count")
-    if rank == 1:
-        wide = ops.unsqueeze(x, [len(x.shape) - 1])
-        found = ops.avg_pool2d(wide, [1, *kernel], [1, *strides], [0, *pads])
-        return reshaped(found, call.shape)
-    return ops.avg_pool2d(x, kernel, strides, pads)
+def _avg_pool(call: Call, x: Tensor, kernel_size: Any, stride: Any = (), *args: Any, **options: Any) -> Tensor:
+    return operators.avg_pool(x, _rank(call), kernel_size, _given(stride), *args, **options)
+
+
+@lowers(
+    "adaptive_avg_pool1d.default",
+    "adaptive_avg_pool2d.default",
+    "_adaptive_avg_pool2d.default",
+    "adaptive_avg_pool3d.default",
+    "_adaptive_avg_pool3d.default",
+)
+def _adaptive_avg_pool(call: Call, x: Tensor, output_size: Any) -> Tensor:
+    rank = _rank(call)
+    size = call.shape[-rank:]
+    if all(isinstance(extent, int) and extent == 1 for extent in size):
+        return reductions.mean(x, range(len(x.shape) - rank, len(x.shape)), True)
+    return operators.adaptive_avg_pool(x, size)
+
+
+@lowers("adaptive_max_pool1d.default", "adaptive_max_pool2d.default", "adaptive_max_pool3d.default")
+def _adaptive_max_pool(call: Call, x: Tensor, output_size: Any) -> tuple[Tensor, None]:
+    return operators.adaptive_max_pool(x, call.shape[-_rank(call) :]), None
+
+
+@lowers("upsample_nearest1d.vec", "upsample_nearest2d.vec", "upsample_nearest1d.default", "upsample_nearest2d.default")
+def _nearest(call: Call, x: Tensor, *args: Any, **_: Any) -> Tensor:
+    return _resized(call, x, "nearest", False, _scales(call, args))
+
+
+@lowers("_upsample_nearest_exact2d.vec", "_upsample_nearest_exact2d.default")
+def _nearest_exact(call: Call, x: Tensor, *args: Any, **_: Any) -> Tensor:
+    return _resized(call, x, "nearest-exact", False, _scales(call, args))
+
+
+@lowers("upsample_linear1d.vec", "upsample_bilinear2d.vec", "upsample_linear1d.default", "upsample_bilinear2d.default")
+def _linear(call: Call, x: Tensor, size: Any, align_corners: bool, *args: Any, **_: Any) -> Tensor:
+    mode = "bilinear" if "bilinear" in call.name else "linear"
+    return _resized(call, x, mode, align_corners, _scales(call, (size, *args)))
+
+
+@lowers("upsample_bicubic2d.vec", "upsample_bicubic2d.default")
+def _bicubic(call: Call, x: Tensor, size: Any, align_corners: bool, *args: Any, **_: Any) -> Tensor:
+    return _resized(call, x, "bicubic", align_corners, _scales(call, (size, *args)))
+
+
+def _scales(call: Call, args: Any) -> list[float] | None:
+    """The factors that were given; where there are none, they follow from the sizes."""
+    rank = len(call.shape) - 2
+    if call.name.endswith(".vec"):
+        given = args[1] if len(args) > 1 else None
+        return None if given is None else [float(factor) for factor in given]
+    given = args[1 : 1 + rank]
+    return [float(factor) for factor in given] if len(given) == rank and None not in given else None
+
+
+def _resized(call: Call, x: Tensor, mode: str, align_corners: bool, scales: list[float] | None) -> Tensor:
+    size = call.shape[2:]
+    if extents_of(x)[2:] == tuple(size):
+        return x
+    return operators.interpolate(x, size, mode, align_corners, scales)
+
+
+@lowers("unfold.default")
+def _unfold(call: Call, x: Tensor, dimension: int, size: int, step: int) -> Tensor:
+    return operators.unfold(x, dimension, size, step)
+
+
+@lowers("im2col.default")
+def _im2col(call: Call, x: Tensor, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Tensor:
+    return operators.im2col(x, kernel_size, dilation, padding, stride)

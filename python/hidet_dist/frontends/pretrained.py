@@ -1,0 +1,256 @@
+"""``from_transformers``: models of the transformers library, from a folder or a configuration."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from hidet.graph import FlowGraph, Tensor
+
+from hidet_dist.checks import shown
+from hidet_dist.compat.replacing import replaced
+from hidet_dist.errors import ConfigError, TraceError, WeightsError
+from hidet_dist.frontends.pytorch.calls import DTYPES
+from hidet_dist.frontends.pytorch.module import from_torch
+from hidet_dist.weights.named import weight_as, weights_from_safetensors
+
+WEIGHTS = ("files", "random", None)
+
+
+def from_transformers(
+    model: Any,
+    *,
+    weights: str | None = None,
+    batch: int = 1,
+    seq: int = 128,
+    dtype: str | None = None,
+    architecture: str | None = None,
+    dynamic: Sequence[str] = (),
+    example_inputs: Mapping[str, Any] | None = None,
+    seed: int = 0,
+) -> FlowGraph:
+    """Trace a model of transformers to a graph, as :func:`from_torch` traces a module.
+
+    Parameters
+    ----------
+    model: str, Path or configuration
+        A folder with ``config.json``, such a file, or a configuration object. Nothing is downloaded.
+    weights: str, optional
+        ``"files"`` for those of the folder's safetensors, which are read slice by slice when artifacts are written;
+        ``"random"`` for random ones; None for none, which takes no memory and is enough to plan.
+    batch, seq: int
+        The number of sequences or images, and of tokens in each.
+    dtype: str, optional
+        ``"float32"``, ``"float16"`` or ``"bfloat16"``; by default what the configuration says, or float32.
+    architecture: str, optional
+        The name of a class of transformers, such as ``"LlamaForCausalLM"``; by default what the configuration says.
+    dynamic: sequence of str
+        Which of ``"batch"`` and ``"seq"`` are symbolic dims, called so.
+    example_inputs: mapping, optional
+        The arguments of one call by name, instead of those of :func:`example_inputs_of`.
+    seed: int
+        Of random weights.
+
+    Raises
+    ------
+    ConfigError
+        When an argument is not one of these, or the folder has no configuration.
+    WeightsError
+        When the files lack a weight of the model, or have it in another shape.
+    TraceError, UnsupportedModelError
+        As :func:`from_torch`.
+    """
+    if weights not in WEIGHTS:
+        raise ConfigError(f"weights must be 'files', 'random' or None; got {shown(weights)}.")
+    if unknown := sorted(set(dynamic) - {"batch", "seq"}):
+        raise ConfigError(f"dynamic may name 'batch' and 'seq'; got {shown(unknown)}.")
+    config, folder = _configuration(model)
+    if weights == "files" and folder is None:
+        raise ConfigError("weights='files' needs a folder with config.json and safetensors; got a configuration.")
+    kind = _class_of(config, architecture)
+    own = _dtype(dtype, config)
+    module = _module(kind, config, own, weights == "random", seed)
+    inputs = example_inputs_of(module, batch, seq) if example_inputs is None else dict(example_inputs)
+    stored = _stored(module, weights_from_safetensors(folder)) if weights == "files" and folder is not None else None
+    return from_torch(module, inputs, _dynamic_shapes(inputs, dynamic) if dynamic else None, stored=stored)
+
+
+def example_inputs_of(module: Any, batch: int = 1, seq: int = 128) -> dict[str, torch.Tensor]:
+    """The arguments that a model of transformers is traced with, by name: zeros, and masks that hide nothing.
+
+    * Token ids for a text model, with a mask for one that reads in both directions.
+    * Token ids for encoder and decoder alike where it has both.
+    * Images and spectrograms of the sizes in the configuration, with token ids for a model of images and texts.
+
+    Raises
+    ------
+    TraceError
+        When it is another kind of model: give ``example_inputs`` yourself.
+    """
+    config = module.config
+    main = getattr(module, "main_input_name", "input_ids")
+    ids = torch.zeros(batch, seq, dtype=torch.int64)
+    vision = getattr(config, "vision_config", None)
+    if vision is not None and main != "pixel_values":
+        return {"input_ids": ids, "pixel_values": _images(vision, batch, module.dtype)}
+    if main == "pixel_values":
+        return {"pixel_values": _images(config if vision is None else vision, batch, module.dtype)}
+    if main == "input_features" and hasattr(config, "num_mel_bins"):
+        frames = 2 * config.max_source_positions
+        features = torch.zeros(batch, config.num_mel_bins, frames, dtype=module.dtype)
+        both = config.is_encoder_decoder and hasattr(module, "get_decoder")
+        return {"input_features": features, **({"decoder_input_ids": ids} if both else {})}
+    if main != "input_ids":
+        raise TraceError(f"{type(module).__name__} takes {main!r}: say what with example_inputs.")
+    if getattr(config, "is_encoder_decoder", False) and not type(module).__name__.endswith("EncoderModel"):
+        return {"input_ids": ids, "decoder_input_ids": ids.clone()}
+    name = type(module).__name__
+    if getattr(config, "is_decoder", False) or name.endswith(("LMHeadModel", "ForCausalLM")) or _is_causal(module):
+        return {"input_ids": ids}
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _is_causal(module: torch.nn.Module) -> bool:
+    return any(getattr(part, "is_causal", False) is True for part in module.modules())
+
+
+def _images(config: Any, batch: int, dtype: torch.dtype) -> torch.Tensor:
+    size = getattr(config, "image_size", 224)
+    height, width = (size, size) if isinstance(size, int) else tuple(size)
+    return torch.zeros(batch, getattr(config, "num_channels", 3), height, width, dtype=dtype)
+
+
+def _configuration(model: Any) -> tuple[Any, Path | None]:
+    """The configuration object, and the folder that it is from."""
+    transformers = importlib.import_module("transformers")
+    if isinstance(model, str | Path):
+        place = Path(model)
+        file = place / "config.json" if place.is_dir() else place
+        if not file.is_file():
+            raise ConfigError(f"There is no {file}: name a folder with the config.json of a model, or such a file.")
+        try:
+            return transformers.AutoConfig.from_pretrained(file, local_files_only=True), file.parent
+        except (ValueError, KeyError, OSError) as error:
+            raise ConfigError(f"{file} is no configuration that transformers knows: {error}") from error
+    if not hasattr(model, "model_type"):
+        raise ConfigError(
+            f"from_transformers takes a folder, a file or a configuration of transformers; got {shown(model)}."
+        )
+    return model, None
+
+
+def _class_of(config: Any, architecture: str | None) -> Any:
+    transformers = importlib.import_module("transformers")
+    name = architecture or next(iter(getattr(config, "architectures", None) or ()), None)
+    if name is None:
+        mapping = transformers.MODEL_MAPPING
+        if type(config) not in mapping:
+            raise ConfigError(f"transformers has no model for {type(config).__name__}: name its architecture.")
+        found = mapping[type(config)]
+        return found[0] if isinstance(found, tuple | list) else found
+    kind = getattr(transformers, name, None)
+    if not isinstance(kind, type):
+        raise ConfigError(f"transformers has no architecture {shown(name)}.")
+    return kind
+
+
+def _dtype(dtype: str | None, config: Any) -> torch.dtype:
+    found = getattr(config, "dtype", None) if dtype is None else dtype
+    if found is None:
+        return torch.float32
+    known = {name: own for own, name in DTYPES.items() if own.is_floating_point}
+    name = str(found).removeprefix("torch.")
+    if name not in known:
+        raise ConfigError(f"dtype must be one of {', '.join(sorted(known))}; got {shown(found)}.")
+    return known[name]
+
+
+def _module(kind: Any, config: Any, dtype: torch.dtype, has_data: bool, seed: int) -> Any:
+    """The module. Without data its parameters are on the meta device, and buffers, which no file has, are real."""
+    config.use_cache = False
+    if has_data:
+        generator = torch.random.get_rng_state()
+        try:
+            torch.manual_seed(seed)
+            return kind(config).to(dtype).eval()
+        finally:
+            torch.random.set_rng_state(generator)
+    with _parameters_on_meta():
+        module = kind(config)
+    return module.to(dtype).eval()
+
+
+@contextlib.contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Have parameters put on the meta device as soon as they are made; buffers stay."""
+    initialization = importlib.import_module("transformers.initialization")
+    register = torch.nn.Module.register_parameter
+
+    def on_meta(self: torch.nn.Module, name: str, param: torch.nn.Parameter | None) -> None:
+        if param is not None and param.device.type != "meta":
+            param = torch.nn.Parameter(param.to("meta"), requires_grad=False)
+        register(self, name, param)
+
+    with replaced(torch.nn.Module, {"register_parameter": on_meta}), initialization.no_init_weights():
+        yield
+
+
+def _stored(module: Any, files: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights of files, by the names that the module has them under.
+
+    Raises
+    ------
+    WeightsError
+        When the files lack one, or have it in another shape.
+    """
+    prefix = getattr(module, "base_model_prefix", "")
+    named = dict(module.named_parameters(remove_duplicate=False))
+    kept = {name: x for name, x in module.named_buffers() if name in module.state_dict()}
+    tied: dict[int, list[str]] = {}
+    for name, x in named.items():
+        tied.setdefault(id(x), []).append(name)
+    found: dict[str, Tensor] = {}
+    missing = []
+    for name, x in {**named, **kept}.items():
+        others = tied.get(id(x), [name])
+        candidates = [
+            own for other in (name, *others) for own in (other, f"{prefix}.{other}", other.removeprefix(f"{prefix}."))
+        ]
+        own = next((files[candidate] for candidate in candidates if candidate in files), None)
+        if own is None:
+            if name in kept:
+                continue  # the module's own
+            missing.append(name)
+            continue
+        if list(own.shape) != list(x.shape):
+            raise WeightsError(
+                f"The files have the weight {name!r} in the shape {list(map(int, own.shape))}, and the model in "
+                f"{list(x.shape)}: they are of another configuration."
+            )
+        dtype = DTYPES[x.dtype]
+        found[name] = own if own.dtype.name == dtype else weight_as(own, dtype)
+    if missing:
+        raise WeightsError(
+            f"The files lack {len(missing)} weights of {type(module).__name__}, such as {', '.join(missing[:3])}: name "
+            "the architecture that they are of."
+        )
+    return found
+
+
+def _dynamic_shapes(inputs: Mapping[str, Any], dynamic: Sequence[str]) -> dict[str, Any]:
+    dims = {name: torch.export.Dim(name, min=2) for name in dynamic}
+    texts = [name for name, x in inputs.items() if isinstance(x, torch.Tensor) and x.dim() == 2]
+    shapes: dict[str, Any] = {}
+    for name, x in inputs.items():
+        own: dict[int, Any] = {}
+        if isinstance(x, torch.Tensor):
+            if "batch" in dims:
+                own[0] = dims["batch"]
+            if "seq" in dims and name in texts:
+                own[1] = dims["seq"]
+        shapes[name] = own or None
+    return shapes

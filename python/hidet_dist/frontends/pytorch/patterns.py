@@ -1,0 +1,58 @@
+"""Operators copied for other operands: to define one anew takes hidet milliseconds, and models repeat their layers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hidet.graph import Operator, Tensor
+from torch.utils import _pytree as pytree
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The operators between some operands and the tensors that are made of them, in the order of execution."""
+
+    operators: tuple[Operator, ...]
+    operands: tuple[Tensor, ...]
+    results: Any
+
+    @classmethod
+    def of(cls, results: Any, operands: Sequence[Tensor], shared: Sequence[Tensor]) -> Pattern | None:
+        """How ``results`` are made of ``operands``; ``shared`` tensors are the same in every copy.
+
+        None where they are made of anything else, such as of what an operand is itself made of, or not of all operands.
+        """
+        ends, reached = {id(x) for x in (*operands, *shared)}, set()
+        order: dict[int, Operator] = {}
+
+        def visit(x: Tensor) -> bool:
+            if id(x) in ends:
+                reached.add(id(x))
+                return True
+            if x.op is not None and id(x.op) in order:
+                return True
+            if x.op is None or not all(map(visit, x.op.inputs)):
+                return False
+            order[id(x.op)] = x.op
+            return True
+
+        leaves = [x for x in pytree.tree_leaves(results) if isinstance(x, Tensor)]
+        if not all(map(visit, leaves)) or not reached.issuperset(map(id, operands)):
+            return None
+        return cls(tuple(order.values()), tuple(operands), results)
+
+    def copy(self, operands: Sequence[Tensor]) -> Any:
+        """The results, made of other operands of the same dtypes and shapes."""
+        made = {id(old): new for old, new in zip(self.operands, operands, strict=True)}
+        for op in self.operators:
+            own = copy.copy(op)
+            own.inputs = [made.get(id(x), x) for x in op.inputs]
+            own.outputs = [
+                Tensor(shape=y.shape, dtype=y.dtype.name, device=y.device, storage=None, trace=(own, number))
+                for number, y in enumerate(op.outputs)
+            ]
+            made.update((id(old), new) for old, new in zip(op.outputs, own.outputs, strict=True))
+        return pytree.tree_map_only(Tensor, lambda x: made.get(id(x), x), self.results)

@@ -1,0 +1,381 @@
+"""Models of transformers, torchvision and diffusers with tiny random configurations, to compare with.
+
+Each is a case: a name, and a function that makes the module and the arguments of one call. Libraries are imported when
+a case is made; those of torchvision and diffusers are skipped where these are not installed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_WORDS, _HIDDEN, _HEADS, _INNER, _BATCH, _SEQ = 64, 32, 4, 64, 2, 8
+_IMAGE, _PATCH = 32, 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model: its name, and what makes the module and its arguments by name."""
+
+    name: str
+    make: Callable[[], tuple[torch.nn.Module, Mapping[str, Any]]]
+
+    def build(self) -> tuple[torch.nn.Module, Mapping[str, Any]]:
+        """The module in evaluation mode, its weights random and far from 0 and 1, and its arguments."""
+        torch.manual_seed(0)
+        module, inputs = self.make()
+        module = module.eval()
+        with torch.no_grad():
+            for name, x in module.named_parameters():
+                # Scales about 1, so that activations neither vanish nor explode; biases that would be missed.
+                if x.dim() <= 1:
+                    x.normal_(1.0 if name.endswith("weight") else 0.0, 0.2)
+                else:
+                    x.normal_(0.0, 0.7 * (x[0].numel() ** -0.5))
+            for name, held in module.named_buffers():
+                if name.endswith("running_mean"):
+                    held.normal_(0.0, 0.2)
+                elif name.endswith("running_var"):
+                    held.uniform_(0.5, 1.5)
+        return module, inputs
+
+
+def _ids(seq: int = _SEQ, name: str = "input_ids") -> dict[str, torch.Tensor]:
+    return {name: torch.randint(3, _WORDS, (_BATCH, seq))}
+
+
+def _masked() -> dict[str, torch.Tensor]:
+    """Two sentences, the second of them shorter."""
+    mask = torch.ones(_BATCH, _SEQ, dtype=torch.int64)
+    mask[1, 5:] = 0
+    return {**_ids(), "attention_mask": mask}
+
+
+def _image(size: int = _IMAGE) -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.randn(_BATCH, 3, size, size)}
+
+
+def _transformers(model: str, config: str, **options: Any) -> Any:
+    library = importlib.import_module("transformers")
+    own = getattr(library, config)(**options)
+    own.use_cache = False
+    return getattr(library, model)(own)
+
+
+def _case(name: str, model: str, config: str, inputs: Callable[[], Mapping[str, Any]], **options: Any) -> Case:
+    return Case(name, lambda: (_transformers(model, config, **options), inputs()))
+
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": _WORDS,
+    "hidden_size": _HIDDEN,
+    "num_hidden_layers": 2,
+    "num_attention_heads": _HEADS,
+    "intermediate_size": _INNER,
+    "max_position_embeddings": 64,
+}
+_SPECIAL = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+_DECODER: dict[str, Any] = {**_COMMON, **_SPECIAL, "num_key_value_heads": 2}
+_VISION: dict[str, Any] = {
+    "hidden_size": _HIDDEN,
+    "num_hidden_layers": 2,
+    "num_attention_heads": _HEADS,
+    "intermediate_size": _INNER,
+    "image_size": _IMAGE,
+    "patch_size": _PATCH,
+}
+
+
+def _encoder_part(model: str, config: str, inputs: Callable[[], Mapping[str, Any]], **options: Any) -> Any:
+    """The encoder of a model with both parts."""
+    return lambda: (_transformers(model, config, **options).get_encoder(), inputs())
+
+
+def _with_states(name: str = "encoder_hidden_states") -> dict[str, torch.Tensor]:
+    return {**_ids(), name: torch.randn(_BATCH, 6, _HIDDEN)}
+
+
+_T5: dict[str, Any] = {
+    "vocab_size": _WORDS,
+    "d_model": _HIDDEN,
+    "d_kv": 8,
+    "d_ff": _INNER,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "num_heads": _HEADS,
+    "decoder_start_token_id": 0,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
+_BART: dict[str, Any] = {
+    "vocab_size": _WORDS,
+    "d_model": _HIDDEN,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": _HEADS,
+    "decoder_attention_heads": _HEADS,
+    "encoder_ffn_dim": _INNER,
+    "decoder_ffn_dim": _INNER,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "decoder_start_token_id": 1,
+    "forced_eos_token_id": 1,
+}
+_WHISPER: dict[str, Any] = {
+    **{key: value for key, value in _BART.items() if key not in ("max_position_embeddings", "forced_eos_token_id")},
+    "num_mel_bins": 8,
+    "max_source_positions": 12,
+    "max_target_positions": 16,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+}
+
+
+def _torchvision(name: str, **options: Any) -> Callable[[], tuple[torch.nn.Module, Mapping[str, Any]]]:
+    def make() -> tuple[torch.nn.Module, Mapping[str, Any]]:
+        models = importlib.import_module("torchvision.models")
+        return getattr(models, name)(weights=None, num_classes=10, **options), {"x": torch.randn(_BATCH, 3, 32, 32)}
+
+    return make
+
+
+def _unet() -> tuple[torch.nn.Module, Mapping[str, Any]]:
+    diffusers = importlib.import_module("diffusers")
+    module = diffusers.UNet2DConditionModel(
+        sample_size=8,
+        in_channels=4,
+        out_channels=4,
+        layers_per_block=1,
+        block_out_channels=(16, 32),
+        norm_num_groups=4,
+        down_block_types=("CrossAttnDownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "CrossAttnUpBlock2D"),
+        cross_attention_dim=_HIDDEN,
+        attention_head_dim=8,
+    )
+    return module, {
+        "sample": torch.randn(_BATCH, 4, 8, 8),
+        "timestep": torch.tensor([3, 7]),
+        "encoder_hidden_states": torch.randn(_BATCH, 6, _HIDDEN),
+    }
+
+
+def _swin_options() -> dict[str, Any]:
+    return {
+        "image_size": _IMAGE,
+        "patch_size": 4,
+        "embed_dim": 16,
+        "depths": [2, 2],
+        "num_heads": [2, 4],
+        "window_size": 4,
+    }
+
+
+CASES: tuple[Case, ...] = (
+    _case("BERT", "BertModel", "BertConfig", _masked, **_COMMON),
+    _case("RoBERTa", "RobertaModel", "RobertaConfig", _masked, **_COMMON, **_SPECIAL),
+    _case(
+        "DeBERTa-v2",
+        "DebertaV2Model",
+        "DebertaV2Config",
+        _masked,
+        **_COMMON,
+        relative_attention=True,
+        position_buckets=8,
+        pos_att_type=["p2c", "c2p"],
+        share_att_key=True,
+        norm_rel_ebd="layer_norm",
+    ),
+    _case("MPNet", "MPNetModel", "MPNetConfig", _masked, **_COMMON, **_SPECIAL),
+    _case("ALBERT", "AlbertModel", "AlbertConfig", _masked, **_COMMON, embedding_size=16),
+    _case(
+        "ModernBERT",
+        "ModernBertModel",
+        "ModernBertConfig",
+        _masked,
+        **_COMMON,
+        **_SPECIAL,
+        local_attention=4,
+        global_attn_every_n_layers=2,
+    ),
+    _case(
+        "DistilBERT",
+        "DistilBertModel",
+        "DistilBertConfig",
+        _masked,
+        vocab_size=_WORDS,
+        dim=_HIDDEN,
+        n_layers=2,
+        n_heads=_HEADS,
+        hidden_dim=_INNER,
+        max_position_embeddings=64,
+    ),
+    _case(
+        "GPT-2",
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        _ids,
+        vocab_size=_WORDS,
+        n_embd=_HIDDEN,
+        n_layer=2,
+        n_head=_HEADS,
+        n_positions=32,
+        bos_token_id=0,
+        eos_token_id=1,
+    ),
+    _case("GPT-NeoX", "GPTNeoXForCausalLM", "GPTNeoXConfig", _ids, **_COMMON, bos_token_id=0, eos_token_id=1),
+    _case(
+        "OPT",
+        "OPTForCausalLM",
+        "OPTConfig",
+        _ids,
+        vocab_size=_WORDS,
+        hidden_size=_HIDDEN,
+        word_embed_proj_dim=_HIDDEN,
+        num_hidden_layers=2,
+        num_attention_heads=_HEADS,
+        ffn_dim=_INNER,
+        max_position_embeddings=64,
+        **_SPECIAL,
+    ),
+    _case("LLaMA", "LlamaForCausalLM", "LlamaConfig", _ids, **_DECODER),
+    _case("Mistral", "MistralForCausalLM", "MistralConfig", _ids, **_DECODER, sliding_window=4),
+    _case(
+        "Mixtral",
+        "MixtralForCausalLM",
+        "MixtralConfig",
+        _ids,
+        **_DECODER,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=None,
+    ),
+    _case("Qwen2", "Qwen2ForCausalLM", "Qwen2Config", _ids, **_DECODER),
+    _case("Qwen3", "Qwen3ForCausalLM", "Qwen3Config", _ids, **_DECODER, head_dim=8),
+    _case(
+        "Qwen3-MoE",
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        _ids,
+        **_DECODER,
+        head_dim=8,
+        moe_intermediate_size=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        decoder_sparse_step=1,
+    ),
+    _case("Gemma 2", "Gemma2ForCausalLM", "Gemma2Config", _ids, **_DECODER, head_dim=8, sliding_window=4),
+    _case("Gemma 3", "Gemma3ForCausalLM", "Gemma3TextConfig", _ids, **_DECODER, head_dim=8, sliding_window=4),
+    _case("Phi-3", "Phi3ForCausalLM", "Phi3Config", _ids, **_DECODER),
+    _case(
+        "Falcon",
+        "FalconForCausalLM",
+        "FalconConfig",
+        _ids,
+        vocab_size=_WORDS,
+        hidden_size=_HIDDEN,
+        num_hidden_layers=2,
+        num_attention_heads=_HEADS,
+        new_decoder_architecture=False,
+        multi_query=True,
+        bos_token_id=0,
+        eos_token_id=1,
+    ),
+    _case(
+        "Mamba",
+        "MambaForCausalLM",
+        "MambaConfig",
+        _ids,
+        vocab_size=_WORDS,
+        hidden_size=16,
+        num_hidden_layers=1,
+        state_size=4,
+        **_SPECIAL,
+    ),
+    Case("T5 encoder", lambda: (_transformers("T5EncoderModel", "T5Config", **_T5), _masked())),
+    Case(
+        "T5 decoder",
+        lambda: (_transformers("T5Model", "T5Config", **_T5).get_decoder(), _with_states()),
+    ),
+    Case("BART encoder", _encoder_part("BartModel", "BartConfig", _masked, **_BART)),
+    Case(
+        "BART decoder",
+        lambda: (_transformers("BartModel", "BartConfig", **_BART).get_decoder(), _with_states()),
+    ),
+    Case(
+        "Whisper encoder",
+        _encoder_part(
+            "WhisperModel", "WhisperConfig", lambda: {"input_features": torch.randn(_BATCH, 8, 24)}, **_WHISPER
+        ),
+    ),
+    Case(
+        "Whisper decoder",
+        lambda: (_transformers("WhisperModel", "WhisperConfig", **_WHISPER).get_decoder(), _with_states()),
+    ),
+    Case(
+        "CLIP",
+        lambda: (
+            _transformers(
+                "CLIPModel",
+                "CLIPConfig",
+                text_config={**_COMMON, **_SPECIAL, "projection_dim": 16},
+                vision_config={**_VISION, "projection_dim": 16},
+                projection_dim=16,
+            ),
+            {**_masked(), **_image()},
+        ),
+    ),
+    Case(
+        "SigLIP",
+        lambda: (
+            _transformers(
+                "SiglipModel", "SiglipConfig", text_config={**_COMMON, **_SPECIAL}, vision_config=dict(_VISION)
+            ),
+            {**_ids(), **_image()},
+        ),
+    ),
+    _case("ViT", "ViTModel", "ViTConfig", _image, **_VISION),
+    _case("DINOv2", "Dinov2Model", "Dinov2Config", _image, **_VISION),
+    _case("Swin", "SwinModel", "SwinConfig", _image, **_swin_options()),
+    _case("ConvNeXt", "ConvNextModel", "ConvNextConfig", _image, hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 2, 1]),
+    _case(
+        "ResNet (transformers)",
+        "ResNetModel",
+        "ResNetConfig",
+        _image,
+        embedding_size=8,
+        hidden_sizes=[8, 16],
+        depths=[1, 2],
+        layer_type="basic",
+    ),
+    Case("ResNet (torchvision)", _torchvision("resnet18")),
+    Case("EfficientNet", _torchvision("efficientnet_b0")),
+    Case("MobileNetV3", _torchvision("mobilenet_v3_small")),
+    Case("U-Net", _unet),
+    _case(
+        "SegFormer",
+        "SegformerModel",
+        "SegformerConfig",
+        _image,
+        num_encoder_blocks=2,
+        depths=[1, 1],
+        sr_ratios=[4, 2],
+        hidden_sizes=[16, 32],
+        patch_sizes=[7, 3],
+        strides=[4, 2],
+        num_attention_heads=[1, 2],
+        mlp_ratios=[2, 2],
+    ),
+)
+"""The models, by what they are called."""
+
+
+def case_named(name: str) -> Case:
+    """The case of a name. Raises KeyError."""
+    return next(case for case in CASES if case.name == name)

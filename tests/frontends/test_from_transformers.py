@@ -1,0 +1,124 @@
+"""Models of transformers from configurations and folders, and tiny models of several kinds against PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import hidet_dist
+from hidet_dist.errors import ConfigError, WeightsError
+from hidet_dist.simulate import simulate
+from hidet_dist.spec.interface import interface_of
+from hidet_dist.testing.model_zoo import CASES, case_named
+
+transformers = pytest.importorskip("transformers")
+
+QUICK = ("BERT", "GPT-2", "T5 encoder", "ResNet (transformers)")
+
+
+def assert_close(got: Any, want: Any) -> None:
+    if isinstance(want, torch.Tensor):
+        scale = max(1.0, float(want.abs().max())) if want.numel() else 1.0
+        np.testing.assert_allclose(got / scale, want.numpy() / scale, rtol=0, atol=1e-4)
+    elif isinstance(want, Mapping):
+        for key, value in want.items():
+            assert_close(got[key], value)
+    elif isinstance(want, tuple | list):
+        for a, b in zip(got, want, strict=True):
+            assert_close(a, b)
+    else:
+        assert got == want
+
+
+def check(name: str, meshes: tuple[tuple[int, ...], ...]) -> None:
+    module, inputs = case_named(name).build()
+    graph = hidet_dist.from_torch(module, inputs)
+    interface = interface_of(graph)
+    assert interface is not None
+    with torch.no_grad():
+        want = module(**inputs)
+    flat = [x.numpy() for x in interface.flatten(**inputs)]
+    for mesh in meshes:
+        config = {"mesh_shape": list(mesh)}
+        free = hidet_dist.make_plan(graph, config)
+        budget = int(0.75 * free.stage.weight_bytes_per_device)
+        try:
+            plan = hidet_dist.make_plan(graph, config, {"mem_budget": budget})
+        except hidet_dist.errors.InfeasibleError as error:
+            plan = hidet_dist.make_plan(graph, config, {"mem_budget": error.least_budget})
+        assert any(weight.spec.mesh_axes for weight in plan.stage.weights)
+        assert_close(interface.nest(simulate(hidet_dist.partition(graph, plan), flat)), want)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_sharded_model_computes_what_pytorch_does(name: str):
+    check(name, ((2,),))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [case.name for case in CASES if case.name not in QUICK])
+def test_each_model_is_right_or_refused(name: str):
+    try:
+        check(name, ((2,), (2, 2)))
+    except (hidet_dist.errors.TraceError, ModuleNotFoundError) as error:
+        pytest.skip(str(error))
+
+
+def config(**options: Any) -> Any:
+    return transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        architectures=["LlamaForCausalLM"],
+        **options,
+    )
+
+
+def test_a_model_without_data_is_planned_with_two_all_reduces_a_layer_or_their_halves():
+    graph = hidet_dist.from_transformers(config(tie_word_embeddings=True), batch=4, seq=16, dtype="bfloat16")
+    names = {x.label: x for x in hidet_dist.make_plan(graph, {"mesh_shape": [2]}).stage.weights if x.label}
+    assert "lm_head.weight" not in names
+    assert names["model.embed_tokens.weight"].dtype == "bfloat16"
+    with pytest.raises(WeightsError, match="no data"):
+        hidet_dist.auto_parallel(graph, {"mesh_shape": [2]}, {}, "nowhere")
+
+
+def test_a_folder_gives_the_weights_of_its_files(tmp_path: Path):
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config()).eval()
+    model.save_pretrained(tmp_path)
+    graph = hidet_dist.from_transformers(tmp_path, weights="files", batch=2, seq=8)
+    plan = hidet_dist.make_plan(graph, {"mesh_shape": [2]})
+    ids = torch.randint(0, 64, (2, 8))
+    with torch.no_grad():
+        want = model(input_ids=ids, use_cache=False).logits
+    got = simulate(hidet_dist.partition(graph, plan), [ids.numpy()])[0]
+    np.testing.assert_allclose(got, want.numpy(), rtol=1e-4, atol=1e-4)
+    other = config()
+    other.intermediate_size = 48
+    other.save_pretrained(tmp_path)
+    with pytest.raises(WeightsError, match="another configuration"):
+        hidet_dist.from_transformers(tmp_path, weights="files")
+
+
+def test_what_is_no_model_is_refused(tmp_path: Path):
+    for arguments, message in (
+        ({"model": tmp_path}, "config.json"),
+        ({"model": 3}, "configuration"),
+        ({"model": config(), "weights": "some"}, "weights"),
+        ({"model": config(), "weights": "files"}, "folder"),
+        ({"model": config(), "dynamic": ["tokens"]}, "dynamic"),
+        ({"model": config(), "dtype": "int8"}, "dtype"),
+        ({"model": config(), "architecture": "Nothing"}, "architecture"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            hidet_dist.from_transformers(**arguments)
