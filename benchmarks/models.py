@@ -53,7 +53,7 @@ def planned(graph: Any, mesh: tuple[int, ...]) -> hidet_dist.Plan:
     """A plan that the memory budget forces to shard, where there is one."""
     config = {"mesh_shape": list(mesh)}
     free = hidet_dist.make_plan(graph, config)
-    share = int(free.stage.weight_bytes_per_device * SHARE)
+    share = int(free.stages[0].weight_bytes_per_device * SHARE)
     try:
         return hidet_dist.make_plan(graph, config, {"mem_budget": max(1, share)})
     except InfeasibleError as error:

@@ -46,7 +46,7 @@ def check(name: str, meshes: tuple[tuple[int, ...], ...]) -> None:
     for mesh in meshes:
         config = {"mesh_shape": list(mesh)}
         free = hidet_dist.make_plan(graph, config)
-        budget = int(0.75 * free.stage.weight_bytes_per_device)
+        budget = int(0.75 * free.stages[0].weight_bytes_per_device)
         try:
             plan = hidet_dist.make_plan(graph, config, {"mem_budget": budget})
         except hidet_dist.errors.InfeasibleError as error:

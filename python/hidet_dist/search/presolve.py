@@ -26,56 +26,6 @@ from hidet_dist.search.problem import ConvertedTensor, Edge, Problem, readers
 Matrix = npt.NDArray[np.float64]
 
 
-<<<<<<< HEAD
-def undominated(problem: Problem, limits: Limits | None = None, rounds: int = 3) -> list[list[int]]:
-    """List the choices left of each entity, at least one; one of the best plans is made of them."""
-    kept = [list(range(len(costs))) for costs in problem.cost]
-    groups = readers(problem)
-    made: list[list[list[Edge]]] = [[] for _ in kept]
-    reads: list[list[tuple[Edge, int]]] = [[] for _ in kept]
-    for group in groups.values():
-        made[group[0].producer].append(group)
-        for edge in group:
-            reads[edge.consumer].append((edge, len(group)))
-    arrays: dict[int, Matrix] = {}
-    for edge in problem.edges:
-        if id(edge.convert) not in arrays:
-            arrays[id(edge.convert)] = np.array(edge.convert)
-    known: dict[Hashable, list[int]] = {}
-    for _ in range(rounds):
-        before = sum(map(len, kept))
-        for entity, choices in enumerate(kept):
-            if limits is not None:
-                limits.check()
-            if len(choices) == 1:
-                continue
-            outs = tuple(
-                (
-                    id(group[0].convert),
-                    tuple(group[0].produced[k] for k in choices),
-                    tuple(sorted({edge.consumed[k] for edge in group for k in kept[edge.consumer]})),
-                    len(group),
-                )
-                for group in made[entity]
-            )
-            ins = tuple(
-                (
-                    id(edge.convert),
-                    tuple(sorted({edge.produced[k] for k in kept[edge.producer]})),
-                    tuple(edge.consumed[k] for k in choices),
-                    count,
-                )
-                for edge, count in reads[entity]
-            )
-            costs = tuple((problem.cost[entity][k], problem.memory[entity][k]) for k in choices)
-            key = (costs, outs, ins)
-            if key not in known:
-                known[key] = _left(costs, outs, ins, arrays)
-            kept[entity] = [choices[i] for i in known[key]]
-        if sum(map(len, kept)) == before:
-            break
-    return kept
-=======
 @dataclass(frozen=True)
 class _Removal:
     """Choices that were removed of an entity, those that were left, and what changing from one to another can cost."""
@@ -174,7 +124,6 @@ class Presolve:
         )
         costs = self._number(tuple(problem.cost[entity])), self._number(tuple(problem.memory[entity]))
         return self._number((costs, outs, ins))
->>>>>>> main
 
     def reduce(
         self,
