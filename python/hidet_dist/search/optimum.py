@@ -562,7 +562,9 @@ def _integer_program(state: _State) -> None:
             if least.bound_bytes > state.problem.budget:
                 raise state.refusal
     try:
-        solution = solve(restricted(state.problem, kept), options, points=_tight_points(state))
+        # Of plans that are not better by the gap, none is needed.
+        most = state.cutoff()
+        solution = solve(restricted(state.problem, kept), options, points=_tight_points(state), most_seconds=most)
     except NothingFitsError:
         if state.best:
             state.raise_bound(state.cutoff())  # of what is left nothing fits: no plan is better than the one known
@@ -570,8 +572,9 @@ def _integer_program(state: _State) -> None:
     except TooLargeError:
         state.refusal = _not_found(state)  # unless a plan is known: then that is the answer, with its gap
         return
-    except StoppedError:
-        return  # out of time: the same
+    except StoppedError as error:
+        state.raise_bound(min(error.bound, state.cutoff()))  # out of time, or of nodes: the same
+        return
     state.peaks |= dict.fromkeys(solution.points)
     # What was dropped from the program costs no less than the known plan within the gap.
     bound = min(solution.seconds * (1 - solution.gap), state.seconds * (1 - options.gap))
