@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         validate_plan,
     )
     from hidet_dist.calibration import calibrate
+    from hidet_dist.frontends.onnx.model import from_onnx
     from hidet_dist.frontends.pretrained import from_transformers
     from hidet_dist.frontends.pytorch.module import from_torch
     from hidet_dist.runtime.partition import LoadedPartition, load_partition
@@ -49,6 +50,7 @@ __all__ = [
     "auto_parallel",
     "calibrate",
     "describe",
+    "from_onnx",
     "from_torch",
     "from_transformers",
     "init",
@@ -76,6 +78,7 @@ _HOMES = {
         "validate_plan",
     ),
     "hidet_dist.calibration": ("calibrate",),
+    "hidet_dist.frontends.onnx.model": ("from_onnx",),
     "hidet_dist.frontends.pretrained": ("from_transformers",),
     "hidet_dist.frontends.pytorch.module": ("from_torch",),
     "hidet_dist.runtime.partition": ("LoadedPartition", "load_partition"),
@@ -105,7 +108,7 @@ def __dir__() -> list[str]:
 
 
 def _explain(plan: Plan) -> PlanExplanation:
-    """What ``plan.explain()`` gives."""
+    """Make the explanation that ``plan.explain()`` returns."""
     explanation: PlanExplanation = importlib.import_module("hidet_dist.explain").Explanation(plan)
     return explanation
 

@@ -78,7 +78,8 @@ def test_explain_refuses_what_is_no_plan(tmp_path):
 
 def test_launch_passes_arguments_on_and_returns_the_status_of_the_rank_that_failed(tmp_path):
     script = tmp_path / "rank.py"
-    script.write_text("import os, sys\nprint(os.environ['WORLD_SIZE'], *sys.argv[1:])\nsys.exit(int(sys.argv[2]))\n")
+    say = "os.write(1, ' '.join([os.environ['WORLD_SIZE'], *sys.argv[1:], '\\n']).encode())"  # a line at once
+    script.write_text(f"import os, sys\n{say}\nsys.exit(int(sys.argv[2]))\n")
     done = run("launch", "-n", "2", str(script), "--help", "7")
     assert done.returncode == 7, done.stderr
-    assert done.stdout.splitlines() == ["2 --help 7"] * 2
+    assert done.stdout.splitlines() == ["2 --help 7 "] * 2

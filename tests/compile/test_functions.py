@@ -72,7 +72,10 @@ def error_in_ulps(result: np.ndarray, exact: np.ndarray) -> np.ndarray:
     return np.where(same & ~np.isfinite(result), 0.0, np.nan_to_num(off, nan=1e9))
 
 
-@pytest.mark.parametrize("arch", ["native", "x86-64-v2"])
+ARCHS = pytest.mark.parametrize("arch", ["native", pytest.param("x86-64-v2", marks=pytest.mark.slow)])
+
+
+@ARCHS
 def test_functions_are_within_two_ulps(tmp_path: Path, arch: str) -> None:
     x = floats()
     exact = torch.from_numpy(x).double()
@@ -90,7 +93,7 @@ def test_functions_are_within_two_ulps(tmp_path: Path, arch: str) -> None:
         assert off[worst] <= 2, (function.__name__, off[worst], x[worst], result[worst])
 
 
-@pytest.mark.parametrize("arch", ["native", "x86-64-v2"])
+@ARCHS
 def test_activations_are_within_four_ulps(tmp_path: Path, arch: str) -> None:
     """Of a result of the size of their terms: where those cancel, as left of GELU's minimum, fewer digits are left."""
     x = floats()
@@ -108,7 +111,7 @@ def test_activations_are_within_four_ulps(tmp_path: Path, arch: str) -> None:
         assert np.nanmax(off) <= 4, (function.__name__, x[np.nanargmax(off)])
 
 
-@pytest.mark.parametrize("arch", ["native", "x86-64-v2"])
+@ARCHS
 def test_halves_are_converted_exactly(tmp_path: Path, arch: str) -> None:
     """Rounded to the nearest, ties to even, subnormal numbers and infinities included; NaN stays NaN."""
     x = floats()

@@ -28,7 +28,7 @@ def by_rows_then_columns(_):
 
 
 # LLaMA has what the other patterns have: products, attention and gates.
-QUICK = ("lookup", "uneven", "convolutions")
+QUICK = ("uneven", "convolutions")
 
 
 @pytest.mark.parametrize(

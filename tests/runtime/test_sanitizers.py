@@ -58,6 +58,7 @@ def test_collectives_over_shared_memory_are_free_of_races_and_memory_errors(sani
 
 
 @needs_compiler
+@pytest.mark.slow
 @SANITIZERS
 def test_collectives_through_nccl_are_free_of_races_and_memory_errors(sanitizer: str, tmp_path: Path) -> None:
     shared = ["-shared", "-fPIC"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from safetensors import safe_open
 
 BUILD = Path(__file__).with_name("build.py")
@@ -54,6 +55,7 @@ def load(folder: Path) -> int:
     return max(map(int, done.stdout.split()))
 
 
+@pytest.mark.slow
 def test_the_peak_of_memory_is_not_that_of_the_weights(tmp_path: Path) -> None:
     small, _ = build(tmp_path / "small", 64)
     large, written = build(tmp_path / "large", WIDTH)

@@ -117,9 +117,15 @@ def grouped_matmul(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
     offs: Tensor
         int[experts], ascending: the row behind the last one of each expert. Rows behind the last of all are zeros.
 
-    Returns [rows, columns].
+    Returns
+    -------
+    Tensor
+        [rows, columns].
 
-    Raises ValueError for operands of other ranks.
+    Raises
+    ------
+    ValueError
+        For operands of other ranks.
     """
     if (len(x.shape), len(weight.shape)) != (2, 3):
         raise ValueError(

@@ -63,9 +63,9 @@ def _sources(out: int, step: np.float32, align_corners: bool) -> np.ndarray:
     return step * places if align_corners else step * (places + np.float32(0.5)) - np.float32(0.5)
 
 
-def linear_weights(size: int, out: int, step: np.float32, align_corners: bool) -> np.ndarray:
-    """float32[size, out]: the share of each element of the input in each of the output."""
-    source = np.maximum(_sources(out, step, align_corners), np.float32(0))
+def linear_weights(size: int, source: np.ndarray) -> np.ndarray:
+    """float32[size, out]: the share of each element of the input in each of the output, which lies at ``source``."""
+    source, out = np.maximum(source, np.float32(0)), len(source)
     left = np.minimum(source.astype(np.int64), size - 1)
     share = np.clip(source - left.astype(np.float32), 0, 1).astype(np.float32)
     weights = np.zeros([size, out], np.float32)
@@ -74,9 +74,9 @@ def linear_weights(size: int, out: int, step: np.float32, align_corners: bool) -
     return weights
 
 
-def cubic_weights(size: int, out: int, step: np.float32, align_corners: bool, coefficient: float = CUBIC) -> np.ndarray:
-    """float32[size, out]: the share of each element of the input in each of the output."""
-    source = _sources(out, step, align_corners)
+def cubic_weights(size: int, source: np.ndarray, coefficient: float = CUBIC) -> np.ndarray:
+    """float32[size, out]: the share of each element of the input in each of the output, which lies at ``source``."""
+    out = len(source)
     left = np.floor(source)
     t, a = (source - left).astype(np.float32), np.float32(coefficient)
 
@@ -120,7 +120,7 @@ def _interpolated(
     for number in reversed(range(dims)):
         dim = rank - dims + number
         size, out = int(x.shape[dim]), int(sizes[number])
-        matrix = weights(size, out, steps[number], align_corners)
+        matrix = weights(size, _sources(out, steps[number], align_corners))
         if size != out or (matrix != np.eye(size, dtype=np.float32)).any():
             x = along_dim(x, dim, matrix)
     return x

@@ -25,6 +25,7 @@ from hidet_dist.soundness.oracle import evaluate, numpy_dtype
 from hidet_dist.spec import DeviceMesh, OperatorPlan, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.extents import extents_of
 from hidet_dist.view import GraphView
+from hidet_dist.weights import source_of
 
 Array = np.ndarray[Any, Any]
 Rng = np.random.Generator
@@ -75,7 +76,8 @@ def evaluate_graph(graph: FlowGraph, inputs: Sequence[Array]) -> list[Array]:
 
     def value(x: Tensor) -> Array:
         if x not in values:
-            values[x] = x.cpu().numpy().astype(numpy_dtype(x.dtype))
+            whole = source_of(x).read([slice(0, size) for size in shape_of(x)])
+            values[x] = whole.double().numpy() if x.dtype.is_float() else whole.numpy().astype(numpy_dtype(x.dtype))
         return values[x]
 
     for op in graph.nodes:

@@ -96,6 +96,7 @@ def test_hidets_own_calls_of_cublas_give_way_to_one(toolkit, dtype):
         assert sum(own.kind == "cuda_kernel" for own in with_one[-1].functions.values()) == 1
 
 
+@pytest.mark.slow
 def test_it_is_the_last_candidate_that_is_built(nvcc, tmp_path):
     x = hidet.symbol([8, 64], "float16", "cpu")
     graph = hidet.trace_from(hidet.ops.relu(hidet.ops.matmul(x, hidet.ones([64, 32], "float16", "cpu"))), [x])

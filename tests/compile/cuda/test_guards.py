@@ -26,7 +26,7 @@ def compiled(function, *arrays):
     return compile_program(partition_graph(graph, plan.stages[0], device="cuda:0"), H100)
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("dtype", ["int32", pytest.param("int64", marks=pytest.mark.slow)])
 def test_an_index_that_is_out_of_range_gives_nan(emulator, monkeypatch, dtype):
     monkeypatch.setenv("CUDA_HOME", str(emulator.home))
     indices = np.array([[0, 10**9, -11], [-12, 11, -(2**31)]], dtype)

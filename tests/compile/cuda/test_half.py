@@ -32,6 +32,7 @@ def build(graph, out, ranks=1, **keys):
     return stage
 
 
+@pytest.mark.slow
 def test_products_weights_and_communication_are_in_half_precision(nvcc, tmp_path):
     graph = mlp(64)
     stage = build(graph, tmp_path / "out", 2, precision="float16", pins=PINS)

@@ -138,8 +138,8 @@ def heads(batch, count, length, size, dtype, seed):
 # Queries and keys that are no multiple of a tile's, fewer of one than of the other, and the longest head.
 ATTENTION = [
     pytest.param(2, 3, 45, 150, 32, torch.float16, 2e-3, id="ragged"),
-    pytest.param(1, 2, 1, 70, 16, torch.float16, 2e-3, id="a query"),
-    pytest.param(1, 2, 80, 33, 128, torch.bfloat16, 2e-2, id="bfloat16"),
+    pytest.param(1, 2, 1, 70, 16, torch.float16, 2e-3, id="a query", marks=pytest.mark.slow),
+    pytest.param(1, 2, 80, 33, 128, torch.bfloat16, 2e-2, id="bfloat16", marks=pytest.mark.slow),
     pytest.param(2, 3, 45, 150, 48, torch.float32, 1e-5, id="float32"),
 ]
 
@@ -178,7 +178,9 @@ def test_keys_that_are_minus_infinity_away_are_none(run):
     assert (y - attention(q, k, v, whole))[:, :, ::2].abs().max() < 2e-3
 
 
-@pytest.mark.parametrize(("dtype", "most"), [(torch.float16, 5e-3), (torch.float32, 1e-5)])
+@pytest.mark.parametrize(
+    ("dtype", "most"), [(torch.float16, 5e-3), pytest.param(torch.float32, 1e-5, marks=pytest.mark.slow)]
+)
 def test_heads_in_groups_are_read_as_they_are_and_queries_rotated_on_the_way(run, dtype, most):
     batch, count, kept, length, size = 2, 4, 2, 70, 32
     shape = (batch, length, count, size)

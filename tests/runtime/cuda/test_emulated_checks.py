@@ -29,7 +29,7 @@ def slow(*values: object) -> object:
     ("only", "ranks"),
     [
         ("gpt2, float16, 2 ranks, plain", 2),
-        ("llama, float16, 1 ranks, graph", 1),
+        slow("llama, float16, 1 ranks, graph", 1),
         *(
             slow(f"{model}, {precision}, 1 ranks, plain", 1)
             for model in ("minilm", "resnet18")

@@ -24,9 +24,8 @@ def benchmark(stand_ins: Path, folder: Path, **more: str) -> subprocess.Complete
     return run_on_one_gpu(stand_ins, exchange, PROGRAM, str(folder / "results"), **more)
 
 
-@pytest.mark.parametrize(
-    ("cases", "peers"), [("gpt", {"EAGER": "1"}), pytest.param("gpt,llama", {}, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("cases", "peers"), [("gpt", {"EAGER": "1"}), ("gpt,llama", {})])
+@pytest.mark.slow
 def test_it_measures_every_variant(stand_ins: Path, tmp_path: Path, cases: str, peers: dict[str, str]) -> None:
     done = benchmark(stand_ins, tmp_path, CASES=cases, **peers)
     assert done.returncode == 0, done.stdout + done.stderr

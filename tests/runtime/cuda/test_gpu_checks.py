@@ -23,12 +23,9 @@ def checks(stand_ins: Path, folder: Path, *arguments: str, **more: str) -> subpr
 
 @pytest.mark.parametrize(
     ("only", "steps"),
-    [
-        ("gpt2, float32, 2 ranks, graph", 2),
-        pytest.param("gpt2", 16, marks=pytest.mark.slow),
-        pytest.param("llama", 16, marks=pytest.mark.slow),
-    ],
+    [("gpt2", 16), ("llama", 16)],  # emulated kernels have quick ones
 )
+@pytest.mark.slow
 def test_models_are_built_served_and_compared(stand_ins: Path, tmp_path: Path, only: str, steps: int) -> None:
     done = checks(stand_ins, tmp_path, "--ranks", "1", "2", "--only", only)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,291 @@
+"""Lowerings of element-wise operators, reductions and products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from hidet import ops
+from hidet.graph import Tensor
+
+from hidet_dist import operators
+from hidet_dist.frontends.onnx.initializers import dtype_name
+from hidet_dist.frontends.onnx.nodes import Node, Refused, lowers, rank_of
+from hidet_dist.operators import elementwise, reductions
+from hidet_dist.operators.dtypes import to_dtype
+
+_BINARY: dict[str, Callable[[Any, Any], Tensor]] = {
+    "Add": elementwise.add,
+    "Sub": elementwise.sub,
+    "Mul": elementwise.mul,
+    "Equal": elementwise.eq,
+    "Less": elementwise.lt,
+    "LessOrEqual": elementwise.le,
+    "Greater": elementwise.gt,
+    "GreaterOrEqual": elementwise.ge,
+    "And": elementwise.logical_and,
+    "Or": elementwise.logical_or,
+    "Xor": elementwise.logical_xor,
+    "BitwiseAnd": elementwise.bitwise_and,
+    "BitwiseOr": elementwise.bitwise_or,
+    "BitwiseXor": elementwise.bitwise_xor,
+}
+_UNARY: dict[str, Callable[[Tensor], Tensor]] = {
+    "Abs": elementwise.abs,
+    "Acos": elementwise.acos,
+    "Acosh": elementwise.acosh,
+    "Asin": elementwise.asin,
+    "Asinh": elementwise.asinh,
+    "Atan": elementwise.atan,
+    "Atanh": elementwise.atanh,
+    "BitwiseNot": elementwise.bitwise_not,
+    "Ceil": elementwise.ceil,
+    "Cos": elementwise.cos,
+    "Cosh": elementwise.cosh,
+    "Erf": elementwise.erf,
+    "Exp": elementwise.exp,
+    "Floor": elementwise.floor,
+    "HardSwish": elementwise.hardswish,
+    "Identity": lambda x: x,
+    "IsNaN": elementwise.isnan,
+    "Log": elementwise.log,
+    "Mish": elementwise.mish,
+    "Neg": elementwise.neg,
+    "Not": elementwise.logical_not,
+    "Reciprocal": elementwise.reciprocal,
+    "Relu": elementwise.relu,
+    "Round": elementwise.round,
+    "Sigmoid": elementwise.sigmoid,
+    "Sign": elementwise.sign,
+    "Sin": elementwise.sin,
+    "Sinh": elementwise.sinh,
+    "Softplus": lambda x: elementwise.softplus(x, 1.0, math.inf),
+    "Softsign": elementwise.softsign,
+    "Sqrt": elementwise.sqrt,
+    "Tan": elementwise.tan,
+    "Tanh": elementwise.tanh,
+}
+
+
+@lowers(*_BINARY)
+def _binary(node: Node) -> Tensor:
+    x, y = node.operand(0), node.operand(1)
+    if not isinstance(x, Tensor) and not isinstance(y, Tensor):
+        x = node.tensor(0)
+    return _BINARY[node.operator](x, y)
+
+
+@lowers(*_UNARY)
+def _unary(node: Node) -> Tensor:
+    return _UNARY[node.operator](node.tensor(0))
+
+
+@lowers("Div")
+def _div(node: Node) -> Tensor:
+    x, y = node.operand(0), node.operand(1)
+    own = x if isinstance(x, Tensor) else node.tensor(1)
+    # Integers are divided as C divides them.
+    return elementwise.div(x, y, None if own.dtype.is_float() else "trunc")
+
+
+@lowers("Mod")
+def _mod(node: Node) -> Tensor:
+    function = elementwise.fmod if node.get("fmod", 0) else elementwise.remainder
+    return function(node.operand(0), node.operand(1))
+
+
+@lowers("Pow")
+def _pow(node: Node) -> Tensor:
+    x, y = node.tensor(0), node.operand(1)
+    if not isinstance(y, Tensor):
+        y = int(y) if float(y) == int(y) and not x.dtype.is_float() else y  # type: ignore[arg-type]
+        return to_dtype(elementwise.pow(x, y), x.dtype)
+    return to_dtype(elementwise.pow(x, y if y.dtype == x.dtype else to_dtype(y, x.dtype)), x.dtype)
+
+
+@lowers("Max", "Min", "Sum", "Mean")
+def _variadic(node: Node) -> Tensor:
+    combine = {"Max": elementwise.maximum, "Min": elementwise.minimum}.get(node.operator, elementwise.add)
+    whole = reduce(combine, (node.tensor(place) for place in range(len(node.inputs))))
+    return elementwise.div(whole, float(len(node.inputs))) if node.operator == "Mean" else whole
+
+
+@lowers("Clip")
+def _clip(node: Node) -> Tensor:
+    x = node.tensor(0)
+    low, high = (None if node.value(place) is None else node.operand(place) for place in (1, 2))
+    return x if low is None and high is None else elementwise.clamp(x, low, high)
+
+
+@lowers("Where")
+def _where(node: Node) -> Tensor:
+    x, y = node.operand(1), node.operand(2)
+    if not isinstance(x, Tensor) and not isinstance(y, Tensor):
+        y = node.tensor(2)
+    return elementwise.where(node.tensor(0), x, y)
+
+
+@lowers("Cast", "CastLike")
+def _cast(node: Node) -> Tensor:
+    if node.operator == "CastLike":
+        return to_dtype(node.tensor(0), node.tensor(1).dtype)
+    return to_dtype(node.tensor(0), dtype_name(node.get("to", 0)))
+
+
+@lowers("IsInf")
+def _is_inf(node: Node) -> Tensor:
+    x = node.tensor(0)
+    if node.get("detect_positive", 1) and node.get("detect_negative", 1):
+        return elementwise.isinf(x)
+    if not node.get("detect_positive", 1) and not node.get("detect_negative", 1):
+        return elementwise.ne(x, x) if not x.dtype.is_float() else elementwise.lt(elementwise.abs(x), 0)
+    return elementwise.eq(x, math.inf if node.get("detect_positive", 1) else -math.inf)
+
+
+@lowers("Gelu")
+def _gelu(node: Node) -> Tensor:
+    return elementwise.gelu(node.tensor(0), _text(node.get("approximate", "none")))
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+@lowers("LeakyRelu")
+def _leaky_relu(node: Node) -> Tensor:
+    return elementwise.leaky_relu(node.tensor(0), node.get("alpha", 0.01))
+
+
+@lowers("PRelu")
+def _prelu(node: Node) -> Tensor:
+    return ops.prelu(node.tensor(0), node.tensor(1))
+
+
+@lowers("Elu")
+def _elu(node: Node) -> Tensor:
+    return elementwise.elu(node.tensor(0), node.get("alpha", 1.0))
+
+
+@lowers("Celu")
+def _celu(node: Node) -> Tensor:
+    return elementwise.celu(node.tensor(0), node.get("alpha", 1.0))
+
+
+@lowers("Selu")
+def _selu(node: Node) -> Tensor:
+    alpha, gamma = node.get("alpha", 1.67326319217681884765625), node.get("gamma", 1.05070102214813232421875)
+    return elementwise.elu(node.tensor(0), alpha, gamma)
+
+
+@lowers("HardSigmoid")
+def _hard_sigmoid(node: Node) -> Tensor:
+    line = elementwise.add(elementwise.mul(node.tensor(0), node.get("alpha", 0.2)), node.get("beta", 0.5))
+    return elementwise.clamp(line, 0.0, 1.0)
+
+
+@lowers("ThresholdedRelu")
+def _thresholded_relu(node: Node) -> Tensor:
+    return elementwise.threshold(node.tensor(0), node.get("alpha", 1.0), 0.0)
+
+
+@lowers("Dropout")
+def _dropout(node: Node) -> tuple[Tensor, Tensor | None]:
+    x, training = node.tensor(0), node.value(2)
+    if training is not None and (not isinstance(training, np.ndarray) or bool(training)):
+        raise Refused("dropout in training mode is not supported: export the model in inference mode")
+    return x, elementwise.eq(x, x) if len(node.outputs) > 1 and node.outputs[1] else None
+
+
+# Reductions
+
+
+def _norm(order: int) -> Callable[..., Tensor]:
+    return lambda x, dims, keep: reductions.linalg_vector_norm(x, order, dims, keep)
+
+
+_REDUCTIONS: dict[str, Callable[..., Tensor]] = {
+    "ReduceSum": lambda x, dims, keep: reductions.sum(x, dims, keep, x.dtype),
+    "ReduceProd": lambda x, dims, keep: reductions.prod(x, dims, keep, x.dtype),
+    "ReduceMean": reductions.mean,
+    "ReduceMax": reductions.amax,
+    "ReduceMin": reductions.amin,
+    "ReduceL1": _norm(1),
+    "ReduceL2": _norm(2),
+    "ReduceLogSum": lambda x, dims, keep: elementwise.log(reductions.sum(x, dims, keep)),
+    "ReduceLogSumExp": reductions.logsumexp,
+    "ReduceSumSquare": lambda x, dims, keep: reductions.sum(elementwise.mul(x, x), dims, keep, x.dtype),
+}
+
+
+@lowers(*_REDUCTIONS)
+def _reduce(node: Node) -> Tensor:
+    x, axes = node.tensor(0), node.integers(1, "axes")
+    if not axes and node.get("noop_with_empty_axes", 0):
+        return x
+    return _REDUCTIONS[node.operator](x, axes or None, bool(node.get("keepdims", 1)))
+
+
+@lowers("ArgMax", "ArgMin")
+def _place(node: Node) -> Tensor:
+    if node.get("select_last_index", 0):
+        raise Refused("the last place of several extremes is not supported")
+    function = reductions.argmax if node.operator == "ArgMax" else reductions.argmin
+    return function(node.tensor(0), node.get("axis", 0), bool(node.get("keepdims", 1)))
+
+
+@lowers("Softmax", "LogSoftmax")
+def _softmax(node: Node) -> Tensor:
+    function = reductions.softmax if node.operator == "Softmax" else reductions.log_softmax
+    return function(node.tensor(0), node.get("axis", -1))
+
+
+@lowers("CumSum")
+def _cumsum(node: Node) -> Tensor:
+    x, (dim,) = node.tensor(0), node.known(1, "the axis of a running sum").reshape(-1)
+    how = {"exclusive": bool(node.get("exclusive", 0)), "reverse": bool(node.get("reverse", 0))}
+    return reductions.cumsum(x, int(dim), x.dtype, **how)
+
+
+@lowers("TopK")
+def _topk(node: Node) -> tuple[Tensor, Tensor]:
+    (count,) = node.known(1, "the number of elements of TopK").reshape(-1)
+    return operators.topk(node.tensor(0), int(count), node.get("axis", -1), bool(node.get("largest", 1)))
+
+
+# Products
+
+
+@lowers("MatMul")
+def _matmul(node: Node) -> Tensor:
+    return operators.matmul(node.tensor(0), node.tensor(1))
+
+
+@lowers("Gemm")
+def _gemm(node: Node) -> Tensor:
+    a, b, c = node.tensor(0), node.tensor(1), node.optional(2)
+    alpha, beta = node.get("alpha", 1.0), node.get("beta", 1.0)
+    a = ops.transpose(a, [1, 0]) if node.get("transA", 0) else a
+    y = operators.linear(a, b) if node.get("transB", 0) else operators.matmul(a, b)
+    y = y if alpha == 1 else elementwise.mul(y, alpha)
+    if c is None or beta == 0:
+        return y
+    return elementwise.add(y, c if beta == 1 else elementwise.mul(c, beta))
+
+
+@lowers("Einsum")
+def _einsum(node: Node) -> Tensor:
+    equation = _text(node.get("equation", "")).replace(" ", "")
+    if "." in equation or "->" not in equation:
+        raise Refused(f"the equation {equation!r} of Einsum, with dots or without a result, is not supported")
+    return ops.einsum(equation, [node.tensor(place) for place in range(len(node.inputs))])
+
+
+@lowers("LpNormalization")
+def _lp_normalization(node: Node) -> Tensor:
+    x, dim = node.tensor(0), node.get("axis", -1)
+    size = reductions.linalg_vector_norm(x, node.get("p", 2), dim % rank_of(x), keepdim=True)
+    # As the standard has it: what has no length stays zero.
+    return elementwise.where(elementwise.eq(size, 0), elementwise.mul(x, 0), elementwise.div(x, size))

@@ -1,0 +1,325 @@
+"""Lowerings of operators on shapes and places: reshaping, slicing, lookups, padding, and constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from hidet import ops
+from hidet.graph import Tensor
+
+from hidet_dist import operators
+from hidet_dist.frontends.onnx.nodes import Node, Refused, Value, lowers, rank_of, static
+from hidet_dist.operators import elementwise, indexing, shaping
+from hidet_dist.operators.dtypes import to_dtype
+from hidet_dist.spec.extents import Extent, extents_of
+
+
+def _shape_value(extents: Sequence[Extent]) -> np.ndarray:
+    if all(isinstance(size, int) for size in extents):
+        return np.array(extents, np.int64)
+    held = np.empty(len(extents), object)
+    held[:] = extents
+    return held
+
+
+def _extents(values: np.ndarray) -> list[Any]:
+    return [int(n) if isinstance(n, int | np.integer) else n for n in values.reshape(-1)]
+
+
+@lowers("Shape")
+def _shape(node: Node) -> np.ndarray:
+    value = node.value(0)
+    extents = extents_of(value) if isinstance(value, Tensor) else value.shape
+    return _shape_value(list(extents)[slice(node.get("start", 0), node.get("end", None))])
+
+
+@lowers("Size")
+def _size(node: Node) -> np.ndarray:
+    x = node.tensor(0)
+    return np.array(int(np.prod([static(x, dim, "a dim") for dim in range(rank_of(x))])), np.int64)
+
+
+@lowers("Reshape")
+def _reshape(node: Node) -> Tensor:
+    x, wanted = node.tensor(0), _extents(node.known(1, "the sizes of Reshape"))
+    if not node.get("allowzero", 0):
+        own = extents_of(x)
+        wanted = [own[dim] if isinstance(n, int) and n == 0 else n for dim, n in enumerate(wanted)]
+    return ops.reshape(x, wanted)
+
+
+@lowers("Flatten")
+def _flatten(node: Node) -> Tensor:
+    x, axis = node.tensor(0), node.get("axis", 1)
+    own = extents_of(x)
+    axis = axis + len(own) if axis < 0 else axis
+    head: Any = 1
+    for size in own[:axis]:
+        head = head * size
+    return ops.reshape(x, [head, -1])
+
+
+@lowers("Squeeze")
+def _squeeze(node: Node) -> Tensor:
+    x, axes = node.tensor(0), node.integers(1, "axes")
+    own = extents_of(x)
+    dims = [d for d, n in enumerate(own) if isinstance(n, int) and n == 1] if axes is None else axes
+    dims = sorted(d % len(own) for d in dims)
+    return ops.squeeze(x, dims)
+
+
+@lowers("Unsqueeze")
+def _unsqueeze(node: Node) -> Tensor:
+    x, axes = node.tensor(0), node.integers(1, "axes") or []
+    return ops.unsqueeze(x, sorted(d % (rank_of(x) + len(axes)) for d in axes))
+
+
+@lowers("Transpose")
+def _transpose(node: Node) -> Tensor:
+    x = node.tensor(0)
+    order = [int(d) for d in node.get("perm", range(rank_of(x) - 1, -1, -1))]
+    if order == sorted(order):
+        return x
+    return ops.transpose(x, order) if len(order) == 2 else ops.permute_dims(x, order)
+
+
+@lowers("Concat")
+def _concat(node: Node) -> Tensor:
+    tensors = [node.tensor(place) for place in range(len(node.inputs))]
+    axis = node.get("axis", 0) % rank_of(tensors[0])
+    tensors = [x for x in tensors if extents_of(x)[axis] != 0]
+    return tensors[0] if len(tensors) == 1 else ops.concat(tensors, axis)
+
+
+@lowers("Split")
+def _split(node: Node) -> tuple[Tensor, ...]:
+    x, sizes = node.tensor(0), node.integers(1, "split")
+    axis = node.get("axis", 0) % rank_of(x)
+    count = len(node.outputs)
+    whole = static(x, axis, "the dim that is split")
+    if sizes is None:
+        most = -(-whole // int(node.get("num_outputs", count)))
+        sizes = [min(most, whole - most * part) for part in range(count)]
+    if sum(sizes) != whole or min(sizes) < 1:
+        raise Refused(f"a dim of {whole} is split into {sizes}")
+    ends = np.cumsum(sizes)
+    return tuple(
+        ops.strided_slice(x, [int(end - size)], [int(end)], [axis]) for size, end in zip(sizes, ends, strict=True)
+    )
+
+
+@lowers("Slice")
+def _slice(node: Node) -> Tensor:
+    x = node.tensor(0)
+    starts, ends = node.integers(1, "starts"), node.integers(2, "ends")
+    assert starts is not None and ends is not None
+    axes = node.integers(3, "axes") or list(range(len(starts)))
+    steps = node.integers(4, "steps") or [1] * len(starts)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        x = _sliced(x, start, end, axis % rank_of(x), step)
+    return x
+
+
+def _sliced(x: Tensor, start: int, end: int, dim: int, step: int) -> Tensor:
+    size = extents_of(x)[dim]
+    if not isinstance(size, int):
+        if step != 1 or start < 0 or end < 0:
+            raise Refused(f"a slice [{start}:{end}:{step}] of a dim of {size} elements: give the size in dims")
+        if start == 0 and end >= 2**31 - 1:
+            return x
+        return ops.strided_slice(x, [start], [size if end >= 2**31 - 1 else end], [dim])
+    places = range(*slice(start, end, step).indices(size))
+    if not places:
+        raise Refused(f"a slice [{start}:{end}:{step}] of {size} elements has none")
+    if len(places) == size and step == 1:
+        return x
+    if step > 0:
+        return ops.strided_slice(x, [places[0]], [places[-1] + 1], [dim], [step])
+    if len(places) == size and step == -1:
+        return shaping.flip(x, dim)
+    return shaping.take_along(x, list(places), dim)
+
+
+@lowers("Expand")
+def _expand(node: Node) -> Tensor:
+    x, wanted = node.tensor(0), _extents(node.known(1, "the sizes of Expand"))
+    own: list[Any] = list(extents_of(x))
+    rank = max(len(own), len(wanted))
+    own, wanted = [1] * (rank - len(own)) + own, [1] * (rank - len(wanted)) + wanted
+    both = [a if isinstance(b, int) and b == 1 else b for a, b in zip(own, wanted, strict=True)]
+    return ops.broadcast(x, both)
+
+
+@lowers("Tile")
+def _tile(node: Node) -> Tensor:
+    return shaping.repeat(node.tensor(0), _extents(node.known(1, "the repeats of Tile")))
+
+
+@lowers("Pad")
+def _pad(node: Node) -> Tensor:
+    x, pads = node.tensor(0), node.integers(1, "pads") or []
+    rank = rank_of(x)
+    axes = node.integers(3, "axes") or list(range(rank))
+    mode = node.get("mode", b"constant")
+    mode = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}.get(
+        mode.decode() if isinstance(mode, bytes) else mode
+    )
+    if mode is None:
+        raise Refused(f"the padding mode {node.get('mode', '')!r} is not supported")
+    value: Any = 0
+    if node.value(2) is not None:
+        value = node.known(2, "the value that is padded with").item()
+    before, after = [0] * rank, [0] * rank
+    for place, axis in enumerate(axes):
+        before[axis % rank], after[axis % rank] = pads[place], pads[place + len(axes)]
+    flat = [n for dim in reversed(range(rank)) for n in (before[dim], after[dim])]
+    return shaping.pad(x, flat, mode, value)
+
+
+# Lookups
+
+
+@lowers("Gather")
+def _gather(node: Node) -> Tensor:
+    x, axis = node.tensor(0), node.get("axis", 0)
+    axis %= rank_of(x)
+    places = node.value(1)
+    if isinstance(places, np.ndarray) and places.size == 1 and isinstance(extents_of(x)[axis], int):
+        # One place that is known is a slice, which shards where a lookup does not.
+        place = int(places.reshape(-1)[0]) % static(x, axis, "a dim")
+        part = ops.strided_slice(x, [place], [place + 1], [axis])
+        own = list(extents_of(part))
+        return ops.reshape(part, [*own[:axis], *places.shape, *own[axis + 1 :]])
+    return ops.take(x, node.tensor(1), axis)
+
+
+@lowers("GatherElements")
+def _gather_elements(node: Node) -> Tensor:
+    return indexing.gather(node.tensor(0), node.get("axis", 0), node.tensor(1))
+
+
+def _coordinates(index: Tensor, count: int) -> list[Tensor]:
+    """The index tensors of coordinates, which are the last dim."""
+    last = rank_of(index) - 1
+    return [ops.squeeze(ops.strided_slice(index, [n], [n + 1], [last]), [last]) for n in range(count)]
+
+
+@lowers("GatherND")
+def _gather_nd(node: Node) -> Tensor:
+    if node.get("batch_dims", 0):
+        raise Refused("GatherND with batch dims is not supported")
+    index = node.tensor(1)
+    return indexing.index(node.tensor(0), _coordinates(index, static(index, -1, "the length of coordinates")))
+
+
+def _reduction(node: Node) -> str:
+    kind = node.get("reduction", b"none")
+    return kind.decode() if isinstance(kind, bytes) else str(kind)
+
+
+@lowers("ScatterND")
+def _scatter_nd(node: Node) -> Tensor:
+    kind = _reduction(node)
+    if kind not in ("none", "add"):
+        raise Refused(f"ScatterND with the reduction {kind!r} is not supported")
+    index = node.tensor(1)
+    places = _coordinates(index, static(index, -1, "the length of coordinates"))
+    return indexing.index_put(node.tensor(0), places, node.tensor(2), accumulate=kind == "add")
+
+
+@lowers("ScatterElements")
+def _scatter_elements(node: Node) -> Tensor:
+    x, index, updates = (node.tensor(place) for place in range(3))
+    axis = node.get("axis", 0) % rank_of(x)
+    size = static(x, axis, "the dim that is scattered along")
+    index = elementwise.where(elementwise.lt(index, 0), elementwise.add(index, size), index)
+    kind = _reduction(node)
+    if kind == "none":
+        return indexing.scatter(x, axis, index, updates)
+    reduction = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}.get(kind)
+    if reduction is None:
+        raise Refused(f"ScatterElements with the reduction {kind!r} is not supported")
+    return indexing.scatter_reduce(x, axis, index, updates, reduction)
+
+
+@lowers("OneHot")
+def _one_hot(node: Node) -> Tensor:
+    x, depth = node.tensor(0), int(node.known(1, "the depth of OneHot").item())
+    off, on = (v.item() for v in node.known(2, "the values of OneHot"))
+    dtype = node.known(2, "the values of OneHot").dtype.name
+    axis = node.get("axis", -1)
+    axis = axis + rank_of(x) + 1 if axis < 0 else axis
+    x = elementwise.where(elementwise.lt(x, 0), elementwise.add(x, depth), x)
+    classes = np.arange(depth).reshape([depth, *[1] * (rank_of(x) - axis)])
+    hot = elementwise.eq(ops.unsqueeze(x, axis), node.as_tensor(classes.astype(x.dtype.name)))
+    return to_dtype(elementwise.where(hot, on, off), dtype)
+
+
+@lowers("Trilu")
+def _trilu(node: Node) -> Tensor:
+    offset = 0 if node.value(1) is None else int(node.known(1, "the diagonal of Trilu").item())
+    return (operators.triu if node.get("upper", 1) else operators.tril)(node.tensor(0), offset)
+
+
+@lowers("DepthToSpace")
+def _depth_to_space(node: Node) -> Tensor:
+    x, r = node.tensor(0), int(node.get("blocksize", 1))
+    mode = node.get("mode", b"DCR")
+    if mode in (b"CRD", "CRD"):
+        return operators.pixel_shuffle(x, r)
+    batch, channels, height, width = extents_of(x)
+    split = ops.reshape(x, [batch, r, r, channels // (r * r), height, width])
+    return ops.reshape(ops.permute_dims(split, [0, 3, 4, 1, 5, 2]), [batch, channels // (r * r), height * r, width * r])
+
+
+@lowers("SpaceToDepth")
+def _space_to_depth(node: Node) -> Tensor:
+    x, r = node.tensor(0), int(node.get("blocksize", 1))
+    if node.get("mode", b"DCR") not in (b"DCR", "DCR"):
+        return operators.pixel_unshuffle(x, r)
+    batch, channels, height, width = extents_of(x)
+    split = ops.reshape(x, [batch, channels, height // r, r, width // r, r])
+    return ops.reshape(ops.permute_dims(split, [0, 3, 5, 1, 2, 4]), [batch, channels * r * r, height // r, width // r])
+
+
+# Made from nothing
+
+
+@lowers("Constant")
+def _constant(node: Node) -> np.ndarray:
+    for name, dtype in (("value_float", np.float32), ("value_floats", np.float32), ("value_int", np.int64)):
+        if name in node.attributes:
+            return np.array(node.attributes[name], dtype)
+    if "value_ints" in node.attributes:
+        return np.array(node.attributes["value_ints"], np.int64)
+    if "value" not in node.attributes:
+        raise Refused("a constant of text or without dense values is not supported")
+    value: np.ndarray = node.attributes["value"]
+    return value
+
+
+@lowers("ConstantOfShape")
+def _constant_of_shape(node: Node) -> Value:
+    sizes = _extents(node.known(0, "the sizes of ConstantOfShape"))
+    value = np.asarray(node.get("value", np.zeros(1, np.float32)))
+    if all(isinstance(n, int) for n in sizes):
+        return np.full(sizes, value.item(), value.dtype)
+    return ops.full(sizes, value.item(), value.dtype.name, node.like.device)
+
+
+@lowers("Range")
+def _range(node: Node) -> np.ndarray:
+    start, limit, delta = (node.known(place, "the bounds of Range") for place in range(3))
+    if object in (start.dtype, limit.dtype, delta.dtype):
+        raise Refused("a range up to a symbolic dim is not supported: give the size in dims")
+    made: np.ndarray = np.arange(start.item(), limit.item(), delta.item()).astype(start.dtype)
+    return made
+
+
+@lowers("If")
+def _if(node: Node) -> tuple[Value, ...]:
+    condition = node.known(0, "the condition of If")
+    branch = node.attributes["then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"]
+    return tuple(node.run(branch))

@@ -1,0 +1,192 @@
+"""The initializers of ONNX files as weights whose data stays in the files.
+
+Data that is external to the model is read from where it lies. Data within the model lies somewhere in its file, too:
+the encoding of protocol buffers is a sequence of fields, each a number, a wire type and a value
+(https://protobuf.dev/programming-guides/encoding), so that a scan of the outer messages finds the byte at which it
+begins without decoding the rest.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import torch
+from hidet.graph import Tensor
+
+from hidet_dist.errors import TraceError, WeightsError
+from hidet_dist.files import open_regular, state
+from hidet_dist.weights.header import ITEMSIZE
+from hidet_dist.weights.named import held_weight, stored_weight
+from hidet_dist.weights.safetensors_file import StoredTensor
+
+# Field numbers of onnx.proto (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto).
+_GRAPH, _INITIALIZER, _NAME, _RAW_DATA = 7, 5, 8, 9
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_MOST_VARINT_BYTES = 10
+
+DTYPES: dict[int, str] = {
+    onnx.TensorProto.FLOAT: "float32",
+    onnx.TensorProto.DOUBLE: "float64",
+    onnx.TensorProto.FLOAT16: "float16",
+    onnx.TensorProto.BFLOAT16: "bfloat16",
+    onnx.TensorProto.INT8: "int8",
+    onnx.TensorProto.INT16: "int16",
+    onnx.TensorProto.INT32: "int32",
+    onnx.TensorProto.INT64: "int64",
+    onnx.TensorProto.UINT8: "uint8",
+    onnx.TensorProto.UINT16: "uint16",
+    onnx.TensorProto.UINT32: "uint32",
+    onnx.TensorProto.UINT64: "uint64",
+    onnx.TensorProto.BOOL: "bool",
+}
+"""hidet's names of ONNX's element types."""
+
+KNOWN_ELEMENTS = 1024
+"""The most elements of an initializer whose values are looked at while a model is traced, unless an operator asks."""
+
+
+def dtype_name(element_type: int) -> str:
+    """hidet's name of an element type. Raises TraceError for one that hidet has not."""
+    if element_type not in DTYPES:
+        known = (
+            onnx.TensorProto.DataType.Name(element_type) if element_type in onnx.TensorProto.DataType.values() else ""
+        )
+        raise TraceError(f"The ONNX element type {element_type} {known} is not supported.")
+    return DTYPES[element_type]
+
+
+class ModelFile:
+    """An ONNX file: its model, and where the data of its initializers lies."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        try:
+            with os.fdopen(open_regular(path), "rb") as file:
+                self.state = state(os.fstat(file.fileno()))
+                data = file.read()
+            self.model = onnx.ModelProto.FromString(data)
+            self._begins = dict(_raw_data(data)) if self.model.graph.initializer else {}
+        except (OSError, ValueError) as error:
+            raise TraceError(f"{path} cannot be read: {error}.") from error
+        except Exception as error:
+            # protobuf has its own errors, of a class that depends on how it was built.
+            if type(error).__name__ != "DecodeError":
+                raise
+            raise TraceError(f"{path} is no ONNX model: {error}.") from error
+
+    def weight(self, proto: onnx.TensorProto) -> Tensor:
+        """An initializer as a weight by its name, whose data stays in the file.
+
+        Raises
+        ------
+        TraceError
+            When it has a dtype or shape that weights cannot have.
+        WeightsError
+            When its data is not where the model says.
+        """
+        name, dtype, shape = proto.name, dtype_name(proto.data_type), tuple(proto.dims)
+        nbytes = math.prod(shape) * ITEMSIZE[dtype]
+        if proto.data_location == onnx.TensorProto.EXTERNAL:
+            return stored_weight(self._external(proto, dtype, shape, nbytes))
+        begin = self._begins.get(name)
+        if begin is not None and len(proto.raw_data) == nbytes:
+            return stored_weight(StoredTensor(self.path, name, dtype, shape, begin, self.state))
+        return held_weight(name, torch.from_numpy(self.values(proto)))
+
+    def values(self, proto: onnx.TensorProto) -> np.ndarray:
+        """The values of an initializer. Raises WeightsError when they are not where the model says."""
+        if proto.data_location == onnx.TensorProto.EXTERNAL:
+            dtype, shape = dtype_name(proto.data_type), tuple(proto.dims)
+            stored = self._external(proto, dtype, shape, math.prod(shape) * ITEMSIZE[dtype])
+            data: np.ndarray = stored.read([slice(0, size) for size in shape]).numpy()
+            return data
+        try:
+            return np.array(onnx.numpy_helper.to_array(proto))
+        except (TypeError, ValueError) as error:
+            raise WeightsError(
+                f"The data of the initializer {proto.name!r} in {self.path} is malformed: {error}."
+            ) from None
+
+    def _external(self, proto: onnx.TensorProto, dtype: str, shape: tuple[int, ...], nbytes: int) -> StoredTensor:
+        entries = {entry.key: entry.value for entry in proto.external_data}
+        location = entries.get("location", "")
+        where = f"The initializer {proto.name!r} of {self.path}"
+        # As the standard has it: a path relative to the model's folder, and within it.
+        if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
+            raise WeightsError(f"{where} has its data in {location!r}, which is no file beside or below the model.")
+        try:
+            begin, length = int(entries.get("offset", 0)), int(entries.get("length", nbytes))
+        except ValueError:
+            raise WeightsError(f"{where} has an offset or a length that is no number.") from None
+        path = self.path.parent / location
+        try:
+            file = open_regular(path)
+        except (OSError, ValueError) as error:
+            raise WeightsError(f"{where} has its data in {path}, which cannot be read: {error}.") from error
+        try:
+            own = os.fstat(file)
+        finally:
+            os.close(file)
+        if length != nbytes or begin < 0 or begin + nbytes > own.st_size:
+            raise WeightsError(
+                f"{where} is {dtype}{list(shape)} of {nbytes} bytes, and is said to have {length} at {begin} of "
+                f"{path}, which has {own.st_size}."
+            )
+        return StoredTensor(path, proto.name, dtype, shape, begin, state(own))
+
+
+def _fields(data: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """The number and wire type of each field of a message, and where its value begins and ends."""
+    at = begin
+    while at < end:
+        key, at = _varint(data, at, end)
+        kind = key & 7
+        if kind == _VARINT:
+            value, (_, stop) = at, _varint(data, at, end)
+        elif kind == _BYTES:
+            length, value = _varint(data, at, end)
+            stop = value + length
+        elif kind in (_FIXED64, _FIXED32):
+            value, stop = at, at + (8 if kind == _FIXED64 else 4)
+        else:
+            raise ValueError(f"a field at byte {at} has the wire type {kind}")
+        if stop > end:
+            raise ValueError(f"a field at byte {at} is longer than what it is in")
+        yield key >> 3, kind, value, stop
+        at = stop
+
+
+def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+    value = 0
+    for place in range(_MOST_VARINT_BYTES):
+        if at >= end:
+            break
+        byte = data[at]
+        value |= (byte & 0x7F) << (7 * place)
+        at += 1
+        if byte < 0x80:
+            return value, at
+    raise ValueError(f"a number at byte {at} does not end")
+
+
+def _raw_data(data: bytes) -> Iterator[tuple[str, int]]:
+    """The name of each initializer of a model that has raw data, and the byte at which that begins."""
+    for field, kind, begin, end in _fields(data, 0, len(data)):
+        if (field, kind) != (_GRAPH, _BYTES):
+            continue
+        for own, own_kind, own_begin, own_end in _fields(data, begin, end):
+            if (own, own_kind) != (_INITIALIZER, _BYTES):
+                continue
+            name, raw = "", None
+            for part, _, first, last in _fields(data, own_begin, own_end):
+                if part == _NAME:
+                    name = data[first:last].decode()
+                elif part == _RAW_DATA:
+                    raw = first
+            if raw is not None:
+                yield name, raw
