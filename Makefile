@@ -9,7 +9,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 TORCH := torch==2.13.0
-TORCHVISION := torchvision==0.28.0
 NATIVE := CMakeLists.txt $(shell find hidet_dist -type f 2>/dev/null)
 CPP := $(shell find hidet_dist -name '*.[ch]pp' -o -name '*.h' 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
@@ -42,13 +41,12 @@ $(STAMPS)/installed: $(STAMPS)/torch $(STAMPS)/modules pyproject.toml $(NATIVE)
 demo: setup
 	$(BIN)/python examples/minilm_demo.py --ranks $(RANKS)
 
-# Which models of transformers, torchvision and diffusers are traced right; ARGS="--processes BERT" runs two processes
+# Which models of transformers and diffusers (and torchvision, where that is installed) are traced right; ARGS="--processes BERT" runs two processes
 # of one. The last line is JSON.
 models: setup $(STAMPS)/models
 	$(BIN)/python benchmarks/models.py $(ARGS)
 
 $(STAMPS)/models: $(STAMPS)/installed
-	$(BIN)/python -m pip install --disable-pip-version-check --no-deps "$(TORCHVISION)"
 	$(BIN)/python -m pip install --disable-pip-version-check --editable ".[models]"
 	@touch $@
 

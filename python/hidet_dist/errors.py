@@ -141,7 +141,7 @@ class RendezvousError(HidetDistError, RuntimeError):
 
 
 class CommunicationError(HidetDistError, RuntimeError):
-    """A collective failed: a rank died, timed out, or was told to do something else than its peers.
+    """A collective failed: a rank died, timed out, or was in another collective than its peers.
 
     Attributes
     ----------
