@@ -100,7 +100,7 @@ def test_models_of_transformers_by_way_of_onnx(name, tmp_path):
     make, inputs = MODELS[name]
     torch.manual_seed(0)
     given = inputs()
-    model = First(make().eval(), list(given))
+    model = First(make(), list(given)).eval()
     path = Path(tmp_path) / "model.onnx"
     torch.onnx.export(model, tuple(given.values()), str(path), opset_version=18, dynamo=True, verbose=False)
     with torch.no_grad():
