@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -377,3 +379,12 @@ def test_values_too_large_to_compute_while_tracing_are_not(tmp_path, operator):
             hidet_dist.from_onnx(tmp_path / "model.onnx")
     else:
         assert hidet_dist.from_onnx(tmp_path / "model.onnx").outputs[0].shape == (1,)
+
+
+def test_the_package_that_reads_onnx_is_asked_for_by_name(monkeypatch):
+    package = importlib.import_module("hidet_dist.frontends.onnx")
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "onnx", None)
+        with pytest.raises(ConfigError, match=r"pip install 'hidet_dist\[onnx\]'"):
+            importlib.reload(package)
+    importlib.reload(package)
