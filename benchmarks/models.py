@@ -53,7 +53,7 @@ def planned(graph: Any, mesh: tuple[int, ...]) -> hidet_dist.Plan:
     """A plan that the memory budget forces to shard, where there is one."""
     config = {"mesh_shape": list(mesh)}
     free = hidet_dist.make_plan(graph, config)
-    share = int(free.stage.weight_bytes_per_device * SHARE)
+    share = int(free.stages[0].weight_bytes_per_device * SHARE)
     try:
         return hidet_dist.make_plan(graph, config, {"mem_budget": max(1, share)})
     except InfeasibleError as error:
@@ -76,17 +76,17 @@ def served(graph: Any, interface: Interface, flat: list[np.ndarray]) -> Any:
         plan = planned(graph, (2,))
         hidet_dist.auto_parallel(graph, {"mesh_shape": [2]}, None, folder / "artifacts", plan=plan)
         del whole
-        mesh = plan.stage.mesh
+        mesh = plan.stages[0].mesh
         for rank in range(2):
             own = [
                 x[i.spec.slices(x.shape, mesh, mesh.coordinate(rank))]
-                for x, i in zip(flat, plan.stage.inputs, strict=True)
+                for x, i in zip(flat, plan.stages[0].inputs, strict=True)
             ]
             np.savez(folder / f"inputs{rank}.npz", *own)
         command = [sys.executable, "-m", "hidet_dist.launch", "-n", "2", __file__, "--serve", str(folder)]
         subprocess.run(command, check=True, timeout=SECONDS)
         outputs = []
-        for number, y in enumerate(plan.stage.outputs):
+        for number, y in enumerate(plan.stages[0].outputs):
             parts = [np.load(folder / f"outputs{rank}.npz")[f"arr_{number}"] for rank in range(2)]
             value = np.empty(y.shape, parts[0].dtype)
             for rank, part in enumerate(parts):

@@ -47,6 +47,7 @@ LAYERS: tuple[str, ...] = (
     "spec",
     # Helpers.
     "elementwise",
+    "renaming",
     "rewriting",
     "toolchain",
     "progress",

@@ -108,7 +108,7 @@ def __dir__() -> list[str]:
 
 
 def _explain(plan: Plan) -> PlanExplanation:
-    """What ``plan.explain()`` gives."""
+    """Make the explanation that ``plan.explain()`` returns."""
     explanation: PlanExplanation = importlib.import_module("hidet_dist.explain").Explanation(plan)
     return explanation
 

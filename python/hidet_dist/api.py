@@ -285,7 +285,7 @@ class _Job:
         with progress.task("Planning") as planning:
 
             def show(seconds: float, bound: float) -> None:
-                planning.say(f"Planning: {seconds * 1e3:.3f} ms, none below {bound * 1e3:.3f} ms")
+                planning.say(f"Planning: best {seconds * 1e3:.3f} ms, lower bound {bound * 1e3:.3f} ms")
 
             options = self.optimization.search_options()
             return search(self.graph, self.cluster, options, names=self.names, on_incumbent=show)

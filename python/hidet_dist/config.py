@@ -1,4 +1,4 @@
-"""What ``auto_parallel`` is told: the distributed and the optimization configuration, checked before work starts."""
+"""The distributed and the optimization configuration of ``auto_parallel``, checked before work starts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _are_paths(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class DistributedConfig:
-    """Where the program will run: the device mesh, and the machine that costs are predicted for."""
+    """The device mesh that the program will run on, and the machine that costs are predicted for."""
 
     KEYS: ClassVar[Mapping[str, str]] = {
         "mesh_shape": "Devices along each mesh axis, such as ``[2]`` or ``[2, 4]``. Required.",
@@ -68,7 +68,7 @@ class DistributedConfig:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], default_machine: str = "cpu") -> DistributedConfig:
-        """From the user's dict. Raises ConfigError for unknown keys and unfit values."""
+        """Parse the user's dict. Raises ConfigError for unknown keys and unfit values."""
         _refuse_unknown("distributed_config", given, tuple(cls.KEYS))
         shape, names = given.get("mesh_shape"), given.get("mesh_axis_names")
         if not is_list(shape):
@@ -99,7 +99,7 @@ class DistributedConfig:
 
 @dataclass(frozen=True)
 class OptimizationConfig:
-    """How to plan and compile.
+    """The options of planning and compiling.
 
     Attributes
     ----------
@@ -188,7 +188,7 @@ class OptimizationConfig:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> OptimizationConfig:
-        """From the user's dict. Raises ConfigError for unknown keys and unfit values."""
+        """Parse the user's dict. Raises ConfigError for unknown keys and unfit values."""
         _refuse_unknown("optimization_config", given, [field.name for field in fields(cls)])
         values = dict(given)
         for key in ("input_specs", "output_specs"):
@@ -251,7 +251,7 @@ class OptimizationConfig:
         return MACHINE_OF_ARCH.get(self.arch or "auto", "cpu")
 
     def target_on(self, device: Device) -> Backend:
-        """What to compile for on a machine of such devices.
+        """Make the target to compile for on a machine of such devices.
 
         Raises
         ------

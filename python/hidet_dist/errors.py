@@ -89,12 +89,15 @@ class InfeasibleError(HidetDistError):
     Attributes
     ----------
     least_budget: int
-        The least per-device budget, in bytes, for which a plan exists.
+        The least per-device budget, in bytes, for which a plan is known.
+    bound_bytes: int
+        Bytes below which there is no plan, as far as that is proven.
     """
 
-    def __init__(self, message: str, least_budget: int):
+    def __init__(self, message: str, least_budget: int, bound_bytes: int = 0):
         super().__init__(message)
         self.least_budget = least_budget
+        self.bound_bytes = bound_bytes
 
 
 class SolverError(HidetDistError, RuntimeError):
@@ -138,7 +141,7 @@ class RendezvousError(HidetDistError, RuntimeError):
 
 
 class CommunicationError(HidetDistError, RuntimeError):
-    """A collective failed: a rank died, timed out, or was told to do something else than its peers.
+    """A collective failed: a rank died, timed out, or was in another collective than its peers.
 
     Attributes
     ----------

@@ -98,7 +98,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def state(status: os.stat_result) -> tuple[int, ...]:
-    """What changes when a file's content does, and, with the last of them, when anything about the file does.
+    """The values that change with a file's content; the last one changes with anything about the file.
 
     The time of the last modification may be set by anyone who may write to the file; that of the last status change
     may not, but it changes also when the file is renamed, deleted, or given other permissions.

@@ -29,7 +29,7 @@ GRACE_SECONDS = 10.0
 """How long ranks may go on, by default, once another has failed: to find out and say so themselves."""
 
 TERMINATE_SECONDS = 5.0
-"""How long a rank that was told to end may take before it is killed."""
+"""Seconds that a rank may take to end before it is killed."""
 
 TIMED_OUT = 124
 """The exit status of a run that passed its time limit, as that of timeout(1)."""
@@ -76,7 +76,7 @@ def _parse(arguments: Sequence[str], prog: str) -> argparse.Namespace:
 
 
 def hosts_problem(nnodes: int, node_rank: int | None, rdzv: str | None) -> str:
-    """What is wrong with the options that say where this host stands among others, or an empty string."""
+    """Explain what is wrong with the options of several hosts; empty if nothing is."""
     if nnodes < 1:
         return f"--nnodes must be positive, not {nnodes}"
     if nnodes == 1:
@@ -101,7 +101,7 @@ def hosts_problem(nnodes: int, node_rank: int | None, rdzv: str | None) -> str:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where this host's ranks stand among all, and where all meet."""
+    """The ranks of this host among all, and the address at which all meet."""
 
     count: int  # of ranks on this host
     first: int  # of them

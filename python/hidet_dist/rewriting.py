@@ -1,4 +1,4 @@
-"""Graphs made of others: operators put in the place of others, or cut out."""
+"""Graphs made from others, by replacing operators or cutting some out."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hidet_dist.errors import ConfigError
 Uses: TypeAlias = Mapping[Tensor, Sequence[Operator | None]]
 """The operators that read each tensor; None stands for the outputs of the graph."""
 Build: TypeAlias = Callable[[list[Tensor]], Tensor]
-"""Makes what takes an operator's place, from what that reads."""
+"""Builds the replacement of an operator's output from tensors that it reads."""
 
 
 def uses_of(graph: FlowGraph) -> Uses:
-    """Who reads each tensor of a graph, once for each time."""
+    """Map each tensor of a graph to its consumers, one entry per use."""
     uses: dict[Tensor, list[Operator | None]] = {}
     for node in graph.nodes:
         for x in node.inputs:
@@ -30,21 +30,21 @@ def uses_of(graph: FlowGraph) -> Uses:
 
 
 def only_user(x: Tensor, uses: Uses) -> Operator | None:
-    """The operator that alone reads a tensor, once; None if there are more, or it is an output."""
+    """The only consumer of a tensor; None if it has several uses, or is an output."""
     users = uses.get(x, ())
     return users[0] if len(users) == 1 else None
 
 
 def rewrite(graph: FlowGraph, make: Callable[[Operator, Mapping[Tensor, Tensor]], Tensor | None]) -> FlowGraph:
-    """The graph with other tensors in the place of some; what nobody reads then is gone.
+    """Replace tensors of a graph by others. Operators without consumers disappear.
 
     Parameters
     ----------
     graph: FlowGraph
-        Stays as it is, and is given back where nothing is replaced.
+        The graph. It stays as it is, and is returned where nothing is replaced.
     make: callable
-        For an operator, and what has taken the place of each tensor so far, what takes that of its only output; None
-        for an operator that stays.
+        Returns the replacement of an operator's only output, given the operator and the replacements so far; None for
+        an operator that stays.
     """
     graph.update_nodes()
     made: dict[Tensor, Tensor] = {}
@@ -67,10 +67,10 @@ def rewrite(graph: FlowGraph, make: Callable[[Operator, Mapping[Tensor, Tensor]]
 def replace_operators(
     graph: FlowGraph, replaced: Callable[[Operator, Uses], tuple[Sequence[Tensor], Build] | None]
 ) -> FlowGraph:
-    """As :func:`rewrite`, of operators told by who reads their results.
+    """Replace operators, as :func:`rewrite` does, that are matched by the consumers of their results.
 
-    ``replaced`` says for an operator of one output, and who reads each tensor, what takes its place: the tensors of
-    ``graph`` that it is computed from, and how; None for what stays.
+    ``replaced`` returns the replacement of an operator of one output, given the consumers of each tensor: the tensors
+    of ``graph`` that it is computed from, and a function that builds it; None for an operator that stays.
     """
     graph.update_nodes()
     uses = uses_of(graph)

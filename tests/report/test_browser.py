@@ -44,7 +44,7 @@ def report():
         if any(str(mark_of(x)).endswith(".gate") for x in op.inputs):
             pins[f"op:{number}"] = "?, (R, S0) -> ?"
     plan = find_plan(graph, cluster, pins=pins | {"layers.1.up": "(R, R)"}).plan
-    return collect(plan.stage, graph, cluster, "a small LLaMA")
+    return collect(plan.stages[0], graph, cluster, "a small LLaMA")
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_names_do_not_break_out(chromium, tmp_path):
     x = hidet.symbol([8, 32])
     graph = normalize(hidet.trace_from(hidet.ops.relu(x @ weight(f"layers.0.{HOSTILE}", [32, 64])), [x]))
     cluster = builtin("cpu", DeviceMesh((2,)))
-    made = collect(find_plan(graph, cluster).plan.stage, graph, cluster, HOSTILE)
+    made = collect(find_plan(graph, cluster).plan.stages[0], graph, cluster, HOSTILE)
     (tmp_path / "out.html").write_text(render(made))
     chromium.open((tmp_path / "out.html").as_uri())
     assert chromium.run("return document.title") == HOSTILE

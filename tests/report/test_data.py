@@ -35,7 +35,7 @@ def planned(request, graph):
     """A plan with collectives of all layers, its machine and its report."""
     cluster = builtin(request.param, DeviceMesh((2,)))
     plan = find_plan(graph, cluster, mem_budget=BUDGET, pins=SPLIT).plan
-    return plan, cluster, collect(plan.stage, graph, cluster, "small")
+    return plan, cluster, collect(plan.stages[0], graph, cluster, "small")
 
 
 def test_memory_is_what_the_plan_holds(planned, graph):
@@ -45,9 +45,9 @@ def test_memory_is_what_the_plan_holds(planned, graph):
         for point in range(one.begin, one.end + 1):
             held[point] += one.nbytes
     assert tuple(held) == report.memory.held_bytes
-    assert max(held) == max(live_bytes(GraphView(graph), plan.stage)) <= report.memory.budget_bytes == BUDGET
+    assert max(held) == max(live_bytes(GraphView(graph), plan.stages[0])) <= report.memory.budget_bytes == BUDGET
     weights = sum(one.nbytes for one in report.memory.holdings if one.what == "weight")
-    assert weights == plan.stage.weight_bytes_per_device
+    assert weights == plan.stages[0].weight_bytes_per_device
     assert weights == sum(tensor.shard_nbytes for tensor in report.tensors if tensor.kind == "weight")
 
 
@@ -56,12 +56,12 @@ def test_collectives_are_those_of_the_plan_with_its_times(planned):
     kinds = [one.kind for one in report.communications]
     assert {kind: kinds.count(kind) for kind in sorted(set(kinds))} == plan.collectives() == report.collectives
     assert kinds  # else the test shows nothing
-    total = sum(op.seconds - op.compute_seconds for op in plan.stage.operators)
-    total += sum(conversion.seconds for conversion in plan.stage.output_conversions)
-    sliced = [text for text in plan.stage.communications() if text.startswith("slice")]
+    total = sum(op.seconds - op.compute_seconds for op in plan.stages[0].operators)
+    total += sum(conversion.seconds for conversion in plan.stages[0].output_conversions)
+    sliced = [text for text in plan.stages[0].communications() if text.startswith("slice")]
     sent = sum(one.seconds for one in report.communications)
     assert sent == pytest.approx(total) if not sliced else sent < total
-    traffic = {kind: one.nbytes for kind, one in plan.stage.report.traffic.items()}
+    traffic = {kind: one.nbytes for kind, one in plan.stages[0].report.traffic.items()}
     assert {kind: sum(one.nbytes for one in report.communications if one.kind == kind) for kind in kinds} == traffic
     for one in report.communications:
         assert 0 <= one.hidden_seconds <= one.seconds * (1 + 1e-9)
@@ -85,7 +85,7 @@ def test_the_timeline_has_the_plans_time_and_its_streams_do_one_thing_at_a_time(
 def test_the_cost_of_another_spec_of_a_weight_is_that_of_the_plan_with_it_pinned(graph):
     cluster = builtin("dgx-a100", DeviceMesh((2,)))
     plan = find_plan(graph, cluster, gap=0.0, pins={"layers.0.up": "(R, S0)"}, overlap=False).plan
-    report = collect(plan.stage, graph, cluster)
+    report = collect(plan.stages[0], graph, cluster)
     weights = [tensor for tensor in report.tensors if tensor.label in ("layers.1.gate", "layers.2.norm1")]
     assert len(weights) == 2
     for weight in weights:
@@ -109,7 +109,7 @@ def test_the_next_best_of_a_collective_avoids_it_at_the_cost_that_is_foretold(pl
         other = find_plan(graph, cluster, pins=pins, gap=0.0, report=False, overlap=False).plan
         assert saving.at_least_seconds is None or saving.at_least_seconds <= other.seconds * (1 + 1e-9)
         if saving.changed.startswith("op:"):
-            assert str(plan.stage.operators[int(saving.changed[3:])].spec) != saving.spec
+            assert str(plan.stages[0].operators[int(saving.changed[3:])].spec) != saving.spec
 
 
 def test_operators_belong_to_the_modules_that_their_weights_name(planned):
@@ -125,7 +125,7 @@ def test_the_layer_that_differs_is_named_with_its_difference():
     graph, cluster = normalize(shapes.llama(replace(SMALL, layers=4))), builtin("dgx-a100", DeviceMesh((2,)))
     pins = {f"layers.{n}.{name}": "(R, S0)" for n in range(4) for name in ("gate", "up")}
     plan = find_plan(graph, cluster, pins=pins | {"layers.1.up": "(R, R)"}).plan
-    (family,) = collect(plan.stage, graph, cluster).families
+    (family,) = collect(plan.stages[0], graph, cluster).families
     assert (family.prefix, family.members) == ("layers", (0, 1, 2, 3))
     assert family.usual == (2, 3)
     variant = next(variant for variant in family.variants if 1 in variant.members)
@@ -138,13 +138,13 @@ def test_a_report_survives_its_file_and_is_the_same_for_the_same_plan(planned, g
     report.save(tmp_path / "plan.report.json")
     plan.save(tmp_path / "plan.json")
     assert Report.load(tmp_path / "plan.json") == Report.load(tmp_path / "plan.report.json") == report
-    again = collect(plan.stage, graph, cluster, "small")
+    again = collect(plan.stages[0], graph, cluster, "small")
     assert again.to_json() == report.to_json()
 
 
 def test_a_plan_that_was_not_searched_has_a_report_without_bounds(planned, graph):
     plan, cluster, _ = planned
-    bare = collect(replace(plan.stage, report=None), graph, cluster, mem_budget=BUDGET)
+    bare = collect(replace(plan.stages[0], report=None), graph, cluster, mem_budget=BUDGET)
     assert bare.search is None
     assert bare.memory.budget_bytes == BUDGET
     assert all(not tensor.alternatives for tensor in bare.tensors)
@@ -154,10 +154,10 @@ def test_a_plan_that_was_not_searched_has_a_report_without_bounds(planned, graph
 def test_a_report_is_refused_for_another_graph_or_mesh(planned, graph):
     plan, _, _ = planned
     with pytest.raises(PlanError, match="mesh"):
-        collect(plan.stage, graph, builtin("cpu", DeviceMesh((4,))))
+        collect(plan.stages[0], graph, builtin("cpu", DeviceMesh((4,))))
     other = normalize(shapes.llama(replace(SMALL, layers=2)))
     with pytest.raises(PlanError, match="another graph"):
-        collect(plan.stage, other, builtin("cpu", plan.stage.mesh))
+        collect(plan.stages[0], other, builtin("cpu", plan.stages[0].mesh))
 
 
 def test_what_is_no_report_is_refused_with_what_to_do(tmp_path):

@@ -35,7 +35,7 @@ def report() -> Report:
     up, down = weight(f"layers.0.{HOSTILE}", [32, 64]), weight("layers.1.down", [64, 32])
     graph = normalize(hidet.trace_from(hidet.ops.relu(x @ up) @ down, [x]))
     cluster = builtin("cpu", DeviceMesh((2,)))
-    return collect(find_plan(graph, cluster, mem_budget=20_000).plan.stage, graph, cluster, HOSTILE)
+    return collect(find_plan(graph, cluster, mem_budget=20_000).plan.stages[0], graph, cluster, HOSTILE)
 
 
 def data_of(page: str) -> dict:
@@ -102,5 +102,5 @@ def test_what_was_measured_is_on_the_page(report, tmp_path):
 def test_the_page_of_a_model_of_eight_billion_parameters_is_small():
     graph = normalize(shapes.llama(shapes.LLAMA3_8B))
     cluster = builtin("dgx-h100", DeviceMesh((2, 4)))
-    page = render(collect(find_plan(graph, cluster, mem_budget=8 * 2**30).plan.stage, graph, cluster, "LLaMA-3-8B"))
+    page = render(collect(find_plan(graph, cluster, mem_budget=8 * 2**30).plan.stages[0], graph, cluster, "LLaMA-3-8B"))
     assert len(page.encode()) < MOST_BYTES

@@ -14,7 +14,7 @@ from hidet_dist.search.eliminate import Tables, eliminate, marginals
 from hidet_dist.search.ilp import solve
 from hidet_dist.search.optimum import least_memory, optimize
 from hidet_dist.search.options import SolveOptions
-from hidet_dist.search.presolve import undominated
+from hidet_dist.search.presolve import Presolve, undominated
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import (
     Activations,
@@ -100,6 +100,25 @@ def test_dominated_choices_are_in_no_plan_that_is_needed(problem: Problem, price
     every = [list(range(len(c))) for c in problem.cost]
     best = eliminate(problem, every, Tables(), own).seconds
     assert eliminate(problem, undominated(problem), Tables(), own).seconds == pytest.approx(best)
+
+
+@settings(max_examples=200, deadline=None)
+@given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6))
+def test_at_given_prices_choices_are_removed_that_no_best_plan_needs(problem: Problem, line: list[int]) -> None:
+    own = Prices(line[: problem.activations.points])
+    every = [list(range(len(c))) for c in problem.cost]
+    reduction = Presolve(problem).reduce(every, own)
+    best = eliminate(problem, every, Tables(), own)
+    assert eliminate(problem, reduction.kept, Tables(), own).bound == pytest.approx(best.bound)
+    left = marginals(problem, reduction.kept, Tables(), own)
+    assert left is not None
+    groups = readers(problem)
+    totals = {
+        picks: evaluate(problem, picks) + own.of(held_bytes(problem, groups, picks)) for picks in all_picks(problem)
+    }
+    for entity, bounds in enumerate(reduction.extend(problem, left)):
+        for k, bound in enumerate(bounds):
+            assert bound <= min(cost for picks, cost in totals.items() if picks[entity] == k) + 1e-9
 
 
 @settings(max_examples=100, deadline=None)

@@ -4,8 +4,8 @@
 
     manifest.json                     the files, with the size and SHA-256 of each; written last
     plan.json                         the plan
-    explain.json                      why the plan is what it is
-    report.json                       what `hidet-dist report` draws
+    explain.json                      the explanation of the plan
+    report.json                       the data that `hidet-dist report` draws
     stage0/launcher.so                the function that launches the whole program
     stage0/kernels/0.so ...           its kernels, the same for every rank
     stage0/constants.safetensors      constants that all ranks share (absent when there are none)

@@ -1,4 +1,4 @@
-"""Whether a manifest makes sense: each field by itself, with the others, and with what the launchers say of themselves.
+"""Consistency of manifests: of each field, between fields, and with the descriptions that launchers carry.
 
 Checksums say that a folder is as it was written, not that what was written makes sense. A launcher library has the
 description of its stage compiled into it, as only the code knows in which order it takes its data and its kernels. What
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hidet_dist.checks import shown
@@ -24,9 +24,27 @@ from hidet_dist.weights.header import ITEMSIZE, Layout
 if TYPE_CHECKING:
     from hidet_dist.artifacts.manifest import Manifest, StageManifest, TensorSignature
 
-TARGETS = ("cpu", "cuda")
 KINDS_OF_MEMORY = ("cpu", "cuda", "hip")
 """In the order in which a launcher names them."""
+
+
+@dataclass(frozen=True)
+class TargetFields:
+    """The fields that a manifest for a target has, beside those of all targets.
+
+    Attributes
+    ----------
+    gpu: whether it names a GPU.
+    cuda_graph: whether a stage may be run as a CUDA graph.
+    cublas: whether kernels may call cuBLAS.
+    """
+
+    gpu: bool = False
+    cuda_graph: bool = False
+    cublas: bool = False
+
+
+TARGETS = {"cpu": TargetFields(), "cuda": TargetFields(gpu=True, cuda_graph=True, cublas=True)}
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # Of a stage, what its launcher cannot know: where it lies, and what is asked of the launcher itself.
@@ -37,7 +55,7 @@ _OF_TARGET = ("target", "arch", "gpu", "cpu_features", "hidet_version", "abi_ver
 def describe(
     stage: StageManifest, layouts: Mapping[str, Layout], target: Mapping[str, str | int | Sequence[str] | None]
 ) -> str:
-    """What a launcher is to say of itself, as JSON in ASCII.
+    """Make the description that a launcher carries of its stage, as JSON in ASCII.
 
     Parameters
     ----------
@@ -60,7 +78,7 @@ def describe(
 
 
 def check_description(manifest: Manifest, number: int, text: bytes) -> dict[str, Layout]:
-    """Compare a stage with what its launcher says of itself, and return the layouts of its data.
+    """Compare a stage with the description that its launcher carries, and return the layouts of its data.
 
     Raises
     ------
@@ -85,7 +103,7 @@ def _described(stage: StageManifest) -> dict[str, Any]:
 
 
 def _differences(what: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Where two JSON values differ: the name of the place, and what each has there."""
+    """Yield the places where two JSON values differ, with the value of each."""
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         for key in a:
             yield from _differences(f"{what}.{key}" if what else key, a[key], b[key])
@@ -99,13 +117,12 @@ def _differences(what: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
 def check(manifest: Manifest) -> None:
     """Raise ValueError, naming the field, where a manifest contradicts itself."""
     _require(manifest.target in TARGETS, "target", manifest.target, f"one of {', '.join(TARGETS)}")
-    is_cuda = manifest.target == "cuda"
-    _require(
-        (manifest.gpu is not None) == is_cuda, "gpu", manifest.gpu, "given for the target 'cuda', and for no other"
-    )
+    fields = TARGETS[manifest.target]
+    own = "given" if fields.gpu else "null"
+    _require((manifest.gpu is not None) == fields.gpu, "gpu", manifest.gpu, f"{own} for the target {manifest.target!r}")
     _require(len(manifest.stages) > 0, "stages", [], "at least one")
     for number, stage in enumerate(manifest.stages):
-        _check_stage(f"stages[{number}]", f"stage{number}", stage, is_cuda)
+        _check_stage(f"stages[{number}]", f"stage{number}", stage, manifest.target)
         for name in (*stage.libraries_of(), *(name for rank in range(stage.size) for name in stage.data_of(rank))):
             _require(
                 name in manifest.files,
@@ -125,7 +142,7 @@ def _require(condition: bool, what: str, value: Any, wanted: str) -> None:
         raise ValueError(f"{what} is {shown(value)}; it must be {wanted}")
 
 
-def _check_stage(what: str, folder: str, stage: StageManifest, is_cuda: bool) -> None:
+def _check_stage(what: str, folder: str, stage: StageManifest, target: str) -> None:
     _require(stage.folder == folder, f"{what}.folder", stage.folder, f"{folder}, as it would be not in the folder else")
     try:
         mesh = DeviceMesh(stage.mesh_shape, stage.mesh_axis_names)
@@ -149,7 +166,7 @@ def _check_stage(what: str, folder: str, stage: StageManifest, is_cuda: bool) ->
         for dim, extent in enumerate(tensor.shape):
             known = isinstance(extent, int) or any(extent == own.name for own in local)
             _require(known, f"{what}.inputs[{number}].shape[{dim}]", extent, "a size or one of local_symbols")
-    _check_kernels(what, stage, is_cuda)
+    _check_kernels(what, stage, target)
     _check_data(what, stage)
 
 
@@ -172,7 +189,8 @@ def _check_signature(what: str, tensor: TensorSignature, mesh: DeviceMesh) -> No
             _require(extent == own, f"{what}.shape[{dim}]", extent, f"{own}, by whole_shape and spec")
 
 
-def _check_kernels(what: str, stage: StageManifest, is_cuda: bool) -> None:
+def _check_kernels(what: str, stage: StageManifest, target: str) -> None:
+    fields = TARGETS[target]
     kernels = len(stage.kernels)
     for field, count in (("candidates", len(stage.candidates)), ("cublas", len(stage.cublas))):
         _require(count == kernels, f"{what}.{field}", getattr(stage, field), f"of {kernels} entries, as kernels")
@@ -186,8 +204,9 @@ def _check_kernels(what: str, stage: StageManifest, is_cuda: bool) -> None:
     _require(
         len(used) == kernels, f"{what}.launches", len(stage.launches), f"launches of each of the {kernels} kernels"
     )
-    _require(is_cuda or not stage.cuda_graph, f"{what}.cuda_graph", stage.cuda_graph, "false for the target 'cpu'")
-    _require(is_cuda or not any(stage.cublas), f"{what}.cublas", stage.cublas, "false for the target 'cpu'")
+    never = f"false for the target {target!r}"
+    _require(fields.cuda_graph or not stage.cuda_graph, f"{what}.cuda_graph", stage.cuda_graph, never)
+    _require(fields.cublas or not any(stage.cublas), f"{what}.cublas", stage.cublas, never)
 
 
 def _check_data(what: str, stage: StageManifest) -> None:

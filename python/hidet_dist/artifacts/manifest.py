@@ -1,4 +1,4 @@
-"""The manifest: what an artifact folder holds, and the check that it still does."""
+"""The manifest of an artifact folder, and the check of the folder against it."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class StageManifest:
 
     @property
     def communications(self) -> tuple[str, ...]:
-        """What is communicated, a line a collective, in the order of execution."""
+        """The collectives in the order of execution, one line each."""
         return tuple(launch.communication for launch in self.launches if launch.communication)
 
     @property

@@ -75,7 +75,7 @@ class VerifiedFile:
 
 
 class OpenedArtifacts:
-    """The manifest of a folder, and descriptors of its files; closes those that nobody took.
+    """The manifest of a folder, and descriptors of its files; closes those that were not taken.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ class OpenedArtifacts:
         return file
 
     def close(self) -> None:
-        """Close the folder and the files that nobody took."""
+        """Close the folder and the files that were not taken."""
         for file in self._files.values():
             os.close(file.descriptor)
         self._files.clear()

@@ -37,7 +37,7 @@ _COMMON = ("-O3", "-std=c++11", "-fno-math-errno", "-fno-trapping-math", "-ffp-c
 
 @functools.cache
 def compiler_version(path: str) -> str:
-    """What a GCC says its version is."""
+    """Ask a GCC for its version."""
     return subprocess.run([path, "-dumpfullversion"], capture_output=True, text=True, check=True).stdout.strip()
 
 

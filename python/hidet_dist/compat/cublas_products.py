@@ -66,7 +66,7 @@ class Product:
 
 
 def product_of(task: Task) -> Product | None:
-    """What a task computes as one call of cuBLAS, but for what is fused with it; None where it is no such product.
+    """Describe a task as one call of cuBLAS, without what is fused with it; None if it is no such product.
 
     A matrix that several others are multiplied by makes one product of many rows: [4, 8, m, k] by [4, 1, k, n] is four
     products of 8 m rows.
@@ -110,7 +110,7 @@ def _size(extents: Sequence[Extent]) -> Extent:
 
 
 def _source(tensor: Tensor) -> tuple[Tensor, bool]:
-    """Where an operand lies row by row as it is, and whether it is one matrix that is broadcast to all others."""
+    """Find the tensor that holds an operand row by row, and whether it is one matrix broadcast to all."""
     renamed = _renamed(tensor)
     matrix = tensor
     while matrix.op is not None and isinstance(matrix.op.task, IdentityTask | BroadcastTask):
@@ -124,7 +124,7 @@ def _source(tensor: Tensor) -> tuple[Tensor, bool]:
 
 
 def _renamed(tensor: Tensor) -> Tensor:
-    """What a tensor is another name of, if its memory can be that of another one."""
+    """Find the tensor whose memory another one can share."""
     while tensor.op is not None and _renames(tensor.op):
         tensor = tensor.op.inputs[0]
     return tensor

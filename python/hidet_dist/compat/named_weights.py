@@ -15,7 +15,7 @@ hidet_analyze = graph_impl.graph_analyze
 
 
 def analyze(outputs: list[Tensor], stop_tensors: Any = None) -> tuple[list[Tensor], list[Operator], dict[Tensor, int]]:
-    """What hidet finds in a graph, but free variables without the weights among them."""
+    """Analyse a graph as hidet does, without counting weights among its free variables."""
     from hidet_dist.weights.named import is_weight  # which may be what is importing hidet, and this with it
 
     free, nodes, uses = hidet_analyze(outputs, stop_tensors=stop_tensors)

@@ -1,4 +1,4 @@
-"""What a target must provide, so that programs can be compiled for it."""
+"""The protocol of targets that programs are compiled for."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hidet_dist.partitioning import Program
 
 
 class Backend(Protocol):
-    """A target: what programs are compiled for, and how. Each has fields of its own.
+    """A target that programs are compiled for. Each target has fields of its own.
 
     Attributes
     ----------
-    name: what the configuration calls it; it is hidet's build target, too.
-    archs: what ``optimization_config["arch"]`` may be for this target.
+    name: its name in the configuration, which is hidet's build target, too.
+    archs: the values of ``optimization_config["arch"]`` for this target.
     keys: the keys of ``optimization_config`` that are for this target, beside ``arch``.
     overlaps: whether collectives run beside computation.
     """
@@ -32,7 +32,7 @@ class Backend(Protocol):
 
     @classmethod
     def configured(cls, arch: str | None, options: Mapping[str, Any], device: Device) -> Backend:
-        """The target as configured: ``options`` has a value for each of ``keys``, ``device`` is what costs are of.
+        """Make the configured target. ``options`` has a value for each of ``keys``; costs are of ``device``.
 
         Raises
         ------
@@ -77,13 +77,13 @@ class Backend(Protocol):
         """Rewrite the graph for a number of devices; return it with the replacement of each weight that has one."""
 
     def optimizing(self) -> AbstractContextManager[None]:
-        """What is in force while operators are fused."""
+        """Make the context in which operators are fused."""
 
     def building(self) -> AbstractContextManager[None]:
-        """What is in force while kernels are built."""
+        """Make the context in which kernels are built."""
 
     def building_launcher(self) -> AbstractContextManager[None]:
-        """What is in force while the launch function is built, and asked here how much memory it needs."""
+        """Make the context in which the launch function is built, and asked how much memory it needs."""
 
     def before_fusion(self, program: Program) -> FlowGraph:
         """The program's graph, rewritten before hidet fuses its operators."""
@@ -95,7 +95,7 @@ class Backend(Protocol):
         """Prepare to build the kernels in these folders, within :meth:`building`."""
 
     def libraries(self, graph: FlowGraph) -> tuple[str, ...]:
-        """What kernels need to be loaded, besides the runtimes of hidet and hidet_dist."""
+        """The libraries that kernels need, besides the runtimes of hidet and hidet_dist."""
 
     def calls_cublas(self, node: Operator) -> bool:
         """Whether the last candidate of an operator's kernel calls cuBLAS."""

@@ -76,7 +76,7 @@ class CompiledProgram:
 
 @contextmanager
 def _hidet_options(target: AbstractContextManager[None]) -> Iterator[None]:
-    """What is in force while a program is optimized and built, that of a target included."""
+    """Set hidet's options, and the target's, while a program is optimized and built."""
     with quiet_builds(), sound_rewrites(), bounded_fusion(), target:
         yield
 
@@ -130,7 +130,7 @@ def compile_program(
     graph = optimize_program(program, target)
     if overlap is not None:
         sizes = {symbol.name: symbol.size for symbol in program.symbols}
-        local = {own.name: sizes[own.symbol] // own.shards for own in program.local_symbols}
+        local = {each.name: sizes[each.symbol] // each.shards for each in program.local_symbols}
         overlap_graph(graph, overlap, {**sizes, **local}, room)
     tasks: dict[str, tuple[int, Operator]] = {}
     kernel_of_node = []
@@ -204,7 +204,7 @@ def compile_program(
 
 
 def _task_folder(node: Operator, target: Backend) -> Path:
-    """Where hidet has built an operator's kernel."""
+    """The folder in which hidet has built an operator's kernel."""
     cache = os.path.join(hidet.option.get_cache_dir(), "ops")
     folder, _ = _build_task.prepare_cache_paths(cache, f"{target.name}_space_{target.space}", node.task)
     return Path(folder)

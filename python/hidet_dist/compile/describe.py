@@ -73,7 +73,7 @@ def layouts_of(program: Program, data: Sequence[str], constants: Mapping[str, Te
 
 
 def description_of(stage: StageManifest, layouts: Mapping[str, Layout], target: Backend) -> str:
-    """What the stage's launcher is to say of itself."""
+    """The description that is compiled into the stage's launcher."""
     return describe(
         stage,
         layouts,

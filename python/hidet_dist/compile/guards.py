@@ -56,7 +56,7 @@ def guard_graph(program: Program, checked: Collection[Operator]) -> FlowGraph:
     def make(node: Operator, made: Mapping[Tensor, Tensor]) -> Tensor | None:
         if len(node.outputs) != 1 or not _follows_definition(node):
             return None
-        ours = {own for x, own in zip(node.inputs, node.task.inputs, strict=True) if x is trusted}
+        ours = {parameter for x, parameter in zip(node.inputs, node.task.inputs, strict=True) if x is trusted}
         outputs = _guarded(node.task.outputs, ours, node in checked)
         if outputs is None:
             return None
@@ -80,7 +80,7 @@ class GuardedOp(Operator):
 
     def __init__(self, *inputs: Tensor, guarded: Operator, outputs: list[TensorNode]):
         task = guarded.task
-        own = Task(
+        unguarded = Task(
             f"guarded_{task.name}",
             task.inputs,
             outputs,
@@ -88,8 +88,8 @@ class GuardedOp(Operator):
             attributes=task.attrs,
             share_map=task.share_map,
         )
-        own.assertions = task.assertions
-        super().__init__(inputs=list(inputs), attributes={"guarded": guarded, "outputs": outputs}, task=own)
+        unguarded.assertions = task.assertions
+        super().__init__(inputs=list(inputs), attributes={"guarded": guarded, "outputs": outputs}, task=unguarded)
         self.name = guarded.name
 
 

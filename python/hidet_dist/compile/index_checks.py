@@ -16,14 +16,8 @@ from hidet.graph.ops.transform import (
     BroadcastOp,
     CastOp,
     ConcatOp,
-    FlattenOp,
     GatherOp,
-    PermuteDimsOp,
-    RearrangeOp,
-    ReshapeOp,
-    SqueezeOp,
     StridedSliceOp,
-    UnsqueezeOp,
 )
 from hidet.graph.ops.transpose2d import TransposeOp2D
 from hidet.ir.expr import Constant, SymbolVar
@@ -32,11 +26,11 @@ from hidet_dist.artifacts.manifest import IndexCheck, Product
 from hidet_dist.compile.cpu.views import View, view_of
 from hidet_dist.partitioning.operators import CommunicationOp, CopyOp, JoinShardsOp, ShardSliceOp, StackShardsOp
 from hidet_dist.partitioning.program import Program
+from hidet_dist.renaming import RENAMINGS
 from hidet_dist.rules.lookup import ShardedLookupOp, row_dim
 from hidet_dist.spec.extents import Extent, extents_of, factors_of, same_extent, same_shape
 
-_RESHAPES = (FlattenOp, PermuteDimsOp, RearrangeOp, ReshapeOp, SqueezeOp, TransposeOp2D, UnsqueezeOp)
-_MOVES = (BroadcastOp, ConcatOp, CopyOp, JoinShardsOp, ShardSliceOp, StackShardsOp, *_RESHAPES)
+_MOVES = (BroadcastOp, ConcatOp, CopyOp, JoinShardsOp, ShardSliceOp, StackShardsOp, TransposeOp2D, *RENAMINGS)
 
 
 def index_checks(program: Program) -> tuple[tuple[IndexCheck, ...], frozenset[Operator]]:
@@ -48,15 +42,15 @@ def index_checks(program: Program) -> tuple[tuple[IndexCheck, ...], frozenset[Op
         rows = _rows(node)
         if rows is None:
             continue
-        found, whole = _checks(node.inputs[1], _indices(node), 0, rows, numbers)
-        checks.update(dict.fromkeys(found))
+        input_checks, whole = _checks(node.inputs[1], _indices(node), 0, rows, numbers)
+        checks.update(dict.fromkeys(input_checks))
         if whole:
             checked.add(node)
     return tuple(checks), frozenset(checked)
 
 
 def _rows(node: Operator) -> Product | None:
-    """How many rows an operator looks up in; None for one that is no lookup, or where that is no product."""
+    """Count the rows that an operator looks up in; None if it is no lookup, or the count is no product."""
     if isinstance(node, ShardedLookupOp):
         return (int(node.attrs["rows"]),)
     dim = row_dim(node)
@@ -107,8 +101,8 @@ def _checks(
         return [], False
     checks: list[IndexCheck] = []
     for y in op.inputs if isinstance(op, ConcatOp) else op.inputs[:1]:
-        found, complete = _checks(y, view_of(y, _keeps), shift, rows, numbers)
-        checks += found
+        more, complete = _checks(y, view_of(y, _keeps), shift, rows, numbers)
+        checks += more
         whole = whole and complete
     return checks, whole
 
@@ -122,7 +116,7 @@ def _upstream(x: Tensor, source: Tensor) -> Iterator[Operator]:
 
 
 def _added(op: Operator) -> int:
-    """What an operator adds to the elements of its input."""
+    """The constant that an operator adds to the elements of its input."""
     if not isinstance(op, AddScalarOp | SubScalarOp):
         return 0
     constant = _constant(op) or 0

@@ -19,22 +19,17 @@ from hidet.graph.ops.conv2d.conv2d import Conv2dOp
 from hidet.graph.ops.conv3d.conv3d import Conv3dOp
 from hidet.graph.ops.matmul.matmul import MatmulOp
 from hidet.graph.ops.transform import (
-    FlattenOp,
     PadOp,
-    PermuteDimsOp,
-    RearrangeOp,
-    ReshapeOp,
-    SqueezeOp,
     StridedSliceOp,
-    UnsqueezeOp,
 )
 from hidet.graph.transforms.fuse_operator import NOT_FUSIBLE
 
 from hidet_dist.elementwise import ELEMENTWISE
+from hidet_dist.renaming import RENAMINGS
 from hidet_dist.view import GraphView
 
 _CONVOLUTIONS = (Conv1dOp, Conv2dOp, Conv3dOp)
-_RENAMED = (FlattenOp, PermuteDimsOp, RearrangeOp, ReshapeOp, SqueezeOp, StridedSliceOp, UnsqueezeOp)
+_VIEWS = (*RENAMINGS, StridedSliceOp)
 
 
 @dataclass(frozen=True)
@@ -153,7 +148,7 @@ class _Fusion:
         op = self.view.operators[maker]
         if library is None:
             return not isinstance(op, NOT_FUSIBLE)
-        return isinstance(op, PadOp if isinstance(self.view.operators[library], _CONVOLUTIONS) else _RENAMED)
+        return isinstance(op, PadOp if isinstance(self.view.operators[library], _CONVOLUTIONS) else _VIEWS)
 
     def _free(self, number: int) -> bool:
         """Tell whether an operator is a view, which costs nothing alone: its output is its input's memory."""

@@ -181,6 +181,7 @@ def _module(kind: Any, config: Any, dtype: torch.dtype, has_data: bool, seed: in
             torch.random.set_rng_state(generator)
     with _parameters_on_meta():
         module = kind(config)
+    module.tie_weights()  # which goes with the initialization that is left out
     return module.to(dtype).eval()
 
 

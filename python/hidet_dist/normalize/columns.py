@@ -68,7 +68,7 @@ def pad_columns(graph: NormalGraph, devices: int) -> PaddedGraph:
 
 
 def _weights_to_pad(graph: FlowGraph) -> list[Tensor]:
-    """The weights that nobody reads but products which are to have more columns."""
+    """Find the weights whose only consumers are products that are to have more columns."""
     fit: dict[Tensor, bool] = {}
     for op in graph.nodes:
         for place, x in enumerate(op.inputs):

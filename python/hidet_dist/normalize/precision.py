@@ -119,7 +119,7 @@ def in_precision(graph: FlowGraph, dtype: str) -> HalfGraph:
 
 
 class _Decisions:
-    """In which dtype each operator computes, asked for one after the other, as they are executed."""
+    """The dtype in which each operator computes, decided in execution order."""
 
     def __init__(self, graph: FlowGraph, dtype: str):
         self.dtype = dtype

@@ -6,7 +6,7 @@ shard of one or two of the blocks, not a shard of each: the product would have t
 where these are split off later. (Megatron-LM orders the columns of ``w`` by device instead, for one number of devices.)
 
 A cut is carried from its slice back to the constants: through elementwise operators, reshapes and permutations. This is
-done only where the slices do not overlap and nobody else reads what they cut, so that nothing is computed twice.
+done only where the slices do not overlap and no other operator reads what they cut, so that nothing is computed twice.
 """
 
 from __future__ import annotations
@@ -20,17 +20,14 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.graph.ops.arithmetic import BinaryElementwiseOp, UnaryElementwiseOp
 from hidet.graph.ops.matmul.matmul import MatmulOp
 from hidet.graph.ops.transform import (
-    FlattenOp,
     PermuteDimsOp,
     RearrangeOp,
-    ReshapeOp,
-    SqueezeOp,
     StridedSliceOp,
-    UnsqueezeOp,
 )
 from hidet.ir.expr import is_constant
 from hidet.utils import prod
 
+from hidet_dist.renaming import RESHAPES
 from hidet_dist.rewriting import rewrite, uses_of
 from hidet_dist.rules.local import rebuild
 from hidet_dist.spec.extents import Extent, extents_of, same_extent
@@ -148,7 +145,7 @@ class _Cutter:
                 new.get(source, source) if moved is None else self.part(source, moved, new)
                 for source, moved in zip(op.inputs, moves, strict=True)
             ]
-        if isinstance(op, ReshapeOp | SqueezeOp | UnsqueezeOp | FlattenOp):
+        if isinstance(op, RESHAPES):
             return hidet.ops.reshape(inputs[0], list(shape))
         return rebuild(op, inputs, [shape])[0]
 
@@ -169,7 +166,7 @@ def _through(op: Operator, cut: Cut) -> tuple[Cut | None, ...] | None:
         return (Cut(op.attrs["axes"][cut.dim], cut.start, cut.stop),)
     if isinstance(op, RearrangeOp) and all(len(dims) == 1 for dims in op.attrs["plan"]):
         return (Cut(op.attrs["plan"][cut.dim][0], cut.start, cut.stop),)
-    if isinstance(op, ReshapeOp | SqueezeOp | UnsqueezeOp | FlattenOp):
+    if isinstance(op, RESHAPES):
         moved = _reshaped(extents_of(op.inputs[0]), shape, cut)
         return None if moved is None else (moved,)
     return None

@@ -106,9 +106,9 @@ def _tasks(graph: FlowGraph, cluster: Cluster, sizes: Mapping[str, int]) -> list
         if node.share_map:
             source = node.inputs[node.share_map[0]].op
             shares = number.get(source)
-        own = 0 if node.share_map else sum(local_nbytes(y, sizes) for y in node.outputs if y not in outputs)
+        nbytes = 0 if node.share_map else sum(local_nbytes(y, sizes) for y in node.outputs if y not in outputs)
         communicates = isinstance(node, CommunicationOp)
-        tasks.append(Task(model.seconds(node), communicates, reads, own, shares))
+        tasks.append(Task(model.seconds(node), communicates, reads, nbytes, shares))
     return tasks
 
 

@@ -92,10 +92,10 @@ class PlannedTasks:
         number = {unit: n for n, unit in enumerate(order)}
         tasks = []
         for unit in order:
-            own = units[unit]
-            reads = tuple(sorted({number[read] for read in own.reads}))
-            shares = None if own.shares is None else number[own.shares]
-            tasks.append(Task(own.seconds, own.communication is not None, reads, own.nbytes, shares))
+            entry = units[unit]
+            reads = tuple(sorted({number[read] for read in entry.reads}))
+            shares = None if entry.shares is None else number[entry.shares]
+            tasks.append(Task(entry.seconds, entry.communication is not None, reads, entry.nbytes, shares))
         return tasks, [units[unit].communication for unit in order], [units[unit].place for unit in order]
 
     def _kernels(self, stage: StagePlan) -> list[int]:
@@ -110,14 +110,14 @@ class PlannedTasks:
                 number = kernel[number]
             return number
 
-        for number, own in self.fused.items():
-            made = self._maker[own.tensor]
+        for number, absorbed in self.fused.items():
+            made = self._maker[absorbed.tensor]
             output = next(
-                o for o, y in enumerate(self.view.operators[made].outputs) if self.view.names[y] == own.tensor
+                o for o, y in enumerate(self.view.operators[made].outputs) if self.view.names[y] == absorbed.tensor
             )
-            if own.tensor in apart or stage.operators[made].spec.reduce_fns[output]:
+            if absorbed.tensor in apart or stage.operators[made].spec.reduce_fns[output]:
                 continue
-            for other in self._readers[own.tensor] if own.prologue else [made]:
+            for other in self._readers[absorbed.tensor] if absorbed.prologue else [made]:
                 kernel[root(number)] = root(other)
         return [root(number) for number in range(len(kernel))]
 
@@ -199,23 +199,23 @@ class _Units:
             if unit == len(self.units):
                 self.units.append(_Unit((number, AT), 0.0, 0))
             self.unit_of_operator.append(unit)
-            found = self.units[unit]
-            found.place = number, AT  # where the last of its operators is
-            found.seconds += plan.compute_seconds
+            entry = self.units[unit]
+            entry.place = number, AT  # where the last of its operators is
+            entry.seconds += plan.compute_seconds
             for o, (y, fns) in enumerate(zip(op.outputs, plan.spec.reduce_fns, strict=True)):
                 name, spec = self.view.names[y], plan.spec.out_specs[o]
                 self.spec_of[name] = spec
-                own = self.own
-                passes = [kernel[reader] for reader in own._readers.get(name, ())]
+                planned = self.own
+                passes = [kernel[reader] for reader in planned._readers.get(name, ())]
                 inside = bool(passes) and name not in self.view.outputs and set(passes) == {kernel[number]}
                 if fns:
                     partial = plan.spec.partial_spec(o)
-                    found.nbytes += own.size(name, partial)
-                    parts = own.reducing(name, partial, fns)
+                    entry.nbytes += planned.size(name, partial)
+                    parts = planned.reducing(name, partial, fns)
                     self.unit_of[name, spec] = self._chain((number, AFTER), parts, unit, number, name, None, spec)
                 else:
                     if not inside and (name, spec) not in self.resident and o not in op.task.share_map:
-                        found.nbytes += own.size(name, spec)
+                        entry.nbytes += planned.size(name, spec)
                     self.unit_of[name, spec] = unit
 
     def _chain(
@@ -248,16 +248,16 @@ class _Units:
         members = Counter(kernel)
         for number, (op, plan) in enumerate(zip(self.view.operators, self.stage.operators, strict=True)):
             unit = self.unit_of_operator[number]
-            found = self.units[unit]
+            entry = self.units[unit]
             sources = []
             for x, spec in zip(op.inputs, plan.spec.in_specs, strict=True):
                 source = self.unit_of[self.view.names[x], spec]
                 sources.append(source)
                 if source is not None and source != unit:
-                    found.reads.append(source)
+                    entry.reads.append(source)
             if op.task.share_map and members[kernel[number]] == 1:
                 (position,) = op.task.share_map.values()
-                found.shares = sources[position]
+                entry.shares = sources[position]
 
 
 def _sorted(units: Sequence[_Unit]) -> list[int]:
@@ -303,11 +303,13 @@ class Overlapped:
         """Attach the overlap to its stage."""
         hidden = []
         for launch in self.schedule.launches:
-            own = self.communications[launch.task]
-            if launch.what == START and own is not None:
+            communication = self.communications[launch.task]
+            if launch.what == START and communication is not None:
                 seconds = self.tasks[launch.task].seconds
                 hid = max(0.0, seconds - self.schedule.exposed_seconds[launch.task])
-                hidden.append(HiddenPlan(own.operator, own.tensor, own.step, seconds, hid))
+                hidden.append(
+                    HiddenPlan(communication.operator, communication.tensor, communication.step, seconds, hid)
+                )
         # Summed up in another order, a schedule that hides nothing may be an ulp longer than the plan without.
         seconds = min(self.schedule.seconds, stage.seconds)
         held = resident_bytes(stage) + self.schedule.peak_bytes
@@ -323,8 +325,8 @@ def overlapped(own: PlannedTasks, stage: StagePlan, budget: int) -> Overlapped:
         When the tasks do not take the plan's time in all.
     """
     tasks, communications, places = own.of(stage)
-    found = schedule(tasks, max(0, budget - resident_bytes(stage)))
+    result = schedule(tasks, max(0, budget - resident_bytes(stage)))
     total = math.fsum(task.seconds for task in tasks)
     if not math.isclose(total, stage.seconds, rel_tol=1e-6, abs_tol=1e-12):
         raise VerificationError(f"The plan costs {stage.seconds} s, but its tasks on two streams {total} s.")
-    return Overlapped(found, tasks, communications, places)
+    return Overlapped(result, tasks, communications, places)

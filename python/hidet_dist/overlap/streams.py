@@ -109,7 +109,9 @@ def _least_seconds(tasks: Sequence[Task]) -> float:
     path: list[float] = []
     for task in tasks:
         path.append(task.seconds + max((path[read] for read in task.reads), default=0.0))
-    streams = (sum(task.seconds for task in tasks if task.communicates is own) for own in (True, False))
+    streams = (
+        sum(task.seconds for task in tasks if task.communicates is communicating) for communicating in (True, False)
+    )
     return max(*streams, max(path, default=0.0))
 
 
@@ -244,15 +246,15 @@ class _ListScheduling:
     def __init__(self, reads: Sequence[Sequence[int]], tasks: Sequence[Task], in_order: bool):
         self.tasks = tasks
         self.in_order = in_order
-        self.reads = [tuple(dict.fromkeys(own)) for own in reads]
+        self.reads = [tuple(dict.fromkeys(task_reads)) for task_reads in reads]
         self.readers: list[list[int]] = [[] for _ in tasks]
-        for number, own in enumerate(self.reads):
-            for read in own:
+        for number, task_reads in enumerate(self.reads):
+            for read in task_reads:
                 self.readers[read].append(number)
         self.wanted = self._wanted()
 
     def _wanted(self) -> list[float]:
-        """By when each task should begin for all kernels to follow each other in program order, none of them waiting.
+        """Compute when each task should begin for all kernels to follow each other in program order without waiting.
 
         A collective, and a kernel that makes something for one, is wanted as long before its reader as it takes. Any
         other kernel may begin as late as the next one: on a stream, what is wanted while it runs must go before it.
@@ -278,7 +280,7 @@ class _ListScheduling:
     def order(self) -> _Order:
         """Run through all tasks."""
         tasks = self.tasks
-        missing = [len(own) for own in self.reads]
+        missing = [len(task_reads) for task_reads in self.reads]
         kernels = self._kernels_in_order() if self.in_order else []
         ready: dict[bool, list[tuple[float, int]]] = {True: [], False: []}
         kernels_ready: set[int] = set()
@@ -324,7 +326,7 @@ class _ListScheduling:
 
     def _kernels_in_order(self) -> list[int]:
         """Order the kernels by deadline, each after its dependencies."""
-        missing = [len(own) for own in self.reads]
+        missing = [len(task_reads) for task_reads in self.reads]
         ready = [(self.wanted[number], number) for number, count in enumerate(missing) if not count]
         heapq.heapify(ready)
         order = []
@@ -395,8 +397,8 @@ class _Planned:
         # Bytes held from one kernel to the next, kernels included.
         level = [0] * (len(self.computed) + 1)
         at = 0
-        for launch, own in zip(launches, nbytes, strict=True):
-            level[at] = max(level[at], own)
+        for launch, task_bytes in zip(launches, nbytes, strict=True):
+            level[at] = max(level[at], task_bytes)
             at += launch.what == RUN
         starts: dict[int, int] = {}
         for number in self.communicated:

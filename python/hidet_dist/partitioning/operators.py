@@ -142,7 +142,7 @@ class CommunicationOp(NativeCallOp):
 
     @property
     def description(self) -> str:
-        """What is communicated, as one line of text."""
+        """Describe the communication in one line of text."""
         reduction = f"{self.reduce_op}, " if self.reduce_op else ""
         shapes = (f"[{', '.join(map(str, x.shape))}]" for x in (self.inputs[0], self.outputs[0]))
         axes = "".join(map(str, self.mesh_axes))
@@ -270,7 +270,7 @@ class SplitOrder:
         return result
 
     def attributes(self) -> dict[str, list[int]]:
-        """As attributes of a hidet task."""
+        """Convert to attributes of a hidet task."""
         return {"mesh_axes": list(self.mesh_axes), "sizes": list(self.sizes)}
 
 

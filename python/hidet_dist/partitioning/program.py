@@ -99,7 +99,7 @@ class Program:
         return "\n".join([*lines, *operators, f"{returned} as {', '.join(str(y.spec) for y in self.outputs)}"]) + "\n"
 
     def data_of(self, rank: int) -> dict[str, torch.Tensor]:
-        """What differs between ranks: the rank's shard of each weight by name, and its coordinate.
+        """Read a rank's own data: its shard of each weight by name, and its coordinate.
 
         All in memory; :func:`hidet_dist.weights.shard_blocks` goes through a shard block by block.
         """
@@ -163,8 +163,8 @@ class _Partitioner:
 
     def run(self) -> Program:
         with hidet.option.context():
-            if self.device != "cpu":
-                # An operator without inputs, such as a scalar, would run right away.
+            if not hidet.runtime.device.instantiate_device(self.device).is_cpu():
+                # An operator without inputs, such as a scalar, would run right away, on a device that may not be here.
                 hidet.option.execution_mode("symbolic")
             return self.program()
 

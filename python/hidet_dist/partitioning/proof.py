@@ -98,7 +98,7 @@ def prove(stage: StagePlan, graph: NormalGraph) -> ProvenStage:
 
 
 def prove_specs(stage: StagePlan, graph: NormalGraph) -> ProvenStage:
-    """The proof of everything but conversions, which ``recost`` writes anew. Raises PlanError."""
+    """Prove everything but conversions, which ``recost`` derives anew. Raises PlanError."""
     stage.check()
     declared = {symbol.name: SymbolSize(symbol.size, symbol.multiple_of) for symbol in stage.symbols}
     try:
@@ -145,7 +145,7 @@ def prove_specs(stage: StagePlan, graph: NormalGraph) -> ProvenStage:
 
 
 def needed_conversions(view: GraphView, stage: StagePlan) -> Iterator[Conversion]:
-    """Each conversion that the specs of a stage need, in the order in which they are first needed."""
+    """Yield the conversions that the specs of a stage need, in the order in which they are first needed."""
     lies = {tensor.name: tensor.spec for tensor in (*stage.weights, *stage.inputs)}
     for op, planned in zip(view.operators, stage.operators, strict=True):
         lies.update(zip((view.names[y] for y in op.outputs), planned.spec.out_specs, strict=True))
@@ -161,7 +161,7 @@ def needed_conversions(view: GraphView, stage: StagePlan) -> Iterator[Conversion
 
 
 def with_conversions(view: GraphView, stage: StagePlan, cluster: Cluster) -> StagePlan:
-    """The stage with the conversions that its specs need, each by the steps of least predicted time on ``cluster``.
+    """Add the conversions that a stage's specs need, each by the steps of least predicted time on ``cluster``.
 
     Raises SpecError when a spec does not fit its tensor.
     """
@@ -219,7 +219,7 @@ def _check_overlap(view: GraphView, stage: StagePlan) -> None:
 
 
 def _why(view: GraphView, stage: StagePlan, number: int, table: RuleTable) -> str:
-    """What is wrong with an operator's spec, as far as can be told, and what there is instead."""
+    """Explain why an operator's spec is refused, as far as possible, and list valid ones."""
     op, spec = view.operators[number], stage.operators[number].spec
     if (len(spec.in_specs), len(spec.out_specs)) != (len(op.inputs), len(op.outputs)):
         return f"it has {len(op.inputs)} inputs and {len(op.outputs)} outputs."

@@ -68,7 +68,7 @@ class Step:
 
     @property
     def collective(self) -> Collective:
-        """What the kind does."""
+        """The collective of the step's kind."""
         return COLLECTIVES[self.kind]
 
     @classmethod

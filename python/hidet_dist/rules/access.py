@@ -58,7 +58,7 @@ class Form:
 
     @classmethod
     def of(cls, terms: Mapping[Digit, int], const: int = 0) -> Form:
-        """From a mapping; zero terms vanish."""
+        """Make it from a mapping, without terms that are zero."""
         return cls(tuple(sorted((d, c) for d, c in terms.items() if c and d.extent > 1)), const)
 
     def __add__(self, other: Form) -> Form:
@@ -120,7 +120,7 @@ class Reduction:
 
 @dataclass
 class Definition:
-    """What the walk found.
+    """The result of the walk over a definition.
 
     Attributes
     ----------
@@ -187,17 +187,17 @@ def _twins(definition: Definition) -> dict[tuple[int, int], int]:
         for dim, form in enumerate(access.indices):
             if form is not None and len(form.terms) == 1 and not form.const:
                 readers.setdefault((access.tensor, dim), []).append(form.terms[0][0].variable)
-    found: dict[tuple[int, int], int] = {}
+    twins: dict[tuple[int, int], int] = {}
     first: dict[int, int] = {}  # the digits' variables of the outputs so far
     for output, dims in enumerate(definition.out_digits):
         for dim, digits in enumerate(dims):
-            own = {digit.variable for digit in digits}
-            for variable in own - first.keys():
+            variables = {digit.variable for digit in digits}
+            for variable in variables - first.keys():
                 together = [v for group in readers.values() if variable in group for v in group if v in first]
                 if together and first[together[0]] == math.prod(d.extent for d in digits):
-                    found[output, dim] = together[0]
+                    twins[output, dim] = together[0]
         first.update({d.variable: math.prod(e.extent for e in digits) for digits in dims for d in digits})
-    return found
+    return twins
 
 
 _Env = dict[ir.Var, "Form | None"]
@@ -424,9 +424,9 @@ class _Walker:
     def bind(self, axes: Iterable[ir.Var], shape: Iterable[Any], env: _Env) -> frozenset[Digit]:
         digits: set[Digit] = set()
         for axis, size in zip(axes, shape, strict=True):
-            own = self.digits_of(self.new_variable(), self.extent(size))
-            env[axis] = Form.of({d: d.stride for d in own})
-            digits.update(d for d in own if d.extent > 1)
+            bound = self.digits_of(self.new_variable(), self.extent(size))
+            env[axis] = Form.of({d: d.stride for d in bound})
+            digits.update(d for d in bound if d.extent > 1)
         return frozenset(digits)
 
     def element(self, e: ir.TensorElement, env: _Env, nest: frozenset[Digit], root: int | None) -> Any:
@@ -449,12 +449,12 @@ class _Walker:
                 raise UnsupportedDefinition("it indexes an intermediate result by data")
             inner = dict(env)
             inner.update(zip(e.base.axes, forms, strict=True))
-            own = frozenset(d for form in forms if form is not None for d in form.digits)
+            read_digits = frozenset(d for form in forms if form is not None for d in form.digits)
             key = (e.base, forms)
             counted = key in self.grids_counted
             self.grids_counted.add(key)
             before = len(self.definition.work)
-            result = self.value(e.base.value, inner, own, root)
+            result = self.value(e.base.value, inner, read_digits, root)
             if counted:
                 del self.definition.work[before:]  # computed once, however often it is read
             return result
@@ -499,7 +499,7 @@ class _Walker:
         raise UnsupportedDefinition("the extent of a reduction of it is symbolic")
 
     def reduce_op(self, op: str, root: int) -> str | None:
-        """What reduces partial results of output ``root``, in its dtype, as the operator's own ``op`` would."""
+        """The reduce operation for partial results of output ``root``, in its dtype, like the operator's ``op``."""
         dtype = self.task.outputs[root].type.dtype
         if dtype.is_boolean():
             return _BOOLEAN_REDUCE_OPS.get(op)
@@ -538,9 +538,9 @@ def rename(canonical: Any, extents: Mapping[Digit, int]) -> Any:
 
     def collect(node: Any) -> None:
         if isinstance(node, Digit):
-            found = local.setdefault(node.variable, [])
-            if node not in found:
-                found.append(node)
+            entries = local.setdefault(node.variable, [])
+            if node not in entries:
+                entries.append(node)
         elif isinstance(node, Form):
             for digit, _ in node.terms:
                 collect(digit)

@@ -1,4 +1,4 @@
-"""Where an operator's own compute definition is not the whole truth: definitions written by hand, or replication.
+"""Definitions written by hand, or replication, for operators whose compute definition is not the whole truth.
 
 A definition by hand is a task like any other, with the operator's inputs and outputs, that is analysed and evaluated
 but never compiled. It stands for the operator wherever rules are derived, proven and run.
@@ -94,10 +94,10 @@ def _scatter(op: Operator) -> Task:
         return y[[k if d == dim else i for d, i in enumerate(place)]]
 
     def matches(place: Any, k: Any) -> Any:
-        found = at(index, place, k) == place[dim]
+        match = at(index, place, k) == place[dim]
         for d in others:  # the index may be smaller than what it scatters into
-            found = logical_and(place[d] < index.shape[d], found) if index.shape[d] != x.shape[d] else found
-        return found
+            match = logical_and(place[d] < index.shape[d], match) if index.shape[d] != x.shape[d] else match
+        return match
 
     def value(*place: Any) -> Any:
         if op.attrs["fname"] == "add":

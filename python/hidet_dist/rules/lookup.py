@@ -44,7 +44,7 @@ def row_axes(op: Operator, in_specs: Sequence[TensorShardSpec]) -> tuple[int, ..
 
 
 def missing_element(dtype: DataType) -> Expr:
-    """What is looked up by an index that is out of range: NaN, the least integer, the greatest unsigned one or true.
+    """The element for an index that is out of range: NaN, the least integer, the greatest unsigned one or true.
 
     These are the fill values of JAX's ``take`` (jax.numpy.take, mode="fill").
     """
@@ -57,7 +57,7 @@ def missing_element(dtype: DataType) -> Expr:
 
 
 class ShardedLookupTask(Task):
-    """What a lookup gives for the rows that the device has, and zero for all others.
+    """A lookup in the rows that the device has; zero for all others.
 
     An index out of range gives :func:`missing_element` on the device with the first rows, so that the sum is that.
     """
@@ -77,11 +77,11 @@ class ShardedLookupTask(Task):
             for axis, size in zip(mesh_axes[1:], sizes[1:], strict=True):
                 shard = shard * size + coordinate[axis]
             local = row - shard * local_rows
-            own = data[[*out[:dim], local, *out[dim + span :]]]
+            element_of_row = data[[*out[:dim], local, *out[dim + span :]]]
             dtype = data.type.dtype
             missing = if_then_else(shard == 0, missing_element(dtype), dtype.zero)
             other = if_then_else(logical_and(row >= 0, row < rows), dtype.zero, missing)
-            return if_then_else(logical_and(local >= 0, local < local_rows, row < rows), own, other)
+            return if_then_else(logical_and(local >= 0, local < local_rows, row < rows), element_of_row, other)
 
         looked_up = indices.shape if kind == "take" else [indices.shape[0 if kind == "select" else dim]]
         shape = [*data.shape[:dim], *looked_up, *data.shape[dim + 1 :]]

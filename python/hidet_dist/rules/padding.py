@@ -57,8 +57,8 @@ def _is_product(node: Any) -> bool:
 
 def _maskable(digit: Digit, reductions: Sequence[Any], ops: Sequence[tuple[int, str]]) -> bool:
     """Whether all reductions over the digit are sums that are the same when zeros are added to the operands."""
-    own = [node for node in reductions if digit in node[3]]
-    return all(op == "sum" for _, op in ops) and all(_is_zero(node[5], digit) for node in own)
+    over_digit = [node for node in reductions if digit in node[3]]
+    return all(op == "sum" for _, op in ops) and all(_is_zero(node[5], digit) for node in over_digit)
 
 
 def _is_zero(node: Any, digit: Digit) -> bool:

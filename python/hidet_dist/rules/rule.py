@@ -1,4 +1,4 @@
-"""From an operator to its sharding rule, and from the rule to its choices, each proven on the local operator."""
+"""Sharding rules of operators, and their choices, each proven on the local operator."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Rule:
 
     def choices(self, mesh: DeviceMesh) -> tuple[Choice, ...]:
         """All choices on a mesh, the replicated one first; each is proven to compute the same on shards."""
-        found: dict[OpShardSpec, Choice] = {}
+        by_spec: dict[OpShardSpec, Choice] = {}
         proofs: dict[frozenset[tuple[Digit, int]], bool] = {}  # a proof depends on how many shards, not on which axes
         # A mesh axis of one device splits nothing.
         options = [(None, *self.factors) if size > 1 else (None,) for size in mesh.shape]
@@ -98,8 +98,8 @@ class Rule:
                 if digit is not None:
                     shards[digit] = (*shards.get(digit, ()), axis)
             for choice in self._assigned(mesh, shards, proofs):
-                found.setdefault(choice.spec, choice)
-        return tuple(found.values())
+                by_spec.setdefault(choice.spec, choice)
+        return tuple(by_spec.values())
 
     def choice(self, spec: OpShardSpec, mesh: DeviceMesh) -> Choice | None:
         """The choice that ``spec`` is, without deriving the others; None where the rule does not prove it.
@@ -115,11 +115,11 @@ class Rule:
         if partial is None or (len(spec.in_specs), len(partial)) != (len(self.in_layouts), len(self.out_layouts)):
             return None
         specs = (*spec.in_specs, *partial)
-        if any(own.ndim != len(layout) for own, layout in zip(specs, tensors, strict=True)):
+        if any(tensor_spec.ndim != len(layout) for tensor_spec, layout in zip(specs, tensors, strict=True)):
             return None
         splits: dict[int, list[tuple[int, int]]] = {}  # the (tensor, dim)s that each mesh axis splits, in order
-        for number, own in enumerate(specs):
-            for dim, split in enumerate(own.mesh_axes_per_dim):
+        for number, tensor_spec in enumerate(specs):
+            for dim, split in enumerate(tensor_spec.mesh_axes_per_dim):
                 for axis in split:
                     splits.setdefault(axis, []).append((number, dim))
         if any(axis >= mesh.ndim or mesh.shape[axis] == 1 for axis in splits):
@@ -156,8 +156,8 @@ class Rule:
         With ``reduce_fns``, one tuple an output, only the one that reduces so.
         """
         extents = {}  # of a sharded digit on each device, with its padding
-        for digit, own in axes.items():
-            shards = mesh.group_size(own)
+        for digit, digit_axes in axes.items():
+            shards = mesh.group_size(digit_axes)
             extent = padded_shard(digit.extent, shards, mesh)
             if extent is None or (digit.extent % shards and digit not in self.paddable):
                 return
@@ -175,7 +175,10 @@ class Rule:
             if not proofs[key]:
                 return
         reductions = [
-            (axis, op) for digit, own in axes.items() for op in self.reduce_ops.get(digit, ()) for axis in own
+            (axis, op)
+            for digit, digit_axes in axes.items()
+            for op in self.reduce_ops.get(digit, ())
+            for axis in digit_axes
         ]
         per_output = []
         for i, out_spec in enumerate(partial):
@@ -231,22 +234,24 @@ class Rule:
         ValueError
             When the spec pads what the operator must not see padded.
         """
-        found = []
+        masked = []
         partial = [spec.partial_spec(o) for o in range(len(spec.out_specs))]
         sides = ((self.op.inputs, spec.in_specs, self.in_layouts), (self.op.outputs, partial, self.out_layouts))
         for number, (tensors, specs, layouts) in enumerate(sides):
-            for i, (tensor, own, layout) in enumerate(zip(tensors, specs, layouts, strict=True)):
+            for i, (tensor, tensor_spec, layout) in enumerate(zip(tensors, specs, layouts, strict=True)):
                 shape = self._shape(tensor)
-                for dim, padded in enumerate(own.padded_shape(shape, mesh)):
+                for dim, padded in enumerate(tensor_spec.padded_shape(shape, mesh)):
                     if padded == shape[dim]:
                         continue
                     digits = layout[dim] or ()
                     if not self.paddable.issuperset(digits) or not digits:
-                        raise ValueError(f"dim {dim} of {shape} as {own} would be padded, which is not sound here")
+                        raise ValueError(
+                            f"dim {dim} of {shape} as {tensor_spec} would be padded, which is not sound here"
+                        )
                     # The rows of a table are masked by the lookup itself.
                     if number == 0 and digits[0] in self.reduce_ops and digits[0] != row_factor(self.op):
-                        found.append((i, dim))
-        return tuple(found)
+                        masked.append((i, dim))
+        return tuple(masked)
 
     def _choice(
         self, mesh: DeviceMesh, spec: OpShardSpec, partial: tuple[TensorShardSpec, ...], extents: Mapping[Digit, int]
@@ -341,8 +346,8 @@ def _spec(
 
 def _partial_specs(spec: OpShardSpec) -> list[TensorShardSpec] | None:
     """The specs of an operator's outputs before they are reduced; None where a reduce function names a dim too many."""
-    for own, fns in zip(spec.out_specs, spec.reduce_fns, strict=True):
-        if any(fn.dim is not None and fn.dim >= len(own.mesh_axes_per_dim) for fn in fns):
+    for out_spec, fns in zip(spec.out_specs, spec.reduce_fns, strict=True):
+        if any(fn.dim is not None and fn.dim >= len(out_spec.mesh_axes_per_dim) for fn in fns):
             return None
     return [spec.partial_spec(o) for o in range(len(spec.out_specs))]
 
@@ -363,7 +368,7 @@ def _reduced(
                 spec = spec.with_dim(dim, (*spec.mesh_axes_per_dim[dim], axis))
                 fns.append(ReduceFn(REDUCE_SCATTER.name, op, (axis,), dim))
         # Scatters first: they leave less for the all-reduce.
-        fns.extend(ReduceFn(ALL_REDUCE.name, op, tuple(sorted(own))) for op, own in rest.items())
+        fns.extend(ReduceFn(ALL_REDUCE.name, op, tuple(sorted(fn_axes))) for op, fn_axes in rest.items())
         if len(rest) <= 1 and _scatters_exactly(spec, shape, mesh, fns):
             results.append((spec, tuple(fns)))
     return results
@@ -383,7 +388,7 @@ def _reduced_by(
     """
     ops = {op for _, op in reductions}
     if len(ops) > 1:
-        return next((spec for spec, own in _reduced(partial, shape, mesh, reductions) if own == fns), None)
+        return next((spec for spec, reduced in _reduced(partial, shape, mesh, reductions) if reduced == fns), None)
     reduced_axes = sorted(axis for fn in fns for axis in fn.mesh_axes)
     if reduced_axes != sorted(axis for axis, _ in reductions) or any(fn.op not in ops for fn in fns):
         return None

@@ -17,14 +17,14 @@ _MARK = 0x6C6C6163 << 32
 
 
 class Purpose(enum.IntEnum):
-    """What a call is made for. All ranks must make a call for the same purpose."""
+    """The purpose of a call, the same on all ranks."""
 
     RUN = 0
     WARM_UP = 1
 
 
 class _State(enum.IntEnum):
-    """How a rank comes to the exchange."""
+    """The state in which a rank comes to the exchange."""
 
     READY = 0
     REFUSED = 1  # its inputs do not fit the program
@@ -97,9 +97,9 @@ class Agreement:
         others = [rank for rank, mark in enumerate(rows[:, 0]) if mark != _MARK | call]
         if not others:
             return
-        own, numbers = self._communicator.rank, ", ".join(map(str, others))
+        here, numbers = self._communicator.rank, ", ".join(map(str, others))
         self._communicator.give_up(
-            f"the ranks are out of step: rank {own} is in call {call}, but ranks {numbers} are not. All ranks must "
+            f"the ranks are out of step: rank {here} is in call {call}, but ranks {numbers} are not. All ranks must "
             "make the same calls in the same order"
         )
         self._communicator.check()
@@ -115,21 +115,21 @@ class Agreement:
         return None
 
     def _different(self, rows: np.ndarray) -> HidetDistError:
-        own = self._communicator.rank
+        here = self._communicator.rank
         for rank, row in enumerate(rows):
-            if row[2] != rows[own, 2]:
+            if row[2] != rows[here, 2]:
                 names = ["running on inputs", "warming up"]
                 return InputError(
-                    f"All ranks must make the same calls; rank {own} is {names[rows[own, 2]]}, but rank {rank} "
+                    f"All ranks must make the same calls; rank {here} is {names[rows[here, 2]]}, but rank {rank} "
                     f"{names[row[2]]}."
                 )
-            for name, size, other in zip(self._symbols, rows[own, 3:], row[3:], strict=False):
+            for name, size, other in zip(self._symbols, rows[here, 3:], row[3:], strict=False):
                 if size != other:
                     return InputError(
-                        f"The symbolic dim {name} must be the same on all ranks; it is {size} on rank {own} but "
+                        f"The symbolic dim {name} must be the same on all ranks; it is {size} on rank {here} but "
                         f"{other} on rank {rank}."
                     )
-        raise CommunicationError(f"rank {own}: the ranks' rows differ where they have nothing")
+        raise CommunicationError(f"rank {here}: the ranks' rows differ where they have nothing")
 
 
 def describe(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""What a call is given, checked against the program before anything runs, and what it gives back."""
+"""Inputs and outputs of a call, checked against the program before anything runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Signature:
         self._able: set[str] = set()  # the kinds of tensors that have the outputs' dtypes
 
     def inputs(self, given: Sequence[Any]) -> list[Buffer]:
-        """Where the inputs lie, as they were given.
+        """Locate the given inputs in memory.
 
         Raises
         ------
@@ -74,7 +74,7 @@ class Signature:
     def outputs(
         self, given: Sequence[Any], shapes: Sequence[tuple[int, ...]], inputs: Sequence[Buffer]
     ) -> list[Buffer]:
-        """Where the outputs go: tensors that the caller gives.
+        """Locate the tensors that the caller gives for the outputs.
 
         Raises
         ------
@@ -122,7 +122,7 @@ class Signature:
         ]
 
     def scratch(self, shapes: Sequence[tuple[int, ...]]) -> list[Buffer]:
-        """Outputs that nobody wants."""
+        """Make outputs that are thrown away."""
         return [self._memory.zeros(shape, dtype) for shape, dtype in zip(shapes, self._outputs, strict=True)]
 
     def kind(self, given: Sequence[Any]) -> str:
@@ -168,7 +168,7 @@ def _dtype(signature: TensorSignature) -> str:
 
 
 def _fits(shape: Sequence[int], signature: TensorSignature) -> bool:
-    """Whether a shape is the signature's, its symbolic dims being of any size."""
+    """Whether a shape fits the signature; its symbolic dims may have any size."""
     return len(shape) == len(signature.shape) and all(
         isinstance(extent, str) or size == extent for size, extent in zip(shape, signature.shape, strict=True)
     )

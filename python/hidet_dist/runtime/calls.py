@@ -189,7 +189,7 @@ class Calls:
 
 
 class Callee(Protocol):
-    """What has calls."""
+    """An object whose methods are numbered calls."""
 
     _calls: Calls
 

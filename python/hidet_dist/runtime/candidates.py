@@ -1,4 +1,4 @@
-"""Which candidate of each kernel runs: timed once on the device that runs them, and remembered beside the artifacts.
+"""The choice of a candidate for each kernel: timed once on the device, and remembered beside the artifacts.
 
 A kernel that was built with a search space has several candidates, which compute the same. Which is fastest depends on
 the device, so it is found where the program runs, when it is first loaded there. What was found is written into the
@@ -8,7 +8,7 @@ build of the artifacts, so that neither another device nor another build ever ta
 Candidates may round differently, so all ranks must run the same ones, or what is replicated would differ between them:
 all time all of them, what a candidate takes is the longest that it takes on any, and one rank's memory counts.
 
-A candidate of a product may call cuBLAS. Where a rank has none, or another version than the others, nobody runs it.
+A candidate of a product may call cuBLAS. Where a rank has none, or another version than the others, no rank runs it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Timer = Callable[[int, int], float]
 
 
 def user_cache() -> Path:
-    """Where choices go when the artifact folder is read-only: ``$XDG_CACHE_HOME/hidet_dist``, or in ``~/.cache``."""
+    """The folder for choices when the artifact folder is read-only, in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hidet_dist"
 
 
@@ -69,11 +69,11 @@ class Choices:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is anything to choose."""
+        """Whether a kernel has several candidates."""
         return any(count > 1 for count in self.usable)
 
     def get(self, time: Timer) -> tuple[int, ...]:
-        """The candidate of each kernel: as remembered, or else as timed now and remembered from now on.
+        """Choose the candidate of each kernel: the remembered one, or the fastest by times taken now and remembered.
 
         Raises
         ------
@@ -88,7 +88,7 @@ class Choices:
         return known
 
     def remembered(self) -> tuple[int, ...] | None:
-        """What was chosen before, or None: a file that does not fit, for whatever reason, is as good as none."""
+        """Read the earlier choice; None if there is none, or its file does not fit for any reason."""
         for path in self._paths():
             try:
                 body = json.loads(path.read_text(encoding="utf-8"))
@@ -99,11 +99,11 @@ class Choices:
         return None
 
     def times(self, time: Timer) -> list[float]:
-        """Seconds of all candidates of kernels that have several which can be run, one kernel after the other."""
+        """Time all candidates of the kernels that have several usable ones; return seconds, kernel after kernel."""
         return [_seconds(time, kernel, candidate) for kernel, candidate in self._timed()]
 
     def fastest(self, times: Sequence[float]) -> tuple[int, ...]:
-        """The fastest candidate of each kernel, the first of equals, by what :meth:`times` gives.
+        """Select the fastest candidate of each kernel, the first of equals, by the results of :meth:`times`.
 
         Raises
         ------
@@ -119,10 +119,10 @@ class Choices:
         return tuple(best[kernel][1] if kernel in best else 0 for kernel in range(len(self.candidates)))
 
     def remember(self, chosen: Sequence[int], times: Sequence[float]) -> None:
-        """Keep a choice, and the times that it was made by."""
+        """Save a choice, with the times that it was made by."""
         seconds: dict[str, list[float | None]] = {}
-        for (kernel, _), own in zip(self._timed(), times, strict=True):
-            seconds.setdefault(str(kernel), []).append(None if math.isinf(own) else own)
+        for (kernel, _), candidate_seconds in zip(self._timed(), times, strict=True):
+            seconds.setdefault(str(kernel), []).append(None if math.isinf(candidate_seconds) else candidate_seconds)
         text = json.dumps({**self._key(), "chosen": list(chosen), "seconds": seconds}, indent=1) + "\n"
         for path in self._paths():
             try:
@@ -133,7 +133,9 @@ class Choices:
             return
 
     def _timed(self) -> list[tuple[int, int]]:
-        return [(kernel, own) for kernel, count in enumerate(self.usable) if count > 1 for own in range(count)]
+        return [
+            (kernel, candidate) for kernel, count in enumerate(self.usable) if count > 1 for candidate in range(count)
+        ]
 
     def _none(self, kernel: int) -> HidetDistError:
         why = f" ({self.reason})" if self.reason else ""
@@ -161,12 +163,15 @@ class Choices:
         return (
             isinstance(chosen, list)
             and len(chosen) == len(self.usable)
-            and all(type(own) is int and 0 <= own < count for own, count in zip(chosen, self.usable, strict=True))
+            and all(
+                type(candidate) is int and 0 <= candidate < count
+                for candidate, count in zip(chosen, self.usable, strict=True)
+            )
         )
 
 
 def _seconds(time: Timer, kernel: int, candidate: int) -> float:
-    """As timed; infinity for a candidate that cannot run, or takes no time that makes sense."""
+    """Time a candidate; infinity for one that cannot run, or whose time makes no sense."""
     try:
         seconds = float(time(kernel, candidate))
     except (HidetDistError, OSError, RuntimeError, ValueError):

@@ -24,7 +24,7 @@ _open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
 class Communicator:
-    """What compiled kernels communicate through, on the thread that it is bound to.
+    """A group of ranks through which compiled kernels communicate, on the thread that it is bound to.
 
     Use it from one thread at a time. All ranks must make their communicators in the same order.
 
@@ -261,8 +261,8 @@ class Communicator:
         if self._reported is not None:
             verdict = self._reported
         elif other != native.NOBODY:
-            own = Verdict(tuple(sorted((self.rank, other))), native.error(handle) or "", self.rank)
-            verdict = liveness.publish(rendezvous.failure_store, self._name, own)
+            first_verdict = Verdict(tuple(sorted((self.rank, other))), native.error(handle) or "", self.rank)
+            verdict = liveness.publish(rendezvous.failure_store, self._name, first_verdict)
         elif self._transport.failed_by_peer:
             verdict = liveness.blame(
                 rendezvous.failure_store,
@@ -273,8 +273,10 @@ class Communicator:
                 rendezvous.settings.host_rank,
             )
         else:
-            own = Verdict((self.rank,), f"rank {self.rank} could not do its part: {native.error(handle)}", self.rank)
-            verdict = liveness.publish(rendezvous.failure_store, self._name, own)
+            first_verdict = Verdict(
+                (self.rank,), f"rank {self.rank} could not do its part: {native.error(handle)}", self.rank
+            )
+            verdict = liveness.publish(rendezvous.failure_store, self._name, first_verdict)
         if other == native.NOBODY:  # ranks that are out of step are alive, and leave in good order
             rendezvous.mark_gone(tuple(rank for rank in verdict.ranks if rank != self.rank))
         return verdict

@@ -63,9 +63,9 @@ class IndexChecks:
             if buffer.device[0] not in (dlpack.CPU, dlpack.CUDA_HOST):
                 continue
             known = self._fixed.get(number) or _Range(check, buffer.dtype, buffer.shape, sizes)
-            found = known.first_outside(buffer)
-            if found is not None:
-                place, value = found
+            outside = known.first_outside(buffer)
+            if outside is not None:
+                place, value = outside
                 where = [int(i) for i in np.unravel_index(place, buffer.shape)] if buffer.shape else []
                 shard = " of this rank's shard" if self._is_shard[check.input] else ""
                 raise InputError(
@@ -97,8 +97,8 @@ class _Range:
 
     def first_outside(self, buffer: Buffer) -> tuple[int, int] | None:
         """The place in a contiguous tensor of the first element that is outside, and its value."""
-        found = self._range.first_outside(buffer.address + self.offset * self.itemsize)
-        return None if found is None else (self.offset + found[0], found[1])
+        outside = self._range.first_outside(buffer.address + self.offset * self.itemsize)
+        return None if outside is None else (self.offset + outside[0], outside[1])
 
 
 def _products(check: IndexCheck) -> tuple[Product, ...]:

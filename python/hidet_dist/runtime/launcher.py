@@ -1,4 +1,4 @@
-"""The compiled function that launches a whole program: what it is given once, and how it is called."""
+"""The compiled function that launches a whole program: its set-up, its calls and its timing."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Launcher:
         self._launch(*addresses, self._table_address)
 
     def record(self, addresses: Sequence[int], sizes: tuple[int, ...], check: Callable[[], None]) -> None:
-        """As :meth:`launch`, for :meth:`times` to tell when each kernel began and ended."""
+        """Run the program as :meth:`launch` does, and record for :meth:`times` when each kernel began and ended."""
         self._times = np.zeros((self._nodes, 2), np.int64)
         self._library.hidet_dist_record(self._times.ctypes.data)
         try:

@@ -62,10 +62,10 @@ class Libraries:
         for file, count in zip(files, candidates, strict=True):
             try:
                 library = self.load_shared(file.descriptor)
-                found = [getattr(library, f"{_KERNEL}{candidate}") for candidate in range(count)]
+                addresses = [getattr(library, f"{_KERNEL}{candidate}") for candidate in range(count)]
             except (AttributeError, OSError) as error:
                 raise ArtifactError(f"{file.path} has no {count} candidates of a kernel: {error}.") from error
-            kernels.append([ctypes.cast(function, ctypes.c_void_p).value or 0 for function in found])
+            kernels.append([ctypes.cast(function, ctypes.c_void_p).value or 0 for function in addresses])
         return kernels
 
     def load_launcher(self, file: VerifiedFile) -> tuple[ctypes.CDLL, bytes]:
@@ -112,10 +112,10 @@ def load_needed(names: Sequence[str], folder: Path) -> None:
 
 def hidet_runtime() -> ctypes.CDLL:
     """hidet's runtime library, which kernels need; found without importing hidet, whose compiler is not needed here."""
-    found = importlib.util.find_spec("hidet")
-    if found is None or not found.submodule_search_locations:
+    module = importlib.util.find_spec("hidet")
+    if module is None or not module.submodule_search_locations:
         raise HidetDistError("hidet is not installed; install hidet==0.6.1.")
-    path = Path(found.submodule_search_locations[0]) / "lib" / "libhidet_runtime.so"
+    path = Path(module.submodule_search_locations[0]) / "lib" / "libhidet_runtime.so"
     runtime = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
     runtime.hidet_get_last_error.restype = ctypes.c_char_p
     runtime.set_symbol_value.argtypes = (ctypes.c_char_p, ctypes.c_int32)

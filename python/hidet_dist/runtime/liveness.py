@@ -1,4 +1,4 @@
-"""Who is to blame for a collective that failed: ranks publish heartbeats, and a failed rank reads the others'."""
+"""Heartbeats of ranks, from which the ranks to blame for a failed collective are found."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def run_bounded(function: Callable[[], T], seconds: float) -> T:
-    """What ``function()`` returns or raises, or ``TimeoutError`` after ``seconds``.
+    """Call ``function()`` in a thread; raise ``TimeoutError`` after ``seconds``.
 
     For calls into the store, some of which wait without a limit for a host that is stopped. Its thread is left behind
     then: nothing can interrupt it.
@@ -51,7 +51,7 @@ def run_bounded(function: Callable[[], T], seconds: float) -> T:
 
 @dataclass(frozen=True)
 class Progress:
-    """How many collectives a rank has started on a communicator, and which other ranks the one under way is with."""
+    """The number of collectives that a rank has started on a communicator, and the peers of the one under way."""
 
     sequence: int
     peers: tuple[int, ...] = ()
@@ -59,7 +59,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Beat:
-    """What a rank last said of itself.
+    """The last state that a rank published.
 
     ``sequences`` has the number of collectives started on each of its communicators, ``None`` for a closed one.
     ``peers`` has the other ranks of the collective that is under way on each, or that failed.
@@ -71,7 +71,7 @@ class Beat:
     left: bool = False
 
     def dumps(self) -> str:
-        """As JSON."""
+        """Encode as JSON."""
         return json.dumps(asdict(self))
 
     @staticmethod
@@ -82,14 +82,14 @@ class Beat:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which ranks made a communicator fail, why, and the rank that found out. ``ranks`` may be empty: unknown."""
+    """The ranks that made a communicator fail (empty if unknown), the reason, and the rank that found out."""
 
     ranks: tuple[int, ...]
     reason: str
     reporter: int
 
     def dumps(self) -> str:
-        """As JSON."""
+        """Encode as JSON."""
         return json.dumps(asdict(self))
 
     @staticmethod
@@ -100,12 +100,12 @@ class Verdict:
 
 
 def beat_key(rank: int) -> str:
-    """Where a rank publishes its beat."""
+    """The key under which a rank publishes its beat."""
     return f"beat/{rank}"
 
 
 def verdict_key(communicator: str) -> str:
-    """Where the first rank to find out says why a communicator failed."""
+    """The key under which the first rank to find out publishes why a communicator failed."""
     return f"{communicator}/verdict"
 
 
@@ -309,12 +309,12 @@ def _search(store: Store, communicator: str, rank: int, world_size: int, progres
 def _awaited(rank: int, peers: tuple[int, ...], communicator: str, beats: dict[int, Beat]) -> list[int]:
     """The ranks that a rank waits for, and those that these wait for, and so on, in ascending order."""
     awaited: set[int] = set()
-    found = list(peers)
-    while found:
-        other = found.pop()
+    result = list(peers)
+    while result:
+        other = result.pop()
         if other != rank and other not in awaited:
             awaited.add(other)
-            found.extend(beats[other].peers.get(communicator, []))
+            result.extend(beats[other].peers.get(communicator, []))
     return sorted(awaited)
 
 

@@ -29,7 +29,7 @@ class Loading:
         self._world_size = rendezvous.settings.world_size
 
     def fail(self, error: BaseException) -> None:
-        """Tell the other ranks that this one has not loaded its part. Does nothing where they cannot be told."""
+        """Notify the other ranks that this one has not loaded its part, if they can be reached."""
         try:
             self._say(f"{type(error).__name__}: {error}", "")
             self._store.set(_FAILED, "")

@@ -27,8 +27,10 @@ class Members(Rendezvous):
         self._ranks = ranks
         self._group = f"ranks{ranks.start}to{ranks.stop}"
         self._group_names = itertools.count()
-        own = everyone.settings
-        self.settings = replace(own, rank=own.rank - ranks.start, world_size=len(ranks), first_rank=ranks.start)
+        settings = everyone.settings
+        self.settings = replace(
+            settings, rank=settings.rank - ranks.start, world_size=len(ranks), first_rank=ranks.start
+        )
         self.address, self.port = everyone.address, everyone.port
         self.store = everyone.store.prefixed(self._group)
         self.failure_store = everyone.failure_store.prefixed(self._group)

@@ -1,8 +1,7 @@
-"""Where a partition's weights, workspace, inputs and outputs lie: one class for each kind of memory.
+"""The memory of a partition's weights, workspace, inputs and outputs: one class for each kind.
 
-Host memory here; that of CUDA devices is in :mod:`hidet_dist.runtime.cuda.memory`. A kind of memory says which tensors
-the kernels can read where they lie, takes the weights from their files, and makes room for activations and results;
-nothing else knows where they are.
+This module has the host's memory, :mod:`hidet_dist.runtime.cuda.memory` that of CUDA devices. A kind of memory knows
+which tensors kernels can read in place, loads weights from their files, and allocates activations and results.
 """
 
 from __future__ import annotations
@@ -35,9 +34,8 @@ class Memory(Protocol):
 
     Attributes
     ----------
-    name: as users know it, such as ``CPU``.
+    name: its name for users, such as ``CPU``.
     number: hidet's number of the kind: 0 is the host, 1 CUDA.
-    files: the files that weights are read from while kernels run.
     """
 
     name: str
@@ -45,55 +43,55 @@ class Memory(Protocol):
 
     @property
     def files(self) -> Sequence[native.MappedFile]:
-        """Those files."""
+        """The files that weights are read from while kernels run."""
 
     def holds(self, device: tuple[int, int]) -> bool:
-        """Whether a tensor on this DLPack device (type and number) may be given."""
+        """Tell whether a tensor on this DLPack device (type and number) may be an input."""
 
     def active(self) -> AbstractContextManager[None]:
-        """While it lasts, kernels can be launched by this thread."""
+        """Make the context in which this thread can launch kernels."""
 
     def packed(self, buffer: Buffer, what: str) -> Buffer:
-        """A tensor row by row: itself or a copy. Raises InputError, which calls it ``what``, where that is not made."""
+        """Return a contiguous tensor: itself or a copy. Raises InputError about ``what`` where none is made."""
 
     def load(self, file: VerifiedFile, places: Mapping[str, Place]) -> dict[str, int]:
-        """The addresses of a file's tensors, by name. Takes the file's descriptor."""
+        """Load a file's tensors; return their addresses by name. Takes over the file's descriptor."""
 
     def check(self) -> None:
-        """Raise ArtifactError where the weights are not what they were."""
+        """Raise ArtifactError if the weights were changed."""
 
     def workspace(self, nbytes: int) -> int:
-        """The address of at least ``nbytes`` bytes for activations; what was there before is given up."""
+        """Allocate at least ``nbytes`` bytes for activations in place of the earlier ones; return their address."""
 
     def empty(self, kind: str, shape: Sequence[int], dtype: str, device: tuple[int, int]) -> Any:
-        """A new tensor of a library that has the dtype, on a DLPack device, its content undefined."""
+        """Make an uninitialised tensor of a library that has the dtype, on a DLPack device."""
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Buffer:
-        """A new tensor of zeros, of no library."""
+        """Make a buffer of zeros."""
 
     def stage(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> list[int]:
-        """The addresses where kernels find the inputs and put the outputs, within :meth:`active`."""
+        """Return the addresses at which kernels read inputs and write outputs, within :meth:`active`."""
 
     def deliver(self, outputs: Sequence[Buffer], addresses: Sequence[int]) -> None:
-        """Bring outputs from these addresses to where they belong, once they are there."""
+        """Copy outputs from these addresses to their tensors, once they are computed."""
 
     def wait(self, communicator: Communicator) -> None:
-        """Return once what was launched is over; raise CommunicationError where a collective failed."""
+        """Wait for all launched kernels; raise CommunicationError if a collective failed."""
 
-    def all_gather(self, communicator: Communicator, own: np.ndarray) -> np.ndarray:
-        """All ranks' arrays of the same size, a row each. The communicator is bound to this thread."""
+    def all_gather(self, communicator: Communicator, array: np.ndarray) -> np.ndarray:
+        """Gather one array of the same size from each rank, a row each. The communicator is bound to this thread."""
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free everything."""
 
 
 class HostMemory:
-    """The host's memory. Weights stay in their files, mapped read-only: what is not read takes no memory.
+    """The host's memory. Weights stay in their files, which are mapped read-only: unread pages take no memory.
 
     All processes of a host that map the same file share its pages. The file may be renamed or deleted meanwhile, but
-    not changed: a mapping shows whatever the file has. :meth:`check` finds out that it was, at the price of one system
-    call a file. What a file has no more when kernels read it, they take for zeros (see mapped_file.h), so that it must
-    be checked after they have run, too.
+    not changed: a mapping shows the file's present content. :meth:`check` detects a change, at the price of one system
+    call per file. Kernels read zeros from a part of a file that has gone (see mapped_file.h), so that the file must be
+    checked after they have run, too.
     """
 
     name = "CPU"
@@ -107,20 +105,20 @@ class HostMemory:
 
     @property
     def files(self) -> list[native.MappedFile]:
-        """Those of the weights."""
+        """The files of the weights."""
         return [mapped.watched for mapped in self._mapped]
 
     @property
     def unused_result_bytes(self) -> int:
-        """What lies ready for large results."""
+        """Bytes that are kept for large results to come."""
         return self._results.unused_bytes
 
     def holds(self, device: tuple[int, int]) -> bool:
-        """Whether a tensor is in the host's memory, pinned or not."""
+        """Tell whether a tensor is in the host's memory, pinned or not."""
         return device[0] in (dlpack.CPU, dlpack.CUDA_HOST)
 
     def load(self, file: VerifiedFile, places: Mapping[str, Place]) -> dict[str, int]:
-        """Map a safetensors file, whose descriptor is taken. Its pages are read when kernels read them.
+        """Map a safetensors file, and take over its descriptor. Pages are read when kernels read them.
 
         Raises
         ------
@@ -141,7 +139,7 @@ class HostMemory:
         return {name: base + place.begin for name, place in places.items()}
 
     def check(self) -> None:
-        """Raise ArtifactError where a mapped file was changed, or a page of it could not be read."""
+        """Raise ArtifactError if a mapped file was changed, or a page of it could not be read."""
         for mapped in self._mapped:
             if mapped.is_changed():
                 raise ArtifactError(
@@ -150,46 +148,46 @@ class HostMemory:
                 )
 
     def workspace(self, nbytes: int) -> int:
-        """The address of at least ``nbytes`` bytes; they take memory once they are written to."""
+        """Allocate at least ``nbytes`` bytes, which take memory once they are written; return their address."""
         if self._workspace.nbytes < nbytes:
             self._workspace = aligned(nbytes)
         return int(self._workspace.ctypes.data)
 
     def active(self) -> AbstractContextManager[None]:
-        """Nothing needs to be made ready."""
+        """Make an empty context: the host's kernels need none."""
         return nullcontext()
 
     def packed(self, buffer: Buffer, what: str) -> Buffer:
-        """A tensor row by row: itself or a copy."""
+        """Return the tensor if it is contiguous, or else a contiguous copy."""
         return buffer.packed()
 
     def empty(self, kind: str, shape: Sequence[int], dtype: str, device: tuple[int, int]) -> Any:
-        """A new tensor in host memory; of a large one, the memory may be that of an earlier one that is gone."""
+        """Make a tensor in host memory; a large one may reuse the memory of an earlier one that is gone."""
         nbytes = math.prod(shape) * dtype_bytes(dtype)
         memory = self._results.take(nbytes) if nbytes >= LEAST_BYTES and kind != HIDET else None
         return host_tensor(kind, shape, dtype, memory)
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Buffer:
-        """A new tensor of zeros."""
+        """Make a buffer of zeros."""
         return host_zeros(shape, dtype)
 
     def stage(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> list[int]:
-        """Where they lie."""
+        """The addresses of inputs and outputs as they are."""
         return [buffer.address for buffer in (*inputs, *outputs)]
 
     def deliver(self, outputs: Sequence[Buffer], addresses: Sequence[int]) -> None:
-        """They are there."""
+        """Do nothing: kernels write outputs in place."""
 
     def wait(self, communicator: Communicator) -> None:
-        """All is over; raises CommunicationError where a collective failed."""
+        """Raise CommunicationError if a collective failed; kernels of the host are over when they return."""
         communicator.check()
 
-    def all_gather(self, communicator: Communicator, own: np.ndarray) -> np.ndarray:
-        """All ranks' arrays of the same size, a row each."""
-        everyone = np.empty((communicator.world_size, own.size), own.dtype)
+    def all_gather(self, communicator: Communicator, array: np.ndarray) -> np.ndarray:
+        """Gather one array of the same size from each rank, a row each."""
+        everyone = np.empty((communicator.world_size, array.size), array.dtype)
         whole_mesh = (1 << len(communicator.mesh_shape)) - 1
-        dtype = native.dtype_code(own.dtype.name)
-        native.all_gather(own.ctypes.data, everyone.ctypes.data, own.size, dtype, whole_mesh)
+        dtype = native.dtype_code(array.dtype.name)
+        native.all_gather(array.ctypes.data, everyone.ctypes.data, array.size, dtype, whole_mesh)
         communicator.check()
         return everyone
 
@@ -201,7 +199,7 @@ class HostMemory:
 
 
 def host_zeros(shape: Sequence[int], dtype: str) -> Buffer:
-    """A new tensor of zeros in host memory, of no library."""
+    """Make a buffer of zeros in host memory."""
     memory = np.zeros(math.prod(shape) * dtype_bytes(dtype), np.uint8)
     place = memory.ctypes.data
     return Buffer(place, tuple(shape), dtype, memory.nbytes, True, (dlpack.CPU, 0), False, memory)
@@ -221,7 +219,7 @@ class _Mapped:
     watched: native.MappedFile
 
     def is_changed(self) -> bool:
-        """Whether its content is not what it was. It is read again where only its status may have been changed."""
+        """Whether the content was changed. The file is read again where only its status may have been."""
         while (change := self.watched.change) is native.Change.STATUS:
             self.watched.renew()  # before it is read: what is written meanwhile is another change
             if not self.file.is_unchanged():

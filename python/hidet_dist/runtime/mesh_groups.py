@@ -1,4 +1,4 @@
-"""Which ranks of a mesh form a group."""
+"""Groups of ranks along the axes of a mesh."""
 
 from __future__ import annotations
 

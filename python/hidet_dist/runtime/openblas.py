@@ -15,11 +15,11 @@ _THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def openblas_dir() -> Path:
-    """Where its headers (``include``) and library (``lib``) are. Raises HidetDistError when the package is missing."""
-    found = importlib.util.find_spec("scipy_openblas32")
-    if found is None or not found.submodule_search_locations:
+    """The folder of OpenBLAS's headers (``include``) and library (``lib``). Raises HidetDistError if it is missing."""
+    module = importlib.util.find_spec("scipy_openblas32")
+    if module is None or not module.submodule_search_locations:
         raise HidetDistError("OpenBLAS is missing; install scipy-openblas32.")
-    return Path(found.submodule_search_locations[0])
+    return Path(module.submodule_search_locations[0])
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""What a serving process holds: its part of the program, loaded from artifacts, ready to be called."""
+"""A loaded partition: one rank's part of a program, loaded from artifacts and ready to be called."""
 
 from __future__ import annotations
 
@@ -23,14 +23,9 @@ from hidet_dist.errors import ArtifactError, CommunicationError, ConfigError
 from hidet_dist.runtime import native, session
 from hidet_dist.runtime.agreement import Agreement, Purpose, describe
 from hidet_dist.runtime.calls import Calls, numbered
-from hidet_dist.runtime.cuda.cublas import Cublas
-from hidet_dist.runtime.cuda.driver import DeviceError
-from hidet_dist.runtime.cuda.launcher import CudaLauncher
-from hidet_dist.runtime.cuda.memory import CudaMemory
-from hidet_dist.runtime.cuda.tuning import CandidateTuning
+from hidet_dist.runtime.device import Device, HostDevice
 from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.libraries import Libraries, hidet_runtime, load_needed
-from hidet_dist.runtime.memory import HostMemory, Memory
 from hidet_dist.runtime.processor import check_features
 from hidet_dist.runtime.profile import OperatorTime, Profile
 from hidet_dist.runtime.program import Prepared, Program
@@ -44,7 +39,7 @@ _NANOSECONDS = 1e9  # in a second
 
 
 def _forked() -> None:
-    """In a child, the thread that holds the lock may be missing."""
+    """Make a new lock in a child, where the thread that holds the old one may be missing."""
     global _sizes_lock  # noqa: PLW0603
     _sizes_lock = threading.Lock()
 
@@ -82,10 +77,8 @@ class LoadedPartition:
     """
 
     def __init__(self, folder: Path, rank: int | None, timeout_seconds: float | None):
-        self._memory: Memory = HostMemory()
+        self._device: Device = HostDevice()
         self._launcher: Launcher | None = None
-        self._cublas_version = 0
-        self._without_cublas = ""  # why there is none
         self._libraries = Libraries()
         try:
             with session.loading(lambda: self.manifest.identity, timeout_seconds):
@@ -98,38 +91,39 @@ class LoadedPartition:
                     self._ranks = self.manifest.ranks_of(self._stage_number)  # those of the stage
                     self.stage = self.manifest.stages[self._stage_number]
                     self._launcher = launcher = self._load(artifacts)
-                self._program = Program(self.stage, launcher, self._memory, self._runtime)
+                memory = self._device.memory
+                self._program = Program(self.stage, launcher, memory, self._runtime)
             self._communicator = session.communicator_for(
-                self.stage.mesh_shape, rank, timeout_seconds, self.manifest.target, self._device, self._ranks.start
+                self.stage.mesh_shape,
+                rank,
+                timeout_seconds,
+                self.manifest.target,
+                self._device.number,
+                self._ranks.start,
             )
-            self._communicator.rely_on(self._memory.files)
+            self._communicator.rely_on(memory.files)
             communicates = self.stage.size > 1 and bool(self.stage.communications)
             symbols = [symbol.name for symbol in self.stage.symbols]
-            agreement = Agreement(self._communicator, self._memory, symbols) if communicates else None
+            agreement = Agreement(self._communicator, memory, symbols) if communicates else None
             self._calls = Calls(self._communicator, agreement, _sizes_lock if symbols else nullcontext(), self._ready)
-            self._tune(folder)
+            self._choose_candidates(launcher, folder)
         except BaseException:
             self._free()
             raise
 
-    def _tune(self, folder: Path) -> None:
-        """Take the fastest candidate of each kernel, where there are several."""
-        if not isinstance(self._launcher, CudaLauncher):
-            return
-        assert isinstance(self._memory, CudaMemory)
-        tuning = CandidateTuning(
-            self.stage,
-            self._program,
-            self._launcher,
-            self._kernels,
-            self._memory,
-            self._communicator,
-            self._cublas_version,
-            self._without_cublas,
-        )
+    def _choose_candidates(self, launcher: Launcher, folder: Path) -> None:
+        """Choose the fastest candidate of each kernel, where there are several."""
         try:
             with _sizes_lock if self.stage.symbols else nullcontext():
-                tuning.choose(folder.resolve(), self._build)
+                self._device.choose_candidates(
+                    self.stage,
+                    self._program,
+                    launcher,
+                    self._kernels,
+                    self._communicator,
+                    folder.resolve(),
+                    self._build,
+                )
         except BaseException as error:
             # The others may wait for this rank.
             self._communicator.give_up(f"it failed while it chose among candidates: {describe(error)}")
@@ -137,7 +131,7 @@ class LoadedPartition:
 
     @property
     def _build(self) -> str:
-        """What tells this stage of this build from all others."""
+        """The identity of this stage of this build."""
         identity = self.manifest.identity
         return identity if len(self.manifest.stages) == 1 else f"{identity}/{self.stage.folder}"
 
@@ -147,17 +141,13 @@ class LoadedPartition:
         return self._ranks.index(self.rank)
 
     @property
-    def _device(self) -> int | None:
-        return self._memory.device if isinstance(self._memory, CudaMemory) else None
-
-    @property
     def device_bytes(self) -> int:
         """Memory that is held on a CUDA device now, for weights, workspace and staging; 0 on the CPU."""
-        return self._memory.allocated_bytes if isinstance(self._memory, CudaMemory) else 0
+        return self._device.allocated_bytes
 
     def _load(self, artifacts: OpenedArtifacts) -> Launcher:
         stage, folder = self.stage, artifacts.folder
-        self._memory = DEVICE_KINDS[self.manifest.target].open(self.manifest, stage, self.rank)
+        self._device = DEVICE_KINDS[self.manifest.target].open(self.manifest, stage, self.rank)
         check_features(self.manifest.arch, self.manifest.cpu_features)
         load_needed((), folder)  # what launchers link against
         self._runtime = hidet_runtime()
@@ -170,20 +160,7 @@ class LoadedPartition:
         kernels = map(artifacts.take, stage.kernel_files())
         self._kernels = self._libraries.load_kernels(kernels, stage.candidates)
         data = self._load_data(artifacts, layouts)
-        tensors = len(stage.inputs) + len(stage.outputs)
-        own = [data[name] for name in stage.data]
-        first = [candidates[0] for candidates in self._kernels]
-        if isinstance(self._memory, CudaMemory):
-            nodes, memory, cublas = len(stage.launches), self._memory, None
-            if any(stage.cublas):
-                try:
-                    cublas = Cublas(memory)
-                    self._cublas_version = cublas.version
-                except (ConfigError, DeviceError) as error:
-                    self._without_cublas = str(error)
-            launcher: Launcher = CudaLauncher(library, first, own, tensors, nodes, memory, stage.cuda_graph, cublas)
-        else:
-            launcher = Launcher(library, first, own, tensors, len(stage.launches), self._memory)
+        launcher = self._device.launcher(library, self._kernels, [data[name] for name in stage.data], stage)
         if not stage.symbols and launcher.workspaces() != stage.workspace_bytes:
             raise ArtifactError(
                 f"{folder}: stages[{self._stage_number}].workspace_bytes is {stage.workspace_bytes}, but the launcher "
@@ -196,7 +173,9 @@ class LoadedPartition:
         stage = self.stage
         shared = set(stage.constants)
         files = {
-            stage.weights_file(self._group_rank): {name: own for name, own in layouts.items() if name not in shared}
+            stage.weights_file(self._group_rank): {
+                name: layout for name, layout in layouts.items() if name not in shared
+            }
         }
         if shared:
             files[stage.constants_file] = {name: layouts[name] for name in stage.constants}
@@ -207,7 +186,7 @@ class LoadedPartition:
             if COORDINATE in places:
                 coordinate = DeviceMesh(stage.mesh_shape, stage.mesh_axis_names).coordinate(self._group_rank)
                 check_coordinate(file, places[COORDINATE], coordinate)
-            addresses.update(self._memory.load(file, places))
+            addresses.update(self._device.memory.load(file, places))
         return addresses
 
     @numbered
@@ -357,7 +336,7 @@ class LoadedPartition:
     @contextmanager
     def _ready(self) -> Iterator[None]:
         """While it lasts, kernels can be launched, and the weights are what they were."""
-        with self._memory.active(), self._checking_weights():
+        with self._device.memory.active(), self._checking_weights():
             yield
 
     @contextmanager
@@ -372,9 +351,9 @@ class LoadedPartition:
         self._check_weights()
 
     def _check_weights(self) -> None:
-        """Raise ArtifactError where they are not what they were, once the other ranks have been told."""
+        """Raise ArtifactError if the weights were changed, after the other ranks have been notified."""
         try:
-            self._memory.check()
+            self._device.memory.check()
         except ArtifactError as error:
             self._communicator.give_up(str(error))
             raise
@@ -399,7 +378,7 @@ class LoadedPartition:
         if self._launcher is not None:
             self._launcher.close()
         self._libraries.close()
-        self._memory.close()
+        self._device.memory.close()
 
     def __enter__(self) -> LoadedPartition:
         return self
@@ -459,8 +438,8 @@ def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> Open
                     "the artifacts again."
                 )
             DEVICE_KINDS[manifest.target].check()  # before the ranks meet
-            own = _enter_session(rank, manifest.world_size, timeout_seconds, folder)
-            artifacts.verify(_files_of(manifest, own))
+            entered = _enter_session(rank, manifest.world_size, timeout_seconds, folder)
+            artifacts.verify(_files_of(manifest, entered))
         except ArtifactError:
             replaced = not artifacts.is_current()
             artifacts.close()
@@ -476,8 +455,8 @@ def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> Open
 def _files_of(manifest: Manifest, rank: int) -> list[str]:
     """The files that a rank relies on: those of its stage but for what other ranks hold, and those of no stage."""
     number = manifest.stage_of(rank)
-    own, ranks = manifest.stages[number], manifest.ranks_of(number)
-    others = {own.weights_file(other - ranks.start) for other in ranks if other != rank}
+    stage_manifest, ranks = manifest.stages[number], manifest.ranks_of(number)
+    others = {stage_manifest.weights_file(other - ranks.start) for other in ranks if other != rank}
     for stage in manifest.stages[:number] + manifest.stages[number + 1 :]:
         others.update((*stage.libraries_of(), *(name for other in range(stage.size) for name in stage.data_of(other))))
     return [name for name in manifest.files if name not in others]

@@ -1,4 +1,4 @@
-"""What instructions the host's processor has, and whether compiled code may use them."""
+"""The instructions of the host's processor, and the check that it has those of compiled code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The time of a call, operator by operator: as values, as a table, and as a Chrome trace.
+"""Profiles of calls, operator by operator: as values, as a table, and as a Chrome trace.
 
 Traces are in Chrome's trace event format (JSON object format, complete events), which chrome://tracing and Perfetto
 show; a rank is a process there. Times are those of the host's monotonic clock, so that the traces of ranks on one host
@@ -25,7 +25,7 @@ _MICROSECONDS = 1e6  # in a second: the unit of times in a trace
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """One operator's turn in a call.
+    """The execution of one operator in a call.
 
     Attributes
     ----------
@@ -82,11 +82,11 @@ class Profile:
 
     @property
     def overhead_seconds(self) -> float:
-        """Seconds of the call outside of its operators: checking inputs, allocating outputs, launching kernels."""
+        """Seconds of the call outside its operators: checking inputs, allocating outputs, launching kernels."""
         return self.call_seconds - self.compute_seconds - self.communication_seconds
 
     def table(self) -> Table:
-        """A table for ``rich.print``: seconds by kernel, the longest first."""
+        """Make a table for ``rich.print``: seconds by kernel, the longest first."""
         from rich.table import Table
 
         title = f"Rank {self.rank} of {self.world_size}: {1e3 * self.call_seconds:.3f} ms"
@@ -113,7 +113,7 @@ class Profile:
         return table
 
     def chrome_trace(self) -> dict[str, Any]:
-        """The call as a Chrome trace: plain values, ready for JSON. Times are in microseconds."""
+        """Make a Chrome trace of the call: plain values, ready for JSON. Times are in microseconds."""
         begin = self.begin_seconds * _MICROSECONDS
 
         def event(name: str, category: str, start: float, seconds: float, details: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +150,7 @@ class Profile:
 
 
 def merge_traces(traces: Iterable[str | Path | Profile], path: str | Path | None = None) -> dict[str, Any]:
-    """The traces of several ranks as one, its times counted from the first event.
+    """Merge the traces of several ranks into one, its times counted from the first event.
 
     Parameters
     ----------

@@ -107,7 +107,7 @@ class Program:
         return self._placed(sizes, arguments, results, buffers), sizes
 
     def prepare_zeros(self, sizes: Mapping[str, int]) -> tuple[Prepared, Mapping[str, int]]:
-        """As :meth:`prepare`, for a run on zeros whose outputs are thrown away.
+        """Prepare a run on zeros whose outputs are thrown away.
 
         ``sizes`` has the whole sizes of symbolic dims, by name; the rest have those that the plan was made for.
         """
@@ -119,7 +119,9 @@ class Program:
                 f"The program has no symbolic dim {', '.join(unknown)}; it has {', '.join(whole) or 'none'}."
             )
         whole.update(sizes)
-        arguments = self._signature.zeros({own.name: whole[own.symbol] // own.shards for own in stage.local_symbols})
+        arguments = self._signature.zeros(
+            {each.name: whole[each.symbol] // each.shards for each in stage.local_symbols}
+        )
         local = self._signature.sizes(arguments)
         buffers = self._signature.scratch(self._checked_shapes(local))
         return self._placed(local, arguments, [], buffers), local
@@ -186,7 +188,7 @@ class Program:
         return shapes
 
     def _reserve_workspace(self, sizes: Mapping[str, int]) -> None:
-        """Room for the activations at these sizes, which hidet's runtime has been told."""
+        """Reserve the activations at these sizes, which hidet's runtime already has."""
         key = tuple(sizes.values())
         if key not in self._workspaces:
             self._workspaces[key] = self._launcher.workspace_bytes()

@@ -1,4 +1,4 @@
-"""Memory of results that is used anew once nobody has it any more.
+"""Memory of results that is reused once no tensor refers to it.
 
 Memory that the system gives is zeroed page by page when it is first written to, and a virtual machine may have to ask
 its host for each page. For a large result that can take a good part of the time that computing it takes, at each call.
@@ -47,7 +47,7 @@ class Recycler:
 
     @property
     def unused_bytes(self) -> int:
-        """What lies unused."""
+        """Bytes that are not lent."""
         return sum(block.nbytes for block in tuple(self._unused))
 
     def give_back(self, block: np.ndarray) -> None:
@@ -66,7 +66,7 @@ class Recycler:
 
 
 class _Loan:
-    """What NumPy keeps as long as it uses the memory."""
+    """The owner of lent memory, which NumPy keeps as long as it uses the memory."""
 
     def __init__(self, recycler: Recycler, block: np.ndarray, nbytes: int):
         self._recycler = recycler

@@ -1,4 +1,4 @@
-"""How the ranks find one another: settings in torchrun's convention, and a store that rank 0 hosts."""
+"""The meeting of ranks: settings in torchrun's convention, and a store that rank 0 hosts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _generations = itertools.count()
 
 @dataclass(frozen=True)
 class Settings:
-    """Where this process stands among the ranks, and where their store is.
+    """The rank of this process, the number of ranks, and the address of their store.
 
     Attributes
     ----------
@@ -262,7 +262,7 @@ class Rendezvous:
         return written(self.address, self.port)
 
     def _locate(self, deadline: float) -> tuple[str, int]:
-        """Where the store is, once it is certain that strangers cannot use it. On rank 0, it is there then."""
+        """Locate the store, once strangers cannot use it. Rank 0 hosts it from then on."""
         settings = self.settings
         assert settings.master_port is not None
         if not settings.agent_store:
@@ -278,14 +278,14 @@ class Rendezvous:
             if settings.rank == settings.host_rank:
                 self._host(address, 0)
             return address, 0
-        own = own_address(settings.master_addr, settings.master_port)
-        _check_exposure(own, settings.secret)
+        own_place = own_address(settings.master_addr, settings.master_port)
+        _check_exposure(own_place, settings.secret)
         agent = _agent_store(settings, deadline)
         key = f"hidet_dist/{settings.attempt}/{next(_generations)}/store"
         if settings.rank == settings.host_rank:
-            self._host(own, 0)
+            self._host(own_place, 0)
             assert self._server is not None
-            agent.set(key, json.dumps([own, self._server.port]))
+            agent.set(key, json.dumps([own_place, self._server.port]))
         try:
             place = json.loads(run_bounded(lambda: agent.get(key), max(deadline - time.monotonic(), 0.1)))
         except (RuntimeError, TimeoutError) as error:

@@ -1,4 +1,4 @@
-"""The process's place among the ranks: set once, or taken from the environment, and used by every communicator."""
+"""The session: this process's rank, given once or by the environment, which every communicator uses."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Session:
             self.rendezvous.close()
 
     def abandon(self) -> None:
-        """Leave everything to the parent of this process."""
+        """Forget the session in a child of ``fork``; its parent goes on with it."""
         for communicator in tuple(self.communicators):
             communicator.abandon()
         for group in self.groups.values():
@@ -68,7 +68,7 @@ def init(
     master_port: int | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
 ) -> None:
-    """Set the process's rank, the number of ranks, and where they meet.
+    """Set this process's rank, the number of ranks, and the address of their store.
 
     What is not given comes from torchrun's variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Nothing is opened
     yet: the ranks meet when the first communicator of several ranks is made.
@@ -109,7 +109,7 @@ def shutdown() -> None:
 
 
 def _forked() -> None:
-    """In a child of a rank: it is no rank, and may become one of its own."""
+    """Leave the session in a child of a rank, which may enter one of its own."""
     global _session
     session, _session = _session, None
     if session is not None:
@@ -125,12 +125,12 @@ def current() -> Settings | None:
 
 
 def meet() -> None:
-    """Meet the other ranks now, if there are several and they have not met before.
+    """Meet the other ranks, if there are several and they have not met before.
 
     Raises
     ------
     ConfigError
-        Where neither ``init`` nor the environment says who this process is.
+        When neither ``init`` nor the environment gives this process's rank.
     RendezvousError
         Where the ranks do not all come.
     """
@@ -142,7 +142,7 @@ def meet() -> None:
 
 @contextmanager
 def loading(identity: Callable[[], str], timeout_seconds: float | None = None) -> Iterator[None]:
-    """Load something together: the block ends well where it does on all ranks, with the same identity.
+    """Load together: the block succeeds if it succeeds on all ranks, with the same identity.
 
     All ranks enter their blocks in the same order. What goes wrong before they :func:`meet`, the others do not hear of.
 
@@ -180,7 +180,7 @@ def communicator_for(
     device: int | None = None,
     first_rank: int | None = None,
 ) -> Communicator:
-    """A communicator for a mesh of all the ranks, or of some; the session is the environment's unless there is one.
+    """Make a communicator for a mesh of all ranks, or of some. Without a session, the environment's is entered.
 
     All ranks must ask for theirs in the same order. The first one of several ranks waits for all of them to come.
 

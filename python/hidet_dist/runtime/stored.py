@@ -16,7 +16,7 @@ from hidet_dist.weights.header import Layout, Place
 
 
 def places_in(file: VerifiedFile, layouts: Mapping[str, Layout]) -> dict[str, Place]:
-    """Where each tensor begins in a safetensors file with exactly these tensors, in bytes.
+    """Locate each tensor, in bytes, in a safetensors file that holds exactly these.
 
     Layouts determine a file's header and size, so that the file is not asked for the places: what it says of them is
     compared with what it must say.
@@ -39,10 +39,10 @@ def places_in(file: VerifiedFile, layouts: Mapping[str, Layout]) -> dict[str, Pl
 def check_coordinate(file: VerifiedFile, place: Place, coordinate: Sequence[int]) -> None:
     """Raise ArtifactError where the coordinate in a rank's file is another than the rank's."""
     data = os.pread(file.descriptor, place.nbytes, place.begin)
-    found = tuple(np.frombuffer(data, np.int32).tolist())
-    if found != tuple(coordinate):
+    stored = tuple(np.frombuffer(data, np.int32).tolist())
+    if stored != tuple(coordinate):
         raise ArtifactError(
-            f"{file.path} is of the rank at {found}, not of the one at {tuple(coordinate)}. Build the artifacts again."
+            f"{file.path} is of the rank at {stored}, not of the one at {tuple(coordinate)}. Build the artifacts again."
         )
 
 

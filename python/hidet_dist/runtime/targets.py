@@ -1,4 +1,4 @@
-"""The kinds of devices that programs run on, by the manifest's target."""
+"""The devices that serving processes run programs on, by the manifest's target."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hidet_dist.artifacts.manifest import Manifest, StageManifest
-from hidet_dist.runtime.cuda.driver import check_architecture, device_of_rank
-from hidet_dist.runtime.cuda.memory import CudaMemory
-from hidet_dist.runtime.memory import HostMemory, Memory
+from hidet_dist.runtime.cuda.device import open_cuda_device
+from hidet_dist.runtime.cuda.driver import device_of_rank
+from hidet_dist.runtime.device import Device, HostDevice
 
 
 @dataclass(frozen=True)
@@ -18,24 +18,18 @@ class DeviceKind:
     Attributes
     ----------
     check: refuse a host that has no such device, with ``ConfigError``, before ranks meet.
-    open: make the memory that a rank's stage lies in, on its device, which must run code for the manifest's ``arch``.
+    open: open a rank's device for a stage; it must run code for the manifest's ``arch``.
     """
 
     check: Callable[[], None]
-    open: Callable[[Manifest, StageManifest, int], Memory]
+    open: Callable[[Manifest, StageManifest, int], Device]
 
 
 def _check_cuda() -> None:
     device_of_rank(0)
 
 
-def _open_cuda(manifest: Manifest, stage: StageManifest, rank: int) -> Memory:
-    device = device_of_rank(rank)
-    check_architecture(manifest.arch, device)
-    return CudaMemory(device, static=stage.cuda_graph)
-
-
 DEVICE_KINDS = {
-    "cpu": DeviceKind(lambda: None, lambda manifest, stage, rank: HostMemory()),
-    "cuda": DeviceKind(_check_cuda, _open_cuda),
+    "cpu": DeviceKind(lambda: None, lambda manifest, stage, rank: HostDevice()),
+    "cuda": DeviceKind(_check_cuda, open_cuda_device),
 }

@@ -73,7 +73,7 @@ class Buffer:
 
 
 def kind_of(x: Any) -> str:
-    """Which library's tensor it is; NumPy's for one that is only known by DLPack."""
+    """The library of a tensor; NumPy for one that is known by DLPack alone."""
     for name in (TORCH, HIDET):
         known = getattr(sys.modules.get(name), "Tensor", None)
         if known is not None and isinstance(x, known):
@@ -82,7 +82,7 @@ def kind_of(x: Any) -> str:
 
 
 def buffer_of(x: Any, what: str, to_write: bool = False) -> Buffer:
-    """Where a tensor lies. Nothing is copied.
+    """Describe the memory of a tensor, without copying it.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How many threads CPU kernels use, and how they wait for work."""
+"""The threads of CPU kernels: their number, and how they wait for work."""
 
 from __future__ import annotations
 

@@ -140,21 +140,8 @@ class _Network:
 
     def minimum(self) -> tuple[float, list[int]]:
         """Find the least sum, and a value of every variable that gives it. Raises TooWide."""
-        alive = [True] * len(self.sizes)
-        heap = [(self._work(v), v) for v in range(len(self.sizes))]
-        heapq.heapify(heap)
-        while heap:
-            work, v = heapq.heappop(heap)
-            if not alive[v]:
-                continue
-            now = self._work(v)
-            if now != work:
-                heapq.heappush(heap, (now, v))
-                continue
-            if work > tuning.WORK_LIMIT:
-                raise TooWide
+        for v in self._order():
             self.tables.limits.check()
-            alive[v] = False
             factors = self.factors[v]
             neighbours = tuple(dict.fromkeys(u for _, variables in factors for u in variables if u != v))
             for u in neighbours:
@@ -163,8 +150,6 @@ class _Network:
             self.constant += offset
             self.buckets.append(_Bucket(v, factors, neighbours, message, offset))
             self.add(message, neighbours)
-            for u in neighbours:
-                heapq.heappush(heap, (self._work(u), u))
         values = [0] * len(self.sizes)
         for bucket in reversed(self.buckets):
             line = np.zeros(self.sizes[bucket.variable])
@@ -236,12 +221,59 @@ class _Network:
             parts.append(self.tables.tables[table].transpose(order).reshape(full))
         return parts
 
-    def _work(self, v: int) -> float:
-        """Additions to eliminate a variable; infinite where an array would have too many dims."""
-        seen = {v}
-        for _, variables in self.factors[v]:
-            seen.update(variables)
-        return math.prod(self.sizes[u] for u in seen) if len(seen) <= _DIMS else math.inf
+    def _order(self) -> list[int]:
+        """Choose the order of elimination. Raises TooWide where each one known has a step of too much work.
+
+        The next variable is that of the least work, or, where this makes a step wide, that which leaves the smallest
+        table; of the two orders, the one of less work in all is taken.
+        """
+        order, total, most = self._greedy_order(False)
+        if most > tuning.WIDE_WORK:
+            other = self._greedy_order(True)
+            if other[1] < total:
+                order, total, most = other
+        if most > tuning.WORK_LIMIT:
+            raise TooWide
+        return order
+
+    def _greedy_order(self, by_table: bool) -> tuple[list[int], float, float]:
+        """Eliminate without numbers: the order, its additions in all, and those of its greatest step."""
+        adjacent: list[set[int]] = [set() for _ in self.sizes]
+        for v, factors in enumerate(self.factors):
+            for _, variables in factors:
+                adjacent[v].update(variables)
+            adjacent[v].discard(v)
+
+        def key(v: int) -> tuple[float, float]:
+            # An array cannot have more dims.
+            table = math.prod(self.sizes[u] for u in adjacent[v]) if len(adjacent[v]) < _DIMS else math.inf
+            return (table, table * self.sizes[v]) if by_table else (table * self.sizes[v], 0.0)
+
+        keys = [key(v) for v in range(len(self.sizes))]
+        heap = [(own, v) for v, own in enumerate(keys)]
+        heapq.heapify(heap)
+        alive = [True] * len(self.sizes)
+        order: list[int] = []
+        total = most = 0.0
+        while heap:
+            own, v = heapq.heappop(heap)
+            if not alive[v] or own != keys[v]:
+                continue
+            work = own[by_table]
+            total, most = total + work, max(most, work)
+            if most > tuning.WORK_LIMIT:
+                return order, math.inf, math.inf
+            self.tables.limits.check()
+            alive[v] = False
+            order.append(v)
+            around = adjacent[v]
+            for u in around:
+                adjacent[u] |= around
+                adjacent[u] -= {u, v}
+            for u in around:
+                keys[u] = key(u)
+                heapq.heappush(heap, (keys[u], u))
+        return order, total, most
 
     def _eliminate(self, v: int, factors: list[Factor], neighbours: tuple[int, ...]) -> tuple[int, float]:
         place = {u: i for i, u in enumerate((*neighbours, v))}
@@ -278,11 +310,17 @@ def _least(parts: list[Table], shape: list[int], limits: Limits) -> Table:
 
 
 def eliminate(
-    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, gap: float = 0.0
+    problem: Problem,
+    kept: Sequence[Sequence[int]],
+    tables: Tables,
+    prices: Prices,
+    gap: float = 0.0,
+    coarse: bool = False,
 ) -> Eliminated:
     """Minimise the cost over the choices ``kept`` of each entity, with bytes at a price and without a budget.
 
-    Tensors of many readers are relaxed as long as bound and cost come within the relative ``gap`` of each other.
+    Tensors of many readers are relaxed as long as bound and cost come within the relative ``gap`` of each other; with
+    ``coarse`` they stay so, whatever the gap.
 
     Raises
     ------
@@ -301,7 +339,7 @@ def eliminate(
             choices, seconds = min((best.choices, best.seconds), (found.choices, found.seconds), key=lambda p: p[1])
             found = Eliminated(choices, seconds, max(best.bound, found.bound))
         best = found
-        if best.seconds - best.bound <= gap * abs(best.seconds):
+        if coarse or best.seconds - best.bound <= gap * abs(best.seconds):
             break
     if best is None:
         raise TooWide

@@ -106,9 +106,9 @@ def search_family(
         When the plans are the best that were known when the time limit was reached.
     """
     options = SearchOptions.of(options, changes)
-    for own in ("names", "pins", "input_specs", "output_specs"):
-        if getattr(options, own) is not None:
-            raise ConfigError(f"search_family takes {own} for each graph, as an argument; the options have some.")
+    for key in ("names", "pins", "input_specs", "output_specs"):
+        if getattr(options, key) is not None:
+            raise ConfigError(f"search_family takes {key} for each graph, as an argument; the options have some.")
     limits = options.limits()
     count = len(graphs)
     if not count:
@@ -132,13 +132,13 @@ def search_family(
         check_specs(view, cluster.mesh, "input", view.inputs, i)
         check_specs(view, cluster.mesh, "output", view.outputs, o)
     pinned = [
-        Pins(view, cluster.mesh, parse_pins(own), tensors)
-        for view, own, tensors in zip(views, pins_of, named, strict=True)
+        Pins(view, cluster.mesh, parse_pins(given_pins), tensors)
+        for view, given_pins, tensors in zip(views, pins_of, named, strict=True)
     ]
     with collector_paused(), limits_as_errors(limits):
         formulations = [
-            formulate(view, cluster, model, replace(options, input_specs=i, output_specs=o), own, None, limits)
-            for view, i, o, own in zip(views, ins, outs, pinned, strict=True)
+            formulate(view, cluster, model, replace(options, input_specs=i, output_specs=o), graph_pins, None, limits)
+            for view, i, o, graph_pins in zip(views, ins, outs, pinned, strict=True)
         ]
         joint = _Joint(views, formulations, frequencies, budget, named)
         solution = _solve(joint, options.solve_options(limits))
@@ -199,7 +199,7 @@ class _Joint:
         common = {group: self._common(group) for group in dict.fromkeys(groups.values())}
         first: dict[tuple[tuple[int, int], ...], int] = {}
         for g, formulation in enumerate(formulations):
-            own = []
+            entities = []
             for entity, costs in enumerate(formulation.problem.cost):
                 group = groups.get((g, entity - formulation.weights.start)) if entity in formulation.weights else None
                 kept = range(len(costs))
@@ -207,21 +207,21 @@ class _Joint:
                     specs = formulation.weight_specs[entity - formulation.weights.start]
                     self.kept[g][entity] = [specs.index(spec) for spec in common[group]]
                     if group in first:
-                        own.append(first[group])
+                        entities.append(first[group])
                         continue
                     first[group] = len(cost)
                     kept_choices: Sequence[int] = self.kept[g][entity]
                 else:
                     kept_choices = kept
-                own.append(len(cost))
+                entities.append(len(cost))
                 cost.append([frequencies[g] * costs[k] for k in kept_choices])
                 nbytes = [formulation.problem.memory[entity][k] for k in kept_choices]
                 if entity >= formulation.weights.stop:  # an input or output is held while its graph runs
                     points = formulation.problem.activations.points
-                    intervals.append(LiveInterval(own[-1], start[g], start[g] + points - 1, tuple(nbytes)))
+                    intervals.append(LiveInterval(entities[-1], start[g], start[g] + points - 1, tuple(nbytes)))
                     nbytes = [0] * len(nbytes)
                 memory.append(nbytes)
-            self.entities.append(own)
+            self.entities.append(entities)
         self.shared = [first[group] for group in first if len(group) > 1]
         edges: list[Edge] = []
         tensors = 0
@@ -311,7 +311,7 @@ def _groups(
         for w, name in enumerate(view.weights):
             key: Any = labels.get(name, view.tensors[name])
             result.setdefault(key, []).append((g, w))
-    return {place: tuple(own) for own in result.values() for place in own}
+    return {place: tuple(members) for members in result.values() for place in members}
 
 
 def _solve(joint: _Joint, options: SolveOptions) -> Solution:

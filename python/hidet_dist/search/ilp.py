@@ -39,7 +39,17 @@ from hidet_dist.search.problem import (
 
 
 class StoppedError(SolverError):
-    """The solver's limits were reached before it had a solution."""
+    """The solver's limits were reached before it had a solution.
+
+    Attributes
+    ----------
+    bound: float
+        Seconds below which the solver knows that there is no plan.
+    """
+
+    def __init__(self, message: str, bound: float = 0.0):
+        super().__init__(message)
+        self.bound = bound
 
 
 class TooLargeError(StoppedError):
@@ -47,7 +57,7 @@ class TooLargeError(StoppedError):
 
 
 class NothingFitsError(SolverError):
-    """The solver says that no plan fits the budget."""
+    """The solver says that no plan fits the budget, of those that cost no more than they may."""
 
 
 class _HiGHS(pulp.HiGHS):
@@ -87,11 +97,16 @@ def _solver(options: SolveOptions, nodes: int) -> pulp.LpSolver:
 
 
 def solve(
-    problem: Problem, options: SolveOptions | None = None, nodes: int = tuning.NODES, points: Sequence[int] = ()
+    problem: Problem,
+    options: SolveOptions | None = None,
+    nodes: int = tuning.NODES,
+    points: Sequence[int] = (),
+    most_seconds: float = math.inf,
 ) -> Solution:
     """Solve the problem to a relative gap, or as far as so many nodes of the solver's search tree lead.
 
     ``points`` are program points that the budget is expected to bind at: a plan that exceeds others costs another run.
+    Plans of more than ``most_seconds`` are not looked for.
 
     Raises
     ------
@@ -105,7 +120,7 @@ def solve(
         When the time limit is reached while the program is written.
     """
     options = SolveOptions() if options is None else options
-    return _Program(problem, options.limits, peak=False).solve(options, nodes, points)
+    return _Program(problem, options.limits, peak=False).solve(options, nodes, points, most_seconds)
 
 
 def solve_peak(problem: Problem, options: SolveOptions) -> tuple[tuple[int, ...], int]:
@@ -283,12 +298,16 @@ class _Program:
             terms.append((working, 1.0))
         return terms
 
-    def solve(self, options: SolveOptions, nodes: int, points: Sequence[int] = ()) -> Solution:
+    def solve(
+        self, options: SolveOptions, nodes: int, points: Sequence[int] = (), most_seconds: float = math.inf
+    ) -> Solution:
         """Solve and add rows until no program point is exceeded."""
         problem = self.problem
         self.model.setObjective(pulp.LpAffineExpression(self.objective) if self.peak is None else self.peak + 0)
         for point in {0: None, **dict.fromkeys(points[: tuning.POINTS_AT_ONCE])}:
             self._add_row(point)
+        if math.isfinite(most_seconds) and self.objective:
+            self.model += pulp.LpAffineExpression(self.objective) <= (most_seconds - self.constant) / self.unit
         refused = f"No plan fits the memory budget of {problem.budget} bytes, says the solver {options.solver}."
         free = any(v is not None for row in self.x for v in row)
         while True:
@@ -300,7 +319,10 @@ class _Program:
                     raise NothingFitsError(refused)
                 if self.model.sol_status not in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible):
                     limit = "" if not self.limits.expired() else f" within {self.limits.given_seconds} s"
-                    raise StoppedError(f"The solver {options.solver} found no plan{limit}: {pulp.LpStatus[status]}.")
+                    raise StoppedError(
+                        f"The solver {options.solver} found no plan{limit}: {pulp.LpStatus[status]}.",
+                        self.constant + _bound_known(self.model) * self.unit,
+                    )
             choices = tuple(
                 max(range(len(row)), key=[v.value() if v is not None else 0.0 for v in row].__getitem__)
                 for row in self.x
@@ -343,6 +365,13 @@ class _Program:
             return int(self.model.solve(_solver(options, nodes)))
         except pulp.PulpSolverError as error:
             raise SolverError(f"The solver {options.solver} failed: {error}") from error
+
+
+def _bound_known(model: pulp.LpProblem) -> float:
+    """The lower bound of the objective at which a solver was stopped, as far as it tells."""
+    info = getattr(model.solverModel, "getInfo", None)
+    bound = float(info().mip_dual_bound) if info is not None else 0.0
+    return bound if math.isfinite(bound) else 0.0
 
 
 def _gap_left(model: pulp.LpProblem) -> float:

@@ -52,8 +52,8 @@ def operator_labels(view: GraphView, labels: Mapping[str, str]) -> list[str]:
     weights = set(view.weights)
     result = []
     for op in view.operators:
-        own = [view.names[x] for x in op.inputs if view.names[x] in weights and view.names[x] in labels]
-        name = max(own, key=lambda weight: len(view.shape(weight)), default="")
+        read = [view.names[x] for x in op.inputs if view.names[x] in weights and view.names[x] in labels]
+        name = max(read, key=lambda weight: len(view.shape(weight)), default="")
         label = labels.get(name, "")
         result.append(label.rpartition(".")[0] or label if name and len(view.shape(name)) > 1 else label)
     readers = Counter(result)

@@ -80,6 +80,6 @@ class Limits:
     def part(self, share: float) -> Limits:
         """Limits of a part of the search, which may take this share of the time that is left."""
         left = self.seconds_left()
-        own = Limits(None if left is None else share * left, self.nbytes, self._clock)
-        own._parent, own.given_seconds = self, self.given_seconds
-        return own
+        limits = Limits(None if left is None else share * left, self.nbytes, self._clock)
+        limits._parent, limits.given_seconds = self, self.given_seconds
+        return limits

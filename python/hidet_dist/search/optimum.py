@@ -21,7 +21,7 @@ from hidet_dist.search.ilp import NothingFitsError, StoppedError, TooLargeError,
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.master import solve_master
 from hidet_dist.search.options import SolveOptions
-from hidet_dist.search.presolve import undominated
+from hidet_dist.search.presolve import Presolve, Reduction
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Problem, Solution, evaluate, held_bytes, peaks, readers, restricted
 
@@ -61,11 +61,20 @@ class _State:
     def __post_init__(self) -> None:
         self.groups = readers(self.problem)
         self.limits = self.options.limits
+        self.presolve = Presolve(self.problem)
 
-    def probe(self, tables: Tables, prices: Prices) -> _Probe:
-        """Find the best plan at given prices."""
+    def reduction(self, prices: Prices) -> Reduction:
+        """The choices that one of the best plans at given prices is made of."""
+        return self.presolve.reduce(self.kept, prices, self.limits)
+
+    def probe(self, tables: Tables, prices: Prices, reduced: bool = True, coarse: bool = False) -> _Probe:
+        """Find the best plan at given prices, of choices that are ``reduced`` for these prices first.
+
+        A ``coarse`` bound and plan leave tensors of many readers relaxed.
+        """
         self.limits.check()
-        solved = eliminate(self.problem, self.kept, tables, prices, self.options.gap / 4)
+        kept = self.reduction(prices).kept if reduced else self.kept
+        solved = eliminate(self.problem, kept, tables, prices, self.options.gap / 4, coarse)
         return replace(self.record(solved.choices), bound=solved.bound - prices.total * self.problem.budget)
 
     def record(self, choices: tuple[int, ...]) -> _Probe:
@@ -127,7 +136,7 @@ def optimize(problem: Problem, options: SolveOptions | None = None, like: Soluti
         state.known_plans = [state.record(choices) for choices in like.known]
     try:
         try:
-            state.kept = undominated(problem, limits)
+            state.kept = state.presolve.reduce(state.kept, limits=limits).kept
             if sum(map(min, problem.memory)) > problem.budget:
                 _any_plan(state, limits.part(tuning.REFUSAL_SHARE))  # which refuses the budget
             # A bound without activations is a bound; if this plan fits with them too, all is done.
@@ -187,7 +196,7 @@ def _without_activations(state: _State, tables: Tables) -> None:
     count = problem.activations.points
     # Before the first operator a device holds what it holds throughout, and little else.
     for price in (trifle, 0.0):
-        probe = state.probe(tables, _at(0, price, count))
+        probe = state.probe(tables, _at(0, price, count), reduced=False)
         state.known_plans.append(probe)
         state.raise_bound(probe.bound)
         if probe.peak > problem.budget or state.done():
@@ -221,6 +230,7 @@ def _relax(state: _State, tables: Tables) -> tuple[list[_Probe], _Mixture]:
     # Where the budget asks for a few per cent of the time, as it mostly does, this is near the best price.
     limit = low.seconds / max(1, low.peak - budget) / tuning.FIRST_PRICE_PARTS or 1.0
     mixture = _mixture(state, plans, limit)
+    coarse = True
     for _ in range(tuning.PROBES):
         if bound >= state.cutoff():
             break
@@ -228,13 +238,16 @@ def _relax(state: _State, tables: Tables) -> tuple[list[_Probe], _Mixture]:
             plans.append(_any_plan(state))
             mixture = _mixture(state, plans, limit)
         known = {probe.choices for probe in plans}
-        probe = state.probe(tables, Prices(mixture.prices))
+        probe = state.probe(tables, Prices(mixture.prices), coarse=coarse)
         bound = max(bound, probe.bound)
         state.raise_bound(bound)
         plans.append(probe)
         if probe.choices in known or probe.bound >= mixture.seconds * (1 - tuning.EQUAL):
             if not mixture.over:
-                break
+                if not coarse:
+                    break
+                coarse = False
+                continue
             raises += 1
             if raises > tuning.PRICE_RAISES and not state.best:
                 plans.append(_any_plan(state))
@@ -397,7 +410,7 @@ def least_memory(problem: Problem, options: SolveOptions, enough: int = 0) -> Le
             best, bound = _probe_peaks(state, best, bound, enough)
         except TooWide:
             best, bound = min(state.known_plans, key=lambda p: p.peak), max(bound, state.bound)
-        if best.peak > max(enough, bound + 0.5) and len(problem.cost) <= tuning.PEAK_ENTITIES:
+        if best.peak > max(enough, bound + 0.5) and state.open_choices() <= tuning.VERY_FEW_CHOICES:
             try:
                 choices, proven = solve_peak(gratis, options)
                 best, bound = min(best, state.record(choices), key=lambda p: p.peak), max(bound, proven)
@@ -411,21 +424,46 @@ def least_memory(problem: Problem, options: SolveOptions, enough: int = 0) -> Le
 def _probe_peaks(state: _State, best: _Probe, bound: float, enough: int) -> tuple[_Probe, float]:
     """Price the points at which the plans known hold most, until a plan is good enough or no price helps."""
     tables = Tables(state.limits)
-    weights = [float(n == best.peak) for n in best.nbytes]
+    count = len(best.nbytes)
+    weights, spread = [1.0 / count] * count, tuning.PEAK_SPREAD
+    seen: set[tuple[int, ...]] = set()
+    coarse = True
     for _ in range(tuning.PROBES):
         if best.peak <= max(enough, bound + 0.5):
             break
-        prices = Prices([weight / sum(weights) for weight in weights])
-        probe = state.probe(tables, prices)
+        prices = Prices([(weight + spread / count) / (1 + spread) for weight in weights])
+        probe = state.probe(tables, prices, coarse=coarse)
         state.known_plans.append(probe)
         bound = state.bound = max(bound, probe.bound / prices.total)
         best = min(best, probe, key=lambda p: p.peak)
         nbytes = [plan.nbytes for plan in state.known_plans]
         byte = float(max(1, *map(max, nbytes)))
         master = solve_master(nbytes, [0.0] * len(nbytes), 1.0, 0, byte, state.limits)
-        weights = master.duals
         if master.slack * byte <= bound * (1 + tuning.EQUAL):
             break
+        if probe.choices in seen:
+            # At these prices there is nothing new. With less spread they are nearer to the best.
+            if not spread:
+                if not coarse or best.peak <= bound * (1 + tuning.PEAK_GAP):
+                    break
+                coarse = False
+            spread = spread / 8 if spread > tuning.PEAK_SPREAD / 100 else 0.0
+        seen.add(probe.choices)
+        weights = [dual / sum(master.duals) for dual in master.duals]
+    rise = tuning.PEAK_RISE
+    for _ in range(tuning.PEAK_RISES):
+        aim = max(enough, bound * (1 + tuning.PEAK_GAP / 2))
+        if best.peak <= max(enough, bound * (1 + tuning.PEAK_GAP)):
+            break
+        # Memory that exceeds what is aimed at becomes dearer: such prices prove less, and other plans are the best.
+        prices = Prices([(weight + spread / count) / sum(weights) for weight in weights])
+        probe = state.probe(tables, prices, coarse=True)
+        state.known_plans.append(probe)
+        best = min(best, probe, key=lambda p: p.peak)
+        for point, nbytes_ in enumerate(probe.nbytes):
+            if nbytes_ > aim:
+                weights[point] += rise * (nbytes_ - aim) / (probe.peak - aim)
+        rise *= tuning.PEAK_RISE_GROWTH
     return best, bound
 
 
@@ -464,6 +502,7 @@ def _refusal(state: _State, least: LeastMemory) -> HidetDistError:
     return InfeasibleError(
         f"{what} mem_budget = {budget} bytes a device: {known}. Give at least {least.nbytes} bytes, or more devices.",
         least.nbytes,
+        least.bound_bytes,
     )
 
 
@@ -472,13 +511,15 @@ def _narrow(state: _State, tables: Tables, prices: Prices) -> None:
     if state.done() or not state.best:
         return
     state.limits.check()
-    bounds = marginals(state.problem, state.kept, tables, prices)
-    if bounds is None:
+    reduction = state.reduction(prices)
+    left = marginals(state.problem, reduction.kept, tables, prices)
+    if left is None:
         return
+    bounds = reduction.extend(state.problem, left)
     limit = state.cutoff() + prices.total * state.problem.budget
     for entity, line in enumerate(bounds):
-        left = [k for k, least in zip(state.kept[entity], line, strict=True) if least < limit]
-        state.kept[entity] = left or [state.best[entity]]
+        own = [k for k in state.kept[entity] if line[k] < limit]
+        state.kept[entity] = own or [state.best[entity]]
 
 
 def _recombine(state: _State, plans: Sequence[_Probe], gap: float) -> None:
@@ -521,7 +562,9 @@ def _integer_program(state: _State) -> None:
             if least.bound_bytes > state.problem.budget:
                 raise state.refusal
     try:
-        solution = solve(restricted(state.problem, kept), options, points=_tight_points(state))
+        # Of plans that are not better by the gap, none is needed.
+        most = state.cutoff()
+        solution = solve(restricted(state.problem, kept), options, points=_tight_points(state), most_seconds=most)
     except NothingFitsError:
         if state.best:
             state.raise_bound(state.cutoff())  # of what is left nothing fits: no plan is better than the one known
@@ -529,8 +572,9 @@ def _integer_program(state: _State) -> None:
     except TooLargeError:
         state.refusal = _not_found(state)  # unless a plan is known: then that is the answer, with its gap
         return
-    except StoppedError:
-        return  # out of time: the same
+    except StoppedError as error:
+        state.raise_bound(min(error.bound, state.cutoff()))  # out of time, or of nodes: the same
+        return
     state.peaks |= dict.fromkeys(solution.points)
     # What was dropped from the program costs no less than the known plan within the gap.
     bound = min(solution.seconds * (1 - solution.gap), state.seconds * (1 - options.gap))

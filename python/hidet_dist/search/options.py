@@ -113,7 +113,7 @@ class SearchOptions:
         """The given options, or the defaults, with changes by name. Raises ConfigError for unknown names."""
         if given is not None and not isinstance(given, SearchOptions):
             raise ConfigError(f"The options of a search are a SearchOptions; got {given!r}.")
-        known = [own.name for own in fields(cls)]
+        known = [field.name for field in fields(cls)]
         for name in changes:
             if name not in known:
                 raise ConfigError(f"Unknown option {name!r} of a search; the options are {', '.join(known)}.")

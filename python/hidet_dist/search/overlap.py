@@ -110,12 +110,12 @@ class OverlapSearch:
         """Compute the exposed share of the time in which weights, and tensors made of them alone, are communicated."""
         overlap = candidate.overlap
         sent = exposed = 0.0
-        for task, own, communication in zip(
+        for task, seconds, communication in zip(
             overlap.tasks, overlap.schedule.exposed_seconds, overlap.communications, strict=True
         ):
             if communication is not None and communication.tensor in self.of_weights:
                 sent += task.seconds
-                exposed += own
+                exposed += seconds
         return _rounded_up(exposed / sent) if sent else 0.0
 
     def _first_share(self, candidate: Candidate) -> float:
@@ -136,10 +136,10 @@ class OverlapSearch:
         for op, plan in zip(self.view.operators, last.stage.operators, strict=True):
             spec_of.update(zip((self.view.names[y] for y in op.outputs), plan.spec.out_specs, strict=True))
         overlap = last.overlap
-        for task, exposed, own in zip(
+        for task, exposed, communication in zip(
             overlap.tasks, overlap.schedule.exposed_seconds, overlap.communications, strict=True
         ):
-            if own is None or own.tensor in self.of_weights or not task.seconds:
+            if communication is None or communication.tensor in self.of_weights or not task.seconds:
                 continue
             seconds = (
                 math.floor((1 - exposed / task.seconds) * tuning.OVERLAP_SHARES + 1e-9)
@@ -148,18 +148,18 @@ class OverlapSearch:
             )
             if not seconds:
                 continue
-            if own.target is None:
-                assert own.operator is not None
-                pick = last.choices[own.operator]
-                costs = list(cost[own.operator])
+            if communication.target is None:
+                assert communication.operator is not None
+                pick = last.choices[communication.operator]
+                costs = list(cost[communication.operator])
                 costs[pick] = max(0.0, costs[pick] - seconds)
-                cost[own.operator] = costs
+                cost[communication.operator] = costs
             else:
-                specs = formulation.layouts[own.tensor]
-                pairs = hidden.setdefault(self.number[own.tensor], {})
+                specs = formulation.layouts[communication.tensor]
+                pairs = hidden.setdefault(self.number[communication.tensor], {})
                 for s, source in enumerate(specs):
                     for d, target in enumerate(specs):
-                        if source == spec_of[own.tensor] and target == own.target:
+                        if source == spec_of[communication.tensor] and target == communication.target:
                             pairs[s, d] = pairs.get((s, d), 0.0) + seconds
         names = list(formulation.layouts)
         convert: dict[int, _Table] = {}
@@ -175,8 +175,8 @@ class OverlapSearch:
             edges.append(edge if own_table is edge.convert else replace(edge, convert=own_table))
         # While what was gathered is read, what is gathered next needs room as well.
         tensors = {
-            number: self._twice(own) if names[number] in self.of_weights else own
-            for number, own in problem.activations.tensors.items()
+            number: self._twice(memory) if names[number] in self.of_weights else memory
+            for number, memory in problem.activations.tensors.items()
         }
         return replace(problem, cost=cost, edges=edges, activations=replace(problem.activations, tensors=tensors))
 
@@ -191,7 +191,7 @@ class OverlapSearch:
         key = id(table), id(sent), share
         if key not in self._tables:
             self._tables[key] = tuple(
-                tuple(max(0.0, cost - share * own) for cost, own in zip(line, own_line, strict=True))
+                tuple(max(0.0, cost - share * communicated) for cost, communicated in zip(line, own_line, strict=True))
                 for line, own_line in zip(table, sent, strict=True)
             )
         return self._tables[key]
@@ -221,8 +221,8 @@ class OverlapSearch:
                     spec_of: Layout = source
                     for step in self.model.conversion(shape, element, source, target).steps:
                         after = step.after(spec_of, shape, self.cluster.mesh)
-                        own = step_parts(step, spec_of, after, shape, itemsize(element), self.cluster)
-                        seconds, spec_of = seconds + own.communicate, after
+                        parts = step_parts(step, spec_of, after, shape, itemsize(element), self.cluster)
+                        seconds, spec_of = seconds + parts.communicate, after
                     line.append(seconds)
                 table.append(tuple(line))
             self._sent[key] = tuple(table)

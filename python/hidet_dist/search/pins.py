@@ -154,15 +154,15 @@ class Pins:
                 return int(wanted)
             raise ConfigError(f"There is no operator {wanted} to pin: the graph has {len(view.operators)}.")
         kind, _, place = wanted.partition("#")
-        own = [number for number, op in enumerate(view.operators) if op.name == kind]
-        if place.isdecimal() and int(place) < len(own):
-            return own[int(place)]
-        if len(own) == 1 and not place:
-            return own[0]
-        if own:
+        numbers = [number for number, op in enumerate(view.operators) if op.name == kind]
+        if place.isdecimal() and int(place) < len(numbers):
+            return numbers[int(place)]
+        if len(numbers) == 1 and not place:
+            return numbers[0]
+        if numbers:
             raise ConfigError(
-                f"The graph has {len(own)} operators called {kind} ({', '.join(map(str, own[:_SHOWN]))}"
-                f"{', ...' if len(own) > _SHOWN else ''}); pin one as op:{own[0]} or op:{kind}#0, not {name!r}."
+                f"The graph has {len(numbers)} operators called {kind} ({', '.join(map(str, numbers[:_SHOWN]))}"
+                f"{', ...' if len(numbers) > _SHOWN else ''}); pin one as op:{numbers[0]} or op:{kind}#0, not {name!r}."
             )
         kinds = sorted({op.name for op in view.operators})
         raise ConfigError(f"There is no operator {wanted!r} to pin: the graph has {', '.join(kinds)}.")
@@ -212,8 +212,8 @@ class Pins:
 
     def choices(self, number: int, specs: Sequence[OpShardSpec]) -> list[int]:
         """Select the positions of an operator's specs that satisfy its pins and its outputs'. Raises ConfigError."""
-        own = self.operators.get(number, [])
-        if not own:
+        operator_pins = self.operators.get(number, [])
+        if not operator_pins:
             return list(range(len(specs)))
 
         def matcher(pin: Pin, output: int | None) -> Callable[[int], bool]:
@@ -222,12 +222,14 @@ class Pins:
             return lambda k: pin.matches(specs[k].out_specs[output])
 
         def shown(k: int) -> str:
-            outputs = {output for _, output in own}
+            outputs = {output for _, output in operator_pins}
             (output,) = outputs if len(outputs) == 1 else (None,)
             return str(specs[k] if output is None else specs[k].out_specs[output])
 
         what = f"operator {number}, {self.view.operators[number].name},"
-        return narrow([(pin, matcher(pin, output)) for pin, output in own], list(range(len(specs))), shown, what)
+        return narrow(
+            [(pin, matcher(pin, output)) for pin, output in operator_pins], list(range(len(specs))), shown, what
+        )
 
 
 def narrow(
@@ -235,8 +237,8 @@ def narrow(
 ) -> list[T]:
     """Select the options that satisfy every pin. Raises ConfigError that names the pin or the two pins at fault."""
     left = [{i for i, option in enumerate(options) if satisfied(option)} for _, satisfied in pins]
-    for (pin, _), own in zip(pins, left, strict=True):
-        if not own:
+    for (pin, _), choices in zip(pins, left, strict=True):
+        if not choices:
             possible = list(dict.fromkeys(map(shown, options)))
             more = f" and {len(possible) - _SHOWN} more" if len(possible) > _SHOWN else ""
             raise ConfigError(f"The pin {pin} cannot be met: {what} can only be {'; '.join(possible[:_SHOWN])}{more}.")

@@ -143,12 +143,12 @@ def _search_both(
     results: list[SearchResult] = []
     inputs, outputs = (finer.translated_all(specs) for specs in (options.input_specs, options.output_specs))
     translated = replace(options, input_specs=inputs, output_specs=outputs)
-    for on, own, share in ((cluster, options, tuning.GIVEN_MESH_SHARE), (finer.cluster, translated, 1.0)):
+    for on, mesh_options, share in ((cluster, options, tuning.GIVEN_MESH_SHARE), (finer.cluster, translated, 1.0)):
         part = limits.part(share)
         if results and part.expired():
             break
         try:
-            results.append(_search(graph, on, own, part))
+            results.append(_search(graph, on, mesh_options, part))
         except InfeasibleError as error:
             errors.append(error)
         except SolverError as error:

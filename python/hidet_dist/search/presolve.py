@@ -3,95 +3,323 @@
 Choice a of an entity is dominated by choice b of the same entity when changing from a to b can only pay, whatever all
 others choose: its own cost, plus the most that the conversions around it can become dearer by, is not above a's, and it
 takes no more memory. This is the dead-end elimination of protein design (Goldstein, Biophysical Journal 66, 1994).
+
+Where memory has a price, it is a part of the cost. What is dominated then depends on the prices: one of the best plans
+at these prices is made of the choices that are left. The greatest rise of the cost from a to b also bounds the plans
+with choice a, once those with b are bounded (:meth:`Reduction.extend`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hidet_dist.search import tuning
 from hidet_dist.search.limits import Limits
-from hidet_dist.search.problem import Edge, Problem, readers
+from hidet_dist.search.prices import Prices
+from hidet_dist.search.problem import ConvertedTensor, Edge, Problem, readers
 
 Matrix = npt.NDArray[np.float64]
 
 
-def undominated(problem: Problem, limits: Limits | None = None, rounds: int = 3) -> list[list[int]]:
-    """List the choices left of each entity, at least one; one of the best plans is made of them."""
-    kept = [list(range(len(costs))) for costs in problem.cost]
-    groups = readers(problem)
-    made: list[list[list[Edge]]] = [[] for _ in kept]
-    reads: list[list[tuple[Edge, int]]] = [[] for _ in kept]
-    for group in groups.values():
-        made[group[0].producer].append(group)
-        for edge in group:
-            reads[edge.consumer].append((edge, len(group)))
-    arrays: dict[int, Matrix] = {}
-    for edge in problem.edges:
-        if id(edge.convert) not in arrays:
-            arrays[id(edge.convert)] = np.array(edge.convert)
-    known: dict[Hashable, list[int]] = {}
-    for _ in range(rounds):
-        before = sum(map(len, kept))
-        for entity, own in enumerate(kept):
-            if limits is not None:
-                limits.check()
-            if len(own) == 1:
-                continue
-            outs = tuple(
-                (
-                    id(group[0].convert),
-                    tuple(group[0].produced[k] for k in own),
-                    tuple(sorted({edge.consumed[k] for edge in group for k in kept[edge.consumer]})),
-                    len(group),
-                )
-                for group in made[entity]
+@dataclass(frozen=True)
+class _Removal:
+    """Choices that were removed of an entity, those that were left, and what changing from one to another can cost."""
+
+    entity: int
+    removed: Sequence[int]
+    left: Sequence[int]
+    rise: Matrix
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """The choices left of each entity, at least one."""
+
+    kept: list[list[int]]
+    removals: list[_Removal]
+
+    def extend(self, problem: Problem, bounds: Sequence[Matrix]) -> list[Matrix]:
+        """Bound the cost of plans with each choice of an entity, from bounds for the choices that are left.
+
+        ``bounds`` are those of ``kept``. Choices that were not there before the reduction have an infinite bound.
+        """
+        result = [np.full(len(costs), np.inf) for costs in problem.cost]
+        for own, kept, line in zip(result, self.kept, bounds, strict=True):
+            own[kept] = line
+        # A plan with a removed choice becomes a plan without, by changes that raise its cost by no more than is known.
+        for removal in reversed(self.removals):
+            own = result[removal.entity]
+            own[removal.removed] = (own[removal.left][None, :] - removal.rise).max(axis=1)
+        return result
+
+
+class _Span:
+    """The seconds a byte for which the readers of a tensor hold it, converted, at given prices."""
+
+    def __init__(self, memory: ConvertedTensor, group: Sequence[Edge], prices: Prices):
+        self.memory = memory
+        begin, end = min(edge.begin for edge in group), max(edge.end for edge in group)
+        own = {id(edge): (prices.span(edge.begin, edge.end), prices.at[edge.begin]) for edge in group}
+        self.own = own
+        self.most = prices.span(begin, end)
+        self.least = min(span for span, _ in own.values())
+        self.making = [making for _, making in own.values()]
+        self.key = (id(memory), self.most, tuple(own.values()))
+
+
+class Presolve:
+    """The removal of dominated choices of one problem; equal entities in equal surroundings are looked at once."""
+
+    def __init__(self, problem: Problem):
+        self.problem = problem
+        self.groups = readers(problem)
+        self._known: dict[Hashable, tuple[list[int], Matrix]] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._arrays: dict[int, Matrix] = {}
+        self._held: dict[int, Matrix] = {}
+        self._working: dict[Hashable, Matrix] = {}
+        self._made: list[list[int]] = [[] for _ in problem.cost]
+        self._reads: list[list[Edge]] = [[] for _ in problem.cost]
+        for tensor, group in self.groups.items():
+            self._made[group[0].producer].append(tensor)
+            for edge in group:
+                self._reads[edge.consumer].append(edge)
+        for edge in problem.edges:
+            if id(edge.convert) not in self._arrays:
+                self._arrays[id(edge.convert)] = np.array(edge.convert)
+        self._intervals: list[list[tuple[int, int, tuple[int, ...]]]] = [[] for _ in problem.cost]
+        for hold in problem.activations.intervals:
+            self._intervals[hold.entity].append((hold.begin, hold.end, hold.nbytes))
+        # What stays the same of an entity and its surroundings, as one number.
+        self._static = [self._surroundings(entity) for entity in range(len(problem.cost))]
+        self._neighbours = [
+            sorted(
+                {edge.consumer for tensor in self._made[entity] for edge in self.groups[tensor]}
+                | {edge.producer for edge in self._reads[entity]}
             )
-            ins = tuple(
-                (
-                    id(edge.convert),
-                    tuple(sorted({edge.produced[k] for k in kept[edge.producer]})),
-                    tuple(edge.consumed[k] for k in own),
-                    count,
-                )
-                for edge, count in reads[entity]
+            for entity in range(len(problem.cost))
+        ]
+
+    def _number(self, key: Hashable) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _surroundings(self, entity: int) -> int:
+        problem, groups = self.problem, self.groups
+        outs = tuple(
+            (
+                id(groups[tensor][0].convert),
+                self._number(groups[tensor][0].produced),
+                tuple(self._number(edge.consumed) for edge in groups[tensor]),
             )
-            costs = tuple((problem.cost[entity][k], problem.memory[entity][k]) for k in own)
-            key = (costs, outs, ins)
-            if key not in known:
-                known[key] = _left(costs, outs, ins, arrays)
-            kept[entity] = [own[i] for i in known[key]]
-        if sum(map(len, kept)) == before:
-            break
-    return kept
+            for tensor in self._made[entity]
+        )
+        ins = tuple(
+            (id(edge.convert), self._number(edge.produced), self._number(edge.consumed), len(groups[edge.tensor]))
+            for edge in self._reads[entity]
+        )
+        costs = self._number(tuple(problem.cost[entity])), self._number(tuple(problem.memory[entity]))
+        return self._number((costs, outs, ins))
 
+    def reduce(
+        self,
+        kept: Sequence[Sequence[int]],
+        prices: Prices | None = None,
+        limits: Limits | None = None,
+        rounds: int = tuning.PRESOLVE_ROUNDS,
+    ) -> Reduction:
+        """Remove dominated choices.
 
-_Side = tuple[tuple[int, tuple[int, ...], tuple[int, ...], int], ...]
+        With prices, one of the best plans at these prices is left. Without, choices are not replaced by others that
+        hold more throughout, and activations do not count.
 
+        Raises
+        ------
+        OutOfTimeError
+            When the time limit is reached.
+        """
+        own = [list(choices) for choices in kept]
+        numbers = [self._number(tuple(choices)) for choices in own]
+        spans: dict[int, _Span] = {}
+        if prices is not None and prices.total:
+            for tensor, memory in self.problem.activations.tensors.items():
+                group = self.groups.get(tensor)
+                if group and prices.span(min(e.begin for e in group), max(e.end for e in group)):
+                    spans[tensor] = _Span(memory, group, prices)
+        removals: list[_Removal] = []
+        waiting = [len(choices) > 1 for choices in own]
+        for _ in range(rounds):
+            if not any(waiting):
+                break
+            for entity, choices in enumerate(own):
+                if limits is not None:
+                    limits.check()
+                if not waiting[entity]:
+                    continue
+                waiting[entity] = False
+                paid = self._paid(entity, prices)
+                key = (
+                    self._static[entity],
+                    numbers[entity],
+                    paid,
+                    tuple(
+                        (tensor in spans and spans[tensor].key, *(numbers[e.consumer] for e in self.groups[tensor]))
+                        for tensor in self._made[entity]
+                    ),
+                    tuple(
+                        (e.tensor in spans and (spans[e.tensor].key, spans[e.tensor].own[id(e)]), numbers[e.producer])
+                        for e in self._reads[entity]
+                    ),
+                )
+                known = self._known.get(key)
+                if known is None:
+                    known = self._known[key] = self._left(entity, own, prices, paid, spans)
+                left, rise = known
+                if len(left) == len(choices):
+                    continue
+                kept_now = [choices[i] for i in left]
+                gone = set(left)
+                removed = [k for i, k in enumerate(choices) if i not in gone]
+                removals.append(_Removal(entity, removed, kept_now, rise))
+                own[entity] = kept_now
+                numbers[entity] = self._number(tuple(kept_now))
+                for other in self._neighbours[entity]:
+                    waiting[other] = len(own[other]) > 1
+        return Reduction(own, removals)
 
-def _left(costs: tuple[tuple[float, int], ...], outs: _Side, ins: _Side, arrays: dict[int, Matrix]) -> list[int]:
-    """List the positions that no other dominates; worse[a, b] is the most that changing from a to b can cost."""
-    cost, memory = (np.array(column) for column in zip(*costs, strict=True))
-    worse = cost[None, :] - cost[:, None]
-    for convert, produced, required, count in outs:
-        lines = arrays[convert][np.ix_(produced, required)]
-        most = _greatest_rise(lines)
-        # Each distinct required spec is paid once: there are at least one and at most as many as there are readers.
-        worse = worse + np.where(most > 0, most * min(count, len(required)), most)
-    for convert, sources, consumed, count in ins:
-        lines = arrays[convert][np.ix_(sources, consumed)].T
-        if count == 1:
-            worse = worse + _greatest_rise(lines)
+    def _paid(self, entity: int, prices: Prices | None) -> Hashable:
+        """What the entity pays for memory: the price of what is held throughout, and of each live interval."""
+        if prices is None:
+            return None
+        live = []
+        for begin, end, nbytes in self._intervals[entity]:
+            price = prices.span(begin, end)
+            if price:
+                live.append((price, nbytes))
+        return prices.total, tuple(live)
+
+    def _left(
+        self,
+        entity: int,
+        own: Sequence[Sequence[int]],
+        prices: Prices | None,
+        paid: Any,
+        spans: dict[int, _Span],
+    ) -> tuple[list[int], Matrix]:
+        """List the positions that no other dominates, and the rise from each of the others to each of these."""
+        problem, choices = self.problem, own[entity]
+        cost = np.array([problem.cost[entity][k] for k in choices])
+        memory = np.array([problem.memory[entity][k] for k in choices])
+        if paid is not None:
+            total, live = paid
+            cost = cost + total * memory
+            for price, nbytes in live:
+                cost = cost + price * np.array([nbytes[k] for k in choices])
+        worse = cost[None, :] - cost[:, None]
+        for tensor in self._made[entity]:
+            group = self.groups[tensor]
+            required = sorted({edge.consumed[k] for edge in group for k in own[edge.consumer]})
+            produced = [group[0].produced[k] for k in choices]
+            most = self._producer_rise(group, produced, required, spans.get(tensor))
+            # Each distinct required spec is paid once: there are at least one and at most as many as there are readers.
+            worse = worse + np.where(most > 0, most * min(len(group), len(required)), most)
+        for edge in self._reads[entity]:
+            sources = sorted({edge.produced[k] for k in own[edge.producer]})
+            consumed = [edge.consumed[k] for k in choices]
+            worse = worse + self._consumer_rise(edge, sources, consumed, spans.get(edge.tensor))
+        first = np.arange(len(cost))
+        dominates = (worse < 0) | ((worse == 0) & (first[None, :] < first[:, None]))
+        if paid is None:
+            dominates &= memory[None, :] <= memory[:, None]
+        gone = dominates.any(axis=1)
+        left = np.flatnonzero(~gone)
+        return [int(i) for i in left], worse[np.ix_(np.flatnonzero(gone), left)]
+
+    def _producer_rise(
+        self, group: Sequence[Edge], produced: Sequence[int], required: Sequence[int], span: _Span | None
+    ) -> Matrix:
+        """``[a, b]``: the most by which one conversion of what a choice produces is dearer for b than for a."""
+        sources = tuple(dict.fromkeys(produced))
+        at = np.ix_(sources, required)
+        lines = self._arrays[id(group[0].convert)][at]
+        if span is None:
+            most = _greatest_rise(lines)
+        else:
+            held = self._held_bytes(span.memory)[at]
+            working = self._working_bytes(span.memory, sources, tuple(required)) if any(span.making) else None
+            lines = lines + span.least * held
+            if working is not None:
+                lines = lines + min(span.making) * working
+            most = _greatest_rise(lines)
+            if span.most > span.least:
+                most = most + (span.most - span.least) * np.maximum(0.0, _greatest_rise(held))
+            if working is not None and max(span.making) > min(span.making):
+                rise = _greatest_rise(working)
+                most = most + (max(span.making) - min(span.making)) * np.maximum(0.0, rise)
+        place = {spec: i for i, spec in enumerate(sources)}
+        index = [place[spec] for spec in produced]
+        return most[np.ix_(index, index)]
+
+    def _consumer_rise(self, edge: Edge, sources: Sequence[int], consumed: Sequence[int], span: _Span | None) -> Matrix:
+        """``[a, b]``: the most by which reading a tensor as choice b requires it is dearer than as a does."""
+        required = tuple(dict.fromkeys(consumed))
+        at = np.ix_(sources, required)
+        lines = self._arrays[id(edge.convert)][at].T
+        alone = len(self.groups[edge.tensor]) == 1
+        own = making = 0.0
+        saved = np.zeros(len(required))
+        if span is not None:
+            own, making = span.own[id(edge)]
+            if not alone:
+                own, most = span.most, max(span.making)
+            held = self._held_bytes(span.memory)[at].T
+            lines = lines + own * held
+            if any(span.making):
+                working = self._working_bytes(span.memory, tuple(sources), required).T
+                if alone:
+                    lines = lines + making * working
+                else:
+                    lines = lines + most * working
+                    # Without this reader, the conversion may be made for a later one, where memory is dearer.
+                    saved = (most - making) * working.max(axis=-1)
+        if alone:
+            rise = _greatest_rise(lines)
         else:  # another reader may pay for the spec that a requires anyway, and none for that of b
-            spec = np.array(consumed)
-            worse = worse + np.where(spec[None, :] == spec[:, None], 0.0, lines.max(axis=-1)[None, :])
-    first = np.arange(len(cost))
-    dominates = (worse < 0) | ((worse == 0) & (first[None, :] < first[:, None]))
-    dominates &= memory[None, :] <= memory[:, None]
-    return [int(i) for i in np.flatnonzero(~dominates.any(axis=1))]
+            rise = np.repeat((lines.max(axis=-1))[None, :], len(required), axis=0) + saved[:, None]
+            np.fill_diagonal(rise, 0.0)
+        place = {spec: i for i, spec in enumerate(required)}
+        index = [place[spec] for spec in consumed]
+        result: Matrix = rise[np.ix_(index, index)]
+        return result
+
+    def _held_bytes(self, memory: ConvertedTensor) -> Matrix:
+        """``[s, d]``: the bytes of a tensor in spec d, made from s."""
+        known = self._held.get(id(memory))
+        if known is None:
+            layout = np.array(memory.layout)
+            known = np.where(layout[:, None] != layout[None, :], np.array(memory.nbytes, dtype=float)[None, :], 0.0)
+            self._held[id(memory)] = known
+        return known
+
+    def _working_bytes(self, memory: ConvertedTensor, sources: tuple[int, ...], required: tuple[int, ...]) -> Matrix:
+        """The bytes that making a tensor in each of the required specs takes for a time, by source."""
+        key = id(memory), sources, required
+        if key not in self._working:
+            layout = memory.layout
+            self._working[key] = np.array(
+                [[memory.working(s, d) if layout[s] != layout[d] else 0 for d in required] for s in sources],
+                dtype=float,
+            )
+        return self._working[key]
+
+
+def undominated(problem: Problem, limits: Limits | None = None) -> list[list[int]]:
+    """List the choices left of each entity without a budget on activations; one of the best plans is made of them."""
+    return Presolve(problem).reduce([range(len(costs)) for costs in problem.cost], limits=limits).kept
 
 
 def _greatest_rise(lines: Matrix) -> Matrix:

@@ -180,8 +180,8 @@ def restricted(problem: Problem, kept: Sequence[Sequence[int]]) -> Problem:
     )
     return replace(
         problem,
-        cost=[[costs[k] for k in own] for costs, own in zip(problem.cost, kept, strict=True)],
-        memory=[[nbytes[k] for k in own] for nbytes, own in zip(problem.memory, kept, strict=True)],
+        cost=[[costs[k] for k in choices] for costs, choices in zip(problem.cost, kept, strict=True)],
+        memory=[[nbytes[k] for k in choices] for nbytes, choices in zip(problem.memory, kept, strict=True)],
         edges=edges,
         activations=replace(problem.activations, intervals=intervals),
     )

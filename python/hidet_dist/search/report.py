@@ -37,10 +37,10 @@ class Incumbents:
 
     def __call__(self, choices: Sequence[int], seconds: float, bound: float, elapsed: float) -> None:
         """Record a plan that is better than those before, or a better bound for the last one."""
-        own = tuple(choices)
-        if self.known and self.known[-1].choices == own:
+        picks = tuple(choices)
+        if self.known and self.known[-1].choices == picks:
             self.known.pop()
-        self.known.append(Known(own, seconds, min(bound, seconds), elapsed))
+        self.known.append(Known(picks, seconds, min(bound, seconds), elapsed))
 
 
 def write_report(
@@ -270,8 +270,8 @@ def traffic(view: GraphView, stage: StagePlan) -> dict[str, Traffic]:
     result: dict[str, Traffic] = {}
     for sent in sent_steps(view, stage):
         if sent.step.collective.communicates:
-            own = result.get(sent.step.kind, Traffic(0, 0))
-            result[sent.step.kind] = Traffic(own.count + 1, own.nbytes + sent.nbytes)
+            earlier = result.get(sent.step.kind, Traffic(0, 0))
+            result[sent.step.kind] = Traffic(earlier.count + 1, earlier.nbytes + sent.nbytes)
     return dict(sorted(result.items()))
 
 
@@ -289,7 +289,7 @@ def _incumbents(incumbents: Sequence[tuple[Known, StagePlan]]) -> tuple[Incumben
     before: dict[int, tuple[Row, ...]] = {}
     for known, stage in incumbents:
         rows = _rows(stage)
-        changed = {number: own for number, own in rows.items() if before.get(number) != own}
+        changed = {number: new_rows for number, new_rows in rows.items() if before.get(number) != new_rows}
         result.append(Incumbent(known.seconds, known.bound_seconds, known.elapsed_seconds, changed))
         before = rows
     return tuple(result)
@@ -300,8 +300,8 @@ def _rows(stage: StagePlan) -> dict[int, tuple[Row, ...]]:
     rows: dict[int, tuple[Row, ...]] = {}
     for op in stage.operators:
         ins, outs = (" x ".join(map(str, specs)) for specs in (op.spec.in_specs, op.spec.out_specs))
-        own = [Row(op.label or f"{op.operator} {op.index}", ins, outs, op.compute_seconds + op.reduce_seconds)]
-        own += [Row(f"|-{c.tensor}", str(c.source), str(c.target), c.seconds) for c in op.conversions]
-        rows[op.index] = tuple(own)
+        lines = [Row(op.label or f"{op.operator} {op.index}", ins, outs, op.compute_seconds + op.reduce_seconds)]
+        lines += [Row(f"|-{c.tensor}", str(c.source), str(c.target), c.seconds) for c in op.conversions]
+        rows[op.index] = tuple(lines)
     rows[len(rows)] = tuple(Row("output", str(c.source), str(c.target), c.seconds) for c in stage.output_conversions)
     return rows

@@ -80,7 +80,7 @@ def lay_out(
             if fns:
                 reduced.add(view.names[y])
 
-    split_by = {own.tensor: number for number, own in fused.items()}
+    split_by = {absorbed.tensor: number for number, absorbed in fused.items()}
     compute = [compute_seconds(model, view, i, choice, fused.get(i), mesh) for i, choice in enumerate(chosen)]
 
     paid: set[tuple[str, TensorShardSpec]] = set()
@@ -91,10 +91,10 @@ def lay_out(
             continue
         paid.add((name, target))
         if name in split_by:
-            own = split_by[name]
+            splitter = split_by[name]
             source = spec_of[name], name in reduced
-            compute[own] += split_seconds(
-                model, view.shape(name), view.itemsize(name), fused[own], source, target, mesh
+            compute[splitter] += split_seconds(
+                model, view.shape(name), view.itemsize(name), fused[splitter], source, target, mesh
             )
         if target != spec_of[name]:
             result = model.conversion(*view.pieces(name), spec_of[name], target)

@@ -3,10 +3,14 @@
 None of them changes what is a plan or what is proven of it. They were chosen on the graphs of ``benchmarks/search.py``.
 """
 
+# Presolve (presolve.py).
+PRESOLVE_ROUNDS = 3  # over all entities; later ones remove little
+
 # Elimination (eliminate.py).
 TENSOR_ENTRIES = 2**22  # of the table of one tensor; above it, the tensor is relaxed
 READERS_LIMITS = (3, 8, 2, 1)  # tensors of more readers are relaxed; tried in this order until the gap is small
 WORK_LIMIT = 2**29  # additions of one step of an elimination; above it, the graph is too wide to be eliminated
+WIDE_WORK = 2**20  # additions of one step above which another order of elimination is tried
 MARGINAL_LIMIT = 2**25  # additions of one step of the backward pass
 SHARED_SPECS = 1.5  # choices a spec from which on a variable for the spec makes the tables smaller
 CHUNK_ENTRIES = 2**22  # of an array of intermediate results
@@ -19,6 +23,11 @@ PROBES = 60  # prices tried at most; a dozen is usual
 PRICE_RAISES = 4  # raises of the limit on prices before plans that hold less are looked for, whatever they cost
 PLAN_BY_SHARE = 0.5  # share of the time after which plans that hold less are looked for, too, if none fits so far
 REFUSAL_SHARE = 0.25  # of the time that may be taken to name the least of a budget that is known to be too small
+PEAK_SPREAD = 0.02  # of the prices for the least peak: where memory is free, plans would waste it
+PEAK_GAP = 0.01  # between the least peak known and its bound, above which more plans are looked for
+PEAK_RISES = 6  # of the prices of points that exceed what is aimed at
+PEAK_RISE = 0.05  # of the sum of all prices, for the point that exceeds it most
+PEAK_RISE_GROWTH = 1.15
 PRICE_RAISE = 8.0  # factor of one raise
 FIRST_PRICE_PARTS = 20  # one in so many of the seconds of the plan without a budget is the first limit on prices
 EQUAL = 1e-6  # relative difference of seconds, at prices of so many digits, that is none
@@ -37,7 +46,6 @@ ROUGH_GAP = 0.01  # of a recombination that only drops choices before the intege
 NEAR_BUDGET = 0.95  # of the budget: points that hold more may exceed it in a plan better than the best one known
 FEW_CHOICES = 2500  # that the integer program decides on within a minute
 VERY_FEW_CHOICES = 300  # that it decides on at once
-PEAK_ENTITIES = 400  # of a graph whose least memory the integer program is asked for
 NODES = 5000  # of a solver's search tree; a good plan is known by then, and proving more takes hours
 POINTS_AT_ONCE = 30  # program points that get a row in one round
 ROW_TOLERANCE = 1e-6  # relative, by which solvers allow a row to be exceeded

@@ -48,7 +48,7 @@ class Failure:
 
 @dataclass
 class Checked:
-    """What came of checking one operator on one mesh: the choices that were run, and those that failed."""
+    """The result of checking one operator on one mesh: the choices that were run, and those that failed."""
 
     choices: int
     failures: list[Failure]
@@ -139,7 +139,7 @@ def check_specs(
 
 @dataclass(frozen=True)
 class _Program:
-    """What a device computes: operators in order, from its shards and its coordinate to its outputs."""
+    """The program of a device: operators in order, from its shards and its coordinate to its outputs."""
 
     inputs: tuple[Tensor, ...]
     coordinate: Tensor

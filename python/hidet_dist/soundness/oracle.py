@@ -307,7 +307,7 @@ class _Evaluator:
 
 
 def index_bounds(task: Task) -> dict[int, int]:
-    """For each input that is used to index a tensor, the least extent that it indexes (so: what its values fit in)."""
+    """Map each input that is used to index a tensor to the least extent that it indexes, which bounds its values."""
     bounds: dict[int, int] = {}
     numbers = {tensor: i for i, tensor in enumerate(task.inputs)}
 

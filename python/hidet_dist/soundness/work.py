@@ -22,7 +22,7 @@ GRAPH_MESHES: tuple[tuple[int, ...], ...] = ((2,), (4,), (2, 2), (2, 4))
 
 @dataclass
 class Result:
-    """What was checked of one operator class or graph: a line to print, how many of what, and what went wrong."""
+    """The result of checking one operator class or graph: a line to print, counts, and failures."""
 
     line: str
     counts: Counter[str] = field(default_factory=Counter)

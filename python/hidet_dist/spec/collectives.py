@@ -95,7 +95,7 @@ class Collective:
         return whole // ranks if self.splits else whole
 
     def block(self, whole: int, ranks: int) -> int:
-        """The size that its C function is told: of a block where there are any, else of what one rank sends."""
+        """The size argument of its C function: of a block where there are any, else of what one rank sends."""
         sent = self.sent(whole, ranks)
         return sent // ranks if self.splits else sent
 
@@ -114,7 +114,7 @@ class Collective:
         cut: Callable[[_T], Sequence[_T]],
         join: Callable[[Sequence[_T]], _T],
     ) -> _T:
-        """What one rank of a group receives, by the definition of the kind.
+        """Compute what one rank of a group receives, by the definition of the kind.
 
         Parameters
         ----------

@@ -46,10 +46,10 @@ class PlanExplanation(Protocol):
         """The plan as lines to apply by hand."""
 
     def to_data(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Convert to plain JSON values."""
 
     def to_json(self) -> str:
-        """As JSON text."""
+        """Convert to JSON text."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class TensorPlan:
         return self.spec.local_nbytes(self.shape, self.nbytes // elements, mesh) if elements else 0
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Convert to plain JSON values."""
         data = {
             "name": self.name,
             "shape": list(self.shape),
@@ -127,7 +127,7 @@ class ConversionPlan:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Convert to plain JSON values."""
         return {
             "tensor": self.tensor,
             "source": str(self.source),
@@ -155,7 +155,7 @@ class ConversionPlan:
 
 @dataclass(frozen=True)
 class OperatorPlan:
-    """How one operator of the graph is sharded.
+    """The sharding of one operator of the graph.
 
     ``conversions`` are those that are paid for at this operator: a conversion that an earlier operator already
     needed is not listed again. ``note`` says why an operator without a rule is replicated; ``label`` is what the user
@@ -183,7 +183,7 @@ class OperatorPlan:
         return self.compute_seconds + self.reduce_seconds + sum(c.seconds for c in self.conversions)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Convert to plain JSON values."""
         return {
             "index": self.index,
             "operator": self.operator,
@@ -316,7 +316,7 @@ class StagePlan:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Convert to plain JSON values."""
         data: dict[str, Any] = {
             "mesh": str(self.mesh),
             "fingerprint": self.fingerprint,

@@ -67,7 +67,7 @@ class Place(Layout):
 
 
 def parse(text: bytes, file_bytes: int) -> dict[str, Place]:
-    """Where each tensor lies, in the order of the header.
+    """Locate each tensor, in the order of the header.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ class InMemory:
 
 @dataclass(frozen=True)
 class Mark:
-    """What makes a tensor a weight: its name, where it lies if that is known, and which part of what lies there it is.
+    """The mark of a weight: its name, its place if that is known, and the part of what lies there that it is.
 
     ``part`` is a slice with whole bounds for each dim of a weight of ``shape`` (elements); what the weight has beyond
     it is zero. ``dtype`` is that of what lies there, where the weight is of another and cast from it.
@@ -200,7 +200,7 @@ def names_of(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
 
 
 def mark_of(tensor: Tensor) -> Mark | None:
-    """What makes a tensor a weight; None for any other tensor."""
+    """The mark of a weight; None for any other tensor."""
     found: Mark | None = getattr(tensor, _MARK, None)
     return found
 

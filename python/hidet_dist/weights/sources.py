@@ -1,4 +1,4 @@
-"""Where the data of a graph's weights comes from, and the cutting of shards from it."""
+"""Sources of the data of a graph's weights, and shards cut from it."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def cast_within(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def source_of(tensor: Tensor, files: SafetensorsFiles | None = None) -> Source:
-    """Where a weight's data comes from: itself, the file that it was made from, or else ``files``.
+    """Find the source of a weight's data: itself, the file that it was made from, or else ``files``.
 
     Raises
     ------

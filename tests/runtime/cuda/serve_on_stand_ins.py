@@ -63,11 +63,9 @@ def profile(model: LoadedPartition) -> object:
 
 def memory(model: LoadedPartition) -> object:
     """Bytes on the device, before and after a call, and after closing."""
-    held = model._memory
-    assert isinstance(held, CudaMemory)
-    before = held.allocated_bytes
+    before = model.device_bytes
     model(X)
-    return [before, held.allocated_bytes]
+    return [before, model.device_bytes]
 
 
 def product(model: LoadedPartition) -> object:

@@ -1,4 +1,4 @@
-"""What the CPU target compiles in its own way. Nothing here is active for another target."""
+"""The CPU target. Nothing here is active for another target."""
 
 from hidet_dist.compile.cpu import blas as blas  # registers its rules
 from hidet_dist.compile.cpu import conv as conv

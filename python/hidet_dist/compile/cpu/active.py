@@ -1,4 +1,4 @@
-"""When the CPU target's own kernels are in force: while a program for it is optimized, and never otherwise."""
+"""The context in which the CPU target's own kernels are in force: while a program for it is optimized."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which instructions kernels for the CPU may use: the levels of x86-64, and the compiler's flags for them.
+"""The instructions that kernels for the CPU may use: levels of x86-64, and the compiler's flags for them.
 
 What a level (:data:`hidet_dist.runtime.processor.LEVELS`) has is told to the compiler feature by feature, since it may
 name a processor that is newer than itself after an older one, and leave out what that one lacks.

@@ -166,7 +166,7 @@ def _build(product: _Product, operands: Sequence[Operand], shape: tuple[Extent, 
 
 
 def _operand(view: View, batch: tuple[Extent, ...]) -> Operand | None:
-    """How BLAS reads a view, its leading dims broadcast to ``batch``; None where it cannot."""
+    """Describe a view, its leading dims broadcast to ``batch``, as an operand of BLAS; None where it is none."""
     *stack, rows, columns = view.shape
     *steps, down, across = view.strides
     missing = len(batch) - len(stack)

@@ -117,7 +117,7 @@ def _each(value: Any, dims: int) -> list[int]:
 
 
 def _unpadded(x: Tensor) -> tuple[Tensor, list[int]]:
-    """What a tensor is padded from with zeros along its spatial dims, and how many come before; or itself."""
+    """Find the tensor that a tensor is padded from with zeros along its spatial dims, and how many come before."""
     dims = len(x.shape)
     op = x.op
     if isinstance(op, PadOp) and op.attrs["value"] == 0.0:

@@ -1,4 +1,4 @@
-"""What is done to each element of a product while it is written: biases, activations, residuals, normalizations.
+"""Epilogues of products, computed while the product is written: biases, activations, residuals, normalizations.
 
 A product is computed tile by tile (see ``hidet_dist/kernels/tiles.h``), and a tile is written out while it is in the
 cache. The elementwise operators behind a product become part of the loop that writes it, so that they cost no pass over
@@ -11,7 +11,6 @@ import copy
 from collections.abc import Sequence
 
 from hidet.graph import FlowGraph, Operator, Tensor
-from hidet.graph.ops.transform import FlattenOp, ReshapeOp, SqueezeOp, UnsqueezeOp
 from hidet.graph.ops.utils import TensorInput, input_like
 from hidet.ir.compute import GridCompute
 from hidet.ir.expr import Cast, Constant, Expr, TensorElement, Var, cast, constant, tensor_element
@@ -21,11 +20,11 @@ from hidet.ir.type import DataType
 
 from hidet_dist.compile.cpu.tiled import Epilogue, NotInOrder, TiledOp, follows, nothing, store_of, wide
 from hidet_dist.elementwise import ELEMENTWISE
+from hidet_dist.renaming import RESHAPES
 from hidet_dist.rewriting import Uses, uses_of
 from hidet_dist.spec.extents import extents_of, same_shape
 
-_RESHAPES = (ReshapeOp, SqueezeOp, UnsqueezeOp, FlattenOp)
-_SMALL = (*ELEMENTWISE, *_RESHAPES)
+_SMALL = (*ELEMENTWISE, *RESHAPES)
 _MOST_STEPS = 24  # operators in one loop; more would not stay in registers
 
 
@@ -56,7 +55,7 @@ class _Chain:
 
     def reshape(self, op: Operator) -> bool:
         """Have the product write its rows as another shape's, if that is all that a reshape behind it does."""
-        if not isinstance(op, _RESHAPES) or self.product.reshaped(extents_of(op.outputs[0])) is None:
+        if not isinstance(op, RESHAPES) or self.product.reshaped(extents_of(op.outputs[0])) is None:
             return False
         self.start(op.outputs[0])
         self.inside.append(op)
@@ -137,7 +136,7 @@ class _Chain:
 def fuse_epilogues(graph: FlowGraph) -> FlowGraph:
     """The graph with the elementwise operators behind each product in the product's loop.
 
-    An operator goes there if nobody else reads what it reads of the product, and its other inputs lie as the output
+    An operator goes there if no other one reads what it reads of the product, and its other inputs lie as the output
     does, or are broadcast along whole rows or columns.
     """
     graph.update_nodes()

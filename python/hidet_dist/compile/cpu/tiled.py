@@ -40,7 +40,7 @@ class Values:
         self.values: dict[str, Extent] = {}
 
     def __call__(self, value: Extent) -> str:
-        """How a size is written."""
+        """Write a size as C++."""
         if isinstance(value, int):
             return f"INT64_C({value})"
         for name, known in self.values.items():

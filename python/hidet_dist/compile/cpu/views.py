@@ -1,4 +1,4 @@
-"""Strided views: which producers of a tensor only rename its memory, so that a kernel can read through them."""
+"""Strided views of tensors, through whose producers a kernel can read memory that they only rename."""
 
 from __future__ import annotations
 
@@ -8,17 +8,14 @@ from dataclasses import dataclass
 import torch
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.transform import (
-    FlattenOp,
     PermuteDimsOp,
     RearrangeOp,
-    ReshapeOp,
-    SqueezeOp,
     StridedSliceOp,
-    UnsqueezeOp,
 )
 from hidet.graph.ops.transpose2d import TransposeOp2D
 from hidet.utils import prod
 
+from hidet_dist.renaming import RESHAPES
 from hidet_dist.spec.extents import Extent, extents_of, same_extent
 
 
@@ -59,10 +56,10 @@ def view_of(tensor: Tensor, keeps: Callable[[Operator], bool] = lambda _: False)
     while source.op is not None and len(source.op.inputs) == 1:
         chain.insert(0, source.op)
         source = source.op.inputs[0]
-        found = _view(source, chain, keeps)
-        if found is None:
+        view = _view(source, chain, keeps)
+        if view is None:
             break
-        best = found
+        best = view
     assert best is not None
     return best
 
@@ -83,7 +80,7 @@ def _packed(shape: tuple[Extent, ...]) -> tuple[Extent, ...]:
 
 
 def _reshaped(view: View, shape: tuple[Extent, ...]) -> View | None:
-    """Where dims lie packed they may be cut anew; other dims must stay as they are. From the last dim to the first."""
+    """Reshape a view from its last dim to its first: packed dims may be cut anew, others must stay as they are."""
     packed = _packed(view.shape)
     lies = zip(view.shape, view.strides, packed, strict=True)
     if all((isinstance(size, int) and size == 1) or same_extent(a, b) for size, a, b in lies):
@@ -112,10 +109,10 @@ def _view(source: Tensor, chain: list[Operator], keeps: Callable[[Operator], boo
 
 
 def _apply(op: Operator, x: torch.Tensor) -> torch.Tensor | None:
-    """What an operator makes of a strided tensor, or None where it is no view of it."""
+    """Apply an operator to a strided tensor; None where the result is no view of it."""
     shape = [int(size) for size in op.outputs[0].shape]
     try:
-        if isinstance(op, ReshapeOp | FlattenOp | SqueezeOp | UnsqueezeOp):
+        if isinstance(op, RESHAPES):
             return x.view(shape)
         if isinstance(op, PermuteDimsOp):
             return x.permute(tuple(op.attrs["axes"]))
@@ -135,9 +132,9 @@ def _apply(op: Operator, x: torch.Tensor) -> torch.Tensor | None:
 
 
 def _apply_symbolic(op: Operator, view: View) -> View | None:
-    """As :func:`_apply`, for a view with symbolic dims."""
+    """Apply an operator to a view with symbolic dims, as :func:`_apply` does."""
     shape = extents_of(op.outputs[0])
-    if isinstance(op, ReshapeOp | FlattenOp | SqueezeOp | UnsqueezeOp):
+    if isinstance(op, RESHAPES):
         return view.reshaped(shape)
     axes: list[int] | None = None
     if isinstance(op, PermuteDimsOp):

@@ -297,8 +297,8 @@ class AttentionTask(Task):
         q_shape, k_shape, _, bias_shape = (list(map(int, x.shape)) for x in self.inputs)
         *outer, queries, _ = q_shape
 
-        def place(own: Sequence[Any], head: Sequence[Any], row: Any, column: Any) -> list[Any]:
-            return [*_held(head, outer, own), row, column]
+        def place(outer_indices: Sequence[Any], head: Sequence[Any], row: Any, column: Any) -> list[Any]:
+            return [*_held(head, outer, outer_indices), row, column]
 
         def bias_place(head: Sequence[Any], row: Any, column: Any) -> list[Any]:
             return _broadcast([*head, row, column], bias_shape, [*outer, queries, k_shape[-2]])
@@ -318,9 +318,11 @@ def warps_of_block(queries: int, heads: int, multiprocessors: int) -> int:
     return warps
 
 
-def _held(indices: Sequence[Any], outer: Sequence[Any], own: Sequence[Any]) -> list[Any]:
+def _held(indices: Sequence[Any], outer: Sequence[Any], own_shape: Sequence[Any]) -> list[Any]:
     """The outer indices of keys or values that serve a query's."""
-    return [i if int(n) == int(m) else i // (int(n) // int(m)) for i, n, m in zip(indices, outer, own, strict=True)]
+    return [
+        i if int(n) == int(m) else i // (int(n) // int(m)) for i, n, m in zip(indices, outer, own_shape, strict=True)
+    ]
 
 
 def _broadcast(indices: Sequence[Any], own: Sequence[Any], shape: Sequence[Any]) -> list[Expr]:

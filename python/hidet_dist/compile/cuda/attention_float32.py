@@ -207,11 +207,11 @@ def float32_kernel(
 
 def queries_of_a_group(queries: int, heads: int, multiprocessors: int) -> int:
     """Queries of 16 threads: up to four, unless that leaves multiprocessors without a block, or threads idle."""
-    own = _MOST_OF_A_GROUP
-    while own > 1:
-        idle = own // 2 * _GROUPS >= queries
-        few = own > _LEAST_OF_A_GROUP and heads * -(-queries // (own * _GROUPS)) < multiprocessors
+    count = _MOST_OF_A_GROUP
+    while count > 1:
+        idle = count // 2 * _GROUPS >= queries
+        few = count > _LEAST_OF_A_GROUP and heads * -(-queries // (count * _GROUPS)) < multiprocessors
         if not idle and not few:
             break
-        own //= 2
-    return own
+        count //= 2
+    return count

@@ -15,11 +15,8 @@ from hidet.graph.ops.special import barrier
 from hidet.graph.ops.transform import (
     BroadcastOp,
     CastOp,
-    FlattenOp,
     PermuteDimsOp,
-    RearrangeOp,
     ReshapeOp,
-    SqueezeOp,
     UnsqueezeOp,
 )
 from hidet.ir.expr import is_constant
@@ -27,10 +24,9 @@ from hidet.ir.expr import is_constant
 from hidet_dist.compile.cuda.attention import DTYPES, HEAD_STEP, LONGEST_HEAD, AttentionOp
 from hidet_dist.compile.cuda.find_rows import softmax_of
 from hidet_dist.elementwise import ELEMENTWISE
+from hidet_dist.renaming import RENAMINGS
 from hidet_dist.rewriting import Build, Uses, only_user, replace_operators
 from hidet_dist.spec.extents import Extent, extents_of
-
-_RENAMED = (FlattenOp, PermuteDimsOp, RearrangeOp, ReshapeOp, SqueezeOp, UnsqueezeOp)
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ def attention_in_one_kernel(graph: FlowGraph) -> FlowGraph:
 
 
 def _weighted(weights: Tensor, uses: Uses) -> Tensor | None:
-    """What the weights are the softmax of, behind casts; None if they are none."""
+    """Find the argument of the softmax that the weights are, behind casts; None if they are none."""
     x = weights
     while isinstance(x.op, CastOp | ClampOp) and only_user(x, uses) is not None:
         if isinstance(x.op, ClampOp) and (x.op.attrs["min_value"] > 0 or x.op.attrs["max_value"] < 1):
@@ -83,21 +79,21 @@ def _weighted(weights: Tensor, uses: Uses) -> Tensor | None:
 
 
 def _scores(x: Tensor | None, uses: Uses) -> _Scores | None:
-    """How the argument of a softmax is computed, if it is a product, scaled, with something added to it."""
+    """Match the argument of a softmax: a product, scaled, with something added to it."""
     if x is None:
         return None
     bias: Tensor | None = None
     if isinstance(x.op, AddOp) and _reads(x, uses, 2):
         a, b = x.op.inputs
         first = _product(a, uses)
-        found, bias = (first, b) if first is not None else (_product(b, uses), a)
+        matched, bias = (first, b) if first is not None else (_product(b, uses), a)
         if extents_of(x) != extents_of(a if first is not None else b):
             return None
     else:
-        found = _product(x, uses, 2)
-    if found is None:
+        matched = _product(x, uses, 2)
+    if matched is None:
         return None
-    product, scale = found
+    product, scale = matched
     q, k = product.inputs
     return _Scores(q, k, bool(product.attrs["transpose_b"]), scale, bias)
 
@@ -144,7 +140,7 @@ def _lies_in_memory(x: Tensor, uses: Uses) -> bool:
     while x.op is not None and not isinstance(x.op, MatmulOp):
         computed = [y for y in x.op.inputs if y.op is not None]
         if (
-            not isinstance(x.op, (*ELEMENTWISE, *_RENAMED))
+            not isinstance(x.op, (*ELEMENTWISE, *RENAMINGS))
             or len(computed) != 1
             or only_user(computed[0], uses) is None
         ):
@@ -176,17 +172,17 @@ def _one_head_each(x: Tensor) -> Tensor:
     shape, group, before = extents_of(x), extents_of(wide), extents_of(narrow)
     if len(group) != len(shape) + 1 or len(before) != len(group) or not isinstance(narrow.op, ReshapeOp | UnsqueezeOp):
         return x
-    own = narrow.op.inputs[0]
+    heads = narrow.op.inputs[0]
     dim = len(shape) - 3
     single = [*group[: dim + 1], 1, *group[dim + 2 :]]
     merged = [*group[:dim], group[dim] * group[dim + 1], *group[dim + 2 :]]
     if (
         list(before) != single
         or list(shape) != merged
-        or list(extents_of(own)) != [*group[: dim + 1], *group[dim + 2 :]]
+        or list(extents_of(heads)) != [*group[: dim + 1], *group[dim + 2 :]]
     ):
         return x
-    return own
+    return heads
 
 
 def _nothing(q: Tensor) -> Tensor:

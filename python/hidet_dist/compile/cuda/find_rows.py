@@ -32,10 +32,10 @@ def rows_in_one_kernel(graph: FlowGraph) -> FlowGraph:
     """The same program with softmax and norms along the last dim as one operator each; the graph stays as it is."""
 
     def replaced(op: Operator, uses: Uses) -> tuple[list[Tensor], Build] | None:
-        found = next((found for find in (_softmax, _norm, _rms_norm) if (found := find(op, uses)) is not None), None)
-        if found is None or found[0].dtype.name not in _FLOATS or not takes(found[0]):
+        match = next((match for find in (_softmax, _norm, _rms_norm) if (match := find(op, uses)) is not None), None)
+        if match is None or match[0].dtype.name not in _FLOATS or not takes(match[0]):
             return None
-        x, kind, epsilon = found
+        x, kind, epsilon = match
 
         def build(inputs: list[Tensor]) -> Tensor:
             wide = ops.cast(inputs[0], "float32")
@@ -48,7 +48,7 @@ def rows_in_one_kernel(graph: FlowGraph) -> FlowGraph:
 
 
 def softmax_of(op: Operator, uses: Uses) -> Tensor | None:
-    """What the operator is the softmax of, along the last dim; None if it is none."""
+    """Find the argument of a softmax along the last dim; None if the operator is none."""
     if isinstance(op, SoftmaxOp):
         return op.inputs[0] if op.attrs["axis"] == len(op.inputs[0].shape) - 1 else None
     if not isinstance(op, DivideOp):
@@ -99,7 +99,7 @@ def _rms_norm(op: Operator, uses: Uses) -> tuple[Tensor, type[Operator], float |
             continue
         base = widest(x)
         whole = same_shape(extents_of(op.outputs[0]), extents_of(x))
-        if whole and all(widest(own) is base for own in square.inputs):
+        if whole and all(widest(operand) is base for operand in square.inputs):
             return base, RowRmsNormOp, float(shifted.attrs["scalar"])
     return None
 

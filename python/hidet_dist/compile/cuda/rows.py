@@ -36,7 +36,7 @@ def takes(x: Tensor) -> bool:
 
 
 class _Rows:
-    """How the rows of a tensor are shared out."""
+    """The distribution of a tensor's rows among threads."""
 
     def __init__(self, shape: Sequence[Any]):
         self.length = int(shape[-1])

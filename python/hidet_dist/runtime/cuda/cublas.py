@@ -55,8 +55,8 @@ def find_library() -> str:
 
 
 def _places() -> Iterator[Path]:
-    found = importlib.util.find_spec("nvidia")
-    folders = [Path(folder) for folder in found.submodule_search_locations or []] if found else []
+    module = importlib.util.find_spec("nvidia")
+    folders = [Path(folder) for folder in module.submodule_search_locations or []] if module else []
     for version in _VERSIONS:
         for folder in folders:
             for package in (f"cu{version}", "cublas"):
@@ -90,7 +90,7 @@ def load() -> int:
 
 
 class Cublas:
-    """What one partition computes products with, on its memory's device.
+    """The cuBLAS handle of one partition, on its memory's device.
 
     Attributes
     ----------

@@ -41,8 +41,8 @@ def load_runtime(name: str) -> None:
 
 
 def _places(name: str) -> Iterator[Path]:
-    found = importlib.util.find_spec("nvidia")
-    for folder in found.submodule_search_locations or [] if found else []:
+    module = importlib.util.find_spec("nvidia")
+    for folder in module.submodule_search_locations or [] if module else []:
         for package in (f"cu{name.rpartition('.')[2]}", "cuda_runtime"):
             yield Path(folder) / package / "lib" / name
     for variable in ("CUDA_HOME", "CUDA_PATH"):

@@ -194,7 +194,7 @@ class Driver:
         return milliseconds.value / _MILLISECONDS
 
     def begin_capture(self, stream: int) -> None:
-        """From now on, what this thread puts on the stream is not run but becomes a graph."""
+        """Begin to capture what this thread puts on the stream into a graph, without running it."""
         self.call("cuStreamBeginCapture_v2", stream, _CAPTURE_THREAD_LOCAL)
 
     def end_capture(self, stream: int) -> int:

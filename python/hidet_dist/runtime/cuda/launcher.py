@@ -66,8 +66,10 @@ class CudaLauncher(Launcher):
             self._graphs.run(key, lambda: super(CudaLauncher, self).launch(addresses, sizes, check), check)
 
     def record(self, addresses: Sequence[int], sizes: tuple[int, ...], check: Callable[[], None]) -> None:
-        """As :meth:`launch`, kernel by kernel, with events around each; a kernel that comes to an idle device counts
-        the host's work of launching it too."""
+        """Run the program kernel by kernel, with events around each.
+
+        A kernel that comes to an idle device counts the host's work of launching it too.
+        """
         if self._events is None:
             events = (self._device.new_event() for _ in range(2 * self._nodes))
             self._events = (ctypes.c_void_p * (2 * self._nodes))(*events)
@@ -81,7 +83,7 @@ class CudaLauncher(Launcher):
             self._library.hidet_dist_record_events(None, None, None)
 
     def times(self) -> np.ndarray:
-        """As of the base class, by the device, once its work is over; it ended now, by the host's clock."""
+        """Return the recorded times by the device's clock, as if its work had ended now by the host's."""
         now = time.perf_counter_ns()
         if not self._events:
             return np.zeros((0, 2), np.int64)
@@ -91,7 +93,7 @@ class CudaLauncher(Launcher):
         return np.asarray(now - elapsed[-1, 1] + elapsed)
 
     def seconds_of(self, nodes: Sequence[int]) -> float:
-        """What some of the kernels took together, when they were last recorded."""
+        """Add up the seconds of some kernels, as they were last recorded."""
         times = self.times()[list(nodes)]
         return float((times[:, 1] - times[:, 0]).sum()) / _NANOSECONDS
 

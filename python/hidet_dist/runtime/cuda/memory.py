@@ -36,7 +36,7 @@ _BLOCK_BYTES = 2**24  # of pinned memory that weights pass through; two of them
 
 @dataclass
 class _Resources:
-    """What is given back when the partition goes."""
+    """The resources that are given back when the partition goes."""
 
     driver: Driver
     device: int
@@ -125,7 +125,7 @@ class CudaMemory:
             self.driver.set_context(before)
 
     def _callers_stream(self, hidets: int | None) -> int:
-        """Where the inputs come from: hidet's stream if one was set, or torch's, or the default stream."""
+        """The stream that makes the inputs: hidet's if one was set, or torch's, or the default stream."""
         if hidets:
             return hidets
         torch = sys.modules.get("torch")
@@ -239,7 +239,7 @@ class CudaMemory:
         return host_zeros(shape, dtype)
 
     def stage(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> list[int]:
-        """Where kernels find the inputs and put the outputs: where they lie on the device, or in copies there."""
+        """Locate inputs and outputs on the device: where they lie, or in copies there."""
         addresses = []
         for place, buffer in enumerate((*inputs, *outputs)):
             if not self._needs_copy(buffer):
@@ -277,14 +277,14 @@ class CudaMemory:
             communicator.check()
         self.driver.synchronize(self.stream)
 
-    def all_gather(self, communicator: Communicator, own: np.ndarray) -> np.ndarray:
+    def all_gather(self, communicator: Communicator, array: np.ndarray) -> np.ndarray:
         """All ranks' arrays of the same size, a row each. The communicator is bound to this thread."""
-        everyone = np.empty((communicator.world_size, own.size), own.dtype)
-        send = self._slot(_MESSAGE, own.nbytes)
+        everyone = np.empty((communicator.world_size, array.size), array.dtype)
+        send = self._slot(_MESSAGE, array.nbytes)
         receive = self._slot(_MESSAGES, everyone.nbytes)
-        self.driver.copy(send, own.ctypes.data, own.nbytes, self.stream)
+        self.driver.copy(send, array.ctypes.data, array.nbytes, self.stream)
         whole_mesh = (1 << len(communicator.mesh_shape)) - 1
-        native.all_gather(send, receive, own.size, native.dtype_code(own.dtype.name), whole_mesh)
+        native.all_gather(send, receive, array.size, native.dtype_code(array.dtype.name), whole_mesh)
         self.wait(communicator)
         self.driver.copy(everyone.ctypes.data, receive, everyone.nbytes, self.stream)
         self.driver.synchronize(self.stream)

@@ -63,7 +63,7 @@ def load() -> int:
 
 
 def default_device(rank: int) -> int:
-    """The CUDA device of a rank that is not told one: torchrun's LOCAL_RANK, or the rank, modulo their number.
+    """The default CUDA device of a rank: torchrun's LOCAL_RANK, or the rank, modulo the number of devices.
 
     Raises ``ConfigError`` where there is none.
     """

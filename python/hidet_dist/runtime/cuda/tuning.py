@@ -1,4 +1,4 @@
-"""Choosing among the candidates of each kernel on the device that runs them, the same ones on all ranks."""
+"""The choice among the candidates of each kernel on a CUDA device, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ class CandidateTuning:
                 self._launcher.leave_cublas()
 
     def _fastest(self, choices: Choices) -> tuple[int, ...]:
-        """As remembered by the first rank, or as timed now by all."""
+        """Choose candidates as the first rank remembers, or as all ranks time them now."""
         first = self._communicator.rank == 0
         prepared, _ = self._program.prepare_zeros({})
         known = choices.remembered() if first else None
-        own = np.array([-1] * len(self._stage.candidates) if known is None else known, np.int32)
-        chosen = tuple(int(x) for x in self._of_all(own)[0])
+        remembered = np.array([-1] * len(self._stage.candidates) if known is None else known, np.int32)
+        chosen = tuple(int(x) for x in self._of_all(remembered)[0])
         if -1 not in chosen:
             return chosen
         seconds = choices.times(lambda kernel, candidate: self._seconds(prepared, kernel, candidate))
@@ -124,13 +124,13 @@ class CandidateTuning:
         return best
 
     def _usable(self) -> tuple[tuple[int, ...], int, str]:
-        """How many candidates of each kernel all ranks can run, their cuBLAS's version or 0, and why not all."""
-        stage, own = self._stage, self._cublas_version
+        """Count the candidates of each kernel that all ranks can run; with cuBLAS's version or 0, and why not all."""
+        stage, version = self._stage, self._cublas_version
         if not any(stage.cublas):
             return stage.candidates, 0, ""
-        versions = [int(x) for x in self._of_all(np.array([own], np.int32))[:, 0]]
-        if own and len(set(versions)) == 1:
-            return stage.candidates, own, ""
+        versions = [int(x) for x in self._of_all(np.array([version], np.int32))[:, 0]]
+        if version and len(set(versions)) == 1:
+            return stage.candidates, version, ""
         reason = self._without_cublas or f"not all ranks have the same version of cuBLAS: {versions}"
         usable = tuple(count - calls_cublas for count, calls_cublas in zip(stage.candidates, stage.cublas, strict=True))
         return usable, 0, reason
@@ -142,6 +142,6 @@ class CandidateTuning:
             for candidate, count, calls in zip(chosen, self._stage.candidates, self._stage.cublas, strict=True)
         )
 
-    def _of_all(self, own: np.ndarray) -> np.ndarray:
+    def _of_all(self, array: np.ndarray) -> np.ndarray:
         """All ranks' arrays of the same size, a row each."""
-        return own[None] if self._communicator.world_size == 1 else self._memory.all_gather(self._communicator, own)
+        return array[None] if self._communicator.world_size == 1 else self._memory.all_gather(self._communicator, array)

@@ -95,7 +95,7 @@ def dtype_size(dtype: int) -> int:
 
 
 def start(recv: int) -> int:
-    """What follows, up to :func:`started`, is a collective that is only started; the status code is returned."""
+    """Begin a collective that is only started, up to :func:`started`; return the status code."""
     return int(library().hidet_dist_start(recv))
 
 

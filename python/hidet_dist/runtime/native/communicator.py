@@ -55,20 +55,20 @@ def out_of_step(handle: int) -> int:
 
 
 def current_envelope() -> bytes:
-    """What the calling thread's collective under way is, as bytes to be sent to the other ranks."""
+    """Describe the calling thread's collective under way, as bytes to be sent to the other ranks."""
     envelope = Envelope()
     library().hidet_dist_current_envelope(ctypes.byref(envelope))
     return bytes(envelope)
 
 
 def check_envelope(theirs: bytes, rank: int) -> bool:
-    """Whether another rank is in the same collective, by its envelope; else the communicator has failed."""
+    """Check by its envelope that another rank is in the same collective; else the communicator fails."""
     envelope = Envelope.from_buffer_copy(theirs)
     return bool(library().hidet_dist_check_envelope(ctypes.byref(envelope), rank) == OK)
 
 
 def sequence(handle: int) -> int:
-    """How many collectives, sends and receives were started on a communicator."""
+    """Count the collectives, sends and receives that were started on a communicator."""
     return int(library().hidet_dist_communicator_sequence(handle))
 
 
@@ -81,7 +81,7 @@ def peers(handle: int) -> tuple[int, ...]:
 
 
 def group_size(handle: int, group: int) -> int:
-    """How many ranks the group along a mask of mesh axes has, or -1 for a mask with an unknown axis."""
+    """Count the ranks of the group along a mask of mesh axes; -1 for a mask with an unknown axis."""
     return int(library().hidet_dist_communicator_group_size(handle, group))
 
 
@@ -96,7 +96,7 @@ def rely_on(handle: int, file: MappedFile) -> None:
 
 
 def overlapped(handle: int) -> tuple[int, int]:
-    """How many collectives were only started on a communicator, and how many of these were waited for."""
+    """Count the collectives that were only started on a communicator, and those of them that were waited for."""
     return (
         int(library().hidet_dist_communicator_started(handle)),
         int(library().hidet_dist_communicator_waited(handle)),

@@ -32,11 +32,11 @@ class StridedRange:
 
     def first_outside(self, address: int) -> tuple[int, int] | None:
         """The first such integer of those from ``address`` on: its place in elements, and its value; None for none."""
-        found = (c_int64 * 2)()
-        status = self._find(address, *self._arguments, found)
+        outside = (c_int64 * 2)()
+        status = self._find(address, *self._arguments, outside)
         if status < 0:
             raise ValueError(f"integers of {self._arguments[0]} bytes")
         if not status:
             return None
-        place, value = found
+        place, value = outside
         return place, value if self._signed else value % _WRAP

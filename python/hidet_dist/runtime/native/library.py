@@ -1,4 +1,4 @@
-"""Where the native library lies, and loading it with the signatures of ``signatures.py``."""
+"""The native library, loaded with the signatures of ``signatures.py``."""
 
 from __future__ import annotations
 

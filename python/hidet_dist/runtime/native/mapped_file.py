@@ -9,7 +9,7 @@ from hidet_dist.runtime.native.library import last_error, library
 
 
 class Change(IntEnum):
-    """What has become of a mapped file; the values are those of mapped_file.h."""
+    """The change of a mapped file; the values are those of mapped_file.h."""
 
     NONE = 0
     CONTENT = 1

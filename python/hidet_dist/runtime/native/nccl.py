@@ -31,7 +31,7 @@ def cuda_device_count() -> int:
 
 
 def cuda_device_uuid(device: int) -> str:
-    """What tells a CUDA device from all others, in hexadecimal. Raises ``ValueError`` with the native message."""
+    """The UUID of a CUDA device, in hexadecimal. Raises ``ValueError`` with the native message."""
     uuid = ctypes.create_string_buffer(_UUID_BYTES)
     if library().hidet_dist_nccl_device_uuid(device, uuid) != OK:
         raise ValueError(last_error())
@@ -39,7 +39,7 @@ def cuda_device_uuid(device: int) -> str:
 
 
 def nccl_unique_id() -> bytes:
-    """What the ranks agree on to make a communicator of NCCL's. Raises ``ValueError`` with the native message."""
+    """Make the identifier by which ranks open an NCCL communicator. Raises ``ValueError`` with the native message."""
     unique_id = ctypes.create_string_buffer(_ID_BYTES)
     if library().hidet_dist_nccl_unique_id(unique_id) != OK:
         raise ValueError(last_error())
@@ -108,7 +108,7 @@ class Nccl:
         return int(library().hidet_dist_nccl_begin(self._handle, group, unique_id))
 
     def progress(self) -> int:
-        """How that stands: ``OK``, ``IN_PROGRESS`` or another status code after a failure."""
+        """The state of the connection: ``OK``, ``IN_PROGRESS``, or another status code after a failure."""
         return int(library().hidet_dist_nccl_progress(self._handle))
 
     def warm_up(self, group: int) -> int:

@@ -28,7 +28,7 @@ class Signature(NamedTuple):
 
 @dataclass(frozen=True)
 class Header:
-    """What one header declares, by C name without the prefix."""
+    """The declarations of one header, by C name without the prefix."""
 
     functions: dict[str, Signature]
     structures: dict[str, type[ctypes.Structure]] = field(default_factory=dict)

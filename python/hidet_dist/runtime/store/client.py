@@ -33,8 +33,8 @@ class _Link:
             if magic != wire.MAGIC:
                 raise StoreError("what answers there is no store of hidet_dist")
             server_nonce = self._read(wire.NONCE_BYTES, deadline)
-            own = wire.proof(secret, wire.SERVER, client_nonce, server_nonce)
-            if not hmac.compare_digest(self._read(wire.DIGEST_BYTES, deadline), own):
+            proof = wire.proof(secret, wire.SERVER, client_nonce, server_nonce)
+            if not hmac.compare_digest(self._read(wire.DIGEST_BYTES, deadline), proof):
                 raise SecretError("the store there has another secret")
             self._peer.sendall(wire.proof(secret, wire.CLIENT, client_nonce, server_nonce))
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""What a store does, whoever hosts it."""
+"""The interface of stores."""
 
 from __future__ import annotations
 

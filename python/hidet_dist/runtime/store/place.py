@@ -1,4 +1,4 @@
-"""Where a store listens: on a TCP port, or within this host by a name that needs neither a port nor a file.
+"""Addresses of stores: a TCP port, or a name within this host that needs neither a port nor a file.
 
 Such a name begins with ``@``; it is that of a socket in Linux's abstract namespace (unix(7)), which goes with the
 process that listens. Both ends must belong to the same user: the system says who the other one is, and any other is

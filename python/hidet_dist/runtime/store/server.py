@@ -39,8 +39,8 @@ class _Table:
             raise ValueError("an empty request")
         name, *arguments = request
         if name == b"get":
-            found = [self._values.get(key) for key in arguments]
-            return [b"missing"] if None in found else [b"ok", *(value for value in found if value is not None)]
+            values = [self._values.get(key) for key in arguments]
+            return [b"missing"] if None in values else [b"ok", *(value for value in values if value is not None)]
         if name == b"check":
             return [b"ok", b"1" if all(key in self._values for key in arguments) else b"0"]
         if name == b"set" and len(arguments) == 2:
@@ -132,8 +132,8 @@ class _Connection:
                 return False
             client_nonce, server_nonce = self._take(wire.HELLO_BYTES)[len(wire.MAGIC) :], wire.nonce()
             self._nonces = client_nonce, server_nonce
-            own = wire.proof(self._secret, wire.SERVER, client_nonce, server_nonce)
-            self.outgoing += wire.MAGIC + server_nonce + own
+            proof = wire.proof(self._secret, wire.SERVER, client_nonce, server_nonce)
+            self.outgoing += wire.MAGIC + server_nonce + proof
             return True
         if len(self._incoming) < wire.DIGEST_BYTES:
             return False

@@ -26,7 +26,7 @@ CLIENT, SERVER = b"client", b"server"
 
 
 class ProtocolError(RuntimeError):
-    """What came is not what this protocol sends."""
+    """A message that this protocol does not send."""
 
 
 def nonce() -> bytes:
@@ -35,7 +35,7 @@ def nonce() -> bytes:
 
 
 def proof(secret: bytes, role: bytes, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    """What only somebody who knows the secret can send in this role on this connection."""
+    """Compute the proof that the sender, in this role on this connection, knows the secret."""
     return hmac.digest(secret, b"hidet_dist store " + role + client_nonce + server_nonce, "sha256")
 
 

@@ -97,7 +97,7 @@ class Failures:
 
 @dataclass(frozen=True)
 class Setup:
-    """What every transport is made with.
+    """The arguments from which every transport is made.
 
     Attributes
     ----------

@@ -90,7 +90,7 @@ class GlooTransport:
 
     @property
     def overlap(self) -> None:
-        """None: a collective that has returned is over."""
+        """None, as a collective that has returned is over."""
         return None
 
     @property

@@ -63,12 +63,12 @@ class NcclTransport:
 
     @property
     def table(self) -> native.Transport:
-        """What the native library calls."""
+        """The functions that the native library calls."""
         return self._nccl.table
 
     @property
     def overlap(self) -> native.Overlap:
-        """How it carries collectives out beside computation."""
+        """The means of running collectives beside computation."""
         return self._nccl.overlap
 
     @property
@@ -144,10 +144,10 @@ class NcclTransport:
             self._await_made()
 
     def _make_whole(self) -> None:
-        own = {"device": native.cuda_device_uuid(self.device)}
+        identity = {"device": native.cuda_device_uuid(self.device)}
         if self._rank == 0:
-            own["id"] = native.nccl_unique_id().hex()
-        said = [json.loads(text) for text in self._meet("mesh", json.dumps(own))]
+            identity["id"] = native.nccl_unique_id().hex()
+        said = [json.loads(text) for text in self._meet("mesh", json.dumps(identity))]
         self._check_devices([each["device"] for each in said])
         self._nccl.begin(self._whole, bytes.fromhex(said[0]["id"]))
         self._await_made()
@@ -167,11 +167,11 @@ class NcclTransport:
                 "the environment: set it, or run one rank on each device"
             )
 
-    def _meet(self, what: str, own: str) -> list[bytes]:
-        """What each rank says, once all have said something: NCCL would wait long for one that is dead."""
+    def _meet(self, what: str, text: str) -> list[bytes]:
+        """Exchange a text with every rank; NCCL alone would wait long for one that is dead."""
         self._nccl.await_all()
         store = self._setup.rendezvous.store.prefixed(f"{self._setup.name}/nccl/{what}")
-        store.set(str(self._rank), own)
+        store.set(str(self._rank), text)
         keys = {rank: str(rank) for rank in self._ranks}
         await_ranks(store, self._setup.rendezvous.store, keys, self._setup.timeout_seconds, self._setup.failures.failed)
         return [store.get(key) for key in keys.values()]

@@ -51,12 +51,12 @@ class SharedMemoryTransport:
 
     @property
     def table(self) -> native.Transport:
-        """What the native library calls."""
+        """The functions that the native library calls."""
         return self._shared.table
 
     @property
     def overlap(self) -> None:
-        """None: a collective that has returned is over."""
+        """None, as a collective that has returned is over."""
         return None
 
     @property
@@ -96,10 +96,10 @@ class SharedMemoryTransport:
         def wait(keys: dict[int, str]) -> None:
             await_ranks(store, beats, keys, self._setup.timeout_seconds, self._setup.failures.failed)
 
-        own = native.SharedMemory.segment(len(ranks)) if self._shares and self._rank == ranks[0] else -1
+        segment = native.SharedMemory.segment(len(ranks)) if self._shares and self._rank == ranks[0] else -1
         try:
             if self._rank == ranks[0]:
-                store.set("segment", _file(own))
+                store.set("segment", _file(segment))
             wait({ranks[0]: "segment"})
             group_rank = ranks.index(self._rank)
             attached = self._shares and _with_file(
@@ -108,8 +108,8 @@ class SharedMemoryTransport:
             store.set(f"attached/{self._rank}", "yes" if attached else "no")
             wait({rank: f"attached/{rank}" for rank in ranks})
         finally:
-            if own >= 0:
-                os.close(own)
+            if segment >= 0:
+                os.close(segment)
         if all(store.get(f"attached/{rank}") == b"yes" for rank in ranks):
             self.shared_groups.append(ranks)
         else:
@@ -125,10 +125,10 @@ class SharedMemoryTransport:
             await_ranks(store, beats, {peer: key}, self._setup.timeout_seconds, self._setup.failures.failed)
             return store.get(key)
 
-        own = self._shared.inbox() if self._shares else -1
-        store.set(f"inbox/{self._rank}", _file(own))
+        own_inbox = self._shared.inbox() if self._shares else -1
+        store.set(f"inbox/{self._rank}", _file(own_inbox))
         inbox = wait(f"inbox/{peer}")
-        attached = own >= 0 and _with_file(inbox, lambda descriptor: self._shared.attach_peer(peer, descriptor))
+        attached = own_inbox >= 0 and _with_file(inbox, lambda descriptor: self._shared.attach_peer(peer, descriptor))
         store.set(f"attached/{self._rank}", "yes" if attached else "no")
         if wait(f"attached/{peer}") == b"yes" and attached:
             self.shared_peers.append(peer)
@@ -143,7 +143,7 @@ def _file(descriptor: int) -> str:
 
 
 def _with_file(where: bytes, use: Callable[[int], bool]) -> bool:
-    """What ``use`` returns, given a descriptor of another process's file; False where it cannot be opened."""
+    """Call ``use`` with a descriptor of another process's file; False where it cannot be opened."""
     file = json.loads(where)
     if file["descriptor"] < 0 or file["host"] != _host():
         return False

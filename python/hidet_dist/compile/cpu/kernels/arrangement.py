@@ -2,125 +2,115 @@
 
 from __future__ import annotations
 
-from hidet_dist.compile.cpu.kernels.expressions import Expressions
 from hidet_dist.compile.cpu.kernels.index import ONE, Axis, Index, Size
-from hidet_dist.compile.cpu.kernels.schedule import BLOCK, COSTLY_WORK, Nest, Schedule, loads_of
+from hidet_dist.compile.cpu.kernels.schedule import COSTLY_WORK, Nest, loads_of
+from hidet_dist.compile.cpu.kernels.space import LoopSpace
 from hidet_dist.compile.cpu.kernels.terms import Compare, Load, Reduction, Value, walk
 
 PARALLEL_WORK = 2**15  # elements: some ten microseconds, more than it takes to wake a thread and wait for it
 _CHUNK = 4096  # elements of one long loop that a thread takes at a time
 
 
-class Arrangement(Expressions):
-    """A schedule's loops, arranged.
+def coalesce(space: LoopSpace) -> None:
+    """Make one loop of neighbouring ones that walk through all memory without a gap between them."""
+    schedule = space.schedule
+    output = schedule.nests[-1]
+    if len(schedule.nests) == 1 and not output.reductions():
+        groups = [list(output.axes)]
+    else:
+        groups = [[axis for axis in output.axes if (axis in schedule.outer) is outer] for outer in (True, False)]
+    for nest in schedule.nests:
+        groups += [list(reduction.axes) for reduction in nest.reductions() if isinstance(reduction, Reduction)]
+    for group in groups:
+        runs = group[-1:]
+        for axis in reversed(group[:-1]):
+            if _mergeable(space, axis, runs[0]):
+                _merge(space, axis, runs[0])
+            else:
+                runs.insert(0, axis)
 
-    Attributes
-    ----------
-    chunk: how many elements of a loop in blocks are a block.
-    across: the loop that runs in tiles with the last one, if there is one.
-    """
 
-    def __init__(self, schedule: Schedule):
-        super().__init__(schedule)
-        self.chunk = BLOCK
-        self.across: Axis | None = None
+def _merge(space: LoopSpace, first: Axis, second: Axis) -> None:
+    """Have the loop over the second axis run over both, and that over the first not at all."""
+    # Indices hold a step for each of both. The outer one's is left out; the inner one goes on beyond its extent.
+    space.extents[second] = space.extent(first) * space.extent(second)
+    space.extents[first] = ONE
+    space.names[first] = "0"
+    space.merged.add(first)
 
-    def coalesce(self) -> None:
-        """Make one loop of neighbouring ones that walk through all memory without a gap between them."""
-        schedule = self.schedule
-        output = schedule.nests[-1]
-        if len(schedule.nests) == 1 and not output.reductions():
-            groups = [list(output.axes)]
-        else:
-            groups = [[axis for axis in output.axes if (axis in schedule.outer) is outer] for outer in (True, False)]
-        for nest in schedule.nests:
-            groups += [list(reduction.axes) for reduction in nest.reductions() if isinstance(reduction, Reduction)]
-        for group in groups:
-            runs = group[-1:]
-            for axis in reversed(group[:-1]):
-                if self.mergeable(axis, runs[0]):
-                    self.merge(axis, runs[0])
-                else:
-                    runs.insert(0, axis)
 
-    def merge(self, first: Axis, second: Axis) -> None:
-        """Have the loop over the second axis run over both, and that over the first not at all."""
-        # Indices hold a step for each of both. The outer one's is left out; the inner one goes on beyond its extent.
-        self.extents[second] = self.extent(first) * self.extent(second)
-        self.extents[first] = ONE
-        self.names[first] = "0"
-        self.merged.add(first)
+def _mergeable(space: LoopSpace, first: Axis, second: Axis) -> bool:
+    """Whether what is read and written lies together along both axes, so that one loop can run over both."""
+    schedule = space.schedule
+    if schedule.block in (first, second):
+        return False
+    size = space.extent(second)
 
-    def mergeable(self, first: Axis, second: Axis) -> bool:
-        """Whether what is read and written lies together along both axes, so that one loop can run over both."""
-        schedule = self.schedule
-        if schedule.block in (first, second):
+    def own(axis: Axis) -> tuple[Axis, ...]:
+        return (axis, *(other for other, origin in schedule.same.items() if origin is axis and other is not axis))
+
+    ones, twos = own(first), own(second)
+    both = {*ones, *twos}
+    for nest in schedule.nests:
+        places = []
+        if nest is schedule.nests[-1]:
+            places.append(nest.target.flat([Index.of(axis) for axis in nest.axes]))
+        elif set(schedule.inner(nest)) & both:
             return False
-        size = self.extent(second)
-
-        def own(axis: Axis) -> tuple[Axis, ...]:
-            return (axis, *(other for other, origin in schedule.same.items() if origin is axis and other is not axis))
-
-        ones, twos = own(first), own(second)
-        both = {*ones, *twos}
-        for nest in schedule.nests:
-            places = []
-            if nest is schedule.nests[-1]:
-                places.append(nest.target.flat([Index.of(axis) for axis in nest.axes]))
-            elif set(schedule.inner(nest)) & both:
+        for term in walk(nest.value):
+            if isinstance(term, Load):
+                kept = next((n for n in schedule.nests[:-1] if n.target is term.buffer), None)
+                if kept is None:
+                    places.append(term.buffer.flat(term.indices))
+                    continue
+                own_loops = schedule.inner(kept)
+                for axis, index in zip(kept.axes, term.indices, strict=True):
+                    if axis in own_loops and index.axes & both:
+                        return False
+            elif (isinstance(term, Value) and term.index.axes & both) or (
+                isinstance(term, Compare) and (term.left.axes | term.right.axes) & both
+            ):
                 return False
-            for term in walk(nest.value):
-                if isinstance(term, Load):
-                    kept = next((n for n in schedule.nests[:-1] if n.target is term.buffer), None)
-                    if kept is None:
-                        places.append(term.buffer.flat(term.indices))
-                        continue
-                    own_loops = schedule.inner(kept)
-                    for axis, index in zip(kept.axes, term.indices, strict=True):
-                        if axis in own_loops and index.axes & both:
-                            return False
-                elif (isinstance(term, Value) and term.index.axes & both) or (
-                    isinstance(term, Compare) and (term.left.axes | term.right.axes) & both
-                ):
+        for place in places:
+            steps = []
+            for group in (ones, twos):
+                group_steps = [place.step(axis) for axis in group]
+                if None in group_steps:
                     return False
-            for place in places:
-                steps = []
-                for group in (ones, twos):
-                    found = [place.step(axis) for axis in group]
-                    if None in found:
-                        return False
-                    total = [step for step in found if step is not None and step.number]
-                    if len(total) > 1:
-                        return False
-                    steps.append(total[0] if total else Size(0))
-                if steps[0] != steps[1] * size:
+                total = [step for step in group_steps if step is not None and step.number]
+                if len(total) > 1:
                     return False
-        return True
+                steps.append(total[0] if total else Size(0))
+            if steps[0] != steps[1] * size:
+                return False
+    return True
 
-    def arrange_elements(self, output: Nest) -> None:
-        """The loops of a nest that reduces nothing: in tiles if it transposes, in chunks if there is but one."""
-        loops = [axis for axis in output.axes if self.extent(axis) != ONE]
-        if not loops:
-            return
-        self.schedule.outer = loops[:-1]
-        across = self.transposed(output, loops[-1])
-        if across is not None:
-            self.across = across
-            self.schedule.outer.remove(across)
-        elif len(loops) == 1 and (self.extent(loops[0]).constant or PARALLEL_WORK) >= PARALLEL_WORK // COSTLY_WORK:
-            self.schedule.block = loops[0]
-            self.chunk = _CHUNK
 
-    def transposed(self, nest: Nest, last: Axis) -> Axis | None:
-        """The axis that lies together in what is read where the last axis does not."""
-        for load in loads_of(nest):
-            if load.buffer not in self.schedule.inputs:
-                continue
-            place = load.buffer.flat(load.indices)
-            step = place.step(last)
-            if step is None or step.constant in (0, 1):
-                continue
-            for axis in nest.axes:
-                if axis is not last and axis not in self.merged and place.step(axis) == ONE:
-                    return axis if (self.extent(axis).constant or 4) >= 4 else None
-        return None
+def arrange_elements(space: LoopSpace, output: Nest) -> None:
+    """The loops of a nest that reduces nothing: in tiles if it transposes, in chunks if there is but one."""
+    loops = [axis for axis in output.axes if space.extent(axis) != ONE]
+    if not loops:
+        return
+    space.schedule.outer = loops[:-1]
+    across = _transposed(space, output, loops[-1])
+    if across is not None:
+        space.across = across
+        space.schedule.outer.remove(across)
+    elif len(loops) == 1 and (space.extent(loops[0]).constant or PARALLEL_WORK) >= PARALLEL_WORK // COSTLY_WORK:
+        space.schedule.block = loops[0]
+        space.chunk = _CHUNK
+
+
+def _transposed(space: LoopSpace, nest: Nest, last: Axis) -> Axis | None:
+    """The axis that lies together in what is read where the last axis does not."""
+    for load in loads_of(nest):
+        if load.buffer not in space.schedule.inputs:
+            continue
+        place = load.buffer.flat(load.indices)
+        step = place.step(last)
+        if step is None or step.constant in (0, 1):
+            continue
+        for axis in nest.axes:
+            if axis is not last and axis not in space.merged and place.step(axis) == ONE:
+                return axis if (space.extent(axis).constant or 4) >= 4 else None
+    return None

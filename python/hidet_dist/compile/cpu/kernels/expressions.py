@@ -1,4 +1,4 @@
-"""Terms as expressions of C++: names of loops, places in memory, and what is known of conditions."""
+"""Terms as expressions of C++: places in memory, and conditions whose outcome is known."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from hidet_dist.compile.cpu.kernels.code import Code
 from hidet_dist.compile.cpu.kernels.index import ONE, Axis, Index, Opaque, Size
-from hidet_dist.compile.cpu.kernels.schedule import BLOCK, Nest, Schedule
+from hidet_dist.compile.cpu.kernels.schedule import BLOCK, Nest
+from hidet_dist.compile.cpu.kernels.space import LoopSpace
 from hidet_dist.compile.cpu.kernels.terms import (
     SHORT_FLOATS,
     TYPES,
@@ -38,45 +39,22 @@ from hidet_dist.compile.cpu.kernels.terms import (
 _TESTS = {"isnan": "({0} != {0})", "isinf": "(hd::abs({0}) == INFINITY)", "isfinite": "(hd::abs({0}) < INFINITY)"}
 
 
-class Expressions(Code):
-    """Expressions of a schedule's terms.
+class Expressions:
+    """Writes terms as expressions of C++.
 
     Attributes
     ----------
-    names, extents: of loops; those of the last nest stand for all that are the same.
-    ranges: where a loop runs over a part of its extent, from where to where.
-    buffers: the names of what is in memory.
+    space: the loops around the expressions.
+    code: takes the declarations of values that are used more than once.
+    buffers: the names of buffers in memory.
     results: the names of terms that have been computed: reductions, and terms that are needed more than once.
-    block_start: the name of the place where the current block begins.
-    merged: loops that the next one within them runs over as well.
     """
 
-    def __init__(self, schedule: Schedule):
-        super().__init__()
-        self.schedule = schedule
-        self.names: dict[Axis, str] = {}
-        self.extents: dict[Axis, Size] = {}
-        self.ranges: dict[Axis, tuple[int, int]] = {}
-        self.buffers: dict[Buffer, str] = {buffer: f"x{n}" for n, buffer in enumerate(schedule.inputs)}
+    def __init__(self, space: LoopSpace, code: Code):
+        self.space = space
+        self.code = code
+        self.buffers: dict[Buffer, str] = {buffer: f"x{n}" for n, buffer in enumerate(space.schedule.inputs)}
         self.results: dict[Term, str] = {}
-        self.block_start = "0"
-        self.merged: set[Axis] = set()
-
-    def named(self, axis: Axis) -> Axis:
-        """The axis whose name an axis has."""
-        return self.schedule.same.get(axis) or axis
-
-    def name(self, axis: Axis) -> str:
-        """The name of an axis's variable, made when it is first asked for."""
-        axis = self.named(axis)
-        if axis not in self.names:
-            self.names[axis] = f"i{next(self.fresh)}"
-        return self.names[axis]
-
-    def extent(self, axis: Axis) -> Size:
-        """The extent of an axis's loop, merged axes included."""
-        origin = self.schedule.same.get(axis)
-        return self.extents.get(axis, self.extents.get(origin, axis.extent) if origin is not None else axis.extent)
 
     def index(self, index: Index) -> str:
         """An index as an expression of C++."""
@@ -85,10 +63,10 @@ class Expressions(Code):
             factors = [] if value == 1 and (symbols or atom is not None) else [f"INT64_C({value})"]
             factors += symbols
             if isinstance(atom, Axis):
-                own = self.name(atom)
-                if own == "0":
+                variable = self.space.name(atom)
+                if variable == "0":
                     continue
-                factors.append(own)
+                factors.append(variable)
             elif isinstance(atom, Opaque):
                 factors.append(f"(int64_t){self.term(atom.term)}")
             texts.append(" * ".join(factors))
@@ -148,10 +126,10 @@ class Expressions(Code):
     def known(self, condition: Term) -> bool | None:
         """Whether a condition holds in all of the ranges that the axes have here."""
         if isinstance(condition, Compare):
-            found = (condition.left - condition.right).within(self.ranges)
-            if found is None:
+            interval = (condition.left - condition.right).within(self.space.ranges)
+            if interval is None:
                 return None
-            low, high = found
+            low, high = interval
             outcomes = {
                 "<": (high < 0, low >= 0),
                 "<=": (high <= 0, low > 0),
@@ -176,40 +154,38 @@ class Expressions(Code):
 
     def place(self, buffer: Buffer, indices: Sequence[Index]) -> str:
         """An element of a buffer as it lies in memory, or in what is kept."""
-        nest = next((n for n in self.schedule.nests[:-1] if n.target is buffer), None)
+        nest = next((n for n in self.space.schedule.nests[:-1] if n.target is buffer), None)
         if nest is None:
             name = self.buffers.get(buffer, "y")
             return f"{name}[{self.index(buffer.flat(indices))}]"
-        inner = self.schedule.inner(nest)
+        inner = self.space.schedule.inner(nest)
         if not inner:
             return self.buffers[buffer]
         place, stride = "", ONE
         for axis, index in zip(reversed(nest.axes), reversed(indices), strict=True):
             if axis not in inner:
                 continue
-            blocked = self.is_blocked(axis)
-            own = f"({self.index(index)}{f' - {self.block_start}' if blocked else ''}) * ({stride})"
-            place = f"{own} + {place}" if place else own
+            blocked = self.space.is_blocked(axis)
+            offset = f"({self.index(index)}{f' - {self.space.block_start}' if blocked else ''}) * ({stride})"
+            place = f"{offset} + {place}" if place else offset
             stride = stride * (Size(BLOCK) if blocked else axis.extent)
         return f"{self.buffers[buffer]}[{place}]"
 
     def place_at(self, buffer: Buffer, indices: Sequence[Index], axis: Axis, place: str) -> str:
         """An element where an axis is at ``place``."""
-        own = self.name(axis)
-        self.names[self.named(axis)] = place
+        variable = self.space.name(axis)
+        self.space.names[self.space.named(axis)] = place
         text = self.place(buffer, indices)
-        self.names[self.named(axis)] = own
+        self.space.names[self.space.named(axis)] = variable
         return text
-
-    def is_blocked(self, axis: Axis) -> bool:
-        """Whether an axis is the one that runs in blocks."""
-        return self.schedule.block is not None and self.schedule.same.get(axis) is self.schedule.block
 
     def is_contiguous(self, buffer: Buffer, indices: Sequence[Index], axis: Axis) -> bool:
         """Whether neighbouring elements along an axis lie together in a tensor."""
-        in_memory = buffer in self.schedule.inputs or buffer is self.schedule.nests[-1].target
-        axes = [own for own, origin in self.schedule.same.items() if origin is axis or own is axis] or [axis]
-        steps = [buffer.flat(indices).step(own) for own in axes]
+        in_memory = buffer in self.space.schedule.inputs or buffer is self.space.schedule.nests[-1].target
+        axes = [alias for alias, origin in self.space.schedule.same.items() if origin is axis or alias is axis] or [
+            axis
+        ]
+        steps = [buffer.flat(indices).step(alias) for alias in axes]
         return in_memory and None not in steps and [step for step in steps if step is not None and step.number] == [ONE]
 
     def is_copy(self, nest: Nest) -> bool:
@@ -218,7 +194,7 @@ class Expressions(Code):
 
     @staticmethod
     def stored(nest: Nest) -> Any:
-        """What a nest computes, but for a rounding that is done as it is stored."""
+        """The value that a nest computes, without a rounding that is done as it is stored."""
         value = nest.value
         return value.operand if isinstance(value, Round) and value.dtype == nest.target.dtype else value
 
@@ -230,8 +206,8 @@ class Expressions(Code):
         step = difference.step(axis)
         if step is None or not step.constant:
             return None
-        offset = (difference - Index.of(axis).times(step)).within(self.ranges)
-        if offset is None or offset[0] != offset[1] or difference.axes - {axis} - set(self.ranges):
+        offset = (difference - Index.of(axis).times(step)).within(self.space.ranges)
+        if offset is None or offset[0] != offset[1] or difference.axes - {axis} - set(self.space.ranges):
             return None
         limit = -offset[0] - (condition.operator == "<")  # step * i <= limit
         if step.number > 0:
@@ -275,8 +251,8 @@ class Expressions(Code):
         named: list[Term] = []
         for term in always:
             if counts[term] > 1 and isinstance(term, Operation | Choice) and parts(term):
-                name = f"t{next(self.fresh)}"
-                self.put(f"const auto {name} = {self.term(term)};")
+                name = f"t{next(self.code.fresh)}"
+                self.code.put(f"const auto {name} = {self.term(term)};")
                 self.results[term] = name
                 named.append(term)
         return named

@@ -137,13 +137,13 @@ class Index:
     @property
     def axes(self) -> set[Axis]:
         """The axes that the index depends on."""
-        found: set[Axis] = set()
+        result: set[Axis] = set()
         for atom, _ in self.terms:
             if isinstance(atom, Axis):
-                found.add(atom)
+                result.add(atom)
             elif isinstance(atom, Opaque):
-                found |= atom.axes
-        return found
+                result |= atom.axes
+        return result
 
     @property
     def constant(self) -> int | None:
@@ -153,13 +153,13 @@ class Index:
         return self.terms.get((None, ())) if len(self.terms) == 1 else None
 
     def step(self, axis: Axis) -> Size | None:
-        """What is added for each step of an axis; None where that is no product or the index is not linear in it."""
-        found = [Size(value, symbols) for (atom, symbols), value in self.terms.items() if atom is axis]
+        """The increment for each step of an axis; None if it is no product, or the index is not linear in the axis."""
+        steps = [Size(value, symbols) for (atom, symbols), value in self.terms.items() if atom is axis]
         if any(isinstance(atom, Opaque) and axis in atom.axes for atom, _ in self.terms):
             return None
-        if not found:
+        if not steps:
             return Size(0)
-        return found[0] if len(found) == 1 else None
+        return steps[0] if len(steps) == 1 else None
 
     def lone_axis(self) -> Axis | None:
         """The axis that the index is, if it is one and nothing else."""

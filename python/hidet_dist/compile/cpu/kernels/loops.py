@@ -6,9 +6,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from hidet_dist.compile.cpu.kernels.arrangement import PARALLEL_WORK, Arrangement
+from hidet_dist.compile.cpu.kernels.arrangement import PARALLEL_WORK
+from hidet_dist.compile.cpu.kernels.code import Code
+from hidet_dist.compile.cpu.kernels.expressions import Expressions
 from hidet_dist.compile.cpu.kernels.index import ONE, Axis, Index, Size
 from hidet_dist.compile.cpu.kernels.schedule import BLOCK, COSTLY_WORK, Nest
+from hidet_dist.compile.cpu.kernels.space import LoopSpace
 from hidet_dist.compile.cpu.kernels.terms import TYPES, Compare, Load, Term, is_costly, reduced_axes, walk
 
 _RUN = BLOCK  # halves that are converted at a time
@@ -17,44 +20,56 @@ _TILE = 16  # rows and columns that are transposed at a time: 16 cache lines of 
 _MOST_PIECES = 8
 
 
-class Loops(Arrangement):
-    """Loops over elements."""
+class Loops:
+    """Writes loops over elements.
+
+    Attributes
+    ----------
+    space: the loops' names and extents.
+    code: takes the lines.
+    expressions: writes what is computed in the loops.
+    """
+
+    def __init__(self, space: LoopSpace, code: Code, expressions: Expressions):
+        self.space = space
+        self.code = code
+        self.expressions = expressions
 
     @contextmanager
     def outer_loops(self) -> Iterator[None]:
         """The loops around all nests, shared out among threads where that is worth it."""
-        schedule = self.schedule
-        loops = [axis for axis in schedule.outer if self.extent(axis) != ONE]
+        schedule = self.space.schedule
+        loops = [axis for axis in schedule.outer if self.space.extent(axis) != ONE]
         for axis in schedule.outer:
             if axis not in loops:
-                self.names[axis] = "0"
+                self.space.names[axis] = "0"
         block = schedule.block
         heads = [self.loop_head(axis) for axis in loops]
         if block is not None:
-            self.block_start = f"b{next(self.fresh)}"
+            self.space.block_start = f"b{next(self.code.fresh)}"
             heads.append(
-                f"for (int64_t {self.block_start} = 0; {self.block_start} < {self.extent(block)}; "
-                f"{self.block_start} += {self.chunk})"
+                f"for (int64_t {self.space.block_start} = 0; {self.space.block_start} < {self.space.extent(block)}; "
+                f"{self.space.block_start} += {self.space.chunk})"
             )
         if heads:
             condition = self.parallel_condition()
             if condition is not None:
                 collapse = f" collapse({len(heads)})" if len(heads) > 1 else ""
-                self.put(f"#pragma omp parallel for{collapse} schedule(static){condition}")
+                self.code.put(f"#pragma omp parallel for{collapse} schedule(static){condition}")
         for head in heads:
-            self.put(head + " {")
-            self.depth += 1
+            self.code.put(head + " {")
+            self.code.depth += 1
         if block is not None:
-            self.put_end(self.block_start, self.extent(block), self.chunk)
+            self.put_end(self.space.block_start, self.space.extent(block), self.space.chunk)
         yield
         for _ in heads:
-            self.depth -= 1
-            self.put("}")
+            self.code.depth -= 1
+            self.code.put("}")
 
     def parallel_condition(self) -> str | None:
-        """When threads are worth it; None for never."""
+        """Write the condition under which threads are worth it; None for never."""
         texts, total = [], 0
-        for nest in self.schedule.nests:
+        for nest in self.space.schedule.nests:
             work = ONE
             axes = {*nest.axes} | {axis for r in nest.reductions() for axis in reduced_axes(r)}
             for axis in sorted(axes, key=lambda axis: axis.number):
@@ -71,92 +86,92 @@ class Loops(Arrangement):
 
     def loop_head(self, axis: Axis, start: str = "0", end: str | None = None) -> str:
         """The head of an axis's loop, from ``start`` to ``end``, by default over all of its extent."""
-        name = self.name(axis)
-        return f"for (int64_t {name} = {start}; {name} < {self.extent(axis) if end is None else end}; ++{name})"
+        name = self.space.name(axis)
+        return f"for (int64_t {name} = {start}; {name} < {self.space.extent(axis) if end is None else end}; ++{name})"
 
     @contextmanager
     def loops(self, axes: Sequence[Axis]) -> Iterator[None]:
         """Loops over axes, the first one outermost, around what the block writes."""
         for axis in axes:
-            if self.is_blocked(axis):
-                self.put(self.loop_head(axis, self.block_start, f"e{self.block_start}") + " {")
+            if self.space.is_blocked(axis):
+                self.code.put(self.loop_head(axis, self.space.block_start, f"e{self.space.block_start}") + " {")
             else:
-                self.put(self.loop_head(axis) + " {")
-            self.depth += 1
+                self.code.put(self.loop_head(axis) + " {")
+            self.code.depth += 1
         yield
         for _ in axes:
-            self.depth -= 1
-            self.put("}")
+            self.code.depth -= 1
+            self.code.put("}")
 
     def put_end(self, start: str, extent: Size, length: int) -> None:
         """Declare the end of a block of ``length`` that begins at ``start``."""
-        self.put(f"const int64_t e{start} = {start} + {length} < {extent} ? {start} + {length} : {extent};")
+        self.code.put(f"const int64_t e{start} = {start} + {length} < {extent} ? {start} + {length} : {extent};")
 
     @contextmanager
     def simd(self, axis: Axis, start: str, end: str) -> Iterator[None]:
         """An innermost loop whose steps do not depend on one another."""
-        self.put("#pragma GCC ivdep")
-        with self.braces(self.loop_head(axis, start, end)):
+        self.code.put("#pragma GCC ivdep")
+        with self.code.braces(self.loop_head(axis, start, end)):
             yield
 
     def store(self, nest: Nest, half: str | None = None) -> None:
         """Write what a nest computes, or keep it in ``half``, a float that is to be rounded."""
-        shared = self.name_shared(nest.value)
-        target = self.place(nest.target, [Index.of(axis) for axis in nest.axes])
-        value = self.stored(nest)
-        if self.is_copy(nest):
-            self.put(f"{target} = {self.place(value.buffer, value.indices)};")
+        shared = self.expressions.name_shared(nest.value)
+        target = self.expressions.place(nest.target, [Index.of(axis) for axis in nest.axes])
+        value = self.expressions.stored(nest)
+        if self.expressions.is_copy(nest):
+            self.code.put(f"{target} = {self.expressions.place(value.buffer, value.indices)};")
         elif half is None:
-            self.put(f"{target} = hd::To<{TYPES[nest.target.dtype]}>::from({self.term(value)});")
+            self.code.put(f"{target} = hd::To<{TYPES[nest.target.dtype]}>::from({self.expressions.term(value)});")
         else:
-            self.put(f"{half} = (float){self.term(value)};")
+            self.code.put(f"{half} = (float){self.expressions.term(value)};")
         for term in shared:
-            del self.results[term]
+            del self.expressions.results[term]
 
     def element_wise(self, nest: Nest, inner: list[Axis]) -> None:
         """Write the loops of a nest that reduces nothing."""
         if not inner:
             self.store(nest)
             return
-        if self.across is not None:
-            self.tiles(nest, self.across, inner[-1])
+        if self.space.across is not None:
+            self.tiles(nest, self.space.across, inner[-1])
             return
         with self.loops(inner[:-1]):
             self.vector_loop(nest, inner[-1])
 
     def tiles(self, nest: Nest, across: Axis, last: Axis) -> None:
         """Loops in tiles, so that the lines that are read serve more than once."""
-        starts = {axis: f"b{next(self.fresh)}" for axis in (across, last)}
+        starts = {axis: f"b{next(self.code.fresh)}" for axis in (across, last)}
         condition = self.parallel_condition()
-        if condition is not None and not any(self.extent(axis) != ONE for axis in self.schedule.outer):
-            self.put(f"#pragma omp parallel for schedule(static){condition}")
+        if condition is not None and not any(self.space.extent(axis) != ONE for axis in self.space.schedule.outer):
+            self.code.put(f"#pragma omp parallel for schedule(static){condition}")
         for axis, start in starts.items():
-            self.put(f"for (int64_t {start} = 0; {start} < {self.extent(axis)}; {start} += {_TILE}) {{")
-            self.depth += 1
-            self.put_end(start, self.extent(axis), _TILE)
+            self.code.put(f"for (int64_t {start} = 0; {start} < {self.space.extent(axis)}; {start} += {_TILE}) {{")
+            self.code.depth += 1
+            self.put_end(start, self.space.extent(axis), _TILE)
         for axis, start in starts.items():
-            self.put(self.loop_head(axis, start, f"e{start}") + " {")
-            self.depth += 1
+            self.code.put(self.loop_head(axis, start, f"e{start}") + " {")
+            self.code.depth += 1
         self.store(nest)
         for _ in range(4):
-            self.depth -= 1
-            self.put("}")
+            self.code.depth -= 1
+            self.code.put("}")
 
     def vector_loop(self, nest: Nest, axis: Axis) -> None:
         """The innermost loop, in pieces within which conditions on its axis are known."""
-        if self.is_blocked(axis):
-            self.run(nest, axis, self.block_start, f"e{self.block_start}")
+        if self.space.is_blocked(axis):
+            self.run(nest, axis, self.space.block_start, f"e{self.space.block_start}")
             return
         for start, end in self.pieces(nest.value, axis):
             if start is not None and end is not None:
-                self.ranges[axis] = (start, end)
-            self.run(nest, axis, str(start or 0), str(self.extent(axis) if end is None else end))
-            self.ranges.pop(axis, None)
+                self.space.ranges[axis] = (start, end)
+            self.run(nest, axis, str(start or 0), str(self.space.extent(axis) if end is None else end))
+            self.space.ranges.pop(axis, None)
 
     def pieces(self, value: Term, axis: Axis) -> list[tuple[int | None, int | None]]:
         """The ranges of an axis in which each condition on it is known, or ``[(None, None)]`` for all of it at once."""
-        extent = self.extent(axis).constant
-        if extent is None or axis in self.merged or self.extents.get(axis, axis.extent) != axis.extent:
+        extent = self.space.extent(axis).constant
+        if extent is None or axis in self.space.merged or self.space.extents.get(axis, axis.extent) != axis.extent:
             return [(None, None)]
         cuts = {0, extent}
         for term in walk(value):
@@ -165,7 +180,7 @@ class Loops(Arrangement):
             difference = term.left - term.right
             step = difference.step(axis)
             fixed = difference - Index.of(axis).times(step) if step is not None else None
-            offset = None if fixed is None else fixed.within(self.ranges)
+            offset = None if fixed is None else fixed.within(self.space.ranges)
             if step is None or step.constant in (None, 0) or offset is None or offset[0] != offset[1]:
                 continue
             # step * i + offset changes its sign here.
@@ -182,73 +197,78 @@ class Loops(Arrangement):
         result: list[tuple[int | None, int | None]] = []
         before: list[bool | None] | None = None
         for start, end in pieces:
-            self.ranges[axis] = (start, end)
-            now = [self.known(term) for term in walk(value) if isinstance(term, Compare)]
+            self.space.ranges[axis] = (start, end)
+            now = [self.expressions.known(term) for term in walk(value) if isinstance(term, Compare)]
             if result and now == before:
                 result[-1] = (result[-1][0], end)
             else:
                 result.append((start, end))
             before = now
-        del self.ranges[axis]
+        del self.space.ranges[axis]
         return result
 
     def run(self, nest: Nest, axis: Axis, start: str, end: str) -> None:
         """A loop that writes what a nest computes, a run of halves at a time if there are halves."""
-        stored = nest.target.dtype == "float16" and self.is_contiguous(nest.target, [*map(Index.of, nest.axes)], axis)
-        length = self.extent(axis).constant if axis not in self.ranges else self.ranges[axis][1] - self.ranges[axis][0]
+        stored = nest.target.dtype == "float16" and self.expressions.is_contiguous(
+            nest.target, [*map(Index.of, nest.axes)], axis
+        )
+        begin_end = self.space.ranges.get(axis)
+        length = self.space.extent(axis).constant if begin_end is None else begin_end[1] - begin_end[0]
         short = length is not None and length < _SHORTEST_RUN
-        if short or self.is_copy(nest) or not (stored or self.halves(self.stored(nest), axis)):
+        if short or self.expressions.is_copy(nest) or not (stored or self.halves(self.expressions.stored(nest), axis)):
             with self.simd(axis, start, end):
                 self.store(nest)
             return
         if self.converts(nest, axis):
-            load = self.stored(nest)
-            source = self.place_at(load.buffer, load.indices, axis, start)
-            target = self.place_at(nest.target, [Index.of(own) for own in nest.axes], axis, start)
-            self.put(f"hd::{'store' if stored else 'load'}_run(&{source}, {end} - {start}, &{target});")
+            load = self.expressions.stored(nest)
+            source = self.expressions.place_at(load.buffer, load.indices, axis, start)
+            target = self.expressions.place_at(nest.target, [Index.of(each) for each in nest.axes], axis, start)
+            self.code.put(f"hd::{'store' if stored else 'load'}_run(&{source}, {end} - {start}, &{target});")
             return
-        first, number = f"b{next(self.fresh)}", f"n{next(self.fresh)}_"
-        with self.braces(f"for (int64_t {first} = {start}; {first} < {end}; {first} += {_RUN})"):
-            self.put(f"const int64_t {number} = {end} - {first} < {_RUN} ? {end} - {first} : {_RUN};")
+        first, number = f"b{next(self.code.fresh)}", f"n{next(self.code.fresh)}_"
+        with self.code.braces(f"for (int64_t {first} = {start}; {first} < {end}; {first} += {_RUN})"):
+            self.code.put(f"const int64_t {number} = {end} - {first} < {_RUN} ? {end} - {first} : {_RUN};")
             with self.converted(nest.value, axis, first, number):
-                result = f"h{next(self.fresh)}"
+                result = f"h{next(self.code.fresh)}"
                 if stored:
-                    self.put(f"alignas(64) float {result}[{_RUN}];")
+                    self.code.put(f"alignas(64) float {result}[{_RUN}];")
                 with self.simd(axis, first, f"{first} + {number}"):
-                    self.store(nest, f"{result}[{self.name(axis)} - {first}]" if stored else None)
+                    self.store(nest, f"{result}[{self.space.name(axis)} - {first}]" if stored else None)
             if stored:
-                place = self.place_at(nest.target, [Index.of(own) for own in nest.axes], axis, first)
-                self.put(f"hd::store_run({result}, {number}, &{place});")
+                place = self.expressions.place_at(nest.target, [Index.of(each) for each in nest.axes], axis, first)
+                self.code.put(f"hd::store_run({result}, {number}, &{place});")
 
     def converts(self, nest: Nest, axis: Axis) -> bool:
         """Whether a loop does nothing but turn halves that lie together into floats that do, or floats into halves."""
-        value = self.stored(nest)
+        value = self.expressions.stored(nest)
         kinds = {"float16", "float32"}
         return (
             isinstance(value, Load)
             and {value.buffer.dtype, nest.target.dtype} == kinds
-            and self.is_contiguous(value.buffer, value.indices, axis)
-            and self.is_contiguous(nest.target, [Index.of(own) for own in nest.axes], axis)
+            and self.expressions.is_contiguous(value.buffer, value.indices, axis)
+            and self.expressions.is_contiguous(nest.target, [Index.of(each) for each in nest.axes], axis)
         )
 
     def halves(self, value: Term, axis: Axis) -> list[Load]:
         """The halves that a value is always made of and that lie together along an axis."""
-        found = [term for term in self.always(value) if isinstance(term, Load) and term.buffer.dtype == "float16"]
-        return [load for load in found if self.is_contiguous(load.buffer, load.indices, axis)]
+        loads = [
+            term for term in self.expressions.always(value) if isinstance(term, Load) and term.buffer.dtype == "float16"
+        ]
+        return [load for load in loads if self.expressions.is_contiguous(load.buffer, load.indices, axis)]
 
     @contextmanager
     def converted(self, value: Term, axis: Axis, first: str, number: str) -> Iterator[None]:
         """Read the halves that a value is made of, ``number`` from ``first`` on along an axis, as floats."""
         loads = self.halves(value, axis)  # not those that are read already
-        own = self.name(axis)
+        variable = self.space.name(axis)
         places: dict[str, str] = {}
         for load in loads:
-            place = self.place_at(load.buffer, load.indices, axis, first)
+            place = self.expressions.place_at(load.buffer, load.indices, axis, first)
             if place not in places:
-                places[place] = f"h{next(self.fresh)}"
-                self.put(f"alignas(64) float {places[place]}[{_RUN}];")
-                self.put(f"hd::load_run(&{place}, {number}, {places[place]});")
-            self.results[load] = f"{places[place]}[{own} - {first}]"
+                places[place] = f"h{next(self.code.fresh)}"
+                self.code.put(f"alignas(64) float {places[place]}[{_RUN}];")
+                self.code.put(f"hd::load_run(&{place}, {number}, {places[place]});")
+            self.expressions.results[load] = f"{places[place]}[{variable} - {first}]"
         yield
         for load in loads:
-            del self.results[load]
+            del self.expressions.results[load]

@@ -36,7 +36,7 @@ class _Group:
         self.nodes = [node]  # the last one first, each before those that it reads
         self.inputs: list[tuple[Tensor, TensorInput]] = list(zip(node.inputs, node.task.inputs, strict=True))
         self.output: TensorNode = node.task.outputs[0]
-        self.schedule: Schedule = schedule([own for _, own in self.inputs], self.output, types)
+        self.schedule: Schedule = schedule([parameter for _, parameter in self.inputs], self.output, types)
 
     @property
     def tensor(self) -> Tensor:
@@ -49,13 +49,13 @@ class _Group:
         task = producer.task
         (result,) = producer.outputs
         computed = task.outputs[0]
-        replaced = {own: computed for tensor, own in self.inputs if tensor is result}
-        kept = [(tensor, own) for tensor, own in self.inputs if tensor is not result]
+        replaced = {parameter: computed for tensor, parameter in self.inputs if tensor is result}
+        kept = [(tensor, parameter) for tensor, parameter in self.inputs if tensor is not result]
         own_inputs = list(zip(producer.inputs, task.inputs, strict=True))
         output = _replaced(self.output, replaced)
         inputs, output = _distinct([*kept, *own_inputs], output)
         try:
-            arranged = schedule([own for _, own in inputs], output, self.types)
+            arranged = schedule([parameter for _, parameter in inputs], output, self.types)
             alone = schedule(list(task.inputs), computed, self.types)
         except UnsupportedComputationError:
             return False
@@ -67,7 +67,7 @@ class _Group:
 
 
 def _operators(node: Operator) -> int:
-    """How many operators hidet has fused into one."""
+    """Count the operators that hidet has fused into one."""
     return len(node.task.fused_graph.nodes) if isinstance(node.task, FusedTask) else 1
 
 
@@ -98,10 +98,10 @@ def _distinct(
     """Each tensor once."""
     first: dict[Tensor, TensorInput] = {}
     replaced: dict[TensorInput, TensorInput] = {}
-    for tensor, own in inputs:
-        if tensor in first and first[tensor] is not own:
-            replaced[own] = first[tensor]
-        first.setdefault(tensor, own)
+    for tensor, parameter in inputs:
+        if tensor in first and first[tensor] is not parameter:
+            replaced[parameter] = first[tensor]
+        first.setdefault(tensor, parameter)
     return list(first.items()), _replaced(output, replaced) if replaced else output
 
 
@@ -144,8 +144,8 @@ def _can_lower(node: Operator) -> bool:
         return False
     if task.attrs.get("is_opaque") or task.assertions or not task.inputs:
         return False
-    own = task.fused_graph.nodes[task.anchor].task if isinstance(task, FusedTask) else task
-    return type(own).implement_cpu is Task.implement_cpu or isinstance(own, _WRITTEN_BY_HIDET)
+    anchor = task.fused_graph.nodes[task.anchor].task if isinstance(task, FusedTask) else task
+    return type(anchor).implement_cpu is Task.implement_cpu or isinstance(anchor, _WRITTEN_BY_HIDET)
 
 
 def _rebuilt(graph: FlowGraph, groups: dict[Operator, _Group]) -> FlowGraph:
@@ -180,7 +180,7 @@ def _name(nodes: Sequence[Operator]) -> str:
 
 
 def _worthwhile(before: Schedule, producer: Schedule, merged: Schedule, size: int) -> bool:
-    """Whether to compute two in one kernel: not if that computes much twice, or keeps more than the cache holds."""
+    """Whether two operators go into one kernel: not if much is computed twice, or more is kept than the cache holds."""
     kept = merged.kept_bytes()
     if len(merged.nests) > 1 and (kept is None or kept > KEPT_BYTES) and not merged.outer:
         return False

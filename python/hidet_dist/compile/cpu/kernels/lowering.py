@@ -194,10 +194,10 @@ class Lowering:
     def _size_of(self, e: Any) -> Size | None:
         if isinstance(e, int | Constant):
             return Size(int(e)) if int(e) > 0 else None
-        found = self._linear(e, {})
-        if found is None or len(found.terms) != 1:
+        linear = self._linear(e, {})
+        if linear is None or len(linear.terms) != 1:
             return None
-        ((atom, symbols), value) = next(iter(found.terms.items()))
+        ((atom, symbols), value) = next(iter(linear.terms.items()))
         return Size(value, symbols) if atom is None and value > 0 else None
 
     # Values
@@ -355,9 +355,9 @@ class Lowering:
         inner = dict(scope)
         axes: list[Axis] = []
         for dim, (axis, extent) in enumerate(zip(e.axes, e.shape, strict=True)):
-            index, own = self.axis((id(e), 0, dim), extent)
+            index, split = self.axis((id(e), 0, dim), extent)
             inner[axis] = index
-            axes += own
+            axes += split
         term: Term = Reduction(operation, ctype, tuple(axes), self.term(e.value, inner))
         if name == "average":
             count = ONE

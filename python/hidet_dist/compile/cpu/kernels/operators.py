@@ -44,7 +44,7 @@ class Kernel:
 
 
 def function_name() -> str:
-    """What the function in a kernel's text is to be called."""
+    """The name of the function in a kernel's text."""
     return _FUNCTION
 
 

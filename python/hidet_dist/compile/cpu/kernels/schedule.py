@@ -1,4 +1,4 @@
-"""Which loops a computation runs in: what is kept between them, and which loop runs over all of it, row by row.
+"""Schedules: the loop nests of a computation, the values kept between them, and the loop around all of them.
 
 A computation is a chain of definitions: of a softmax the greatest of each row, the exponentials, their sum and the
 quotients. Those with a reduction, and costly ones that are read more than once, are kept; all others are computed where
@@ -109,9 +109,9 @@ def schedule(inputs: Sequence[TensorInput], output: TensorNode, types: Types) ->
     if reduced or _has_reduction(output):
         # Rows that several loops read are computed once, if they are rows and not all there is.
         kept = [grid for grid in grids[:-1] if grid in reduced or grid in twice]
-        found = _arranged(inputs, [*kept, output], types)
-        if len(kept) == len(reduced) or (found.outer and (found.kept_bytes() or 0) <= KEPT_BYTES):
-            return found
+        arranged = _arranged(inputs, [*kept, output], types)
+        if len(kept) == len(reduced) or (arranged.outer and (arranged.kept_bytes() or 0) <= KEPT_BYTES):
+            return arranged
     return _arranged(inputs, [*reduced, output], types)
 
 
@@ -130,8 +130,8 @@ def _grids(output: GridCompute) -> list[GridCompute]:
 
 
 def _has_reduction(grid: GridCompute) -> bool:
-    found = collect(grid.value, (ReduceCompute, ArgReduceCompute, GridCompute), stop_when_found=True)
-    return any(isinstance(node, ReduceCompute | ArgReduceCompute) for node in found)
+    reductions = collect(grid.value, (ReduceCompute, ArgReduceCompute, GridCompute), stop_when_found=True)
+    return any(isinstance(node, ReduceCompute | ArgReduceCompute) for node in reductions)
 
 
 def _read_twice(grids: Sequence[GridCompute]) -> list[GridCompute]:
@@ -156,7 +156,7 @@ def _computes(grid: GridCompute) -> bool:
 
 
 def work(arranged: Schedule) -> int:
-    """What a schedule does, in additions and reads: each term as often as the loops that it depends on run."""
+    """The work of a schedule in additions and reads: each term as often as the loops that it depends on run."""
     total = 0
     for nest in arranged.nests:
         total += math.prod(_length(axis) for axis in nest.axes)
@@ -216,8 +216,8 @@ def _lowered(
         scope: dict[Any, Index] = {}
         axes: list[Axis] = []
         for dim, (axis, extent) in enumerate(zip(grid.axes, shape_of(grid), strict=True)):
-            scope[axis], own = lowering.axis((id(grid), -1, dim), extent)
-            axes += own
+            scope[axis], split = lowering.axis((id(grid), -1, dim), extent)
+            axes += split
         value = lowering.term(grid.value, scope)
         dtype = lowering.types(grid.value).name
         if dtype in SHORT_FLOATS and grid is not kept[-1]:
@@ -252,7 +252,7 @@ def loads_of(nest: Nest) -> list[Load]:
 
 
 def _splits_of_reads(nests: Sequence[Nest], kept: Sequence[GridCompute]) -> list[tuple[Any, Size]]:
-    """Where the dims of what is kept are to be split so that readers' loops are theirs."""
+    """Find the splits of kept dims that make the readers' loops their own."""
     wanted: list[tuple[Any, Size]] = []
     for nest in nests:
         for load in loads_of(nest):
@@ -276,10 +276,10 @@ def _with_rows(inputs: list[Buffer], nests: list[Nest], symbols: dict[str, Expr]
     for nest in reversed(nests[:-1]):
         reads = [load for reader in nests for load in loads_of(reader) if load.buffer is nest.target]
         for dim, axis in enumerate(nest.axes):
-            found = {_row_axis(load.indices[dim], same) for load in reads}
-            same[axis] = found.pop() if len(found) == 1 else None
+            rows = {_row_axis(load.indices[dim], same) for load in reads}
+            same[axis] = rows.pop() if len(rows) == 1 else None
     outer = [
-        axis for axis in output.axes if all([same[own] for own in nest.axes].count(axis) == 1 for nest in nests[:-1])
+        axis for axis in output.axes if all([same[each] for each in nest.axes].count(axis) == 1 for nest in nests[:-1])
     ]
     result = Schedule(inputs, nests, outer, None, same, symbols)
     block = _column_axis(result)
@@ -301,15 +301,15 @@ def lane_axis(reduction: AnyReduction, candidates: Sequence[Axis]) -> Axis | Non
     loads = [term for term in walk(reduction.value) if isinstance(term, Load)]
     if isinstance(reduction, ArgReduction):
         return reduction.axis
-    own = [axis for axis in reduction.axes if (axis.extent.constant or _SHORTEST_LANE) >= _SHORTEST_LANE]
-    if not own and len(reduction.axes) > 1 and _one_run(loads, *reduction.axes[-2:]):
-        own = [reduction.axes[-1]]
+    long_axes = [axis for axis in reduction.axes if (axis.extent.constant or _SHORTEST_LANE) >= _SHORTEST_LANE]
+    if not long_axes and len(reduction.axes) > 1 and _one_run(loads, *reduction.axes[-2:]):
+        long_axes = [reduction.axes[-1]]
     best, best_score = None, 0.0
-    for number, axis in enumerate([*own, *candidates]):
+    for number, axis in enumerate([*long_axes, *candidates]):
         score = sum(_preference(load.buffer.flat(load.indices).step(axis)) for load in loads) + (
-            0.01 if axis in own else 0
+            0.01 if axis in long_axes else 0
         )
-        if best is None or score >= best_score + (0 if number and axis in own else 1e-9):
+        if best is None or score >= best_score + (0 if number and axis in long_axes else 1e-9):
             best, best_score = axis, score
     return best
 

@@ -131,7 +131,7 @@ class Function:
 
 @dataclass(frozen=True, eq=False)
 class Test:
-    """Whether a float is not a number, infinite or finite: ``kind`` is ``isnan``, ``isinf`` or ``isfinite``."""
+    """The test whether a float is NaN, infinite or finite: ``kind`` is ``isnan``, ``isinf`` or ``isfinite``."""
 
     kind: str
     operand: Term
@@ -155,7 +155,7 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class And:
-    """Whether both conditions hold; the second one is not looked at where the first does not."""
+    """The conjunction of two conditions; the second one is evaluated only where the first holds."""
 
     left: Term
     right: Term
@@ -163,7 +163,7 @@ class And:
 
 @dataclass(frozen=True, eq=False)
 class Or:
-    """Whether a condition holds; the second one is not looked at where the first does."""
+    """The disjunction of two conditions; the second one is evaluated only where the first does not hold."""
 
     left: Term
     right: Term
@@ -171,7 +171,7 @@ class Or:
 
 @dataclass(frozen=True, eq=False)
 class Not:
-    """Whether a condition does not hold."""
+    """The negation of a condition."""
 
     operand: Term
 
@@ -242,14 +242,14 @@ def _opaque(index: Index) -> list[Term]:
 
 def walk(term: Term) -> list[Term]:
     """A term and all that it is made of, each once, before its parts."""
-    found: dict[Term, None] = {}
+    terms: dict[Term, None] = {}
     pending = [term]
     while pending:
         current = pending.pop()
-        if current not in found:
-            found[current] = None
+        if current not in terms:
+            terms[current] = None
             pending.extend(parts(current))
-    return list(found)
+    return list(terms)
 
 
 def is_costly(term: Term) -> bool:
@@ -292,13 +292,13 @@ def reduced_axes(term: Term) -> tuple[Axis, ...]:
 
 def free_axes(term: Term) -> frozenset[Axis]:
     """The axes that are anywhere within a term."""
-    found: set[Axis] = set()
+    axes: set[Axis] = set()
     for part in walk(term):
         if isinstance(part, Load):
             for index in part.indices:
-                found |= index.axes
+                axes |= index.axes
         elif isinstance(part, Value):
-            found |= part.index.axes
+            axes |= part.index.axes
         elif isinstance(part, Compare):
-            found |= part.left.axes | part.right.axes
-    return frozenset(found)
+            axes |= part.left.axes | part.right.axes
+    return frozenset(axes)

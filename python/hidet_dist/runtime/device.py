@@ -1,0 +1,94 @@
+"""The device that a rank runs its stage on."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from hidet_dist.artifacts.manifest import StageManifest
+from hidet_dist.runtime.communicator import Communicator
+from hidet_dist.runtime.launcher import Launcher
+from hidet_dist.runtime.memory import HostMemory, Memory
+from hidet_dist.runtime.program import Program
+
+
+class Device(Protocol):
+    """The device of one rank, for one stage."""
+
+    @property
+    def memory(self) -> Memory:
+        """The memory of weights, workspace, inputs and outputs."""
+
+    @property
+    def number(self) -> int | None:
+        """The number of the device among those of its kind; None for the host."""
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of the device's own memory that are held now; 0 on the host, whose memory the system counts."""
+
+    def launcher(
+        self, library: ctypes.CDLL, kernels: Sequence[Sequence[int]], data: Sequence[int], stage: StageManifest
+    ) -> Launcher:
+        """Make the launcher of a stage from its library and the addresses of kernels' candidates and of data."""
+
+    def choose_candidates(
+        self,
+        stage: StageManifest,
+        program: Program,
+        launcher: Launcher,
+        kernels: Sequence[Sequence[int]],
+        communicator: Communicator,
+        folder: Path,
+        build: str,
+    ) -> None:
+        """Choose the fastest candidate of each kernel, the same on all ranks of the stage, which do so together.
+
+        Parameters
+        ----------
+        stage, program: the stage and its program.
+        launcher: the launcher that :meth:`launcher` made.
+        kernels: the addresses of each kernel's candidates.
+        communicator: the communicator of the stage's ranks.
+        folder: the artifact folder, where choices are remembered.
+        build: the identity of this build of the stage.
+
+        Raises
+        ------
+        HidetDistError
+            When no candidate of a kernel runs on all ranks.
+        CommunicationError
+            When another rank fails.
+        """
+
+
+class HostDevice:
+    """The host's processor. Its kernels have one candidate each."""
+
+    number = None
+    allocated_bytes = 0
+
+    def __init__(self) -> None:
+        self.memory = HostMemory()
+
+    def launcher(
+        self, library: ctypes.CDLL, kernels: Sequence[Sequence[int]], data: Sequence[int], stage: StageManifest
+    ) -> Launcher:
+        """Make the launcher, with the first candidate of each kernel."""
+        tensors = len(stage.inputs) + len(stage.outputs)
+        first = [candidates[0] for candidates in kernels]
+        return Launcher(library, first, data, tensors, len(stage.launches), self.memory)
+
+    def choose_candidates(
+        self,
+        stage: StageManifest,
+        program: Program,
+        launcher: Launcher,
+        kernels: Sequence[Sequence[int]],
+        communicator: Communicator,
+        folder: Path,
+        build: str,
+    ) -> None:
+        """Keep the first candidate of each kernel."""
