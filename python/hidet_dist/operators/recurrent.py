@@ -53,7 +53,9 @@ def lstm(
     hidden, cell: Tensor, optional
         [batch, size], the states before the first step; zeros unless given.
 
-    Returns the hidden state after each step [steps, batch, size], and both states after the last one.
+    Returns
+    -------
+    The hidden state after each step [steps, batch, size], and both states after the last one.
     """
     size = int(recurrence.shape[1])
     h, c = _start(x, hidden, size), _start(x, cell, size)
@@ -96,7 +98,9 @@ def gru(
     linear_before_reset: bool
         Whether the reset gate is applied to the product with the recurrence, as PyTorch does, or to the state before.
 
-    Returns the hidden state after each step [steps, batch, size], and that after the last one.
+    Returns
+    -------
+    The hidden state after each step [steps, batch, size], and that after the last one.
     """
     size = int(recurrence.shape[1])
     h = _start(x, hidden, size)
