@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -356,3 +358,33 @@ def test_what_pytorch_exports(tmp_path, kind, opset):
     weights = names_of({x for op in name.nodes for x in op.inputs})
     tied = "head.weight" if kind == "sequences" else "layers.7.weight"
     assert tied in {own.partition("[")[0] for own in weights}
+
+
+@pytest.mark.parametrize("operator", ["ConstantOfShape", "Range", "Tile", "Expand"])
+def test_values_too_large_to_compute_while_tracing_are_not(tmp_path, operator):
+    many = np.array([2**45])
+    inputs = {
+        "ConstantOfShape": [many],
+        "Range": [np.array(0), many[0], np.array(1)],
+        "Tile": [np.array([1.0], np.float32), many],
+        "Expand": [np.array([1.0], np.float32), many],
+    }[operator]
+    names = [f"i{number}" for number in range(len(inputs))]
+    nodes = [helper.make_node(operator, names, ["t"]), helper.make_node("Shape", ["t"], ["s"])]
+    nodes.append(helper.make_node("Add", ["x", "s"], ["y"]))
+    model = made(nodes, {"x": ("int64", [1])}, ["y"], dict(zip(names, map(np.asarray, inputs), strict=True)))
+    onnx.save(model, tmp_path / "model.onnx")
+    if operator == "Range":
+        with pytest.raises(UnsupportedModelError, match="a range from 0"):
+            hidet_dist.from_onnx(tmp_path / "model.onnx")
+    else:
+        assert hidet_dist.from_onnx(tmp_path / "model.onnx").outputs[0].shape == (1,)
+
+
+def test_the_package_that_reads_onnx_is_asked_for_by_name(monkeypatch):
+    package = importlib.import_module("hidet_dist.frontends.onnx")
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "onnx", None)
+        with pytest.raises(ConfigError, match=r"pip install 'hidet_dist\[onnx\]'"):
+            importlib.reload(package)
+    importlib.reload(package)

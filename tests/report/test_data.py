@@ -182,7 +182,7 @@ def test_malformed_data_is_refused_or_read_as_it_is(planned, data):
     """Any value in any place: a PlanError, or a report that can be drawn."""
     report = planned[2]
     value = json.loads(report.to_json())
-    place = data.draw(st.sampled_from(sorted(_places(value), key=str)[1:]))
+    place = data.draw(st.sampled_from(sorted(filter(None, _places(value)), key=str)))
     inner = value
     for key in place[:-1]:
         inner = inner[key]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +249,7 @@ class Report:
     overlapped_bytes: what a device holds at most where communication runs beside computation; None where it does not.
     collectives: how many there are of each kind.
     search: None where the plan was not searched.
+    origin: the options that ``hidet-dist plan`` was given, by name; empty where the plan was made otherwise.
     """
 
     title: str
@@ -268,6 +269,7 @@ class Report:
     timeline: tuple[Span, ...]
     families: tuple[Family, ...]
     search: Search | None = None
+    origin: dict[str, str] = field(default_factory=dict)
 
     def to_data(self) -> dict[str, Any]:
         """The report as plain JSON values."""

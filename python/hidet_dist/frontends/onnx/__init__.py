@@ -1,1 +1,8 @@
 """ONNX models as graphs: nodes become operators of hidet, and initializers become weights that stay in their files."""
+
+from hidet_dist.errors import ConfigError
+
+try:
+    import onnx as _onnx  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ConfigError("ONNX models need the package onnx: pip install 'hidet_dist[onnx]'.") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from hidet import ops
 from hidet.graph import Tensor
 
 from hidet_dist import operators
-from hidet_dist.frontends.onnx.nodes import Node, Refused, Value, lowers, rank_of, static
+from hidet_dist.frontends.onnx.nodes import MOST_ELEMENTS, Node, Refused, Value, lowers, rank_of, static
 from hidet_dist.operators import elementwise, indexing, shaping
 from hidet_dist.operators.dtypes import to_dtype
 from hidet_dist.spec.extents import Extent, extents_of
@@ -304,7 +305,7 @@ def _constant(node: Node) -> np.ndarray:
 def _constant_of_shape(node: Node) -> Value:
     sizes = _extents(node.known(0, "the sizes of ConstantOfShape"))
     value = np.asarray(node.get("value", np.zeros(1, np.float32)))
-    if all(isinstance(n, int) for n in sizes):
+    if all(isinstance(n, int) for n in sizes) and math.prod(sizes) <= MOST_ELEMENTS:
         return np.full(sizes, value.item(), value.dtype)
     return ops.full(sizes, value.item(), value.dtype.name, node.like.device)
 
@@ -314,6 +315,8 @@ def _range(node: Node) -> np.ndarray:
     start, limit, delta = (node.known(place, "the bounds of Range") for place in range(3))
     if object in (start.dtype, limit.dtype, delta.dtype):
         raise Refused("a range up to a symbolic dim is not supported: give the size in dims")
+    if delta == 0 or abs(float(limit - start) / float(delta)) > MOST_ELEMENTS:
+        raise Refused(f"a range from {start} to {limit} by {delta} is not supported")
     made: np.ndarray = np.arange(start.item(), limit.item(), delta.item()).astype(start.dtype)
     return made
 

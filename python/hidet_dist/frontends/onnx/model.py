@@ -19,14 +19,13 @@ from onnx.reference import ReferenceEvaluator
 from hidet_dist.errors import ConfigError, HidetDistError, MissingOperator, TraceError, UnsupportedModelError
 from hidet_dist.frontends.onnx import arithmetic, arrangement, layers  # noqa: F401  # they register lowerings
 from hidet_dist.frontends.onnx.initializers import KNOWN_ELEMENTS, ModelFile, dtype_name
-from hidet_dist.frontends.onnx.nodes import Node, Refused, Value, lowering_of
+from hidet_dist.frontends.onnx.nodes import MOST_ELEMENTS, Node, Refused, Value, lowering_of
 from hidet_dist.frontends.onnx.symbolic_shapes import evaluate_shapes
 from hidet_dist.spec.interface import Interface, attach
 
 OLDEST_OPSET, NEWEST_OPSET = 13, 21
 _STANDARD = ("", "ai.onnx")
-_FOLDED_ELEMENTS = 2**20
-"""The most elements of a value that is computed while tracing; what is larger becomes part of the graph."""
+_GROWS = ("Expand", "Tile")
 
 
 def from_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> FlowGraph:
@@ -234,7 +233,9 @@ class _Lowerer:
             return None
         if any(value.dtype == object for value in there):
             return evaluate_shapes(proto.op_type, given, {own.name: _attribute(own) for own in proto.attribute})
-        if sum(value.size for value in there) > _FOLDED_ELEMENTS:
+        if sum(value.size for value in there) > MOST_ELEMENTS:
+            return None
+        if proto.op_type in _GROWS and there[0].size * math.prod(map(int, there[1].reshape(-1))) > MOST_ELEMENTS:
             return None
         names = [name for name in proto.input if name]
         feed = dict(zip(names, there, strict=True))
@@ -248,7 +249,10 @@ class _Lowerer:
             [onnx.ValueInfoProto(name=name) for name in proto.output if name],
         )
         model = onnx.helper.make_model(single, opset_imports=[onnx.helper.make_opsetid("", self.opset)])
-        results = iter(ReferenceEvaluator(model).run(None, feed))
+        try:
+            results = iter(ReferenceEvaluator(model).run(None, feed))
+        except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
+            return None  # it does not take all that the standard allows: GatherElements of one row, for one
         return [np.asarray(next(results)) if name else None for name in proto.output]
 
 

@@ -25,6 +25,10 @@ class Refused(Exception):
     """An operator, or a way to use it, that is not supported; the message says why."""
 
 
+MOST_ELEMENTS = 2**20
+"""The most elements of a value that is computed while tracing; a larger one is part of the graph, or refused."""
+
+
 @dataclass(frozen=True)
 class Node:
     """One node of a model.

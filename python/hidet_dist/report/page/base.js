@@ -52,6 +52,12 @@ function say(text) {
   document.getElementById('status').textContent = text;
 }
 
+// A table that is wider than the page scrolls by itself, by keyboard too.
+function scrolling(label, ...rows) {
+  const table = el('table', {}, el('caption', {}, label), rows);
+  return el('div', {class: 'scroll', tabindex: '0', role: 'region', 'aria-label': label}, table);
+}
+
 // ---- Figures
 
 function significant(value) {
@@ -80,7 +86,10 @@ function time(seconds) {
 }
 
 const more = (value, text) => (value < 0 ? text(value) : `+${text(value)}`);
-const percent = value => `${(100 * value).toFixed(Math.abs(value) < 0.0995 ? 2 : 1)} %`;
+function percent(value) {
+  if (value && Math.abs(value) < 5e-5) return `${value < 0 ? '−' : ''}< 0.01 %`;
+  return `${(100 * value).toFixed(Math.abs(value) < 0.0995 ? 2 : 1)} %`;
+}
 const count = (number, what) => `${number} ${what}${number === 1 ? '' : what.endsWith('s') ? 'es' : 's'}`;
 const sum = (values, of = value => value) => values.reduce((total, value) => total + of(value), 0);
 

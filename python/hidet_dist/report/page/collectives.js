@@ -68,7 +68,7 @@ function drawCollectives() {
     {title: 'bytes each', number: true, sort: group => group.first.nbytes, cell: group => bytes(group.first.nbytes)},
     {title: 'time each', number: true, sort: group => group.first.seconds, cell: group => time(group.first.seconds)},
     {title: 'time in all', number: true, sort: group => group.seconds, cell: group => bar(group.seconds / total, time(group.seconds))},
-    {title: 'hidden', number: true, sort: group => group.hidden / group.seconds, cell: group => (group.hidden ? percent(group.hidden / group.seconds) : '–')},
+    {title: 'hidden', number: true, sort: group => group.hidden / group.seconds, cell: group => (group.hidden > 1e-3 * group.seconds ? percent(group.hidden / group.seconds) : '–')},
   ], {
     caption: 'Collectives, those of equal layers as one row', sorted: 5,
     filter: group => `${groupName(group)} ${group.first.step} ${group.first.why}`,

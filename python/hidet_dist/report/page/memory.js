@@ -5,7 +5,7 @@ const CHART = {width: 1000, height: 260, left: 62, top: 14, bottom: 26};
 function pointText(point) {
   const per = report.memory.points_per_operator;
   const number = Math.floor(point / per);
-  if (number >= report.operators.length) return 'graph outputs';
+  if (number >= report.operators.length) return 'delivering graph outputs';
   const part = ['converting inputs of', 'running', 'reducing results of'][point % per] || 'at';
   return `${part} ${operatorName(report.operators[number])}`;
 }
@@ -43,13 +43,16 @@ function niceStep(most, ticks) {
   return [1, 2, 4].map(factor => factor * unit).find(step => most / step <= ticks) || 8 * unit;
 }
 
-function drawMemory() {
+// With ``detail`` the chart begins at what is held throughout, so that what lives for a while is seen.
+function drawMemory(detail = false) {
   const {held_bytes: held, budget_bytes: budget} = report.memory;
   const peak = peakBytes(), at = peakPoint();
   const resident = sum(report.memory.holdings.filter(isResident), one => one.nbytes);
-  const top = Math.max(peak * 1.08, Math.min(budget * 1.05, peak * 2.5), 1);
+  const floor = detail ? resident : 0;
+  const room = peak - floor;
+  const top = floor + Math.max(budget <= floor + 1.6 * room ? 1.06 * (budget - floor) : 0, 1.1 * room, 1);
   const x = point => CHART.left + ((CHART.width - CHART.left - 8) * point) / Math.max(1, held.length - 1);
-  const y = count => CHART.top + (CHART.height - CHART.top - CHART.bottom) * (1 - count / top);
+  const y = count => CHART.top + (CHART.height - CHART.top - CHART.bottom) * (1 - Math.max(0, count - floor) / (top - floor));
   // One column a pixel, each with the most that is held within it.
   const columns = Math.min(held.length, CHART.width - CHART.left);
   const outline = [];
@@ -59,13 +62,13 @@ function drawMemory() {
     for (let point = first; point < end; point += 1) most = Math.max(most, held[point]);
     outline.push(`${x(first).toFixed(1)},${y(most).toFixed(1)}`, `${x(Math.min(end, held.length - 1)).toFixed(1)},${y(most).toFixed(1)}`);
   }
-  const base = y(0), right = x(held.length - 1);
+  const base = y(floor), right = x(held.length - 1);
   const chart = svg('svg', {viewBox: `0 0 ${CHART.width} ${CHART.height}`, class: 'chart', role: 'img',
     'aria-label': `Bytes held by a device over the run: ${bytes(resident)} throughout, ${bytes(peak)} at most, ${pointText(at)}. The budget is ${bytes(budget)}.`});
-  const step = niceStep(top, 5);
-  for (let tick = 0; tick <= top; tick += step) {
-    chart.append(svg('line', {x1: CHART.left, x2: right, y1: y(tick), y2: y(tick), class: 'grid'}),
-      svg('text', {x: CHART.left - 6, y: y(tick) + 4, 'text-anchor': 'end'}, bytes(tick)));
+  const step = niceStep(top - floor, 5);
+  for (let tick = 0; tick <= top - floor; tick += step) {
+    chart.append(svg('line', {x1: CHART.left, x2: right, y1: y(floor + tick), y2: y(floor + tick), class: 'grid'}),
+      svg('text', {x: CHART.left - 6, y: y(floor + tick) + 4, 'text-anchor': 'end'}, `${detail ? '+' : ''}${bytes(tick)}`));
   }
   chart.append(svg('polygon', {points: `${CHART.left},${base} ${outline.join(' ')} ${right},${base}`, class: 'live'}),
     svg('rect', {x: CHART.left, y: y(resident), width: right - CHART.left, height: base - y(resident), class: 'resident'}));
@@ -92,7 +95,7 @@ function drawMemory() {
     readout.replaceChildren(el('strong', {}, bytes(held[point])), ` ${pointText(point)}`, point === at ? ' – the peak' : '');
     const groups = heldAt(point);
     const shown = groups.slice(0, 12);
-    list.replaceChildren(el('table', {}, el('caption', {}, 'What a device holds at this point'),
+    list.replaceChildren(scrolling('What a device holds at this point',
       el('thead', {}, el('tr', {}, ['tensor', 'what', 'bytes', 'from', 'to'].map((text, n) => el('th', {scope: 'col', class: n === 2 ? 'number' : null}, text)))),
       el('tbody', {}, shown.map(group => el('tr', {},
         el('th', {scope: 'row'}, group.name, group.count > 1 ? el('span', {class: 'quiet'}, ` × ${group.count}`) : '',
@@ -112,9 +115,13 @@ function drawMemory() {
   const overlapped = report.overlapped_bytes;
   replaceBody('memory',
     el('p', {class: 'lead'}, `${bytes(peak)} at most, of ${bytes(budget)} (${percent(peak / budget)}); ${bytes(resident)} of it throughout. `,
-      overlapped && overlapped !== peak ? `With communication beside computation a device holds ${bytes(overlapped)} at most. ` : '',
+      overlapped && bytes(overlapped) !== bytes(peak) ? `With communication beside computation a device holds ${bytes(overlapped)} at most. ` : '',
       el('button', {type: 'button', class: 'link', onclick: () => move(at)}, 'Go to the peak')),
     el('ul', {class: 'legend'}, el('li', {}, el('span', {class: 'swatch resident'}), 'held throughout: weights, inputs, outputs'),
       el('li', {}, el('span', {class: 'swatch live'}), 'held for a while: activations, conversions')),
+    el('label', {class: 'choice'}, el('input', {type: 'checkbox', checked: detail, onchange: event => {
+      drawMemory(event.target.checked);
+      document.querySelector('#memory input[type=checkbox]').focus();
+    }}), ' Only what is held for a while'),
     chart, slider, readout, list);
 }

@@ -214,8 +214,12 @@ function drawModel() {
   tree.append(top.element);
   open(top);
   select(top, false);
-  // A family of layers is what most readers look for: its parent is opened as well.
-  for (const row of [...rows]) if (row.node.kind === 'module' && families.has(row.node.path)) open(row);
+  // Layers are what most readers look for: the modules on the way to them are opened as well.
+  const isAbove = path => [...families.keys()].some(prefix => prefix === path || prefix.startsWith(`${path}.`));
+  for (let n = 1; n < rows.length; n += 1) {
+    const {node} = rows[n];
+    if (node.kind === 'module' && isAbove(node.path) && !/\.\d+(\.|$)/.test(node.path)) open(rows[n]);
+  }
   const head = el('div', {class: 'row head', 'aria-hidden': 'true'}, ['module, weight or operator', '', 'sharding', 'a device', 'predicted']
     .map(text => el('span', {}, text)));
   // Opens the way to a tensor and selects it.
@@ -324,7 +328,7 @@ function addedText(choice) {
 
 function fitText(extra) {
   const over = peakWith(extra) - report.memory.budget_bytes;
-  return over > 0 ? `over the budget by ${bytes(over)}, unless other tensors are split more` : 'fits the budget';
+  return over > 0 ? `is over the budget by ${bytes(over)}, unless other tensors are split more` : 'fits the budget';
 }
 
 function alternativesOf(weight) {
@@ -333,7 +337,7 @@ function alternativesOf(weight) {
   }
   const choices = [...weight.alternatives].sort((a, b) => added(a) - added(b));
   return el('div', {class: 'alternatives'}, el('h4', {}, 'What another sharding would cost'),
-    el('table', {}, el('caption', {}, 'The best plans with this weight stored otherwise, whatever memory they need'),
+    scrolling('The best plans with this weight stored otherwise, whatever memory they need',
       el('thead', {}, el('tr', {}, ['stored as', 'a run takes', 'a device holds', ''].map(text => el('th', {scope: 'col'}, text)))),
       el('tbody', {}, choices.map(choice => {
         const extra = shardBytes(weight, choice.spec) - weight.shard_nbytes;
@@ -371,10 +375,12 @@ const meshRow = (tensor, spec) => el('p', {class: 'read'}, specChip(tensor, spec
   el('span', {class: 'quiet'}, shapeText(tensor)));
 
 function pinForm(weight) {
-  const options = [weight.spec, ...weight.alternatives.map(choice => choice.spec)];
+  // A weight that is pinned has no alternatives in the plan that was searched with the pin.
+  const base = first.tensors.find(one => one.name === weight.name) || weight;
+  const options = [base.spec, ...base.alternatives.map(choice => choice.spec)];
   const pinned = pins.get(nameOf(weight));
   const group = el('fieldset', {}, el('legend', {}, 'Pin and search again'),
-    options.map((spec, n) => el('label', {}, el('input', {type: 'radio', name: 'pin', value: spec, checked: pinned ? spec === pinned : n === 0}), specChip(weight, spec))));
+    options.map(spec => el('label', {}, el('input', {type: 'radio', name: 'pin', value: spec, checked: pinned ? spec === pinned : spec === weight.spec}), specChip(weight, spec))));
   return el('form', {class: 'pin', onsubmit: event => {
     event.preventDefault();
     const chosen = new FormData(event.target).get('pin');

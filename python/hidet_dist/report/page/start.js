@@ -83,7 +83,7 @@ function collectiveAnswer() {
   const times = group.members.length > 1 ? `${group.members.length} × ${time(group.first.seconds)} = ` : '';
   return answer('Which collective costs most, and why?', 'collectives',
     el('p', {}, el('strong', {}, `${group.first.kind} at ${groupName(group)}`), `: ${times}${time(group.seconds)}, ${percent(group.seconds / total)} of all communication`,
-      group.hidden ? `, ${percent(group.hidden / group.seconds)} of it hidden.` : '.'),
+      group.hidden > 1e-3 * group.seconds ? `, ${percent(group.hidden / group.seconds)} of it hidden.` : '.'),
     group.first.why, savingText(group.first));
 }
 
@@ -156,7 +156,7 @@ function drawSearch() {
   replaceBody('search',
     el('p', {class: 'lead'}, search.mode === 'search' ? `The search ended with ${time(report.seconds)}; it proved that no plan takes less than ${time(search.bound_seconds)} (gap ${percent(search.gap)}).`
       : 'The plan follows from pins, without a search.', search.time_limit_reached ? ' Its time limit was reached: the plan depends on the machine that searched.' : ''),
-    el('table', {}, el('caption', {}, 'The best plans known in turn; their times are without overlap'),
+    scrolling('The best plans known in turn; their times are without overlap',
       el('thead', {}, el('tr', {}, ['plan', 'predicted', 'bound then', 'gap', 'after'].map((text, n) => el('th', {scope: 'col', class: n ? 'number' : null}, text)))),
       el('tbody', {}, search.incumbents.map((one, n) => el('tr', {}, el('th', {scope: 'row'}, `${n + 1}`), el('td', {class: 'number'}, bar(one.seconds / slowest, time(one.seconds))),
         el('td', {class: 'number'}, one.bound_seconds > 0 ? time(one.bound_seconds) : '–'), el('td', {class: 'number'}, percent(Math.max(0, 1 - one.bound_seconds / one.seconds))),

@@ -202,7 +202,7 @@ function comparison() {
     const computed = total(spans, 'compute'), sent = total(spans, 'communication');
     return el('tr', {}, el('th', {scope: 'row'}, name), [computed, sent, seconds].map(value => el('td', {class: 'number'}, time(value))));
   };
-  return el('table', {}, el('caption', {}, 'Predicted beside measured; a measured collective includes waiting for the other ranks'),
+  return scrolling('Predicted beside measured; a measured collective includes waiting for the other ranks',
     el('thead', {}, el('tr', {}, ['', 'kernels', 'collectives', 'in all'].map((text, n) => el('th', {scope: 'col', class: n ? 'number' : null}, text)))),
     el('tbody', {}, row('predicted', report.timeline, report.makespan_seconds), traces.map(trace => row(`measured, rank ${trace.rank}`, trace.spans, trace.seconds))));
 }

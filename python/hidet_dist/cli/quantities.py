@@ -1,0 +1,54 @@
+"""Sizes, times and meshes as people write and read them."""
+
+from __future__ import annotations
+
+import re
+
+from hidet_dist.errors import ConfigError
+
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*$", re.IGNORECASE)
+_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_MESH = re.compile(r"^\d{1,9}(?:[x,]\d{1,9})*$")
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes from text such as ``60GiB`` (2**30 bytes each), ``60GB`` (10**9) or ``1048576``. Raises ConfigError."""
+    match = _SIZE.match(text)
+    if match is None:
+        raise ConfigError(f"{text!r} is no size in bytes; write it as 60GiB, 60GB or 1048576.")
+    number, unit, binary = match.groups()
+    count = int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.upper()])
+    if count < 1:
+        raise ConfigError(f"The size {text!r} is less than a byte.")
+    return count
+
+
+def parse_mesh(text: str) -> list[int]:
+    """Devices along each mesh axis from text such as ``8`` or ``2x8``. Raises ConfigError."""
+    if not _MESH.match(text):
+        raise ConfigError(f"{text!r} is no mesh; write the devices along each axis, as 8 or 2x8.")
+    return [int(size) for size in re.split("[x,]", text)]
+
+
+def bytes_text(count: float) -> str:
+    """Bytes with three digits, such as ``3.20 GiB``."""
+    sign, value = ("-" if count < 0 else ""), abs(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 999.5 or unit == "TiB":
+            return f"{sign}{value:.0f} B" if unit == "B" else f"{sign}{_three_digits(value)} {unit}"
+        value /= 1024
+    raise AssertionError("the last unit takes any value")
+
+
+def seconds_text(seconds: float) -> str:
+    """Seconds with three digits, such as ``41.3 ms``."""
+    sign, value = ("-" if seconds < 0 else ""), abs(seconds)
+    for factor, unit in _TIME_UNITS:
+        if value >= 0.9995 * factor:
+            return f"{sign}{_three_digits(value / factor)} {unit}"
+    return f"{sign}{_three_digits(value / _TIME_UNITS[-1][0])} ns" if value else "0 s"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f}"

@@ -1,0 +1,127 @@
+"""``hidet-dist run``: artifacts run once by ranks on this machine, with inputs and outputs in .npz files.
+
+Each rank is this module as a program: ``python -m hidet_dist.cli.running DIR INPUT OUTPUT``.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from hidet_dist import launch
+from hidet_dist.artifacts.manifest import Manifest, StageManifest
+from hidet_dist.checks import shown
+from hidet_dist.errors import ArtifactError, ConfigError, HidetDistError, InputError
+from hidet_dist.runtime.partition import load_partition
+from hidet_dist.spec import Plan
+
+_Arrays = Mapping[str, np.ndarray]
+
+
+def run(folder: Path, ranks: int | None, given: Path, output: Path | None) -> int:
+    """Run artifacts on this machine, print what came out, and save it to ``output`` if that is given.
+
+    Arrays of ``given`` are named as the model's inputs, or as the plan's (``x0`` and so on). Returns the exit status of
+    the ranks.
+
+    Raises
+    ------
+    ArtifactError
+        When the folder holds no artifacts, or artifacts of several stages or of sharded inputs or outputs.
+    ConfigError
+        When the artifacts are for another number of ranks, or ``given`` cannot be read.
+    InputError
+        When ``given`` lacks an input, or has another array.
+    """
+    stage, names = _interface(folder)
+    if ranks is not None and ranks != stage.size:
+        raise ConfigError(f"{folder} is for {stage.size} ranks; run it with -n {stage.size}, or without -n.")
+    _ordered(read_arrays(given), names[0], given)
+    with tempfile.TemporaryDirectory(prefix="hidet-dist-run-") as place:
+        result = Path(place) / "outputs.npz"
+        arguments = ["-n", str(stage.size), "-m", "hidet_dist.cli.running", str(folder), str(given), str(result)]
+        status = launch.main(arguments, "hidet-dist run")
+        if status:
+            return status
+        arrays = read_arrays(result)
+    for name, array in arrays.items():
+        shape = ", ".join(map(str, array.shape))
+        print(f"{name}: {array.dtype}[{shape}], from {array.min():g} to {array.max():g}")
+    if output is not None:
+        _save(output, arrays)
+        print(f"Written to {output}.")
+    return 0
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a .npz file; nothing in it is unpickled. Raises ConfigError."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ConfigError(f"Cannot read arrays from {path}: {error}. Write it with numpy.savez.") from error
+
+
+def _save(path: Path, arrays: _Arrays) -> None:
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            np.savez(file, allow_pickle=False, **arrays)
+            file.flush()
+            Path(file.name).chmod(0o644)
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
+
+
+def _interface(folder: Path) -> tuple[StageManifest, tuple[list[list[str]], list[str]]]:
+    """The only stage of artifacts, the names that each input may have, and the name of each output."""
+    stages = Manifest.load(folder).stages
+    plan = Plan.load(folder / "plan.json")
+    if len(stages) != 1 or len(plan.stages) != 1:
+        raise ArtifactError(f"{folder} has {len(stages)} stages; `run` takes artifacts of one.")
+    own = plan.stages[0]
+    if not all(tensor.spec.is_replicated for tensor in (*own.inputs, *own.outputs)):
+        raise ArtifactError(f"{folder} takes or gives shards; load it in a program of ranks instead.")
+    inputs = [[name for name in (tensor.label, tensor.name) if name] for tensor in own.inputs]
+    outputs = [tensor.label or f"y{number}" for number, tensor in enumerate(own.outputs)]
+    return stages[0], (inputs, outputs)
+
+
+def _ordered(arrays: _Arrays, names: list[list[str]], path: Path) -> list[np.ndarray]:
+    """The arrays in the order of the inputs. Raises InputError."""
+    found = []
+    for own in names:
+        name = next((name for name in own if name in arrays), None)
+        if name is None:
+            raise InputError(f"{path} has no array {own[0]!r}; the inputs are {', '.join(one[0] for one in names)}.")
+        found.append(arrays[name])
+    known = {name for own in names for name in own}
+    for name in arrays:
+        if name not in known:
+            inputs = ", ".join(own[0] for own in names)
+            raise InputError(f"{path} has the array {shown(name)}; the inputs are {inputs}.")
+    return found
+
+
+def main(folder: str, given: str, output: str) -> int:
+    """Run one rank; the first one writes the outputs."""
+    try:
+        _, (inputs, outputs) = _interface(Path(folder))
+        with load_partition(folder) as model:
+            arrays = _ordered(read_arrays(Path(given)), inputs, Path(given))
+            results = model.run(arrays)
+            if model.rank == 0:
+                _save(Path(output), dict(zip(outputs, map(np.asarray, results), strict=True)))
+    except HidetDistError as error:
+        print(f"hidet-dist run: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
