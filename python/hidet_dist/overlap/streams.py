@@ -158,7 +158,7 @@ def timeline(tasks: Sequence[Task], launches: Sequence[Launch]) -> tuple[float, 
 
 
 def spans(tasks: Sequence[Task], launches: Sequence[Launch]) -> list[tuple[float, float]]:
-    """When each task begins and how long it takes, in seconds, by the times of :func:`timeline`."""
+    """Compute the begin and the duration of each task, in seconds, from the times of :func:`timeline`."""
     computed = communicated = 0.0
     begin, end = [0.0] * len(tasks), [0.0] * len(tasks)
     for launch in launches:

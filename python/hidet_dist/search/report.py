@@ -72,7 +72,7 @@ def write_report(
 
 
 class Alternatives:
-    """What plans cost in which an operator, a weight, an input or an output makes another choice.
+    """The costs of plans in which an operator, a weight, an input or an output makes another choice.
 
     The bound of a choice is a min-marginal of the problem without its budget (a backward pass of the elimination over
     all choices), and no less than ``bound_seconds``, below which there is no plan that fits. Of several choices the
