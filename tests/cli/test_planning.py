@@ -33,7 +33,7 @@ CONFIG = {
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "hidet_dist.cli", *arguments]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=600, check=False, env={**os.environ, **environment}
+        command, capture_output=True, text=True, timeout=1000, check=False, env={**os.environ, **environment}
     )
 
 

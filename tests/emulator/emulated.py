@@ -31,7 +31,7 @@ class Emulator:
         folders = [f"-I{HIDET / 'include'}", f"-L{HIDET / 'lib'}"]
         target = ["-gencode", f"arch=compute_{arch},code=sm_{arch}", "-lhidet_runtime"]
         command = [str(self.home / "bin" / "nvcc"), *folders, *target, str(source), "-o", str(library)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1000)
         assert done.returncode == 0, done.stderr
         return library
 
@@ -50,7 +50,7 @@ def run(
     np.savez(file, *arrays)
     command = [sys.executable, str(HERE / "run_kernel.py"), str(library), str(file), str(candidate)]
     own = {**os.environ, **(environment or {})}
-    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False, timeout=280)
+    done = subprocess.run(command, env=own, capture_output=True, text=True, check=False, timeout=1000)
     if done.returncode != 0:
         raise EmulatedFault(done.stderr)
     with np.load(file) as data:

@@ -32,9 +32,9 @@ def install(nvcc: str, home: Path, hidet_include: Path) -> Path:
     script.chmod(0o755)
     header = ["-x", "c++-header", str(HERE / "emulated.hpp"), "-o", str(precompiled / "emulated.hpp.gch")]
     include = [f"-I{hidet_include}", f"-I{HERE}", "-isystem", str(include_folder(nvcc))]
-    subprocess.run(["g++", *FLAGS, *WATCHED, *include, *header], check=True, timeout=300)
+    subprocess.run(["g++", *FLAGS, *WATCHED, *include, *header], check=True, timeout=1000)
     races = ["-O2", "-c", str(HERE / "races.cpp"), "-o", str(precompiled / "races.o")]
-    subprocess.run(["g++", *FLAGS, *include, *races], check=True, timeout=300)
+    subprocess.run(["g++", *FLAGS, *include, *races], check=True, timeout=1000)
     return home
 
 

@@ -69,7 +69,7 @@ def budget(graph, ranks):
     return int(weight_bytes(graph) * 1.2 / ranks) + beside
 
 
-def launch(ranks, script, *arguments, timeout=600, **environment):
+def launch(ranks, script, *arguments, timeout=1000, **environment):
     """Run ``script`` on ``ranks`` real processes through the launcher; never hangs."""
     command = [sys.executable, "-m", "hidet_dist.launch", "-n", str(ranks), str(script), *map(str, arguments)]
     return subprocess.run(
@@ -77,7 +77,7 @@ def launch(ranks, script, *arguments, timeout=600, **environment):
     )
 
 
-def serve(ranks, artifacts, inputs, folder, timeout=300):
+def serve(ranks, artifacts, inputs, folder, timeout=1000):
     """The outputs of each rank."""
     np.savez(folder / "inputs.npz", *inputs)
     done = launch(ranks, SERVE, artifacts, folder / "inputs.npz", folder, timeout)

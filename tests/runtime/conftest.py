@@ -95,7 +95,7 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("libcublas.so.13", [native_dir / "fake_cublas.cpp"], against_cuda),
     ):
         command = [*compiler, *include, *map(str, sources), *more, f"-Wl,-soname,{name}", "-o", str(folder / name)]
-        subprocess.run(command, check=True, timeout=300)
+        subprocess.run(command, check=True, timeout=1000)
     return folder
 
 

@@ -52,7 +52,7 @@ def test_serving_imports_no_compiler_no_search_and_no_pytorch(
         [*command, str(tmp_path / "artifacts"), str(tmp_path / "out")],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=1000,
         check=False,
         env=env,
     )

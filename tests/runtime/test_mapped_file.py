@@ -36,7 +36,7 @@ def run(tmp_path: Path, script: str, first: str = "") -> subprocess.CompletedPro
     path.write_bytes(bytes([1, 2, 3, 4]) * PAGE)
     (tmp_path / "script.py").write_text(f"{first}\n{MAP}\n{script}\n")
     command = [sys.executable, str(tmp_path / "script.py"), str(path)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=1000, check=False)
 
 
 def test_what_is_cut_off_is_read_as_zeros(tmp_path: Path) -> None:

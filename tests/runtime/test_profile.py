@@ -140,7 +140,7 @@ def test_two_ranks_say_what_they_communicate(tmp_path: Path) -> None:
     hidet.distributed.auto_parallel(graph, {"mesh_shape": [2]}, config, tmp_path / "out")
     command = [sys.executable, "-m", "hidet_dist.launch", "-n", "2", "--timeout", "500", str(SERVE), "profile"]
     done = subprocess.run(
-        [*command, str(tmp_path / "out"), str(tmp_path)], capture_output=True, text=True, timeout=600, check=False
+        [*command, str(tmp_path / "out"), str(tmp_path)], capture_output=True, text=True, timeout=1000, check=False
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.split()) == ["0:profiled", "1:profiled"]

@@ -24,7 +24,7 @@ def slow(*values: object) -> object:
     return pytest.param(*values, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("only", "ranks"),
     [
