@@ -28,12 +28,6 @@ def test_the_first_example_runs_and_prints_what_the_readme_shows(tmp_path):
         text=True,
         timeout=1000,
         check=False,
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1000,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     differences = [float(figure) for figure in re.findall(r"from NumPy is (\S+)", done.stdout)]
