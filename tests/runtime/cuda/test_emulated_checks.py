@@ -24,11 +24,10 @@ def slow(*values: object) -> object:
     return pytest.param(*values, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
 
 
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("only", "ranks"),
     [
-        ("gpt2, float16, 2 ranks, plain", 2),
+        slow("gpt2, float16, 2 ranks, plain", 2),
         slow("llama, float16, 1 ranks, graph", 1),
         *(
             slow(f"{model}, {precision}, 1 ranks, plain", 1)
