@@ -3,10 +3,9 @@
 #ifndef HIDET_DIST_KERNELS_WORKSPACE_H
 #define HIDET_DIST_KERNELS_WORKSPACE_H
 
-#include <string.h>
-
 #include <hidet/runtime/cpu/context.h>
 #include <hidet/runtime/logging.h>
+#include <string.h>
 
 #include "hidet_dist/workspace.h"
 
