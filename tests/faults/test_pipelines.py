@@ -12,7 +12,7 @@ import pytest
 
 import hidet_dist
 
-from .conftest import TIMEOUT_SECONDS, Rank, Start, assert_blames, load_all
+from .conftest import Rank, Start, assert_blames, load_all
 
 BATCH, MICRO_BATCHES = 4, 2
 RNG = np.random.default_rng(0)

@@ -85,8 +85,7 @@ def _micro_batch(pipeline: Pipeline, programs: Sequence[Program], inputs: Sequen
                 shards.append([shard.reshape(local) for shard in moved])
         for number, own in enumerate(simulate_shards(program, shards)):
             computed[Port(stage, number)] = own
-    whole = []
-    for y in pipeline.outputs:
-        program = programs[y.source.stage]
-        whole.append(assemble(program.outputs[y.source.number], program.mesh, computed[y.source]))
-    return whole
+    return [
+        assemble(programs[y.source.stage].outputs[y.source.number], programs[y.source.stage].mesh, computed[y.source])
+        for y in pipeline.outputs
+    ]

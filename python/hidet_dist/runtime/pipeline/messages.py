@@ -27,7 +27,7 @@ def raw_view(address: int, shape: Sequence[int], dtype: str) -> np.ndarray:
     """The memory of a tensor that lies row by row, as :func:`raw_dtype`; the caller keeps it."""
     size = math.prod(shape) * dtype_bytes(dtype)
     memory = (ctypes.c_char * size).from_address(address)
-    return np.frombuffer(memory, raw_dtype(dtype)).reshape(tuple(shape))
+    return np.ndarray(tuple(shape), raw_dtype(dtype), memoryview(memory))
 
 
 class _End:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -56,7 +57,7 @@ class Stream(Iterator[Any]):
                 except StopIteration:
                     self._taken = False
                     break
-                self._calls.go_on(lambda batch=batch: self._take(batch))
+                self._calls.go_on(functools.partial(self._take, batch))
             if self._pending:
                 return self._calls.go_on(self._results)
             self._open = False
