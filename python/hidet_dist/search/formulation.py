@@ -376,7 +376,7 @@ def _converted(sizes: _Sizes, model: CostModel, name: str, specs: Specs) -> Conv
     return ConvertedTensor(layout, tuple(sizes.held(name, spec) for spec in specs), working)
 
 
-def _stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool) -> Specs:
+def stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool) -> Specs:
     """List the ways to store a tensor: each mesh axis splits one dim that it divides, or none; replicated first.
 
     With ``padded`` also dims that do not divide are split, with padding.
@@ -396,7 +396,7 @@ def _stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool) -> Spe
 def _layouts(pins: Pins, own: Sequence[Pin], name: str, what: str, padded: bool = False) -> Specs:
     """List the specs that a stored tensor may have, of those that its pins allow."""
     shape, _ = pins.view.pieces(name)
-    return pins.layouts(own, what, shape, _stored_specs(shape, pins.mesh, padded), padded)
+    return pins.layouts(own, what, shape, stored_specs(shape, pins.mesh, padded), padded)
 
 
 def _boundary_specs(

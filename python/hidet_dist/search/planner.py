@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -63,14 +64,20 @@ def search(graph: NormalGraph, cluster: Cluster, options: SearchOptions | None =
     """
     options = SearchOptions.of(options, changes)
     limits = options.limits()
+    result = search_result(graph, cluster, options, limits)
+    warn_of_limit(limits, result.gap)
+    return result.plan
+
+
+def search_result(graph: NormalGraph, cluster: Cluster, options: SearchOptions, limits: Limits) -> SearchResult:
+    """Find a plan as :func:`search` does, with the bound that was proven, and without a warning."""
     free = options.mode == "search" and not options.pins and not options.symbols
     finer = refine(graph, cluster) if options.refine_mesh and free else None
     if finer is None:
         result = _search(graph, cluster, options, limits)
     else:
         result = _search_both(graph, cluster, finer, options, limits)
-    warn_of_limit(limits, result.gap)
-    return result.plan
+    return result
 
 
 @dataclass(frozen=True)
@@ -84,12 +91,15 @@ class SearchResult:
         plan.seconds``.
     bound_seconds: no plan takes less. Of a plan that was propagated nothing is proven: its bound is 0.
     time_limit_reached: whether the time limit cut the search short. The plan then depends on the machine's speed.
+    second_per_byte: the price of memory at which the bound was proven, summed over program points; 0 where the budget
+        does not bind.
     """
 
     plan: Plan
     gap: float
     bound_seconds: float
     time_limit_reached: bool = False
+    second_per_byte: float = 0.0
 
 
 def find_plan(
@@ -199,13 +209,13 @@ def _search(
 
         if options.mode == "propagate":
             picks = propagate(view, formulation, limits)
-            stage, bound, gap = write(picks), 0.0, 1.0
+            stage, bound, gap, price = write(picks), 0.0, 1.0, 0.0
             _check_held(view, stage, budget)
         else:
             solver = options.solve_options(limits, tell)
             solution = optimize(formulation.problem, solver)
             bound = solution.seconds * (1 - solution.gap)
-            picks = solution.choices
+            picks, price = solution.choices, math.fsum(solution.second_per_byte)
             if overlaps:
                 candidate = OverlapSearch(view, cluster, model, formulation).better(solution, solver)
                 picks = candidate.choices
@@ -231,7 +241,7 @@ def _search(
             ]
             report_of = write_report(view, formulation, stage, picks, known, options.mode, gap, budget, limits)
             stage = replace(stage, report=report_of)
-    return SearchResult(Plan((stage,)), gap, bound, limits.time_reached)
+    return SearchResult(Plan((stage,)), gap, bound, limits.time_reached, price)
 
 
 @contextmanager
