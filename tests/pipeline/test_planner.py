@@ -80,7 +80,10 @@ def exhaustive(graph: NormalGraph, cluster: Cluster, objective: str, outputs: st
                 for k, spec in enumerate(specs):
                     link = link_between(cluster, parts[k], parts[k + 1])
                     target = sub_cluster(cluster, parts[k + 1])
-                    own[k] += message_seconds(view, f"t{cuts[k] - 1}.0", parts[k].size, target, spec, link)
+                    sent = message_seconds(view, f"t{cuts[k] - 1}.0", parts[k].size, target, spec, link)
+                    own[k] += sent
+                    if objective == "throughput":
+                        own[k + 1] += sent
                 own[-1] += delivery
                 best = min(best, sum(own) if objective == "latency" else max(own))
     return best

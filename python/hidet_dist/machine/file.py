@@ -80,10 +80,10 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
     made = []
     for number, group in enumerate(groups):
         what = f"'groups'[{number}] of {path}"
-        group = _fields(group, _GROUP, what, ("links",))
-        device = _device(group["device"], f"'device' of {what}", path)
-        own = _links(group["links"], f"'links' of {what}", path, mesh) if "links" in group else ()
-        made.append(DeviceGroup(group["count"], device, own))
+        given = _fields(group, _GROUP, what, ("links",))
+        device = _device(given["device"], f"'device' of {what}", path)
+        own = _links(given["links"], f"'links' of {what}", path, mesh) if "links" in given else ()
+        made.append(DeviceGroup(given["count"], device, own))
     return unequal_cluster(mesh, links, made)
 
 

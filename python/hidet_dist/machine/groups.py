@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hidet_dist.machine.cluster import Cluster, Device, DeviceGroup, Link
 from hidet_dist.machine.kernels import KernelCost
@@ -15,9 +16,9 @@ def unequal_cluster(mesh: DeviceMesh, links: Sequence[Link], groups: Sequence[De
     As one mesh, in which all devices do equal parts of the work, it is as good as its slowest devices and links.
     Raises ConfigError when the groups do not fit the mesh.
     """
-    within = [slowest_link([(group.links or tuple(links))[axis] for group in groups]) for axis in range(len(links))]
-    whole = tuple(links) if len(links) == 1 else (links[0], *within[1:])
-    return Cluster(mesh, whole, slowest([group.device for group in groups]), tuple(groups))
+    own = tuple(replace(group, links=group.links or tuple(links)) for group in groups)
+    within = [slowest_link([group.links[axis] for group in own]) for axis in range(1, len(links))]
+    return Cluster(mesh, (*links[:1], *within), slowest([group.device for group in own]), own)
 
 
 def slowest(devices: Sequence[Device]) -> Device:

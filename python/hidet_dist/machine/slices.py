@@ -1,8 +1,8 @@
 """Slices of a described machine: sub-meshes of consecutive ranks, and what joins two of them.
 
-A slice is a block of consecutive ranks that the mesh axes divide evenly: some devices of a node, one node, several whole
-nodes. So on the mesh ``[node=2, gpu=8]`` there are slices of 1, 2, 4, 8 and 16 devices. Its own mesh has the axes along
-which it has more than one device.
+A slice is a block of consecutive ranks that the mesh axes divide evenly: some devices of a node, one node, several
+whole nodes. So on the mesh ``[node=2, gpu=8]`` there are slices of 1, 2, 4, 8 and 16 devices. Its own mesh has the axes
+along which it has more than one device.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The batch is dim 0 of the first input, and of each other input that has the same extent there. Splitting it over n
 micro-batches in time is what splitting it over n devices is in space: a choice of the operator's rule that splits the
-batch, reduces nothing and needs nothing converted (:mod:`hidet_dist.rules`). Where every operator has such a choice, the
-operators rebuilt on shards are the graph of a micro-batch. An operator without one (batch statistics, a reduction over
-the batch) mixes the batch, and the graph is whole in that dim.
+batch, reduces nothing and needs nothing converted (:mod:`hidet_dist.rules`). Where every operator has such a choice,
+the operators rebuilt on shards are the graph of a micro-batch. An operator without one (batch statistics, a reduction
+over the batch) mixes the batch, and the graph is whole in that dim.
 """
 
 from __future__ import annotations
@@ -71,8 +71,7 @@ def micro_batch(graph: NormalGraph, count: int) -> MicroBatch:
         shape = view.shape(name)
         dims[name] = 0 if shape and shape[0] == batch else None
     if count == 1:
-        outputs = tuple(None for _ in view.outputs)
-        return MicroBatch(graph, 1, tuple(None for _ in view.inputs), outputs)
+        return MicroBatch(graph, 1, tuple(None for _ in view.inputs), tuple(None for _ in view.outputs))
     mesh = DeviceMesh((count,))
     table = RuleTable(mesh)
     made: dict[str, Tensor] = {}
@@ -80,9 +79,8 @@ def micro_batch(graph: NormalGraph, count: int) -> MicroBatch:
     for x in graph.inputs or []:
         name = view.names[x]
         if dims.get(name) is not None:
-            x = hidet.symbol([batch // count, *view.shape(name)[1:]], x.dtype, x.device)
-            made[name] = x
-        entering.append(x)
+            made[name] = hidet.symbol([batch // count, *view.shape(name)[1:]], x.dtype, x.device)
+        entering.append(made.get(name, x))
     for number, op in enumerate(view.operators):
         names = [view.names[x] for x in op.inputs]
         ins = tuple(_split(len(view.shape(name)), dims.get(name)) for name in names)

@@ -1,8 +1,10 @@
 """Dynamic programs over the cuts of a chain of units and the slices of the mesh.
 
 Stages take the slices of the mesh in the order of their ranks, and all ranks. A state is a unit that a stage begins
-with, the slice that it begins on, and the spec in which data arrives there; the program runs from the last device to the
-first. What a stage sends counts as the stage's own time.
+with, the slice that it begins on, and the spec in which data arrives there; the program runs from the last device to
+the first. What a stage sends and receives keeps it from computing: it counts for the stage's period, the time from one
+micro-batch to the next. The slice before a stage is not known yet then, so that a stage's period counts what it
+receives as from the slice that sends it fastest.
 
 For N micro-batches, which take ``sum + (N - 1) * slowest`` (Zheng et al., Alpa, OSDI 2022, section 5), the least sum of
 stages that take no longer than some time is found for several such times. Between two of them, the lesser time and the
@@ -36,7 +38,7 @@ class ChainStage:
 
 @dataclass(frozen=True)
 class Chain:
-    """Stages in order; ``total`` is a lower bound of their seconds, sends included, and ``slowest`` of the slowest."""
+    """Stages in order, and lower bounds: ``total`` of their seconds with what is sent, ``slowest`` of the periods."""
 
     stages: tuple[ChainStage, ...]
     total: float
@@ -66,6 +68,7 @@ class ChainProblem:
     bounds: by slice, ``[i, j, s]``: seconds of the units i to j whose data arrives in spec s; infinite for none.
     send: ``[i, s]``: seconds to send what enters unit i from one slice to another, where it arrives in spec s; infinite
         for the first unit, which nothing enters.
+    receive: ``[i, s]``: the least seconds in which what enters unit i arrives on a slice in spec s; 0 for the first.
     deliver: seconds to send the results of the last stage's slice to all others.
     stages: what is prescribed of each stage, None where even their number is open (two or more).
     """
@@ -74,6 +77,7 @@ class ChainProblem:
     starts: Mapping[int, Sequence[MeshSlice]]
     bounds: Mapping[MeshSlice, Array]
     send: Callable[[MeshSlice, MeshSlice], Array]
+    receive: Callable[[MeshSlice], Array]
     deliver: Callable[[MeshSlice], float]
     stages: Sequence[Allowed] | None = None
 
@@ -133,7 +137,8 @@ class _Program:
             if problem.stages is not None and k + 1 < self.count:
                 return None
             own: Array = bounds[:, self.units] + (problem.deliver(part) if part.start else 0.0)
-            return np.where(own <= self.most, own, np.inf)
+            period = own + problem.receive(part)
+            return period if self.maximum else np.where(period <= self.most, own, np.inf)
         following = self._following(k)
         ways = None if following is None else self._behind(following, part)
         if ways is None:
@@ -141,11 +146,9 @@ class _Program:
         best = np.full((bounds.shape[0], bounds.shape[2]), np.inf)
         for rank in range(ways.send.shape[1]):
             send, value = (own[None, :, rank, None] for own in (ways.send, ways.value))
-            period = bounds[:, : self.units] + send
-            if self.maximum:
-                total = np.maximum(period, value)
-            else:
-                total = np.where(period <= self.most, period + value, np.inf)
+            busy = bounds[:, : self.units] + send
+            period = busy + problem.receive(part)[:, None, :]
+            total = self._joined(period, busy, value)
             best = np.minimum(best, total.min(axis=1))
         return best
 
@@ -182,6 +185,12 @@ class _Program:
             self._ways[key] = _Ways(send, value, number[chosen], arrival[chosen])
         return self._ways[key]
 
+    def _joined(self, period: Array, busy: Array, value: Array) -> Array:
+        """The value of a stage and the rest behind it."""
+        if self.maximum:
+            return np.maximum(period, value)
+        return np.where(period <= self.most, busy + value, np.inf)
+
     def best(self) -> Chain | None:
         """The best pipeline; None if there is none."""
         problem, layers = self.problem, self.problem.stages
@@ -194,24 +203,26 @@ class _Program:
         if not math.isfinite(value):
             return None
         stages: list[ChainStage] = []
+        busy_seconds: list[float] = []
         periods: list[float] = []
         k, unit, arrival = 0, 0, 0
         while True:
             bounds = self._masked(part, None if layers is None else layers[k])[unit, :, arrival]
+            receive = float(problem.receive(part)[unit, arrival])
             if part.stop == problem.devices:
                 stages.append(ChainStage(unit, self.units, part, arrival))
-                periods.append(float(bounds[self.units]) + (problem.deliver(part) if part.start else 0.0))
-                return Chain(tuple(stages), math.fsum(periods), max(periods))
+                busy_seconds.append(float(bounds[self.units]) + (problem.deliver(part) if part.start else 0.0))
+                periods.append(busy_seconds[-1] + receive)
+                return Chain(tuple(stages), math.fsum(busy_seconds), max(periods))
             following = self._following(k)
             ways = None if following is None else self._behind(following, part)
             assert following is not None and ways is not None
-            period = bounds[: self.units, None] + ways.send
-            if self.maximum:
-                total = np.maximum(period, ways.value)
-            else:
-                total = np.where(period <= self.most, period + ways.value, np.inf)
+            busy = bounds[: self.units, None] + ways.send
+            period = busy + receive
+            total = self._joined(period, busy, ways.value)
             j, n = np.unravel_index(int(total.argmin()), total.shape)
             stages.append(ChainStage(unit, int(j), part, arrival))
+            busy_seconds.append(float(busy[j, n]))
             periods.append(float(period[j, n]))
             k, unit, arrival = following, int(j), int(ways.arrival[j, n])
             part = problem.starts[part.stop][int(ways.part[j, n])]

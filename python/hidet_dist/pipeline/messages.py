@@ -1,8 +1,9 @@
 """The predicted seconds of tensors on their way from one sub-mesh to another.
 
 Each byte crosses the link between the two once. Senders and receivers work in pairs, each pair with a link of its own,
-so that as many streams run at once as the smaller of the two has devices. A tensor that several devices of the receiving
-mesh hold alike is sent to them in equal parts, which they then gather among themselves (Zhuang et al., MLSys 2023).
+so that as many streams run at once as the smaller of the two has devices. A tensor that several devices of the
+receiving mesh hold alike is sent to them in equal parts, which they then gather among themselves (Zhuang et al., MLSys
+2023).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 
 from hidet_dist.checks import is_whole, shown
 from hidet_dist.errors import ConfigError
-from hidet_dist.pipeline.given import GivenStages
+from hidet_dist.pipeline.constraints import GivenStages
 
 OBJECTIVES = ("latency", "throughput", "batch")
 OUTPUTS = ("all", "last")

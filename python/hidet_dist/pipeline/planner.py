@@ -3,8 +3,8 @@
 The bounds of all stages (:mod:`hidet_dist.pipeline.tables`) and a dynamic program over them
 (:mod:`hidet_dist.pipeline.chain`) give a pipeline and a bound that no pipeline is below. Its stages are planned in
 earnest, each as a graph of its own under its memory budget (:func:`hidet_dist.search.find_plan`), and the bounds of all
-equal stages are raised to what is proven of them. This is repeated until the best pipeline that was planned is within the
-gap of the bound.
+equal stages are raised to what is proven of them. This is repeated until the best pipeline that was planned is within
+the gap of the bound.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hidet_dist.pipeline.chain import (
     least_slowest,
     least_sum,
 )
-from hidet_dist.pipeline.given import GraphOptions, check_parts, operators_of_weights
+from hidet_dist.pipeline.constraints import GraphOptions, check_parts, operators_of_weights
 from hidet_dist.pipeline.messages import delivery_seconds, message_seconds
 from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.tables import StageBounds, part_names
@@ -102,15 +102,16 @@ class PipelineResult:
 
     @property
     def periods(self) -> list[float]:
-        """Predicted seconds of each stage for one micro-batch, with what it sends."""
+        """Predicted seconds from one micro-batch to the next at each stage, with what it sends and receives."""
         return periods([stage.plan.seconds for stage in self.stages], self.messages, self.delivery_seconds)
 
 
 def periods(seconds: Sequence[float], messages: Sequence[Message], delivery: float) -> list[float]:
-    """Add to the seconds of each stage those of what it sends."""
+    """Add to the seconds of each stage those of what it sends and receives."""
     result = list(seconds)
     for message in messages:
         result[message.source] += message.seconds
+        result[message.target] += message.seconds
     result[-1] += delivery
     return result
 
@@ -165,6 +166,9 @@ def search_pipeline(
                 best = _better(best, _one_stage(micro, cluster, options, pipeline, limits, several))
                 bound = min(bound, best.bound_seconds)
             except InfeasibleError as error:
+                errors.append(error)
+            except SolverError as error:
+                bound = 0.0  # nothing is known of one stage
                 errors.append(error)
         if several:
             joint = _Joint(micro, cluster, options, pipeline, limits)
@@ -285,6 +289,7 @@ class _Joint:
         self.crossing = {name for begin in begins for name in crossings.at(begin)}
         self._real: dict[Hashable, _Real | InfeasibleError] = {}
         self._send: dict[Hashable, Array] = {}
+        self._receive: dict[MeshSlice, Array] = {}
         self.results_nbytes = sum(self.view.nbytes(name) for name in dict.fromkeys(self.view.outputs))
 
     def _usable(self, part: MeshSlice) -> bool:
@@ -305,7 +310,7 @@ class _Joint:
         unit_of = [n for n, unit in enumerate(self.units) for _ in unit.operators]
         start_of = {unit.operators.start: n for n, unit in enumerate(self.units)} | {len(unit_of): count}
         allowed = []
-        for number, (stage, part, own) in enumerate(zip(given, parts, operators, strict=True)):
+        for number, (stage, part) in enumerate(zip(given, parts, strict=True)):
             runs = np.triu(np.ones((count, count + 1), dtype=bool), 1)
             if stage.operators is not None:
                 for place in stage.operators:
@@ -386,9 +391,21 @@ class _Joint:
             self.starts,
             {part: bounds[cluster].seconds for part, cluster in self.clusters.items()},
             lambda part, other: self._sent(bounds, part, other),
+            lambda part: self._received(bounds, part),
             self._delivered,
             self.allowed,
         )
+
+    def _received(self, bounds: Mapping[Cluster, StageBounds], part: MeshSlice) -> Array:
+        """The least seconds in which what enters each unit arrives on a slice, by arriving spec."""
+        before = [other for other in self.clusters if other.stop == part.start]
+        width = bounds[self.clusters[part]].seconds.shape[2]
+        if part not in self._receive:
+            least = np.zeros((len(self.units), width))
+            if before:
+                least = np.minimum.reduce([self._sent(bounds, other, part) for other in before])
+            self._receive[part] = np.where(np.isfinite(least), least, 0.0)
+        return self._receive[part]
 
     def _delivered(self, part: MeshSlice) -> float:
         return delivery_seconds(self.cluster, part, self.results_nbytes) if self.pipeline.outputs == "all" else 0.0
@@ -434,7 +451,7 @@ class _Joint:
                 self._real[key] = self._plan(stage, cluster, own)
                 real = self._real[key]
                 value = math.inf if isinstance(real, InfeasibleError) else real.result.bound_seconds
-                own.raise_to(self._equal_runs(stage), stage.arrival, value)
+                own.raise_to(list(self._equal_runs(stage)), stage.arrival, value)
                 if isinstance(real, InfeasibleError):
                     self.errors.append(real)
                 elif real.result.second_per_byte:
@@ -479,8 +496,8 @@ class _Joint:
         buffers = 0
         if self.pipeline.objective != "latency" or self.micro.count > 1:
             for name, spec in zip(view.inputs, specs, strict=True):
-                spec = TensorShardSpec.replicated(len(view.shape(name))) if spec is None else spec
-                buffers += spec.local_nbytes(view.shape(name), view.itemsize(name), cluster.mesh)
+                arriving = TensorShardSpec.replicated(len(view.shape(name))) if spec is None else spec
+                buffers += arriving.local_nbytes(view.shape(name), view.itemsize(name), cluster.mesh)
         budget = self._budget(cluster)
         if buffers >= budget:
             return InfeasibleError(
@@ -497,7 +514,8 @@ class _Joint:
             on_incumbent=None,
         )
         try:
-            return _Real(find_plan(part.graph, cluster, options, report=False, overlap=False), names)
+            found = find_plan(part.graph, cluster, options, report=False, overlap=False, rules=own.rules)
+            return _Real(found, names)
         except InfeasibleError as error:
             return error
 
@@ -509,7 +527,8 @@ class _Joint:
         messages = tuple(self._messages(stages))
         delivery = self._delivered(stages[-1].part)
         own = periods([stage.plan.seconds for stage in stages], messages, delivery)
-        total, slowest, count = math.fsum(own), max(own), self.micro.count
+        total = math.fsum([*(stage.plan.seconds for stage in stages), *(one.seconds for one in messages), delivery])
+        slowest, count = max(own), self.micro.count
         value = {
             "latency": total,
             "throughput": count * slowest,
@@ -521,7 +540,6 @@ class _Joint:
         """The tensors that go from stage to stage, in the order of their targets."""
         maker = {self.view.names[y]: n for n, op in enumerate(self.view.operators) for y in op.outputs}
         stage_of = [k for k, stage in enumerate(stages) for _ in stage.operators]
-        outputs = set(self.view.outputs)
         views = []
         for stage in stages:
             part = self.view.subgraph(stage.operators)
@@ -542,7 +560,6 @@ class _Joint:
                     if source != last:
                         whole = TensorShardSpec.replicated(len(self.view.shape(name)))
                         yield self._message(name, source, last, results[source][views[source][name]], whole, stages)
-        assert outputs
 
     def _message(
         self,

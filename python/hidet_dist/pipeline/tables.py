@@ -1,11 +1,12 @@
 """Lower bounds of the seconds of stages: any run of units, on one kind of sub-mesh, by the spec in which data arrives.
 
 Each unit has a table: the least seconds of its operators for each spec of the tensor that enters it and each of the one
-that leaves it. The tables come from elimination over the unit alone (:func:`hidet_dist.search.eliminate.boundary_table`),
-and equal units share them. The table of a run of units is their min-plus product.
+that leaves it. The tables come from elimination over the unit alone
+(:func:`hidet_dist.search.eliminate.boundary_table`), and equal units share them. The table of a run of units is their
+min-plus product.
 
-The bound is exact for a run without a budget, but for what a cut costs by itself (operators that it keeps from sharing a
-kernel) and for tensors that several units read: how these are converted is left out. A budget enters by prices on the
+The bound is exact for a run without a budget, but for what a cut costs by itself (operators that it keeps from sharing
+a kernel) and for tensors that several units read: how these are converted is left out. A budget enters by prices on the
 bytes of weights (Lagrangian relaxation; Everett, Operations Research 11(3), 1963): at any price, the least of seconds
 plus paid bytes, less the price of the whole budget, is a bound.
 """
@@ -22,9 +23,10 @@ import numpy.typing as npt
 from hidet_dist.cost.fusion import Fused
 from hidet_dist.cost.model import PredictedCost
 from hidet_dist.machine import Cluster
-from hidet_dist.pipeline.given import GraphOptions
+from hidet_dist.pipeline.constraints import GraphOptions
 from hidet_dist.pipeline.units import Unit
 from hidet_dist.rewriting import Subgraph
+from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search.eliminate import Tables, boundary_table
 from hidet_dist.search.formulation import Formulation, formulate
 from hidet_dist.search.limits import Limits
@@ -117,6 +119,7 @@ class StageBounds:
     Attributes
     ----------
     arrivals: for each unit the specs in which the tensor that enters it may arrive at the sub-mesh; none for the first.
+    rules: the sharding rules on its mesh.
     seconds: ``[i, j, s]``, a bound of the stage of the units i to j (excluded) whose data arrives in spec s.
     """
 
@@ -133,6 +136,7 @@ class StageBounds:
         self.view, self.units, self.shared, self.cluster = view, units, shared, cluster
         self.options, self.budget, self.limits = options, budget, limits
         self.model = PredictedCost(cluster)
+        self.rules = RuleTable(cluster.mesh)
         self._whole = self.model.fused(view)
         self._formulated: dict[Hashable, _Formulated] = {}
         self._known: dict[Hashable, Table] = {}
@@ -204,7 +208,7 @@ class StageBounds:
             given = self.options.of_part(self.view, own, view, unit.operators, self.cluster.mesh)
             options = SearchOptions(input_specs=given.input_specs, output_specs=given.output_specs)
             formulation = formulate(
-                view, self.cluster, UnitCost(self.cluster, fused), options, given.pins, None, self.limits
+                view, self.cluster, UnitCost(self.cluster, fused), options, given.pins, None, self.limits, self.rules
             )
             whole_inputs = set(self.view.inputs)
             free = {own[name] for name in own if name in self.shared and name != unit.entering}

@@ -18,7 +18,7 @@ from hidet_dist.rules.rule import signature_of
 from hidet_dist.view import GraphView
 
 LONG_LIVED_SHARE = 0.25  # of the operators: tensors alive for longer do not prevent a cut
-LONG_LIVED_LEAST = 24  # operators that a tensor must be alive for, whatever the share
+LONG_LIVED_LEAST = 64  # operators that a tensor must be alive for, whatever the share
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Unit:
     Attributes
     ----------
     operators: their numbers in the graph.
-    entering, leaving: the tensor that carries on from the unit before, and to the one behind; empty at the graph's ends.
+    entering, leaving: the tensor that carries on from the unit before, and to the one behind; empty at the ends.
     key: equal for units of equal structure.
     """
 

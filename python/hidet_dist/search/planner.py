@@ -15,6 +15,7 @@ from hidet_dist.errors import InfeasibleError, SearchLimitWarning, SolverError, 
 from hidet_dist.machine import Cluster
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
+from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import tuning
 from hidet_dist.search.formulation import Allow, formulate
 from hidet_dist.search.labels import label_stage, parse_names
@@ -111,6 +112,7 @@ def find_plan(
     cost_model: CostModel | None = None,
     report: bool = True,
     overlap: bool = True,
+    rules: RuleTable | None = None,
     **changes: Any,
 ) -> SearchResult:
     """Find a plan as :func:`search` does, for the given mesh, with the bound that proves it and with fewer choices.
@@ -126,10 +128,12 @@ def find_plan(
     overlap: bool
         Whether to look for plans that take less time with communication beside computation
         (:mod:`hidet_dist.search.overlap`), on a machine that can, and to say what it hides.
+    rules: RuleTable, optional
+        The rules for the mesh, where they are shared with other graphs without symbolic dims.
     """
     options = SearchOptions.of(options, changes)
     limits = options.limits()
-    result = _search(graph, cluster, options, limits, allow, cost_model, report, overlap)
+    result = _search(graph, cluster, options, limits, allow, cost_model, report, overlap, rules)
     warn_of_limit(limits, result.gap)
     return result
 
@@ -183,6 +187,7 @@ def _search(
     cost_model: CostModel | None = None,
     report: bool = True,
     overlap: bool = True,
+    rules: RuleTable | None = None,
 ) -> SearchResult:
     """Search a plan for one mesh."""
     budget = memory_budget(cluster, options.mem_budget)
@@ -196,7 +201,7 @@ def _search(
     model = PredictedCost(cluster) if cost_model is None else cost_model
     overlaps = overlap and cost_model is None and cluster.device.overlaps_communication
     with collector_paused(), limits_as_errors(limits):
-        formulation = formulate(view, cluster, model, options, pins, allow, limits)
+        formulation = formulate(view, cluster, model, options, pins, allow, limits, rules)
         incumbents = Incumbents()
 
         def tell(choices: Sequence[int], seconds: float, least: float, elapsed: float) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -182,15 +182,6 @@ class GraphOptions:
     input_specs: Sequence[TensorShardSpec | None] | None = None
     output_specs: Sequence[TensorShardSpec | None] | None = None
 
-    @property
-    def axes_matter(self) -> bool:
-        """Whether something is given that names mesh axes."""
-        return bool(self.pins or self.input_specs or self.output_specs)
-
-    def check(self, view: GraphView, mesh: DeviceMesh) -> None:
-        """Refuse pins of nothing in the graph. Raises ConfigError."""
-        Pins(view, mesh, [pin for pin in self.pins if False], dict(self.names or {}))
-
     def of_part(
         self,
         view: GraphView,
@@ -239,7 +230,7 @@ class GraphOptions:
     ) -> str | None:
         """The part's name of what a pin of the whole graph is about; None where it is about another part."""
         if name.startswith(OPERATOR):
-            number = _operator_number(name.removeprefix(OPERATOR), view)
+            number = Pins(view, DeviceMesh((1,)), ()).operator_number(name)
             return f"{OPERATOR}{number - operators.start}" if number in operators else None
         result = _RESULT.match(name)
         if result is not None and name not in labels:
@@ -254,13 +245,3 @@ class GraphOptions:
             number = int(activation.group(1))
             return f"t{number - operators.start}.{activation.group(2)}" if number in operators else None
         return part_tensors.get(whole)
-
-
-def _operator_number(wanted: str, view: GraphView) -> int:
-    """The number of the operator that a pin names. Raises ConfigError."""
-    return Pins(view, DeviceMesh((1,)), ())._operator(f"{OPERATOR}{wanted}")
-
-
-def key_of(pins: Sequence[Pin]) -> Hashable:
-    """What pins prescribe, to tell parts of equal structure with other pins apart."""
-    return tuple(str(pin) for pin in pins)
