@@ -7,7 +7,7 @@ checked is the plan and the partition of it: choices that fit together, conversi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,11 +90,27 @@ def evaluate_program(program: Program, inputs: Sequence[Array]) -> list[list[Arr
     """Each rank's outputs of a program by the oracle, all ranks stepped together."""
     mesh = program.mesh
     sizes = program.sizes([whole.shape for whole in inputs])
+    shards = [
+        [
+            whole[plan.spec.slices(whole.shape, mesh, mesh.coordinate(rank))]
+            for whole, plan in zip(inputs, program.inputs, strict=True)
+        ]
+        for rank in range(mesh.size)
+    ]
+    return evaluate_shards(program, shards, sizes)
+
+
+def evaluate_shards(
+    program: Program, inputs: Sequence[Sequence[Array]], sizes: Mapping[str, int] | None = None
+) -> list[list[Array]]:
+    """Each rank's outputs of a program, as :func:`evaluate_program`, from each rank's shards of the inputs.
+
+    ``sizes`` are those of the local symbolic dims.
+    """
+    mesh, sizes = program.mesh, sizes or {}
     values: list[dict[Tensor, Array]] = []
     for rank in range(mesh.size):
-        own: dict[Tensor, Array] = {}
-        for x, whole, plan in zip(program.graph.inputs, inputs, program.inputs, strict=False):
-            own[x] = whole[plan.spec.slices(whole.shape, mesh, mesh.coordinate(rank))]
+        own: dict[Tensor, Array] = dict(zip(program.graph.inputs, inputs[rank], strict=False))
         data = program.data_of(rank)
         for name, placeholder in program.weight_placeholders.items():
             own[placeholder] = data[name].numpy().astype(numpy_dtype(placeholder.dtype))
