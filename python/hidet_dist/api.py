@@ -6,12 +6,14 @@ below take normal graphs alone.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import hidet
 from hidet.graph import FlowGraph, Tensor
 
 from hidet_dist.compile import Backend, CompiledProgram, compile_program
@@ -29,7 +31,7 @@ from hidet_dist.progress import Progress
 from hidet_dist.report.collect import collect
 from hidet_dist.report.data import Report
 from hidet_dist.search import SearchOptions, search
-from hidet_dist.search.family import Family, Specs
+from hidet_dist.search.family import Family, FamilyMember, Specs
 from hidet_dist.search.family import search_family as search_normal_family
 from hidet_dist.search.recost import check_budget, recost_stage
 from hidet_dist.search.refine import cluster_of
@@ -453,17 +455,34 @@ def search_family(
     SearchLimitWarning
         When the plans are the best that were known when the time limit was reached.
     """
-    # A graph that is given twice is one graph: its weights are shared.
+    options = SearchOptions.of(options, changes)
+    count = len(graphs)
+    factors = [1.0] * count if weights is None else list(map(float, weights))
+    if len(factors) != count or not all(factor > 0 and math.isfinite(factor) for factor in factors):
+        raise ConfigError(f"weights must have a number above 0 for each of the {count} graphs; got {weights!r}.")
+    one_for_all = names is None or isinstance(names, Mapping | hidet.nn.Module)
+    names_of_graphs = [names] * count if one_for_all else _one_per_graph("names", names, count)
+    # The same graph twice is normalized once, so that its weights are shared.
     normal = {id(graph): normalize(graph) for graph in graphs}
-    return search_normal_family(
-        [normal[id(graph)] for graph in graphs],
-        cluster,
-        weights,
-        options,
-        names=names,
-        pins=pins,
-        input_specs=input_specs,
-        output_specs=output_specs,
-        cost_model=cost_model,
-        **changes,
-    )
+    members = [
+        FamilyMember(normal[id(graph)], factor, *given)
+        for graph, factor, *given in zip(
+            graphs,
+            factors,
+            names_of_graphs,
+            _one_per_graph("pins", pins, count),
+            _one_per_graph("input_specs", input_specs, count),
+            _one_per_graph("output_specs", output_specs, count),
+            strict=True,
+        )
+    ]
+    return search_normal_family(members, cluster, options, cost_model)
+
+
+def _one_per_graph(what: str, values: Any, count: int) -> list[Any]:
+    """Check that there is a value for each graph; None stands for none at all. Raises ConfigError."""
+    if values is None:
+        return [None] * count
+    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != count:
+        raise ConfigError(f"{what} must be a list with an entry for each of the {count} graphs; got {values!r}.")
+    return list(values)

@@ -16,10 +16,11 @@ from typing import TypeVar
 import hidet
 import pytest
 
+from hidet_dist.api import search_family
 from hidet_dist.errors import ConfigError, InfeasibleError, SearchLimitWarning, SolverError
 from hidet_dist.machine import Cluster, builtin
 from hidet_dist.normalize import normalize
-from hidet_dist.search import SearchOptions, find_plan, search, search_family, tuning
+from hidet_dist.search import SearchOptions, find_plan, search, tuning
 from hidet_dist.search.eliminate import Tables, TooWide, eliminate
 from hidet_dist.search.ilp import TooLargeError, program_bytes, solve
 from hidet_dist.search.limits import Limits, OutOfTimeError
