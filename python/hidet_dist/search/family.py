@@ -229,8 +229,8 @@ class _Joint:
             other_type = self._tensor_type(h, other)
             if other_type != tensor_type:
                 raise ConfigError(
-                    f"Weights of one name are shared, but {name} of graph {g} is {tensor_type} and {other} of graph {h} "
-                    f"is {other_type}."
+                    f"Weights of one name are shared, but {name} of graph {g} is {tensor_type} and {other} of graph "
+                    f"{h} is {other_type}."
                 )
             left = [spec for spec in specs if spec in self.formulations[h].weight_specs[v]]
             if not left:
