@@ -326,7 +326,7 @@ class _Job:
         self, stage: StagePlan, graph: NormalGraph, files: SafetensorsFiles | None, progress: Progress
     ) -> tuple[Program, CompiledProgram]:
         """Partition and compile the graph of a stage."""
-        program = partition_graph(graph, stage, files, self.target.device)
+        program = partition_graph(graph, stage, files, self.target)
         overlap = stage.overlap if self.target.overlaps else None
         with progress.task("Compiling") as task:
             compiled = compile_program(

@@ -23,12 +23,15 @@ class Backend(Protocol):
     archs: the values of ``optimization_config["arch"]`` for this target.
     keys: the keys of ``optimization_config`` for this target, besides ``arch``.
     overlaps: whether collectives run beside computation.
+    computes_constants: whether operators without inputs are computed while a program is partitioned. That needs a
+        device, which a machine that compiles for GPUs may lack.
     """
 
     name: ClassVar[str]
     archs: ClassVar[Sequence[str]]
     keys: ClassVar[Sequence[str]]
     overlaps: ClassVar[bool]
+    computes_constants: ClassVar[bool]
 
     @classmethod
     def configured(cls, arch: str | None, options: Mapping[str, Any], device: Device) -> Backend:

@@ -1,4 +1,4 @@
-"""The parts of a graph that the stages of a plan are of."""
+"""The parts of a graph that the stages of a plan compute."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hidet_dist.spec import Plan
 
 
 def stage_graphs(plan: Plan, graph: NormalGraph) -> list[NormalGraph]:
-    """Cut a graph into the graphs of a plan's stages: consecutive operators, the first ones for the first stage.
+    """Cut a graph into the graphs of a plan's stages: consecutive operators, beginning with the first stage.
 
-    The only stage of a plan is of the whole graph.
+    A single stage computes the whole graph.
 
     Raises
     ------
     PlanError
-        When the plan has no stage, or its stages have not as many operators as the graph.
+        When the plan has no stage, or the number of operators in its stages is not that of the graph.
     """
     if len(plan.stages) == 1:
         return [graph]

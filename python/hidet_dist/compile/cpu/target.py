@@ -40,6 +40,7 @@ class CpuTarget:
     archs: ClassVar[Sequence[str]] = ARCHS
     keys: ClassVar[Sequence[str]] = ()
     overlaps: ClassVar[bool] = False
+    computes_constants: ClassVar[bool] = True
 
     level: str = NATIVE
 

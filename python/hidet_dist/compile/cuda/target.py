@@ -43,6 +43,7 @@ class CudaTarget:
     archs: ClassVar[Sequence[str]] = ("auto", *MACHINE_OF_ARCH)
     keys: ClassVar[Sequence[str]] = ("space", "mma", "precision", "cublas", "cuda_graph")
     overlaps: ClassVar[bool] = True
+    computes_constants: ClassVar[bool] = False
 
     gpu: Gpu
     space: int = 0
