@@ -285,7 +285,7 @@ def test_a_graph_that_is_too_dense_for_the_memory_is_refused(mlp: hidet.FlowGrap
     held = ConvertedTensor(tuple(range(6)), (50,) * 6, lambda source, required: 0)
     activations = Activations(1, (), {edge.tensor: held for edge in problem.edges})
     narrow = replace(problem, memory=alone, budget=5, activations=activations)
-    with pytest.raises(SolverError, match=r"found holds 750 bytes.*solver_memory_limit_bytes"):
+    with pytest.raises(SolverError, match=r"least memory so far holds 750 bytes.*solver_memory_limit_bytes"):
         optimize(narrow, SolveOptions(limits=Limits(nbytes=1000)))
     assert peak(narrow, optimize(narrow).choices) == 5
     found = find_plan(mlp, toy(), memory_limit_bytes=1000, report=False)

@@ -22,7 +22,7 @@ _LINK = ("latency_seconds", "bandwidth_bytes_per_second")
 
 
 def save_machine(cluster: Cluster, path: str | Path) -> None:
-    """Write the device and the link of each mesh axis to a JSON file, whole or not at all."""
+    """Write the device and the link of each mesh axis to a JSON file, atomically."""
     device = {key: getattr(cluster.device, key) for key in (*_DEVICE, *_OPTIONAL)}
     device["flops_per_second"] = dict(cluster.device.flops_per_second)
     device["kernels"] = {
@@ -37,12 +37,12 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
 
     The file has ``device`` (name, flops_per_second by dtype, memory_bandwidth_bytes_per_second, memory_bytes,
     launch_seconds; overlaps_communication and places_shards, false where left out; cache_bytes and kernels if measured)
-    and ``links`` (latency_seconds, bandwidth_bytes_per_second): one a mesh axis, or one for all.
+    and ``links`` (latency_seconds, bandwidth_bytes_per_second): one per mesh axis, or one for all.
 
     Raises
     ------
     ConfigError
-        When the file is missing, is not such a file, has figures that make no sense, or not a link for each axis.
+        When the file is missing or malformed, has invalid figures, or lacks a link for an axis.
     """
     try:
         data = parse_json(read_text(path, MOST_MACHINE_BYTES))
@@ -52,27 +52,27 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
     links = data.get("links")
     if not isinstance(links, list) or not links:
         raise ConfigError(
-            f"'links' of {path} must be a list with a link a mesh axis, or one for all; got {shown(links)}."
+            f"'links' of {path} must be a list with one link per mesh axis, or one for all; got {shown(links)}."
         )
     try:
-        found = tuple(Link(**_fields(link, _LINK, f"a link of {path}")) for link in links)
-        made = Device(**{**device, "kernels": _kernels(device.get("kernels", {}), path)})
+        axis_links = tuple(Link(**_fields(link, _LINK, f"a link of {path}")) for link in links)
+        described = Device(**{**device, "kernels": _kernels(device.get("kernels", {}), path)})
     except ConfigError as error:
-        raise ConfigError(f"The machine {path} makes no sense: {error}") from error
-    if len(found) not in (1, mesh.ndim):
-        raise ConfigError(f"The machine {path} has {len(found)} links, but the mesh {mesh} has {mesh.ndim} axes.")
-    return Cluster(mesh, found * mesh.ndim if len(found) == 1 else found, made)
+        raise ConfigError(f"The machine {path} has an invalid figure: {error}") from error
+    if len(axis_links) not in (1, mesh.ndim):
+        raise ConfigError(f"The machine {path} has {len(axis_links)} links, but the mesh {mesh} has {mesh.ndim} axes.")
+    return Cluster(mesh, axis_links * mesh.ndim if len(axis_links) == 1 else axis_links, described)
 
 
-def _kernels(given: Any, path: str | Path) -> dict[str, KernelCost]:
-    if not isinstance(given, dict):
-        raise ConfigError(f"'kernels' of {path} must map classes of kernels to their costs; got {shown(given)}.")
+def _kernels(kernels: Any, path: str | Path) -> dict[str, KernelCost]:
+    if not isinstance(kernels, dict):
+        raise ConfigError(f"'kernels' of {path} must map classes of kernels to their costs; got {shown(kernels)}.")
     return {
-        name: KernelCost(**_fields(cost, _KERNEL, f"the kernel {name!r} of {path}")) for name, cost in given.items()
+        name: KernelCost(**_fields(cost, _KERNEL, f"the kernel {name!r} of {path}")) for name, cost in kernels.items()
     }
 
 
-def _fields(given: Any, keys: tuple[str, ...], what: str, optional: tuple[str, ...] = ()) -> dict[str, Any]:
-    if not isinstance(given, dict) or set(given) - set(optional) != set(keys):
-        raise ConfigError(f"{what} must have the keys {', '.join(keys)}; got {shown(given)}.")
-    return given
+def _fields(data: Any, keys: tuple[str, ...], what: str, optional: tuple[str, ...] = ()) -> dict[str, Any]:
+    if not isinstance(data, dict) or set(data) - set(optional) != set(keys):
+        raise ConfigError(f"{what} must have the keys {', '.join(keys)}; got {shown(data)}.")
+    return data

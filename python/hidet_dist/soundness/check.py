@@ -64,7 +64,7 @@ def random_inputs(
 ) -> list[Array]:
     """Draw random whole inputs of an operator; inputs that index a tensor are in its range.
 
-    ``ranges`` has half-open ranges of values, by number, for the inputs on which the operator is not defined everywhere.
+    ``ranges`` maps numbers of inputs on which the operator is not defined everywhere to half-open ranges of values.
     """
     bounds = index_bounds(definition_of(op))
     inputs = []
