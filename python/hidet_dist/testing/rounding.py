@@ -2,10 +2,10 @@
 
 Rounding errors are assumed to be independent and of mean zero. After n roundings, each of relative size u at most, the
 relative error of a value is then at most lambda * sqrt(n) * u, except with a probability of 2 exp(-lambda^2 / 2)
-(Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41, 2019, theorem 2.4). Here n
-is counted along the path through the graph with the most roundings, and lambda is chosen such that, by this bound, one
-value in :data:`ODDS` outputs has a larger error. Errors are relative to an output's largest value, which bounds the
-sizes of cancelled terms in networks with normalized activations.
+(Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41, 2019, theorem
+2.4). Here n is counted along the path through the graph with the most roundings, and lambda is chosen such that, by
+this bound, one value in :data:`ODDS` outputs has a larger error. Errors are relative to an output's largest value,
+which bounds the sizes of cancelled terms in networks with normalized activations.
 """
 
 from __future__ import annotations
