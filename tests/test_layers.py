@@ -24,6 +24,7 @@ LAYERS: tuple[str, ...] = (
     # From a graph to artifacts, the last step first.
     "export",
     "report",
+    "pipeline",
     "search",
     "compile",
     "overlap",

@@ -12,7 +12,7 @@ choice a, once those with b are bounded (:meth:`Reduction.extend`).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,8 +132,9 @@ class Presolve:
         prices: Prices | None = None,
         limits: Limits | None = None,
         rounds: int = tuning.PRESOLVE_ROUNDS,
+        fixed: Collection[int] = (),
     ) -> Reduction:
-        """Remove dominated choices.
+        """Remove dominated choices, of all entities but those ``fixed``.
 
         With prices, at least one of the best plans for these prices remains. Without, a choice dominates only if it
         takes no more memory during the whole run, and activations do not count.
@@ -152,7 +153,7 @@ class Presolve:
                 if group and prices.span(min(e.begin for e in group), max(e.end for e in group)):
                     spans[tensor] = _Span(memory, group, prices)
         removals: list[_Removal] = []
-        waiting = [len(choices) > 1 for choices in left_choices]
+        waiting = [len(choices) > 1 and entity not in fixed for entity, choices in enumerate(left_choices)]
         for _ in range(rounds):
             if not any(waiting):
                 break
@@ -192,7 +193,7 @@ class Presolve:
                 left_choices[entity] = kept_now
                 numbers[entity] = self._number(tuple(kept_now))
                 for other in self._neighbours[entity]:
-                    waiting[other] = len(left_choices[other]) > 1
+                    waiting[other] = len(left_choices[other]) > 1 and other not in fixed
         return Reduction(left_choices, removals)
 
     def _paid(self, entity: int, prices: Prices | None) -> Hashable:

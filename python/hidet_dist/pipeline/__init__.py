@@ -1,0 +1,6 @@
+"""Pipelines: a graph cut into stages, each on a slice of the machine, that work on micro-batches at once."""
+
+from hidet_dist.pipeline.options import PipelineOptions
+from hidet_dist.pipeline.planner import Message, PipelineResult, PlannedStage, search_pipeline
+
+__all__ = ["Message", "PipelineOptions", "PipelineResult", "PlannedStage", "search_pipeline"]
