@@ -213,7 +213,7 @@ def test_large_costs_are_allowed_as_long_as_no_assignment_reaches_what_is_forbid
         ({"nbytes": [1.0]}, "a cost and a number of bytes for each"),
         ({"edge_nodes": [[0, 2]]}, r"Edge 0 joins \[0, 2\], of 2 nodes"),
         ({"edge_nodes": [[1, 1]]}, "joins node 1 with itself"),
-        ({"edge_matrix": [1]}, "none of the 1"),
+        ({"edge_matrix": [1]}, "outside the 1 matrices"),
         ({"matrix_begin": [1]}, "matrix of edge 0 lacks entries"),
         ({"entries": [-2.0]}, "Entry 0 of the matrices is -2.0"),
         ({"entries": [FORBIDDEN * 0.99], "cost": [FORBIDDEN * 0.5, 1.0]}, "must stay below"),
