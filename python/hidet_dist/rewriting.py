@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -103,8 +104,8 @@ class Subgraph:
     outputs: tuple[Tensor, ...]
 
 
-def subgraph(graph: FlowGraph, operators: range) -> Subgraph:
-    """Copy consecutive operators of a graph, by their numbers in ``graph.nodes``, to a separate graph.
+def subgraph(graph: FlowGraph, operators: Sequence[int]) -> Subgraph:
+    """Copy operators of a graph, by their ascending numbers in ``graph.nodes``, to a separate graph.
 
     Outputs are the tensors that operators outside read, or that are outputs of the graph.
 
@@ -114,11 +115,13 @@ def subgraph(graph: FlowGraph, operators: range) -> Subgraph:
         When the graph has no such operators.
     """
     graph.update_nodes()
-    if operators.step != 1 or not 0 <= operators.start < operators.stop <= len(graph.nodes):
+    numbers = list(operators)
+    known = bool(numbers) and numbers[0] >= 0 and numbers[-1] < len(graph.nodes)
+    if not known or any(a >= b for a, b in itertools.pairwise(numbers)):
         raise ConfigError(
             f"The graph has the operators 0 to {len(graph.nodes) - 1}; {operators} is not a range of them."
         )
-    nodes = graph.nodes[operators.start : operators.stop]
+    nodes = [graph.nodes[number] for number in numbers]
     graph_inputs = set(graph.inputs)
     copies: dict[Tensor, Tensor] = {}
     inputs: dict[Tensor, Tensor] = {}
