@@ -1,14 +1,13 @@
-"""hidet 0.6.1 compiles for the CPU with unsuitable flags; here the flags are given.
+"""hidet 0.6.1 compiles for the CPU with flags that do not suit; here it compiles with those that it is told.
 
 While :func:`compiled_with` is active:
 
-* The given flags replace hidet's: ``-march`` of the running machine as the compiler knows it, which is an older one if
-  the machine is newer than the compiler, and ``-ffast-math``. The latter assumes that no value is infinite or NaN, and
-  a library linked with it makes the thread that loads it flush denormal numbers to zero from then on.
-* Headers that every kernel includes are compiled once instead of for each kernel, if :func:`precompile_headers` was
-  called.
-* Passes for CUDA's tensor cores are skipped.
-* Each compiler and set of flags has a separate cache of kernels: the key of hidet's cache lacks both.
+* The flags are the given ones. hidet's are ``-march`` of what the compiler calls the running machine, which is an older
+  one where it does not know the machine, and ``-ffast-math``. That takes it that nothing is infinite or not a number,
+  and linked into a library it has the thread that loads it flush all denormal numbers to zero from then on.
+* What every kernel includes is compiled once, and not once a kernel, where :func:`precompile_headers` was called.
+* Passes for CUDA's tensor cores are left out.
+* Kernels are cached apart for each compiler, choice of flags and headers: the key of hidet's cache has none of them.
 """
 
 from __future__ import annotations
@@ -92,7 +91,8 @@ def compiler_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Se
 def compiled_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Sequence[str]) -> Iterator[None]:
     """Let hidet compile for the CPU with ``flags`` while the block runs; all kernels include ``headers``."""
     version = compiler_version(GCC._resolve_gcc_path())
-    digest = hashlib.sha256(" ".join([*_COMMON, *flags]).encode()).hexdigest()[:16]
+    parts = [*_COMMON, *flags, *headers, *map(_content, include_dirs)]
+    digest = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
     compiler = compiler_with(flags, include_dirs, headers)
     with hidet.option.context(), replaced(_compiler, {"GCC": compiler}), cpu_lowering():
         cache = Path(hidet.option.get_cache_dir()) / "cpu" / f"g++-{version}-{digest}"
