@@ -34,7 +34,7 @@ from hidet_dist.search.family import search_family as search_normal_family
 from hidet_dist.search.recost import check_budget, recost_stage
 from hidet_dist.search.refine import cluster_of
 from hidet_dist.spec import Plan, StagePlan
-from hidet_dist.spec.interface import names_of_io
+from hidet_dist.spec.interface import Interface, interface_of, names_of_io
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.view import GraphView
 from hidet_dist.weights import SafetensorsFiles, check_weights
@@ -117,7 +117,9 @@ def auto_parallel(
         begin = time.perf_counter()
         plan = job.plan(progress) if plan is None else job.given_plan(plan)
         planned = time.perf_counter()
-        built = [job.build(stage, graph, files, progress) for stage, graph in job.stages(plan)]
+        # The model's arguments and results are those of a stage where that is the whole model.
+        interface = job.interface if len(plan.stages) == 1 else None
+        built = [job.build(stage, graph, files, interface, progress) for stage, graph in job.stages(plan)]
         with progress.task("Writing"), replacing(place) as folder:
             write_artifacts(folder, plan, built, job.target, job.reports(plan))
     done = time.perf_counter()
@@ -252,7 +254,8 @@ class _Request:
             traced, names = half.graph, {name: half.weights.get(x, x) for name, x in names.items()}
         graph, replaced = self.target.prepare(normalize(traced), self.distributed.mesh.size)
         names = {name: replaced.get(x, x) for name, x in names.items()}
-        return _Job(graph, names, self.distributed, self.optimization, self.target, self.symbols)
+        interface = interface_of(self.graph)
+        return _Job(graph, names, self.distributed, self.optimization, self.target, self.symbols, interface)
 
 
 @dataclass(frozen=True)
@@ -265,6 +268,7 @@ class _Job:
     optimization: OptimizationConfig
     target: Backend
     symbols: tuple[SymbolPlan, ...]
+    interface: Interface | None
 
     @property
     def cluster(self) -> Cluster:
@@ -321,10 +325,15 @@ class _Job:
         return list(zip(plan.stages, stage_graphs(plan, self.graph), strict=True))
 
     def build(
-        self, stage: StagePlan, graph: NormalGraph, files: SafetensorsFiles | None, progress: Progress
+        self,
+        stage: StagePlan,
+        graph: NormalGraph,
+        files: SafetensorsFiles | None,
+        interface: Interface | None,
+        progress: Progress,
     ) -> tuple[Program, CompiledProgram]:
         """Partition and compile the graph of a stage."""
-        program = partition_graph(graph, stage, files, self.target.device)
+        program = replace(partition_graph(graph, stage, files, self.target.device), interface=interface)
         overlap = stage.overlap if self.target.overlaps else None
         with progress.task("Compiling") as task:
             compiled = compile_program(

@@ -166,6 +166,13 @@ def _check_stage(what: str, folder: str, stage: StageManifest, target: str) -> N
         for dim, extent in enumerate(tensor.shape):
             known = isinstance(extent, int) or any(extent == own.name for own in local)
             _require(known, f"{what}.inputs[{number}].shape[{dim}]", extent, "a size or one of local_symbols")
+    if stage.interface is not None:
+        for kind, names, tensors in (
+            ("input_names", stage.interface.input_names, stage.inputs),
+            ("output_names", stage.interface.output_names, stage.outputs),
+        ):
+            fits = len(names) == len(tensors)
+            _require(fits, f"{what}.interface.{kind}", names, f"{len(tensors)} names, one for each tensor")
     _check_kernels(what, stage, target)
     _check_data(what, stage)
 

@@ -1,7 +1,7 @@
-"""What a model is called with and gives back: names and nesting of the inputs and outputs of a graph.
+"""Names and nesting of a model's arguments and results, kept beside the flat inputs and outputs of its graph.
 
 A graph takes and gives flat lists of tensors. A model takes arguments by name, some of them nested, and gives tuples,
-dicts and data classes. The structure of both is kept as plain JSON values, so that artifacts can hold it:
+dicts and data classes. The structure of both is kept as plain JSON values, which artifacts hold:
 
 * ``{"tensor": 3}``: the tensor of that number.
 * ``{"value": null}``: a value that is the same in every call (null, a truth value, a number or a text).
@@ -12,15 +12,17 @@ dicts and data classes. The structure of both is kept as plain JSON values, so t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hidet_dist.checks import is_list, is_whole, shown
 from hidet_dist.errors import InputError, SpecError
 
 Structure = dict[str, Any]
 
 _MARK = "_hidet_dist_interface"
+_SCALARS = (bool, int, float, str, type(None))
 
 
 class Record(Mapping[str, Any]):
@@ -30,24 +32,23 @@ class Record(Mapping[str, Any]):
     """
 
     def __init__(self, name: str, fields: Mapping[str, Any]):
-        self.__dict__.update(fields)
-        self._name = name
-        self._fields = dict(fields)
+        self.__dict__.update({key: value for key, value in fields.items() if not key.startswith("_")})
+        self.__name, self.__fields = name, dict(fields)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._fields[key] if isinstance(key, str) else tuple(self._present().values())[key]
+        return self.__fields[key] if isinstance(key, str) else tuple(self.__present().values())[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._present())
+        return iter(self.__present())
 
     def __len__(self) -> int:
-        return len(self._present())
+        return len(self.__present())
 
     def __repr__(self) -> str:
-        return f"{self._name}({', '.join(f'{name}={value!r}' for name, value in self._present().items())})"
+        return f"{self.__name}({', '.join(f'{name}={value!r}' for name, value in self.__present().items())})"
 
-    def _present(self) -> dict[str, Any]:
-        return {name: value for name, value in self._fields.items() if value is not None}
+    def __present(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__fields.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -115,19 +116,25 @@ class Interface:
         if not isinstance(data, dict) or set(data) != {"parameters", "input_names", "output_names", "result"}:
             raise SpecError("An interface must have parameters, input_names, output_names and result.")
         for key in ("input_names", "output_names"):
-            if not isinstance(data[key], list) or not all(isinstance(name, str) for name in data[key]):
-                raise SpecError(f"The {key} of an interface must be a list of texts.")
-        inputs, outputs = tuple(data["input_names"]), tuple(data["output_names"])
+            names = data[key]
+            if not is_list(names) or not all(isinstance(name, str) for name in names):
+                raise SpecError(f"The {key} of an interface must be a list of texts; got {shown(names)}.")
         parameters = data["parameters"]
         if not isinstance(parameters, dict):
-            raise SpecError("The parameters of an interface must be an object.")
-        for structures, count, what in (
-            (list(parameters.values()), len(inputs), "inputs"),
-            ([data["result"]], len(outputs), "outputs"),
+            raise SpecError(f"The parameters of an interface must be an object; got {shown(parameters)}.")
+        inputs, outputs = tuple(data["input_names"]), tuple(data["output_names"])
+        for key, structures, count in (
+            ("parameters", parameters, len(inputs)),
+            ("result", {"": data["result"]}, len(outputs)),
         ):
-            found = [number for structure in structures for number in _tensors(structure)]
-            if sorted(found) != list(range(count)):
-                raise SpecError(f"The structure of the {what} of an interface must name each of the {count} once.")
+            numbers = [
+                number for name, part in structures.items() for number in _numbers(part, f"{key} {name}".strip())
+            ]
+            if sorted(numbers) != list(range(count)):
+                raise SpecError(
+                    f"The {key} of an interface must have each of its {count} tensors once; got {numbers} in "
+                    f"{shown(data[key])}."
+                )
         return cls(parameters, inputs, outputs, data["result"])
 
 
@@ -167,55 +174,71 @@ def nested(structure: Structure, tensors: Sequence[Any]) -> Any:
 
 
 def _children(structure: Any) -> list[tuple[str, Any]]:
-    """The parts of a structure by their names; none for a tensor or a value. Raises SpecError where it is none."""
-    if isinstance(structure, dict):
-        keys = set(structure)
-        if keys in ({"tensor"}, {"value"}):
-            return []
-        items = structure.get("list", structure.get("tuple"))
-        if keys in ({"list"}, {"tuple"}) and isinstance(items, list):
-            return [(str(number), item) for number, item in enumerate(items)]
-        if keys == {"dict"} and isinstance(structure["dict"], dict):
-            return list(structure["dict"].items())
-        if keys == {"record", "fields"} and isinstance(structure["fields"], dict):
-            return list(structure["fields"].items())
-    raise SpecError("A part of an interface is no tensor, value, list, tuple, dict or record.")
+    """The parts of a structure by their names; none for a tensor or a value. Raises SpecError where it is malformed."""
+    keys = set(structure) if isinstance(structure, dict) else set()
+    if keys == {"tensor"} and is_whole(structure["tensor"], 0):
+        return []
+    if keys == {"value"} and isinstance(structure["value"], _SCALARS):
+        return []
+    for kind in ("list", "tuple"):
+        if keys == {kind} and is_list(structure[kind]):
+            return [(str(number), item) for number, item in enumerate(structure[kind])]
+    if keys == {"dict"} and isinstance(structure["dict"], dict):
+        return list(structure["dict"].items())
+    if keys == {"record", "fields"} and isinstance(structure["record"], str) and isinstance(structure["fields"], dict):
+        return list(structure["fields"].items())
+    raise SpecError(f"{shown(structure)} is no tensor, value, list, tuple, dict or record with fields.")
 
 
 def _tensors(structure: Any) -> Iterator[int]:
-    if isinstance(structure, dict) and isinstance(structure.get("tensor"), int):
+    """Yield the numbers of the tensors in a structure. Raises SpecError where it is malformed."""
+    children = _children(structure)
+    if "tensor" in structure:
         yield structure["tensor"]
-    for _, item in _children(structure):
+    for _, item in children:
         yield from _tensors(item)
 
 
+def _numbers(structure: Any, what: str) -> list[int]:
+    """The numbers of the tensors in a structure. Raises SpecError, naming it as ``what``, where it is malformed."""
+    try:
+        return list(_tensors(structure))
+    except RecursionError as error:
+        raise SpecError(f"The {what} of an interface is nested too deeply.") from error
+    except SpecError as error:
+        raise SpecError(f"The {what} of an interface is malformed: {error}") from error
+
+
 def _match(given: Any, structure: Structure, what: str, flat: dict[int, Any]) -> None:
-    """Find the tensors of a structure in what was given for it."""
+    """Find the tensors of a structure in what was given for it. Raises InputError where the two differ."""
     if "tensor" in structure:
         if given is None:
             raise InputError(f"The argument {what!r} must be a tensor, as it was when the model was traced.")
         flat[structure["tensor"]] = given
-        return
-    if "value" in structure:
-        if given is not structure["value"] and given != structure["value"]:
+    elif "value" in structure:
+        if not isinstance(given, _SCALARS) or given != structure["value"]:
             raise InputError(
                 f"The argument {what!r} was {structure['value']!r} when the model was traced, and is part of the "
-                f"program; got {given!r}."
+                f"program; got {shown(given)}."
             )
-        return
-    children = _children(structure)
-    try:
-        find: Callable[[str], Any] = (
-            (lambda key: given[int(key)])
-            if "list" in structure or "tuple" in structure
-            else (lambda key: given[key] if isinstance(given, Mapping) else getattr(given, key))
-        )
-        parts = [(find(key), item, f"{what}.{key}") for key, item in children]
-        same = not ("list" in structure or "tuple" in structure) or len(given) == len(children)
-    except (KeyError, IndexError, TypeError, AttributeError):
-        same = False
-    if not same:
-        keys = ", ".join(key for key, _ in children)
-        raise InputError(f"The argument {what!r} must have the parts {keys}, as it had when the model was traced.")
-    for part in parts:
-        _match(*part, flat)
+    else:
+        children = _children(structure)
+        parts = _parts(given, "list" in structure or "tuple" in structure)
+        names = [name for name, _ in children]
+        # A mapping has these keys and no others; of an object, the attributes that count are these.
+        if parts is None:
+            parts = {name: getattr(given, name) for name in names if hasattr(given, name)}
+        if sorted(parts) != sorted(names):
+            raise InputError(
+                f"The argument {what!r} must have the parts {', '.join(names) or 'none'}, as it had when the model was "
+                f"traced; got {shown(given)}."
+            )
+        for name, item in children:
+            _match(parts[name], item, f"{what}.{name}", flat)
+
+
+def _parts(given: Any, is_sequence: bool) -> dict[str, Any] | None:
+    """The parts of a sequence or mapping by their names, none where it is not what was traced; None for an object."""
+    if is_sequence:
+        return {str(number): part for number, part in enumerate(given)} if isinstance(given, list | tuple) else {}
+    return {str(key): part for key, part in given.items()} if isinstance(given, Mapping) else None
