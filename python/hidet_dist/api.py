@@ -198,6 +198,47 @@ def describe(
     return job.reports(plan, title)[stage]
 
 
+class Replanner:
+    """A graph that is prepared once, and planned again for every choice of pins.
+
+    It takes what :func:`make_plan` takes, and ``title``, which its reports are called.
+
+    Raises
+    ------
+    ConfigError
+        For unknown keys and unfit values.
+    """
+
+    def __init__(
+        self,
+        graph: FlowGraph,
+        distributed_config: Mapping[str, Any],
+        optimization_config: Mapping[str, Any] | None = None,
+        title: str = "",
+    ):
+        self._given = dict(optimization_config or {})
+        self._job = _Request.of("Replanner", graph, distributed_config, self._given).prepared()
+        self._title = title
+
+    @property
+    def fingerprint(self) -> str:
+        """The name of the graph's structure, as plans and reports of one stage have it."""
+        return self._job.view().fingerprint()
+
+    def report(self, pins: Mapping[str, str]) -> Report:
+        """The report on the plan with these pins, beside those of the configuration.
+
+        Raises
+        ------
+        ConfigError, InfeasibleError, SolverError
+            As :func:`make_plan`.
+        """
+        pinned = {**self._given, "pins": {**(self._given.get("pins") or {}), **pins}}
+        job = replace(self._job, optimization=OptimizationConfig.parse(pinned))
+        with Progress() as progress:
+            return job.reports(job.plan(progress), self._title)[0]
+
+
 @dataclass(frozen=True)
 class _Request:
     """The user's graph and configuration, checked."""

@@ -49,8 +49,9 @@ def _lookup() -> hidet.FlowGraph:
     table = hidet.asarray(np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32))
     rows = hidet.ops.take(table, ids, axis=0)
     graph = hidet.trace_from([rows, hidet.ops.exp(rows)], [ids])
-    result = {"record": "Output", "fields": {"rows": {"tensor": 0}, "more": {"list": [{"tensor": 1}, {"value": 3}]}}}
-    attach(graph, Interface({"ids": {"tensor": 0}, "scale": {"value": 2}}, ("ids",), ("rows", "more.0"), result))
+    fields = [["rows", {"tensor": 0}], ["more", {"list": [{"tensor": 1}, {"value": 3}]}]]
+    parameters = (("ids", {"tensor": 0}), ("scale", {"value": 2}))
+    attach(graph, Interface(parameters, ("ids",), ("rows", "more.0"), {"record": "Output", "fields": fields}))
     return graph
 
 

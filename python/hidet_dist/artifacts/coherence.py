@@ -168,11 +168,12 @@ def _check_stage(what: str, folder: str, stage: StageManifest, target: str) -> N
             _require(known, f"{what}.inputs[{number}].shape[{dim}]", extent, "a size or one of local_symbols")
     if stage.interface is not None:
         for kind, names, tensors in (
-            ("input_names", stage.interface.input_names, stage.inputs),
-            ("output_names", stage.interface.output_names, stage.outputs),
+            ("input", stage.interface.input_names, stage.inputs),
+            ("output", stage.interface.output_names, stage.outputs),
         ):
             fits = len(names) == len(tensors)
-            _require(fits, f"{what}.interface.{kind}", names, f"{len(tensors)} names, one for each tensor")
+            wanted = f"{len(tensors)} names, one for each of {what}.{kind}s"
+            _require(fits, f"{what}.interface.{kind}_names", names, wanted)
     _check_kernels(what, stage, target)
     _check_data(what, stage)
 

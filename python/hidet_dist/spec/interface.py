@@ -5,9 +5,11 @@ dicts and data classes. The structure of both is kept as plain JSON values, whic
 
 * ``{"tensor": 3}``: the tensor of that number.
 * ``{"value": null}``: a value that is the same in every call (null, a truth value, a number or a text).
-* ``{"list": [...]}``, ``{"tuple": [...]}``, ``{"dict": {"key": ...}}``: what they say.
-* ``{"record": "BaseModelOutput", "fields": {"last_hidden_state": ...}}``: a data class or a named tuple; it is given
-  back as a :class:`Record`, for nothing is imported on the word of a file.
+* ``{"list": [...]}``, ``{"tuple": [...]}``, ``{"dict": [["key", ...], ...]}``: what they say.
+* ``{"record": "BaseModelOutput", "fields": [["last_hidden_state", ...], ...]}``: a data class or a named tuple; it is
+  given back as a :class:`Record`, for nothing is imported on the word of a file.
+
+Parts with names are pairs in a list, for their order counts, and the keys of a JSON object have none.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from hidet_dist.errors import InputError, SpecError
 Structure = dict[str, Any]
 
 _MARK = "_hidet_dist_interface"
+_MOST_DEPTH = 64  # of a structure: models nest a few levels, and Python's stack has an end
 _SCALARS = (bool, int, float, str, type(None))
 
 
@@ -57,15 +60,15 @@ class Interface:
 
     Attributes
     ----------
-    parameters: mapping
-        The structure of each argument of the model, by its name, in the order in which they may be given by place.
+    parameters: tuple of pairs
+        The name and structure of each argument of the model, in the order in which they may be given by place.
     input_names, output_names: tuple of str
         The name of each input and output of the graph, such as ``input_ids`` or ``hidden_states.0``.
     result: mapping
         The structure of what the model gives back.
     """
 
-    parameters: Mapping[str, Structure]
+    parameters: tuple[tuple[str, Structure], ...]
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
     result: Structure
@@ -81,16 +84,17 @@ class Interface:
         """
         if len(args) > len(self.parameters):
             raise InputError(f"The model takes {len(self.parameters)} arguments; {len(args)} were given by place.")
-        given = dict(zip(self.parameters, args, strict=False))
+        parameters = dict(self.parameters)
+        given = dict(zip(parameters, args, strict=False))
         for name, value in kwargs.items():
-            if name not in self.parameters:
-                known = ", ".join(self.parameters)
+            if name not in parameters:
+                known = ", ".join(parameters)
                 raise InputError(f"The model was not traced with an argument {name!r}; it takes {known}.")
             if name in given:
                 raise InputError(f"The argument {name!r} was given twice.")
             given[name] = value
         flat: dict[int, Any] = {}
-        for name, structure in self.parameters.items():
+        for name, structure in self.parameters:
             if name not in given and any(True for _ in _tensors(structure)):
                 raise InputError(f"The argument {name!r} is missing.")
             if name in given:
@@ -104,7 +108,7 @@ class Interface:
     def to_json(self) -> dict[str, Any]:
         """As plain JSON values."""
         return {
-            "parameters": dict(self.parameters),
+            "parameters": [list(pair) for pair in self.parameters],
             "input_names": list(self.input_names),
             "output_names": list(self.output_names),
             "result": self.result,
@@ -120,22 +124,20 @@ class Interface:
             if not is_list(names) or not all(isinstance(name, str) for name in names):
                 raise SpecError(f"The {key} of an interface must be a list of texts; got {shown(names)}.")
         parameters = data["parameters"]
-        if not isinstance(parameters, dict):
-            raise SpecError(f"The parameters of an interface must be an object; got {shown(parameters)}.")
+        if not _are_named(parameters):
+            raise SpecError(f"The parameters of an interface must be pairs of distinct names; got {shown(parameters)}.")
         inputs, outputs = tuple(data["input_names"]), tuple(data["output_names"])
-        for key, structures, count in (
-            ("parameters", parameters, len(inputs)),
-            ("result", {"": data["result"]}, len(outputs)),
+        for key, structures, names_key, count in (
+            ("parameters", [(f"parameters[{name!r}]", part) for name, part in parameters], "input_names", len(inputs)),
+            ("result", [("result", data["result"])], "output_names", len(outputs)),
         ):
-            numbers = [
-                number for name, part in structures.items() for number in _numbers(part, f"{key} {name}".strip())
-            ]
+            numbers = [number for what, part in structures for number in _numbers(part, what)]
             if sorted(numbers) != list(range(count)):
                 raise SpecError(
-                    f"The {key} of an interface must have each of its {count} tensors once; got {numbers} in "
-                    f"{shown(data[key])}."
+                    f"The {key} of an interface must have each of the {count} tensors of {names_key} once; got "
+                    f"{numbers} in {shown(data[key])}."
                 )
-        return cls(parameters, inputs, outputs, data["result"])
+        return cls(tuple((name, part) for name, part in parameters), inputs, outputs, data["result"])
 
 
 def attach(graph: Any, interface: Interface) -> None:
@@ -169,8 +171,8 @@ def nested(structure: Structure, tensors: Sequence[Any]) -> Any:
         items = [nested(item, tensors) for item in value]
         return items if kind == "list" else tuple(items)
     if kind == "dict":
-        return {key: nested(item, tensors) for key, item in value.items()}
-    return Record(value, {key: nested(item, tensors) for key, item in structure["fields"].items()})
+        return {key: nested(item, tensors) for key, item in value}
+    return Record(value, {key: nested(item, tensors) for key, item in structure["fields"]})
 
 
 def _children(structure: Any) -> list[tuple[str, Any]]:
@@ -183,28 +185,35 @@ def _children(structure: Any) -> list[tuple[str, Any]]:
     for kind in ("list", "tuple"):
         if keys == {kind} and is_list(structure[kind]):
             return [(str(number), item) for number, item in enumerate(structure[kind])]
-    if keys == {"dict"} and isinstance(structure["dict"], dict):
-        return list(structure["dict"].items())
-    if keys == {"record", "fields"} and isinstance(structure["record"], str) and isinstance(structure["fields"], dict):
-        return list(structure["fields"].items())
+    if keys == {"dict"} and _are_named(structure["dict"]):
+        return [(key, item) for key, item in structure["dict"]]
+    if keys == {"record", "fields"} and isinstance(structure["record"], str) and _are_named(structure["fields"]):
+        return [(key, item) for key, item in structure["fields"]]
     raise SpecError(f"{shown(structure)} is no tensor, value, list, tuple, dict or record with fields.")
 
 
-def _tensors(structure: Any) -> Iterator[int]:
+def _are_named(parts: Any) -> bool:
+    """Whether a value is a list of pairs, each a name and a part; no name twice."""
+    if not is_list(parts) or not all(is_list(pair) and len(pair) == 2 and isinstance(pair[0], str) for pair in parts):
+        return False
+    return len({pair[0] for pair in parts}) == len(parts)
+
+
+def _tensors(structure: Any, depth: int = 0) -> Iterator[int]:
     """Yield the numbers of the tensors in a structure. Raises SpecError where it is malformed."""
+    if depth > _MOST_DEPTH:
+        raise SpecError(f"it is nested more than {_MOST_DEPTH} deep.")
     children = _children(structure)
     if "tensor" in structure:
         yield structure["tensor"]
     for _, item in children:
-        yield from _tensors(item)
+        yield from _tensors(item, depth + 1)
 
 
 def _numbers(structure: Any, what: str) -> list[int]:
     """The numbers of the tensors in a structure. Raises SpecError, naming it as ``what``, where it is malformed."""
     try:
         return list(_tensors(structure))
-    except RecursionError as error:
-        raise SpecError(f"The {what} of an interface is nested too deeply.") from error
     except SpecError as error:
         raise SpecError(f"The {what} of an interface is malformed: {error}") from error
 
