@@ -111,7 +111,8 @@ def by_odd_columns(x: Tensor) -> Tensor:
     return ops.matmul(x, ops.permute_dims(constant(101, K), [1, 0])) + constant(101)
 
 
-@pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_all_candidates_are_right(dtype: str) -> None:
     """Those that hidet builds for one product, of which a GPU takes the fastest."""
     x = hidet.symbol([M, K], dtype, "cpu")

@@ -7,7 +7,7 @@ While :func:`compiled_with` is active:
   and linked into a library it has the thread that loads it flush all denormal numbers to zero from then on.
 * What every kernel includes is compiled once, and not once a kernel, where :func:`precompile_headers` was called.
 * Passes for CUDA's tensor cores are left out.
-* Kernels are cached apart for each compiler and choice of flags: the key of hidet's cache has none of them.
+* Kernels are cached apart for each compiler, choice of flags and headers: the key of hidet's cache has none of them.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ def compiler_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Se
 def compiled_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Sequence[str]) -> Iterator[None]:
     """Have hidet compile for the CPU with ``flags`` while the block runs; ``headers`` are what all kernels include."""
     version = compiler_version(GCC._resolve_gcc_path())
-    digest = hashlib.sha256(" ".join([*_COMMON, *flags]).encode()).hexdigest()[:16]
+    parts = [*_COMMON, *flags, *headers, *map(_content, include_dirs)]
+    digest = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
     compiler = compiler_with(flags, include_dirs, headers)
     with hidet.option.context(), replaced(_compiler, {"GCC": compiler}), cpu_lowering():
         cache = Path(hidet.option.get_cache_dir()) / "cpu" / f"g++-{version}-{digest}"

@@ -9,6 +9,7 @@ is none.
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,6 @@ from hidet.graph import Operator, Tensor
 from hidet.graph.ops.fusion.apply_prologue_epilogue import PrologueEpilogueNotFuseRewriter
 from hidet.graph.ops.fusion.fused_operator import FusedTask
 from hidet.graph.ops.matmul.cuda_batch_matmul import BatchMatmulTask
-from hidet.graph.ops.matmul.matmul_f16_cute_experimental import MatmulF16CuteTask
 from hidet.graph.ops.transform import BroadcastTask, IdentityTask
 from hidet.graph.ops.utils import schedule_utils
 from hidet.ir.dtypes import int64
@@ -39,8 +39,14 @@ from hidet_dist.runtime import native
 _resolve: Any = importlib.import_module("hidet.graph.ops.matmul.resolve")
 _fusion: Any = importlib.import_module("hidet.graph.ops.fusion.apply_prologue_epilogue")
 _SCRATCH = "hidet_dist_scratch"
-_TASKS = (MatmulF16CuteTask, BatchMatmulTask)
 Extent: TypeAlias = "int | Expr"
+
+
+@functools.cache
+def _product_tasks() -> tuple[type[Task], type[Task]]:
+    """The tasks of products in half and in single precision, the former's module imported late: that takes seconds."""
+    half = importlib.import_module("hidet.graph.ops.matmul.matmul_f16_cute_experimental")
+    return half.MatmulF16CuteTask, BatchMatmulTask
 
 
 @dataclass(frozen=True)
@@ -75,9 +81,9 @@ def product_of(task: Task) -> Product | None:
     if isinstance(task, FusedTask):
         operator = task.fused_graph.nodes[task.anchor]
         anchor = operator.task
-        if isinstance(anchor, _TASKS):
+        if isinstance(anchor, _product_tasks()):
             single_a, single_b = (_source(x)[1] for x in operator.inputs)
-    if not isinstance(anchor, _TASKS):
+    if not isinstance(anchor, _product_tasks()):
         return None
     a, b = anchor.inputs
     transposed = bool(anchor.attrs.get("transpose_b", False))
@@ -208,7 +214,7 @@ def cublas_products(wanted: bool) -> Iterator[None]:
         if not wanted:
             yield
             return
-        f16, f32 = _TASKS
+        f16, f32 = _product_tasks()
         with (
             replaced(FusedTask, with_cublas(FusedTask)),
             replaced(f16, with_cublas(f16)),

@@ -11,13 +11,13 @@ them.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import hidet
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.matmul.matmul import MatmulOp
-from hidet.graph.ops.matmul.matmul_f16_cute_experimental import matmul_f16_cute
 from hidet.graph.ops.transform import PermuteDimsOp, RearrangeOp
 from hidet.graph.ops.transpose2d import TransposeOp2D
 from hidet.graph.transforms import ResolveRule, get_resolve_chain
@@ -63,7 +63,11 @@ class _Products(ResolveRule):
             inputs = [hidet.ops.cast(x, "float32") for x in (a, b)]
             return [hidet.ops.cast(op.reforward(inputs)[0], a.dtype)]
         columns = _by_columns(op)
-        return None if columns is None else [matmul_f16_cute(a, columns, transpose_b=True)]
+        if columns is None:
+            return None
+        # Not with the other imports: making this module's tables takes seconds.
+        kernel = importlib.import_module("hidet.graph.ops.matmul.matmul_f16_cute_experimental")
+        return [kernel.matmul_f16_cute(a, columns, transpose_b=True)]
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hidet_dist.checks import is_finite, shown
+from hidet_dist.checks import is_finite, is_whole, shown
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine.kernels import KernelCost, Work, check_kernels
 from hidet_dist.spec import DeviceMesh
@@ -120,8 +120,31 @@ class Device:
 
 
 @dataclass(frozen=True)
+class DeviceGroup:
+    """Equal devices at consecutive coordinates of the first mesh axis.
+
+    Attributes
+    ----------
+    count: coordinates along the first mesh axis: nodes of the mesh ``[node=2, gpu=8]``, devices of ``[gpu=8]``.
+    device: each of its devices.
+    links: the link of each mesh axis within the group; empty for the machine's own.
+    """
+
+    count: int
+    device: Device
+    links: tuple[Link, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.count, 1):
+            raise ConfigError(f"A group of devices has a count of 1 or more; got {shown(self.count)}.")
+
+
+@dataclass(frozen=True)
 class Cluster:
     """A device mesh, the link of each of its axes, and the device at each coordinate.
+
+    Where devices differ, ``groups`` says which there are, in the order of the first mesh axis, and ``device`` is what
+    each is as good as where all do equal parts of the work (:func:`hidet_dist.machine.groups.unequal_cluster`).
 
     Collectives cost what the ring algorithms do (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005), for n
     devices, b bytes of the tensor that is whole within the group, latency a and bandwidth w: all-gather and
@@ -133,10 +156,22 @@ class Cluster:
     mesh: DeviceMesh
     links: tuple[Link, ...]
     device: Device
+    groups: tuple[DeviceGroup, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.links) != self.mesh.ndim:
             raise ConfigError(f"The mesh {self.mesh} has {self.mesh.ndim} axes; got {len(self.links)} links.")
+        counts = [group.count for group in self.groups]
+        if counts and sum(counts) != self.mesh.shape[0]:
+            raise ConfigError(
+                f"The first axis of the mesh {self.mesh} has {self.mesh.shape[0]} coordinates; the groups of devices "
+                f"have {' + '.join(map(str, counts))}."
+            )
+        for group in self.groups:
+            if group.links and len(group.links) != self.mesh.ndim:
+                raise ConfigError(
+                    f"The mesh {self.mesh} has {self.mesh.ndim} axes; a group of devices has {len(group.links)} links."
+                )
 
     def _ring_seconds(self, nbytes: float, axes: Sequence[int]) -> float:
         n = self.mesh.group_size(axes)

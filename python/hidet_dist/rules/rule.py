@@ -444,13 +444,13 @@ class RuleTable:
         return self._choice_of[key, spec]
 
     def _rule(self, op: Operator) -> tuple[Any, Rule]:
-        key = _signature(op)
+        key = signature_of(op)
         if key not in self._rules:
             self._rules[key] = derive(op)
         return key, self._rules[key]
 
 
-def _signature(op: Operator) -> Any:
+def signature_of(op: Operator) -> Any:
     """Equal for operators that have the same definition; an attribute that cannot be compared makes it unique."""
 
     def plain(value: Any) -> bool:

@@ -159,6 +159,24 @@ class _Network:
             values[bucket.variable] = int(line.argmin())
         return self.constant, values
 
+    def least_over(self, kept: Sequence[int]) -> Table:
+        """Tabulate the least sum for all values of the variables ``kept``, in their order. Raises TooWide."""
+        for v in self._order(frozenset(kept)):
+            self.tables.limits.check()
+            factors = self.factors[v]
+            neighbours = tuple(dict.fromkeys(u for _, variables in factors for u in variables if u != v))
+            for u in neighbours:
+                self.factors[u] = [factor for factor in self.factors[u] if v not in factor[1]]
+            message, offset = self._eliminate(v, factors, neighbours)
+            self.constant += offset
+            self.add(message, neighbours)
+        left: list[Factor] = []
+        for n, v in enumerate(kept):
+            left += [factor for factor in self.factors[v] if not set(kept[:n]) & set(factor[1])]
+        shape = tuple(self.sizes[v] for v in kept)
+        self.tables.reserve(math.prod(shape))
+        return np.broadcast_to(_sum(self._parts(left, tuple(kept))), shape) + self.constant
+
     def marginals(self) -> list[Table] | None:
         """Find the least sum with each value of each variable, after :meth:`minimum`; None if that takes long."""
         place = {bucket.variable: i for i, bucket in enumerate(self.buckets)}
@@ -221,22 +239,22 @@ class _Network:
             parts.append(self.tables.tables[table].transpose(order).reshape(full))
         return parts
 
-    def _order(self) -> list[int]:
-        """Choose the order of elimination. Raises TooWide where each one known has a step of too much work.
+    def _order(self, kept: frozenset[int] = frozenset()) -> list[int]:
+        """Choose the order of elimination of all but ``kept``. Raises TooWide where each has a step of too much work.
 
         The next variable is that of the least work, or, where this makes a step wide, that which leaves the smallest
         table; of the two orders, the one of less work in all is taken.
         """
-        order, total, most = self._greedy_order(False)
+        order, total, most = self._greedy_order(False, kept)
         if most > tuning.WIDE_WORK:
-            other = self._greedy_order(True)
+            other = self._greedy_order(True, kept)
             if other[1] < total:
                 order, total, most = other
         if most > tuning.WORK_LIMIT:
             raise TooWide
         return order
 
-    def _greedy_order(self, by_table: bool) -> tuple[list[int], float, float]:
+    def _greedy_order(self, by_table: bool, kept: frozenset[int]) -> tuple[list[int], float, float]:
         """Eliminate without numbers: the order, its additions in all, and those of its greatest step."""
         adjacent: list[set[int]] = [set() for _ in self.sizes]
         for v, factors in enumerate(self.factors):
@@ -250,9 +268,9 @@ class _Network:
             return (table, table * self.sizes[v]) if by_table else (table * self.sizes[v], 0.0)
 
         keys = [key(v) for v in range(len(self.sizes))]
-        heap = [(own, v) for v, own in enumerate(keys)]
+        heap = [(own, v) for v, own in enumerate(keys) if v not in kept]
         heapq.heapify(heap)
-        alive = [True] * len(self.sizes)
+        alive = [v not in kept for v in range(len(self.sizes))]
         order: list[int] = []
         total = most = 0.0
         while heap:
@@ -344,6 +362,24 @@ def eliminate(
     if best is None:
         raise TooWide
     return best
+
+
+def boundary_table(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, ends: Sequence[int]
+) -> Table:
+    """Tabulate a lower bound of the cost for all choices of the entities ``ends``, one dim each, in their order.
+
+    It is exact unless a tensor of many readers had to be relaxed. Raises TooWide when the graph is too densely
+    connected.
+    """
+    for limit in sorted(tuning.READERS_LIMITS, reverse=True):
+        tables.make_room()
+        try:
+            network, _ = _network(problem, kept, tables, prices, (), limit)
+            return network.least_over(ends)
+        except TooWide:
+            continue
+    raise TooWide
 
 
 def marginals(problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices) -> list[Table] | None:

@@ -12,7 +12,7 @@ from hidet_dist.cost.fusion import Fused
 from hidet_dist.cost.model import CostModel, compute_seconds, reduction_seconds, split_seconds
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster
-from hidet_dist.rules.rule import Choice
+from hidet_dist.rules.rule import Choice, RuleTable
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.memory import (
     POINTS,
@@ -71,6 +71,7 @@ def formulate(
     pins: Pins,
     allow: Allow | None = None,
     limits: Limits | None = None,
+    rules: RuleTable | None = None,
 ) -> Formulation:
     """Formulate the planning of a graph: choices of operators and weights, their costs, and the tensors between them.
 
@@ -82,6 +83,8 @@ def formulate(
         The pins of the graph.
     allow: callable, optional
         Whether a spec may be chosen for an operator. An operator for which nothing is allowed keeps all its choices.
+    rules: RuleTable, optional
+        The rules for the mesh, where they are shared with other graphs without symbolic dims.
 
     Raises
     ------
@@ -99,7 +102,7 @@ def formulate(
     inputs = _boundary_specs(pins, view.inputs, input_pins, options.input_specs, "input")
     output_pins = [pins.outputs.get(i, []) for i in range(len(view.outputs))]
     outputs = _boundary_specs(pins, view.outputs, output_pins, options.output_specs, "output")
-    choices, notes = _operator_choices(view, mesh, pins, allow, limits)
+    choices, notes = _operator_choices(view, rules or rule_table(view, mesh), pins, allow, limits)
     fused = model.fused(view)
 
     cost = _operator_costs(view, model, mesh, choices, fused, limits)
@@ -120,10 +123,9 @@ def formulate(
 
 
 def _operator_choices(
-    view: GraphView, mesh: DeviceMesh, pins: Pins, allow: Allow | None, limits: Limits
+    view: GraphView, table: RuleTable, pins: Pins, allow: Allow | None, limits: Limits
 ) -> tuple[list[tuple[Choice, ...]], list[str]]:
     """List the choices of each operator that are allowed and satisfy its pins, and why it has no others."""
-    table = rule_table(view, mesh)
     choices, notes = [], []
     for number, op in enumerate(view.operators):
         limits.check()
@@ -376,7 +378,7 @@ def _converted(sizes: _Sizes, model: CostModel, name: str, specs: Specs) -> Conv
     return ConvertedTensor(layout, tuple(sizes.held(name, spec) for spec in specs), working)
 
 
-def _stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool) -> Specs:
+def stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool) -> Specs:
     """List the ways to store a tensor: each mesh axis splits one dim that it divides, or none; replicated first.
 
     With ``padded`` also dims that do not divide are split, with padding.
@@ -396,7 +398,7 @@ def _stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool) -> Spe
 def _layouts(pins: Pins, own: Sequence[Pin], name: str, what: str, padded: bool = False) -> Specs:
     """List the specs that a stored tensor may have, of those that its pins allow."""
     shape, _ = pins.view.pieces(name)
-    return pins.layouts(own, what, shape, _stored_specs(shape, pins.mesh, padded), padded)
+    return pins.layouts(own, what, shape, stored_specs(shape, pins.mesh, padded), padded)
 
 
 def _boundary_specs(

@@ -116,7 +116,7 @@ class Pins:
     def _add(self, pin: Pin) -> None:
         view = self.view
         if isinstance(pin.pattern, OpSpecPattern):
-            number = self._operator(pin.name)
+            number = self.operator_number(pin.name)
             op = view.operators[number]
             counts = (len(pin.pattern.in_patterns), len(pin.pattern.out_patterns))
             if counts != (len(op.inputs), len(op.outputs)):
@@ -147,7 +147,8 @@ class Pins:
             op, _, output_number = name[1:].partition(".")
             self.operators.setdefault(int(op), []).append((pin, int(output_number)))
 
-    def _operator(self, name: str) -> int:
+    def operator_number(self, name: str) -> int:
+        """Find the operator that a pin's name is about. Raises ConfigError."""
         view, wanted = self.view, name.removeprefix(OPERATOR)
         if wanted.isdecimal():
             if int(wanted) < len(view.operators):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from hidet_dist.errors import InfeasibleError, SearchLimitWarning, SolverError, 
 from hidet_dist.machine import Cluster
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
+from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import tuning
 from hidet_dist.search.formulation import Allow, formulate
 from hidet_dist.search.labels import label_stage, parse_names
@@ -63,14 +65,20 @@ def search(graph: NormalGraph, cluster: Cluster, options: SearchOptions | None =
     """
     options = SearchOptions.of(options, changes)
     limits = options.limits()
+    result = search_result(graph, cluster, options, limits)
+    warn_of_limit(limits, result.gap)
+    return result.plan
+
+
+def search_result(graph: NormalGraph, cluster: Cluster, options: SearchOptions, limits: Limits) -> SearchResult:
+    """Find a plan as :func:`search` does, with the bound that was proven, and without a warning."""
     free = options.mode == "search" and not options.pins and not options.symbols
     finer = refine(graph, cluster) if options.refine_mesh and free else None
     if finer is None:
         result = _search(graph, cluster, options, limits)
     else:
         result = _search_both(graph, cluster, finer, options, limits)
-    warn_of_limit(limits, result.gap)
-    return result.plan
+    return result
 
 
 @dataclass(frozen=True)
@@ -84,12 +92,15 @@ class SearchResult:
         plan.seconds``.
     bound_seconds: no plan takes less. Of a plan that was propagated nothing is proven: its bound is 0.
     time_limit_reached: whether the time limit cut the search short. The plan then depends on the machine's speed.
+    second_per_byte: the price of memory at which the bound was proven, summed over program points; 0 where the budget
+        does not bind.
     """
 
     plan: Plan
     gap: float
     bound_seconds: float
     time_limit_reached: bool = False
+    second_per_byte: float = 0.0
 
 
 def find_plan(
@@ -101,6 +112,7 @@ def find_plan(
     cost_model: CostModel | None = None,
     report: bool = True,
     overlap: bool = True,
+    rules: RuleTable | None = None,
     **changes: Any,
 ) -> SearchResult:
     """Find a plan as :func:`search` does, for the given mesh, with the bound that proves it and with fewer choices.
@@ -116,10 +128,12 @@ def find_plan(
     overlap: bool
         Whether to look for plans that take less time with communication beside computation
         (:mod:`hidet_dist.search.overlap`), on a machine that can, and to say what it hides.
+    rules: RuleTable, optional
+        The rules for the mesh, where they are shared with other graphs without symbolic dims.
     """
     options = SearchOptions.of(options, changes)
     limits = options.limits()
-    result = _search(graph, cluster, options, limits, allow, cost_model, report, overlap)
+    result = _search(graph, cluster, options, limits, allow, cost_model, report, overlap, rules)
     warn_of_limit(limits, result.gap)
     return result
 
@@ -173,6 +187,7 @@ def _search(
     cost_model: CostModel | None = None,
     report: bool = True,
     overlap: bool = True,
+    rules: RuleTable | None = None,
 ) -> SearchResult:
     """Search a plan for one mesh."""
     budget = memory_budget(cluster, options.mem_budget)
@@ -186,7 +201,7 @@ def _search(
     model = PredictedCost(cluster) if cost_model is None else cost_model
     overlaps = overlap and cost_model is None and cluster.device.overlaps_communication
     with collector_paused(), limits_as_errors(limits):
-        formulation = formulate(view, cluster, model, options, pins, allow, limits)
+        formulation = formulate(view, cluster, model, options, pins, allow, limits, rules)
         incumbents = Incumbents()
 
         def tell(choices: Sequence[int], seconds: float, least: float, elapsed: float) -> None:
@@ -199,13 +214,13 @@ def _search(
 
         if options.mode == "propagate":
             picks = propagate(view, formulation, limits)
-            stage, bound, gap = write(picks), 0.0, 1.0
+            stage, bound, gap, price = write(picks), 0.0, 1.0, 0.0
             _check_held(view, stage, budget)
         else:
             solver = options.solve_options(limits, tell)
             solution = optimize(formulation.problem, solver)
             bound = solution.seconds * (1 - solution.gap)
-            picks = solution.choices
+            picks, price = solution.choices, math.fsum(solution.second_per_byte)
             if overlaps:
                 candidate = OverlapSearch(view, cluster, model, formulation).better(solution, solver)
                 picks = candidate.choices
@@ -231,7 +246,7 @@ def _search(
             ]
             report_of = write_report(view, formulation, stage, picks, known, options.mode, gap, budget, limits)
             stage = replace(stage, report=report_of)
-    return SearchResult(Plan((stage,)), gap, bound, limits.time_reached)
+    return SearchResult(Plan((stage,)), gap, bound, limits.time_reached, price)
 
 
 @contextmanager

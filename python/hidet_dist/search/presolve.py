@@ -11,7 +11,7 @@ with choice a, once those with b are bounded (:meth:`Reduction.extend`).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,8 +131,9 @@ class Presolve:
         prices: Prices | None = None,
         limits: Limits | None = None,
         rounds: int = tuning.PRESOLVE_ROUNDS,
+        fixed: Collection[int] = (),
     ) -> Reduction:
-        """Remove dominated choices.
+        """Remove dominated choices, of all entities but those ``fixed``.
 
         With prices, one of the best plans at these prices is left. Without, choices are not replaced by others that
         hold more throughout, and activations do not count.
@@ -151,7 +152,7 @@ class Presolve:
                 if group and prices.span(min(e.begin for e in group), max(e.end for e in group)):
                     spans[tensor] = _Span(memory, group, prices)
         removals: list[_Removal] = []
-        waiting = [len(choices) > 1 for choices in own]
+        waiting = [len(choices) > 1 and entity not in fixed for entity, choices in enumerate(own)]
         for _ in range(rounds):
             if not any(waiting):
                 break
@@ -188,7 +189,7 @@ class Presolve:
                 own[entity] = kept_now
                 numbers[entity] = self._number(tuple(kept_now))
                 for other in self._neighbours[entity]:
-                    waiting[other] = len(own[other]) > 1
+                    waiting[other] = len(own[other]) > 1 and other not in fixed
         return Reduction(own, removals)
 
     def _paid(self, entity: int, prices: Prices | None) -> Hashable:

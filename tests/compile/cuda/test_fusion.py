@@ -71,6 +71,7 @@ LAYERS = {
     ("llama", "float16"): (11, 14),
     ("llama", "float32"): (11, 14),
 }
+QUICK = (("gpt", "float32"), ("llama", "float16"))
 
 
 def language_model(name, layers, ranks=1, precision="float16", heads=4):
@@ -82,7 +83,10 @@ def language_model(name, layers, ranks=1, precision="float16", heads=4):
     return launched(graph, ranks)
 
 
-@pytest.mark.parametrize(("name", "precision"), LAYERS)
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [layer if layer in QUICK else pytest.param(*layer, marks=pytest.mark.slow) for layer in LAYERS],
+)
 def test_a_layer_of_a_language_model_is_as_many_kernels(name, precision):
     of_a_layer, whole = LAYERS[name, precision]
     one, two = (language_model(name, layers, precision=precision) for layers in (1, 2))

@@ -8,7 +8,12 @@ from hidet_dist.compat.cpu_build import compiled_with
 from hidet_dist.compile.cpu.arch import NATIVE, arch_of
 from hidet_dist.runtime import native
 
-_HEADERS = ("hidet_dist/kernels/functions.h", "hidet_dist/kernels/convolution.h", "hidet_dist/launch.h")
+_HEADERS = (
+    "hidet_dist/kernels/functions.h",
+    "hidet_dist/kernels/convolution.h",
+    "hidet_dist/kernels/workspace.h",
+    "hidet_dist/launch.h",
+)
 
 
 def cpu_target(arch: str = NATIVE) -> AbstractContextManager[None]:
