@@ -18,7 +18,7 @@ def parse_bytes(text: str) -> int:
     """Bytes from text such as ``60GiB`` (2**30 bytes each), ``60GB`` (10**9) or ``1048576``. Raises ConfigError."""
     match = _SIZE.match(text)
     if match is None:
-        raise ConfigError(f"{text!r} is no size in bytes; write it as 60GiB, 60GB or 1048576.")
+        raise ConfigError(f"{text!r} is not a size in bytes; write it as 60GiB, 60GB or 1048576.")
     number, unit, binary = match.groups()
     count = int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.upper()])
     if count < 1:
@@ -29,7 +29,7 @@ def parse_bytes(text: str) -> int:
 def parse_mesh(text: str) -> list[int]:
     """Devices along each mesh axis from text such as ``8`` or ``2x8``. Raises ConfigError."""
     if not _MESH.match(text):
-        raise ConfigError(f"{text!r} is no mesh; write the devices along each axis, as 8 or 2x8.")
+        raise ConfigError(f"{text!r} is not a mesh; write the devices along each axis, as 8 or 2x8.")
     return [int(size) for size in re.split("[x,]", text)]
 
 
@@ -39,7 +39,7 @@ def parse_dims(texts: Iterable[str]) -> dict[str, int]:
     for text in texts:
         match = _DIM.match(text)
         if match is None or int(match[2]) < 1:
-            raise ConfigError(f"{text!r} is no size of a dim; write it as batch=8.")
+            raise ConfigError(f"{text!r} is not the size of a dim; write it as batch=8.")
         if match[1] in dims:
             raise ConfigError(f"The dim {match[1]} has two sizes, {dims[match[1]]} and {match[2]}; give one.")
         dims[match[1]] = int(match[2])

@@ -1,15 +1,15 @@
-"""Names and nesting of a model's arguments and results, kept beside the flat inputs and outputs of its graph.
+"""The interface of a model: names and nesting of a graph's inputs and outputs.
 
-A graph takes and gives flat lists of tensors. A model takes arguments by name, some of them nested, and gives tuples,
-dicts and data classes. The structure of both is kept as plain JSON values, which artifacts hold:
+A graph takes and returns flat lists of tensors. A model takes arguments by name, some of them nested, and returns
+tuples, dicts and data classes. The structure of both is kept as plain JSON values, which artifacts hold:
 
 * ``{"tensor": 3}``: the tensor of that number.
 * ``{"value": null}``: a value that is the same in every call (null, a truth value, a number or a text).
-* ``{"list": [...]}``, ``{"tuple": [...]}``, ``{"dict": [["key", ...], ...]}``: what they say.
-* ``{"record": "BaseModelOutput", "fields": [["last_hidden_state", ...], ...]}``: a data class or a named tuple; it is
-  given back as a :class:`Record`, for nothing is imported on the word of a file.
+* ``{"list": [...]}``, ``{"tuple": [...]}``, ``{"dict": [["key", ...], ...]}``: a list, a tuple, a dict.
+* ``{"record": "BaseModelOutput", "fields": [["last_hidden_state", ...], ...]}``: a data class or a named tuple. It is
+  returned as a :class:`Record`: no class is imported because a file names it.
 
-Parts with names are pairs in a list, for their order counts, and the keys of a JSON object have none.
+Named parts are pairs in a list: their order counts, and a JSON object has none.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _SCALARS = (bool, int, float, str, type(None))
 
 
 class Record(Mapping[str, Any]):
-    """The fields of a data class, by name: as attributes (``y.logits``), keys (``y["logits"]``) or places (``y[0]``).
+    """The fields of a data class: as attributes (``y.logits``), by key (``y["logits"]``) or by position (``y[0]``).
 
-    Fields that are None are left out of places and of iteration, as transformers' outputs leave them out.
+    Positions and iteration skip fields that are None, as transformers' outputs do.
     """
 
     def __init__(self, name: str, fields: Mapping[str, Any]):
@@ -61,11 +61,11 @@ class Interface:
     Attributes
     ----------
     parameters: tuple of pairs
-        The name and structure of each argument of the model, in the order in which they may be given by place.
+        The name and structure of each argument of the model, in the order of positional arguments.
     input_names, output_names: tuple of str
         The name of each input and output of the graph, such as ``input_ids`` or ``hidden_states.0``.
     result: mapping
-        The structure of what the model gives back.
+        The structure of the model's result.
     """
 
     parameters: tuple[tuple[str, Structure], ...]
@@ -74,39 +74,39 @@ class Interface:
     result: Structure
 
     def flatten(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """The inputs of the graph, from the arguments of the model.
+        """Convert the arguments of the model to the inputs of the graph.
 
         Raises
         ------
         InputError
-            When an argument is missing or unknown, or is nested otherwise or has another constant than in the traced
+            When an argument is missing or unknown, or differs in nesting or in a constant value from the traced
             call.
         """
         if len(args) > len(self.parameters):
-            raise InputError(f"The model takes {len(self.parameters)} arguments; {len(args)} were given by place.")
+            raise InputError(f"The model takes {len(self.parameters)} arguments; {len(args)} were given by position.")
         parameters = dict(self.parameters)
-        given = dict(zip(parameters, args, strict=False))
+        values = dict(zip(parameters, args, strict=False))
         for name, value in kwargs.items():
             if name not in parameters:
                 known = ", ".join(parameters)
                 raise InputError(f"The model was not traced with an argument {name!r}; it takes {known}.")
-            if name in given:
+            if name in values:
                 raise InputError(f"The argument {name!r} was given twice.")
-            given[name] = value
+            values[name] = value
         flat: dict[int, Any] = {}
         for name, structure in self.parameters:
-            if name not in given and any(True for _ in _tensors(structure)):
+            if name not in values and any(True for _ in _tensors(structure)):
                 raise InputError(f"The argument {name!r} is missing.")
-            if name in given:
-                _match(given[name], structure, name, flat)
+            if name in values:
+                _match(values[name], structure, name, flat)
         return [flat[number] for number in range(len(self.input_names))]
 
     def nest(self, outputs: Sequence[Any]) -> Any:
-        """What the model gives back, from the outputs of the graph."""
+        """Convert the outputs of the graph to the result of the model."""
         return nested(self.result, outputs)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Convert to plain JSON values."""
         return {
             "parameters": [list(pair) for pair in self.parameters],
             "input_names": list(self.input_names),
@@ -141,18 +141,18 @@ class Interface:
 
 
 def attach(graph: Any, interface: Interface) -> None:
-    """Let a graph know the interface of the model that it was traced from."""
+    """Attach to a graph the interface of the model that it was traced from."""
     setattr(graph, _MARK, interface)
 
 
 def interface_of(graph: Any) -> Interface | None:
-    """The interface of the model that a graph was traced from; None for a graph that was made by hand."""
-    found: Interface | None = getattr(graph, _MARK, None)
-    return found
+    """Return the interface of the model that a graph was traced from; None for a graph built otherwise."""
+    interface: Interface | None = getattr(graph, _MARK, None)
+    return interface
 
 
 def names_of_io(graph: Any) -> dict[str, Any]:
-    """The inputs and outputs of a graph by the names that its interface gives them; none of a graph without one."""
+    """Map the interface's names to inputs and outputs of the graph; empty for a graph without an interface."""
     interface = interface_of(graph)
     if interface is None:
         return {}
@@ -161,7 +161,7 @@ def names_of_io(graph: Any) -> dict[str, Any]:
 
 
 def nested(structure: Structure, tensors: Sequence[Any]) -> Any:
-    """Tensors in the places that a structure gives them."""
+    """Nest tensors as a structure says."""
     ((kind, value),) = [(key, value) for key, value in structure.items() if key != "fields"]
     if kind == "tensor":
         return tensors[value]
@@ -176,7 +176,7 @@ def nested(structure: Structure, tensors: Sequence[Any]) -> Any:
 
 
 def _children(structure: Any) -> list[tuple[str, Any]]:
-    """The parts of a structure by their names; none for a tensor or a value. Raises SpecError where it is malformed."""
+    """List the parts of a structure by name; none for a tensor or a value. Raises SpecError for anything else."""
     keys = set(structure) if isinstance(structure, dict) else set()
     if keys == {"tensor"} and is_whole(structure["tensor"], 0):
         return []
@@ -200,7 +200,7 @@ def _are_named(parts: Any) -> bool:
 
 
 def _tensors(structure: Any, depth: int = 0) -> Iterator[int]:
-    """Yield the numbers of the tensors in a structure. Raises SpecError where it is malformed."""
+    """Yield the numbers of the tensors in a structure. Raises SpecError if it is malformed."""
     if depth > _MOST_DEPTH:
         raise SpecError(f"it is nested more than {_MOST_DEPTH} deep.")
     children = _children(structure)
@@ -211,43 +211,43 @@ def _tensors(structure: Any, depth: int = 0) -> Iterator[int]:
 
 
 def _numbers(structure: Any, what: str) -> list[int]:
-    """The numbers of the tensors in a structure. Raises SpecError, naming it as ``what``, where it is malformed."""
+    """List the numbers of the tensors in a structure. Raises SpecError, naming it as ``what``, if it is malformed."""
     try:
         return list(_tensors(structure))
     except SpecError as error:
         raise SpecError(f"The {what} of an interface is malformed: {error}") from error
 
 
-def _match(given: Any, structure: Structure, what: str, flat: dict[int, Any]) -> None:
-    """Find the tensors of a structure in what was given for it. Raises InputError where the two differ."""
+def _match(argument: Any, structure: Structure, what: str, flat: dict[int, Any]) -> None:
+    """Match an argument with its structure, and collect its tensors by number. Raises InputError."""
     if "tensor" in structure:
-        if given is None:
+        if argument is None:
             raise InputError(f"The argument {what!r} must be a tensor, as it was when the model was traced.")
-        flat[structure["tensor"]] = given
+        flat[structure["tensor"]] = argument
     elif "value" in structure:
-        if not isinstance(given, _SCALARS) or given != structure["value"]:
+        if not isinstance(argument, _SCALARS) or argument != structure["value"]:
             raise InputError(
                 f"The argument {what!r} was {structure['value']!r} when the model was traced, and is part of the "
-                f"program; got {shown(given)}."
+                f"program; got {shown(argument)}."
             )
     else:
         children = _children(structure)
-        parts = _parts(given, "list" in structure or "tuple" in structure)
+        parts = _parts(argument, "list" in structure or "tuple" in structure)
         names = [name for name, _ in children]
         # A mapping has these keys and no others; of an object, the attributes that count are these.
         if parts is None:
-            parts = {name: getattr(given, name) for name in names if hasattr(given, name)}
+            parts = {name: getattr(argument, name) for name in names if hasattr(argument, name)}
         if sorted(parts) != sorted(names):
             raise InputError(
                 f"The argument {what!r} must have the parts {', '.join(names) or 'none'}, as it had when the model was "
-                f"traced; got {shown(given)}."
+                f"traced; got {shown(argument)}."
             )
         for name, item in children:
             _match(parts[name], item, f"{what}.{name}", flat)
 
 
-def _parts(given: Any, is_sequence: bool) -> dict[str, Any] | None:
-    """The parts of a sequence or mapping by their names, none where it is not what was traced; None for an object."""
+def _parts(argument: Any, is_sequence: bool) -> dict[str, Any] | None:
+    """List the parts of an argument by name; none if it is not the sequence that was traced, None for an object."""
     if is_sequence:
-        return {str(number): part for number, part in enumerate(given)} if isinstance(given, list | tuple) else {}
-    return {str(key): part for key, part in given.items()} if isinstance(given, Mapping) else None
+        return {str(number): part for number, part in enumerate(argument)} if isinstance(argument, list | tuple) else {}
+    return {str(key): part for key, part in argument.items()} if isinstance(argument, Mapping) else None

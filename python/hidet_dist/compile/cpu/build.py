@@ -1,4 +1,4 @@
-"""Building for the CPU: what is in force meanwhile."""
+"""The context of builds for the CPU."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ _HEADERS = (
 
 
 def cpu_target(arch: str = NATIVE) -> AbstractContextManager[None]:
-    """Build for one of :data:`hidet_dist.compile.cpu.arch.ARCHS` while the block runs, in a cache of its own."""
+    """Build for one of :data:`hidet_dist.compile.cpu.arch.ARCHS` while the block runs; each has a separate cache."""
     return compiled_with(arch_of(arch).flags, [str(native.include_dir())], _HEADERS)
