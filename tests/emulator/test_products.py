@@ -41,7 +41,7 @@ def built(
     """A compiled program, and the values of its inputs and weights."""
     normal = normalize(graph)
     plan = search(normal, builtin("dgx-h100", DeviceMesh((1,))))
-    program = partition_graph(normal, plan.stages[0], device="cuda:0")
+    program = partition_graph(normal, plan.stages[0], target=target)
     compiled = compile_program(program, target)
     data = program.data_of(0)
     values = dict(zip(compiled.graph.inputs, inputs, strict=False))

@@ -36,7 +36,7 @@ def launched(graph, ranks=1, **options):
     """The operators that launch a kernel: not those that only rename memory."""
     normal = normalize(graph)
     plan = search(normal, builtin("dgx-h100", DeviceMesh((ranks,))), **options)
-    program = partition_graph(normal, plan.stages[0], device="cuda:0")
+    program = partition_graph(normal, plan.stages[0], target=H100)
     return [node for node in optimize_program(program, H100).nodes if not node.share_map]
 
 
@@ -147,7 +147,7 @@ def test_a_graph_on_a_device_and_named_weights_become_a_program_for_it():
     with hidet.option.context():
         hidet.option.execution_mode("symbolic")
         x = hidet.symbol([16, 32], "float32", "cuda:0")
-        w = hidet.distributed.weight("w", [32, 64], device="cuda:0")
+        w = hidet.distributed.weight("w", [32, 64], target=H100)
         y = hidet.ops.relu(x @ w) + hidet.full([16, 64], 2.0, "float32", "cuda:0")
         graph = normalize(hidet.trace_from(y, [x]))
     nodes = launched(graph, 2, pins={"w0": "(R, S0)"})

@@ -1,4 +1,4 @@
-"""Building for the CPU: what is in force meanwhile."""
+"""The context of builds for the CPU."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ _HEADERS = (
 
 
 def cpu_target(arch: str = NATIVE) -> AbstractContextManager[None]:
-    """Build for one of :data:`hidet_dist.compile.cpu.arch.ARCHS` while the block runs, in a cache of its own."""
+    """Build for one of :data:`hidet_dist.compile.cpu.arch.ARCHS` while the block runs; each has a separate cache."""
     native.library()  # hidet loads what it builds, which calls this library
     return compiled_with(arch_of(arch).flags, [str(native.include_dir())], _HEADERS)
