@@ -2,12 +2,12 @@
 
     python benchmarks/stages/running.py [--rounds N] [--seconds S] [--machine M] [case ...]
 
-This machine is calibrated first, unless another one is named. Each model is built for one rank of one thread, for two stages of one rank each, and
-for two stages of two ranks each. One rank and the two stages stream batches in turn, several rounds of each; of a
-figure the median counts. ``speedup`` is the two stages' throughput over one rank's, with the pipeline full;
-``predicted_over_measured`` is the predicted time from one batch to the next over the measured one; ``max_abs_err`` is
-the greatest difference between the outputs of a pipeline and those of one rank. Four ranks share two cores here, so
-that they are checked and not timed.
+This machine is calibrated first, unless another one is named. Each model is built for one rank of one thread, for two
+stages of one rank each, and for two stages of two ranks each. One rank and the two stages stream batches in turn,
+several rounds of each; of a figure the median counts. ``speedup`` is the two stages' throughput over one rank's, with
+the pipeline full; ``predicted_over_measured`` is the predicted time from one batch to the next over the measured one;
+``max_abs_err`` is the greatest difference between the outputs of a pipeline and those of one rank. Four ranks share two
+cores here, so that they are checked and not timed.
 """
 
 from __future__ import annotations
