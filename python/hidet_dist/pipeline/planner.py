@@ -289,7 +289,6 @@ class _Joint:
         self.crossing = {name for begin in begins for name in crossings.at(begin)}
         self._real: dict[Hashable, _Real | InfeasibleError] = {}
         self._send: dict[Hashable, Array] = {}
-        self._receive: dict[MeshSlice, Array] = {}
         self.results_nbytes = sum(self.view.nbytes(name) for name in dict.fromkeys(self.view.outputs))
 
     def _usable(self, part: MeshSlice) -> bool:
@@ -391,21 +390,19 @@ class _Joint:
             self.starts,
             {part: bounds[cluster].seconds for part, cluster in self.clusters.items()},
             lambda part, other: self._sent(bounds, part, other),
-            lambda part: self._received(bounds, part),
+            lambda part, streams: self._received(bounds, part, streams),
             self._delivered,
             self.allowed,
         )
 
-    def _received(self, bounds: Mapping[Cluster, StageBounds], part: MeshSlice) -> Array:
-        """The least seconds in which what enters each unit arrives on a slice, by arriving spec."""
-        before = [other for other in self.clusters if other.stop == part.start]
-        width = bounds[self.clusters[part]].seconds.shape[2]
-        if part not in self._receive:
-            least = np.zeros((len(self.units), width))
-            if before:
-                least = np.minimum.reduce([self._sent(bounds, other, part) for other in before])
-            self._receive[part] = np.where(np.isfinite(least), least, 0.0)
-        return self._receive[part]
+    def _received(self, bounds: Mapping[Cluster, StageBounds], part: MeshSlice, streams: int) -> Array:
+        """Seconds in which what enters each unit arrives on a slice in so many streams, by arriving spec."""
+        before = [
+            other for other in self.clusters if other.stop == part.start and min(other.size, part.size) == streams
+        ]
+        if not before:
+            return np.zeros((len(self.units), bounds[self.clusters[part]].seconds.shape[2]))
+        return self._sent(bounds, before[0], part)
 
     def _delivered(self, part: MeshSlice) -> float:
         return delivery_seconds(self.cluster, part, self.results_nbytes) if self.pipeline.outputs == "all" else 0.0
@@ -417,6 +414,7 @@ class _Joint:
         if key not in self._send:
             own = bounds[target]
             send = np.full((len(self.units), own.seconds.shape[2]), np.inf)
+            # A chain's first unit is entered by nothing: its row stays infinite, as do specs that there are not.
             known: dict[Hashable, float] = {}
             for n, unit in enumerate(self.units):
                 shape = self.view.shape(unit.entering) if unit.entering else ()
