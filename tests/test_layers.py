@@ -45,6 +45,7 @@ LAYERS: tuple[str, ...] = (
     "machine",
     "explain",
     "weights",
+    "transfer",
     "spec",
     # Helpers.
     "elementwise",

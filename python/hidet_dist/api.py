@@ -25,6 +25,8 @@ from hidet_dist.normalize.precision import in_precision
 from hidet_dist.overlap.planned import resident_bytes
 from hidet_dist.partitioning import Program, partition_graph, stage_graphs
 from hidet_dist.partitioning.proof import prove
+from hidet_dist.pipeline import plan_given, stage_cluster
+from hidet_dist.pipeline.given import with_seconds
 from hidet_dist.progress import Progress
 from hidet_dist.report.collect import collect
 from hidet_dist.report.data import Report
@@ -230,12 +232,15 @@ class _Request:
         """Refuse a plan, given by the user, that the configuration contradicts. Raises ConfigError or PlanError."""
         if not isinstance(plan, Plan):
             raise PlanError(f"auto_parallel takes a Plan (see Plan.load) as plan; got a {type(plan).__name__}.")
-        for key, default in (("pins", None), ("input_specs", None), ("output_specs", None), ("mode", "search")):
+        steering = ("pins", "input_specs", "output_specs", "stages")
+        for key, default in (*((key, None) for key in steering), ("mode", "search")):
             if getattr(self.optimization, key) != default:
                 raise ConfigError(
                     f"optimization_config[{key!r}] steers the search, and there is none where a plan is given: leave "
                     "one of the two out."
                 )
+        if plan.pipeline is not None and self.target.name != "cpu":
+            raise ConfigError(f"Pipelines run on CPUs so far, not on the target {self.target.name!r}.")
         declared = {symbol.name: symbol for symbol in self.symbols}
         for symbol in (symbol for stage in plan.stages for symbol in stage.symbols):
             if declared.setdefault(symbol.name, symbol) != symbol:
@@ -288,6 +293,15 @@ class _Job:
                 planning.say(f"Planning: best {seconds * 1e3:.3f} ms, lower bound {bound * 1e3:.3f} ms")
 
             options = self.optimization.search_options()
+            if self.optimization.stages is not None:
+                return plan_given(
+                    self.graph,
+                    self.cluster,
+                    self.optimization.stages,
+                    replace(options, names=self.names, on_incumbent=show),
+                    micro_batches=self.optimization.micro_batches,
+                    results=self.optimization.outputs,
+                )
             return search(self.graph, self.cluster, options, names=self.names, on_incumbent=show)
 
     def reports(self, plan: Plan, title: str = "") -> list[Report]:
@@ -295,7 +309,7 @@ class _Job:
         found = []
         for stage, graph in self.stages(plan):
             known = None if stage.report is None else stage.report.without_times()
-            cluster = cluster_of(stage, graph, self.cluster)
+            cluster = self.cluster_of(stage, graph, plan)
             found.append(collect(replace(stage, report=known), graph, cluster, title, self.optimization.mem_budget))
         return found
 
@@ -311,10 +325,17 @@ class _Job:
         """
         stages = []
         for stage, graph in self.stages(plan):
-            cluster = cluster_of(stage, graph, self.cluster)
+            cluster = self.cluster_of(stage, graph, plan)
             stages.append(recost_stage(stage, graph, cluster))
             check_budget(stages[-1], graph, cluster, self.optimization.mem_budget)
-        return Plan(tuple(stages))
+        pipeline = None if plan.pipeline is None else with_seconds(plan.pipeline, stages, self.cluster)
+        return Plan(tuple(stages), pipeline)
+
+    def cluster_of(self, stage: StagePlan, graph: NormalGraph, plan: Plan) -> Cluster:
+        """The machine, or the part of it, that a stage of a plan is for."""
+        if plan.pipeline is not None:
+            return stage_cluster(self.cluster, stage.mesh)
+        return cluster_of(stage, graph, self.cluster)
 
     def stages(self, plan: Plan) -> list[tuple[StagePlan, NormalGraph]]:
         """Pair each stage of a plan with its graph. Raises PlanError."""
@@ -394,12 +415,11 @@ def recost(
     if len(clusters) != len(plan.stages):
         raise ConfigError(f"The plan has {len(plan.stages)} stages; recost was given {len(clusters)} machines.")
     graphs = stage_graphs(plan, normalize(graph))
-    return Plan(
-        tuple(
-            recost_stage(stage, own_graph, own_cluster, cost_model)
-            for stage, own_graph, own_cluster in zip(plan.stages, graphs, clusters, strict=True)
-        )
+    stages = tuple(
+        recost_stage(stage, own_graph, own_cluster, cost_model)
+        for stage, own_graph, own_cluster in zip(plan.stages, graphs, clusters, strict=True)
     )
+    return replace(plan, stages=stages)
 
 
 def search_family(

@@ -11,14 +11,17 @@ from hidet_dist.checks import is_list, is_whole, shown
 from hidet_dist.compile import TARGETS, Backend
 from hidet_dist.compile.cuda.target import MMA
 from hidet_dist.errors import ConfigError, SpecError
+from hidet_dist.limits import MOST_MICRO_BATCHES
 from hidet_dist.machine import Cluster, Device, builtin, load_machine
 from hidet_dist.machine.gpu import MACHINE_OF_ARCH
 from hidet_dist.normalize.precision import PRECISIONS
+from hidet_dist.pipeline import GivenStage
 from hidet_dist.search.labels import parse_names
 from hidet_dist.search.limits import MEMORY_LIMIT_BYTES, TIME_LIMIT_SECONDS
 from hidet_dist.search.options import REQUIREMENTS, SearchOptions, check_option
 from hidet_dist.search.pins import parse_pins
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.spec.pipeline import ALL, RESULTS
 from hidet_dist.spec.symbols import SymbolSize
 
 _INT32_MAX = 2**31 - 1  # hidet's runtime holds the sizes of symbolic dims as int32
@@ -159,6 +162,14 @@ class OptimizationConfig:
         keys and values on four devices), and take the better plan. See :mod:`hidet_dist.search.refine`.
     weights: path or sequence of paths, optional
         Where the data of weights is that the graph knows by name: safetensors files, an index of them, or a folder.
+    stages: sequence of GivenStage, optional
+        The stages of a pipeline, each on devices of its own, in their order, such as
+        ``[{"operators": [0, 12], "mesh_shape": [2]}, {"operators": [12, 30], "mesh_shape": [2], "pins": {...}}]``;
+        one stage has operators 0 to 11. Each is searched, with its pins. See :class:`hidet_dist.pipeline.GivenStage`.
+    micro_batches: int
+        How many equal parts the batch of a call is cut into, on which the stages of a pipeline work at once.
+    outputs: str
+        The ranks that a call of a pipeline gives outputs on: ``all``, or ``last`` for those of the last stage.
     recompile: bool
         Whether to replace an out_dir that is not empty and does not hold artifacts.
     """
@@ -184,6 +195,9 @@ class OptimizationConfig:
     symbols: Mapping[str, SymbolSize] = field(default_factory=dict)
     refine_mesh: bool = True
     weights: str | Path | Sequence[str | Path] | None = None
+    stages: tuple[GivenStage, ...] | None = None
+    micro_batches: int = 1
+    outputs: str = ALL
     recompile: bool = False
 
     @classmethod
@@ -196,6 +210,8 @@ class OptimizationConfig:
                 values[key] = _specs(key, values[key])
         if "symbols" in values:
             values["symbols"] = _symbols(values["symbols"])
+        if values.get("stages") is not None:
+            values["stages"] = _stages(values["stages"])
         parse_pins(values.get("pins"), "optimization_config['pins']")
         values["names"] = parse_names(values.get("names"))
         config = cls(**values)
@@ -212,12 +228,34 @@ class OptimizationConfig:
                 raise ConfigError(
                     f"optimization_config[{key!r}] must be True or False; got {shown(getattr(config, key))}."
                 )
+        config._check_pipeline()
         config._check_target()  # which compares values with their defaults, so that they must be of their types
         return config
 
     def search_options(self) -> SearchOptions:
         """The options of the search."""
         return SearchOptions(**{name: getattr(self, key) for name, key in _SEARCH_KEYS.items()})
+
+    def _check_pipeline(self) -> None:
+        _choice("outputs", self.outputs, RESULTS)
+        if not is_whole(self.micro_batches, 1, MOST_MICRO_BATCHES):
+            raise ConfigError(
+                "optimization_config['micro_batches'] must be a whole number from 1 to "
+                f"{MOST_MICRO_BATCHES}; got {shown(self.micro_batches)}."
+            )
+        if self.stages is None:
+            for key in ("micro_batches", "outputs"):
+                if getattr(self, key) != _DEFAULTS[key]:
+                    raise ConfigError(f"optimization_config[{key!r}] is for pipelines: give their 'stages' as well.")
+            return
+        for key in ("pins", "input_specs", "output_specs", "symbols"):
+            if getattr(self, key):
+                raise ConfigError(
+                    f"optimization_config[{key!r}] is not for a graph that is cut into stages: pin the tensors of each "
+                    "stage in 'stages', and trace the graph for one size."
+                )
+        if self.target != "cpu":
+            raise ConfigError(f"Pipelines run on CPUs so far, not on the target {self.target!r}: leave 'stages' out.")
 
     def _check_target(self) -> None:
         _choice("target", self.target, tuple(TARGETS))
@@ -271,6 +309,15 @@ def _choice(key: str, value: Any, choices: Sequence[str | int]) -> None:
         raise ConfigError(
             f"optimization_config[{key!r}] must be one of {', '.join(map(str, choices))}; got {shown(value)}."
         )
+
+
+def _stages(given: Any) -> tuple[GivenStage, ...]:
+    if not is_list(given) or not given:
+        raise ConfigError(f"optimization_config['stages'] must be a list with a dict a stage; got {shown(given)}.")
+    return tuple(
+        one if isinstance(one, GivenStage) else GivenStage.parse(one, f"optimization_config['stages'][{number}]")
+        for number, one in enumerate(given)
+    )
 
 
 def _symbols(given: Any) -> dict[str, SymbolSize]:

@@ -40,3 +40,6 @@ MOST_CANDIDATES = 2**16
 
 MOST_PROBLEM_BYTES = 2**31
 """A file of a pairwise problem, unpacked: the largest of the contest's 25 instances has about 200 MB."""
+
+MOST_MICRO_BATCHES = 2**16
+"""Micro-batches of a call: a batch of more samples than that is cut into larger ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -103,10 +104,10 @@ class Subgraph:
     outputs: tuple[Tensor, ...]
 
 
-def subgraph(graph: FlowGraph, operators: range) -> Subgraph:
-    """Cut consecutive operators, by their numbers in ``graph.nodes``, out of a graph, which stays as it is.
+def subgraph(graph: FlowGraph, operators: Sequence[int]) -> Subgraph:
+    """Cut operators, by their numbers in ``graph.nodes``, out of a graph, which stays as it is.
 
-    Outputs are the tensors that operators outside read, or that are outputs of the graph.
+    The numbers ascend. Outputs are the tensors that operators outside read, or that are outputs of the graph.
 
     Raises
     ------
@@ -114,9 +115,11 @@ def subgraph(graph: FlowGraph, operators: range) -> Subgraph:
         When the graph has no such operators.
     """
     graph.update_nodes()
-    if operators.step != 1 or not 0 <= operators.start < operators.stop <= len(graph.nodes):
+    numbers = list(operators)
+    known = bool(numbers) and numbers[0] >= 0 and numbers[-1] < len(graph.nodes)
+    if not known or any(a >= b for a, b in itertools.pairwise(numbers)):
         raise ConfigError(f"The graph has the operators 0 to {len(graph.nodes) - 1}; {operators} are none of them.")
-    own = graph.nodes[operators.start : operators.stop]
+    own = [graph.nodes[number] for number in numbers]
     given = set(graph.inputs)
     made: dict[Tensor, Tensor] = {}
     inputs: dict[Tensor, Tensor] = {}

@@ -146,8 +146,8 @@ class GraphView:
             size *= extent
         return size
 
-    def subgraph(self, operators: range) -> Subgraph:
-        """Cut out consecutive operators as a normal graph, which can be planned, partitioned and compiled by itself.
+    def subgraph(self, operators: Sequence[int]) -> Subgraph:
+        """Cut out operators, in ascending order, as a normal graph, which can be planned and compiled by itself.
 
         Raises ConfigError when the view has no such operators.
         """

@@ -172,6 +172,7 @@ def write_artifacts(
         sum(stage.size for stage in written),
         written,
         files,
+        plan.pipeline,
     )
     manifest.save(folder)
     return manifest

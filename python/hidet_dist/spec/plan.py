@@ -18,6 +18,7 @@ from hidet_dist.spec.collectives import COLLECTIVES
 from hidet_dist.spec.mesh import DeviceMesh
 from hidet_dist.spec.operator import OpShardSpec
 from hidet_dist.spec.overlap import OverlapPlan
+from hidet_dist.spec.pipeline import Pipeline, StageTensor, StageTensors
 from hidet_dist.spec.reading import (
     LARGEST,
     read_list,
@@ -270,6 +271,15 @@ class StagePlan:
         steps = [text for operator in self.operators for text in operator.communication]
         return (*steps, *(step for conversion in self.output_conversions for step in conversion.steps))
 
+    def tensors(self) -> StageTensors:
+        """The stage's inputs and outputs as a pipeline sees them."""
+
+        def seen(tensor: TensorPlan) -> StageTensor:
+            axes = [axis for axis in tensor.spec.mesh_axes if self.mesh.shape[axis] > 1]
+            return StageTensor(tensor.dtype, tensor.written or tensor.shape, not axes)
+
+        return StageTensors(self.mesh.size, tuple(map(seen, self.inputs)), tuple(map(seen, self.outputs)))
+
     def collectives(self) -> dict[str, int]:
         """Count the communication operators of each kind that one run executes; slices are local, and left out."""
         kinds = Counter(text.partition("(")[0] for text in self.communications())
@@ -379,22 +389,42 @@ class StagePlan:
 class Plan:
     """A list of stages, each on ranks of its own.
 
-    A plan of one stage is of a whole graph; several stages are of consecutive operators of a graph, in its order. The
-    search makes plans of one stage.
+    A plan of one stage is of a whole graph. Several stages are a pipeline; without one they are of consecutive
+    operators of a graph, in its order, and each is served by itself.
+
+    Attributes
+    ----------
+    stages: the plan of each stage.
+    pipeline: the way in which the stages make up one graph.
     """
 
     stages: tuple[StagePlan, ...]
+    pipeline: Pipeline | None = None
     _explainer: ClassVar[Callable[[Plan], PlanExplanation]]
 
     @property
     def seconds(self) -> float:
-        """Predicted time of one run, one operator or collective after the other: what the search minimises."""
-        return math.fsum(stage.seconds for stage in self.stages)
+        """Predicted time of one run, one operator or collective after the other: what the search minimises.
+
+        Of a pipeline that is :meth:`Pipeline.call_seconds`.
+        """
+        return self._call_seconds([stage.seconds for stage in self.stages])
 
     @property
     def makespan_seconds(self) -> float:
         """Predicted time of one run, with communication beside computation where the machine can."""
-        return math.fsum(stage.makespan_seconds for stage in self.stages)
+        return self._call_seconds([stage.makespan_seconds for stage in self.stages])
+
+    @property
+    def interval_seconds(self) -> float:
+        """Predicted time between two runs when one follows the other: of a pipeline, one call's micro-batches."""
+        seconds = [stage.makespan_seconds for stage in self.stages]
+        if self.pipeline is None:
+            return self._call_seconds(seconds)
+        return self.pipeline.micro_batches * self.pipeline.interval_seconds(seconds)
+
+    def _call_seconds(self, seconds: list[float]) -> float:
+        return math.fsum(seconds) if self.pipeline is None else self.pipeline.call_seconds(seconds)
 
     @property
     def param_specs(self) -> dict[str, TensorShardSpec]:
@@ -438,7 +468,17 @@ class Plan:
                 raise PlanError(f"The stages {stages} have {name!r}; write {holders[0][0]}:{name} for the first one's.")
             number, own_name = holders[0]
             changes_of[number][own_name] = value
-        return Plan(tuple(s.edit(own) if own else s for s, own in zip(self.stages, changes_of, strict=True)))
+        changed = tuple(s.edit(own) if own else s for s, own in zip(self.stages, changes_of, strict=True))
+        return replace(self, stages=changed)
+
+    def check_pipeline(self) -> None:
+        """Refuse a pipeline that contradicts itself or the stages. Raises PlanError."""
+        if self.pipeline is None:
+            return
+        try:
+            self.pipeline.check([stage.tensors() for stage in self.stages])
+        except SpecError as error:
+            raise PlanError(f"The plan's pipeline does not fit: {error}") from error
 
     def _qualified(self, number: int, name: str) -> str:
         """The name of a part of stage ``number`` in the whole plan."""
@@ -496,7 +536,10 @@ class Plan:
 
     def to_json(self) -> str:
         """The plan as JSON text, the same for the same plan."""
-        return json.dumps({"format": FORMAT, "stages": [stage.to_json() for stage in self.stages]}, indent=1) + "\n"
+        data: dict[str, Any] = {"format": FORMAT, "stages": [stage.to_json() for stage in self.stages]}
+        if self.pipeline is not None:
+            data["pipeline"] = self.pipeline.to_json()
+        return json.dumps(data, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -505,7 +548,10 @@ class Plan:
             data = parse_json(text)
             if not isinstance(data, dict) or data.get("format") != FORMAT:
                 raise PlanError(f"Not a plan of format {FORMAT}; make it again with this version of hidet_dist.")
-            plan = cls(tuple(map(StagePlan.from_json, read_list(data, "stages"))))
+            plan = cls(
+                tuple(map(StagePlan.from_json, read_list(data, "stages"))),
+                Pipeline.from_json(data["pipeline"]) if "pipeline" in data else None,
+            )
         except PlanError:
             raise
         except (TypeError, ValueError) as error:
@@ -514,6 +560,7 @@ class Plan:
             raise PlanError("Not a plan: it has no stage.")
         for stage in plan.stages:
             stage.check()
+        plan.check_pipeline()
         return plan
 
     def save(self, path: str | Path) -> None:
