@@ -6,8 +6,8 @@ that of the process that traced and planned. ``predicted_seconds`` is the object
 
 alpa        Stages by Alpa's dynamic program for inference (Zheng et al., OSDI 2022, section 5, without the backward
             pass): layers are put into uniform clusters, and the slowest stage times the number of stages is minimised
-            over runs of clusters and slices of 1, 2, 4, ... devices of a node or of whole nodes, without the memory that
-            stages take or what is sent between them. Its stages are then planned and costed as ours are.
+            over runs of clusters and slices of 1, 2, 4, ... devices of a node or of whole nodes, without the memory
+            that stages take or what is sent between them. Its stages are then planned and costed as ours are.
 even        The best of the splits into 2, 4, 8, ... stages of equal devices and equal layers, each planned as ours.
 one_stage   The best plan for the whole machine.
 tensor      The best one-stage plan that splits matrices as Megatron does, over the last mesh axis.
@@ -36,7 +36,7 @@ from hidet_dist.machine import Cluster, DeviceGroup, Link, builtin, unequal_clus
 from hidet_dist.machine.slices import MeshSlice, slices_at, sub_cluster
 from hidet_dist.normalize import NormalGraph, normalize
 from hidet_dist.pipeline import PipelineOptions, PipelineResult, search_pipeline
-from hidet_dist.pipeline.constraints import GivenStage, GraphOptions
+from hidet_dist.pipeline.constraints import GraphOptions, StageConstraint
 from hidet_dist.pipeline.tables import StageBounds
 from hidet_dist.pipeline.units import find_units
 from hidet_dist.search import find_plan
@@ -129,7 +129,7 @@ def described(result: PipelineResult) -> list[str]:
 
 
 def least(
-    graph: NormalGraph, cluster: Cluster, options: PipelineOptions, given: Sequence[tuple[GivenStage, ...]]
+    graph: NormalGraph, cluster: Cluster, options: PipelineOptions, given: Sequence[tuple[StageConstraint, ...]]
 ) -> float | None:
     """The least value of pipelines of given stages, each stage planned; None where none of them fits the memory."""
     found = []
@@ -160,7 +160,7 @@ def tensor_parallel(graph: NormalGraph, cluster: Cluster, layer: tuple[int, ...]
 
 
 def layer_starts(graph: NormalGraph, count: int) -> list[int]:
-    """The first operators of ``count`` parts of about equal numbers of operators, at places where one tensor crosses."""
+    """The first operators of ``count`` parts of about equal length, where one tensor crosses."""
     units = find_units(GraphView(graph))
     places = [unit.operators.start for unit in units]
     total = units[-1].operators.stop
@@ -168,7 +168,7 @@ def layer_starts(graph: NormalGraph, count: int) -> list[int]:
     return sorted(set(chosen))
 
 
-def even_splits(graph: NormalGraph, cluster: Cluster) -> list[tuple[GivenStage, ...]]:
+def even_splits(graph: NormalGraph, cluster: Cluster) -> list[tuple[StageConstraint, ...]]:
     """The splits into equal devices and equal layers."""
     splits = []
     devices, total = cluster.mesh.size, len(GraphView(graph).operators)
@@ -178,13 +178,13 @@ def even_splits(graph: NormalGraph, cluster: Cluster) -> list[tuple[GivenStage, 
         if devices % count == 0 and len(starts) == count + 1:
             each = devices // count
             splits.append(
-                tuple(GivenStage((k * each, (k + 1) * each), (starts[k], starts[k + 1])) for k in range(count))
+                tuple(StageConstraint((k * each, (k + 1) * each), (starts[k], starts[k + 1])) for k in range(count))
             )
         count *= 2
     return splits
 
 
-def alpa(graph: NormalGraph, cluster: Cluster) -> tuple[GivenStage, ...]:
+def alpa(graph: NormalGraph, cluster: Cluster) -> tuple[StageConstraint, ...]:
     """Stages by Alpa's dynamic program for inference: the least of the slowest stage times the number of stages."""
     view = GraphView(graph)
     units = find_units(view)
@@ -203,13 +203,13 @@ def alpa(graph: NormalGraph, cluster: Cluster) -> tuple[GivenStage, ...]:
         for a in range(len(starts)):
             for b in range(a + 1, len(ends)):
                 stage_seconds[a, b, part] = float(bounds[own].seconds[unit_of[ends[a]], unit_of[ends[b]]].min())
-    best: tuple[float, tuple[GivenStage, ...]] = (math.inf, ())
+    best: tuple[float, tuple[StageConstraint, ...]] = (math.inf, ())
     for slowest in sorted(set(stage_seconds.values())):
         if slowest >= best[0]:
             break
         count, stages = _fewest(len(starts), devices, parts, stage_seconds, slowest)
         if count * slowest < best[0]:
-            given = tuple(GivenStage((p.start, p.stop), (ends[a], ends[b])) for a, b, p in stages)
+            given = tuple(StageConstraint((p.start, p.stop), (ends[a], ends[b])) for a, b, p in stages)
             best = count * slowest, given
     return best[1]
 

@@ -22,7 +22,7 @@ from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.view import GraphView
 from hidet_dist.weights import weight
 
-FAST, SLOW = Link(1e-6, 100e9), Link(1e-5, 2e9)
+FAST, SLOW = Link(1e-12, 100e9), Link(1e-12, 2e9)
 
 
 def device(speed: float = 1.0, memory: int = 10**9) -> Device:
