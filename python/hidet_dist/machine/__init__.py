@@ -1,4 +1,4 @@
-"""The described machine: what the cost model knows, and the closed forms of its costs."""
+"""The described machine: the figures of devices and links, and the closed forms of costs."""
 
 from hidet_dist.machine.builtin import MACHINES, Machine, builtin
 from hidet_dist.machine.cluster import Cluster, Device, DeviceGroup, Link

@@ -24,7 +24,7 @@ _LINK = ("latency_seconds", "bandwidth_bytes_per_second")
 
 
 def save_machine(cluster: Cluster, path: str | Path) -> None:
-    """Write the devices and the link of each mesh axis to a JSON file, whole or not at all."""
+    """Write the devices and the link of each mesh axis to a JSON file, atomically."""
     if cluster.groups:
         data: dict[str, Any] = {"groups": [_group_data(group) for group in cluster.groups]}
     else:
@@ -54,7 +54,7 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
 
     The file has ``device`` (name, flops_per_second by dtype, memory_bandwidth_bytes_per_second, memory_bytes,
     launch_seconds; overlaps_communication and places_shards, false where left out; cache_bytes and kernels if measured)
-    and ``links`` (latency_seconds, bandwidth_bytes_per_second): one a mesh axis, or one for all.
+    and ``links`` (latency_seconds, bandwidth_bytes_per_second): one per mesh axis, or one for all.
 
     Where devices differ, it has ``groups`` in place of ``device``, in the order of the first mesh axis: ``count``
     coordinates of that axis, their ``device``, and, if they differ from the machine's, their own ``links``.
@@ -62,7 +62,7 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
     Raises
     ------
     ConfigError
-        When the file is missing, is not such a file, has figures that make no sense, or not a link for each axis.
+        When the file is missing or malformed, has invalid figures, or lacks a link for an axis.
     """
     try:
         data = parse_json(read_text(path, MOST_MACHINE_BYTES))
@@ -77,45 +77,45 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
     if groups is None:
         device = _device(data.get("device") if isinstance(data, dict) else None, f"'device' of {path}", path)
         return Cluster(mesh, links, device)
-    made = []
+    described = []
     for number, group in enumerate(groups):
         what = f"'groups'[{number}] of {path}"
-        given = _fields(group, _GROUP, what, ("links",))
-        device = _device(given["device"], f"'device' of {what}", path)
-        own = _links(given["links"], f"'links' of {what}", path, mesh) if "links" in given else ()
-        made.append(DeviceGroup(given["count"], device, own))
-    return unequal_cluster(mesh, links, made)
+        fields = _fields(group, _GROUP, what, ("links",))
+        device = _device(fields["device"], f"'device' of {what}", path)
+        group_links = _links(fields["links"], f"'links' of {what}", path, mesh) if "links" in fields else ()
+        described.append(DeviceGroup(fields["count"], device, group_links))
+    return unequal_cluster(mesh, links, described)
 
 
-def _device(given: Any, what: str, path: str | Path) -> Device:
-    device = _fields(given, _DEVICE, what, _OPTIONAL)
+def _device(data: Any, what: str, path: str | Path) -> Device:
+    device = _fields(data, _DEVICE, what, _OPTIONAL)
     try:
         return Device(**{**device, "kernels": _kernels(device.get("kernels", {}), path)})
     except ConfigError as error:
-        raise ConfigError(f"The machine {path} makes no sense: {error}") from error
+        raise ConfigError(f"The machine {path} has an invalid figure: {error}") from error
 
 
-def _links(given: Any, what: str, path: str | Path, mesh: DeviceMesh) -> tuple[Link, ...]:
-    if not isinstance(given, list) or not given:
-        raise ConfigError(f"{what} must be a list with a link a mesh axis, or one for all; got {shown(given)}.")
+def _links(data: Any, what: str, path: str | Path, mesh: DeviceMesh) -> tuple[Link, ...]:
+    if not isinstance(data, list) or not data:
+        raise ConfigError(f"{what} must be a list with one link per mesh axis, or one for all; got {shown(data)}.")
     try:
-        found = tuple(Link(**_fields(link, _LINK, f"a link of {path}")) for link in given)
+        links = tuple(Link(**_fields(link, _LINK, f"a link of {path}")) for link in data)
     except ConfigError as error:
-        raise ConfigError(f"The machine {path} makes no sense: {error}") from error
-    if len(found) not in (1, mesh.ndim):
-        raise ConfigError(f"The machine {path} has {len(found)} links, but the mesh {mesh} has {mesh.ndim} axes.")
-    return found * mesh.ndim if len(found) == 1 else found
+        raise ConfigError(f"The machine {path} has an invalid figure: {error}") from error
+    if len(links) not in (1, mesh.ndim):
+        raise ConfigError(f"The machine {path} has {len(links)} links, but the mesh {mesh} has {mesh.ndim} axes.")
+    return links * mesh.ndim if len(links) == 1 else links
 
 
-def _kernels(given: Any, path: str | Path) -> dict[str, KernelCost]:
-    if not isinstance(given, dict):
-        raise ConfigError(f"'kernels' of {path} must map classes of kernels to their costs; got {shown(given)}.")
+def _kernels(kernels: Any, path: str | Path) -> dict[str, KernelCost]:
+    if not isinstance(kernels, dict):
+        raise ConfigError(f"'kernels' of {path} must map classes of kernels to their costs; got {shown(kernels)}.")
     return {
-        name: KernelCost(**_fields(cost, _KERNEL, f"the kernel {name!r} of {path}")) for name, cost in given.items()
+        name: KernelCost(**_fields(cost, _KERNEL, f"the kernel {name!r} of {path}")) for name, cost in kernels.items()
     }
 
 
-def _fields(given: Any, keys: tuple[str, ...], what: str, optional: tuple[str, ...] = ()) -> dict[str, Any]:
-    if not isinstance(given, dict) or set(given) - set(optional) != set(keys):
-        raise ConfigError(f"{what} must have the keys {', '.join(keys)}; got {shown(given)}.")
-    return given
+def _fields(data: Any, keys: tuple[str, ...], what: str, optional: tuple[str, ...] = ()) -> dict[str, Any]:
+    if not isinstance(data, dict) or set(data) - set(optional) != set(keys):
+        raise ConfigError(f"{what} must have the keys {', '.join(keys)}; got {shown(data)}.")
+    return data

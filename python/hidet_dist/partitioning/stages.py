@@ -1,4 +1,4 @@
-"""The parts of a graph that the stages of a plan are of, and how they make up the graph."""
+"""The parts of a graph that the stages of a plan compute, and the tensors between them."""
 
 from __future__ import annotations
 

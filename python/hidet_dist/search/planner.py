@@ -61,7 +61,7 @@ def search(graph: NormalGraph, cluster: Cluster, options: SearchOptions | None =
     Warns
     -----
     SearchLimitWarning
-        When the plan is the best that was known when the time limit was reached.
+        When the time limit was reached, and the plan is the best one until then.
     """
     options = SearchOptions.of(options, changes)
     limits = options.limits()
@@ -88,9 +88,8 @@ class SearchResult:
     Attributes
     ----------
     plan: the plan.
-    gap: how far the plan can be from the best one, relative to its time: ``(plan.seconds - bound_seconds) /
-        plan.seconds``.
-    bound_seconds: no plan takes less. Of a plan that was propagated nothing is proven: its bound is 0.
+    gap: the relative gap between plan and bound, ``(plan.seconds - bound_seconds) / plan.seconds``.
+    bound_seconds: the lower bound: no plan takes less. It is 0 for a propagated plan, of which nothing is proven.
     time_limit_reached: whether the time limit cut the search short. The plan then depends on the machine's speed.
     second_per_byte: the price of memory at which the bound was proven, summed over program points; 0 where the budget
         does not bind.
@@ -115,7 +114,7 @@ def find_plan(
     rules: RuleTable | None = None,
     **changes: Any,
 ) -> SearchResult:
-    """Find a plan as :func:`search` does, for the given mesh, with the bound that proves it and with fewer choices.
+    """Find a plan as :func:`search` does, for the given mesh alone, and return it with its lower bound.
 
     Parameters
     ----------
@@ -124,10 +123,10 @@ def find_plan(
     cost_model: CostModel, optional
         The cost of the parts of a plan; predicted for the cluster when not given.
     report: bool
-        Whether to work out what ``plan.explain()`` says besides the plan.
+        Whether to make the report that ``plan.explain()`` shows.
     overlap: bool
-        Whether to look for plans that take less time with communication beside computation
-        (:mod:`hidet_dist.search.overlap`), on a machine that can, and to say what it hides.
+        Whether to look for plans that hide more communication behind computation (:mod:`hidet_dist.search.overlap`),
+        on a machine that overlaps them, and to report what is hidden.
     rules: RuleTable, optional
         The rules for the mesh, where they are shared with other graphs without symbolic dims.
     """
@@ -139,10 +138,10 @@ def find_plan(
 
 
 def warn_of_limit(limits: Limits, gap: float) -> None:
-    """Warn the caller's caller if the time limit was reached, of a plan with this gap."""
+    """Issue a SearchLimitWarning at the caller's caller if the time limit was reached; ``gap`` is the plan's."""
     if limits.time_reached:
         warnings.warn(
-            f"Planning reached its time limit of {limits.given_seconds} s. The plan is the best one known then, its "
+            f"Planning reached its time limit of {limits.given_seconds} s. The plan is the best one until then, its "
             f"gap to the lower bound is {gap:.2%}, and another run may find another plan.",
             SearchLimitWarning,
             stacklevel=3,
@@ -152,7 +151,7 @@ def warn_of_limit(limits: Limits, gap: float) -> None:
 def _search_both(
     graph: NormalGraph, cluster: Cluster, finer: Refinement, options: SearchOptions, limits: Limits
 ) -> SearchResult:
-    """Search plans for the given mesh and for the finer one, and take the better of the two."""
+    """Search for the given mesh and for the finer one, and return the better plan."""
     errors: list[InfeasibleError | SolverError] = []
     results: list[SearchResult] = []
     inputs, outputs = (finer.translated_all(specs) for specs in (options.input_specs, options.output_specs))
@@ -172,7 +171,7 @@ def _search_both(
     if not results:
         unfit = [error for error in errors if isinstance(error, InfeasibleError)]
         raise min(unfit, key=lambda one: one.least_budget) if unfit else errors[0]
-    # Within the gap the finer mesh is no better, and the given one is what the user knows.
+    # Within the gap the given mesh wins: the user knows its axes.
     first, last = results[0], results[-1]
     better = last.plan.makespan_seconds < first.plan.makespan_seconds * (1 - options.gap)
     return replace(last if better else first, time_limit_reached=limits.time_reached)
@@ -189,7 +188,7 @@ def _search(
     overlap: bool = True,
     rules: RuleTable | None = None,
 ) -> SearchResult:
-    """Search a plan for one mesh."""
+    """Search for one mesh."""
     budget = memory_budget(cluster, options.mem_budget)
     symbols = options.symbols or {}
     view = planning_view(graph, symbols, cluster.mesh)
@@ -251,7 +250,7 @@ def _search(
 
 @contextmanager
 def limits_as_errors(limits: Limits) -> Iterator[None]:
-    """Raise SolverError where planning ends by its time limit before there is a plan, or without memory."""
+    """Turn a time limit reached without a plan, and a lack of memory, into SolverError."""
     try:
         yield
     except OutOfTimeError:
@@ -267,13 +266,13 @@ def limits_as_errors(limits: Limits) -> Iterator[None]:
 
 
 def memory_budget(cluster: Cluster, given: int | None) -> int:
-    """Bytes that a device may hold: as given, or the device's memory."""
+    """Return the bytes that a device may hold: the given ones, or the device's memory."""
     return cluster.device.memory_bytes if given is None else given
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the garbage collector: a search makes millions of small tuples, and no cycles to look for among them."""
+    """Pause the garbage collector: a search makes millions of small tuples without cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -287,7 +286,7 @@ def _check_held(view: GraphView, stage: StagePlan, budget: int) -> None:
     held = max(live_bytes(view, stage))
     if held > budget:
         raise InfeasibleError(
-            f"What follows from the pins holds {held} bytes a device, and mem_budget is {budget}. Pin more weights to "
-            "specs that split them, or search for a plan (mode 'search').",
+            f"The plan that follows from the pins holds {held} bytes a device, and mem_budget is {budget}. Pin more "
+            "weights to specs that split them, or search for a plan (mode 'search').",
             held,
         )
