@@ -93,7 +93,7 @@ def test_weights_stay_in_the_file_of_the_model(tmp_path):
         np.testing.assert_array_equal(source.read(region).numpy(), want[tuple(region)])
     text = path.read_bytes()
     path.write_bytes(text[:-1] + bytes([text[-1] ^ 1]))
-    with pytest.raises(WeightsError, match="was changed"):
+    with pytest.raises(WeightsError, match="has changed"):
         source_of(named["w"]).read([slice(0, 6), slice(0, 4)])
     path.write_bytes(text)
     assert x.shape == (3, 6)
