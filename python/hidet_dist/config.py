@@ -59,7 +59,7 @@ class DistributedConfig:
         "mesh_shape": "Devices along each mesh axis, such as ``[2]`` or ``[2, 4]``. Required.",
         "mesh_axis_names": "A name for each mesh axis, such as ``['node', 'gpu']``; by default ``axis0`` and so on.",
         "machine": (
-            "The machine for which costs are predicted: the name of a built-in one (``hidet-dist machine list``), the "
+            "The machine for which costs are predicted: the name of a built-in one (``hidet-dist machines``), the "
             "path of a machine file (ends in ``.json``), or a :class:`hidet_dist.machine.Cluster`. By default ``cpu``, "
             "or for the target ``cuda`` a machine with GPUs of the ``arch`` that is given."
         ),

@@ -126,6 +126,7 @@ def check(manifest: Manifest) -> None:
     _require(len(manifest.stages) > 0, "stages", [], "at least one")
     for number, stage in enumerate(manifest.stages):
         _check_stage(f"stages[{number}]", f"stage{number}", stage, manifest.target)
+        _check_interface(f"stages[{number}]", stage, manifest.pipeline or stage)
         for name in (*stage.libraries_of(), *(name for rank in range(stage.size) for name in stage.data_of(rank))):
             _require(
                 name in manifest.files,
@@ -192,6 +193,18 @@ def _check_signature(what: str, tensor: TensorSignature, mesh: DeviceMesh) -> No
     for dim, (extent, local_extent) in enumerate(zip(tensor.shape, local, strict=True)):
         if isinstance(extent, int) and isinstance(tensor.whole_shape[dim], int):
             _require(extent == local_extent, f"{what}.shape[{dim}]", extent, f"{local_extent}, by whole_shape and spec")
+
+
+def _check_interface(what: str, stage: StageManifest, whole: StageManifest | Pipeline) -> None:
+    """Check that the names of a model's inputs and outputs are those of a graph: of a stage, or a pipeline's."""
+    if stage.interface is None:
+        return
+    for kind, names, tensors in (
+        ("input", stage.interface.input_names, whole.inputs),
+        ("output", stage.interface.output_names, whole.outputs),
+    ):
+        fits = len(names) == len(tensors)
+        _require(fits, f"{what}.interface.{kind}_names", names, f"{len(tensors)} names, one for each of {kind}s")
 
 
 def _check_pipeline(manifest: Manifest, pipeline: Pipeline) -> None:

@@ -14,13 +14,14 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from hidet_dist.artifacts import coherence
-from hidet_dist.errors import ArtifactError
+from hidet_dist.errors import ArtifactError, SpecError
 from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_MANIFEST_BYTES
+from hidet_dist.spec.interface import Interface
 from hidet_dist.spec.pipeline import Pipeline
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
 
-FORMAT = 9
+FORMAT = 10
 NAME = "manifest.json"
 COORDINATE = "coordinate"
 """The name, in a stage's data, of a rank's coordinate in the stage's mesh: int32, one element per mesh axis."""
@@ -86,7 +87,8 @@ class StageManifest:
     whether the last of them calls cuBLAS.
     ``workspace_bytes`` are the bytes of activations by kind of memory (``cpu``, ``cuda``), or None if they depend on
     symbolic dims; ``weight_bytes`` those of one rank's weights. ``cuda_graph`` says whether the program is run as a
-    CUDA graph. ``index_checks`` are the checks of a call's inputs before it runs.
+    CUDA graph. ``index_checks`` are the checks of a call's inputs before it runs. ``interface`` has the names and
+    nesting of the model's arguments and results; it is None for a graph that was not made from a model.
     """
 
     folder: str
@@ -107,6 +109,7 @@ class StageManifest:
     cuda_graph: bool = False
     cublas: tuple[bool, ...] = ()
     index_checks: tuple[IndexCheck, ...] = ()
+    interface: Interface | None = None
 
     @property
     def communications(self) -> tuple[str, ...]:
@@ -268,6 +271,11 @@ def _read_as(kind: Any, value: Any, what: str) -> Any:
     Raises ValueError for a value of another type.
     """
     origin, inner = get_origin(kind), get_args(kind)
+    if kind is Interface:
+        try:
+            return Interface.from_json(value)
+        except SpecError as error:
+            raise ValueError(f"{what}: {str(error).rstrip('.')}") from error
     if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
         types = _types_of(kind)
         if value.keys() == types.keys():
@@ -282,6 +290,8 @@ def _read_as(kind: Any, value: Any, what: str) -> Any:
     elif origin is Mapping and isinstance(value, dict):
         return {key: _read_as(inner[1], each, f"{what}[{key!r}]") for key, each in value.items()}
     elif origin is UnionType:
+        if Interface in inner and value is not None:
+            return _read_as(Interface, value, what)
         for inner_type in inner:
             with suppress(ValueError):
                 return _read_as(inner_type, value, what)
