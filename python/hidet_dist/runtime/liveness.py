@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hidet_dist.runtime.store import Store
 
 BEAT_SECONDS = 0.5
-"""How often each rank publishes a heartbeat."""
+"""Seconds between two heartbeats of a rank."""
 
 SILENCE_SECONDS = 3.0
 """A rank whose heartbeat does not change for this long counts as dead; several beats, as busy machines are late."""

@@ -26,10 +26,10 @@ SECRET_VARIABLE = "HIDET_DIST_SECRET"
 """The environment variable with the secret that the ranks share."""
 
 LEAST_SECRET_BYTES = 16
-"""Where other hosts can reach the store, a shorter secret is refused: it could be found out by trying."""
+"""The least length of the secret if other hosts can reach the store: a shorter one could be guessed."""
 
 LINGER_SECONDS = 5.0
-"""How long the store's host waits at its end, at most, for the others to be done with the store."""
+"""The longest time, in seconds, that the store's host waits at its end for the other ranks to close the store."""
 
 _CONNECTIONS = 3  # to the store, of each rank: for collectives, failures and heartbeats
 _HOST_DESCRIPTORS = 5  # of the store's host: to listen, to select, to be woken, and a spare one

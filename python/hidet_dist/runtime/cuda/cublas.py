@@ -20,7 +20,7 @@ LIBRARY_VARIABLE = "HIDET_DIST_CUBLAS_LIBRARY"
 """The environment variable with the path of libcublas.so.13 (or 12); by default it is looked for."""
 
 WORKSPACE_BYTES = 2**25
-"""What NVIDIA recommends for Hopper (cuBLAS Library, cublasSetWorkspace); other architectures are content with less."""
+"""The size that NVIDIA recommends for Hopper (cuBLAS Library, cublasSetWorkspace); other architectures need less."""
 
 _VERSIONS = ("13", "12")
 _INSTALL = "pip install nvidia-cublas (or nvidia-cublas-cu12)"

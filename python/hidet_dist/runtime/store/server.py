@@ -15,10 +15,10 @@ from hidet_dist.runtime.store import place, wire
 from hidet_dist.runtime.store.wire import Channel, ProtocolError
 
 HANDSHAKE_SECONDS = 10.0
-"""How long a connection may take to prove itself."""
+"""The longest time, in seconds, for the proof of a connection."""
 
 MAX_STRANGERS = 128
-"""How many connections may be about to prove themselves; of more, the oldest is closed."""
+"""The limit of connections whose proof is not complete; beyond it, the oldest is closed."""
 
 MAX_STORE_BYTES = 1 << 28
 """The most that keys and values may take together."""
