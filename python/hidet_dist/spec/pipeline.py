@@ -352,13 +352,13 @@ def _check_batch_dim(what: str, dim: int | None, tensor: StageTensor) -> None:
 
 def _input(stages: Sequence[StageTensors], port: Port, what: str) -> StageTensor:
     if not (0 <= port.stage < len(stages) and 0 <= port.number < len(stages[port.stage].inputs)):
-        raise SpecError(f"{what} is read as input {port}, which there is not.")
+        raise SpecError(f"{what} is read as input {port}, which does not exist.")
     return stages[port.stage].inputs[port.number]
 
 
 def _output(stages: Sequence[StageTensors], port: Port, what: str) -> StageTensor:
     if not (0 <= port.stage < len(stages) and 0 <= port.number < len(stages[port.stage].outputs)):
-        raise SpecError(f"{what} is output {port}, which there is not.")
+        raise SpecError(f"{what} is output {port}, which does not exist.")
     return stages[port.stage].outputs[port.number]
 
 
