@@ -262,9 +262,7 @@ class _Tensors:
 class _Conversions:
     """The costs of conversions between the layouts of tensors; equal tensors share a table."""
 
-    def __init__(
-        self, view: GraphView, cluster: Cluster, model: CostModel, fused: Mapping[int, Fused], limits: Limits
-    ):
+    def __init__(self, view: GraphView, cluster: Cluster, model: CostModel, fused: Mapping[int, Fused], limits: Limits):
         self.view, self.cluster, self.model, self.mesh, self.limits = view, cluster, model, cluster.mesh, limits
         self.split = {one.tensor: one for one in fused.values()}
         self.tables: dict[Hashable, _Table] = {}

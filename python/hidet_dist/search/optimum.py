@@ -120,7 +120,8 @@ class _State:
 def optimize(problem: Problem, options: SolveOptions | None = None, like: Solution | None = None) -> Solution:
     """Solve the problem to a relative gap, or as far as the time goes.
 
-    Of plans that cost the same, one with few collectives is taken (:mod:`hidet_dist.search.ties`). ``like`` is the solution of a problem that differs in its costs, where there is one: its plans are begun with.
+    Of plans that cost the same, one with few collectives is taken (:mod:`hidet_dist.search.ties`). ``like`` is the
+    solution of a problem that differs in its costs, where there is one: its plans are begun with.
 
     Raises
     ------

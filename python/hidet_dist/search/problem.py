@@ -81,8 +81,8 @@ class Edge:
 class Problem:
     """``cost[e][k]`` in seconds, ``memory[e][k]`` and ``budget`` in bytes, for entity e and its choice k.
 
-    ``memory`` is held throughout; ``activations`` is the memory that is held beside it for a time. ``collectives[e][k]``
-    is the number of collectives in the cost, where it is known.
+    ``memory`` is held throughout; ``activations`` is the memory that is held beside it for a time.
+    ``collectives[e][k]`` is the number of collectives in the cost, where it is known.
     """
 
     cost: Sequence[Sequence[float]]
