@@ -22,6 +22,7 @@ import pytest
 import hidet_dist
 from hidet_dist.artifacts import Manifest, manifest
 from hidet_dist.errors import ArtifactError, HidetDistError
+from hidet_dist.spec.interface import Interface, attach
 from hidet_dist.weights import header
 
 INPUTS = [np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32) for _ in range(2)]
@@ -43,9 +44,15 @@ def _symbolic() -> hidet.FlowGraph:
 
 
 def _lookup() -> hidet.FlowGraph:
+    """A lookup with names: of a model whose result is nested."""
     ids = hidet.symbol([4], "int64", "cpu")
     table = hidet.asarray(np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32))
-    return hidet.trace_from(hidet.ops.take(table, ids, axis=0), [ids])
+    rows = hidet.ops.take(table, ids, axis=0)
+    graph = hidet.trace_from([rows, hidet.ops.exp(rows)], [ids])
+    fields = [["rows", {"tensor": 0}], ["more", {"list": [{"tensor": 1}, {"value": 3}]}]]
+    parameters = (("ids", {"tensor": 0}), ("scale", {"value": 2}))
+    attach(graph, Interface(parameters, ("ids",), ("rows", "more.0"), {"record": "Output", "fields": fields}))
+    return graph
 
 
 GRAPHS: dict[str, tuple[Callable[[], hidet.FlowGraph], dict[str, Any], list[np.ndarray]]] = {

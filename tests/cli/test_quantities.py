@@ -39,5 +39,5 @@ def test_meshes_are_read():
     assert parse_mesh("8") == [8]
     assert parse_mesh("2x8") == parse_mesh("2,8") == [2, 8]
     for text in ("", "x", "2x", "2*8", "two"):
-        with pytest.raises(ConfigError, match="no mesh"):
+        with pytest.raises(ConfigError, match="not a mesh"):
             parse_mesh(text)

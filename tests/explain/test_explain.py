@@ -158,7 +158,7 @@ def test_artifacts_carry_the_explanation_and_the_program_prints_it(tmp_path) -> 
     assert json.loads(first.read_text())["schedule"] == result.plan.explain().schedule
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "hidet_dist.explain", *arguments]
+        command = [sys.executable, "-m", "hidet_dist.cli", "explain", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=1000, check=False)
 
     printed = run(str(folders[0]))
@@ -183,7 +183,7 @@ def test_the_explanation_says_what_is_hidden_of_each_collective() -> None:
     assert plan.makespan_seconds < plan.seconds
     assert plan.makespan_seconds == pytest.approx(plan.seconds - overlap.hidden_seconds)
     text = str(plan.explain())
-    assert "Communicating beside computing" in text
+    assert "With overlap: " in text
     assert "Collectives beside computation" in text
     alone = builtin("cpu", plan.stages[0].mesh)
     assert find_plan(block()[0], alone).plan.explain().to_data()["overlap"] is None

@@ -14,12 +14,14 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from hidet_dist.artifacts import coherence
-from hidet_dist.errors import ArtifactError
+from hidet_dist.errors import ArtifactError, SpecError
 from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_MANIFEST_BYTES
+from hidet_dist.spec.interface import Interface
+from hidet_dist.spec.pipeline import Pipeline
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
 
-FORMAT = 8
+FORMAT = 10
 NAME = "manifest.json"
 COORDINATE = "coordinate"
 """The name, in a stage's data, of the coordinate of a rank in the stage's mesh: int32, an element a mesh axis."""
@@ -85,7 +87,8 @@ class StageManifest:
     ``cublas`` whether the last of them calls cuBLAS.
     ``workspace_bytes`` is the room that activations take by kind of memory (``cpu``, ``cuda``), or None where that
     depends on symbolic dims; ``weight_bytes`` what one rank's weights take. ``cuda_graph`` says whether the program
-    is run as a CUDA graph. ``index_checks`` are what a call's inputs are checked for before it runs.
+    is run as a CUDA graph. ``index_checks`` are what a call's inputs are checked for before it runs. ``interface`` has
+    the names and nesting of the model's arguments and results; it is None for a graph that was not made of a model.
     """
 
     folder: str
@@ -106,6 +109,7 @@ class StageManifest:
     cuda_graph: bool = False
     cublas: tuple[bool, ...] = ()
     index_checks: tuple[IndexCheck, ...] = ()
+    interface: Interface | None = None
 
     @property
     def communications(self) -> tuple[str, ...]:
@@ -156,7 +160,7 @@ class Manifest:
     """An artifact folder. ``files`` maps each file's path to its size in bytes and SHA-256.
 
     ``arch`` is what the kernels were compiled for: ``sm_90`` of GPUs, or ``x86-64-v3`` of CPUs, whose processors must
-    have the ``cpu_features``, by Linux's names.
+    have the ``cpu_features``, by Linux's names. Stages without a ``pipeline`` are served each by itself.
     """
 
     hidet_dist_version: str
@@ -169,6 +173,7 @@ class Manifest:
     world_size: int
     stages: tuple[StageManifest, ...]
     files: Mapping[str, tuple[int, str]]
+    pipeline: Pipeline | None = None
 
     def ranks_of(self, stage: int) -> range:
         """The ranks of a stage, by its number: stages have the ranks in their order."""
@@ -266,6 +271,11 @@ def _read_as(kind: Any, value: Any, what: str) -> Any:
     Raises ValueError where it is anything else.
     """
     origin, inner = get_origin(kind), get_args(kind)
+    if kind is Interface:
+        try:
+            return Interface.from_json(value)
+        except SpecError as error:
+            raise ValueError(f"{what}: {str(error).rstrip('.')}") from error
     if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
         types = _types_of(kind)
         if value.keys() == types.keys():
@@ -278,6 +288,8 @@ def _read_as(kind: Any, value: Any, what: str) -> Any:
     elif origin is Mapping and isinstance(value, dict):
         return {key: _read_as(inner[1], each, f"{what}[{key!r}]") for key, each in value.items()}
     elif origin is UnionType:
+        if Interface in inner and value is not None:
+            return _read_as(Interface, value, what)
         for own in inner:
             with suppress(ValueError):
                 return _read_as(own, value, what)

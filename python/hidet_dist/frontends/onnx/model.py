@@ -108,8 +108,8 @@ class _Lowerer:
         if not outputs:
             raise TraceError(f"{self.file.path} has no outputs.")
         graph = hidet.trace_from(list(outputs.values()), list(inputs.values()))
-        names: dict[str, Any] = {name: {"tensor": number} for number, name in enumerate(inputs)}
-        results = {name: {"tensor": number} for number, name in enumerate(outputs)}
+        names: Any = tuple((name, {"tensor": number}) for number, name in enumerate(inputs))
+        results = [[name, {"tensor": number}] for number, name in enumerate(outputs)]
         attach(graph, Interface(names, tuple(inputs), tuple(outputs), {"dict": results}))
         return graph
 
