@@ -7,6 +7,7 @@ plan could have come to a small part of its least cost; that much is taken off t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hidet_dist.search import tuning
@@ -36,7 +37,7 @@ class Charged:
             return given
         report = given.on_incumbent
 
-        def on_incumbent(choices: tuple[int, ...], seconds: float, bound: float, elapsed: float) -> None:
+        def on_incumbent(choices: Sequence[int], seconds: float, bound: float, elapsed: float) -> None:
             assert report is not None
             own = evaluate(self.original, choices)
             report(choices, own, min(own, max(0.0, bound - self.most_seconds)), elapsed)
