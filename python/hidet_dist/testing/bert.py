@@ -1,9 +1,9 @@
 """A BERT sentence encoder as a graph written by hand in hidet's operators, on the CPU in float32.
 
-It is for tests of layers that front ends must not be imported in, and for benchmarks whose figures are compared over
-time. :mod:`hidet_dist.testing.minilm` is the encoder in PyTorch, which ``from_torch`` traces: BERT, then the mean of the
-tokens that are not padding, then division by the Euclidean norm. Weights have the names and layouts of the state dict of
-transformers' ``BertModel``.
+It is for tests of the layers below the front ends, and for benchmarks whose figures are compared over time.
+:mod:`hidet_dist.testing.minilm` is the same encoder in PyTorch, which ``from_torch`` traces: BERT, then the mean of the
+tokens that are not padding, then division by the Euclidean norm. Weights have the names and layouts of the state dict
+of transformers' ``BertModel``.
 """
 
 from __future__ import annotations
