@@ -56,9 +56,10 @@ def call_typed(inputs: list[Any], dtypes: list[str]) -> list[Any]:
 
 
 def stream(batches: list[list[Any]]) -> list[Any]:
-    """Stream float32 batches through it, and return all outputs of each."""
+    """Stream float32 batches through it, and return all outputs of each; None where this rank gives none."""
     assert model is not None
-    return [[y.tolist() for y in outputs] for outputs in model.stream([_arrays(batch) for batch in batches])]
+    results = model.stream([_arrays(batch) for batch in batches])
+    return [None if outputs is None else [y.tolist() for y in outputs] for outputs in results]
 
 
 def stream_forever(batch: list[Any]) -> str:
