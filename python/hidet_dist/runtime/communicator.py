@@ -165,10 +165,13 @@ class Communicator:
         who = "" if verdict.reporter == self.rank else f" (found by rank {verdict.reporter})"
         more = "" if message in verdict.reason or verdict.reason in message else f" {message}"
         first = 0 if self._rendezvous is None else self._rendezvous.settings.first_rank
-        counted = f". Ranks are named within their group here, whose rank 0 is rank {first} of all." if first else ""
+        ranks = tuple(first + rank for rank in verdict.ranks)
+        counted = ""
+        if first:
+            blamed = f"; to blame, counted among all: {', '.join(f'rank {rank}' for rank in ranks)}" if ranks else ""
+            counted = f". Ranks are named within their group here, whose rank 0 is rank {first} of all{blamed}."
         raise CommunicationError(
-            f"rank {self.rank}: collective {native.sequence(handle)} failed: {verdict.reason}{who}.{more}{counted}",
-            tuple(first + rank for rank in verdict.ranks),
+            f"rank {self.rank}: collective {native.sequence(handle)} failed: {verdict.reason}{who}.{more}{counted}", ranks
         )
 
     def rely_on(self, files: Iterable[native.MappedFile]) -> None:
@@ -246,10 +249,8 @@ class Communicator:
             setup = Setup(rendezvous, self._name, self.mesh_shape, self.timeout_seconds, self._failures)
             return open_transport(target, setup, device)
         except RuntimeError as error:
-            host = settings.host_rank
-            raise CommunicationError(
-                f"rank {self.rank} lost the rendezvous store: {error}", () if host is None else (host,)
-            ) from error
+            host = settings.first_rank + settings.host_rank
+            raise CommunicationError(f"rank {self.rank} lost the rendezvous store: {error}", (host,)) from error
 
     def _fail(self, message: str) -> None:
         if self._handle is not None:

@@ -223,7 +223,7 @@ def read_beats(store: Store, ranks: tuple[int, ...]) -> dict[int, Beat]:
     return dict(zip(ranks, map(Beat.loads, store.multi_get([beat_key(rank) for rank in ranks])), strict=True))
 
 
-def blame(store: Store, communicator: str, rank: int, world_size: int, progress: Progress, host: int | None) -> Verdict:
+def blame(store: Store, communicator: str, rank: int, world_size: int, progress: Progress, host: int) -> Verdict:
     """Find the ranks that made a communicator's collective fail, and publish the verdict, or adopt an earlier one.
 
     Those are the ranks whose heartbeat stopped. Else, of the ranks that this one waits for, and those that these wait
@@ -240,8 +240,8 @@ def blame(store: Store, communicator: str, rank: int, world_size: int, progress:
         This rank, and the number of ranks.
     progress: Progress
         This rank's, with the ranks of the collective that failed.
-    host: int | None
-        The rank that hosts the store, ``None`` where that is no rank.
+    host: int
+        The rank that hosts the store, negative where it is of another group.
     """
 
     def search() -> Verdict:
@@ -252,9 +252,10 @@ def blame(store: Store, communicator: str, rank: int, world_size: int, progress:
     try:
         return run_bounded(search, SILENCE_SECONDS + 1.0)
     except (RuntimeError, TimeoutError) as error:
-        if host is None or host == rank:
+        if host == rank:
             return Verdict((), f"the rendezvous store cannot be reached ({error})", rank)
-        return Verdict((host,), f"rank {host}, which hosts the rendezvous store, cannot be reached", rank)
+        name = f"rank {host}" if host >= 0 else "the rank of another group"
+        return Verdict((host,), f"{name}, which hosts the rendezvous store, cannot be reached", rank)
 
 
 def publish(store: Store, communicator: str, verdict: Verdict) -> Verdict:

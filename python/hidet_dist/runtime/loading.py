@@ -62,7 +62,8 @@ class Loading:
                 problem = str(error)
             said = {rank: json.loads(self._store.get(key)) for rank, key in keys.items() if self._store.check([key])}
         except RuntimeError as error:
-            host = self._rendezvous.settings.host_rank
+            settings = self._rendezvous.settings
+            host = settings.first_rank + settings.host_rank
             raise RendezvousError(
                 f"rank {self._rank} lost the rendezvous store, which rank {host} hosts, on loading: {error}"
             ) from error

@@ -44,7 +44,7 @@ class Members(Rendezvous):
 
     def mark_gone(self, ranks: tuple[int, ...]) -> None:
         """Do not wait long for these ranks of the group at the end."""
-        self._everyone.mark_gone(tuple(self._ranks[rank] for rank in ranks))
+        self._everyone.mark_gone(tuple(self._ranks.start + rank for rank in ranks))
 
     def close(self) -> None:
         """End the group's heartbeat; the rendezvous of all goes on."""

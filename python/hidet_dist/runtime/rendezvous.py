@@ -85,9 +85,9 @@ class Settings:
     first_rank: int = 0
 
     @property
-    def host_rank(self) -> int | None:
-        """The rank that hosts the store; None where it is not of this group."""
-        return 0 if self.first_rank == 0 else None
+    def host_rank(self) -> int:
+        """The rank that hosts the store, counted from the group's first one: negative where it is of another group."""
+        return -self.first_rank
 
 
 def resolve_settings(
