@@ -1,7 +1,7 @@
-"""Models of transformers, torchvision and diffusers with tiny random configurations, to compare with.
+"""Models of transformers, torchvision and diffusers with tiny random configurations, for comparison with PyTorch.
 
-Each is a case: a name, and a function that makes the module and the arguments of one call. Libraries are imported when
-a case is made; those of torchvision and diffusers are skipped where these are not installed.
+Each is a case: a name, and a function that makes the module and the arguments of a call. Libraries are imported when a
+case is built; cases of torchvision and diffusers are skipped if these are not installed.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _IMAGE, _PATCH = 32, 8
 
 @dataclass(frozen=True)
 class Case:
-    """A model: its name, and what makes the module and its arguments by name."""
+    """A model: its name, and a function that makes the module and its arguments by name."""
 
     name: str
     make: Callable[[], tuple[torch.nn.Module, Mapping[str, Any]]]
 
     def build(self) -> tuple[torch.nn.Module, Mapping[str, Any]]:
-        """The module in evaluation mode, its weights random and far from 0 and 1, and its arguments."""
+        """Make the module, in evaluation mode with random weights far from 0 and 1, and its arguments."""
         torch.manual_seed(0)
         module, inputs = self.make()
         module = module.eval()
         with torch.no_grad():
             for name, x in module.named_parameters():
-                # Scales about 1, so that activations neither vanish nor explode; biases that would be missed.
+                # Scales near 1, so that activations neither vanish nor explode; biases whose omission shows.
                 if x.dim() <= 1:
                     x.normal_(1.0 if name.endswith("weight") else 0.0, 0.2)
                 else:
@@ -61,9 +61,9 @@ def _image(size: int = _IMAGE) -> dict[str, torch.Tensor]:
 
 def _transformers(model: str, config: str, **options: Any) -> Any:
     library = importlib.import_module("transformers")
-    own = getattr(library, config)(**options)
-    own.use_cache = False
-    return getattr(library, model)(own)
+    settings = getattr(library, config)(**options)
+    settings.use_cache = False
+    return getattr(library, model)(settings)
 
 
 def _case(name: str, model: str, config: str, inputs: Callable[[], Mapping[str, Any]], **options: Any) -> Case:
@@ -91,7 +91,7 @@ _VISION: dict[str, Any] = {
 
 
 def _encoder_part(model: str, config: str, inputs: Callable[[], Mapping[str, Any]], **options: Any) -> Any:
-    """The encoder of a model with both parts."""
+    """Make the encoder of an encoder-decoder model."""
     return lambda: (_transformers(model, config, **options).get_encoder(), inputs())
 
 
@@ -390,9 +390,9 @@ CASES: tuple[Case, ...] = (
         mlp_ratios=[2, 2],
     ),
 )
-"""The models, by what they are called."""
+"""The cases by name."""
 
 
 def case_named(name: str) -> Case:
-    """The case of a name. Raises KeyError."""
+    """Return the case with a name. Raises KeyError."""
     return next(case for case in CASES if case.name == name)
