@@ -54,7 +54,12 @@ def main() -> int:
     suite = Suite(computed, report, arguments.cases)
     chosen = [str(tests / name) for name in arguments.tests or FOLDERS]
     options = ["-p", "no:cacheprovider", "-p", "no:terminal", "-c", os.devnull, "--rootdir", str(tests)]
-    options += ["--continue-on-collection-errors", f"--timeout={SECONDS}", *(["-k", arguments.k] if arguments.k else [])]
+    options += [
+        "--continue-on-collection-errors",
+        f"--timeout={SECONDS}",
+        *(["-k", arguments.k] if arguments.k else []),
+    ]
+    hidet.option.cache_dir(str(Path(hidet.option.get_cache_dir()).resolve()))  # tests run, and write, in another folder
     with tempfile.TemporaryDirectory() as place, contextlib.chdir(place), contextlib.redirect_stdout(sys.stderr):
         status = pytest.main([*options, *chosen], plugins=[suite])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):

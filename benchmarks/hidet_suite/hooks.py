@@ -19,7 +19,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import hidet
@@ -32,7 +32,6 @@ from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
 from torch.utils import _pytree as pytree
 
 import hidet_dist
-from hidet_dist.errors import HidetDistError
 from hidet_dist.frontends.onnx.model import from_onnx
 from hidet_dist.spec.interface import interface_of
 
@@ -40,6 +39,7 @@ Compute = Callable[[FlowGraph, Sequence[torch.Tensor]], list[torch.Tensor]]
 
 _forward = FlowGraph.forward
 _run = Operator.run
+_optimize, _from_onnx = hidet.graph.optimize, hidet.graph.frontend.from_onnx
 _DEFERRED = "_deferred"
 
 
@@ -108,8 +108,8 @@ def hooked(session: Session) -> Iterator[None]:
         mock.patch.object(FlowGraph, "forward", _forwarding(session)),
         mock.patch.object(FlowGraph, "build", lambda graph, **_: Built(session, graph)),
         mock.patch.object(torch, "compile", _compiling(session)),
-        *_everywhere(hidet.graph.optimize, lambda graph: graph),
-        *_everywhere(hidet.graph.frontend.from_onnx, lambda path: OnnxModel(session, path)),
+        *_everywhere(_optimize, lambda graph: graph),
+        *_everywhere(_from_onnx, lambda path: OnnxModel(session, path)),
         *_everywhere(instantiate_device, _cpu_for_cuda(session)),
         mock.patch.object(Tensor, "cuda", lambda x, *_: x),
         mock.patch.object(hidet, "load_compiled_graph", Built.load),
@@ -222,7 +222,7 @@ def _forwarding(session: Session) -> Callable[[FlowGraph, Sequence[Tensor]], lis
 class Built:
     """What takes the place of a compiled graph: each call is computed by the ranks."""
 
-    saved: dict[str, Built] = {}
+    saved: ClassVar[dict[str, Built]] = {}
 
     def __init__(self, session: Session, graph: FlowGraph):
         self.session, self.graph = session, graph
@@ -256,7 +256,7 @@ class Called(torch.nn.Module):
     def __init__(self, function: Callable[..., Any], spec: Any, others: Mapping[int, Any]):
         super().__init__()
         self.function, self.spec, self.others = function, spec, others
-        if not isinstance(function, torch.nn.Module):
+        if inspect.isfunction(function):
             for name, value in inspect.getclosurevars(function).nonlocals.items():
                 if isinstance(value, torch.nn.Module):
                     self.add_module(name, value)
@@ -348,8 +348,3 @@ def _on_cpu(value: Any) -> Any:
     if isinstance(value, str) and value.partition(":")[0] == "cuda":
         return "cpu"
     return torch.device("cpu") if isinstance(value, torch.device) and value.type == "cuda" else value
-
-
-def is_refusal(error: BaseException) -> bool:
-    """Whether an error is one of the project's own."""
-    return isinstance(error, HidetDistError)

@@ -37,7 +37,6 @@ class Verdict:
     verdict: str
     reason: str
     cpu_seconds: float
-    graphs: int
 
 
 class Suite:
@@ -75,26 +74,28 @@ class Suite:
                 raise
             result = None
         verdict, reason = judged(session, error)
-        self.note(item.nodeid, verdict, reason, time.process_time() - begin, len(session.runs))
+        self.note(item.nodeid, verdict, reason, time.process_time() - begin)
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note what was skipped before it ran, or could not be set up."""
+        """Report verdicts, where output is not captured, and note what was skipped or could not be set up."""
         if report.when == "setup" and report.outcome != "passed":
-            self.note(report.nodeid, OUTSIDE, _skip_reason(report), 0.0, 0)
+            self.note(report.nodeid, OUTSIDE, _skip_reason(report), 0.0)
+        elif report.when != "call":
+            return
+        self.report(self.verdicts[-1])
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Note files that cannot be imported, such as for a package that is not there."""
         if report.outcome == "failed":
             lines = [line for line in str(report.longrepr).splitlines() if line.startswith("E ")]
-            self.note(report.nodeid, OUTSIDE, lines[-1][1:].strip() if lines else "it cannot be imported", 0.0, 0)
+            self.note(report.nodeid, OUTSIDE, lines[-1][1:].strip() if lines else "it cannot be imported", 0.0)
+            self.report(self.verdicts[-1])
 
-    def note(self, nodeid: str, verdict: str, reason: str, seconds: float, graphs: int) -> None:
-        """Keep a verdict, and report it."""
+    def note(self, nodeid: str, verdict: str, reason: str, seconds: float) -> None:
+        """Keep a verdict."""
         test, bracket, case = nodeid.partition("[")
-        own = Verdict(test, bracket + case, verdict, " ".join(reason.split())[:_MOST_REASON], seconds, graphs)
-        self.verdicts.append(own)
-        self.report(own)
+        self.verdicts.append(Verdict(test, bracket + case, verdict, " ".join(reason.split())[:_MOST_REASON], seconds))
 
 
 def _spread(items: Sequence[pytest.Item], most: int) -> list[pytest.Item]:

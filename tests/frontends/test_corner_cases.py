@@ -1,4 +1,4 @@
-"""Corner cases of PyTorch's operators, traced and evaluated without kernels, and modules that no graph can stand for."""
+"""Corner cases of PyTorch's operators, evaluated without kernels, and modules that no graph can stand for."""
 
 from __future__ import annotations
 
