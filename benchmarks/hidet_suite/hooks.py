@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +29,8 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet.ir.expr import SymbolVar
 from hidet.ir.tools import collect
 from hidet.runtime.device import Device, instantiate_device
-from torch.overrides import TorchFunctionMode, _pop_mode_temporarily
+from hidet.runtime.storage import Storage
+from torch.overrides import TorchFunctionMode, _len_torch_function_stack, _pop_mode_temporarily
 from torch.utils import _pytree as pytree
 
 import hidet_dist
@@ -52,7 +54,6 @@ class Session:
     built: list[FlowGraph] = field(default_factory=list)
     errors: list[Exception] = field(default_factory=list)
     inside: bool = False
-    device: CudaIsCpu | None = None
 
     def run(self, graph: FlowGraph, inputs: Sequence[torch.Tensor], is_hidets: bool = True) -> list[torch.Tensor]:
         """The outputs of a graph, computed by the ranks. Errors are noted, and raised again."""
@@ -72,7 +73,8 @@ class Session:
             return
         self.inside = True
         try:
-            with _pop_mode_temporarily() if self.device is not None else contextlib.nullcontext():
+            # Within a function of PyTorch that is being replaced the mode is off already.
+            with _pop_mode_temporarily() if _len_torch_function_stack() else contextlib.nullcontext():
                 yield
         except Exception as error:
             self.errors.append(error)
@@ -112,17 +114,20 @@ def hooked(session: Session) -> Iterator[None]:
         *_everywhere(_from_onnx, lambda path: OnnxModel(session, path)),
         *_everywhere(instantiate_device, _cpu_for_cuda(session)),
         mock.patch.object(Tensor, "cuda", lambda x, *_: x),
+        mock.patch.object(Storage, "copy", _copied),  # which hidet has for GPUs alone
         mock.patch.object(hidet, "load_compiled_graph", Built.load),
     ]
     with contextlib.ExitStack() as stack:
         for patch in patches:
             stack.enter_context(patch)
-        session.device = CudaIsCpu(session)
-        stack.enter_context(session.device)
-        try:
-            yield
-        finally:
-            session.device = None
+        stack.enter_context(CudaIsCpu())
+        yield
+
+
+def _copied(storage: Storage) -> Storage:
+    made = Storage.new("cpu", storage.num_bytes)
+    ctypes.memmove(made.addr, storage.addr, storage.num_bytes)
+    return made
 
 
 def _everywhere(function: Any, other: Any) -> list[Any]:
@@ -332,10 +337,6 @@ def _cpu_for_cuda(session: Session) -> Callable[[Any], Device]:
 
 class CudaIsCpu(TorchFunctionMode):
     """PyTorch's functions called with the device ``cuda`` get the CPU."""
-
-    def __init__(self, session: Session):
-        super().__init__()
-        self.session = session
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.cuda:

@@ -26,6 +26,7 @@ SYMBOL_SIZE = 4  # of each symbolic dim of a graph that a test builds and does n
 _DEFECTS = (CompileError, PartitionError, SolverError, VerificationError)  # errors that are no refusals
 _NEEDS_GPU = "test requires CUDA GPUs"
 _MOST_REASON = 160
+_NO_REFERENCE = {"test_empty_like": "it compares memory that is not initialized"}
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,9 @@ class Suite:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
         """Run a test with the hooks, and judge it."""
+        name = item.nodeid.partition("[")[0].rpartition("::")[2]
+        if name in _NO_REFERENCE:
+            pytest.skip(_NO_REFERENCE[name])
         random.seed(0)
         np.random.seed(0)
         torch.manual_seed(0)
