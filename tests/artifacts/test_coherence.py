@@ -22,6 +22,7 @@ import pytest
 import hidet_dist
 from hidet_dist.artifacts import Manifest, manifest
 from hidet_dist.errors import ArtifactError, HidetDistError
+from hidet_dist.spec.interface import Interface, attach
 from hidet_dist.weights import header
 
 INPUTS = [np.random.default_rng(1).standard_normal((4, 8)).astype(np.float32) for _ in range(2)]
@@ -43,9 +44,15 @@ def _symbolic() -> hidet.FlowGraph:
 
 
 def _lookup() -> hidet.FlowGraph:
+    """A lookup with names: of a model whose result is nested."""
     ids = hidet.symbol([4], "int64", "cpu")
     table = hidet.asarray(np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32))
-    return hidet.trace_from(hidet.ops.take(table, ids, axis=0), [ids])
+    rows = hidet.ops.take(table, ids, axis=0)
+    graph = hidet.trace_from([rows, hidet.ops.exp(rows)], [ids])
+    fields = [["rows", {"tensor": 0}], ["more", {"list": [{"tensor": 1}, {"value": 3}]}]]
+    parameters = (("ids", {"tensor": 0}), ("scale", {"value": 2}))
+    attach(graph, Interface(parameters, ("ids",), ("rows", "more.0"), {"record": "Output", "fields": fields}))
+    return graph
 
 
 GRAPHS: dict[str, tuple[Callable[[], hidet.FlowGraph], dict[str, Any], list[np.ndarray]]] = {
@@ -208,7 +215,7 @@ def test_files_of_weights_are_those_of_the_program(what: str, builds: Any, tmp_p
         hidet_dist.load_partition(folder, 0)
 
 
-def test_a_launcher_that_says_nothing_is_refused(builds: Any, tmp_path: Path) -> None:
+def test_a_launcher_without_a_description_is_refused(builds: Any, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(builds["fixed"][0], tmp_path / "copy"))
     for name in ("stage0/kernels/0.so", "stage0/rank0.safetensors"):
         shutil.copyfile(folder / name, folder / "stage0/launcher.so")
@@ -217,7 +224,7 @@ def test_a_launcher_that_says_nothing_is_refused(builds: Any, tmp_path: Path) ->
             hidet_dist.load_partition(folder, 0)
 
 
-def test_kernels_that_are_none_are_refused(builds: Any, tmp_path: Path) -> None:
+def test_files_that_are_not_kernels_are_refused(builds: Any, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(builds["fixed"][0], tmp_path / "copy"))
     for name in ("stage0/launcher.so", "stage0/rank0.safetensors"):
         shutil.copyfile(builds["fixed"][0] / name, folder / "stage0/kernels/0.so")
@@ -226,6 +233,6 @@ def test_kernels_that_are_none_are_refused(builds: Any, tmp_path: Path) -> None:
             hidet_dist.load_partition(folder, 0)
 
 
-def test_what_was_built_is_coherent(builds: Any) -> None:
+def test_built_artifacts_are_coherent(builds: Any) -> None:
     for folder, _ in builds.values():
         assert Manifest.load(folder).stages[0].size == 1

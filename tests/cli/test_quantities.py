@@ -19,7 +19,7 @@ def test_sizes_are_read(text, count):
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "0", "1e9", "60 gigabytes", "0.1"])
-def test_what_is_no_size_is_refused(text):
+def test_malformed_sizes_are_refused(text):
     with pytest.raises(ConfigError):
         parse_bytes(text)
 
@@ -39,5 +39,5 @@ def test_meshes_are_read():
     assert parse_mesh("8") == [8]
     assert parse_mesh("2x8") == parse_mesh("2,8") == [2, 8]
     for text in ("", "x", "2x", "2*8", "two"):
-        with pytest.raises(ConfigError, match="no mesh"):
+        with pytest.raises(ConfigError, match="not a mesh"):
             parse_mesh(text)

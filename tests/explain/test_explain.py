@@ -158,7 +158,7 @@ def test_artifacts_carry_the_explanation_and_the_program_prints_it(tmp_path) -> 
     assert json.loads(first.read_text())["schedule"] == result.plan.explain().schedule
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "hidet_dist.explain", *arguments]
+        command = [sys.executable, "-m", "hidet_dist.cli", "explain", *arguments]
         return subprocess.run(command, capture_output=True, text=True, timeout=1000, check=False)
 
     printed = run(str(folders[0]))

@@ -56,9 +56,10 @@ def call_typed(inputs: list[Any], dtypes: list[str]) -> list[Any]:
 
 
 def stream(batches: list[list[Any]]) -> list[Any]:
-    """Stream float32 batches through it, and return all outputs of each."""
+    """Stream float32 batches through it, and return all outputs of each; None where this rank gives none."""
     assert model is not None
-    return [[y.tolist() for y in outputs] for outputs in model.stream([_arrays(batch) for batch in batches])]
+    results = model.stream([_arrays(batch) for batch in batches])
+    return [None if outputs is None else [y.tolist() for y in outputs] for outputs in results]
 
 
 def stream_forever(batch: list[Any]) -> str:
@@ -68,6 +69,16 @@ def stream_forever(batch: list[Any]) -> str:
         if number == 5:
             say({"result": "begun"})
     return "the end"
+
+
+def stream_partly(batch: list[Any]) -> str:
+    """Take two results of a long stream, and close the partition."""
+    assert model is not None
+    results = model.stream(itertools.repeat(_arrays(batch), 1000))
+    for _ in range(2):
+        next(results)
+    model.close()
+    return "closed"
 
 
 def busy(inputs: list[Any]) -> float:
@@ -284,6 +295,7 @@ FUNCTIONS = (
     call_repeated,
     stream,
     stream_forever,
+    stream_partly,
     busy,
     call_torch,
     call_elsewhere,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,11 @@ import numpy as np
 import pytest
 
 import hidet_dist
+from hidet_dist.artifacts import Manifest
+from hidet_dist.errors import ArtifactError
+from hidet_dist.spec.pipeline import Port
 
-from .conftest import Rank, Start, assert_blames, load_all
+from .conftest import PATIENCE_SECONDS, Rank, Start, assert_blames, load_all
 
 BATCH, MICRO_BATCHES = 4, 2
 RNG = np.random.default_rng(0)
@@ -110,3 +115,80 @@ def test_all_stages_name_a_rank_that_is_killed_within_a_stream(start: Start, pip
     other = ranks[1]
     other.send("call_typed", inputs=[X.tolist(), MASK.tolist()], dtypes=["float32"] * 2)
     assert_blames(other.answer(), victim, "CommunicationError")  # what has failed stays failed
+
+
+@pytest.mark.slow
+def test_the_last_stage_alone_gives_results_over_gloo(start: Start, tmp_path: Path) -> None:
+    folder = _build(tmp_path / "last", outputs="last")
+    ranks = start(RANKS, environment=[{"HIDET_DIST_TRANSPORT": "gloo"}] * RANKS)
+    load_all(ranks, folder)
+    for _ in range(2):
+        for rank in ranks:
+            rank.send("call_typed", inputs=[X.tolist(), MASK.tolist()], dtypes=["float32"] * 2)
+        answers = [rank.answer() for rank in ranks]
+        assert [answer.get("result") for answer in answers[:3]] == [[], [], []], answers
+        for answer in answers[3:]:
+            _assert_right(answer, X)
+    for rank in ranks:
+        rank.send("stream", batches=[[(X + n).tolist(), MASK.tolist()] for n in range(5)])
+    answers = [rank.answer() for rank in ranks]
+    assert answers[0]["result"] == [None] * 5, answers
+    for n, result in enumerate(answers[4]["result"]):
+        _assert_right({"result": result}, X + np.float32(n))
+    ranks[1].kill()
+    for rank in (ranks[0], *ranks[2:]):
+        rank.send("call_typed", inputs=[X.tolist(), MASK.tolist()], dtypes=["float32"] * 2)
+    for rank in (ranks[0], *ranks[2:]):
+        assert_blames(rank.answer(), 1, "CommunicationError")
+
+
+def test_a_manifest_whose_pipeline_contradicts_itself_is_refused(pipeline: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(pipeline, tmp_path / "copy"))
+    manifest = Manifest.load(copy)
+    known = manifest.pipeline
+    assert known is not None
+    crossing, *others = known.boundaries
+    for wrong, says in (
+        (dataclasses.replace(known, boundaries=tuple(others)), "must be one boundary or one input of the graph"),
+        (dataclasses.replace(known, micro_batches=0), "1 to 65536 micro-batches"),
+        (dataclasses.replace(known, results="first"), "must be one of all, last"),
+        (dataclasses.replace(known, outputs=known.outputs[:1]), None),
+        (
+            dataclasses.replace(known, boundaries=(dataclasses.replace(crossing, source=Port(1, 0)), *others)),
+            "must be later ones",
+        ),
+    ):
+        dataclasses.replace(manifest, pipeline=wrong).save(copy)
+        if says is None:  # stage 2 still reads what would be the other output
+            Manifest.load(copy)
+            continue
+        with pytest.raises(ArtifactError, match=f"contradicts itself: pipeline does not fit: .*{says}"):
+            hidet_dist.load_partition(copy, 0)
+
+
+def test_a_batch_that_one_rank_refuses_ends_a_stream_on_all(start: Start, pipeline: Path) -> None:
+    ranks = start(RANKS)
+    load_all(ranks, pipeline)
+    for number, rank in enumerate(ranks):
+        batches = [[X.tolist(), MASK.tolist()]] * 4
+        rank.send(
+            "stream", batches=[*batches, [X[:3].tolist(), MASK.tolist()], *batches] if number == 0 else batches * 2
+        )
+    answers = [rank.answer() for rank in ranks]
+    assert answers[0]["error"] == "InputError" and "must have the shape [4, 8]" in answers[0]["message"], answers
+    for answer in answers[1:]:
+        assert_blames(answer, 0, "CommunicationError", "must have the shape [4, 8]")
+
+
+def test_a_rank_that_closes_within_a_stream_ends_it_on_all(start: Start, pipeline: Path) -> None:
+    ranks = start(RANKS)
+    load_all(ranks, pipeline)
+    batch = [X.tolist(), MASK.tolist()]
+    for number, rank in enumerate(ranks):
+        rank.send("stream_partly", batch=batch) if number == 4 else rank.send("stream", batches=[batch] * 100)
+    answers = [rank.answer() for rank in ranks]
+    assert answers[4]["result"] == "closed", answers
+    for answer in answers[:4]:
+        assert_blames(answer, 4, "CommunicationError", "closed within a stream")
+    ranks[4].dismiss()
+    assert ranks[4].process.wait(PATIENCE_SECONDS) == 0

@@ -108,7 +108,7 @@ def test_tied_weights_compute_what_the_module_does():
     expect(Tied(), (torch.randint(0, 16, (2, 4)),))
 
 
-def test_what_is_written_in_place_is_what_a_skip_connection_reads():
+def test_a_skip_connection_reads_the_value_written_in_place():
     torch.manual_seed(0)
     expect(Skip(), (torch.randn(4, 8),))
 
@@ -169,6 +169,23 @@ def test_dynamic_dims_are_symbolic_by_the_users_names():
         np.testing.assert_allclose(simulate(program, [ids.numpy()])[0], want, rtol=1e-4, atol=1e-4)
 
 
+def test_an_exported_program_is_the_graph_of_its_module(tmp_path):
+    torch.manual_seed(0)
+    ids = torch.randint(0, 16, (2, 4))
+    module = Tied().eval()
+    torch.export.save(torch.export.export(module, (), {"ids": ids}), tmp_path / "tied.pt2")
+    graph = hidet_dist.from_torch(torch.export.load(tmp_path / "tied.pt2"))
+    plan = hidet_dist.make_plan(graph, {"mesh_shape": [2]})
+    assert sorted(weight.label for weight in plan.stages[0].weights if weight.label) == [
+        "positions.weight", "scale", "words.weight",
+    ]  # fmt: skip
+    flat = interface(graph).flatten(ids=ids)
+    got = simulate(hidet_dist.partition(graph, plan), [x.numpy() for x in flat])
+    np.testing.assert_allclose(interface(graph).nest(got), module(ids).detach().numpy(), rtol=1e-4, atol=1e-4)
+    with pytest.raises(TraceError, match="leave example_inputs"):
+        hidet_dist.from_torch(torch.export.load(tmp_path / "tied.pt2"), ids)
+
+
 class Unsupported(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +205,7 @@ def test_all_that_is_missing_is_named_at_once_and_where():
     assert "bessel_j0" in str(caught.value)
 
 
-def test_what_depends_on_data_and_training_are_refused():
+def test_data_dependence_and_training_are_refused():
     class Branch(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x if x.sum() > 0 else -x

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from hidet_dist.artifacts import Manifest
+from hidet_dist.cli.explaining import load
 from hidet_dist.errors import ConfigError, InfeasibleError, PlanError
 from hidet_dist.explain import StageExplanation
-from hidet_dist.explain.__main__ import load
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import NormalGraph, normalize
 from hidet_dist.partitioning import stage_graphs

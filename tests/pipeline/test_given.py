@@ -29,7 +29,7 @@ def plan(graph: hidet.FlowGraph) -> Plan:
     return hidet_dist.make_plan(graph, {"mesh_shape": [6]}, CONFIG)
 
 
-def test_the_plan_says_what_crosses(plan: Plan) -> None:
+def test_the_plan_lists_the_boundary_tensors(plan: Plan) -> None:
     pipeline = plan.pipeline
     assert pipeline is not None and pipeline.micro_batches == 4 and pipeline.results == "all"
     assert [stage.ranks for stage in pipeline.stages] == [(0, 1), (2,), (3, 4, 5)]
@@ -110,11 +110,13 @@ def test_another_cut_of_the_graph_is_refused(plan: Plan, graph: hidet.FlowGraph)
         ({"stages": STAGES[:2]}, "3 devices together"),
         ({"stages": [*STAGES[:2], {"operators": [5, 7], "mesh_shape": [3]}]}, "each of the operators 0 to 7 once"),
         ({"stages": [STAGES[1], STAGES[0], STAGES[2]]}, "Stage 0 reads t2.0, which stage 1 computes"),
-        ({"stages": [{"operators": [0, 8]}]}, "lacks 'mesh_shape'"),
+        ({"stages": [*STAGES[:2], {"operators": [5, 8]}]}, "give all stages whole"),
+        ({"stages": [{"mesh_shape": [6]}]}, "lacks 'operators'"),
+        ({"stages": STAGES, "objective": "latency"}, "these are given whole"),
         ({"stages": [{"operators": [8, 0], "mesh_shape": [6]}]}, "must be a range such as"),
-        ({"stages": []}, "must be a list with a dict a stage"),
+        ({"stages": []}, "a list with a dict for each stage"),
         ({"stages": STAGES, "pins": {"w0": "(R, R)"}}, "is not for a graph that is cut into stages"),
-        ({"micro_batches": 2}, "give their 'stages' as well"),
+        ({"micro_batches": 2}, "give an 'objective' or 'stages' as well"),
         ({"stages": STAGES, "micro_batches": 3}, "cannot be cut into 3 micro-batches along dim 0"),
         ({"stages": STAGES, "outputs": "first"}, "must be one of all, last"),
         ({"stages": STAGES, "target": "cuda"}, "Pipelines run on CPUs so far"),

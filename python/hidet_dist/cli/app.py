@@ -1,7 +1,7 @@
 """The commands of ``hidet-dist``.
 
-A command passes its arguments on to the module that implements it. That module is imported when the command runs, so
-that ``hidet-dist --help`` loads neither hidet nor PyTorch.
+A command hands its arguments to the module that implements it. That module is imported when the command runs, so that
+``hidet-dist --help`` loads neither hidet nor PyTorch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ app = typer.Typer(
     "line; of `run` and `launch` that of the rank that failed first, and 124 after a time limit.",
 )
 
-# Options, --help among them, belong to the module that a command passes its arguments on to.
+# `launch` passes what follows the program on to it, --help included.
 _PASS_ON: dict[str, Any] = {
     "add_help_option": False,
     "context_settings": {
@@ -47,15 +47,32 @@ def options(
     """Handle the options that stand before a command."""
 
 
-Model = Annotated[Path, typer.Argument(help="A transformers folder, or its config.json.", metavar="MODEL")]
+def _machine_names(incomplete: str) -> list[str]:
+    from hidet_dist.machine.builtin import MACHINES
+
+    return [name for name in MACHINES if name.startswith(incomplete)]
+
+
+Model = Annotated[
+    Path, typer.Argument(help="A transformers folder, its config.json, or a .onnx file.", metavar="MODEL")
+]
 Mesh = Annotated[str, typer.Option(help="Devices along each mesh axis, such as 8 or 2x8.")]
 MachineName = Annotated[
-    str | None, typer.Option("--machine", help="A machine of `hidet-dist machines`, or a machine file (.json).")
+    str | None,
+    typer.Option(
+        "--machine",
+        help="A machine of `hidet-dist machines`, or a machine file (.json).",
+        autocompletion=_machine_names,
+    ),
 ]
 Dtype = Annotated[str | None, typer.Option(help="float32, float16 or bfloat16; by default the configuration's.")]
 Budget = Annotated[str | None, typer.Option(help="Memory that a device may hold, such as 60GiB.")]
-Batch = Annotated[int, typer.Option(help="Sequences or images in a call.")]
-Seq = Annotated[int, typer.Option(help="Tokens in a sequence.")]
+Batch = Annotated[int | None, typer.Option(help="Sequences or images in a call; 1 by default.", show_default=False)]
+Seq = Annotated[int | None, typer.Option(help="Tokens in a sequence; 128 by default.", show_default=False)]
+Dims = Annotated[
+    list[str] | None,
+    typer.Option("--dim", help="The size of a named dim of a .onnx file, such as batch=8; repeatable.", metavar="D=N"),
+]
 Seconds = Annotated[float | None, typer.Option(help="Seconds that the search may take; 60 by default.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -67,8 +84,9 @@ def plan(
     machine: MachineName = None,
     dtype: Dtype = None,
     budget: Budget = None,
-    batch: Batch = 1,
-    seq: Seq = 128,
+    batch: Batch = None,
+    seq: Seq = None,
+    dim: Dims = None,
     time_limit: Seconds = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the plan, with its report beside it.")] = None,
     html: Annotated[Path | None, typer.Option(help="Where to write the report's page.")] = None,
@@ -76,10 +94,11 @@ def plan(
 ) -> None:
     """Plan a model for a machine that need not be there, without its weights, and print a summary."""
     with errors():
-        from hidet_dist.cli.planning import Job
+        from hidet_dist.cli.job import Job
         from hidet_dist.cli.planning import plan as command
 
-        command(Job(model, mesh, machine, dtype, budget, batch, seq, time_limit), out, html, as_json)
+        job = Job(model, mesh, machine, dtype, budget, batch, seq, tuple(dim or ()), time_limit)
+        command(job, out, html, as_json)
 
 
 @app.command()
@@ -90,18 +109,20 @@ def build(
     machine: MachineName = None,
     dtype: Dtype = None,
     budget: Budget = None,
-    batch: Batch = 1,
-    seq: Seq = 128,
+    batch: Batch = None,
+    seq: Seq = None,
+    dim: Dims = None,
     time_limit: Seconds = None,
     random_weights: Annotated[bool, typer.Option("--random-weights", help="Make weights up.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Plan a model, compile it for CPUs, and write artifacts that ranks load."""
     with errors():
-        from hidet_dist.cli.planning import Job
+        from hidet_dist.cli.job import Job
         from hidet_dist.cli.planning import build as command
 
-        command(Job(model, mesh, machine, dtype, budget, batch, seq, time_limit), out, random_weights, as_json)
+        job = Job(model, mesh, machine, dtype, budget, batch, seq, tuple(dim or ()), time_limit)
+        command(job, out, random_weights, as_json)
 
 
 @app.command()
@@ -110,60 +131,16 @@ def run(
     given: Annotated[Path, typer.Option("--input", help="A .npz file with an array for each input, by name.")],
     ranks: Annotated[int | None, typer.Option("-n", help="Ranks to start; as many as the artifacts are for.")] = None,
     output: Annotated[Path | None, typer.Option(help="The .npz file for the outputs.")] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="Where to write a trace of one more call, for `report --profile`.")
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run artifacts once, as ranks on this machine."""
     with errors():
         from hidet_dist.cli.running import run as command
 
-        raise typer.Exit(command(folder, ranks, given, output))
-
-
-@app.command()
-def machines(as_json: AsJson = False) -> None:
-    """List the built-in machine descriptions."""
-    if as_json:
-        import dataclasses
-        import json
-
-        from hidet_dist.machine.builtin import MACHINES
-
-        print(json.dumps({name: dataclasses.asdict(own) for name, own in MACHINES.items()}, indent=1))
-        return
-    from hidet_dist.machine.__main__ import show
-
-    show()
-
-
-@app.command(**_PASS_ON)
-def machine(context: typer.Context) -> None:
-    """List the built-in machine descriptions."""
-    from hidet_dist.machine.__main__ import app as command
-
-    command(context.args, prog_name="hidet-dist machine")
-
-
-@app.command(**_PASS_ON)
-def calibrate(context: typer.Context) -> None:
-    """Measure this machine, and write a machine file."""
-    from hidet_dist.calibration.__main__ import app as command
-
-    command(context.args, prog_name="hidet-dist calibrate")
-
-
-@app.command(**_PASS_ON)
-def explain(context: typer.Context) -> None:
-    """Explain the plan of an artifact folder."""
-    from hidet_dist.explain.__main__ import main as command
-
-    raise typer.Exit(command(context.args, "hidet-dist explain"))
-
-
-@app.command(**_PASS_ON)
-def launch(context: typer.Context) -> None:
-    """Start a program as several ranks on this machine."""
-    from hidet_dist.launch import main as command
-
-    raise typer.Exit(command(context.args, "hidet-dist launch"))
+        raise typer.Exit(command(folder, ranks, given, output, profile, as_json))
 
 
 @app.command()
@@ -177,12 +154,63 @@ def report(
     live: Annotated[
         bool, typer.Option("--live", help="Serve the page on this machine, to pin weights and search again.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Draw a plan as one HTML page, serve it, or print its data as JSON."""
+    """Draw a plan as one HTML page, serve it, or print a summary (with --json all of its data)."""
     with errors():
         from hidet_dist.cli.report import draw
 
-        draw(path, stage, html, profile or [], live)
+        draw(path, stage, html, profile or [], live, as_json)
+
+
+@app.command()
+def explain(
+    path: Annotated[Path, typer.Argument(help="An artifact folder, or a plan file.", metavar="DIR|PLAN")],
+    schedule: Annotated[
+        bool, typer.Option("--schedule", help="Print only the lines that shard the model by hand.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Explain a plan as text: operator by operator, with each runner-up and the bound."""
+    with errors():
+        from hidet_dist.cli.explaining import explain as command
+
+        command(path, schedule, as_json)
+
+
+@app.command()
+def machines(as_json: AsJson = False) -> None:
+    """List the built-in machine descriptions."""
+    from hidet_dist.cli.machines import show
+
+    show(as_json)
+
+
+@app.command()
+def calibrate(
+    mesh: Annotated[str, typer.Option(help="Devices along each mesh axis, such as 2 or 2x2.")],
+    out: Annotated[Path, typer.Option(help="The machine file to write.")],
+    repeats: Annotated[int | None, typer.Option(help="How often each is measured; 20 by default.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Seconds that the ranks may take; 600 by default.")] = None,
+    nnodes: Annotated[int, typer.Option(help="Hosts; start this on each of them.")] = 1,
+    node_rank: Annotated[int | None, typer.Option(help="The number of this host, from 0.")] = None,
+    rdzv: Annotated[str | None, typer.Option(help="An address and port of host 0, such as 10.0.0.1:29500.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure this machine, and write a machine file."""
+    with errors():
+        from hidet_dist.cli.calibrating import measure
+
+        several = {"nnodes": nnodes, "node_rank": node_rank, "rdzv": rdzv}
+        measure(mesh, out, as_json, repeats=repeats, timeout_seconds=timeout, **several)
+
+
+@app.command(**_PASS_ON)
+def launch(context: typer.Context) -> None:
+    """Start a program as several ranks on this machine."""
+    from hidet_dist.launch import main as command
+
+    raise typer.Exit(command(context.args, "hidet-dist launch"))
 
 
 def main() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from hidet_dist.errors import ConfigError
 
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*$", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_DIM = re.compile(r"^([^=\s]+)=(\d{1,18})$")
 _MESH = re.compile(r"^\d{1,9}(?:[x,]\d{1,9})*$")
 
 
@@ -16,7 +18,7 @@ def parse_bytes(text: str) -> int:
     """Bytes from text such as ``60GiB`` (2**30 bytes each), ``60GB`` (10**9) or ``1048576``. Raises ConfigError."""
     match = _SIZE.match(text)
     if match is None:
-        raise ConfigError(f"{text!r} is no size in bytes; write it as 60GiB, 60GB or 1048576.")
+        raise ConfigError(f"{text!r} is not a size in bytes; write it as 60GiB, 60GB or 1048576.")
     number, unit, binary = match.groups()
     count = int(float(number) * (1024 if binary else 1000) ** _POWERS[unit.upper()])
     if count < 1:
@@ -27,8 +29,21 @@ def parse_bytes(text: str) -> int:
 def parse_mesh(text: str) -> list[int]:
     """Devices along each mesh axis from text such as ``8`` or ``2x8``. Raises ConfigError."""
     if not _MESH.match(text):
-        raise ConfigError(f"{text!r} is no mesh; write the devices along each axis, as 8 or 2x8.")
+        raise ConfigError(f"{text!r} is not a mesh; write the devices along each axis, as 8 or 2x8.")
     return [int(size) for size in re.split("[x,]", text)]
+
+
+def parse_dims(texts: Iterable[str]) -> dict[str, int]:
+    """Sizes of dims by name from texts such as ``batch=8``. Raises ConfigError."""
+    dims: dict[str, int] = {}
+    for text in texts:
+        match = _DIM.match(text)
+        if match is None or int(match[2]) < 1:
+            raise ConfigError(f"{text!r} is not the size of a dim; write it as batch=8.")
+        if match[1] in dims:
+            raise ConfigError(f"The dim {match[1]} has two sizes, {dims[match[1]]} and {match[2]}; give one.")
+        dims[match[1]] = int(match[2])
+    return dims
 
 
 def bytes_text(count: float) -> str:

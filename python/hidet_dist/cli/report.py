@@ -1,25 +1,31 @@
-"""``hidet-dist report``: a plan as an HTML page."""
+"""``hidet-dist report``: a plan as an HTML page, as a summary, or as data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from hidet_dist.cli.job import check_destination
+from hidet_dist.cli.summary import print_summary
 from hidet_dist.files import write_text
 from hidet_dist.report import Report, render
 from hidet_dist.report.measured import read_traces
 
 
-def draw(path: Path, stage: int, html: Path | None, traces: Sequence[Path], live: bool) -> None:
-    """Write the page of a plan, serve it, or print the data of its report. Raises PlanError and OSError."""
-    report = Report.load(path, stage)
+def draw(path: Path, stage: int, html: Path | None, traces: Sequence[Path], live: bool, as_json: bool) -> None:
+    """Write the page of a plan, serve it, or print a summary or all data of its report. Raises PlanError, OSError."""
+    check_destination(html)
+    report, measured = Report.load(path, stage), read_traces(traces)
     if live:
-        from hidet_dist.cli.planning import serve
+        from hidet_dist.cli.live import serve
 
         serve(report)
         return
-    if html is None:
+    if html is not None:
+        write_text(html, render(report, measured))
+    if as_json:
         print(report.to_json(), end="")
-        return
-    write_text(html, render(report, read_traces(traces)))
-    print(f"Written to {html}.")
+    elif html is None:
+        print_summary(report, as_json=False)
+    else:
+        print(f"Written to {html}.")

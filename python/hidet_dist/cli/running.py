@@ -1,32 +1,37 @@
 """``hidet-dist run``: artifacts run once by ranks on this machine, with inputs and outputs in .npz files.
 
-Each rank is this module as a program: ``python -m hidet_dist.cli.running DIR INPUT OUTPUT``.
+Each rank is this module as a program: ``python -m hidet_dist.cli.running DIR INPUT OUTPUT [TRACES]``.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from hidet_dist import launch
 from hidet_dist.artifacts.manifest import Manifest, StageManifest
 from hidet_dist.checks import shown
+from hidet_dist.cli.job import check_destination
 from hidet_dist.errors import ArtifactError, ConfigError, HidetDistError, InputError
 from hidet_dist.runtime.partition import load_partition
+from hidet_dist.runtime.profile import merge_traces
 from hidet_dist.spec import Plan
 
 _Arrays = Mapping[str, np.ndarray]
 
 
-def run(folder: Path, ranks: int | None, given: Path, output: Path | None) -> int:
-    """Run artifacts on this machine, print what came out, and save it to ``output`` if that is given.
+def run(folder: Path, ranks: int | None, given: Path, output: Path | None, profile: Path | None, as_json: bool) -> int:
+    """Run artifacts on this machine, and print what came out.
 
-    Arrays of ``given`` are named as the model's inputs, or as the plan's (``x0`` and so on). Returns the exit status of
-    the ranks.
+    Arrays of ``given`` are named as the model's inputs, or as the plan's (``x0`` and so on). The outputs are saved to
+    ``output``, and the trace of one more call on all ranks to ``profile``, where these are given. Returns the exit
+    status of the ranks.
 
     Raises
     ------
@@ -40,21 +45,38 @@ def run(folder: Path, ranks: int | None, given: Path, output: Path | None) -> in
     stage, names = _interface(folder)
     if ranks is not None and ranks != stage.size:
         raise ConfigError(f"{folder} is for {stage.size} ranks; run it with -n {stage.size}, or without -n.")
+    for path in (output, profile):
+        check_destination(path)
     _ordered(read_arrays(given), names[0], given)
     with tempfile.TemporaryDirectory(prefix="hidet-dist-run-") as place:
-        result = Path(place) / "outputs.npz"
+        result, traces = Path(place) / "outputs.npz", Path(place) / "traces"
         arguments = ["-n", str(stage.size), "-m", "hidet_dist.cli.running", str(folder), str(given), str(result)]
+        if profile is not None:
+            traces.mkdir()
+            arguments.append(str(traces))
         status = launch.main(arguments, "hidet-dist run")
         if status:
             return status
         arrays = read_arrays(result)
-    for name, array in arrays.items():
-        shape = ", ".join(map(str, array.shape))
-        print(f"{name}: {array.dtype}[{shape}], from {array.min():g} to {array.max():g}")
+        if profile is not None:
+            merge_traces(sorted(traces.iterdir()), profile)
     if output is not None:
         _save(output, arrays)
-        print(f"Written to {output}.")
+    if as_json:
+        written = {"output": output and str(output), "profile": profile and str(profile)}
+        print(json.dumps({"outputs": {name: _summary(array) for name, array in arrays.items()}, **written}, indent=1))
+        return 0
+    for name, array in arrays.items():
+        print(f"{name}: {array.dtype}[{', '.join(map(str, array.shape))}], from {array.min():g} to {array.max():g}")
+    for path in filter(None, (output, profile)):
+        print(f"Written to {path}.")
     return 0
+
+
+def _summary(array: np.ndarray) -> dict[str, Any]:
+    """Dtype, shape and range of an array; JSON has no number for what is not finite."""
+    least, most = (float(value) if np.isfinite(value) else None for value in (array.min(), array.max()))
+    return {"dtype": str(array.dtype), "shape": list(array.shape), "least": least, "most": most}
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -87,9 +109,11 @@ def _interface(folder: Path) -> tuple[StageManifest, tuple[list[list[str]], list
     own = plan.stages[0]
     if not all(tensor.spec.is_replicated for tensor in (*own.inputs, *own.outputs)):
         raise ArtifactError(f"{folder} takes or gives shards; load it in a program of ranks instead.")
-    inputs = [[name for name in (tensor.label, tensor.name) if name] for tensor in own.inputs]
-    outputs = [tensor.label or f"y{number}" for number, tensor in enumerate(own.outputs)]
-    return stages[0], (inputs, outputs)
+    interface = stages[0].interface
+    given = [tensor.label for tensor in own.inputs] if interface is None else interface.input_names
+    made = [tensor.label for tensor in own.outputs] if interface is None else interface.output_names
+    inputs = [[name for name in (label, x.name) if name] for label, x in zip(given, own.inputs, strict=True)]
+    return stages[0], (inputs, [name or f"y{number}" for number, name in enumerate(made)])
 
 
 def _ordered(arrays: _Arrays, names: list[list[str]], path: Path) -> list[np.ndarray]:
@@ -108,8 +132,8 @@ def _ordered(arrays: _Arrays, names: list[list[str]], path: Path) -> list[np.nda
     return found
 
 
-def main(folder: str, given: str, output: str) -> int:
-    """Run one rank; the first one writes the outputs."""
+def main(folder: str, given: str, output: str, traces: str | None = None) -> int:
+    """Run one rank; the first one writes the outputs, and each a trace of one more call where a folder is given."""
     try:
         _, (inputs, outputs) = _interface(Path(folder))
         with load_partition(folder) as model:
@@ -117,6 +141,8 @@ def main(folder: str, given: str, output: str) -> int:
             results = model.run(arrays)
             if model.rank == 0:
                 _save(Path(output), dict(zip(outputs, map(np.asarray, results), strict=True)))
+            if traces is not None:
+                model.profile(*arrays).save(Path(traces) / f"{model.rank}.json")
     except HidetDistError as error:
         print(f"hidet-dist run: {' '.join(str(error).split())}", file=sys.stderr)
         return 1

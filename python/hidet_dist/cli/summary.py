@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from rich.console import Console
@@ -9,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hidet_dist.cli.quantities import bytes_text, seconds_text
+from hidet_dist.progress import report_console
 from hidet_dist.report.data import Report
 
 
@@ -80,6 +82,14 @@ def _runner_up(report: Report) -> dict[str, Any] | None:
         "at_least_seconds": choice.at_least_seconds,
         "alone_seconds": choice.alone_seconds,
     }
+
+
+def print_summary(report: Report, as_json: bool) -> None:
+    """Print the summary of a report, for people or for programs."""
+    if as_json:
+        print(json.dumps(summarize(report), indent=1))
+    else:
+        show(report, report_console())
 
 
 def show(report: Report, console: Console) -> None:

@@ -58,6 +58,7 @@ def stage_of(
         target.cuda_graph,
         tuple(cublas),
         index_checks,
+        program.interface,
     )
 
 

@@ -31,6 +31,7 @@ from hidet_dist.rules.padding import mask_padding
 from hidet_dist.rules.rule import derive
 from hidet_dist.spec import DeviceMesh, OperatorPlan, OpShardSpec, StagePlan, TensorPlan, TensorShardSpec
 from hidet_dist.spec.extents import Extent, evaluate, extents_of, local_extent, same_shape
+from hidet_dist.spec.interface import Interface
 from hidet_dist.spec.partial import split_of
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan, bind, local_symbols
 from hidet_dist.symbolic.planning import TwinView
@@ -53,6 +54,7 @@ class Program:
     weights: the spec of each weight; ``sources`` are the data of the whole weights, by name.
     coordinate: int32[mesh.ndim], the placeholder of the device's coordinate; None if no operator depends on it.
     symbols: the symbolic dims. ``local_symbols`` are those of local shapes.
+    interface: names and nesting of the arguments and results of the traced model, if the graph was made of one.
     """
 
     mesh: DeviceMesh
@@ -64,6 +66,7 @@ class Program:
     weight_placeholders: dict[str, Tensor]
     coordinate: Tensor | None
     symbols: tuple[SymbolPlan, ...] = ()
+    interface: Interface | None = None
 
     @property
     def local_symbols(self) -> tuple[LocalSymbol, ...]:

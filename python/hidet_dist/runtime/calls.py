@@ -230,7 +230,7 @@ def numbered(
     """
 
     @functools.wraps(method)
-    def call(self: Caller, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    def call(self: Caller, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         number = next(self._calls.numbers)
         try:
             return method(self, number, *args, **kwargs)

@@ -19,7 +19,7 @@ from hidet_dist.artifacts.coherence import check_description
 from hidet_dist.artifacts.manifest import COORDINATE, Manifest
 from hidet_dist.artifacts.opened import OpenedArtifacts
 from hidet_dist.checks import shown
-from hidet_dist.errors import ArtifactError, CommunicationError, ConfigError
+from hidet_dist.errors import ArtifactError, CommunicationError, ConfigError, InputError
 from hidet_dist.runtime import native, session
 from hidet_dist.runtime.agreement import Agreement, Purpose, describe
 from hidet_dist.runtime.calls import Calls, numbered
@@ -35,6 +35,7 @@ from hidet_dist.runtime.program import Program
 from hidet_dist.runtime.stored import check_coordinate, places_in
 from hidet_dist.runtime.targets import DEVICE_KINDS
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.interface import Interface
 from hidet_dist.spec.pipeline import Pipeline
 from hidet_dist.weights.header import Layout
 
@@ -210,28 +211,53 @@ class LoadedPartition:
             addresses.update(self._device.memory.load(file, places))
         return addresses
 
-    @numbered
-    def __call__(self, number: int, *inputs: Any) -> Any:
-        """Run once. Takes and returns the rank's shards; a single output is returned bare, several as a list.
+    @property
+    def interface(self) -> Interface | None:
+        """Names and nesting of the model's arguments and results; None where the artifacts were built of a bare graph.
 
-        As :meth:`run`, which says what inputs may be and what is raised.
+        ``interface.flatten(*args, **kwargs)`` gives the inputs of :meth:`run`, ``interface.nest(outputs)`` the result.
         """
-        outputs = self._execute(number, lambda: self._prepare(inputs, None), Purpose.RUN)[0]
+        return self.stage.interface
+
+    @numbered
+    def __call__(self, number: int, /, *args: Any, **kwargs: Any) -> Any:
+        """Run once, as the model would be called: with its arguments by place or by name, nested as it takes them.
+
+        The result is nested as the model's; data classes and named tuples are given back as
+        :class:`hidet_dist.spec.interface.Record`. Where there is no :attr:`interface`, inputs are given by place, and a
+        single output is returned bare, several as a list. Tensors are the rank's shards; :meth:`run` says what they may
+        be and what is raised.
+        """
+        outputs = self._execute(number, lambda: self._prepare(self._inputs_of(args, kwargs), None), Purpose.RUN)[0]
         if self._pipelined is not None and not self._pipelined.gives_results:
             return None
+        if self.interface is not None:
+            return self.interface.nest(outputs)
         return outputs[0] if len(outputs) == 1 else outputs
 
+    def _inputs_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
+        """The inputs of the program, from the arguments of the model. Raises InputError."""
+        if self.interface is not None:
+            return self.interface.flatten(*args, **kwargs)
+        if kwargs:
+            raise InputError(
+                f"The inputs of these artifacts have no names; got {', '.join(kwargs)}. Give inputs by place, or build "
+                "the artifacts of a model (from_torch, from_transformers, from_onnx)."
+            )
+        return args
+
     def stream(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Run on batch after batch, and give the results in order: of each batch what a call gives.
+        """Run on batch after batch, and give the results in order: of each batch its only output, or a list of them.
 
         A pipeline stays full meanwhile: each stage goes on to the next batch while later stages work on those before. A
         result comes some batches after its inputs were taken. All ranks iterate over their streams together, each over
-        as many batches, and to the end; until then there are no other calls.
+        as many batches, and to the end; until then there are no other calls. Others wait for a rank that pauses, for as
+        long as the time-out.
 
         Parameters
         ----------
         batches: iterable
-            The inputs of each batch: a sequence of them, or the only one.
+            The inputs of each batch as for :meth:`run`: a sequence of them, or the only one.
 
         Raises
         ------
@@ -241,7 +267,8 @@ class LoadedPartition:
             As :meth:`run`.
         """
         if self._pipelined is None:
-            return (self(*(batch if isinstance(batch, Sequence) else [batch])) for batch in batches)
+            results = (self.run(batch if isinstance(batch, Sequence) else [batch]) for batch in batches)
+            return (outputs[0] if len(outputs) == 1 else outputs for outputs in results)
         return self._begin_stream(self._pipelined, batches)
 
     @numbered
@@ -443,6 +470,8 @@ class LoadedPartition:
         """
         with self._calls.closing() as was_open:
             if was_open:
+                if self._pipelined is not None:
+                    self._pipelined.close()
                 native.bind(None)
                 for communicator in self._communicators:
                     communicator.close()

@@ -7,7 +7,7 @@ its partition: the combination of choices, conversions, reduce functions and wei
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,11 +90,27 @@ def evaluate_program(program: Program, inputs: Sequence[Array]) -> list[list[Arr
     """Evaluate a program by the oracle, operator by operator for all ranks; return each rank's outputs."""
     mesh = program.mesh
     sizes = program.sizes([whole.shape for whole in inputs])
+    shards = [
+        [
+            whole[plan.spec.slices(whole.shape, mesh, mesh.coordinate(rank))]
+            for whole, plan in zip(inputs, program.inputs, strict=True)
+        ]
+        for rank in range(mesh.size)
+    ]
+    return evaluate_shards(program, shards, sizes)
+
+
+def evaluate_shards(
+    program: Program, inputs: Sequence[Sequence[Array]], sizes: Mapping[str, int] | None = None
+) -> list[list[Array]]:
+    """Each rank's outputs of a program, as :func:`evaluate_program`, from each rank's shards of the inputs.
+
+    ``sizes`` are those of the local symbolic dims.
+    """
+    mesh, sizes = program.mesh, sizes or {}
     values: list[dict[Tensor, Array]] = []
     for rank in range(mesh.size):
-        rank_values: dict[Tensor, Array] = {}
-        for x, whole, plan in zip(program.graph.inputs, inputs, program.inputs, strict=False):
-            rank_values[x] = whole[plan.spec.slices(whole.shape, mesh, mesh.coordinate(rank))]
+        rank_values: dict[Tensor, Array] = dict(zip(program.graph.inputs, inputs[rank], strict=False))
         data = program.data_of(rank)
         for name, placeholder in program.weight_placeholders.items():
             rank_values[placeholder] = data[name].numpy().astype(numpy_dtype(placeholder.dtype))

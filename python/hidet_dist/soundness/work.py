@@ -10,6 +10,7 @@ import numpy as np
 from hidet_dist.normalize import normalize
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.soundness.check import check_operator
+from hidet_dist.soundness.cuts import check_pipeline, random_pipeline
 from hidet_dist.soundness.graphs import GRAPHS
 from hidet_dist.soundness.instances import MAKERS, instance
 from hidet_dist.soundness.plans import check_stage, evaluate_graph, graph_inputs, random_stage
@@ -61,4 +62,22 @@ def check_graph(name: str, plans: int, seed: int) -> Result:
         difference = check_stage(graph, stage, inputs, expected)
         if difference:
             result.failures.append(f"{name} on {shape}: {difference}\n{Plan((stage,)).to_json()}")
+    return result
+
+
+def check_cuts(name: str, cuts: int, seed: int) -> Result:
+    """Random cuts of a graph into stages, each with a random plan on a mesh of its own."""
+    rng = np.random.default_rng((seed, list(GRAPHS).index(name), 1))
+    traced = GRAPHS[name](rng)
+    inputs = graph_inputs(traced, rng)
+    whole = evaluate_graph(traced, inputs)
+    graph = normalize(traced)
+    tables: dict[tuple[int, ...], RuleTable] = {}
+    result = Result(f"{name}: {cuts} cuts", Counter(cuts=cuts))
+    for _ in range(cuts):
+        pipeline = random_pipeline(graph, tables, rng)
+        what = check_pipeline(pipeline, inputs, whole)
+        if what:
+            plans = Plan(pipeline.stages).to_json()
+            result.failures.append(f"{name} as {pipeline}: {what}\n{plans}")
     return result

@@ -1,26 +1,31 @@
 """The interface of a model: names and nesting of a graph's inputs and outputs.
 
 A graph takes and returns flat lists of tensors. A model takes arguments by name, some of them nested, and returns
-tuples, dicts and data classes. The structure of both is kept as plain JSON values, which artifacts can hold:
+tuples, dicts and data classes. The structure of both is kept as plain JSON values, which artifacts hold:
 
 * ``{"tensor": 3}``: the tensor of that number.
 * ``{"value": null}``: a value that is the same in every call (null, a truth value, a number or a text).
-* ``{"list": [...]}``, ``{"tuple": [...]}``, ``{"dict": {"key": ...}}``: a list, a tuple, a dict.
-* ``{"record": "BaseModelOutput", "fields": {"last_hidden_state": ...}}``: a data class or a named tuple. It is
+* ``{"list": [...]}``, ``{"tuple": [...]}``, ``{"dict": [["key", ...], ...]}``: a list, a tuple, a dict.
+* ``{"record": "BaseModelOutput", "fields": [["last_hidden_state", ...], ...]}``: a data class or a named tuple. It is
   returned as a :class:`Record`: no class is imported because a file names it.
+
+Named parts are pairs in a list: their order counts, and a JSON object has none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hidet_dist.checks import is_list, is_whole, shown
 from hidet_dist.errors import InputError, SpecError
 
 Structure = dict[str, Any]
 
 _MARK = "_hidet_dist_interface"
+_MOST_DEPTH = 64  # of a structure: models nest a few levels, and Python's stack has an end
+_SCALARS = (bool, int, float, str, type(None))
 
 
 class Record(Mapping[str, Any]):
@@ -30,24 +35,23 @@ class Record(Mapping[str, Any]):
     """
 
     def __init__(self, name: str, fields: Mapping[str, Any]):
-        self.__dict__.update(fields)
-        self._name = name
-        self._fields = dict(fields)
+        self.__dict__.update({key: value for key, value in fields.items() if not key.startswith("_")})
+        self.__name, self.__fields = name, dict(fields)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._fields[key] if isinstance(key, str) else tuple(self._present().values())[key]
+        return self.__fields[key] if isinstance(key, str) else tuple(self.__present().values())[key]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._present())
+        return iter(self.__present())
 
     def __len__(self) -> int:
-        return len(self._present())
+        return len(self.__present())
 
     def __repr__(self) -> str:
-        return f"{self._name}({', '.join(f'{name}={value!r}' for name, value in self._present().items())})"
+        return f"{self.__name}({', '.join(f'{name}={value!r}' for name, value in self.__present().items())})"
 
-    def _present(self) -> dict[str, Any]:
-        return {name: value for name, value in self._fields.items() if value is not None}
+    def __present(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__fields.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -56,15 +60,15 @@ class Interface:
 
     Attributes
     ----------
-    parameters: mapping
-        The structure of each argument of the model, by name, in the order of positional arguments.
+    parameters: tuple of pairs
+        The name and structure of each argument of the model, in the order of positional arguments.
     input_names, output_names: tuple of str
         The name of each input and output of the graph, such as ``input_ids`` or ``hidden_states.0``.
     result: mapping
         The structure of the model's result.
     """
 
-    parameters: Mapping[str, Structure]
+    parameters: tuple[tuple[str, Structure], ...]
     input_names: tuple[str, ...]
     output_names: tuple[str, ...]
     result: Structure
@@ -80,16 +84,17 @@ class Interface:
         """
         if len(args) > len(self.parameters):
             raise InputError(f"The model takes {len(self.parameters)} arguments; {len(args)} were given by position.")
-        values = dict(zip(self.parameters, args, strict=False))
+        parameters = dict(self.parameters)
+        values = dict(zip(parameters, args, strict=False))
         for name, value in kwargs.items():
-            if name not in self.parameters:
-                known = ", ".join(self.parameters)
+            if name not in parameters:
+                known = ", ".join(parameters)
                 raise InputError(f"The model was not traced with an argument {name!r}; it takes {known}.")
             if name in values:
                 raise InputError(f"The argument {name!r} was given twice.")
             values[name] = value
         flat: dict[int, Any] = {}
-        for name, structure in self.parameters.items():
+        for name, structure in self.parameters:
             if name not in values and any(True for _ in _tensors(structure)):
                 raise InputError(f"The argument {name!r} is missing.")
             if name in values:
@@ -103,7 +108,7 @@ class Interface:
     def to_json(self) -> dict[str, Any]:
         """Convert to plain JSON values."""
         return {
-            "parameters": dict(self.parameters),
+            "parameters": [list(pair) for pair in self.parameters],
             "input_names": list(self.input_names),
             "output_names": list(self.output_names),
             "result": self.result,
@@ -115,20 +120,24 @@ class Interface:
         if not isinstance(data, dict) or set(data) != {"parameters", "input_names", "output_names", "result"}:
             raise SpecError("An interface must have parameters, input_names, output_names and result.")
         for key in ("input_names", "output_names"):
-            if not isinstance(data[key], list) or not all(isinstance(name, str) for name in data[key]):
-                raise SpecError(f"The {key} of an interface must be a list of texts.")
-        inputs, outputs = tuple(data["input_names"]), tuple(data["output_names"])
+            names = data[key]
+            if not is_list(names) or not all(isinstance(name, str) for name in names):
+                raise SpecError(f"The {key} of an interface must be a list of texts; got {shown(names)}.")
         parameters = data["parameters"]
-        if not isinstance(parameters, dict):
-            raise SpecError("The parameters of an interface must be an object.")
-        for structures, count, what in (
-            (list(parameters.values()), len(inputs), "inputs"),
-            ([data["result"]], len(outputs), "outputs"),
+        if not _are_named(parameters):
+            raise SpecError(f"The parameters of an interface must be pairs of distinct names; got {shown(parameters)}.")
+        inputs, outputs = tuple(data["input_names"]), tuple(data["output_names"])
+        for key, structures, names_key, count in (
+            ("parameters", [(f"parameters[{name!r}]", part) for name, part in parameters], "input_names", len(inputs)),
+            ("result", [("result", data["result"])], "output_names", len(outputs)),
         ):
-            numbers = [number for structure in structures for number in _tensors(structure)]
+            numbers = [number for what, part in structures for number in _numbers(part, what)]
             if sorted(numbers) != list(range(count)):
-                raise SpecError(f"The structure of the {what} of an interface must name each of the {count} once.")
-        return cls(parameters, inputs, outputs, data["result"])
+                raise SpecError(
+                    f"The {key} of an interface must have each of the {count} tensors of {names_key} once; got "
+                    f"{numbers} in {shown(data[key])}."
+                )
+        return cls(tuple((name, part) for name, part in parameters), inputs, outputs, data["result"])
 
 
 def attach(graph: Any, interface: Interface) -> None:
@@ -162,31 +171,51 @@ def nested(structure: Structure, tensors: Sequence[Any]) -> Any:
         items = [nested(item, tensors) for item in value]
         return items if kind == "list" else tuple(items)
     if kind == "dict":
-        return {key: nested(item, tensors) for key, item in value.items()}
-    return Record(value, {key: nested(item, tensors) for key, item in structure["fields"].items()})
+        return {key: nested(item, tensors) for key, item in value}
+    return Record(value, {key: nested(item, tensors) for key, item in structure["fields"]})
 
 
 def _children(structure: Any) -> list[tuple[str, Any]]:
     """List the parts of a structure by name; none for a tensor or a value. Raises SpecError for anything else."""
-    if isinstance(structure, dict):
-        keys = set(structure)
-        if keys in ({"tensor"}, {"value"}):
-            return []
-        items = structure.get("list", structure.get("tuple"))
-        if keys in ({"list"}, {"tuple"}) and isinstance(items, list):
-            return [(str(number), item) for number, item in enumerate(items)]
-        if keys == {"dict"} and isinstance(structure["dict"], dict):
-            return list(structure["dict"].items())
-        if keys == {"record", "fields"} and isinstance(structure["fields"], dict):
-            return list(structure["fields"].items())
-    raise SpecError("A part of an interface is no tensor, value, list, tuple, dict or record.")
+    keys = set(structure) if isinstance(structure, dict) else set()
+    if keys == {"tensor"} and is_whole(structure["tensor"], 0):
+        return []
+    if keys == {"value"} and isinstance(structure["value"], _SCALARS):
+        return []
+    for kind in ("list", "tuple"):
+        if keys == {kind} and is_list(structure[kind]):
+            return [(str(number), item) for number, item in enumerate(structure[kind])]
+    if keys == {"dict"} and _are_named(structure["dict"]):
+        return [(key, item) for key, item in structure["dict"]]
+    if keys == {"record", "fields"} and isinstance(structure["record"], str) and _are_named(structure["fields"]):
+        return [(key, item) for key, item in structure["fields"]]
+    raise SpecError(f"{shown(structure)} is no tensor, value, list, tuple, dict or record with fields.")
 
 
-def _tensors(structure: Any) -> Iterator[int]:
-    if isinstance(structure, dict) and isinstance(structure.get("tensor"), int):
+def _are_named(parts: Any) -> bool:
+    """Whether a value is a list of pairs, each a name and a part; no name twice."""
+    if not is_list(parts) or not all(is_list(pair) and len(pair) == 2 and isinstance(pair[0], str) for pair in parts):
+        return False
+    return len({pair[0] for pair in parts}) == len(parts)
+
+
+def _tensors(structure: Any, depth: int = 0) -> Iterator[int]:
+    """Yield the numbers of the tensors in a structure. Raises SpecError if it is malformed."""
+    if depth > _MOST_DEPTH:
+        raise SpecError(f"it is nested more than {_MOST_DEPTH} deep.")
+    children = _children(structure)
+    if "tensor" in structure:
         yield structure["tensor"]
-    for _, item in _children(structure):
-        yield from _tensors(item)
+    for _, item in children:
+        yield from _tensors(item, depth + 1)
+
+
+def _numbers(structure: Any, what: str) -> list[int]:
+    """List the numbers of the tensors in a structure. Raises SpecError, naming it as ``what``, if it is malformed."""
+    try:
+        return list(_tensors(structure))
+    except SpecError as error:
+        raise SpecError(f"The {what} of an interface is malformed: {error}") from error
 
 
 def _match(argument: Any, structure: Structure, what: str, flat: dict[int, Any]) -> None:
@@ -195,27 +224,30 @@ def _match(argument: Any, structure: Structure, what: str, flat: dict[int, Any])
         if argument is None:
             raise InputError(f"The argument {what!r} must be a tensor, as it was when the model was traced.")
         flat[structure["tensor"]] = argument
-        return
-    if "value" in structure:
-        if argument is not structure["value"] and argument != structure["value"]:
+    elif "value" in structure:
+        if not isinstance(argument, _SCALARS) or argument != structure["value"]:
             raise InputError(
                 f"The argument {what!r} was {structure['value']!r} when the model was traced, and is part of the "
-                f"program; got {argument!r}."
+                f"program; got {shown(argument)}."
             )
-        return
-    children = _children(structure)
-    try:
-        find: Callable[[str], Any] = (
-            (lambda key: argument[int(key)])
-            if "list" in structure or "tuple" in structure
-            else (lambda key: argument[key] if isinstance(argument, Mapping) else getattr(argument, key))
-        )
-        parts = [(find(key), item, f"{what}.{key}") for key, item in children]
-        same = not ("list" in structure or "tuple" in structure) or len(argument) == len(children)
-    except (KeyError, IndexError, TypeError, AttributeError):
-        same = False
-    if not same:
-        keys = ", ".join(key for key, _ in children)
-        raise InputError(f"The argument {what!r} must have the parts {keys}, as it had when the model was traced.")
-    for part in parts:
-        _match(*part, flat)
+    else:
+        children = _children(structure)
+        parts = _parts(argument, "list" in structure or "tuple" in structure)
+        names = [name for name, _ in children]
+        # A mapping has these keys and no others; of an object, the attributes that count are these.
+        if parts is None:
+            parts = {name: getattr(argument, name) for name in names if hasattr(argument, name)}
+        if sorted(parts) != sorted(names):
+            raise InputError(
+                f"The argument {what!r} must have the parts {', '.join(names) or 'none'}, as it had when the model was "
+                f"traced; got {shown(argument)}."
+            )
+        for name, item in children:
+            _match(parts[name], item, f"{what}.{name}", flat)
+
+
+def _parts(argument: Any, is_sequence: bool) -> dict[str, Any] | None:
+    """List the parts of an argument by name; none if it is not the sequence that was traced, None for an object."""
+    if is_sequence:
+        return {str(number): part for number, part in enumerate(argument)} if isinstance(argument, list | tuple) else {}
+    return {str(key): part for key, part in argument.items()} if isinstance(argument, Mapping) else None

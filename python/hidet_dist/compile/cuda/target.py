@@ -67,7 +67,7 @@ class CudaTarget:
         if gpu is None:
             raise ConfigError(
                 f"The target 'cuda' needs a machine with GPUs, but the machine's device is {device.name!r}. Name one "
-                "in distributed_config['machine'] (`hidet-dist machine list`), or an architecture in "
+                "in distributed_config['machine'] (`hidet-dist machines`), or an architecture in "
                 f"optimization_config['arch'] ({', '.join(MACHINE_OF_ARCH)}). Devices of a machine file are known by "
                 f"their names: {', '.join(GPUS)}."
             )

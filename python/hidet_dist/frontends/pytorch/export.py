@@ -42,9 +42,7 @@ def exported(
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch's own calls
         given = pytree.tree_map_only(torch.Tensor, _placeholder, (tuple(args), dict(kwargs)))
         try:
-            program = torch.export.export(module, *given, dynamic_shapes=dynamic_shapes, strict=False)
-            if not _is_functional(program):
-                program = program.run_decompositions(_decompositions())
+            program = functional(torch.export.export(module, *given, dynamic_shapes=dynamic_shapes, strict=False))
         except Exception as error:
             raise TraceError(
                 f"{type(module).__name__} cannot be exported by torch.export: {_first_lines(error)}\n"
@@ -52,6 +50,32 @@ def exported(
                 "compute it before, or with torch.where."
             ) from error
     return program
+
+
+def functional(program: ExportedProgram) -> ExportedProgram:
+    """An exported program without operators that write to their inputs, as far as possible of those lowered here."""
+    return program if _is_functional(program) else program.run_decompositions(_decompositions())
+
+
+class ExportedModule(torch.nn.Module):
+    """The parameters, buffers and constants of an exported program, under their names; tied ones are one tensor."""
+
+    def __init__(self, program: ExportedProgram):
+        super().__init__()
+        known: dict[Any, torch.Tensor] = {}
+        for name, x in {**program.constants, **program.state_dict}.items():
+            if not isinstance(x, torch.Tensor):
+                continue
+            owner, _, own = name.rpartition(".")
+            # A file has each weight as a tensor of its own; tied ones share their storage.
+            key = (x.untyped_storage().data_ptr(), x.storage_offset(), x.shape, x.stride(), x.dtype)
+            known_x = known.setdefault(key if key[0] else id(x), x)
+            part: torch.nn.Module = self
+            for step in filter(None, owner.split(".")):
+                if step not in part._modules:
+                    part.add_module(step, torch.nn.Module())
+                part = part.get_submodule(step)
+            object.__setattr__(part, own, known_x)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,14 +23,14 @@ from hidet_dist.frontends.pytorch import (  # noqa: F401  # they register loweri
     shapes,
     windows,
 )
-from hidet_dist.frontends.pytorch.export import argument_names, exported
+from hidet_dist.frontends.pytorch.export import ExportedModule, argument_names, exported, functional
 from hidet_dist.frontends.pytorch.lower import lower
 from hidet_dist.spec.interface import Interface, Structure, attach
 
 
 def from_torch(
-    module: torch.nn.Module,
-    example_inputs: Any,
+    module: torch.nn.Module | ExportedProgram,
+    example_inputs: Any = None,
     dynamic_shapes: Any = None,
     *,
     stored: Mapping[str, Tensor] | None = None,
@@ -39,8 +39,9 @@ def from_torch(
 
     Parameters
     ----------
-    module: torch.nn.Module
-        In evaluation mode. Parameters and persistent buffers become named weights, under their names in the state dict;
+    module: torch.nn.Module or torch.export.ExportedProgram
+        In evaluation mode; or what ``torch.export.export`` made of one, which takes neither ``example_inputs`` nor
+        ``dynamic_shapes``. Parameters and persistent buffers become named weights, under their names in the state dict;
         tied ones are one weight. Those on the meta device have a shape and no data: such a graph can be planned, and
         built with ``optimization_config["weights"]``. Other buffers are constants.
     example_inputs: tuple, mapping or tensor
@@ -66,8 +67,10 @@ def from_torch(
     UnsupportedModelError
         When there are operators that are not supported; it names all of them, and where they are called.
     """
+    if isinstance(module, ExportedProgram):
+        return _of_exported(module, example_inputs, dynamic_shapes, stored)
     if not isinstance(module, torch.nn.Module):
-        raise TraceError(f"from_torch takes a torch.nn.Module; got a {type(module).__name__}.")
+        raise TraceError(f"from_torch takes a torch.nn.Module or an ExportedProgram; got a {type(module).__name__}.")
     args, kwargs = _arguments(example_inputs)
     program = exported(module, args, kwargs, dynamic_shapes)
     try:
@@ -76,7 +79,31 @@ def from_torch(
         # Once more, to say in which lines.
         program = exported(module, args, kwargs, dynamic_shapes, lines=True)
         graph = lower(program, module, Dims(_names_of_dims(program, dynamic_shapes)), stored)
-    attach(graph, _interface(program, module, args, kwargs))
+    attach(graph, _interface(program, argument_names(module, len(args)), args, kwargs))
+    return graph
+
+
+def _of_exported(
+    given: ExportedProgram, example_inputs: Any, dynamic_shapes: Any, stored: Mapping[str, Tensor] | None
+) -> FlowGraph:
+    """The graph of an exported program, with the arguments that it was exported with."""
+    if example_inputs is not None or dynamic_shapes is not None:
+        raise TraceError("An ExportedProgram has its inputs and dims: leave example_inputs and dynamic_shapes out.")
+    program = functional(given)
+    graph = lower(program, ExportedModule(given), Dims({}), stored)
+    placeholders = program.graph.find_nodes(op="placeholder")
+    leaves = [
+        _Constant(spec.arg.value) if isinstance(spec.arg, ConstantArgument) else _TENSOR
+        for _, spec in zip(placeholders, program.graph_signature.input_specs, strict=True)
+        if spec.kind is InputKind.USER_INPUT
+    ]
+    in_spec = program.call_spec.in_spec
+    assert in_spec is not None
+    args, kwargs = pytree.tree_unflatten(leaves, in_spec)
+    signature = given.module_call_graph[0].signature
+    known = signature.forward_arg_names if signature is not None else None
+    names = list(known or ())[: len(args)] or [f"input_{number}" for number in range(len(args))]
+    attach(graph, _interface(program, names, args, kwargs))
     return graph
 
 
@@ -136,14 +163,14 @@ def _each_dim(spec: Any) -> list[Any]:
 
 
 def _interface(
-    program: ExportedProgram, module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+    program: ExportedProgram, places: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Interface:
-    names = [*argument_names(module, len(args)), *kwargs]
+    names = [*places, *kwargs]
     counter = iter(range(2**31))
-    parameters = {
-        name: structure_of(value, counter) for name, value in zip(names, (*args, *kwargs.values()), strict=True)
-    }
-    inputs = [name for own, structure in parameters.items() for name in _tensor_names(own, structure)]
+    parameters = tuple(
+        (name, structure_of(value, counter)) for name, value in zip(names, (*args, *kwargs.values()), strict=True)
+    )
+    inputs = [name for own, structure in parameters for name in _tensor_names(own, structure)]
     leaves = [
         _Constant(spec.arg.value) if isinstance(spec.arg, ConstantArgument) else _TENSOR
         for spec in program.graph_signature.output_specs
@@ -171,20 +198,23 @@ def structure_of(value: Any, numbers: Iterator[int]) -> Structure:
     if isinstance(value, _Constant):
         return {"value": value.value}
     if isinstance(value, Mapping):
-        fields = {str(key): structure_of(part, numbers) for key, part in value.items()}
+        fields = _named(value.items(), numbers)
         plain = type(value) is dict or type(value).__name__ == "OrderedDict"
         return {"dict": fields} if plain else {"record": type(value).__name__, "fields": fields}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        parts = zip(value._fields, value, strict=True)
-        return {"record": type(value).__name__, "fields": {key: structure_of(part, numbers) for key, part in parts}}
+        return {"record": type(value).__name__, "fields": _named(zip(value._fields, value, strict=True), numbers)}
     if isinstance(value, tuple | list):
         return {type(value).__name__: [structure_of(part, numbers) for part in value]}
     if dataclasses.is_dataclass(value):
         pairs = ((each.name, getattr(value, each.name)) for each in dataclasses.fields(value))
-        return {"record": type(value).__name__, "fields": {key: structure_of(part, numbers) for key, part in pairs}}
+        return {"record": type(value).__name__, "fields": _named(pairs, numbers)}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
     raise TraceError(f"A {type(value).__name__} among the arguments or results of a module is not supported.")
+
+
+def _named(parts: Iterable[tuple[Any, Any]], numbers: Iterator[int]) -> list[list[Any]]:
+    return [[str(key), structure_of(part, numbers)] for key, part in parts]
 
 
 def _tensor_names(name: str, structure: Structure) -> Iterator[str]:
@@ -194,5 +224,5 @@ def _tensor_names(name: str, structure: Structure) -> Iterator[str]:
     for kind in ("list", "tuple"):
         for number, part in enumerate(structure.get(kind, ())):
             yield from _tensor_names(f"{name}.{number}" if name else f"output.{number}", part)
-    for key, part in {**structure.get("dict", {}), **structure.get("fields", {})}.items():
+    for key, part in (*structure.get("dict", ()), *structure.get("fields", ())):
         yield from _tensor_names(f"{name}.{key}" if name else key, part)

@@ -1,27 +1,25 @@
-"""``python -m hidet_dist.machine list``: the built-in machines, with their rates.
-
-``python -m hidet_dist.calibration`` measures the running machine.
-"""
+"""``hidet-dist machines``: the built-in machines, with their rates."""
 
 from __future__ import annotations
 
-import typer
+import json
+from dataclasses import asdict
+
 from rich.table import Table
 
 from hidet_dist.machine.builtin import MACHINES
 from hidet_dist.progress import report_console
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+def show(as_json: bool) -> None:
+    """Print the machines that ``--machine`` and ``distributed_config["machine"]`` can name."""
+    if as_json:
+        print(json.dumps({name: asdict(machine) for name, machine in MACHINES.items()}, indent=1))
+    else:
+        report_console().print(_table())
 
 
-@app.callback()
-def main() -> None:
-    """Built-in machines."""
-
-
-@app.command("list")
-def show() -> None:
-    """Show the machines that distributed_config['machine'] can name."""
+def _table() -> Table:
     table = Table(title="Built-in machines", title_justify="left")
     for what in ("machine", "device"):
         table.add_column(what, no_wrap=True)
@@ -40,8 +38,4 @@ def show() -> None:
             f"{machine.link.bandwidth_bytes_per_second / 1e9:.3g}",
             "-" if machine.network is None else f"{machine.network.bandwidth_bytes_per_second / 1e9:g}",
         )
-    report_console().print(table)
-
-
-if __name__ == "__main__":
-    app()
+    return table

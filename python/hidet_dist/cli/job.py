@@ -1,0 +1,142 @@
+"""What ``hidet-dist plan`` and ``build`` are asked for, checked before anything heavy is imported."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hidet_dist.cli.quantities import parse_bytes, parse_dims, parse_mesh
+from hidet_dist.errors import ConfigError, SpecError
+from hidet_dist.machine import builtin, load_machine
+from hidet_dist.spec import DeviceMesh
+
+DTYPES = ("float32", "float16", "bfloat16")
+BATCH, SEQ = 1, 128
+_FORMS = "name a folder of transformers, its config.json, or a .onnx file"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is planned, and for what: the options that ``plan`` and ``build`` share, as they were written."""
+
+    model: Path
+    mesh: str
+    machine: str | None = None
+    dtype: str | None = None
+    budget: str | None = None
+    batch: int | None = None
+    seq: int | None = None
+    dims: tuple[str, ...] = ()
+    time_limit: float | None = None
+
+    def check(self) -> None:
+        """Refuse options that make no sense, and models that cannot be read. Takes milliseconds. Raises ConfigError."""
+        self._check_machine()
+        if self.budget is not None:
+            parse_bytes(self.budget)
+        for name, value in (("--batch", self.batch), ("--seq", self.seq)):
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be 1 or more; got {value}.")
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}; got {self.dtype!r}.")
+        if self.time_limit is not None and not (0 < self.time_limit < math.inf):
+            raise ConfigError(f"--time-limit must be seconds above 0; got {self.time_limit:g}.")
+        dims = parse_dims(self.dims)
+        self._check_model(dims)
+
+    def _check_machine(self) -> None:
+        try:
+            mesh = DeviceMesh(tuple(parse_mesh(self.mesh)))
+        except SpecError as error:
+            raise ConfigError(f"--mesh {self.mesh} describes no mesh: {error}") from error
+        if self.machine is not None:
+            load_machine(self.machine, mesh) if self.machine.endswith(".json") else builtin(self.machine, mesh)
+
+    def _check_model(self, dims: Mapping[str, int]) -> None:
+        place, suffix = self.model, self.model.suffix
+        if not place.exists():
+            raise ConfigError(f"There is no model at {place}: {_FORMS}.")
+        if suffix == ".pt2":
+            raise ConfigError(
+                f"{place} is not read: torch.export.load runs code that such a file holds. If you trust it, load it in "
+                "a program of your own, and give what it returns to hidet_dist.from_torch."
+            )
+        if suffix == ".onnx":
+            for name in ("batch", "seq", "dtype"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"--{name} is for models of transformers; a .onnx file takes --dim name=size.")
+            _require("onnx", "onnx", place)
+        elif place.is_dir() or suffix == ".json":
+            if dims:
+                raise ConfigError("--dim is for .onnx files; a model of transformers takes --batch and --seq.")
+            if place.is_dir() and not (place / "config.json").is_file():
+                raise ConfigError(f"{place} has no config.json: {_FORMS}.")
+            _require("transformers", "demo", place)
+        else:
+            raise ConfigError(f"{place} is of no known form: {_FORMS}.")
+
+    def check_weights(self, random: bool) -> None:
+        """Refuse a folder without weights, and random ones of a model that has its own. Raises ConfigError."""
+        if self.model.suffix == ".onnx":
+            if random:
+                raise ConfigError(f"{self.model} has weights; --random-weights is for models of transformers.")
+            return
+        folder = self.model if self.model.is_dir() else self.model.parent
+        if not random and not any(folder.glob("*.safetensors")):
+            raise ConfigError(f"{folder} has no safetensors files; --random-weights makes weights up.")
+
+    def configurations(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The distributed and the optimization configuration."""
+        distributed: dict[str, Any] = {"mesh_shape": parse_mesh(self.mesh)}
+        if self.machine is not None:
+            distributed["machine"] = self.machine
+        optimization: dict[str, Any] = {}
+        if self.budget is not None:
+            optimization["mem_budget"] = parse_bytes(self.budget)
+        if self.time_limit is not None:
+            optimization["solver_time_limit_seconds"] = self.time_limit
+        return distributed, optimization
+
+    def origin(self) -> dict[str, str]:
+        """The options as text, for a report to hold."""
+        values = {**asdict(self), "dims": ",".join(self.dims) or None}
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+    @classmethod
+    def of_origin(cls, origin: Mapping[str, str]) -> Job:
+        """The inverse of :meth:`origin`. Raises ConfigError for anything else."""
+        kinds: dict[str, Any] = {
+            "model": Path,
+            "batch": int,
+            "seq": int,
+            "time_limit": float,
+            "dims": lambda text: tuple(text.split(",")),
+        }
+        try:
+            return cls(**{name: kinds.get(name, str)(value) for name, value in origin.items()})
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                "The report does not say how its plan was made; --live takes plans of `hidet-dist plan --out`."
+            ) from error
+
+    @property
+    def title(self) -> str:
+        """What the model is called: the name of its folder or file."""
+        path = self.model.parent if self.model.name == "config.json" else self.model
+        return path.resolve().name
+
+
+def check_destination(path: Path | None) -> None:
+    """Refuse a file that cannot be written, before work starts. Raises ConfigError."""
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        reason = "it is a folder" if path.is_dir() else "its folder is missing"
+        raise ConfigError(f"{path} cannot be written: {reason}.")
+
+
+def _require(package: str, extra: str, model: Path) -> None:
+    if find_spec(package) is None:
+        raise ConfigError(f"To read {model} takes the package {package}: pip install 'hidet_dist[{extra}]'.")

@@ -1,0 +1,40 @@
+"""``hidet-dist report --live``: the page of a plan, served on this machine, with a search for every pin."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hidet_dist.cli.job import Job
+from hidet_dist.errors import PlanError
+from hidet_dist.report import Report
+
+
+def serve(report: Report) -> None:
+    """Serve a report until the user ends it; the model is traced again, to search plans with other pins.
+
+    Raises
+    ------
+    ConfigError, PlanError
+        When the report does not say which model it is of, or that has changed since.
+    """
+    job = Job.of_origin(report.origin)
+    job.check()
+
+    from hidet_dist.api import Replanner
+    from hidet_dist.cli.planning import trace
+    from hidet_dist.report.live import serving
+
+    planner = Replanner(trace(job, None), *job.configurations(), job.title)
+    if planner.fingerprint != report.fingerprint:
+        raise PlanError(f"{job.model} is another model than the plan was made for; plan it anew.")
+
+    def search(pins: Mapping[str, str]) -> Report:
+        return replace(planner.report(pins), origin=report.origin)
+
+    with serving(report, search) as address:
+        print(f"Serving at {address} until Ctrl-C.", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()

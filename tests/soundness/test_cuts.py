@@ -1,0 +1,58 @@
+"""Random cuts with random plans compute the whole graph; wrong messages are found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hidet_dist.normalize import normalize
+from hidet_dist.partitioning.micro_batches import micro_batch
+from hidet_dist.soundness import cuts
+from hidet_dist.soundness.graphs import GRAPHS
+from hidet_dist.soundness.plans import evaluate_graph, graph_inputs
+from hidet_dist.soundness.work import check_cuts
+
+
+@pytest.mark.parametrize("name", ["mlp", "attention", "lookup", "fused_projection"])
+def test_random_cuts_compute_the_whole_graph(name: str) -> None:
+    result = check_cuts(name, 5, seed=0)
+    assert result.counts == {"cuts": 5} and not result.failures, result.failures[0]
+
+
+def test_cuts_are_of_all_kinds() -> None:
+    """Several stages, operators that do not follow one another, micro-batches."""
+    rng = np.random.default_rng(0)
+    graph = normalize(GRAPHS["mlp"](rng))
+    drawn = [cuts.random_pipeline(graph, {}, rng) for _ in range(12)]
+    assert {1, 2} <= {one.cut.batch.count for one in drawn}
+    assert max(len(one.operators) for one in drawn) == cuts.MOST_STAGES
+    assert any(own[-1] - own[0] >= len(own) for one in drawn for own in one.operators)
+
+
+def test_a_message_that_goes_astray_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(1)
+    traced = GRAPHS["mlp"](rng)
+    inputs = graph_inputs(traced, rng)
+    graph, whole = normalize(traced), evaluate_graph(traced, inputs)
+
+    def drawn() -> Any:
+        while True:
+            one = cuts.random_pipeline(graph, {}, rng)
+            if one.cut.boundaries:
+                return one
+
+    pipeline = drawn()
+    assert cuts.check_pipeline(pipeline, inputs, whole) == ""
+    real = cuts.transferred
+    monkeypatch.setattr(cuts, "transferred", lambda *case: [shard[::-1] + 1 for shard in real(*case)])
+    assert "differs" in cuts.check_pipeline(pipeline, inputs, whole)
+
+
+def test_the_graph_of_a_micro_batch_has_the_operators_of_the_whole() -> None:
+    graph = normalize(GRAPHS["attention"](np.random.default_rng(0)))
+    part = micro_batch(graph, 2)
+    assert [op.name for op in part.graph.nodes] == [op.name for op in graph.nodes]
+    assert part.input_dims == (0,) and part.output_dims == (0,)
+    assert [int(n) for n in part.graph.outputs[0].shape] == [1, 6, 16]
