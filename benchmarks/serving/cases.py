@@ -1,4 +1,4 @@
-"""What is measured: models as hidet graphs, with weights and inputs that PyTorch's models get too."""
+"""The cases: models as hidet graphs, with the same weights and inputs as PyTorch's models."""
 
 from __future__ import annotations
 
