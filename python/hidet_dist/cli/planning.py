@@ -11,12 +11,14 @@ from typing import Any
 from hidet_dist.cli.quantities import parse_dims
 from hidet_dist.cli.request import BATCH, SEQ, PlanRequest, check_destination
 from hidet_dist.cli.summary import print_summary
+from hidet_dist.errors import SearchLimitWarning
 from hidet_dist.files import write_text
 from hidet_dist.report.data import SUFFIX, Report
 
 
 def quiet() -> None:
-    """Leave warnings of libraries out of the output; errors are errors."""
+    """Leave warnings of libraries out of the output, and what the summary says of the search's limits."""
+    warnings.simplefilter("ignore", SearchLimitWarning)
     warnings.filterwarnings("ignore", module=r"(torch|transformers)\b.*")
     logging.getLogger("transformers").setLevel(logging.ERROR)
 

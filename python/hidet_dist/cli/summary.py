@@ -105,8 +105,8 @@ def show(report: Report, console: Console) -> None:
         table.add_row(Text(name), Text(text))
 
     overlap = ""
-    if own["seconds"] < own["seconds_without_overlap"] * (1 - 1e-6):
-        overlap = f" ({seconds_text(own['seconds_without_overlap'])} without overlap)"
+    if (alone := seconds_text(own["seconds_without_overlap"])) != seconds_text(own["seconds"]):
+        overlap = f" ({alone} without overlap)"
     line("predicted time", f"{seconds_text(own['seconds'])} a run{overlap}")
     if own["bound_seconds"] is not None:
         distance = f"at most {own['gap']:.2%}" if own["gap"] > 1e-12 else "none: the plan is optimal"
