@@ -217,7 +217,11 @@ class Pipeline:
         return self.results == ALL or stage == len(self.stages) - 1
 
     def interval_seconds(self, seconds: Sequence[float]) -> float:
-        """Predict the time from one micro-batch to the next, from the stages' seconds: that of the slowest stage.
+        """Predict the time from one micro-batch to the next, from the stages' seconds: that of the slowest stage."""
+        return max(self.period_seconds(seconds))
+
+    def period_seconds(self, seconds: Sequence[float]) -> list[float]:
+        """Predict for each stage the time that one micro-batch keeps it busy, from the stages' seconds.
 
         A stage sends before it takes the next micro-batch, and receives before it works on it.
         """
@@ -226,7 +230,7 @@ class Pipeline:
             sends[boundary.source.stage] += boundary.seconds
             for reader in boundary.readers:
                 receives[reader.stage] += boundary.seconds / len(boundary.readers)
-        return max(own + sent + got for own, sent, got in zip(seconds, sends, receives, strict=True))
+        return [own + sent + got for own, sent, got in zip(seconds, sends, receives, strict=True)]
 
     def call_seconds(self, seconds: Sequence[float]) -> float:
         """Predict the time of a call from the stages' seconds: the longest way of the first micro-batch, then the rest.
