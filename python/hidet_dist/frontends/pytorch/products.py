@@ -70,6 +70,8 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
+    if dropout_p:
+        raise Refused(f"attention has dropout {dropout_p}: pass 0 in evaluation mode")
     # The mask is a tensor of the graph: an operator that hid it could be sharded wrongly.
     size = extents_of(q)[-1]
     if scale is None:
