@@ -1,15 +1,16 @@
 """Models of transformers, torchvision and diffusers with tiny random configurations, to compare with.
 
 Each is a case: a name, and a function that makes the module and the arguments of one call. Libraries are imported when
-a case is made; those of torchvision and diffusers are skipped where these are not installed.
+a case is made.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 
@@ -19,10 +20,20 @@ _IMAGE, _PATCH = 32, 8
 
 @dataclass(frozen=True)
 class Case:
-    """A model: its name, and what makes the module and its arguments by name."""
+    """A model of a library.
+
+    Attributes
+    ----------
+    name: what it is called.
+    make: makes the module and its arguments by name.
+    library: the library that has it.
+    form: what is traced, the module itself or what ``torch.onnx.export`` makes of it.
+    """
 
     name: str
     make: Callable[[], tuple[torch.nn.Module, Mapping[str, Any]]]
+    library: str = "transformers"
+    form: Literal["torch", "onnx"] = "torch"
 
     def build(self) -> tuple[torch.nn.Module, Mapping[str, Any]]:
         """The module in evaluation mode, its weights random and far from 0 and 1, and its arguments."""
@@ -137,12 +148,23 @@ _WHISPER: dict[str, Any] = {
 }
 
 
-def _torchvision(name: str, **options: Any) -> Callable[[], tuple[torch.nn.Module, Mapping[str, Any]]]:
+def _torchvision(case: str, name: str) -> Case:
     def make() -> tuple[torch.nn.Module, Mapping[str, Any]]:
-        models = importlib.import_module("torchvision.models")
-        return getattr(models, name)(weights=None, num_classes=10, **options), {"x": torch.randn(_BATCH, 3, 32, 32)}
+        model = getattr(_models_of_torchvision(), name)
+        return model(weights=None, num_classes=10), {"x": torch.randn(_BATCH, 3, _IMAGE, _IMAGE)}
 
-    return make
+    return Case(case, make, "torchvision")
+
+
+def _models_of_torchvision() -> Any:
+    """The module of models, also where torchvision's own operators are for another build of PyTorch.
+
+    They then cannot be loaded, and the import fails at the first of them that must be known. No model here calls it.
+    """
+    with suppress(RuntimeError):
+        return importlib.import_module("torchvision.models")
+    torch.library.define("torchvision::nms", "(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor")
+    return importlib.import_module("torchvision.models")
 
 
 def _unet() -> tuple[torch.nn.Module, Mapping[str, Any]]:
@@ -177,7 +199,7 @@ def _swin_options() -> dict[str, Any]:
     }
 
 
-CASES: tuple[Case, ...] = (
+_MODULES: tuple[Case, ...] = (
     _case("BERT", "BertModel", "BertConfig", _masked, **_COMMON),
     _case("RoBERTa", "RobertaModel", "RobertaConfig", _masked, **_COMMON, **_SPECIAL),
     _case(
@@ -354,7 +376,7 @@ CASES: tuple[Case, ...] = (
         depths=[1, 2],
         layer_type="basic",
     ),
-    Case("ResNet (torchvision)", _torchvision("resnet18")),
+    _torchvision("ResNet (torchvision)", "resnet18"),
     _case(
         "EfficientNet",
         "EfficientNetModel",
@@ -372,9 +394,9 @@ CASES: tuple[Case, ...] = (
         depthwise_padding=[],
         hidden_dim=64,
     ),
-    Case("EfficientNet (torchvision)", _torchvision("efficientnet_b0")),
-    Case("MobileNetV3", _torchvision("mobilenet_v3_small")),
-    Case("U-Net", _unet),
+    _torchvision("EfficientNet (torchvision)", "efficientnet_b0"),
+    _torchvision("MobileNetV3", "mobilenet_v3_small"),
+    Case("U-Net", _unet, "diffusers"),
     _case(
         "SegFormer",
         "SegformerModel",
@@ -389,6 +411,16 @@ CASES: tuple[Case, ...] = (
         num_attention_heads=[1, 2],
         mlp_ratios=[2, 2],
     ),
+)
+_EXPORTED = (
+    *("BERT", "RoBERTa", "MPNet", "ALBERT", "DistilBERT", "GPT-2", "GPT-NeoX", "LLaMA", "Qwen2", "T5 encoder"),
+    *("BART decoder", "Whisper encoder", "CLIP", "ViT", "DINOv2", "Swin", "ConvNeXt", "ResNet (transformers)"),
+    "SegFormer",
+)
+
+CASES: tuple[Case, ...] = (
+    *_MODULES,
+    *(replace(case, name=f"{case.name} from ONNX", form="onnx") for case in _MODULES if case.name in _EXPORTED),
 )
 """The models, by what they are called."""
 
