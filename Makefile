@@ -60,7 +60,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow" -n 4 --dist worksteal --durations=25
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not slow" -n 4 --dist worksteal --durations=25
 
 slow-test: setup
 	$(BIN)/python -m pytest -m slow --timeout 1800

@@ -24,6 +24,7 @@ LAYERS: tuple[str, ...] = (
     # From a graph to artifacts, the last step first.
     "export",
     "report",
+    "pipeline",
     "search",
     "compile",
     "overlap",
@@ -44,6 +45,7 @@ LAYERS: tuple[str, ...] = (
     "machine",
     "explain",
     "weights",
+    "transfer",
     "spec",
     # Helpers.
     "elementwise",

@@ -1,17 +1,18 @@
-"""The calls that take the user's own graph: plans, programs and artifacts from it.
+"""The calls that take the user's graph, and make plans, programs and artifacts from it.
 
-Each brings the graph into normal form once (:mod:`hidet_dist.normalize`) and hands the normal graph down. The packages
-below take normal graphs alone.
+Each call normalizes the graph once (:mod:`hidet_dist.normalize`). The packages below only take normal graphs.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import hidet
 from hidet.graph import FlowGraph, Tensor
 
 from hidet_dist.compile import Backend, CompiledProgram, compile_program
@@ -25,11 +26,13 @@ from hidet_dist.normalize.precision import in_precision
 from hidet_dist.overlap.planned import resident_bytes
 from hidet_dist.partitioning import Program, partition_graph, stage_graphs
 from hidet_dist.partitioning.proof import prove
+from hidet_dist.pipeline import plan_given, stage_cluster
+from hidet_dist.pipeline.given import with_seconds
 from hidet_dist.progress import Progress
 from hidet_dist.report.collect import collect
 from hidet_dist.report.data import Report
 from hidet_dist.search import SearchOptions, search
-from hidet_dist.search.family import Family, Specs
+from hidet_dist.search.family import Family, FamilyMember, Specs
 from hidet_dist.search.family import search_family as search_normal_family
 from hidet_dist.search.recost import check_budget, recost_stage
 from hidet_dist.search.refine import cluster_of
@@ -42,11 +45,11 @@ from hidet_dist.weights import SafetensorsFiles, check_weights
 
 @dataclass(frozen=True)
 class AutoParallelResult:
-    """The plan that ``auto_parallel`` built, and figures of it.
+    """The plan that ``auto_parallel`` built, and its figures.
 
     Attributes
     ----------
-    plan: the plan; ``plan.table()`` shows it, ``plan.explain()`` says why it was chosen.
+    plan: the plan; ``plan.table()`` shows it, ``plan.explain()`` explains the choice.
     out_dir: the artifact folder.
     communications: one line for each communication operator of the programs, in execution order.
     weight_bytes_per_rank: bytes of weights that each rank holds.
@@ -85,23 +88,23 @@ def auto_parallel(
     optimization_config: mapping, optional
         See :class:`hidet_dist.config.OptimizationConfig`.
     out_dir: str or Path
-        Where the artifacts go. It is replaced whole when the build is done, or left as it was.
+        The artifact folder. It is replaced atomically at the end of the build; after a failure it is unchanged.
     plan: Plan, optional
-        The plan to build, such as one of :func:`make_plan` that was edited; by default one is searched. Its specs are
-        proven by the rules that the search uses. Its conversions and predicted costs are made anew for the machine.
+        The plan to build, such as an edited plan of :func:`make_plan`; by default one is searched. Its specs are
+        proven by the rules that the search uses. Its conversions and predicted costs are derived anew for the machine.
 
     Raises
     ------
     ConfigError
         For unknown keys and unfit values, before work starts.
     ArtifactError
-        When ``out_dir`` holds something else.
+        When ``out_dir`` has content other than artifacts.
     WeightsError
         When a weight that the graph knows by name has no data, another shape or another dtype; before planning.
     PlanError
         When ``plan`` is of another graph, mesh or declaration of symbolic dims, or a spec of it is not proven.
     InfeasibleError
-        When no plan fits the memory budget, or ``plan`` does not; it states the least that would do.
+        When no plan fits the memory budget, or ``plan`` does not; it states the least sufficient budget.
     SolverError, PartitionError, CompileError
         When a stage fails.
     """
@@ -109,17 +112,17 @@ def auto_parallel(
     request.target.check_compiler()
     if plan is not None:
         request.check_given(plan)
-    place = check_destination(out_dir, request.optimization.recompile)
-    job = request.prepared()
-    files = job.weight_files()
-    check_weights(job.view().tensors.values(), files)
+    destination = check_destination(out_dir, request.optimization.recompile)
+    build = request.prepared()
+    files = build.weight_files()
+    check_weights(build.view().tensors.values(), files)
     with Progress() as progress:
         begin = time.perf_counter()
-        plan = job.plan(progress) if plan is None else job.given_plan(plan)
+        plan = build.plan(progress) if plan is None else build.given_plan(plan)
         planned = time.perf_counter()
-        built = [job.build(stage, graph, files, progress) for stage, graph in job.stages(plan)]
-        with progress.task("Writing"), replacing(place) as folder:
-            write_artifacts(folder, plan, built, job.target, job.reports(plan))
+        built = [build.build_stage(stage, graph, files, progress) for stage, graph in build.stages(plan)]
+        with progress.task("Writing"), replacing(destination) as folder:
+            write_artifacts(folder, plan, built, build.target, build.reports(plan))
     done = time.perf_counter()
     return AutoParallelResult(
         plan,
@@ -140,8 +143,8 @@ def make_plan(
 ) -> Plan:
     """Plan a graph as :func:`auto_parallel` does with the same arguments, and build nothing.
 
-    Weights that the graph knows by name need no data. Where ``optimization_config["weights"]`` names their files, these
-    are checked to have them. No compiler is needed.
+    Weights by name need no data; if ``optimization_config["weights"]`` names their files, the files are checked to have
+    them. No compiler is needed.
 
     Raises
     ------
@@ -150,16 +153,16 @@ def make_plan(
     WeightsError
         When the named files lack a weight, or have it in another shape or dtype.
     InfeasibleError
-        When no plan fits the memory budget; it states the least that would do.
+        When no plan fits the memory budget; it states the least sufficient budget.
     SolverError
         When the solver fails or finds nothing in time.
     """
-    job = _Request.of("make_plan", graph, distributed_config, optimization_config).prepared()
-    files = job.weight_files()
+    build = _Request.of("make_plan", graph, distributed_config, optimization_config).prepared()
+    files = build.weight_files()
     if files is not None:
-        check_weights(job.view().tensors.values(), files)
+        check_weights(build.view().tensors.values(), files)
     with Progress() as progress:
-        return job.plan(progress)
+        return build.plan(progress)
 
 
 def describe(
@@ -170,16 +173,16 @@ def describe(
     title: str = "",
     stage: int = 0,
 ) -> Report:
-    """Gather what a report on a plan shows: ``describe(...).save("plan.report.json")``, or ``report.render`` of it.
+    """Collect the data of a report on a plan, to save (``describe(...).save("plan.report.json")``) or render.
 
     Parameters
     ----------
     plan: Plan
-        The plan, as :func:`make_plan` gave it with the same graph and configurations.
+        The plan, made by :func:`make_plan` with the same graph and configurations.
     title: str
-        What the page is called.
+        The title of the page.
     stage: int
-        The number of the stage, of a plan that has several.
+        The number of the stage.
 
     Raises
     ------
@@ -192,8 +195,8 @@ def describe(
         raise PlanError(
             f"describe takes a Plan and the number of one of its stages; got {type(plan).__name__}, {stage}."
         )
-    job = _Request.of("describe", graph, distributed_config, optimization_config).prepared()
-    return job.reports(plan, title)[stage]
+    build = _Request.of("describe", graph, distributed_config, optimization_config).prepared()
+    return build.reports(plan, title)[stage]
 
 
 @dataclass(frozen=True)
@@ -227,15 +230,18 @@ class _Request:
         return tuple(size.of(name) for name, size in self.optimization.symbols.items())
 
     def check_given(self, plan: Any) -> None:
-        """Refuse a plan, given by the user, that the configuration contradicts. Raises ConfigError or PlanError."""
+        """Refuse a given plan that contradicts the configuration. Raises ConfigError or PlanError."""
         if not isinstance(plan, Plan):
             raise PlanError(f"auto_parallel takes a Plan (see Plan.load) as plan; got a {type(plan).__name__}.")
-        for key, default in (("pins", None), ("input_specs", None), ("output_specs", None), ("mode", "search")):
+        steering = ("pins", "input_specs", "output_specs", "stages")
+        for key, default in (*((key, None) for key in steering), ("mode", "search")):
             if getattr(self.optimization, key) != default:
                 raise ConfigError(
-                    f"optimization_config[{key!r}] steers the search, and there is none where a plan is given: leave "
-                    "one of the two out."
+                    f"optimization_config[{key!r}] is for the search, which a given plan replaces: leave one of the "
+                    "two out."
                 )
+        if plan.pipeline is not None and self.target.name != "cpu":
+            raise ConfigError(f"Pipelines run on CPUs so far, not on the target {self.target.name!r}.")
         declared = {symbol.name: symbol for symbol in self.symbols}
         for symbol in (symbol for stage in plan.stages for symbol in stage.symbols):
             if declared.setdefault(symbol.name, symbol) != symbol:
@@ -244,19 +250,19 @@ class _Request:
                     f"{symbol.multiple_of}; optimization_config['symbols'] declares another."
                 )
 
-    def prepared(self) -> _Job:
-        """Bring the graph into the precision that is asked for, into normal form, and then into the target's shape."""
+    def prepared(self) -> _Build:
+        """Convert the graph to the requested precision, normalize it, and rewrite it for the target."""
         traced, names = self.graph, {**names_of_io(self.graph), **self.optimization.names}
         if self.optimization.precision is not None:
             half = in_precision(traced, self.optimization.precision)
             traced, names = half.graph, {name: half.weights.get(x, x) for name, x in names.items()}
         graph, replaced = self.target.prepare(normalize(traced), self.distributed.mesh.size)
         names = {name: replaced.get(x, x) for name, x in names.items()}
-        return _Job(graph, names, self.distributed, self.optimization, self.target, self.symbols)
+        return _Build(graph, names, self.distributed, self.optimization, self.target, self.symbols)
 
 
 @dataclass(frozen=True)
-class _Job:
+class _Build:
     """A normal graph, the user's names of its tensors, and the machine and target to plan and build it for."""
 
     graph: NormalGraph
@@ -272,35 +278,44 @@ class _Job:
         return self.distributed.cluster
 
     def view(self) -> GraphView:
-        """The graph's tensors by name."""
+        """View the graph as numbered operators and named tensors."""
         return GraphView(self.graph, self.symbols, self.distributed.mesh)
 
     def weight_files(self) -> SafetensorsFiles | None:
-        """The files of the weights' data, None where none are named."""
-        given = self.optimization.weights
-        return None if given is None else SafetensorsFiles.open(given)
+        """Open the files of the weights' data; None if none are configured."""
+        paths = self.optimization.weights
+        return None if paths is None else SafetensorsFiles.open(paths)
 
     def plan(self, progress: Progress) -> Plan:
-        """The plan of least predicted time."""
+        """Search the plan of least predicted time."""
         with progress.task("Planning") as planning:
 
             def show(seconds: float, bound: float) -> None:
                 planning.say(f"Planning: best {seconds * 1e3:.3f} ms, lower bound {bound * 1e3:.3f} ms")
 
             options = self.optimization.search_options()
+            if self.optimization.stages is not None:
+                return plan_given(
+                    self.graph,
+                    self.cluster,
+                    self.optimization.stages,
+                    replace(options, names=self.names, on_incumbent=show),
+                    micro_batches=self.optimization.micro_batches,
+                    results=self.optimization.outputs,
+                )
             return search(self.graph, self.cluster, options, names=self.names, on_incumbent=show)
 
     def reports(self, plan: Plan, title: str = "") -> list[Report]:
-        """Gather what a report on each stage shows, without the times of the machine that searched."""
-        found = []
+        """Collect the data of a report on each stage, without measured times."""
+        reports = []
         for stage, graph in self.stages(plan):
             known = None if stage.report is None else stage.report.without_times()
-            cluster = cluster_of(stage, graph, self.cluster)
-            found.append(collect(replace(stage, report=known), graph, cluster, title, self.optimization.mem_budget))
-        return found
+            cluster = self.cluster_of(stage, graph, plan)
+            reports.append(collect(replace(stage, report=known), graph, cluster, title, self.optimization.mem_budget))
+        return reports
 
     def given_plan(self, plan: Plan) -> Plan:
-        """A plan that the user gave, proven and with conversions and costs for the machine.
+        """Prove a plan from the user, and derive its conversions and costs for the machine.
 
         Raises
         ------
@@ -311,20 +326,27 @@ class _Job:
         """
         stages = []
         for stage, graph in self.stages(plan):
-            cluster = cluster_of(stage, graph, self.cluster)
+            cluster = self.cluster_of(stage, graph, plan)
             stages.append(recost_stage(stage, graph, cluster))
             check_budget(stages[-1], graph, cluster, self.optimization.mem_budget)
-        return Plan(tuple(stages))
+        pipeline = None if plan.pipeline is None else with_seconds(plan.pipeline, stages, self.cluster)
+        return Plan(tuple(stages), pipeline)
+
+    def cluster_of(self, stage: StagePlan, graph: NormalGraph, plan: Plan) -> Cluster:
+        """The machine, or the part of it, that a stage of a plan is for."""
+        if plan.pipeline is not None:
+            return stage_cluster(self.cluster, stage.mesh)
+        return cluster_of(stage, graph, self.cluster)
 
     def stages(self, plan: Plan) -> list[tuple[StagePlan, NormalGraph]]:
         """Pair each stage of a plan with its graph. Raises PlanError."""
         return list(zip(plan.stages, stage_graphs(plan, self.graph), strict=True))
 
-    def build(
+    def build_stage(
         self, stage: StagePlan, graph: NormalGraph, files: SafetensorsFiles | None, progress: Progress
     ) -> tuple[Program, CompiledProgram]:
         """Partition and compile the graph of a stage."""
-        program = partition_graph(graph, stage, files, self.target.device)
+        program = partition_graph(graph, stage, files, self.target)
         overlap = stage.overlap if self.target.overlaps else None
         with progress.task("Compiling") as task:
             compiled = compile_program(
@@ -343,13 +365,13 @@ def partition(
 ) -> Program:
     """Turn a graph into the SPMD program that one stage of a plan describes, without compiling it.
 
-    ``weights`` are the safetensors files, the index or the folder with the weights that the graph knows by name only;
-    without them the program is made, but has no data. ``stage`` is the number of the stage, of a plan that has several.
+    ``weights`` are the safetensors files, the index or the folder with the graph's weights by name; without them the
+    program is made, but has no data. ``stage`` is the number of the stage.
 
     Raises
     ------
     PlanError
-        When the plan is none, has no such stage, was made for another graph, or is not proven to compute it.
+        When ``plan`` is not a Plan, has no such stage, was made for another graph, or is not proven to compute it.
     PartitionError
         When an operator cannot run on the shards that the plan gives it.
     WeightsError
@@ -364,21 +386,21 @@ def partition(
 
 
 def validate_plan(plan: Plan, graph: FlowGraph) -> None:
-    """Check that a plan computes a graph: every spec is proven, every conversion is where it must be.
+    """Check that a plan computes a graph: every spec is proven, and no conversion is missing.
 
     Raises
     ------
     PlanError
         Naming the operator or the tensor, and what is wrong with it.
     """
-    for stage, own_graph in zip(plan.stages, stage_graphs(plan, normalize(graph)), strict=True):
-        prove(stage, own_graph)
+    for stage, stage_graph in zip(plan.stages, stage_graphs(plan, normalize(graph)), strict=True):
+        prove(stage, stage_graph)
 
 
 def recost(
     plan: Plan, graph: FlowGraph, cluster: Cluster | Sequence[Cluster], cost_model: CostModel | None = None
 ) -> Plan:
-    """Derive the conversions that a plan's specs need now, and predict every cost anew.
+    """Derive the conversions that a plan's present specs need, and predict all costs anew.
 
     ``cluster`` is the machine, with the mesh of every stage, or a list with the machine of each stage. ``cost_model``
     is the cost of the parts of a plan; predicted for the machine when not given.
@@ -394,12 +416,11 @@ def recost(
     if len(clusters) != len(plan.stages):
         raise ConfigError(f"The plan has {len(plan.stages)} stages; recost was given {len(clusters)} machines.")
     graphs = stage_graphs(plan, normalize(graph))
-    return Plan(
-        tuple(
-            recost_stage(stage, own_graph, own_cluster, cost_model)
-            for stage, own_graph, own_cluster in zip(plan.stages, graphs, clusters, strict=True)
-        )
+    stages = tuple(
+        recost_stage(stage, stage_graph, machine, cost_model)
+        for stage, stage_graph, machine in zip(plan.stages, graphs, clusters, strict=True)
     )
+    return replace(plan, stages=stages)
 
 
 def search_family(
@@ -426,14 +447,14 @@ def search_family(
     cluster: Cluster
         The machine, with the mesh to plan for.
     weights: sequence of float, optional
-        How much a run of each graph counts, above 0; 1 each when not given.
+        The factor of each graph's time in the sum, above 0; 1 each when not given.
     options: SearchOptions, optional
         As for :func:`hidet_dist.search.search`; ``mem_budget`` is for the weights of all graphs together. Names, pins
         and specs are given for each graph instead.
-    names: Module, mapping of names to tensors, or a sequence of these, one a graph; optional
-        What the user calls tensors; one for all graphs is right where they are of one module.
+    names: Module, mapping of names to tensors, or a sequence of these, one per graph; optional
+        The user's names of tensors; a single one is for all graphs, as when they are traced from one module.
     pins, input_specs, output_specs: sequences, optional
-        As for :func:`hidet_dist.search.search`, one a graph. A pin of a shared weight holds for all graphs.
+        As for :func:`hidet_dist.search.search`, one per graph. A pin of a shared weight holds for all graphs.
     cost_model: CostModel, optional
         The cost of the parts of a plan; predicted for the cluster when not given.
     changes:
@@ -446,24 +467,41 @@ def search_family(
     InfeasibleError
         When no plans fit the budget.
     SolverError
-        When nothing was found in time.
+        When no plans were found in time.
 
     Warns
     -----
     SearchLimitWarning
-        When the plans are the best that were known when the time limit was reached.
+        When the time limit was reached, and the plans are the best ones until then.
     """
-    # A graph that is given twice is one graph: its weights are shared.
+    options = SearchOptions.of(options, changes)
+    count = len(graphs)
+    factors = [1.0] * count if weights is None else list(map(float, weights))
+    if len(factors) != count or not all(factor > 0 and math.isfinite(factor) for factor in factors):
+        raise ConfigError(f"weights must have a number above 0 for each of the {count} graphs; got {weights!r}.")
+    one_for_all = names is None or isinstance(names, Mapping | hidet.nn.Module)
+    names_of_graphs = [names] * count if one_for_all else _one_per_graph("names", names, count)
+    # The same graph twice is normalized once, so that its weights are shared.
     normal = {id(graph): normalize(graph) for graph in graphs}
-    return search_normal_family(
-        [normal[id(graph)] for graph in graphs],
-        cluster,
-        weights,
-        options,
-        names=names,
-        pins=pins,
-        input_specs=input_specs,
-        output_specs=output_specs,
-        cost_model=cost_model,
-        **changes,
-    )
+    members = [
+        FamilyMember(normal[id(graph)], factor, *given)
+        for graph, factor, *given in zip(
+            graphs,
+            factors,
+            names_of_graphs,
+            _one_per_graph("pins", pins, count),
+            _one_per_graph("input_specs", input_specs, count),
+            _one_per_graph("output_specs", output_specs, count),
+            strict=True,
+        )
+    ]
+    return search_normal_family(members, cluster, options, cost_model)
+
+
+def _one_per_graph(what: str, values: Any, count: int) -> list[Any]:
+    """Check that there is a value for each graph; None stands for none at all. Raises ConfigError."""
+    if values is None:
+        return [None] * count
+    if not isinstance(values, Sequence) or isinstance(values, str) or len(values) != count:
+        raise ConfigError(f"{what} must be a list with an entry for each of the {count} graphs; got {values!r}.")
+    return list(values)

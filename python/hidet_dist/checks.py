@@ -1,4 +1,4 @@
-"""Tests of values that come from users and files, and how such values are shown in errors. Nothing here raises."""
+"""Checks of values from users and files, and their text in errors. No function here raises."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BRIEF.maxtuple = _BRIEF.maxlist = _BRIEF.maxdict = 20
 
 
 def shown(value: Any) -> str:
-    """The text of a value of any type and size for an error message: short, on one line, and never an error itself."""
+    """Show a value of any type and size in an error message: short, on one line, without raising."""
     try:
         text = " ".join(_BRIEF.repr(value).split())
         return text.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -23,14 +23,14 @@ def shown(value: Any) -> str:
 
 
 def is_whole(value: Any, least: int | None = None, most: int | None = None) -> bool:
-    """Whether a value is an int, and no bool, between two bounds, both included."""
+    """Whether a value is an int, not a bool, between two bounds, both included."""
     if isinstance(value, bool) or not isinstance(value, int):
         return False
     return (least is None or value >= least) and (most is None or value <= most)
 
 
 def is_finite(value: Any) -> bool:
-    """Whether a value is an int or a float, and no bool, that a finite float can be made of."""
+    """Whether a value is an int or a float, not a bool, that converts to a finite float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -40,5 +40,5 @@ def is_finite(value: Any) -> bool:
 
 
 def is_list(value: Any) -> TypeGuard[Sequence[Any]]:
-    """Whether a value is a sequence of values, which texts and bytes are not taken for."""
+    """Whether a value is a sequence other than text and bytes."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)

@@ -11,14 +11,17 @@ from hidet_dist.checks import is_list, is_whole, shown
 from hidet_dist.compile import TARGETS, Backend
 from hidet_dist.compile.cuda.target import MMA
 from hidet_dist.errors import ConfigError, SpecError
+from hidet_dist.limits import MOST_MICRO_BATCHES
 from hidet_dist.machine import Cluster, Device, builtin, load_machine
 from hidet_dist.machine.gpu import MACHINE_OF_ARCH
 from hidet_dist.normalize.precision import PRECISIONS
+from hidet_dist.pipeline import GivenStage
 from hidet_dist.search.labels import parse_names
 from hidet_dist.search.limits import MEMORY_LIMIT_BYTES, TIME_LIMIT_SECONDS
 from hidet_dist.search.options import REQUIREMENTS, SearchOptions, check_option
 from hidet_dist.search.pins import parse_pins
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.spec.pipeline import ALL, RESULTS
 from hidet_dist.spec.symbols import SymbolSize
 
 _INT32_MAX = 2**31 - 1  # hidet's runtime holds the sizes of symbolic dims as int32
@@ -50,18 +53,18 @@ def _are_paths(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class DistributedConfig:
-    """The device mesh that the program will run on, and the machine that costs are predicted for."""
+    """The device mesh of the program, and the machine for which costs are predicted."""
 
     KEYS: ClassVar[Mapping[str, str]] = {
         "mesh_shape": "Devices along each mesh axis, such as ``[2]`` or ``[2, 4]``. Required.",
         "mesh_axis_names": "A name for each mesh axis, such as ``['node', 'gpu']``; by default ``axis0`` and so on.",
         "machine": (
-            "The machine that costs are predicted for: the name of a built-in one (``hidet-dist machine list``), the "
+            "The machine for which costs are predicted: the name of a built-in one (``hidet-dist machine list``), the "
             "path of a machine file (ends in ``.json``), or a :class:`hidet_dist.machine.Cluster`. By default ``cpu``, "
             "or for the target ``cuda`` a machine with GPUs of the ``arch`` that is given."
         ),
     }
-    """What users may write, and what it means."""
+    """The keys, each with its meaning."""
 
     mesh: DeviceMesh
     cluster: Cluster
@@ -82,7 +85,7 @@ class DistributedConfig:
         try:
             mesh = DeviceMesh(tuple(shape), tuple(names or ()))
         except SpecError as error:
-            raise ConfigError(f"distributed_config describes no mesh: {error}") from error
+            raise ConfigError(f"distributed_config does not describe a mesh: {error}") from error
         machine = given.get("machine", default_machine)
         if isinstance(machine, Path) or (isinstance(machine, str) and machine.endswith(".json")):
             return cls(mesh, load_machine(machine, mesh))
@@ -104,45 +107,45 @@ class OptimizationConfig:
     Attributes
     ----------
     target: str
-        What to compile for: ``cpu`` or ``cuda``. No GPU is needed to compile for one.
+        The target: ``cpu`` or ``cuda``. Compiling for GPUs needs no GPU.
     arch: str, optional
         For the target ``cuda``, the architecture of the GPUs, such as ``sm_90``; ``auto``, the default, is that of the
-        described machine. Where ``arch`` is given and no machine, costs are predicted for one that has such GPUs.
+        described machine. If ``arch`` is given and no machine, costs are predicted for a machine with such GPUs.
         For the target ``cpu``, the level of x86-64 whose instructions kernels use: ``x86-64``, ``x86-64-v2``,
-        ``x86-64-v3`` or ``x86-64-v4``; ``native``, the default, is the best that the running machine has. Artifacts
-        are refused by processors that have less.
+        ``x86-64-v3`` or ``x86-64-v4``; ``native``, the default, is the best level of the running machine. Processors of
+        a lower level refuse the artifacts.
     space: int
-        How many candidates there are of a CUDA kernel: 0 for one, 1 and 2 for hidet's small and large search spaces.
-        The fastest is found where the program runs, when it is first loaded.
+        The candidates of a CUDA kernel: 0 for one, 1 and 2 for hidet's small and large search spaces. A serving process
+        measures the fastest when it first loads the artifacts.
     mma: str, optional
-        ``mma`` for float32 matrix products on tensor cores, which round their operands to tf32 (10 bits of mantissa),
-        ``simt``, the default, for none. Half precision always goes to tensor cores.
+        ``mma`` to compute float32 matrix products on tensor cores, which round their operands to tf32 (10 bits of
+        mantissa), or ``simt``, the default. Half precision always uses tensor cores.
     precision: str, optional
-        ``float16`` or ``bfloat16`` to compute a float32 graph in half precision where that is sound, with weights kept
+        ``float16`` or ``bfloat16`` to compute a float32 graph in half precision where that is safe, with weights stored
         in it; see :mod:`hidet_dist.normalize.precision`. Inputs and outputs keep their dtypes. For the target ``cuda``.
     cublas: bool
-        Whether each matrix product on CUDA has one candidate more, that of cuBLAS, whatever ``space`` is. Processes
-        that have no cuBLAS take another one.
+        Whether cuBLAS is another candidate for each matrix product on CUDA, whatever ``space`` is. Processes without
+        cuBLAS use another candidate.
     cuda_graph: bool
-        Whether serving processes run the program as a CUDA graph: captured when it runs for the second time at the same
-        sizes of symbolic dims, and replayed from then on. Inputs and outputs are copied then, on the device.
+        Whether serving processes run the program as a CUDA graph: captured at the second run with the same sizes of
+        symbolic dims, and replayed from then on. Inputs and outputs are then copied, on the device.
     mem_budget: int, optional
-        Bytes that each device may hold at any time, by the plan: weights, graph inputs and outputs, and activations
-        while they live; the device's memory by default.
+        Bytes that each device may hold at any time, by the plan: weights, graph inputs and outputs, and live
+        activations; the device's memory by default.
     input_specs, output_specs: tuple of TensorShardSpec or None, optional
-        How graph inputs arrive and outputs are wanted, as specs or their text; replicated by default.
+        The specs in which graph inputs arrive and outputs are delivered, or their text; replicated by default.
     pins: dict of text, optional
-        What weights, inputs, outputs, activations and operators must be sharded as, by name, such as
+        The specs that weights, inputs, outputs, activations and operators must have, by name, such as
         ``{"w0": "(R, S0)", "t5.0": "(?, S0)", "op:7": "(S0, R), ? -> (S0, R)"}``; ``?`` is free. See
         :class:`hidet_dist.search.pins.Pin`.
     names: Module or dict of tensors, optional
-        What the user calls tensors of the graph, in pins and in the plan.
+        The user's names of tensors of the graph, in pins and in the plan.
     mode: str
         ``search`` for the plan of least predicted time; ``propagate`` to derive the plan from pins without a search.
     solver: str
         ``highs`` or ``cbc``.
     solver_time_limit_seconds: float, optional
-        Seconds after which planning as a whole ends with the best plan known, a warning, and its gap in the report; 60
+        Seconds after which planning as a whole ends with the best plan so far, a warning, and its gap in the report; 60
         by default, None for no limit.
     solver_memory_limit_bytes: int
         Bytes that planning may take for its tables and integer programs; 4 GiB by default. A graph that needs more is
@@ -152,13 +155,21 @@ class OptimizationConfig:
     solver_threads: int
         Threads of the solver; with one, the default, the same graph gets the same plan.
     symbols: mapping of str to SymbolSize
-        What is declared of each symbolic dim: the size that costs are predicted for, and what all sizes are multiples
-        of. Given as ``{"batch": {"expected": 16, "multiple_of": 8}, "seq": 128}``.
+        The declaration of each symbolic dim: the size for which costs are predicted, and a divisor of all sizes.
+        Written ``{"batch": {"expected": 16, "multiple_of": 8}, "seq": 128}``.
     refine_mesh: bool
-        Whether to plan for a finer mesh too, where the graph has fewer heads than a mesh axis has devices (two heads of
+        Whether to plan for a finer mesh, too, if the graph has fewer heads than a mesh axis has devices (two heads of
         keys and values on four devices), and take the better plan. See :mod:`hidet_dist.search.refine`.
     weights: path or sequence of paths, optional
-        Where the data of weights is that the graph knows by name: safetensors files, an index of them, or a folder.
+        The data of the graph's weights by name: safetensors files, an index of them, or a folder.
+    stages: sequence of GivenStage, optional
+        The stages of a pipeline, each on devices of its own, in their order, such as
+        ``[{"operators": [0, 12], "mesh_shape": [2]}, {"operators": [12, 30], "mesh_shape": [2], "pins": {...}}]``;
+        one stage has operators 0 to 11. Each is searched, with its pins. See :class:`hidet_dist.pipeline.GivenStage`.
+    micro_batches: int
+        How many equal parts the batch of a call is cut into, on which the stages of a pipeline work at once.
+    outputs: str
+        The ranks that a call of a pipeline gives outputs on: ``all``, or ``last`` for those of the last stage.
     recompile: bool
         Whether to replace an out_dir that is not empty and does not hold artifacts.
     """
@@ -184,6 +195,9 @@ class OptimizationConfig:
     symbols: Mapping[str, SymbolSize] = field(default_factory=dict)
     refine_mesh: bool = True
     weights: str | Path | Sequence[str | Path] | None = None
+    stages: tuple[GivenStage, ...] | None = None
+    micro_batches: int = 1
+    outputs: str = ALL
     recompile: bool = False
 
     @classmethod
@@ -196,6 +210,8 @@ class OptimizationConfig:
                 values[key] = _specs(key, values[key])
         if "symbols" in values:
             values["symbols"] = _symbols(values["symbols"])
+        if values.get("stages") is not None:
+            values["stages"] = _stages(values["stages"])
         parse_pins(values.get("pins"), "optimization_config['pins']")
         values["names"] = parse_names(values.get("names"))
         config = cls(**values)
@@ -212,12 +228,34 @@ class OptimizationConfig:
                 raise ConfigError(
                     f"optimization_config[{key!r}] must be True or False; got {shown(getattr(config, key))}."
                 )
+        config._check_pipeline()
         config._check_target()  # which compares values with their defaults, so that they must be of their types
         return config
 
     def search_options(self) -> SearchOptions:
         """The options of the search."""
         return SearchOptions(**{name: getattr(self, key) for name, key in _SEARCH_KEYS.items()})
+
+    def _check_pipeline(self) -> None:
+        _choice("outputs", self.outputs, RESULTS)
+        if not is_whole(self.micro_batches, 1, MOST_MICRO_BATCHES):
+            raise ConfigError(
+                "optimization_config['micro_batches'] must be a whole number from 1 to "
+                f"{MOST_MICRO_BATCHES}; got {shown(self.micro_batches)}."
+            )
+        if self.stages is None:
+            for key in ("micro_batches", "outputs"):
+                if getattr(self, key) != _DEFAULTS[key]:
+                    raise ConfigError(f"optimization_config[{key!r}] is for pipelines: give their 'stages' as well.")
+            return
+        for key in ("pins", "input_specs", "output_specs", "symbols"):
+            if getattr(self, key):
+                raise ConfigError(
+                    f"optimization_config[{key!r}] is not for a graph that is cut into stages: pin the tensors of each "
+                    "stage in 'stages', and trace the graph for one size."
+                )
+        if self.target != "cpu":
+            raise ConfigError(f"Pipelines run on CPUs so far, not on the target {self.target!r}: leave 'stages' out.")
 
     def _check_target(self) -> None:
         _choice("target", self.target, tuple(TARGETS))
@@ -271,6 +309,15 @@ def _choice(key: str, value: Any, choices: Sequence[str | int]) -> None:
         raise ConfigError(
             f"optimization_config[{key!r}] must be one of {', '.join(map(str, choices))}; got {shown(value)}."
         )
+
+
+def _stages(given: Any) -> tuple[GivenStage, ...]:
+    if not is_list(given) or not given:
+        raise ConfigError(f"optimization_config['stages'] must be a list with a dict a stage; got {shown(given)}.")
+    return tuple(
+        one if isinstance(one, GivenStage) else GivenStage.parse(one, f"optimization_config['stages'][{number}]")
+        for number, one in enumerate(given)
+    )
 
 
 def _symbols(given: Any) -> dict[str, SymbolSize]:

@@ -1,4 +1,4 @@
-"""hidet's element-wise operators: an element of the output is made of those at its place in the (broadcast) inputs."""
+"""hidet's element-wise operators: an output element depends on the (broadcast) inputs' elements at the same index."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class WeightsError(HidetDistError, ValueError):
 
 
 class CalibrationError(HidetDistError, RuntimeError):
-    """The machine could not be measured: a rank failed, the time was up, or the figures make no sense."""
+    """The machine could not be measured: a rank failed, the time limit was reached, or no figures fit."""
 
 
 class PlanError(HidetDistError, ValueError):
@@ -105,11 +105,11 @@ class SolverError(HidetDistError, RuntimeError):
 
 
 class SearchLimitWarning(UserWarning):
-    """Planning was cut short by its time limit: the plan is the best one known then, and depends on the machine."""
+    """Planning reached its time limit: the plan is the best one until then, and depends on the machine's speed."""
 
 
 class VerificationError(HidetDistError, RuntimeError):
-    """A result did not pass the check that follows it: a defect of hidet_dist, caught before it could do harm."""
+    """A result failed its check: a defect of hidet_dist, caught before the result was used."""
 
 
 class PartitionError(HidetDistError, RuntimeError):
@@ -129,19 +129,19 @@ class InputError(HidetDistError, ValueError):
 
 
 class ForkError(HidetDistError, RuntimeError):
-    """A child made by ``fork`` used what belongs to its parent: a loaded partition or a communicator."""
+    """A child made by ``fork`` used an object of its parent: a loaded partition or a communicator."""
 
 
 class CallError(HidetDistError, RuntimeError):
-    """A call of a loaded partition that another rank could not make. No rank has made it; the next one can be made."""
+    """A call of a loaded partition was refused by some rank. No rank ran it; later calls are possible."""
 
 
 class RendezvousError(HidetDistError, RuntimeError):
-    """The ranks did not find one another: one never came, or the launch settings contradict each other."""
+    """The ranks did not connect: one did not arrive in time, or the launch settings contradict each other."""
 
 
 class CommunicationError(HidetDistError, RuntimeError):
-    """A collective failed: a rank died, timed out, or was in another collective than its peers.
+    """A collective failed: a rank died, timed out, or called another collective than its peers.
 
     Attributes
     ----------

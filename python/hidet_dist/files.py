@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and read only where they are regular files of a size that makes sense."""
+"""Atomic writing of files, and reading of regular files up to a size limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write ``data`` to ``path``, whole or not at all."""
+    """Write ``data`` to ``path``, atomically."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -29,12 +29,12 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write ``text`` as UTF-8 to ``path``, whole or not at all."""
+    """Write ``text`` as UTF-8 to ``path``, atomically."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def open_regular(path: str | Path, directory: int | None = None, flags: int = 0) -> int:
-    """Open a regular file for reading, and return its descriptor. Neither a pipe nor a device is waited for.
+    """Open a regular file for reading, and return its descriptor. Pipes and devices are refused without waiting.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def open_regular(path: str | Path, directory: int | None = None, flags: int = 0)
 
 
 def read_text(path: str | Path, most_bytes: int, directory: int | None = None, flags: int = 0) -> str:
-    """The text of a regular file in UTF-8, which must have no more than ``most_bytes``; else nothing of it is read.
+    """Read the text of a regular UTF-8 file. A file of more than ``most_bytes`` is refused before it is read.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def read_text(path: str | Path, most_bytes: int, directory: int | None = None, f
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text.
+    """Parse a JSON text.
 
     Raises
     ------
@@ -98,7 +98,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def state(status: os.stat_result) -> tuple[int, ...]:
-    """The values that change with a file's content; the last one changes with anything about the file.
+    """Return values that change with a file's content; the last one changes with any of the file's metadata, too.
 
     The time of the last modification may be set by anyone who may write to the file; that of the last status change
     may not, but it changes also when the file is renamed, deleted, or given other permissions.
@@ -111,7 +111,7 @@ _RENAME_EXCHANGE = 2
 
 
 def exchange(a: Path, b: Path) -> bool:
-    """Exchange two files or folders in one step (renameat2(2)); False where that cannot be done, and is not."""
+    """Exchange two files or folders atomically (renameat2(2)); return False if the system cannot."""
     function = getattr(ctypes.CDLL(None), "renameat2", None)
     if function is None:
         return False
@@ -120,7 +120,7 @@ def exchange(a: Path, b: Path) -> bool:
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file's content, in hex."""
+    """Compute the SHA-256 of a file's content, in hex."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):

@@ -26,10 +26,10 @@ from types import FrameType
 from hidet_dist.runtime.rendezvous import LEAST_SECRET_BYTES, SECRET_VARIABLE
 
 GRACE_SECONDS = 10.0
-"""How long ranks may go on, by default, once another has failed: to find out and say so themselves."""
+"""The default seconds that other ranks may run after one has failed, to detect and report it themselves."""
 
 TERMINATE_SECONDS = 5.0
-"""Seconds that a rank may take to end before it is killed."""
+"""Seconds between asking a rank to end and killing it."""
 
 TIMED_OUT = 124
 """The exit status of a run that passed its time limit, as that of timeout(1)."""
@@ -40,12 +40,12 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 def _parse(arguments: Sequence[str], prog: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__)
-    parser.add_argument("-n", "--ranks", type=int, required=True, help="how many processes to start on this host")
-    parser.add_argument("--master-port", type=int, help="the port that the ranks meet at (default: a free one)")
-    parser.add_argument("--nnodes", type=int, metavar="N", default=1, help="how many hosts there are (default: 1)")
+    parser.add_argument("-n", "--ranks", type=int, required=True, help="the number of processes on this host")
+    parser.add_argument("--master-port", type=int, help="the port at which the ranks meet (default: a free one)")
+    parser.add_argument("--nnodes", type=int, metavar="N", default=1, help="the number of hosts (default: 1)")
     parser.add_argument("--node-rank", type=int, metavar="R", help="the number of this host, from 0 to N - 1")
     parser.add_argument(
-        "--rdzv", metavar="ADDRESS:PORT", help="where the ranks of several hosts meet: an address and port of host 0"
+        "--rdzv", metavar="ADDRESS:PORT", help="the address and port of host 0 at which the ranks of several hosts meet"
     )
     parser.add_argument("--timeout", type=float, metavar="S", help="end the run after S seconds, with status 124")
     parser.add_argument(
@@ -53,11 +53,11 @@ def _parse(arguments: Sequence[str], prog: str) -> argparse.Namespace:
         type=float,
         metavar="S",
         default=GRACE_SECONDS,
-        help="how long the other ranks may go on once one has failed (default: %(default)g)",
+        help="the seconds that other ranks may run after one has failed (default: %(default)g)",
     )
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module, as for python -m")
     parser.add_argument("program", help="a Python script, or with -m a module")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program gets")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's arguments")
     options = parser.parse_args(arguments)
     if options.ranks < 1:
         parser.error(f"-n must be positive, not {options.ranks}")
@@ -76,7 +76,7 @@ def _parse(arguments: Sequence[str], prog: str) -> argparse.Namespace:
 
 
 def hosts_problem(nnodes: int, node_rank: int | None, rdzv: str | None) -> str:
-    """Explain what is wrong with the options of several hosts; empty if nothing is."""
+    """Describe an error in the options of several hosts; empty if there is none."""
     if nnodes < 1:
         return f"--nnodes must be positive, not {nnodes}"
     if nnodes == 1:
@@ -101,10 +101,10 @@ def hosts_problem(nnodes: int, node_rank: int | None, rdzv: str | None) -> str:
 
 @dataclass(frozen=True)
 class _Place:
-    """The ranks of this host among all, and the address at which all meet."""
+    """The range of this host's ranks, and the address at which all ranks meet."""
 
-    count: int  # of ranks on this host
-    first: int  # of them
+    count: int  # the number of ranks on this host
+    first: int  # the first rank on this host
     world_size: int
     address: str
     port: int
@@ -119,14 +119,14 @@ def _place(options: argparse.Namespace) -> _Place:
 
 
 def free_port() -> int:
-    """A TCP port on loopback that nothing listens on at the moment."""
+    """Find a free TCP port on loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 class _Ranks:
-    """The processes of this host. Each leads a process group, so that what it starts can be ended with it."""
+    """The processes of this host. Each leads a process group, so that its descendants end with it."""
 
     def __init__(self, command: list[str], place: _Place):
         self._first = place.first
@@ -144,7 +144,7 @@ class _Ranks:
                 MASTER_ADDR=place.address,
                 MASTER_PORT=str(place.port),
             )
-            # From a run under torchrun, this would send the ranks to the agent's store.
+            # Set under torchrun: ranks would connect to the agent's store.
             env.pop("TORCHELASTIC_USE_AGENT_STORE", None)
             env.setdefault("OMP_NUM_THREADS", threads)
             env[SECRET_VARIABLE] = env.get(SECRET_VARIABLE) or secret
@@ -155,7 +155,7 @@ class _Ranks:
         self.send(number)
 
     def send(self, number: int) -> None:
-        """Sends a signal to the ranks that are still running."""
+        """Send a signal to the running ranks."""
         for process in self.processes:
             if process.poll() is None:
                 # It may end in between.
@@ -166,11 +166,11 @@ class _Ranks:
         return [rank for rank, process in enumerate(self.processes, self._first) if process.poll() is None]
 
     def failed(self) -> dict[int, int]:
-        """The ranks that have failed, with what Popen.returncode is of each."""
+        """Map the failed ranks to their Popen.returncode."""
         return {rank: code for rank, process in enumerate(self.processes, self._first) if (code := process.poll())}
 
     def end(self) -> None:
-        """Ends those still running."""
+        """End the running ranks."""
         self.send(signal.SIGTERM)
         deadline = time.monotonic() + TERMINATE_SECONDS
         while self.running() and time.monotonic() < deadline:
@@ -185,7 +185,7 @@ def _say(message: str) -> None:
 
 
 def _status(returncode: int) -> int:
-    """A process's exit status as a shell gives it."""
+    """Convert a process's return code to an exit status as a shell does."""
     return 128 - returncode if returncode < 0 else returncode
 
 
@@ -199,12 +199,12 @@ def _describe(returncode: int) -> str:
 
 
 def _wait(ranks: _Ranks, timeout: float | None, grace: float) -> int:
-    """Waits for all ranks, and returns the run's exit status."""
+    """Wait for all ranks, and return the run's exit status."""
     deadline = None if timeout is None else time.monotonic() + timeout
     status = 0
     reported: set[int] = set()
     while True:
-        # Looked at before the failures, so that a rank that ends in between is not missed.
+        # Read before the failures, so that a rank that ends in between is not missed.
         running = ranks.running()
         for rank, returncode in ranks.failed().items():
             if rank in reported:
@@ -236,8 +236,8 @@ def _earlier(deadline: float | None, other: float) -> float:
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m hidet_dist.launch") -> int:
     """Run a program as several ranks. ``prog`` is the command's name in its usage.
 
-    Returns the exit status of the rank of this host that failed first, as a shell gives it (128 + n for signal n); 124
-    where the time limit was passed; 0 where all went well.
+    Returns the exit status of this host's rank that failed first, as in a shell (128 + n for signal n); 124 if the
+    time limit was exceeded; 0 if all ranks succeeded.
     """
     options = _parse(sys.argv[1:] if arguments is None else arguments, prog)
     program = ["-m", options.program] if options.module else [options.program]

@@ -1,4 +1,4 @@
-"""The bounds on what is accepted from outside, each with its reason. They are checked before anything is read or made.
+"""The bounds of values and files from outside, each with its reason. They are checked before any work.
 
 Sizes are bytes. A value beyond a bound is refused with an error that states the bound.
 """
@@ -6,7 +6,7 @@ Sizes are bytes. A value beyond a bound is refused with an error that states the
 from __future__ import annotations
 
 MOST_DEVICES = 2**14
-"""Devices of a mesh: a build writes a file for each of them, and one program's ranks are all connected to one store."""
+"""Devices of a mesh: a build writes a file for each of them, and all ranks of a program connect to one store."""
 
 MOST_MANIFEST_BYTES = 2**26
 """A manifest has about 200 bytes a kernel launch and 150 a file; that of 16384 ranks and 100,000 launches fits."""
@@ -30,13 +30,16 @@ MOST_SECONDS = 1e9
 """A time limit, about 32 years: solvers take one as seconds in double precision, some as an int of 32 bits."""
 
 MOST_BYTES = 2**63 - 1
-"""An amount of memory: what an int64 holds, as which solvers and the runtime compute with it."""
+"""An amount of memory: the largest int64, the type in solvers and the runtime."""
 
 MOST_NAME_BYTES = 200
-"""The last part of an out_dir: Linux's file systems take 255 bytes, and folders beside it have longer names."""
+"""The last part of an out_dir: Linux's file systems allow 255 bytes, and folders beside it have longer names."""
 
 MOST_CANDIDATES = 2**16
 """Candidates of one kernel: hidet's largest search spaces have a few thousand."""
 
 MOST_PROBLEM_BYTES = 2**31
 """A file of a pairwise problem, unpacked: the largest of the contest's 25 instances has about 200 MB."""
+
+MOST_MICRO_BATCHES = 2**16
+"""Micro-batches of a call: a batch of more samples than that is cut into larger ones."""

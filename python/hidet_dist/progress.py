@@ -1,4 +1,4 @@
-"""Progress of long work: bars on a terminal, nothing in a log."""
+"""Progress bars of long work on a terminal; none in a log."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColu
 from rich.progress import Progress as RichProgress
 
 LOG_WIDTH = 120
-"""Columns of a log, wide enough for the tables."""
+"""The columns of output that is not a terminal, wide enough for the tables."""
 
 
 def report_console() -> Console:
-    """A console on stdout of the terminal's width; in a log, of ``LOG_WIDTH`` columns."""
+    """Make a console on stdout with the terminal's width; without a terminal, ``LOG_WIDTH`` columns."""
     console = Console()
     return console if console.is_terminal else Console(width=LOG_WIDTH)
 
@@ -28,15 +28,15 @@ class Task:
         self._number = number
 
     def total(self, steps: int) -> None:
-        """Say how many steps there are."""
+        """Set the number of steps."""
         self._progress.update(self._number, total=steps)  # type: ignore[arg-type]
 
     def say(self, text: str) -> None:
-        """Show another text beside the bar."""
+        """Set the text beside the bar."""
         self._progress.update(self._number, description=text)  # type: ignore[arg-type]
 
     def advance(self) -> None:
-        """One step is done."""
+        """Count one step as done."""
         self._progress.advance(self._number)  # type: ignore[arg-type]
 
 

@@ -1,12 +1,12 @@
-"""Operators of hidet that give a tensor's elements another shape or order, and change none."""
+"""Operators of hidet that only change the shape or the order of a tensor's elements."""
 
 from __future__ import annotations
 
 from hidet.graph.ops.transform import FlattenOp, PermuteDimsOp, RearrangeOp, ReshapeOp, SqueezeOp, UnsqueezeOp
 
 RESHAPES = (FlattenOp, ReshapeOp, SqueezeOp, UnsqueezeOp)
-"""The same elements in the same order, in another shape."""
+"""Operators that change the shape and keep the order of elements."""
 PERMUTATIONS = (PermuteDimsOp, RearrangeOp)
-"""The dims in another order; a RearrangeOp may merge neighbouring dims as well."""
+"""Operators that permute dims; a RearrangeOp may merge neighbouring dims as well."""
 RENAMINGS = (*RESHAPES, *PERMUTATIONS)
-"""Operators whose output is another view of their input's elements, all of them."""
+"""Operators whose output has all elements of the input, in another shape or order."""

@@ -1,8 +1,9 @@
-"""Graphs made from others, by replacing operators or cutting some out."""
+"""Rewriting of graphs: replacement of operators, and subgraphs."""
 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -41,25 +42,25 @@ def rewrite(graph: FlowGraph, make: Callable[[Operator, Mapping[Tensor, Tensor]]
     Parameters
     ----------
     graph: FlowGraph
-        The graph. It stays as it is, and is returned where nothing is replaced.
+        The graph. It is not changed; if nothing is replaced, it is the result.
     make: callable
         Returns the replacement of an operator's only output, given the operator and the replacements so far; None for
         an operator that stays.
     """
     graph.update_nodes()
-    made: dict[Tensor, Tensor] = {}
+    replaced: dict[Tensor, Tensor] = {}
     for node in graph.nodes:
-        own = make(node, made)
-        if own is not None:
-            made[node.outputs[0]] = own
-        elif any(x in made for x in node.inputs):
+        replacement = make(node, replaced)
+        if replacement is not None:
+            replaced[node.outputs[0]] = replacement
+        elif any(x in replaced for x in node.inputs):
             moved = copy.copy(node)
-            moved.inputs = [made.get(x, x) for x in node.inputs]
+            moved.inputs = [replaced.get(x, x) for x in node.inputs]
             moved.outputs = moved.symbolic_run()
-            made.update(zip(node.outputs, moved.outputs, strict=True))
-    if not made:
+            replaced.update(zip(node.outputs, moved.outputs, strict=True))
+    if not replaced:
         return graph
-    result = FlowGraph([made.get(y, y) for y in graph.outputs], graph.inputs)
+    result = FlowGraph([replaced.get(y, y) for y in graph.outputs], graph.inputs)
     result.update_nodes()
     return result
 
@@ -67,7 +68,7 @@ def rewrite(graph: FlowGraph, make: Callable[[Operator, Mapping[Tensor, Tensor]]
 def replace_operators(
     graph: FlowGraph, replaced: Callable[[Operator, Uses], tuple[Sequence[Tensor], Build] | None]
 ) -> FlowGraph:
-    """Replace operators, as :func:`rewrite` does, that are matched by the consumers of their results.
+    """Replace operators as :func:`rewrite` does, with access to the consumers of each tensor.
 
     ``replaced`` returns the replacement of an operator of one output, given the consumers of each tensor: the tensors
     of ``graph`` that it is computed from, and a function that builds it; None for an operator that stays.
@@ -75,24 +76,24 @@ def replace_operators(
     graph.update_nodes()
     uses = uses_of(graph)
 
-    def make(node: Operator, made: Mapping[Tensor, Tensor]) -> Tensor | None:
-        found = replaced(node, uses) if len(node.outputs) == 1 else None
-        if found is None:
+    def make(node: Operator, replaced_tensors: Mapping[Tensor, Tensor]) -> Tensor | None:
+        match = replaced(node, uses) if len(node.outputs) == 1 else None
+        if match is None:
             return None
-        inputs, build = found
-        return build([made.get(x, x) for x in inputs])
+        inputs, build = match
+        return build([replaced_tensors.get(x, x) for x in inputs])
 
     return rewrite(graph, make)
 
 
 @dataclass(frozen=True)
 class Subgraph:
-    """Some operators of a graph as a graph of their own.
+    """Some operators of a graph as a separate graph.
 
     Attributes
     ----------
     graph: FlowGraph
-        The operators, on placeholders of what operators outside compute. It shares the whole graph's weights.
+        The operators, with placeholders for the results of operators outside. It shares the whole graph's weights.
     inputs, outputs: tuple of Tensor
         The tensors of the whole graph that the graph's inputs and outputs stand for: inputs in the order of their first
         use, outputs in that of the operators.
@@ -103,8 +104,8 @@ class Subgraph:
     outputs: tuple[Tensor, ...]
 
 
-def subgraph(graph: FlowGraph, operators: range) -> Subgraph:
-    """Cut consecutive operators, by their numbers in ``graph.nodes``, out of a graph, which stays as it is.
+def subgraph(graph: FlowGraph, operators: Sequence[int]) -> Subgraph:
+    """Copy operators of a graph, by their ascending numbers in ``graph.nodes``, to a separate graph.
 
     Outputs are the tensors that operators outside read, or that are outputs of the graph.
 
@@ -114,22 +115,26 @@ def subgraph(graph: FlowGraph, operators: range) -> Subgraph:
         When the graph has no such operators.
     """
     graph.update_nodes()
-    if operators.step != 1 or not 0 <= operators.start < operators.stop <= len(graph.nodes):
-        raise ConfigError(f"The graph has the operators 0 to {len(graph.nodes) - 1}; {operators} are none of them.")
-    own = graph.nodes[operators.start : operators.stop]
-    given = set(graph.inputs)
-    made: dict[Tensor, Tensor] = {}
+    numbers = list(operators)
+    known = bool(numbers) and numbers[0] >= 0 and numbers[-1] < len(graph.nodes)
+    if not known or any(a >= b for a, b in itertools.pairwise(numbers)):
+        raise ConfigError(
+            f"The graph has the operators 0 to {len(graph.nodes) - 1}; {operators} is not a range of them."
+        )
+    nodes = [graph.nodes[number] for number in numbers]
+    graph_inputs = set(graph.inputs)
+    copies: dict[Tensor, Tensor] = {}
     inputs: dict[Tensor, Tensor] = {}
-    for node in own:
+    for node in nodes:
         for x in node.inputs:
-            if x not in made and (x.trace is not None or x in given):
+            if x not in copies and (x.trace is not None or x in graph_inputs):
                 inputs.setdefault(x, x if x.trace is None else symbol_like(x))
         moved = copy.copy(node)
-        moved.inputs = [made.get(x, inputs.get(x, x)) for x in node.inputs]
+        moved.inputs = [copies.get(x, inputs.get(x, x)) for x in node.inputs]
         moved.outputs = moved.symbolic_run()
-        made.update(zip(node.outputs, moved.outputs, strict=True))
-    uses, inside = uses_of(graph), set(own)
-    outputs = [y for y in made if any(user is None or user not in inside for user in uses.get(y, ()))]
-    result = FlowGraph([made[y] for y in outputs], list(inputs.values()))
+        copies.update(zip(node.outputs, moved.outputs, strict=True))
+    uses, inside = uses_of(graph), set(nodes)
+    outputs = [y for y in copies if any(user is None or user not in inside for user in uses.get(y, ()))]
+    result = FlowGraph([copies[y] for y in outputs], list(inputs.values()))
     result.update_nodes()
     return Subgraph(result, tuple(inputs), tuple(outputs))

@@ -1,4 +1,4 @@
-"""A normal graph as numbered operators and named tensors, which search and partitioning work on."""
+"""The view of a normal graph as numbered operators and named tensors, for search and partitioning."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hidet_dist.weights.named import is_weight
 
 @dataclass(frozen=True)
 class Use:
-    """A tensor consumed: as input ``position`` of operator ``operator``, or as graph output where operator is None."""
+    """A use of a tensor: as input ``position`` of ``operator``, or as graph output ``position`` if operator is None."""
 
     operator: int | None
     position: int
@@ -54,7 +54,7 @@ class GraphView:
     def __init__(self, graph: NormalGraph, symbols: Sequence[SymbolPlan] = (), mesh: DeviceMesh | None = None):
         if not isinstance(graph, NormalGraph):
             raise ConfigError(
-                f"A {type(graph).__name__} is not known to be in normal form. Normalise the graph first, once: "
+                f"A {type(graph).__name__} is not known to be in normal form. Normalize the graph first, once: "
                 "hidet_dist.normalize.normalize(graph)."
             )
         graph.update_nodes()
@@ -83,8 +83,8 @@ class GraphView:
         for name, shape in self._shapes.items():
             if 0 in shape:
                 raise ConfigError(
-                    f"The tensor {name} of the graph has the shape {list(shape)}: there is nothing to compute where a "
-                    "dim has the size 0. Leave the tensor out of the graph."
+                    f"The tensor {name} of the graph has the shape {list(shape)}, with a dim of size 0: remove the "
+                    "empty tensor from the graph."
                 )
 
     def _add(self, tensor: hidet.Tensor, name: str) -> str:
@@ -99,7 +99,7 @@ class GraphView:
             self.weights.append(self._add(tensor, f"w{len(self.weights)}"))
 
     def extents(self, name: str) -> tuple[Extent, ...]:
-        """The shape of a tensor as it is written: ints, and expressions of symbolic dims."""
+        """The shape of a tensor: ints, and expressions of symbolic dims."""
         return extents_of(self.tensors[name])
 
     def written(self, name: str) -> tuple[int | str, ...]:
@@ -112,11 +112,11 @@ class GraphView:
         return self._shapes[name]
 
     def pieces(self, name: str) -> tuple[tuple[int, ...], Element]:
-        """A tensor as it may be split: a shape that specs must fit, and the dtype, or the bytes, of its elements.
+        """The pieces into which a tensor may be split: a shape that specs must fit, and the dtype or bytes of a piece.
 
-        Of a fixed shape it is just that. A symbolic dim counts as many elements as it is declared to be a multiple of,
-        as far as that matters on the mesh: so it is split into no more, and never padded, whatever the size planned
-        for. The elements are as much larger.
+        For a fixed shape, pieces are elements. A symbolic dim has as many pieces as the number that it is declared to
+        be a multiple of, as far as that matters on the mesh. So it is never split into more, and never padded, whatever
+        the size planned for. Its pieces are accordingly larger.
         """
         extents, dtype = self.extents(name), self.tensors[name].dtype
         if all(isinstance(extent, int) for extent in extents):
@@ -146,8 +146,8 @@ class GraphView:
             size *= extent
         return size
 
-    def subgraph(self, operators: range) -> Subgraph:
-        """Cut out consecutive operators as a normal graph, which can be planned, partitioned and compiled by itself.
+    def subgraph(self, operators: Sequence[int]) -> Subgraph:
+        """Cut out operators, in ascending order, as a normal graph, which can be planned and compiled by itself.
 
         Raises ConfigError when the view has no such operators.
         """
@@ -155,7 +155,7 @@ class GraphView:
         return replace(part, graph=NormalGraph.of(part.graph))
 
     def uses(self) -> Iterator[tuple[str, Use]]:
-        """Every use of a tensor, in execution order, graph outputs last."""
+        """Yield the uses of tensors by name, in execution order, graph outputs last."""
         for op, node in enumerate(self.operators):
             for position, x in enumerate(node.inputs):
                 yield self.names[x], Use(op, position)
@@ -163,7 +163,7 @@ class GraphView:
             yield name, Use(None, position)
 
     def fingerprint(self) -> str:
-        """A name for the graph's structure (not its weights' values): a plan fits graphs of the same fingerprint."""
+        """Digest the graph's structure (not its weights' values): a plan fits graphs of the same fingerprint."""
         lines = [
             f"{name} {self.tensors[name].dtype.name} {_written(self.extents(name))}"
             for name in (*self.inputs, *self.weights)
@@ -182,12 +182,12 @@ def graph_symbols(graph: FlowGraph) -> list[str]:
 
 
 def check_symbols(graph: FlowGraph, known: Sequence[str]) -> None:
-    """Refuse symbolic dims whose size is not given, or would not be known when the graph is run.
+    """Refuse symbolic dims whose size is not given, or could not be derived from inputs at run time.
 
     Raises
     ------
     ConfigError
-        When it is so.
+        When there is such a dim.
     """
     in_inputs = graph_symbols(graph)
     for number, x in enumerate(graph.inputs or []):
@@ -198,7 +198,7 @@ def check_symbols(graph: FlowGraph, known: Sequence[str]) -> None:
                 )
     for name in symbols_in([extent for node in graph.nodes for y in node.outputs for extent in extents_of(y)]):
         if name not in in_inputs:
-            raise ConfigError(f"The symbolic dim {name} is the size of no input's dim, so that nothing tells its size.")
+            raise ConfigError(f"The symbolic dim {name} is not a dim of any input, so its size would be unknown.")
     for name in in_inputs:
         if name not in known:
             raise ConfigError(

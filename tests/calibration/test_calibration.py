@@ -69,7 +69,7 @@ def test_times_that_make_no_sense_give_no_negative_figures() -> None:
     steep = [CollectiveSample("all_gather", (0,), size, float(size) ** 2) for size in (1, 10, 100)]
     assert fit_link(mesh, steep).latency_seconds == 0
     falling = [CollectiveSample("all_gather", (0,), size, 1 / size) for size in (1, 10, 100)]
-    with pytest.raises(CalibrationError, match="took no longer the larger they were"):
+    with pytest.raises(CalibrationError, match="do not grow with their size"):
         fit_link(mesh, falling)
 
 
@@ -165,7 +165,7 @@ def test_the_command_line_says_what_is_wrong(tmp_path: Path) -> None:
     out = str(tmp_path / "host.json")
     wrong = run(app, ["--mesh", "two", "--out", out])
     assert wrong.exit_code == 2
-    assert "'two' is no mesh" in wrong.output
+    assert "'two' is not a mesh" in wrong.output
     refused = run(app, ["--mesh", "2", "--out", str(tmp_path / "gone" / "host.json")])
     assert refused.exit_code == 1
     assert "cannot be written" in refused.output

@@ -41,7 +41,7 @@ def built(
     """A compiled program, and the values of its inputs and weights."""
     normal = normalize(graph)
     plan = search(normal, builtin("dgx-h100", DeviceMesh((1,))))
-    program = partition_graph(normal, plan.stages[0], device="cuda:0")
+    program = partition_graph(normal, plan.stages[0], target=target)
     compiled = compile_program(program, target)
     data = program.data_of(0)
     values = dict(zip(compiled.graph.inputs, inputs, strict=False))
@@ -111,7 +111,8 @@ def by_odd_columns(x: Tensor) -> Tensor:
     return ops.matmul(x, ops.permute_dims(constant(101, K), [1, 0])) + constant(101)
 
 
-@pytest.mark.parametrize("dtype", ["float16", pytest.param("float32", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_all_candidates_are_right(dtype: str) -> None:
     """Those that hidet builds for one product, of which a GPU takes the fastest."""
     x = hidet.symbol([M, K], dtype, "cpu")

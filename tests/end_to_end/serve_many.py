@@ -3,17 +3,16 @@
 import sys
 from pathlib import Path
 
-import hidet
 import numpy as np
 
-import hidet_dist  # noqa: F401  (adds load_partition to hidet.distributed)
+from hidet_dist import load_partition
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
     models = []
     for artifacts in sorted(path for path in folder.iterdir() if path.is_dir()):
-        models.append((artifacts.name, hidet.distributed.load_partition(artifacts)))
+        models.append((artifacts.name, load_partition(artifacts)))
     for name, model in models:
         with np.load(folder / f"{name}.inputs.npz") as data:
             outputs = model.run([data[key] for key in data.files])

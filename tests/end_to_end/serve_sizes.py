@@ -3,10 +3,9 @@
 import sys
 from pathlib import Path
 
-import hidet
 import numpy as np
 
-import hidet_dist  # noqa: F401  (adds load_partition to hidet.distributed)
+from hidet_dist import load_partition
 from hidet_dist.errors import InputError
 
 
@@ -14,8 +13,8 @@ def main() -> None:
     folder = Path(sys.argv[1])
     results, refused = {}, []
     with (
-        hidet.distributed.load_partition(folder / "heads") as heads,
-        hidet.distributed.load_partition(folder / "rows") as rows,
+        load_partition(folder / "heads") as heads,
+        load_partition(folder / "rows") as rows,
         np.load(folder / "inputs.npz") as data,
     ):
         cases = sorted({name.partition(".")[0] for name in data.files})

@@ -183,7 +183,7 @@ def test_the_explanation_says_what_is_hidden_of_each_collective() -> None:
     assert plan.makespan_seconds < plan.seconds
     assert plan.makespan_seconds == pytest.approx(plan.seconds - overlap.hidden_seconds)
     text = str(plan.explain())
-    assert "Communicating beside computing" in text
+    assert "With overlap: " in text
     assert "Collectives beside computation" in text
     alone = builtin("cpu", plan.stages[0].mesh)
     assert find_plan(block()[0], alone).plan.explain().to_data()["overlap"] is None

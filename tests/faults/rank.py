@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import mmap
 import multiprocessing
@@ -52,6 +53,31 @@ def call_typed(inputs: list[Any], dtypes: list[str]) -> list[Any]:
     """Call it, on inputs of these dtypes; returns all outputs."""
     assert model is not None
     return [y.tolist() for y in model.run([np.array(x, dtype) for x, dtype in zip(inputs, dtypes, strict=True)])]
+
+
+def stream(batches: list[list[Any]]) -> list[Any]:
+    """Stream float32 batches through it, and return all outputs of each."""
+    assert model is not None
+    return [[y.tolist() for y in outputs] for outputs in model.stream([_arrays(batch) for batch in batches])]
+
+
+def stream_forever(batch: list[Any]) -> str:
+    """Stream one batch again and again, until that fails; answers once more when it has begun."""
+    assert model is not None
+    for number, _ in enumerate(model.stream(itertools.repeat(_arrays(batch)))):
+        if number == 5:
+            say({"result": "begun"})
+    return "the end"
+
+
+def busy(inputs: list[Any]) -> float:
+    """Profile it: the share of the call in which this rank computed."""
+    assert model is not None
+    return model.profile(*_arrays(inputs)).busy_share
+
+
+def _arrays(inputs: list[Any]) -> list[np.ndarray]:
+    return [np.array(x, np.float32) for x in inputs]
 
 
 def call_repeated(row: list[float], rows: int) -> list[Any]:
@@ -256,6 +282,9 @@ FUNCTIONS = (
     call,
     call_typed,
     call_repeated,
+    stream,
+    stream_forever,
+    busy,
     call_torch,
     call_elsewhere,
     warm_up,
@@ -288,12 +317,19 @@ def _answer(request: dict[str, Any]) -> dict[str, Any]:
     return {**answer, "seconds": time.monotonic() - begin}
 
 
+answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+
+
+def say(answer: dict[str, Any]) -> None:
+    """Give an answer, by itself a line."""
+    print(json.dumps(answer), file=answers, flush=True)
+
+
 def main() -> None:
     """Obey until standard input ends."""
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     for line in sys.stdin:
-        print(json.dumps(_answer(json.loads(line))), file=answers, flush=True)
+        say(_answer(json.loads(line)))
 
 
 main()

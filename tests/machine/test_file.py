@@ -49,7 +49,7 @@ def test_one_link_serves_every_axis(tmp_path: Path) -> None:
         (lambda data: data["device"].pop("memory_bytes"), "must have the keys name"),
         (
             lambda data: data["device"].update(memory_bytes="80 GB"),
-            r"makes no sense: .* memory_bytes is '80 GB'",
+            r"has an invalid figure: .* memory_bytes is '80 GB'",
         ),
         (lambda data: data["device"].update(flops_per_second={}), "'default' entry"),
         (lambda data: data["links"][0].update(bandwidth_bytes_per_second=-1), "bandwidth above 0"),

@@ -296,7 +296,7 @@ def test_a_plan_is_made_without_weights_data_edited_and_built(tmp_path: Any) -> 
     with pytest.raises(InfeasibleError, match="mem_budget is 100") as error:
         hidet.distributed.auto_parallel(*arguments[:2], {"mem_budget": 100}, arguments[3], plan=plan)
     assert error.value.least_budget > 100
-    with pytest.raises(ConfigError, match=r"'pins'.* steers the search"):
+    with pytest.raises(ConfigError, match=r"'pins'.* is for the search"):
         hidet.distributed.auto_parallel(*arguments[:2], {"pins": {"w0": "(R, S0)"}}, arguments[3], plan=plan)
     with pytest.raises(PlanError, match="takes a Plan"):
         hidet.distributed.auto_parallel(*arguments, plan=plan.to_json())

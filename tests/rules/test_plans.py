@@ -94,6 +94,7 @@ def test_the_program_ends_with_one_line_of_json(capsys):
     assert counts["failures"] == 0
 
 
+@pytest.mark.slow
 def test_processes_share_the_work(capsys):
     assert main(["--plans", "4", "--only", "mlp", "--jobs", "2"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["plans"] == 1

@@ -1,4 +1,7 @@
-"""A rank of two: ``serve_partition.py MODE ARTIFACTS [FOLDER]``. Each mode prints ``RANK:WORD`` when all went well."""
+"""A rank of two: ``serve_partition.py MODE ARTIFACTS [FOLDER]``. Each mode prints ``RANK:WORD`` when all went well.
+
+It imports what a serving process would: neither hidet nor PyTorch, which take seconds.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import hidet
 import numpy as np
 
-import hidet_dist  # noqa: F401  (adds its calls to hidet.distributed)
+from hidet_dist import load_partition
 from hidet_dist.errors import HidetDistError
-from hidet_dist.testing.models import encoder_inputs
 
 X = np.arange(32, dtype=np.float32).reshape(4, 8) / 32
 
@@ -69,8 +70,9 @@ def close(model: Any) -> str:
 
 
 def profile(model: Any, folder: str) -> str:
-    """Writes the trace of a call into the folder."""
-    inputs = encoder_inputs(2, 4)
+    """Write the trace of a call with the inputs in the folder there."""
+    with np.load(f"{folder}/inputs.npz") as data:
+        inputs = [data[name] for name in data.files]
     model.warm_up({"batch": 2, "seq": 4})
     profile = model.profile(*inputs)
     profile.save(f"{folder}/rank{model.rank}.json")
@@ -80,7 +82,7 @@ def profile(model: Any, folder: str) -> str:
 
 def main() -> None:
     mode, artifacts, *rest = sys.argv[1:]
-    with hidet.distributed.load_partition(artifacts, timeout_seconds=20) as model:
+    with load_partition(artifacts, timeout_seconds=20) as model:
         # At once: another rank writes to the same pipe, and with PYTHONUNBUFFERED print() takes two turns for a line.
         os.write(1, f"{model.rank}:{MODES[mode](model, *rest)}\n".encode())
 

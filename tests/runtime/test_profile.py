@@ -138,6 +138,7 @@ def test_two_ranks_say_what_they_communicate(tmp_path: Path) -> None:
     pins = {f"w{number}": "(R, S0)" for number in range(3)}  # by heads
     config = {"symbols": {"batch": 2, "seq": 4}, "pins": pins}
     hidet.distributed.auto_parallel(graph, {"mesh_shape": [2]}, config, tmp_path / "out")
+    np.savez(tmp_path / "inputs.npz", *encoder_inputs(2, 4))
     command = [sys.executable, "-m", "hidet_dist.launch", "-n", "2", "--timeout", "500", str(SERVE), "profile"]
     done = subprocess.run(
         [*command, str(tmp_path / "out"), str(tmp_path)], capture_output=True, text=True, timeout=1000, check=False

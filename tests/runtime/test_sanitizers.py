@@ -29,7 +29,7 @@ SHARED_MEMORY = [
 NCCL = [ROOT / "hidet_dist/src" / f"{name}.cpp" for name in ("nccl", "nccl_library")]
 
 # Races have no other test; bad addresses show in the runtime's other tests, though not as surely.
-SANITIZERS = pytest.mark.parametrize("sanitizer", ["thread", pytest.param("address,undefined", marks=pytest.mark.slow)])
+SANITIZERS = pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 
@@ -52,6 +52,7 @@ def run(program: Path, *arguments: Path, **environment: str) -> None:
 
 
 @needs_compiler
+@pytest.mark.slow
 @SANITIZERS
 def test_collectives_over_shared_memory_are_free_of_races_and_memory_errors(sanitizer: str, tmp_path: Path) -> None:
     run(build(tmp_path / "stress", [*CORE, *SHARED_MEMORY, NATIVE / "stress.cpp"], sanitizer))

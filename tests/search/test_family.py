@@ -11,10 +11,11 @@ import pytest
 from hidet import ops
 
 from hidet_dist import validate_plan
+from hidet_dist.api import search_family
 from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
-from hidet_dist.search import find_plan, search_family
+from hidet_dist.search import find_plan
 from hidet_dist.soundness.plans import check_stage, evaluate_graph, graph_inputs
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 
@@ -63,7 +64,7 @@ def test_the_family_optimum_is_that_of_all_layouts(sizes: tuple[int, int], decod
             ]
         except InfeasibleError:
             return math.inf
-        return sum(w * found.plan.seconds for w, found in zip(weights, plans, strict=True))
+        return sum(w * result.plan.seconds for w, result in zip(weights, plans, strict=True))
 
     each = [seconds(layout(*own)) for own in itertools.product(("(R)", "(S0)"), LAYOUTS, LAYOUTS)]
     assert family.seconds == pytest.approx(min(each), rel=1e-5)

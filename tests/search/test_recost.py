@@ -43,7 +43,7 @@ def test_a_plan_edited_as_json_is_validated(mlp, toy) -> None:
     data = json.loads(plan.to_json())
     data["stages"][0]["operators"][2]["spec"] = SPLIT
     edited = Plan.from_json(json.dumps(data))
-    with pytest.raises(PlanError, match=r"recost writes the conversions anew"):
+    with pytest.raises(PlanError, match=r"recost derives the conversions anew"):
         validate_plan(edited, mlp)
     again = recost(edited, mlp, toy())
     validate_plan(again, mlp)

@@ -96,7 +96,7 @@ def test_the_reported_time_is_that_of_the_plan_recomputed(mesh: tuple[int, ...])
 
 def test_an_infeasible_budget_names_the_least_which_is_feasible() -> None:
     graph, cluster = mlp(), toy((4,))
-    with pytest.raises(InfeasibleError, match="the least that would do is") as refused:
+    with pytest.raises(InfeasibleError, match="the least sufficient budget is") as refused:
         search(graph, cluster, mem_budget=1000)
     least = refused.value.least_budget
     assert f"Give at least {least} bytes" in str(refused.value)

@@ -4,10 +4,8 @@ import os
 import sys
 from pathlib import Path
 
-import hidet
+from hidet_dist import load_partition
 
-import hidet_dist  # noqa: F401  (adds its calls to hidet.distributed)
-
-with hidet.distributed.load_partition(sys.argv[1]):
+with load_partition(sys.argv[1]):
     (peak,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
     os.write(1, f"{int(peak.split()[1]) * 1024}\n".encode())  # at once: ranks share the pipe

@@ -181,7 +181,7 @@ def test_weights_that_do_not_fit_are_refused_before_planning(tmp_path: Path, mon
     refused(traced(), [], r"\['weights'\] must be the path", tmp_path, monkeypatch)
     x = hidet.symbol([4, 8], "float32", "cpu")
     constant = hidet.trace_from(x + hidet.ones([8], device="cpu"), [x])
-    refused(constant, path, "asks for none by name", tmp_path, monkeypatch)
+    refused(constant, path, "has none by name", tmp_path, monkeypatch)
 
 
 def test_a_program_without_data_says_whose_it_lacks() -> None:

@@ -18,6 +18,7 @@ from hidet_dist.errors import SpecError
 from hidet_dist.files import parse_json
 from hidet_dist.limits import MOST_CANDIDATES
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.spec.pipeline import Pipeline, StageTensor, StageTensors
 from hidet_dist.spec.symbols import local_symbols
 from hidet_dist.weights.header import ITEMSIZE, Layout
 
@@ -132,6 +133,8 @@ def check(manifest: Manifest) -> None:
             )
     size = sum(stage.size for stage in manifest.stages)
     _require(manifest.world_size == size, "world_size", manifest.world_size, f"{size}, by the mesh_shape of all stages")
+    if manifest.pipeline is not None:
+        _check_pipeline(manifest, manifest.pipeline)
     for name, (nbytes, digest) in manifest.files.items():
         _require(nbytes >= 0, f"files[{name!r}][0]", nbytes, "a number of bytes")
         _require(_SHA256.fullmatch(digest) is not None, f"files[{name!r}][1]", digest, "a SHA-256 in hex")
@@ -187,6 +190,24 @@ def _check_signature(what: str, tensor: TensorSignature, mesh: DeviceMesh) -> No
     for dim, (extent, own) in enumerate(zip(tensor.shape, local, strict=True)):
         if isinstance(extent, int) and isinstance(tensor.whole_shape[dim], int):
             _require(extent == own, f"{what}.shape[{dim}]", extent, f"{own}, by whole_shape and spec")
+
+
+def _check_pipeline(manifest: Manifest, pipeline: Pipeline) -> None:
+    for number, stage in enumerate(manifest.stages):
+        _require(not stage.symbols, f"stages[{number}].symbols", stage.symbols, "empty in a pipeline")
+
+    def seen(stage: StageManifest, tensor: TensorSignature) -> StageTensor:
+        axes = TensorShardSpec.parse(tensor.spec).mesh_axes
+        return StageTensor(tensor.dtype, tensor.whole_shape, all(stage.mesh_shape[axis] == 1 for axis in axes))
+
+    stages = [
+        StageTensors(stage.size, *(tuple(seen(stage, x) for x in tensors) for tensors in (stage.inputs, stage.outputs)))
+        for stage in manifest.stages
+    ]
+    try:
+        pipeline.check(stages)
+    except SpecError as error:
+        raise ValueError(f"pipeline does not fit: {error}") from error
 
 
 def _check_kernels(what: str, stage: StageManifest, target: str) -> None:

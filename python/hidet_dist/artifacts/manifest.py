@@ -17,9 +17,10 @@ from hidet_dist.artifacts import coherence
 from hidet_dist.errors import ArtifactError
 from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_MANIFEST_BYTES
+from hidet_dist.spec.pipeline import Pipeline
 from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
 
-FORMAT = 8
+FORMAT = 9
 NAME = "manifest.json"
 COORDINATE = "coordinate"
 """The name, in a stage's data, of the coordinate of a rank in the stage's mesh: int32, an element a mesh axis."""
@@ -156,7 +157,7 @@ class Manifest:
     """An artifact folder. ``files`` maps each file's path to its size in bytes and SHA-256.
 
     ``arch`` is what the kernels were compiled for: ``sm_90`` of GPUs, or ``x86-64-v3`` of CPUs, whose processors must
-    have the ``cpu_features``, by Linux's names.
+    have the ``cpu_features``, by Linux's names. Stages without a ``pipeline`` are served each by itself.
     """
 
     hidet_dist_version: str
@@ -169,6 +170,7 @@ class Manifest:
     world_size: int
     stages: tuple[StageManifest, ...]
     files: Mapping[str, tuple[int, str]]
+    pipeline: Pipeline | None = None
 
     def ranks_of(self, stage: int) -> range:
         """The ranks of a stage, by its number: stages have the ranks in their order."""

@@ -1,4 +1,4 @@
-"""Calibration: measuring the running machine, with the processes, transports and kernels that serve on it."""
+"""Calibration: measure the running machine with the processes, transports and kernels of serving."""
 
 from hidet_dist.calibration.measuring import Calibration, calibrate
 

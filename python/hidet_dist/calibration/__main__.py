@@ -19,8 +19,8 @@ app = typer.Typer(add_completion=False)
 def measure(
     mesh: Annotated[str, typer.Option(help="Devices along each mesh axis, such as 2 or 2,2.")],
     out: Annotated[Path, typer.Option(help="The machine file to write.")],
-    repeats: Annotated[int, typer.Option(help="How often each is measured; the median counts.")] = REPEATS,
-    timeout: Annotated[float, typer.Option(help="Seconds that the ranks may take.")] = TIMEOUT_SECONDS,
+    repeats: Annotated[int, typer.Option(help="Measurements of each figure; the median counts.")] = REPEATS,
+    timeout: Annotated[float, typer.Option(help="The time limit of the ranks, in seconds.")] = TIMEOUT_SECONDS,
     nnodes: Annotated[int, typer.Option(help="Hosts; start this on each of them.")] = 1,
     node_rank: Annotated[int | None, typer.Option(help="The number of this host, from 0.")] = None,
     rdzv: Annotated[str | None, typer.Option(help="An address and port of host 0, such as 10.0.0.1:29500.")] = None,
@@ -29,16 +29,16 @@ def measure(
     try:
         shape = [int(size) for size in mesh.split(",")]
     except ValueError:
-        raise typer.BadParameter(f"{mesh!r} is no mesh such as 2 or 2,2", param_hint="--mesh") from None
+        raise typer.BadParameter(f"{mesh!r} is not a mesh such as 2 or 2,2", param_hint="--mesh") from None
     try:
-        found = calibrate(
+        calibration = calibrate(
             shape, out, repeats=repeats, timeout_seconds=timeout, nnodes=nnodes, node_rank=node_rank, rdzv=rdzv
         )
     except HidetDistError as error:
         print(f"calibrate: {error}", file=sys.stderr)
         raise typer.Exit(1) from error
     console = report_console()
-    for table in found.tables():
+    for table in calibration.tables():
         console.print(table)
     console.print(f"Written to {out}: distributed_config['machine'] takes its path.")
 

@@ -52,7 +52,7 @@ def fit_link(mesh: DeviceMesh, samples: Sequence[CollectiveSample]) -> Link:
     inverse = (b - sb * latency) / bb
     if not inverse > 0:
         raise CalibrationError(
-            f"The collectives over the mesh axes {samples[0].axes} took no longer the larger they were: "
+            f"The times of collectives over the mesh axes {samples[0].axes} do not grow with their size: "
             f"{', '.join(f'{sample.nbytes} bytes {sample.seconds:.2e} s' for sample in samples)}. Measure larger sizes."
         )
     return Link(latency, 1.0 / inverse)
@@ -80,9 +80,9 @@ def fit_kernel(
     for slow_memory in (True, False):
         for count in range(1, len(unknown) + 1):
             for fields in itertools.combinations(unknown, count):
-                found = _solved(device, kernel, fields, samples, slow_memory)
-                if found is not None and (best is None or found[0] < best[0]):
-                    best = found
+                fitted = _solved(device, kernel, fields, samples, slow_memory)
+                if fitted is not None and (best is None or fitted[0] < best[0]):
+                    best = fitted
     if best is None:
         raise CalibrationError(
             f"No costs above 0 fit the times of the {kernel} kernels: "
@@ -105,11 +105,11 @@ def _solved(
     memory = 1 / device.memory_bandwidth_bytes_per_second
     rows, rest = [], []
     for work, seconds in samples:
-        beyond = sum(device.beyond_cache(one) for one in work) if slow_memory else 0
+        beyond = sum(device.beyond_cache(part) for part in work) if slow_memory else 0
         counts = {
-            "seconds_per_operation": sum(one.operations for one in work),
-            "seconds_per_byte": sum(one.moved_bytes for one in work) - beyond,
-            "seconds_per_call": sum(one.calls for one in work),
+            "seconds_per_operation": sum(part.operations for part in work),
+            "seconds_per_byte": sum(part.moved_bytes for part in work) - beyond,
+            "seconds_per_call": sum(part.calls for part in work),
         }
         rows.append([counts[name] / seconds for name in fields])
         rest.append(1 - beyond * memory / seconds)
@@ -121,7 +121,7 @@ def _solved(
     costs = np.linalg.lstsq(matrix / scale, np.array(rest), rcond=None)[0] / scale
     if (costs < 0).any():
         return None
-    found = KernelCost(**dict.fromkeys(_COSTS, 0.0) | dict(zip(fields, costs.tolist(), strict=True)))
-    trial = replace(device, kernels={kernel: found})
-    errors = [sum(trial.kernel_seconds(one) or 0.0 for one in work) / seconds - 1 for work, seconds in samples]
-    return math.fsum(error * error for error in errors), found
+    fitted = KernelCost(**dict.fromkeys(_COSTS, 0.0) | dict(zip(fields, costs.tolist(), strict=True)))
+    trial = replace(device, kernels={kernel: fitted})
+    errors = [sum(trial.kernel_seconds(part) or 0.0 for part in work) / seconds - 1 for work, seconds in samples]
+    return math.fsum(error * error for error in errors), fitted

@@ -1,4 +1,4 @@
-"""Probes of kernels: single kernels, built as for serving, whose times give the costs of a class of kernels."""
+"""Probes of kernels: single kernels, built as for serving, from whose times the costs of classes are fitted."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hidet_dist.weights import weight
 
 @dataclass(frozen=True)
 class KernelProbe:
-    """Operators of one class, ``call`` on inputs of ``shapes`` (float32, or the ``dtype`` given) and ``weights``."""
+    """Operators of one class: ``call`` on inputs of ``shapes`` (float32, or the given ``dtype``) and ``weights``."""
 
     kernel: str
     name: str
@@ -109,7 +109,7 @@ def build_kernels(mesh: DeviceMesh, file: Path) -> None:
 
 
 def _calls(title: str, output: Tensor, compiled: CompiledProgram) -> KernelCalls:
-    """The kernel calls that compute an output."""
+    """List the kernel calls that compute an output."""
     kernel: dict[str, Path] = {}
     for node in compiled.graph.nodes:
         if str(node.task) not in kernel:
@@ -164,12 +164,12 @@ class _Counting(PredictedCost):
 
 
 def work_in(probe: KernelProbe) -> list[Work]:
-    """The work of a probe as the search counts it."""
+    """Count the work of a probe as the search does."""
     y, inputs = probe.trace()
     view, mesh = GraphView(normalize(hidet.trace_from(y, inputs))), DeviceMesh((1,))
     table, counting = RuleTable(mesh), _Counting(mesh)
     fused = counting.fused(view)
     for number, op in enumerate(view.operators):
-        whole = next(choice for choice in table(op)[1] if all(spec.is_replicated for spec in choice.spec.in_specs))
-        compute_seconds(counting, view, number, whole, fused.get(number), mesh)
+        replicated = next(choice for choice in table(op)[1] if all(spec.is_replicated for spec in choice.spec.in_specs))
+        compute_seconds(counting, view, number, replicated, fused.get(number), mesh)
     return counting.work

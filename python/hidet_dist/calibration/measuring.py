@@ -1,4 +1,4 @@
-"""Measuring the running machine, and writing a machine file."""
+"""Calibration: measure the running machine, and write a machine file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 SIZES = tuple(4**exponent for exponent in range(4, 13))
-"""Bytes of the collectives that are measured: 256 B to 16 MiB."""
+"""The sizes of measured collectives in bytes: 256 B to 16 MiB."""
 REPEATS = 20
 TIMEOUT_SECONDS = 600.0
 # The fields of KernelCost that are fitted for a class of kernels; for other classes, _BYTES_AND_CALLS.
@@ -43,7 +43,7 @@ _UNKNOWN = {
     "function": ("seconds_per_operation",),
 }
 _BYTES_AND_CALLS = ("seconds_per_byte", "seconds_per_call")
-_STOP_SECONDS = 30.0  # the launcher's time for ending ranks after the time limit
+_STOP_SECONDS = 30.0  # time for the launcher to end ranks after the time limit
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,9 @@ class Calibration:
 
         seconds, device = {sample.name: sample.seconds for sample in self.probes}, self.cluster.device
         return {
-            probe.title: sum(device.kernel_seconds(one) or 0.0 for one in work_in(probe)) / seconds[probe.title] - 1
+            probe.title: sum(device.kernel_seconds(kernel_work) or 0.0 for kernel_work in work_in(probe))
+            / seconds[probe.title]
+            - 1
             for probe in KERNEL_PROBES
         }
 
@@ -127,34 +129,34 @@ def calibrate(
 ) -> Calibration:
     """Measure this machine as a mesh of processes, and write a machine file for ``distributed_config['machine']``.
 
-    Each rank is a process of the project's launcher and communicates as serving processes do. Collectives over every
-    mesh axis (and over all together) are measured by size, and each axis gets the latency and bandwidth that fit best.
-    Small programs, compiled as any is, are run by all ranks at once: products of matrices by dtype, an element-wise
-    operator on more than a cache holds, a chain of kernels with next to nothing to do, and float32 kernels of each
-    class at sizes that models have. Nothing else should run meanwhile.
+    Each rank is a process of the launcher and communicates as serving processes do. Collectives over each mesh axis,
+    and over all of them together, are measured by size; the latency and bandwidth of each axis are fitted to the times.
+    All ranks run small compiled programs at once: matrix products by dtype, an element-wise operator on more data than
+    a cache holds, a chain of tiny kernels, and float32 kernels of each class at sizes of real models. Nothing else
+    should run meanwhile.
 
     Parameters
     ----------
     mesh_shape: sequence of int
         Devices along each mesh axis, such as ``[2]``.
     out: path
-        The machine file, written whole or not at all.
+        The machine file, written atomically.
     dtypes: sequence of str
-        The dtypes whose products are measured. The others are taken to be as fast as float64 if that is measured, or
-        else as the slowest.
+        The dtypes whose products are measured. Others get the rate of float64 if that is measured, else the slowest
+        rate.
     sizes: sequence of int
         Bytes of the collectives' whole tensors; at least two.
     repeats: int
-        The number of measurements of each, of which the median counts.
+        The number of measurements of each figure; the median counts.
     timeout_seconds: float
         The time limit of the ranks.
     nnodes: int
-        The number of hosts, whose ranks follow one another. On each, this is called with the same arguments, and writes
+        The number of hosts, which have consecutive ranks. Each host makes this call with the same arguments, and writes
         the same figures; ``Device.memory_bytes``, ``cache_bytes`` and ``name`` are those of the host itself.
     node_rank: int, optional
-        The number of this host, where there are several.
+        The number of this host, if there are several.
     rdzv: str, optional
-        An address and port of host 0, such as ``10.0.0.1:29500``, where there are several.
+        An address and port of host 0, such as ``10.0.0.1:29500``, if there are several.
 
     Raises
     ------
@@ -202,14 +204,14 @@ def calibrate(
             collectives, times = load_slowest([folder / f"rank{rank}.json" for rank in range(mesh.size)])
     device = _device(ranks, programs, times)
     links = tuple(_link(mesh, axis, collectives, device) for axis in range(mesh.ndim))
-    found = Calibration(Cluster(mesh, links, device), tuple(collectives), tuple(times))
-    save_machine(found.cluster, out)
-    return found
+    calibration = Calibration(Cluster(mesh, links, device), tuple(collectives), tuple(times))
+    save_machine(calibration.cluster, out)
+    return calibration
 
 
 def _check(out: Path, dtypes: Sequence[str], sizes: Sequence[int], repeats: int, timeout_seconds: float) -> None:
     if out.is_dir() or not out.parent.is_dir():
-        raise ConfigError(f"{out} cannot be written: name a file in a folder that exists.")
+        raise ConfigError(f"{out} cannot be written: name a file in an existing folder.")
     if not dtypes or set(dtypes) - set(DTYPES) or len(set(dtypes)) != len(dtypes):
         raise ConfigError(f"The dtypes to measure must be some of {', '.join(DTYPES)}; got {list(dtypes)}.")
     if len(set(sizes)) < 2 or not all(isinstance(size, int) and size > 0 for size in sizes):
@@ -282,7 +284,7 @@ def _kernels(device: Device, seconds: Mapping[str, float]) -> dict[str, KernelCo
     for work, total in functions:
         around = sum(device.kernel_seconds(one) or 0.0 for one in work)
         count = sum(one.functions for one in work)
-        # The rest of a very short time is noise; it must stay above 0.
+        # For very short times the rest is noise; it must stay above 0.
         calls.append(([Work("function", count, 0, calls=0)], max(total - around, device.launch_seconds)))
     kernels["function"] = fit_kernel(device, "function", _UNKNOWN["function"], calls)
     return kernels

@@ -1,4 +1,4 @@
-"""Probe programs, built as for serving, whose times give a device's rates."""
+"""Probe programs, built as for serving, from whose times a device's rates are computed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hidet_dist.partitioning import partition_graph
 from hidet_dist.search import find_plan
 from hidet_dist.spec import DeviceMesh
 
-_FAST_SIDE, _SLOW_SIDE = 1024, 128  # rows and columns: OpenBLAS's, and those of hidet's generic kernels
-_STREAM_ELEMENTS = 2**24  # 64 MiB in float32: more than a cache holds
-_CHAIN = 128  # kernels in a row, for the time between two of them
+_FAST_SIDE, _SLOW_SIDE = 1024, 128  # rows and columns of products: for OpenBLAS, and for hidet's generic kernels
+_STREAM_ELEMENTS = 2**24  # 64 MiB in float32: larger than caches
+_CHAIN = 128  # kernels in a chain, for the time between two of them
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def matmul(dtype: str) -> Probe:
     side = _FAST_SIDE if dtype == "float32" else _SLOW_SIDE
 
     def build() -> FlowGraph:
-        # NumPy has no bfloat16, so that the probe casts its inputs and its output.
+        # NumPy has no bfloat16, so the probe casts its inputs and its output.
         outside = "float32" if dtype == "bfloat16" else dtype
         a, b = (hidet.symbol([side, side], outside, "cpu") for _ in range(2))
         product = hidet.ops.matmul(a.to(dtype), b.to(dtype)).to(outside)

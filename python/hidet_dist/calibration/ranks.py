@@ -106,7 +106,7 @@ def _collective(
     ranks = 1
     for axis in axes:
         ranks *= communicator.mesh_shape[axis]
-    found = []
+    times = []
     for size in sizes:
         count = -(-size // (_ITEM_BYTES * ranks**2)) * ranks**2
         call = _call(kind, count, ranks, group)
@@ -116,8 +116,8 @@ def _collective(
             for _ in range(batch):
                 call()
 
-        found.append((count * _ITEM_BYTES, _median(communicator, run, repeats) / batch))
-    return found
+        times.append((count * _ITEM_BYTES, _median(communicator, run, repeats) / batch))
+    return times
 
 
 def _call(kind: str, count: int, ranks: int, group: int) -> Callable[[], int]:

@@ -27,7 +27,7 @@ class KernelCalls:
 
 @dataclass(frozen=True)
 class CollectiveSample:
-    """The time of one collective over the group of ``axes``; ``nbytes`` are those of the tensor whole in the group."""
+    """The time of one collective over the group of ``axes``, which together holds ``nbytes`` of the tensor."""
 
     kind: str
     axes: tuple[int, ...]
@@ -44,7 +44,7 @@ class ProbeSample:
 
 
 def save_kernels(path: Path, kernels: Sequence[KernelCalls]) -> None:
-    """Write kernels to be timed, whole or not at all."""
+    """Write kernels to be timed, atomically."""
     write_text(path, json.dumps([asdict(probe) for probe in kernels]))
 
 
@@ -61,7 +61,7 @@ def dump_samples(collectives: Sequence[CollectiveSample], probes: Sequence[Probe
 
 
 def load_slowest(paths: Sequence[Path]) -> tuple[list[CollectiveSample], list[ProbeSample]]:
-    """Merge the samples of all ranks, each with the slowest rank's time, which a program waits for."""
+    """Merge the samples of all ranks, each with the slowest rank's time: a program waits for all ranks."""
     bodies = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     collectives = [
         CollectiveSample(same[0]["kind"], tuple(same[0]["axes"]), same[0]["nbytes"], max(s["seconds"] for s in same))

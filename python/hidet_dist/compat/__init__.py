@@ -1,1 +1,1 @@
-"""Corrections of hidet 0.6.1, each with its reason, and a test that fails once it is no longer needed."""
+"""Corrections of hidet 0.6.1, each with its reason, and a test that fails once the correction is unnecessary."""

@@ -1,7 +1,7 @@
-"""hidet 0.6.1 builds a kernel into a folder of its cache, and nothing keeps two processes from doing so at once.
+"""hidet 0.6.1 builds a kernel into a folder of its cache without a lock between processes.
 
-One would copy the library that the other is still writing. While :func:`locked_builds` is active a process that wants
-a kernel that another one builds waits, and takes that one's.
+A process could then copy the library that another one is still writing. While :func:`locked_builds` is active, a
+process that needs a kernel that another one is building waits for it, and uses it.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def _locked(job: tuple[Any, str]) -> Any:
     folder = Path(_build_task.prepare_cache_paths(cache, f"{target}_space_{space}", task)[0])
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{folder}.lock", "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed, also by a process that is killed
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed, which a killed process does too
         return _build_job(job)
 
 
 @contextmanager
 def locked_builds() -> Iterator[None]:
-    """Have ``hidet.drivers.build_task_batch`` build each kernel once, in whichever process is first."""
+    """Let ``hidet.drivers.build_task_batch`` build each kernel once, in the first process that needs it."""
     with replaced(_build_task, {"_build_job": _locked}):
         yield

@@ -7,7 +7,7 @@ While :func:`compiled_with` is active:
   and linked into a library it has the thread that loads it flush all denormal numbers to zero from then on.
 * What every kernel includes is compiled once, and not once a kernel, where :func:`precompile_headers` was called.
 * Passes for CUDA's tensor cores are left out.
-* Kernels are cached apart for each compiler and choice of flags: the key of hidet's cache has none of them.
+* Kernels are cached apart for each compiler, choice of flags and headers: the key of hidet's cache has none of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hidet_dist.compat.replacing import replaced
 from hidet_dist.files import write_text
 
 _compiler: Any = importlib.import_module("hidet.backend.build")
-# No call sets errno, and no floating-point operation traps: so loops of them can be vector code.
+# No call sets errno, and no floating-point operation traps, so that loops of them can be vectorized.
 _COMMON = ("-O3", "-std=c++11", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fPIC", "-fopenmp")
 
 
@@ -42,14 +42,14 @@ def compiler_version(path: str) -> str:
 
 
 def compiler_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Sequence[str]) -> type[GCC]:
-    """hidet's compiler for the CPU with other ``flags``; ``headers`` are what all kernels include."""
+    """Make hidet's compiler for the CPU with other ``flags``; ``headers`` are those that all kernels include."""
     common, directories = (*_COMMON, *flags), list(include_dirs)
 
     class Compiler(GCC):
         command_prefix = (GCC._resolve_gcc_path(), *common)
 
         def precompile(self) -> None:
-            """Compile what most kernels include."""
+            """Compile the headers that all kernels include."""
             _precompile(self.command_prefix, [*self.include_dirs, *directories], headers)
 
         def compile(
@@ -66,12 +66,12 @@ def compiler_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Se
             prelude = _prelude(included, headers)
             source = Path(src_path)
             source.write_text(_without(source.read_text(), _text(headers)))
-            own = [directory for directory in dict.fromkeys(include_dirs) if directory not in included]
+            extra = [directory for directory in dict.fromkeys(include_dirs) if directory not in included]
             command = [
                 *self.command_prefix,
                 "-include",
                 str(prelude),
-                *(f"-I{directory}" for directory in [*included, *own]),
+                *(f"-I{directory}" for directory in [*included, *extra]),
                 *(f"-L{directory}" for directory in [*self.library_dirs, *dict.fromkeys(linking_dirs)]),
                 "-shared" if out_lib_path.endswith(".so") else "--compile",
                 src_path,
@@ -89,9 +89,10 @@ def compiler_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Se
 
 @contextmanager
 def compiled_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Sequence[str]) -> Iterator[None]:
-    """Have hidet compile for the CPU with ``flags`` while the block runs; ``headers`` are what all kernels include."""
+    """Let hidet compile for the CPU with ``flags`` while the block runs; all kernels include ``headers``."""
     version = compiler_version(GCC._resolve_gcc_path())
-    digest = hashlib.sha256(" ".join([*_COMMON, *flags]).encode()).hexdigest()[:16]
+    parts = [*_COMMON, *flags, *headers, *map(_content, include_dirs)]
+    digest = hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
     compiler = compiler_with(flags, include_dirs, headers)
     with hidet.option.context(), replaced(_compiler, {"GCC": compiler}), cpu_lowering():
         cache = Path(hidet.option.get_cache_dir()) / "cpu" / f"g++-{version}-{digest}"
@@ -100,11 +101,11 @@ def compiled_with(flags: Sequence[str], include_dirs: Sequence[str], headers: Se
 
 
 def precompile_headers() -> None:
-    """Compile what all kernels include, if that is still to be done: it takes as long as it saves with some kernels."""
+    """Compile the headers that all kernels include, unless that is done: it pays after a few kernels."""
     _compiler.GCC().precompile()
 
 
-# What hidet's generator begins every source with.
+# The beginning of every source that hidet generates.
 _ALWAYS = (
     "stdint.h",
     "math.h",
@@ -118,7 +119,7 @@ _ALWAYS = (
 
 
 def _prelude(include_dirs: Sequence[str], headers: Sequence[str]) -> Path:
-    """A header of all that kernels include, in hidet's cache."""
+    """Write a header with all includes of kernels into hidet's cache."""
     text = _text(headers)
     digest = hashlib.sha256("\n".join([text, *map(_content, include_dirs)]).encode()).hexdigest()[:16]
     header = Path(hidet.option.get_cache_dir()) / "prelude" / digest / "prelude.h"
@@ -133,7 +134,7 @@ def _text(headers: Sequence[str]) -> str:
 
 
 def _compiled(header: Path) -> Path:
-    return header.with_name(f"{header.name}.gch")  # where the compiler looks for it
+    return header.with_name(f"{header.name}.gch")  # the name that the compiler looks for
 
 
 @functools.cache
@@ -152,12 +153,12 @@ def _precompile(compiler: Sequence[str], include_dirs: Sequence[str], headers: S
         result = Path(scratch) / "compiled"
         directories = [f"-I{directory}" for directory in include_dirs]
         command = [*compiler, *directories, "-x", "c++-header", str(header), "-o", str(result)]
-        # What keeps it from being compiled keeps the kernels from it, which will say so.
+        # An error here occurs with the kernels, too, and is reported there.
         if subprocess.run(command, capture_output=True, check=False).returncode == 0:
             os.replace(result, _compiled(header))
 
 
 def _without(source: str, prelude: str) -> str:
-    """A source without the lines that the prelude has: some of hidet's headers may not be included twice."""
+    """Remove the prelude's lines from a source: some of hidet's headers must not be included twice."""
     known = set(prelude.splitlines())
     return "".join(line for line in source.splitlines(keepends=True) if line.strip() not in known or not line.strip())

@@ -1,14 +1,15 @@
-"""hidet 0.6.1 has cuBLAS among the candidates of matrix products, in a way that only its own Python can serve.
+"""hidet 0.6.1 has cuBLAS among the candidates of matrix products, in a form that needs hidet's Python at run time.
 
-What they call looks for cuBLAS where hidet's Python says, ends the process where there is none or it reports an error,
-makes a handle for each device of the host, and lets cuBLAS allocate while it runs. Here they are left out. Where they
-are wanted, each product has one candidate more, its last, which calls :file:`hidet_dist/cublas.h` instead. What hidet
-fuses with a product is then a kernel of its own, in the same launch; what only renames memory, or broadcasts a matrix,
-is none.
+Its candidates look for cuBLAS in the path that hidet's Python sets, end the process if there is none or on an error,
+make a handle for every device of the host, and let cuBLAS allocate memory while it runs. Here they are removed. If
+cuBLAS is wanted, each product has another last candidate, which calls :file:`hidet_dist/cublas.h`. Operators that hidet
+fuses with a product are then separate kernels in the same launch, except those that only rename memory or broadcast a
+matrix.
 """
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,6 @@ from hidet.graph import Operator, Tensor
 from hidet.graph.ops.fusion.apply_prologue_epilogue import PrologueEpilogueNotFuseRewriter
 from hidet.graph.ops.fusion.fused_operator import FusedTask
 from hidet.graph.ops.matmul.cuda_batch_matmul import BatchMatmulTask
-from hidet.graph.ops.matmul.matmul_f16_cute_experimental import MatmulF16CuteTask
 from hidet.graph.ops.transform import BroadcastTask, IdentityTask
 from hidet.graph.ops.utils import schedule_utils
 from hidet.ir.dtypes import int64
@@ -39,20 +39,26 @@ from hidet_dist.runtime import native
 _resolve: Any = importlib.import_module("hidet.graph.ops.matmul.resolve")
 _fusion: Any = importlib.import_module("hidet.graph.ops.fusion.apply_prologue_epilogue")
 _SCRATCH = "hidet_dist_scratch"
-_TASKS = (MatmulF16CuteTask, BatchMatmulTask)
 Extent: TypeAlias = "int | Expr"
+
+
+@functools.cache
+def _product_tasks() -> tuple[type[Task], type[Task]]:
+    """The tasks of products in half and in single precision, the former's module imported late: that takes seconds."""
+    half = importlib.import_module("hidet.graph.ops.matmul.matmul_f16_cute_experimental")
+    return half.MatmulF16CuteTask, BatchMatmulTask
 
 
 @dataclass(frozen=True)
 class Product:
-    """A product of matrices as ``hidet_dist_cublas_product`` takes it.
+    """The arguments of ``hidet_dist_cublas_product`` for a product of matrices.
 
     Attributes
     ----------
-    dtype: the operands' and the result's, by name.
+    dtype: the name of the operands' and the result's dtype.
     batch, m, n, k: the extents.
-    batch_a, batch_b: elements from one matrix to the next, 0 where there is one only.
-    transposed: whether b is given by its columns.
+    batch_a, batch_b: elements from one matrix to the next; 0 for a single matrix.
+    transposed: whether b is stored column by column.
     """
 
     dtype: str
@@ -66,18 +72,18 @@ class Product:
 
 
 def product_of(task: Task) -> Product | None:
-    """Describe a task as one call of cuBLAS, without what is fused with it; None if it is no such product.
+    """Describe a task as one call of cuBLAS, without operators fused with it; None if it is not such a product.
 
-    A matrix that several others are multiplied by makes one product of many rows: [4, 8, m, k] by [4, 1, k, n] is four
-    products of 8 m rows.
+    Several matrices times the same one are a single product of many rows: [4, 8, m, k] by [4, 1, k, n] is four products
+    of 8 m rows.
     """
     anchor, single_a, single_b = task, False, False
     if isinstance(task, FusedTask):
         operator = task.fused_graph.nodes[task.anchor]
         anchor = operator.task
-        if isinstance(anchor, _TASKS):
+        if isinstance(anchor, _product_tasks()):
             single_a, single_b = (_source(x)[1] for x in operator.inputs)
-    if not isinstance(anchor, _TASKS):
+    if not isinstance(anchor, _product_tasks()):
         return None
     a, b = anchor.inputs
     transposed = bool(anchor.attrs.get("transpose_b", False))
@@ -110,7 +116,7 @@ def _size(extents: Sequence[Extent]) -> Extent:
 
 
 def _source(tensor: Tensor) -> tuple[Tensor, bool]:
-    """Find the tensor that holds an operand row by row, and whether it is one matrix broadcast to all."""
+    """Find the row-major tensor of an operand, and whether it is one matrix that is broadcast."""
     renamed = _renamed(tensor)
     matrix = tensor
     while matrix.op is not None and isinstance(matrix.op.task, IdentityTask | BroadcastTask):
@@ -124,7 +130,7 @@ def _source(tensor: Tensor) -> tuple[Tensor, bool]:
 
 
 def _renamed(tensor: Tensor) -> Tensor:
-    """Find the tensor whose memory another one can share."""
+    """Find the tensor whose memory a renaming operator's output can share."""
     while tensor.op is not None and _renames(tensor.op):
         tensor = tensor.op.inputs[0]
     return tensor
@@ -137,13 +143,13 @@ def _renames(operator: Operator) -> bool:
 
 
 class _Apart(PrologueEpilogueNotFuseRewriter):
-    """A launch of the anchor and, as kernels of their own, of what is computed before it and behind it."""
+    """Launches the anchor, and fused operators before and after it as separate kernels."""
 
     def generate_sub_graphs(self, anchor_module: IRModule) -> list[Any]:
         graph, anchor, sub_graph = self.fused_graph, self.anchor_operator, self.SubGraph
         (result,) = anchor.outputs
         inputs = [_source(x)[0] for x in anchor.inputs]
-        # The product goes where an output is that is nothing but it; if there is more to write, it is read again.
+        # The product is written to an output that equals it, if there is one; other outputs read it from there.
         named = [y for y in graph.outputs if _renamed(y) is result]
         written = named[0] if len(graph.outputs) == len(named) == 1 else result
         return [
@@ -157,7 +163,7 @@ def _candidate(task: Task, product: Product, target: Target | str, working_dir: 
     anchor = task.fused_graph.nodes[task.anchor].task if isinstance(task, FusedTask) else task
     names = ("batch", "m", "n", "k", "batch_a", "batch_b")
     code = native.dtype_code(product.dtype)
-    as_tf32 = str(anchor.attrs.get("mma", "simt")).startswith("mma")  # what hidet's own kernels do then
+    as_tf32 = str(anchor.attrs.get("mma", "simt")).startswith("mma")  # as hidet's kernels compute then
     call = NativeCall(
         f"hidet_dist_cublas_product({code}, {int(as_tf32)}, batch, m, n, k, "
         f"{{}}, batch_a, {{}}, batch_b, {int(product.transposed)}, {{}});",
@@ -177,7 +183,7 @@ def _candidate(task: Task, product: Product, target: Target | str, working_dir: 
 
 
 def _scratch(nbytes: Extent) -> Expr:
-    """Memory of the partition's own: hidet's is one for the process, and moves when any of its graphs wants more."""
+    """Scratch memory of the partition: hidet's is shared by the process, and moves when a graph needs more."""
     if not is_primitive_function(_SCRATCH):
         register_primitive_function(_SCRATCH, FuncType([int64], void_p), codegen_name=_SCRATCH)
     return call_primitive_func(_SCRATCH, [nbytes])
@@ -189,16 +195,16 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
 
 @contextmanager
 def cublas_products(wanted: bool) -> Iterator[None]:
-    """While the block runs, products have one candidate by cuBLAS if that is ``wanted``, and none otherwise.
+    """While the block runs, products have one candidate by cuBLAS if ``wanted``, and none otherwise.
 
-    With it, products in float32 are not split along k into several, which cuBLAS does itself where it helps.
+    If so, float32 products are not split along k into several: cuBLAS does that itself where it helps.
     """
 
     def with_cublas(kind: type[Task]) -> dict[str, Any]:
-        own = kind.implement
+        implement_before = kind.implement
 
         def implement(task: Task, target: Target | str, working_dir: str) -> list[IRModule]:
-            modules: list[IRModule] = own(task, target, working_dir)
+            modules: list[IRModule] = implement_before(task, target, working_dir)
             product = product_of(task)
             return modules if product is None else [*modules, _candidate(task, product, target, working_dir)]
 
@@ -208,7 +214,7 @@ def cublas_products(wanted: bool) -> Iterator[None]:
         if not wanted:
             yield
             return
-        f16, f32 = _TASKS
+        f16, f32 = _product_tasks()
         with (
             replaced(FusedTask, with_cublas(FusedTask)),
             replaced(f16, with_cublas(f16)),

@@ -1,14 +1,14 @@
-"""hidet 0.6.1 builds for CUDA only where there is a GPU, and for that GPU; here it builds for a described one.
+"""hidet 0.6.1 builds for CUDA only on a machine with a GPU, and for that GPU; here it builds for a described one.
 
 While :func:`described_gpu` is active:
 
-* ``hidet.cuda`` says that there is a GPU with the described properties. It reads those of device 0 when kernels are
-  chosen (matrix products split k by the number of multiprocessors) and refuses to compile where there is no libcuda.
-* Operators without inputs are not run. hidet runs them, on the GPU, while it optimizes a graph.
-* The processes that kernels are built in are not preceded by a query of all devices.
-* nvcc is the one that was found, and libraries that a kernel does not use are not among those that it needs to be
-  loaded: hidet links everything against libcuda, which only a machine with a GPU has.
-* Kernels are cached apart for each GPU, compiler and choice of options: the key of hidet's cache has none of them.
+* ``hidet.cuda`` reports a GPU with the described properties. hidet reads those of device 0 when it chooses kernels
+  (matrix products split k by the number of multiprocessors), and refuses to compile without libcuda.
+* Operators without inputs are not run. hidet runs them on the GPU while it optimizes a graph.
+* The processes that build kernels do not query all devices first.
+* nvcc is that of the given toolkit, and kernels depend only on libraries that they use: hidet links all of them against
+  libcuda, which only a machine with a GPU has.
+* Each GPU, compiler and set of options has a separate cache of kernels: the key of hidet's cache lacks them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _startup: Any = importlib.import_module("hidet.drivers.utils").lazy_initialize_c
 
 
 def properties_of(gpu: Gpu) -> SimpleNamespace:
-    """The described GPU as ``cudaDeviceProp``, of which nothing else can be read."""
+    """Convert the described GPU to the fields of ``cudaDeviceProp`` that hidet reads; reading any other fails."""
     major, minor = gpu.capability
     return SimpleNamespace(
         name=gpu.name,
@@ -67,10 +67,10 @@ def described_gpu(gpu: Gpu, toolkit: Toolkit, link_folder: Path, cache: Path, sp
         def run_compile_command(self, command: str, src_path: str, out_lib_path: str) -> None:
             nvcc = str(toolkit.nvcc)
             linked = command.replace(nvcc, f"{nvcc} -Xlinker --as-needed", 1)
-            # Of the host compiler's: linked with it, a library has its process flush denormal numbers to zero.
+            # A flag of the host compiler: a library linked with it makes its process flush denormal numbers to zero.
             linked = linked.replace(",-ffast-math", "")
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of nvcc's, about hidet's generated code
+                warnings.simplefilter("ignore")  # nvcc's warnings about hidet's generated code
                 super().run_compile_command(linked, src_path, out_lib_path)
 
     described = {
@@ -89,7 +89,7 @@ def described_gpu(gpu: Gpu, toolkit: Toolkit, link_folder: Path, cache: Path, sp
     ):
         _symbolic()
         hidet.option.cuda.arch(gpu.arch)
-        hidet.option.cpu.arch("x86-64")  # of what runs on the host: any that serves will do
+        hidet.option.cpu.arch("x86-64")  # for host code: any level will do
         hidet.option.search_space(space)
         hidet.option.cache_dir(str(cache))
         yield

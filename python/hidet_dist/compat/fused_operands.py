@@ -1,8 +1,8 @@
-"""hidet 0.6.1 cannot fuse what reads a tensor, such as a bias, behind a product on tensor cores as it means to.
+"""hidet 0.6.1 fails to fuse an operator that reads another tensor, such as a bias, with a product on tensor cores.
 
-It loads the tensor's tile into registers as the result lies in them, and then asks for the type of a view of those
-registers, which it has no answer for. It warns of "fallback", and writes the result element by element instead. With
-the answer, both are read and written 16 bytes at a time.
+It loads the tensor's tile into registers in the layout of the result, and then fails to infer the type of a view of
+these registers. So it warns of "fallback", and writes the result element by element. With the type inference here, both
+are read and written 16 bytes at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _infer_type = TensorView.infer_type
 
 
 def infer_type(self: TensorView, arg_types: list[Any]) -> Any:
-    """The type of a view; of registers too, whose elements are as many in each thread."""
+    """Infer the type of a view; a view of registers must keep the number of elements in each thread."""
     (x,) = arg_types
     there = x.layout if isinstance(x, TiledTensorType) else None
     if isinstance(there, TiledTensorLayout) and isinstance(self.layout, TiledTensorLayout):
@@ -34,6 +34,6 @@ def infer_type(self: TensorView, arg_types: list[Any]) -> Any:
 
 @contextmanager
 def fused_operands() -> Iterator[None]:
-    """Let hidet fuse what reads tensors behind products on tensor cores while the block runs."""
+    """Let hidet fuse operators that read further tensors with products on tensor cores while the block runs."""
     with replaced(TensorView, {"infer_type": infer_type}):
         yield

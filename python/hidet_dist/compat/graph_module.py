@@ -1,12 +1,12 @@
-"""hidet 0.6.1's generator of a graph's launch function, with two things set right and two added.
+"""hidet 0.6.1's generator of a graph's launch function, with two corrections and two additions.
 
-* It is made for graphs whose weights are constants with storage. Here weights are data: placeholders that every rank
-  fills with its own shards. The generator needs no storage for what it calls weights, but takes each graph input for a
-  parameter of the launch function, so the placeholders must not be among the inputs while it runs.
-* It gives memory back too early. An operator that only renames its input's memory (a reshape) makes two tensors of one
-  buffer, whose uses are counted apart: the buffer is free for others as soon as the reshaped tensor has one use left.
-* It says nothing of what it was made for. Here it has a description, which is compared with that of an artifact folder.
-* It cannot tell how long each kernel takes. Here the launch function marks when each begins and ends: see launch.h.
+* It expects weights that are constants with storage. Here weights are placeholders that every rank fills with its
+  shards. The generator needs no storage for weights, but makes each graph input a parameter of the launch function, so
+  the placeholders are removed from the inputs while it runs.
+* It frees memory too early. An operator that only renames its input's memory (a reshape) makes two tensors of one
+  buffer, whose uses it counts separately: the buffer is freed as soon as the reshaped tensor has one use left.
+* The library has no description of its program. Here it has one, which is compared with that of an artifact folder.
+* It does not measure kernels. Here the launch function records when each kernel begins and ends: see launch.h.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _generator: Any = importlib.import_module("hidet.drivers.build_graph")
 
 
 class SharedCounts(Tensor2VarMap):
-    """hidet's table of a graph's buffers, with one count of uses for all the tensors in a buffer."""
+    """hidet's table of a graph's buffers, with one count of uses for all tensors of a buffer."""
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
@@ -45,7 +45,7 @@ class SharedCounts(Tensor2VarMap):
         self._left: dict[Any, int] | None = None
 
     def process_share_map(self, graph_nodes: list[Operator]) -> None:
-        """Give tensors that share memory one variable, as hidet does, and then one count."""
+        """Give tensors that share memory one variable, as hidet does, and one count of uses."""
         super().process_share_map(graph_nodes)
         self._left = {}
         for tensor, uses in self._uses.items():
@@ -60,19 +60,19 @@ class SharedCounts(Tensor2VarMap):
             self._left[self.get_var(x)] -= 1
 
     def get_usage_count(self, x: Tensor) -> int:
-        """The uses of a tensor's buffer that are left."""
+        """The remaining uses of a tensor's buffer."""
         return super().get_usage_count(x) if self._left is None else self._left[self.get_var(x)]
 
 
 class _Marks(IRRewriter):
-    """Puts a mark before and after each call of a kernel. The kernel's pointer is bound to a name just for its call."""
+    """Inserts a mark before and after each call of a kernel, at the statement that binds the kernel's pointer."""
 
     def __init__(self) -> None:
         super().__init__()
         self.kernels = 0
 
     def visit_LetStmt(self, let: LetStmt) -> Stmt:
-        """The generator's binding of a kernel, with marks around it."""
+        """Surround the generator's binding of a kernel with marks."""
         if not isinstance(let.bind_vars[0].type, FuncType):
             return super().visit_LetStmt(let)
         before, after = (BlackBoxStmt(f"hidet_dist_mark({2 * self.kernels + end});") for end in (0, 1))
@@ -81,9 +81,9 @@ class _Marks(IRRewriter):
 
 
 def _describing(text: str) -> Function:
-    """The function ``describe``, which gives the address of a text in ASCII."""
+    """Build the function ``describe``, which returns the address of an ASCII text."""
     pieces = (text[begin : begin + _LITERAL_LENGTH] for begin in range(0, len(text), _LITERAL_LENGTH))
-    # Braces in octal: hidet takes a pair of them in a black box for the place of an expression.
+    # Braces in octal: a pair of them is a placeholder in hidet's black box statements.
     codes = str.maketrans({"\\": "\\\\", '"': '\\"', "{": "\\173", "}": "\\175"})
     escaped = (piece.translate(codes) for piece in pieces)
     literal = "\n".join(f'"{piece}"' for piece in escaped)
@@ -116,13 +116,13 @@ def build_launcher(
 ) -> Path:
     """Build the library that launches a whole graph; ``inputs`` are call arguments, ``weights`` are set once.
 
-    ``description`` is the text, in ASCII, that the library gives of itself. ``kernel_of_node[i]`` is the place of node
+    ``description`` is the ASCII text that the library returns about itself. ``kernel_of_node[i]`` is the index of node
     i's kernel in the table that the launch function gets. Returns the path of the library in hidet's cache. Its
     functions are ``hidet_init``, ``hidet_get_workspace_size`` (which writes three int64: hidet's own binding passes
     two), ``hidet_set_workspace``, ``hidet_launch``, ``hidet_describe`` (which writes the address of the description)
     and ``hidet_dist_record``.
     """
-    whole = graph.inputs
+    all_inputs = graph.inputs
     nodes = graph.nodes  # analysed with all inputs; the analysis is kept while they are hidden
     build = ScriptModuleContext.build
     try:
@@ -134,5 +134,5 @@ def build_launcher(
     finally:
         ScriptModuleContext.build = build
         _generator.Tensor2VarMap = Tensor2VarMap
-        graph.inputs = whole
+        graph.inputs = all_inputs
     return Path(module.shared_library.lib_path)

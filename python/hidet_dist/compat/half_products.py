@@ -1,23 +1,22 @@
-"""hidet 0.6.1 chooses a kernel for products in half precision that is none for small ones: building it fails.
+"""hidet 0.6.1 chooses its half-precision kernel also for small products, where building the kernel fails.
 
-The kernel takes at least two steps of 32 along k, and tiles of 128 columns of which no more than three in four may be
-idle. Products that it cannot take, shards of few columns or short heads for the most part, are computed in float32
-here, from operands that are cast as they are read.
+The kernel needs at least two steps of 32 along k, and at least a quarter of a tile of 128 columns. Smaller products,
+mostly shards of few columns or short heads, are computed in float32 here, from operands that are cast as they are read.
 
-It can read a weight by its columns, whose number may then be odd (a vocabulary of 50257, whose embeddings are the
-head's weight too). hidet leaves such products to float32, or transposes the weight in every run; here the kernel takes
-them.
+The kernel can read a weight that is stored column by column, and then the number of columns may be odd (a vocabulary of
+50257, whose embeddings are also the head's weight). hidet computes such products in float32, or transposes the weight
+in every run; here the kernel computes them.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import hidet
 from hidet.graph import Operator, Tensor
 from hidet.graph.ops.matmul.matmul import MatmulOp
-from hidet.graph.ops.matmul.matmul_f16_cute_experimental import matmul_f16_cute
 from hidet.graph.ops.transform import PermuteDimsOp, RearrangeOp
 from hidet.graph.ops.transpose2d import TransposeOp2D
 from hidet.graph.transforms import ResolveRule, get_resolve_chain
@@ -28,7 +27,7 @@ _LEAST_COLUMNS = 32
 
 
 def is_taken(op: MatmulOp) -> bool:
-    """Whether hidet's kernel for half precision takes a product of this shape."""
+    """Whether hidet's half-precision kernel supports a product of this shape."""
     (a, b), (c,) = op.inputs, op.outputs
     if len(a.shape) < 2 or len(b.shape) < 2 or not is_constant(a.shape[-1], *b.shape[-2:]):
         return False
@@ -37,7 +36,7 @@ def is_taken(op: MatmulOp) -> bool:
 
 
 def _by_columns(op: MatmulOp) -> Tensor | None:
-    """The second operand by its columns, where it lies like that: it is given so, or it is a transposed weight."""
+    """Return the second operand with rows for columns, if it is stored like that or is a transposed weight."""
     b = op.inputs[1]
     if op.attrs["transpose_b"]:
         return b
@@ -63,15 +62,19 @@ class _Products(ResolveRule):
             inputs = [hidet.ops.cast(x, "float32") for x in (a, b)]
             return [hidet.ops.cast(op.reforward(inputs)[0], a.dtype)]
         columns = _by_columns(op)
-        return None if columns is None else [matmul_f16_cute(a, columns, transpose_b=True)]
+        if columns is None:
+            return None
+        # Not with the other imports: making this module's tables takes seconds.
+        kernel = importlib.import_module("hidet.graph.ops.matmul.matmul_f16_cute_experimental")
+        return [kernel.matmul_f16_cute(a, columns, transpose_b=True)]
 
 
 @contextmanager
 def half_products() -> Iterator[None]:
-    """Have products in half precision computed by a kernel that takes them, while the block runs."""
+    """Choose a supported kernel for each product in half precision while the block runs."""
     rules = get_resolve_chain(MatmulOp).rules
     rule = _Products()
-    rules.append(rule)  # the last one is asked first
+    rules.append(rule)  # the last rule is tried first
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
-"""hidet 0.6.1 has no infinite constants: they become the greatest number of the dtype, which is set right here.
+"""hidet 0.6.1 replaces infinite constants by the greatest number of the dtype; this is corrected here.
 
-A mask of ``-inf`` would let something through where all of a row is masked, and what is compared with ``inf`` would not
-be found. hidet could not write them in C++ either: it writes ``-inff``, which is no literal. The same is so for NaN.
+A mask of ``-inf`` would not mask a row that is masked completely, and comparisons with ``inf`` would fail. hidet cannot
+write infinity and NaN in C++ either: it writes ``-inff``, which is not a literal.
 """
 
 from __future__ import annotations
@@ -31,6 +31,6 @@ def _literal(self: Any, value: Any, dtype: Any) -> Any:
 
 
 def install() -> None:
-    """Keep infinite constants, and write them as C++ does, from now on."""
+    """Keep infinite constants, and write them as valid C++, from now on."""
     FloatType.constant = _constant
     Codegen.scalar_literal = _literal

@@ -1,11 +1,11 @@
-"""hidet 0.6.1 defines two kinds of matrix products wrongly; both are set right for the whole process.
+"""hidet 0.6.1 defines two kinds of matrix products wrongly; both are corrected for the whole process.
 
 * Products with a transposed operand: each operand is indexed with the other one's index. ``matmul_nt(a, b)[i, j]`` is
   written as ``sum_k a[i, k] * b[i, k]``, for ``b[j, k]``.
 * Products of a vector: ``a[k] @ b[k, n]`` has the shape ``[k]`` instead of ``[n]``, and with ``b`` transposed the
   extents that must agree are compared with the wrong dim.
 
-CUDA kernels do not go by the definition of the first kind. The generic CPU kernel does, and so do the sharding rules.
+CUDA kernels do not follow the first kind's definition. The generic CPU kernel and the sharding rules do.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ hidet_matmul = cops.matmul
 def matmul(a: TensorNode, b: TensorNode, allow_1d: bool = False, ta: bool = False, tb: bool = False) -> TensorNode:
     """Define ``a @ b`` as ``numpy.matmul`` does, the last two dims of a (``ta``) or b (``tb``) swapped.
 
-    A vector is a row as the first operand and a column as the second, and that dim is not in the result.
+    A vector is a row as the first operand and a column as the second; that dim is not in the result.
 
     Raises
     ------
     ValueError
-        When both operands are vectors, one is where that is not allowed or is to be transposed, or the extents to sum
+        When both operands are vectors, one is though not allowed or is to be transposed, or the extents to sum
         over differ.
     """
     row, column = len(a.shape) == 1, len(b.shape) == 1
     if len(a.shape) < 1 or len(b.shape) < 1 or (row and column) or ((row or column) and not allow_1d):
-        return hidet_matmul(a, b, allow_1d=allow_1d, ta=ta, tb=tb)  # which refuses them
+        return hidet_matmul(a, b, allow_1d=allow_1d, ta=ta, tb=tb)  # raises the error
     if not (row or column or ta or tb):
         return hidet_matmul(a, b, allow_1d=allow_1d)
     if (row and ta) or (column and tb):
@@ -65,5 +65,5 @@ def _swapped(pair: Sequence[Any], swap: bool) -> list[Any]:
 
 
 def install() -> None:
-    """Use the right definition from now on."""
+    """Use the corrected definition from now on."""
     cops.matmul = matmul

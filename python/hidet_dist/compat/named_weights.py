@@ -1,7 +1,7 @@
-"""hidet 0.6.1 takes every symbolic tensor that nothing computes for an input, and refuses a graph that lacks it there.
+"""hidet 0.6.1 requires every symbolic tensor that no operator computes to be among a graph's inputs.
 
-Weights that are a name and a shape (:func:`hidet_dist.weights.weight`) are symbolic, so that nothing is computed from
-data that is not there, but they are no inputs. Set right for the whole process.
+Weights by name (:func:`hidet_dist.weights.weight`) are symbolic, so that hidet computes nothing from missing data, but
+they are not inputs. The analysis is corrected for the whole process.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ hidet_analyze = graph_impl.graph_analyze
 
 def analyze(outputs: list[Tensor], stop_tensors: Any = None) -> tuple[list[Tensor], list[Operator], dict[Tensor, int]]:
     """Analyse a graph as hidet does, without counting weights among its free variables."""
-    from hidet_dist.weights.named import is_weight  # which may be what is importing hidet, and this with it
+    from hidet_dist.weights.named import is_weight  # lazy, since that module may be the one that imports hidet
 
     free, nodes, uses = hidet_analyze(outputs, stop_tensors=stop_tensors)
     return [tensor for tensor in free if not is_weight(tensor)], nodes, uses
 
 
 def install() -> None:
-    """Leave weights out of graphs' inputs from now on."""
+    """Accept weights that are not inputs of their graph from now on."""
     graph_impl.graph_analyze = analyze

@@ -1,8 +1,8 @@
-"""Operators whose kernel is one statement of C++, opaque to hidet's fusion.
+"""Operators whose kernel is one C++ statement, opaque to hidet's fusion.
 
-hidet 0.6.1 has opaque operators, which its fusion leaves alone, but their task holds the operator and so the graph
-before it. Kernels that are built in parallel are pickled, and the graph with them: slow, and impossible once any of its
-operators has been run. The task here holds the statement only.
+hidet 0.6.1 has opaque operators, which its fusion ignores, but their task references the operator and so the graph
+before it. Kernels that are built in parallel are pickled with that graph, which is slow, and impossible once any of its
+operators has been run. The task here holds only the statement.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from hidet.ir.stmt import BlackBoxStmt
 from hidet.ir.type import FuncType, void_p
 
 STORE = "store"
-"""The name under which a statement calls the function that writes a tile of the output; see :class:`NativeCall`."""
+"""A statement's name for the function that writes a tile of the output; see :class:`NativeCall`."""
 
 
 def call_native(function: str, *arguments: Expr) -> Expr:
-    """A call of a C++ function of float32, by its name there, which a header must declare."""
+    """Build a call of a C++ function of float32, which a header must declare."""
     name = f"hidet_dist_{function.replace('::', '_')}_{len(arguments)}"
     if not is_primitive_function(name):
         floats = FuncType(["float32"] * len(arguments), "float32")
@@ -39,21 +39,21 @@ def call_native(function: str, *arguments: Expr) -> Expr:
 
 @dataclass(frozen=True)
 class NativeCall:
-    """A statement of C++, and what it needs to compile.
+    """A C++ statement, and what it needs to compile.
 
     Attributes
     ----------
     statement: str
-        Has ``{}`` for the address of each input in turn, and of the output after them; it need not use the last ones.
-        Other braces are doubled.
+        The statement, with ``{}`` for the address of each input in turn and then of the output; trailing ones may be
+        missing. Other braces are doubled.
     headers, include_dirs: sequence of str
-        What is included.
+        The headers to include, and their folders.
     library_dir, library: str
-        What is linked.
+        The library to link, and its folder.
     values: mapping of str to int or expression
         int64 variables that the statement may use, each with its value: an int, or an expression of symbolic dims.
     store: Function, optional
-        Writes a part of the output. Parameters: the float32 tile, its leading dimension, its first row, its rows, its
+        Writes a tile of the output. Parameters: the float32 tile, its leading dimension, its first row, its rows, its
         first column, its columns (int64), then the output and the inputs after the first two. The statement may call
         it as ``store(tile, ld, row, rows, column, columns)``.
     """
@@ -68,7 +68,7 @@ class NativeCall:
 
 
 def launch_module(native: NativeCall, tensors: Sequence[TensorNode], typed: bool = False) -> IRModule:
-    """A launch function of the host with the statement in it, for the inputs and the output of a task.
+    """Build the host's launch function with the statement, for the inputs and the output of a task.
 
     Its parameters are pointers of the tensors' dtypes if ``typed``, as those of candidates must be.
     """
@@ -98,7 +98,7 @@ def launch_module(native: NativeCall, tensors: Sequence[TensorNode], typed: bool
 
 
 class NativeCallTask(Task):
-    """The task of such an operator. hidet compiles one kernel for a name and shapes, so the name says the rest."""
+    """The task of such an operator. hidet caches kernels by task name and shapes, so the name identifies the call."""
 
     def __init__(
         self,
@@ -112,27 +112,27 @@ class NativeCallTask(Task):
         super().__init__(name, list(inputs), [output], attributes={"is_opaque": True}, share_map=share_map)
 
     def allow_prologue(self) -> bool:
-        """Nothing is computed while inputs are read."""
+        """No fusion: the statement is fixed."""
         return False
 
     def allow_epilogue(self) -> bool:
-        """hidet adds nothing to what is computed while the output is written."""
+        """No fusion: the statement is fixed."""
         return False
 
     def implement_cpu(self, working_dir: str) -> IRModule:
-        """A launch function with the statement in it."""
+        """Build the launch function with the statement."""
         return launch_module(self.call, [*self.inputs, *self.outputs])
 
     def implement_cuda(self, working_dir: str) -> IRModule:
-        """The same: a function of the host, which gets the addresses of memory of the device."""
+        """Build the same function, for the host: it gets addresses of the device's memory."""
         return launch_module(self.call, [*self.inputs, *self.outputs])
 
 
 class NativeCallOp(OpaqueOperator):
-    """An operator of one output, on its first input's device, computed by a native call.
+    """An operator with one output, on its first input's device, computed by a native call.
 
-    The output has the first input's dtype unless told otherwise. With ``share_map={0: 0}`` its memory is that of the
-    first input.
+    The output has the first input's dtype unless ``dtype`` is given. With ``share_map={0: 0}`` it shares the memory of
+    the first input.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Acting on hidet once it is imported, without importing it: that takes seconds, which serving need not spend."""
+"""Actions after the import of a package, without importing it: hidet takes seconds, and serving does without."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import ModuleType
 
 
 class _Finder:
-    """Finds one top-level package where it is, and has an action follow its import."""
+    """Finds one top-level package in the usual way, and runs an action after its import."""
 
     def __init__(self, name: str, action: Callable[[], None]):
         self._name = name
@@ -18,7 +18,7 @@ class _Finder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The package's, ``None`` for every other name. Being looked for is not being imported."""
+        """Find the package's spec; None for every other name. A search alone does not run the action."""
         if name != self._name:
             return None
         finders = (finder for finder in tuple(sys.meta_path) if finder is not self)
@@ -32,13 +32,13 @@ class _Finder:
                     sys.meta_path.remove(self)
                     self._action()
 
-            # On this one loader, not in another class: whatever else is asked of it stays as it is.
+            # Patch this loader instead of wrapping it, so that its other methods stay the same.
             spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
         return spec
 
 
 def after(name: str, action: Callable[[], None]) -> None:
-    """Call ``action`` once the top-level package ``name`` is imported: now, if it is, or at the end of its import."""
+    """Call ``action`` once the top-level package ``name`` is imported: at once if it is, else after its import."""
     if name in sys.modules:
         action()
     else:

@@ -1,13 +1,12 @@
-"""hidet 0.6.1's optimization is a fixed list of passes, made for GPUs; this puts one into it, and leaves some out.
+"""hidet 0.6.1's optimization is a fixed list of passes, made for GPUs; here one is added and some are skipped.
 
-What is left out turns graphs with float16 convolutions to channels last, for kernels that only CUDA has, and looks for
-operators to quantize, which takes a while also where none is to be.
+The skipped passes convert graphs with float16 convolutions to channels last, for kernels that only CUDA has, and look
+for operators to quantize, which takes time even if there are none.
 
-Its fusion puts operators into one without a bound, and the time it takes to infer the types of a fused operator grows
-with the square of its size and more: a chain of 200 element-wise operators did not end in 200 s. A bound on what is
-fused into one makes the time linear.
+Its fusion has no limit on the size of a fused operator, and the time of inferring its types grows more than
+quadratically: a chain of 200 element-wise operators did not finish in 200 s. A limit makes the time linear.
 
-Kernels, too, go through a fixed list of passes, many of which are for CUDA's tensor cores, and are left out as well.
+Kernels are lowered by a fixed list of passes, too; those for CUDA's tensor cores are skipped as well.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _FOR_TENSOR_CORES = (
 
 
 MOST_FUSED = 32
-"""Operators that are fused into one."""
+"""The most operators that are fused into one."""
 
 
 class _Before(GraphPass):
@@ -57,7 +56,7 @@ class _Nothing(GraphPass):
 
 @contextmanager
 def cpu_passes(before_fusion: Callable[[FlowGraph], FlowGraph]) -> Iterator[None]:
-    """Have ``hidet.graph.optimize`` rewrite graphs once their operators are resolved, before it fuses them."""
+    """Let ``hidet.graph.optimize`` rewrite graphs by ``before_fusion``, between resolving and fusing operators."""
     fusion = transforms.fuse_operator_pass
     with (
         replaced(transforms, {"fuse_operator_pass": lambda: _Before(before_fusion, fusion())}),
@@ -67,9 +66,9 @@ def cpu_passes(before_fusion: Callable[[FlowGraph], FlowGraph]) -> Iterator[None
 
 
 class _UntilFull:
-    """The group of each operator, as hidet's fusion keeps it; all operators seem to have one once a group is full.
+    """hidet's map from operators to fusion groups; once a group is full, every operator appears to have a group.
 
-    hidet adds an operator to a group only while it has none.
+    hidet adds an operator to a group only if it has none.
     """
 
     def __init__(self, groups: dict[Operator, Any], group: Any):
@@ -102,7 +101,7 @@ _FUSED_BY = ("fuse_epilogue_operators", "fuse_prologue_operators")
 
 @contextmanager
 def bounded_fusion() -> Iterator[None]:
-    """Let hidet fuse no more than :data:`MOST_FUSED` operators into one while the block runs."""
+    """Let hidet fuse at most :data:`MOST_FUSED` operators into one while the block runs."""
     with replaced(fuse_operator, {name: _bounded(getattr(fuse_operator, name)) for name in _FUSED_BY}):
         yield
 
@@ -114,6 +113,6 @@ class _NothingLower(Pass):
 
 @contextmanager
 def cpu_lowering() -> Iterator[None]:
-    """Lower kernels without the passes that are for CUDA's tensor cores while the block runs."""
+    """Lower kernels without the passes for CUDA's tensor cores while the block runs."""
     with replaced(hidet.transforms, dict.fromkeys(_FOR_TENSOR_CORES, lambda *_: _NothingLower())):
         yield

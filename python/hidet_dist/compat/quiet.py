@@ -1,6 +1,6 @@
-"""hidet 0.6.1 reports its builds on stderr, with bars of its own and a line a kernel, in a log just as on a terminal.
+"""hidet 0.6.1 reports its builds on stderr, with progress bars and a line per kernel, even without a terminal.
 
-While :func:`quiet_builds` is active its bars are silent and advance a callback instead.
+While :func:`quiet_builds` is active, its bars are silent and advance a callback instead.
 """
 
 from __future__ import annotations

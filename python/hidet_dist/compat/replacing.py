@@ -1,4 +1,4 @@
-"""Attributes of others, replaced for a while."""
+"""Temporary replacement of an object's attributes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def replaced(owner: Any, values: Mapping[str, Any]) -> Iterator[None]:
-    """Give an object, such as a module, other attributes while the block runs."""
+    """Replace attributes of an object, such as a module, while the block runs."""
     missing = object()
     before = {name: getattr(owner, name, missing) for name in values}
     try:

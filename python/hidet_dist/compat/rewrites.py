@@ -1,8 +1,8 @@
-"""hidet 0.6.1 has graph rewrites that change results; they are left out, or set right, while a program is optimized.
+"""hidet 0.6.1 has graph rewrites that change results; they are removed or corrected while a program is optimized.
 
 * ``MultiInputCompositeElementwiseLeftRightRewriteRule``: op(f(x), f(y)) becomes one operator that indexes x and y
-  alike, also where one is broadcast, and so reads past its end (an additive attention mask, for one).
-* ``DoubleCast``: cast(cast(x)) to x's own dtype is dropped, also where the dtype between holds less than x's.
+  alike. If one is broadcast, as an additive attention mask is, the operator reads past its end.
+* ``DoubleCast``: cast(cast(x)) back to x's dtype is dropped, even if the dtype between holds less than x's.
 * ``AttentionRewriteRule`` and ``AttentionMaskAddRewriteRule``: matmul(softmax(matmul(q, k)), v) becomes one operator,
   also where a product takes its second operand transposed or the softmax is not along the last dim. hidet registers
   these and the next two only where it finds a GPU when it is imported, so a program would also depend on that.
@@ -43,7 +43,7 @@ UNSOUND = (MultiInputCompositeElementwiseLeftRightRewriteRule, DoubleCast, *ONLY
 
 class _TransposeOfPlainProducts(MatmulTransposeRewriteRule):
     def target(self, matched: Any) -> list[Tensor] | None:
-        """hidet's, unless the product transposes its operand itself."""
+        """Rewrite as hidet does, unless the product already transposes its operand."""
         if matched[self.C].op.attrs["transpose_b"]:
             return None
         rewritten: list[Tensor] | None = super().target(matched)
@@ -52,7 +52,7 @@ class _TransposeOfPlainProducts(MatmulTransposeRewriteRule):
 
 @contextmanager
 def sound_rewrites() -> Iterator[None]:
-    """Leave the unsound rewrites out, or set them right, while the block runs."""
+    """Remove or correct the unsound rewrites while the block runs."""
     rules = base._registered_rewrite_rules
     before = list(rules)
     rules[:] = [

@@ -1,7 +1,7 @@
-"""hidet 0.6.1 cannot make a tensor without dims from NumPy 2: ``hidet.asarray(1.0)`` reads a shape that is not there.
+"""hidet 0.6.1 cannot make a tensor without dims with NumPy 2: ``hidet.asarray(1.0)`` reads a missing shape.
 
-hidet's own LLaMA and Gemma make such tensors while they are built. While :func:`scalar_tensors` is active, scalars take
-the way through PyTorch, which does give a shape.
+hidet's LLaMA and Gemma make such tensors while they are built. While :func:`scalar_tensors` is active, scalars are
+converted through PyTorch, which has a shape for them.
 """
 
 from __future__ import annotations

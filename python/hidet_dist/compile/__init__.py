@@ -1,4 +1,4 @@
-"""Compile: from a program to kernels and a launch function, built once however many ranks there are."""
+"""Compile: from a program to kernels and a launch function, built once for all ranks."""
 
 from hidet_dist.compile.backend import Backend
 from hidet_dist.compile.build import CompiledProgram, compile_program, optimize_program

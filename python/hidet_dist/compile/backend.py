@@ -19,20 +19,23 @@ class Backend(Protocol):
 
     Attributes
     ----------
-    name: its name in the configuration, which is hidet's build target, too.
+    name: its name in the configuration, and hidet's name of the build target.
     archs: the values of ``optimization_config["arch"]`` for this target.
-    keys: the keys of ``optimization_config`` that are for this target, beside ``arch``.
+    keys: the keys of ``optimization_config`` for this target, besides ``arch``.
     overlaps: whether collectives run beside computation.
+    computes_constants: whether operators without inputs are computed while a program is partitioned. That needs a
+        device, which a machine that compiles for GPUs may lack.
     """
 
     name: ClassVar[str]
     archs: ClassVar[Sequence[str]]
     keys: ClassVar[Sequence[str]]
     overlaps: ClassVar[bool]
+    computes_constants: ClassVar[bool]
 
     @classmethod
     def configured(cls, arch: str | None, options: Mapping[str, Any], device: Device) -> Backend:
-        """Make the configured target. ``options`` has a value for each of ``keys``; costs are of ``device``.
+        """Make the configured target. ``options`` has a value for each of ``keys``; costs are those of ``device``.
 
         Raises
         ------
@@ -42,7 +45,7 @@ class Backend(Protocol):
 
     @property
     def device(self) -> str:
-        """hidet's device that the program's tensors are on; which one it is, is the serving process's choice."""
+        """hidet's name of the program's device. The serving process chooses the actual device of this kind."""
 
     @property
     def arch(self) -> str:
@@ -50,7 +53,7 @@ class Backend(Protocol):
 
     @property
     def gpu_name(self) -> str | None:
-        """The GPU that code is compiled for; None where it is for none."""
+        """The GPU that code is compiled for; None for a target without GPUs."""
 
     @property
     def cpu_features(self) -> tuple[str, ...]:
@@ -58,7 +61,7 @@ class Backend(Protocol):
 
     @property
     def space(self) -> int:
-        """The number of hidet's search space: 0 for one candidate a kernel, 1 and 2 for some and many."""
+        """The number of hidet's search space: 0 for one candidate per kernel, 1 for some, 2 for many."""
 
     @property
     def cuda_graph(self) -> bool:
@@ -70,11 +73,11 @@ class Backend(Protocol):
         Raises
         ------
         CompileError
-            It says how to get the compiler.
+            When there is no compiler; the message says how to get one.
         """
 
     def prepare(self, graph: NormalGraph, devices: int) -> tuple[NormalGraph, Mapping[Tensor, Tensor]]:
-        """Rewrite the graph for a number of devices; return it with the replacement of each weight that has one."""
+        """Rewrite the graph for a number of devices; return it, and the replacement of each replaced weight."""
 
     def optimizing(self) -> AbstractContextManager[None]:
         """Make the context in which operators are fused."""
@@ -83,7 +86,7 @@ class Backend(Protocol):
         """Make the context in which kernels are built."""
 
     def building_launcher(self) -> AbstractContextManager[None]:
-        """Make the context in which the launch function is built, and asked how much memory it needs."""
+        """Make the context in which the launch function is built, and called for the memory that it needs."""
 
     def before_fusion(self, program: Program) -> FlowGraph:
         """The program's graph, rewritten before hidet fuses its operators."""

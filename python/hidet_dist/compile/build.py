@@ -47,16 +47,16 @@ class CompiledProgram:
     ----------
     graph: the optimized graph.
     launcher: the library that launches the whole graph.
-    kernels: the kernel libraries, in the order of the table that the launcher gets; ``kernel_names`` say what they do,
+    kernels: the kernel libraries, in the order of the launcher's table; ``kernel_names`` name their computations,
         and ``kernel_of_node`` which of them computes each node of the graph.
-    candidates: for each kernel, how many candidates its library has; the fastest is found where the program runs.
+    candidates: for each kernel, the number of candidates in its library; the serving process measures the fastest.
     cublas: for each kernel, whether the last of its candidates calls cuBLAS.
     data: the names of the weights (and the coordinate) in the order that the launcher's ``init`` takes them.
-    constants: constants that optimizing the program made, by name; the same for every rank.
-    libraries: what the kernels need besides the runtimes: ``openblas`` or nothing, the CUDA runtime for CUDA.
-    workspace_bytes: room for activations, by kind of memory; None where it depends on symbolic dims.
-    stage: what a manifest says of all this; its folder is empty. The launcher says the same of itself.
-    layouts: the dtype and local shape of what has a name in ``data``.
+    constants: the constants that optimization computed, by name; the same for every rank.
+    libraries: libraries that the kernels need besides the runtimes: ``openblas`` or none; the CUDA runtime for CUDA.
+    workspace_bytes: the bytes for activations, by kind of memory; None if they depend on symbolic dims.
+    stage: the stage's entry for a manifest, with an empty folder. The launcher contains the same description.
+    layouts: the dtype and local shape of each name in ``data``.
     """
 
     graph: FlowGraph
@@ -87,7 +87,7 @@ def optimize_program(program: Program, target: Backend = CPU) -> FlowGraph:
     Raises
     ------
     CompileError
-        When hidet's passes lose or change a communication operator: a program without it would compute something else.
+        When hidet's passes lose or change a communication operator: the program would compute another result.
     """
     with _hidet_options(target.optimizing()):
         rewritten = target.before_fusion(program)
@@ -106,21 +106,21 @@ def compile_program(
     overlap: Cluster | None = None,
     room: int | None = None,
 ) -> CompiledProgram:
-    """Compile a program; nothing of it is loaded, so that it can be compiled where it cannot run.
+    """Compile a program. No kernel is loaded, so the machine need not be able to run them.
 
     Parameters
     ----------
     program: Program
         The program, on the target's device.
     target: Backend
-        What to compile it for.
+        The target to compile for.
     total, advance: callable, optional
         Progress: called with the number of kernels, and once for each that is built.
     overlap: Cluster, optional
-        The machine by whose predicted times collectives are started before they are waited for, so that they run
-        beside computation (:mod:`hidet_dist.overlap.emit`); where it is not given, they are not.
+        The machine whose predicted times decide where collectives start and where the program waits for them, so that
+        they overlap computation (:mod:`hidet_dist.overlap.emit`). Without it, the program waits for each one at once.
     room: int, optional
-        Bytes of activations that may then be held, if without overlap no more are.
+        The bytes of activations up to which overlap may raise the program's peak.
 
     Raises
     ------
@@ -149,7 +149,7 @@ def compile_program(
         except (RuntimeError, ValueError, OSError) as error:
             raise CompileError(f"A kernel does not compile: {error}") from error
 
-    # The launch function runs here, too, to tell how much memory it needs.
+    # The launch function is called here, too, to compute the memory that it needs.
     with _hidet_options(target.building_launcher()):
         inputs = graph.inputs[: len(program.inputs)]
         named = dict(program.weight_placeholders)
@@ -158,8 +158,8 @@ def compile_program(
         used = {x for node in graph.nodes for x in node.inputs}
         data = {name: tensor for name, tensor in named.items() if tensor in used}
         # In the order of their first use, so that the same program has the same names.
-        made = dict.fromkeys(x for node in graph.nodes for x in node.inputs if x.storage is not None)
-        constants = {f"c{number}": x for number, x in enumerate(made)}
+        computed = dict.fromkeys(x for node in graph.nodes for x in node.inputs if x.storage is not None)
+        constants = {f"c{number}": x for number, x in enumerate(computed)}
         kernel_names = [node.name for node in nodes]
         candidates = [int(json.loads((folder / "meta.json").read_text())["num_candidates"]) for folder in folders]
         cublas = [target.calls_cublas(node) for node in nodes]
@@ -204,7 +204,7 @@ def compile_program(
 
 
 def _task_folder(node: Operator, target: Backend) -> Path:
-    """The folder in which hidet has built an operator's kernel."""
+    """Return the folder in which hidet has built an operator's kernel."""
     cache = os.path.join(hidet.option.get_cache_dir(), "ops")
     folder, _ = _build_task.prepare_cache_paths(cache, f"{target.name}_space_{target.space}", node.task)
     return Path(folder)

@@ -1,4 +1,4 @@
-"""The check that rewriting a graph has kept its communication: without it, a program computes something else."""
+"""The check that a rewrite of a graph keeps its communication operators."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_communication(before: FlowGraph, after: FlowGraph) -> None:
     Raises
     ------
     CompileError
-        When they are not the same, but for their order.
+        When they differ in more than their order.
     """
     old, new = (
         Counter((op.task.name, tuple(map(str, op.inputs[0].shape))) for op in communication_operators(graph))

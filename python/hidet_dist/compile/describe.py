@@ -1,4 +1,4 @@
-"""The stage of a manifest, and the layouts of its data, from a program and its kernels."""
+"""The manifest's entry of a stage, and the layouts of its data, from a program and its kernels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def stage_of(
     libraries: tuple[str, ...],
     index_checks: tuple[IndexCheck, ...],
 ) -> StageManifest:
-    """The stage as a manifest has it, but for its folder and the room for activations, which the launcher tells.
+    """Make the manifest's entry of a stage, without its folder and the bytes for activations.
 
     ``graph`` is the optimized graph of ``program``; the other arguments are those of
     :class:`hidet_dist.compile.CompiledProgram`.
@@ -62,7 +62,7 @@ def stage_of(
 
 
 def layouts_of(program: Program, data: Sequence[str], constants: Mapping[str, Tensor]) -> dict[str, Layout]:
-    """The dtype and local shape of each weight in ``data``, of the coordinate, and of the constants, by name."""
+    """Map the names of weights in ``data``, the coordinate and the constants to dtypes and local shapes."""
     layouts = {
         weight.name: Layout(weight.dtype, weight.spec.local_shape(weight.shape, program.mesh))
         for weight in program.weights
@@ -73,7 +73,7 @@ def layouts_of(program: Program, data: Sequence[str], constants: Mapping[str, Te
 
 
 def description_of(stage: StageManifest, layouts: Mapping[str, Layout], target: Backend) -> str:
-    """The description that is compiled into the stage's launcher."""
+    """Make the description that is compiled into the stage's launcher."""
     return describe(
         stage,
         layouts,

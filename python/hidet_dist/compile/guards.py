@@ -1,15 +1,15 @@
-"""Guards in operators' definitions: no index that is read from memory leaves a tensor, no integer division traps.
+"""Guards in operators' definitions: no index from memory reads outside a tensor, and no integer division traps.
 
-hidet's lookups read wherever an index points, and its integer divisions are C's. On the CPU a wrong token id then ends
-the process, and on a GPU all that its context holds. Here such a definition becomes one whose results are defined:
+hidet's lookups read at any index, and its integer divisions are C's. On the CPU a wrong token id may then kill the
+process, and on a GPU its context. Guarded definitions have defined results:
 
-* Indices that are checked before a program runs (see :mod:`hidet_dist.compile.index_checks`) are clamped, so that
-  memory that is written to between the check and its use does no harm.
-* Any other index that is out of range gives NaN, the least integer or the greatest unsigned one, as JAX's ``take``
-  does (jax.numpy.take, mode="fill").
+* Indices that are checked before a program runs (see :mod:`hidet_dist.compile.index_checks`) are clamped, in case the
+  input's memory changes between the check and the lookup.
+* A lookup at any other index out of range yields NaN, the least signed or the greatest unsigned integer, as JAX's
+  ``take`` does (jax.numpy.take, mode="fill").
 * A quotient or remainder by 0 is 0, as NumPy's; the least integer by -1 is itself, with the remainder 0.
 
-A definition is only half of an operator: kernels that hidet wrote by hand ignore it, and are left as they are.
+Operators with handwritten kernels in hidet ignore their definitions, and are left unchanged.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from hidet_dist.rules.lookup import ShardedLookupOp, missing_element
 
 
 def guard_graph(program: Program, checked: Collection[Operator]) -> FlowGraph:
-    """The program's graph with guarded operators; the graph itself where none needs a guard.
+    """Guard the operators of a program's graph; return the graph itself if none needs a guard.
 
-    ``checked`` are the operators all of whose indices are checked before the program runs.
+    ``checked`` are the operators whose indices are all checked before the program runs.
     """
     trusted = program.coordinate
 
@@ -75,7 +75,7 @@ class GuardedOp(Operator):
     guarded: Operator
         The operator.
     outputs: list of TensorNode
-        Its definition, guarded, of the inputs of its task.
+        Its guarded definition, in terms of the inputs of its task.
     """
 
     def __init__(self, *inputs: Tensor, guarded: Operator, outputs: list[TensorNode]):
@@ -94,7 +94,7 @@ class GuardedOp(Operator):
 
 
 def _follows_definition(node: Operator) -> bool:
-    """Whether the kernels of an operator are made of its definition."""
+    """Whether the kernels of an operator are generated from its definition."""
     task = node.task
     if isinstance(node, OpaqueOperator | ShardedLookupOp) or task.attrs.get("is_opaque"):
         return False  # a sharded lookup is defined for all indices
@@ -102,16 +102,16 @@ def _follows_definition(node: Operator) -> bool:
 
 
 def _guarded(outputs: list[TensorNode], trusted: set[TensorInput], checked: bool) -> list[TensorNode] | None:
-    """The definition with guards; None where it needs none."""
+    """Guard a definition; None if it needs no guard."""
     if not any(isinstance(y, GridCompute) for y in outputs):
         return None
     rewriter = _Guard(trusted, checked)
-    made = [rewriter(y) for y in outputs]
-    return made if rewriter.guards else None
+    guarded = [rewriter(y) for y in outputs]
+    return guarded if rewriter.guards else None
 
 
 class _Guard(IRRewriter):
-    """Guards the lookups and divisions in a definition; ``guards`` is how many there are."""
+    """Guards the lookups and divisions in a definition; ``guards`` counts them."""
 
     def __init__(self, trusted: set[TensorInput], checked: bool):
         super().__init__()
@@ -121,12 +121,12 @@ class _Guard(IRRewriter):
         self.types = TypeInfer()
 
     def visit_GridCompute(self, node: GridCompute) -> GridCompute:
-        """The definition of a tensor; hidet's way infers its type again."""
+        """Rewrite the definition of a tensor, without inferring its type again as hidet does."""
         value = self(node.value)
         return node if value is node.value else GridCompute(node.name, node._shape, node.axes, value, node.layout)
 
     def visit_TensorElement(self, e: TensorElement) -> Expr:
-        """An element: where its indices are read from memory, they are clamped, or decide whether it is read."""
+        """Guard an element whose indices are read from memory: clamp them, or read it only if they are in range."""
         element = super().visit_TensorElement(e)
         if not isinstance(e.base, TensorNode) or not any(map(self.is_read, e.indices)):
             return element
@@ -160,7 +160,7 @@ class _Guard(IRRewriter):
         return self.quotient(e, super().visit_Mod(e))
 
     def visit_Call(self, e: Call) -> Expr:
-        """A call; hidet calls a function for the remainder of integers, which it has not for all targets."""
+        """Rewrite a call: hidet's function for remainders of integers does not exist for all targets."""
         name = str(e.func_var.name or e.func_var.hint).removeprefix("generic_")
         kind = self.types(e) if name == "mod" else None
         if isinstance(kind, DataType) and kind.is_integer():
@@ -169,7 +169,7 @@ class _Guard(IRRewriter):
         return super().visit_Call(e)
 
     def quotient(self, e: Div | FloorDiv | Mod, plain: Any) -> Expr:
-        """A quotient or remainder, ``plain`` where that can be computed."""
+        """Guard a quotient or remainder: ``plain`` where it is defined."""
         known = e.b if isinstance(e.b, int) else int(e.b) if isinstance(e.b, Constant) and e.b.is_scalar() else None
         if known not in (None, 0, -1) or (known is None and not self.is_read(e.b)):
             return plain
@@ -180,7 +180,7 @@ class _Guard(IRRewriter):
         zero = kind.constant(0)
         result = plain
         if kind.signedness():
-            # The least integer has no negative: unsigned integers wrap around, signed ones may not.
+            # The negative of the least integer overflows: defined for unsigned integers, not for signed ones.
             wrapping = data_type(f"u{kind.name}")
             negative = zero if isinstance(e, Mod) else cast(wrapping.constant(0) - cast(plain.a, wrapping), kind)
             result = if_then_else(equal(plain.b, -1), negative, plain)
@@ -191,7 +191,7 @@ class _Guard(IRRewriter):
         return isinstance(value, Expr) and any(x.base not in self.trusted for x in collect(value, TensorElement))
 
     def signed(self, index: Expr) -> tuple[Expr, DataType]:
-        """An index as a signed integer of 32 bits or more, and its type."""
+        """Convert an index to a signed integer of 32 bits or more; return it and its type."""
         kind = self.types(index)
         if kind not in (int32, int64):
             kind = int64 if kind.nbytes >= int32.nbytes else int32

@@ -1,9 +1,9 @@
-"""Inputs that hold indices: found in a program, so that a call with an index out of range is refused before it runs.
+"""Checks of inputs that hold indices: a call with an index out of range is refused before the program runs.
 
-An index is followed from a lookup back to the inputs through operators that keep or move values: casts of integers,
-sums with constants, reshapes, slices, transposes, broadcasts, concatenations and collectives that do not reduce. A
-value that only a narrowing cast would bring into range is refused, too. What else is computed is not followed, and is
-guarded in the kernel (:mod:`hidet_dist.compile.guards`).
+Indices are traced from a lookup back to inputs through operators that keep or move values: casts of integers, sums with
+constants, reshapes, slices, transposes, broadcasts, concatenations and collectives that do not reduce. A value that is
+in range only after a narrowing cast is refused, too. Indices that are computed otherwise are guarded in the kernel
+(:mod:`hidet_dist.compile.guards`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOVES = (BroadcastOp, ConcatOp, CopyOp, JoinShardsOp, ShardSliceOp, StackShards
 
 
 def index_checks(program: Program) -> tuple[tuple[IndexCheck, ...], frozenset[Operator]]:
-    """The checks of a program's inputs, and the lookups all of whose indices they check."""
+    """Derive the checks of a program's inputs, and the lookups whose indices they check completely."""
     checks: dict[IndexCheck, None] = {}
     checked: set[Operator] = set()
     numbers = {x: number for number, x in enumerate(program.graph.inputs[: len(program.inputs)])}
@@ -42,15 +42,15 @@ def index_checks(program: Program) -> tuple[tuple[IndexCheck, ...], frozenset[Op
         rows = _rows(node)
         if rows is None:
             continue
-        input_checks, whole = _checks(node.inputs[1], _indices(node), 0, rows, numbers)
+        input_checks, complete = _checks(node.inputs[1], _indices(node), 0, rows, numbers)
         checks.update(dict.fromkeys(input_checks))
-        if whole:
+        if complete:
             checked.add(node)
     return tuple(checks), frozenset(checked)
 
 
 def _rows(node: Operator) -> Product | None:
-    """Count the rows that an operator looks up in; None if it is no lookup, or the count is no product."""
+    """Count the rows of a lookup's table; None if the operator is not a lookup, or the count is not a product."""
     if isinstance(node, ShardedLookupOp):
         return (int(node.attrs["rows"]),)
     dim = row_dim(node)
@@ -58,14 +58,14 @@ def _rows(node: Operator) -> Product | None:
 
 
 def _indices(node: Operator) -> View:
-    """The indices that a lookup reads, as a view of what they are made of."""
+    """View the indices of a lookup as their source tensor."""
     view = view_of(node.inputs[1], _keeps)
     gathers = isinstance(node, GatherOp) or (isinstance(node, ShardedLookupOp) and node.attrs["kind"] == "gather")
     return View(view.source, extents_of(node.outputs[0]), view.strides, view.offset) if gathers else view
 
 
 def _keeps(op: Operator) -> bool:
-    """Whether an operator gives each value of its integer input, or that and a constant, at the same place."""
+    """Whether an operator keeps the values of its integer input in place, or adds a constant to them."""
     if isinstance(op, CopyOp):
         return True
     kinds = op.inputs[0].dtype, op.outputs[0].dtype
@@ -85,9 +85,9 @@ def _constant(op: Operator) -> int | None:
 def _checks(
     x: Tensor, view: View, shift: int, rows: Product, numbers: Mapping[Tensor, int]
 ) -> tuple[list[IndexCheck], bool]:
-    """The checks of inputs that elements of ``view``, which is of ``x``, come from, and whether all elements do.
+    """Derive checks of the inputs that elements of ``view``, a view of ``x``, come from; and whether all elements do.
 
-    ``shift`` is what is added to the elements of ``x`` before they are looked up.
+    ``shift`` is added to the elements of ``x`` before the lookup.
     """
     source = view.source
     between = list(_upstream(x, source))
@@ -108,7 +108,7 @@ def _checks(
 
 
 def _upstream(x: Tensor, source: Tensor) -> Iterator[Operator]:
-    """The operators between a tensor and one that it is a view of."""
+    """Yield the operators between a tensor and the source of its view."""
     while x is not source:
         assert x.op is not None
         yield x.op
@@ -124,12 +124,12 @@ def _added(op: Operator) -> int:
 
 
 def _moves(op: Operator) -> bool:
-    """Whether an operator gives nothing but elements of its inputs, each of them on some rank, and zeros."""
+    """Whether an operator's output has only zeros and elements of its inputs, each of these on some rank."""
     return isinstance(op, _MOVES) or (isinstance(op, CommunicationOp) and not op.reduce_op)
 
 
 def _check(view: View, shift: int, rows: Product, number: int) -> IndexCheck | None:
-    """The check of the elements of an input; None where their places are no products of sizes."""
+    """Make the check of an input's elements; None if their strides are not products of sizes."""
     dims = _merged([(size, step) for size, step in zip(view.shape, view.strides, strict=True) if not _is_one(size)])
     shape = tuple(_product(size) for size, _ in dims)
     strides = tuple(_product(step) for _, step in dims)
@@ -144,7 +144,7 @@ def _is_one(size: Extent) -> bool:
 
 
 def _merged(dims: Sequence[tuple[Extent, Extent]]) -> list[tuple[Extent, Extent]]:
-    """Sizes and strides with one dim for neighbouring ones that lie without a gap between them."""
+    """Merge contiguous dims, given as sizes and strides."""
     merged: list[tuple[Extent, Extent]] = []
     for size, step in dims:
         if merged and same_extent(merged[-1][1], size * step):
@@ -155,7 +155,7 @@ def _merged(dims: Sequence[tuple[Extent, Extent]]) -> list[tuple[Extent, Extent]
 
 
 def _product(extent: Extent) -> Product | None:
-    """An extent as a product of numbers and symbols' names; None where it is none."""
+    """Convert an extent to a product of numbers and symbols' names; None if it is not a product."""
     number, names = 1, []
     for factor in factors_of(extent):
         if isinstance(factor, int):

@@ -25,12 +25,12 @@ _WIDTH = 160  # columns of the text form
 
 
 def explanation_file(number: int, stages: int) -> str:
-    """The file in an artifact folder with the explanation of stage ``number`` of a plan of so many stages."""
+    """Name the file in an artifact folder with the explanation of stage ``number`` of a plan of ``stages`` stages."""
     return "explain.json" if stages == 1 else f"stage{number}/explain.json"
 
 
 class _Printed:
-    """An object that rich prints, with the same as its text."""
+    """An object that rich can print; ``str()`` is the same text."""
 
     def __str__(self) -> str:
         text = io.StringIO()
@@ -42,7 +42,7 @@ class _Printed:
 class Explanation(_Printed):
     """The explanations of a plan's stages.
 
-    ``str()`` gives text, ``rich.print`` fits it to the terminal, :meth:`to_json` is for programs.
+    ``str()`` is text of fixed width, ``rich.print`` fits it to the terminal, :meth:`to_json` is for programs.
 
     Raises
     ------
@@ -62,7 +62,7 @@ class Explanation(_Printed):
         return [line for stage in self.stages for line in stage.schedule]
 
     def to_data(self) -> dict[str, Any]:
-        """The explanation as plain JSON values: that of the only stage, or ``stages``, a list with that of each."""
+        """Convert to plain JSON values: the explanation of the only stage, or ``stages``, a list with each one's."""
         if len(self.stages) == 1:
             return self.stages[0].to_data()
         return {
@@ -120,7 +120,7 @@ class StageExplanation(_Printed):
         return sum(op.compute_seconds for op in self.stage.operators)
 
     def to_data(self) -> dict[str, Any]:
-        """The explanation as plain JSON values."""
+        """Convert to plain JSON values."""
         stage, report = self.stage, self.stage.report
         operators = []
         for number, op in enumerate(stage.operators):
@@ -183,7 +183,7 @@ class StageExplanation(_Printed):
         overlap = stage.overlap
         if overlap is not None:
             yield Text(
-                f"Communicating beside computing: {_time(overlap.seconds)}, {_time(overlap.hidden_seconds)} of the "
+                f"With overlap: {_time(overlap.seconds)}, {_time(overlap.hidden_seconds)} of the "
                 f"collectives hidden; {overlap.held_bytes} bytes a device"
             )
         if report is None:
@@ -193,7 +193,7 @@ class StageExplanation(_Printed):
             return
         serially = "" if overlap is None else ", one operator or collective after the other"
         if report.mode == "propagate":
-            yield Text("Propagated from pins; its time has no proven bound")
+            yield Text("Propagated from pins, without a proven bound of its time")
         else:
             yield Text(f"Lower bound of any plan: {_time(report.bound_seconds)}{serially} (gap {report.gap:.2%})")
         if report.time_limit_reached:

@@ -1,4 +1,4 @@
-"""Schedule lines, by which a person can apply a plan by hand, in the manner of Slapo (Chen et al., ASPLOS 2024)."""
+"""Schedule lines for applying a plan by hand, in the style of Slapo (Chen et al., ASPLOS 2024)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def schedule_lines(stage: StagePlan) -> list[str]:
 
     ``shard("fc1.weight", dim=1)`` splits a weight or a graph input; ``axes`` names the mesh axes if there are several.
     ``sync("fc2", "all_reduce")`` reduces an operator's output, and
-    ``sync("fc2", "all_gather", dim=1, of="t4.0", when="before")`` converts an operator's input. An operator that the
-    user gave no name is written ``op:7``.
+    ``sync("fc2", "all_gather", dim=1, of="t4.0", when="before")`` converts an operator's input. An operator without a
+    user's name is written ``op:7``.
 
     Raises
     ------
     PlanError
-        For a step that is none, or is over axes that the mesh does not have.
+        For an invalid step, or one over axes that the mesh does not have.
     """
     mesh = stage.mesh
     lines = []

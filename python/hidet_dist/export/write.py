@@ -1,4 +1,4 @@
-"""Writing an artifact folder: beside its place, then renamed, so that an interrupted build leaves nothing to load."""
+"""Writing an artifact folder atomically: a staging folder is renamed, so that an interrupted build leaves nothing."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from hidet_dist.weights import Layout, shard_blocks, write_safetensors
 
 
 def check_destination(out_dir: str | Path, recompile: bool) -> Path:
-    """Refuse a place that artifacts must not or cannot be written to, before work starts; return where they go.
+    """Refuse a destination to which artifacts must not or cannot be written, before work starts; return its real path.
 
-    That is the path without links, so that a link to a folder stays one when the folder is replaced.
+    The real path is without links, so that a link to a folder remains when the folder is replaced.
 
     Raises
     ------
     ConfigError
-        When ``out_dir`` is no path.
+        When ``out_dir`` is not a path.
     ArtifactError
-        When ``out_dir`` is a file, or a folder that is neither empty nor artifacts, unless ``recompile``; when its name
-        is none or too long, or no folder can be made beside it.
+        When ``out_dir`` is a file, or a folder with other content, unless ``recompile``; when its name is empty or too
+        long, or no folder can be made beside it.
     """
     if not isinstance(out_dir, str | Path):
         raise ConfigError(f"out_dir must be the path of a folder; got {shown(out_dir)}.")
@@ -49,12 +49,12 @@ def check_destination(out_dir: str | Path, recompile: bool) -> Path:
         name_bytes = len(os.fsencode(os.path.basename(out_dir)))
         place = Path(os.path.realpath(out_dir))
     except (OSError, ValueError) as error:  # such as a null byte
-        raise ArtifactError(f"out_dir {shown(str(out_dir))} is no path: {error}.") from error
+        raise ArtifactError(f"out_dir {shown(str(out_dir))} is not a path: {error}.") from error
     if os.path.basename(str(out_dir).rstrip("/")) in ("", ".", ".."):
         raise ArtifactError(f"out_dir must end in the name of a folder to make or replace; got {shown(str(out_dir))}.")
     if max(name_bytes, len(os.fsencode(place.name))) > MOST_NAME_BYTES:
         raise ArtifactError(
-            f"The name of out_dir has more than {MOST_NAME_BYTES} bytes: {shown(place.name)}. Name a shorter one."
+            f"The name of out_dir has more than {MOST_NAME_BYTES} bytes: {shown(place.name)}. Choose a shorter one."
         )
     try:
         if os.path.lexists(place) and not place.is_dir():
@@ -77,15 +77,15 @@ def check_destination(out_dir: str | Path, recompile: bool) -> Path:
 
 @contextmanager
 def replacing(out_dir: Path) -> Iterator[Path]:
-    """A fresh folder beside ``out_dir`` that takes its place when the block ends well, and is removed when it does not.
+    """Make a staging folder beside ``out_dir`` that replaces it when the block succeeds, and is removed when it fails.
 
-    Old artifacts are removed; any other content is kept, as ``<out_dir>.before-<n>``. Where the file system can
-    exchange folders, there are artifacts at ``out_dir`` at any time, the old ones or the new.
+    Old artifacts are removed; any other content is kept, as ``<out_dir>.before-<n>``. If the file system can exchange
+    folders, there are artifacts at ``out_dir`` at all times, the old ones or the new ones.
 
     Raises
     ------
     ArtifactError
-        When a file cannot be written, such as when the disk is full.
+        When a file cannot be written, for example on a full disk.
     """
     try:
         out_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -93,11 +93,11 @@ def replacing(out_dir: Path) -> Iterator[Path]:
         try:
             yield staging
             staging.chmod(0o755)
-            own = holds_artifacts(out_dir)
-            if own and exchange(staging, out_dir):
-                return  # what is removed below is what was there
+            has_artifacts = holds_artifacts(out_dir)
+            if has_artifacts and exchange(staging, out_dir):
+                return  # the staging folder, removed below, now has the old artifacts
             aside = _free_name(out_dir)
-            removable = own or (out_dir.exists() and not any(out_dir.iterdir()))
+            removable = has_artifacts or (out_dir.exists() and not any(out_dir.iterdir()))
             if out_dir.exists():
                 os.rename(out_dir, aside)
             os.rename(staging, out_dir)
@@ -117,15 +117,15 @@ def _free_name(out_dir: Path) -> Path:
 
 
 def _check_room(folder: Path, programs: Sequence[Program]) -> None:
-    """Raise ArtifactError where the disk has too little room for the shards of all ranks."""
+    """Raise ArtifactError if the disk lacks space for the shards of all ranks."""
     needed = sum(
         program.mesh.size * weight.local_nbytes(program.mesh) for program in programs for weight in program.weights
     )
     ranks, free = sum(program.mesh.size for program in programs), shutil.disk_usage(folder).free
     if needed > free:
         raise ArtifactError(
-            f"The weights of {ranks} ranks take {needed} bytes, and the disk of {folder} has {free} left. Free some, "
-            "or name an out_dir on another disk."
+            f"The weights of {ranks} ranks take {needed} bytes, and the disk of {folder} has {free} left. Free some "
+            "space, or name an out_dir on another disk."
         )
 
 
@@ -138,13 +138,12 @@ def write_artifacts(
 ) -> Manifest:
     """Write a plan with the programs of its stages into an empty folder, the manifest last.
 
-    The stages have the ranks in their order: those of the first come first. ``reports`` are what ``hidet-dist
-    report`` draws, one a stage.
+    Ranks are numbered stage by stage. ``reports`` are the data of ``hidet-dist report``, one per stage.
 
     Raises
     ------
     ArtifactError
-        When there is no room for the weights.
+        When there is no space for the weights.
     PlanError
         When there is not one program for each of the plan's stages.
     """
@@ -172,6 +171,7 @@ def write_artifacts(
         sum(stage.size for stage in written),
         written,
         files,
+        plan.pipeline,
     )
     manifest.save(folder)
     return manifest
@@ -180,7 +180,7 @@ def write_artifacts(
 def _write_explanations(folder: Path, plan: Plan) -> None:
     """Write the explanation of each stage."""
     for number, stage in enumerate(plan.stages):
-        # Without the times of the machine that searched: the same input gives the same bytes.
+        # Without measured times, so that the same input gives the same bytes.
         report = None if stage.report is None else stage.report.without_times()
         path = folder / explanation_file(number, len(plan.stages))
         path.parent.mkdir(exist_ok=True)
@@ -204,12 +204,12 @@ def _write_stage(folder: Path, name: str, program: Program, compiled: CompiledPr
 
 
 def _own(compiled: CompiledProgram) -> dict[str, Layout]:
-    """The layouts of what differs between ranks."""
+    """Return the layouts of the data that differs between ranks."""
     return {name: layout for name, layout in compiled.layouts.items() if name not in compiled.constants}
 
 
 def _write_rank(path: Path, program: Program, rank: int, layouts: Mapping[str, Layout]) -> None:
-    """Write a rank's shards block by block, so that memory is taken neither for all ranks nor for one."""
+    """Write a rank's shards block by block, so that no whole shard is held in memory."""
     coordinate = program.mesh.coordinate(rank)
     weights = {weight.name: weight for weight in program.weights}
 

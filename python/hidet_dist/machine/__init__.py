@@ -1,16 +1,19 @@
-"""The described machine: what the cost model knows, and the closed forms of its costs."""
+"""The described machine: the figures of devices and links, and the closed forms of costs."""
 
 from hidet_dist.machine.builtin import MACHINES, Machine, builtin
-from hidet_dist.machine.cluster import Cluster, Device, Link
+from hidet_dist.machine.cluster import Cluster, Device, DeviceGroup, Link
 from hidet_dist.machine.file import load_machine, save_machine
+from hidet_dist.machine.groups import unequal_cluster
 
 __all__ = [
     "MACHINES",
     "Cluster",
     "Device",
+    "DeviceGroup",
     "Link",
     "Machine",
     "builtin",
     "load_machine",
     "save_machine",
+    "unequal_cluster",
 ]

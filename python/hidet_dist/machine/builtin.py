@@ -7,17 +7,17 @@ Devices (arithmetic, memory bandwidth, memory), from NVIDIA's data sheets:
 * H200 Tensor Core GPU, SXM5.
 * L40S; its float64 rate, not printed there, is 1/64 of the float32 rate (Ada GPU Architecture white paper).
 
-Links, what one device sends in one direction:
+Links, per device and direction:
 
 * NVLink 3 and 4 (A100 and H100 data sheets): 600 and 900 GB/s, both directions together.
 * PCIe 4.0 and 5.0: 16 lanes of 16 and 32 GT/s, coded 128b/130b (PCI Express Base Specification 4.0 and 5.0).
-* Between nodes: eight NICs a node, one a GPU, of 200 Gb/s (HDR InfiniBand, DGX A100 User Guide) and 400 Gb/s (NDR, DGX
+* Between nodes: eight NICs, one per GPU, of 200 Gb/s (HDR InfiniBand, DGX A100 User Guide) and 400 Gb/s (NDR, DGX
   H100 User Guide; HGX H200 machines are built with the same).
 
 Latency of one ring step over NVLink, PCIe, InfiniBand: NCCL 2.x, src/graph/tuning, the hardware latencies of the Simple
 protocol. Launch of one kernel: NVIDIA's "CUDA Graphs" posts measure 2 to 3 microseconds.
 
-GPUs run collectives beside kernels, in a stream of their own; that both then slow each other down is not counted.
+GPUs run collectives beside kernels, in a separate stream; the slowdown that each causes the other is not modelled.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LAUNCH = 2.5e-6
 
 
 def _rates(half: float, float32: float, float64: float, int8: float) -> dict[str, float]:
-    """Operations per second by dtype; ``half`` is float16 and bfloat16."""
+    """Return operations per second by dtype; ``half`` is for float16 and bfloat16."""
     rates = {"float16": half, "bfloat16": half, "float32": float32, "float64": float64, "int8": int8}
     return {"default": float32, **rates}
 
@@ -49,8 +49,8 @@ _H100 = Device("H100-SXM5-80GB", _H100_RATES, 3350 * _GB, 80 * 10**9, _LAUNCH, T
 _H100_PCIE = Device("H100-PCIE-80GB", _rates(756e12, 51e12, 26e12, 1513e12), 2000 * _GB, 80 * 10**9, _LAUNCH, True)
 _H200 = Device("H200-SXM5-141GB", _H100_RATES, 4800 * _GB, 141 * 10**9, _LAUNCH, True)
 _L40S = Device("L40S-48GB", _rates(362e12, 91.6e12, 91.6e12 / 64, 733e12), 864 * _GB, 48 * 10**9, _LAUNCH, True)
-# A rank of one core, as calibrated on a 2-core x86-64 (AVX-512) virtual machine; the default rate is that of hidet's
-# generic CPU kernel of a float64 product.
+# A rank of one core, calibrated on a 2-core x86-64 (AVX-512) virtual machine. The default rate is that of hidet's
+# generic CPU kernel for float64 products.
 _CPU_KERNELS = {
     "matmul": KernelCost(8.8e-12, 4.2e-11),
     "convolution": KernelCost(1.0e-11, 0.0, 1.1e-4),
@@ -77,7 +77,7 @@ _NVLINK3 = Link(3.4e-6, 300 * _GB)
 _NVLINK4 = Link(3.4e-6, 450 * _GB)
 _PCIE4 = Link(5.7e-6, 16 * 16e9 * 128 / 130 / 8)
 _PCIE5 = Link(5.7e-6, 16 * 32e9 * 128 / 130 / 8)
-# Two ranks of that machine, through the memory that they share.
+# Two ranks of that machine, through shared memory.
 _SHARED_MEMORY = Link(3e-6, 10.7 * _GB)
 
 _HDR = Link(14e-6, 25 * _GB)
@@ -90,9 +90,9 @@ class Machine:
 
     Attributes
     ----------
-    device: what there are ``devices_per_node`` of; None where any number of them can be made.
-    link: what joins the devices of a node.
-    network: what joins nodes, for each device; None where there is one node.
+    device: the device; a node has ``devices_per_node`` of them, or any number if that is None.
+    link: the link between the devices of a node.
+    network: the link of each device between nodes; None for a machine of one node.
     """
 
     device: Device
@@ -116,10 +116,10 @@ MACHINES: dict[str, Machine] = {
 
 
 def builtin(name: str, mesh: DeviceMesh) -> Cluster:
-    """The named machine with ``mesh`` on it.
+    """Make the cluster of the named machine with ``mesh`` on it.
 
-    Ranks fill one node after the other, so the last mesh axes are within a node as far as its devices go, and the axes
-    before them go over the network. On one node every axis goes over the same link.
+    Ranks fill one node after the other. So the last mesh axes are within a node, as far as its devices suffice, and the
+    axes before them use the network. On one node every axis uses the same link.
 
     Raises
     ------
@@ -133,10 +133,10 @@ def builtin(name: str, mesh: DeviceMesh) -> Cluster:
     if per_node is None:
         return Cluster(mesh, (machine.link,) * mesh.ndim, machine.device)
     if machine.network is None and mesh.size > per_node:
-        pods = [pod for pod, own in MACHINES.items() if own.network is not None and own.device == machine.device]
+        pods = [pod for pod, other in MACHINES.items() if other.network is not None and other.device == machine.device]
         raise ConfigError(
             f"The machine {name} has {per_node} devices; the mesh {mesh} needs {mesh.size}."
-            + (f" {', '.join(pods)} has as many nodes as it takes." if pods else "")
+            + (f" {', '.join(pods)} has several nodes." if pods else "")
         )
     links = [
         machine.network if machine.network is not None and math.prod(mesh.shape[axis:]) > per_node else machine.link

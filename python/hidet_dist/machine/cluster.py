@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hidet_dist.checks import is_finite, shown
+from hidet_dist.checks import is_finite, is_whole, shown
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine.kernels import KernelCost, Work, check_kernels
 from hidet_dist.spec import DeviceMesh
@@ -45,16 +45,16 @@ class Device:
     ----------
     name: such as ``H100-SXM5-80GB``.
     flops_per_second: by dtype name; the ``default`` entry serves the other dtypes.
-    memory_bandwidth_bytes_per_second: between the device and its memory.
-    memory_bytes: capacity.
+    memory_bandwidth_bytes_per_second: the bandwidth between the device and its memory.
+    memory_bytes: the capacity of its memory.
     launch_seconds: the least time of one kernel.
-    overlaps_communication: collectives run beside computation, in a stream of their own.
+    overlaps_communication: whether collectives run beside computation, in a separate stream.
     cache_bytes: the size of the cache in which a kernel finds data that was just written. Bytes beyond it, and weights,
         take at least the time that memory needs.
     kernels: the measured cost of each class of float32 kernels (:data:`hidet_dist.machine.kernels.KERNEL_CLASSES`).
         Classes that were not measured are predicted by the roofline.
-    places_shards: collectives read and write the shards of any dim in place, without packing or unpacking them. Those
-        in host memory do, since they copy anyway.
+    places_shards: whether collectives read and write the shards of any dim in place, without packing or unpacking.
+        Those in host memory do, since they copy anyway.
     """
 
     name: str
@@ -120,23 +120,57 @@ class Device:
 
 
 @dataclass(frozen=True)
+class DeviceGroup:
+    """Equal devices at consecutive coordinates of the first mesh axis.
+
+    Attributes
+    ----------
+    count: coordinates along the first mesh axis: nodes of the mesh ``[node=2, gpu=8]``, devices of ``[gpu=8]``.
+    device: each of its devices.
+    links: the link of each mesh axis within the group; empty for the machine's own.
+    """
+
+    count: int
+    device: Device
+    links: tuple[Link, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.count, 1):
+            raise ConfigError(f"A group of devices has a count of 1 or more; got {shown(self.count)}.")
+
+
+@dataclass(frozen=True)
 class Cluster:
     """A device mesh, the link of each of its axes, and the device at each coordinate.
 
-    Collectives cost what the ring algorithms do (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005), for n
-    devices, b bytes of the tensor that is whole within the group, latency a and bandwidth w: all-gather and
-    reduce-scatter take (n-1)(a + b/(n w)), an all-reduce is one of each; in an all-to-all each device sends b/n^2
-    bytes to each other one, (n-1)(a + b/(n^2 w)). A group that spans several mesh axes is one ring over its slowest
-    link.
+    If devices differ, ``groups`` lists them in the order of the first mesh axis, and ``device`` is a device as good as
+    each of them when all do equal parts of the work (:func:`hidet_dist.machine.groups.unequal_cluster`).
+
+    Costs of collectives are those of ring algorithms (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005). For n
+    devices that together hold b bytes, latency a and bandwidth w, all-gather and reduce-scatter take
+    (n-1)(a + b/(n w)), and an all-reduce is one of each. In an all-to-all each device sends b/n^2 bytes to each other
+    device, which takes (n-1)(a + b/(n^2 w)). A group over several mesh axes is one ring with its slowest link.
     """
 
     mesh: DeviceMesh
     links: tuple[Link, ...]
     device: Device
+    groups: tuple[DeviceGroup, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.links) != self.mesh.ndim:
             raise ConfigError(f"The mesh {self.mesh} has {self.mesh.ndim} axes; got {len(self.links)} links.")
+        counts = [group.count for group in self.groups]
+        if counts and sum(counts) != self.mesh.shape[0]:
+            raise ConfigError(
+                f"The first axis of the mesh {self.mesh} has {self.mesh.shape[0]} coordinates; the groups of devices "
+                f"have {' + '.join(map(str, counts))}."
+            )
+        for group in self.groups:
+            if group.links and len(group.links) != self.mesh.ndim:
+                raise ConfigError(
+                    f"The mesh {self.mesh} has {self.mesh.ndim} axes; a group of devices has {len(group.links)} links."
+                )
 
     def _ring_seconds(self, nbytes: float, axes: Sequence[int]) -> float:
         n = self.mesh.group_size(axes)
@@ -145,10 +179,10 @@ class Cluster:
         return (n - 1) * (latency + nbytes / (n * bandwidth))
 
     def collective_seconds(self, kind: Collective, nbytes: int, axes: Sequence[int]) -> float:
-        """Seconds of a collective over the group of ``axes`` on a tensor that has ``nbytes`` whole within the group.
+        """Seconds of a collective over the group of ``axes`` on a tensor of which the group together holds ``nbytes``.
 
-        That is what is there after an all-gather, before a reduce-scatter, and in all-reduces on each device; in an
-        all-to-all the devices of the group hold it together.
+        These are the bytes after an all-gather, before a reduce-scatter, and on each device in an all-reduce; in an
+        all-to-all, the sum over the devices of the group.
         """
         return kind.ring_passes * self._ring_seconds(kind.ring_nbytes(nbytes, self.mesh.group_size(axes)), axes)
 

@@ -10,7 +10,8 @@ from hidet_dist.checks import shown
 from hidet_dist.errors import ConfigError
 from hidet_dist.files import parse_json, read_text, write_text
 from hidet_dist.limits import MOST_MACHINE_BYTES
-from hidet_dist.machine.cluster import Cluster, Device, Link
+from hidet_dist.machine.cluster import Cluster, Device, DeviceGroup, Link
+from hidet_dist.machine.groups import unequal_cluster
 from hidet_dist.machine.kernels import KernelCost
 from hidet_dist.spec import DeviceMesh
 
@@ -18,18 +19,34 @@ _DEVICE = ("name", "flops_per_second", "memory_bandwidth_bytes_per_second", "mem
 # Fields of a device that a file may leave out.
 _OPTIONAL = ("overlaps_communication", "cache_bytes", "kernels", "places_shards")
 _KERNEL = ("seconds_per_operation", "seconds_per_byte", "seconds_per_call")
+_GROUP = ("count", "device")
 _LINK = ("latency_seconds", "bandwidth_bytes_per_second")
 
 
 def save_machine(cluster: Cluster, path: str | Path) -> None:
-    """Write the device and the link of each mesh axis to a JSON file, whole or not at all."""
-    device = {key: getattr(cluster.device, key) for key in (*_DEVICE, *_OPTIONAL)}
-    device["flops_per_second"] = dict(cluster.device.flops_per_second)
-    device["kernels"] = {
-        name: {key: getattr(cost, key) for key in _KERNEL} for name, cost in cluster.device.kernels.items()
-    }
-    links = [{key: getattr(link, key) for key in _LINK} for link in cluster.links]
-    write_text(Path(path), json.dumps({"device": device, "links": links}, indent=1) + "\n")
+    """Write the devices and the link of each mesh axis to a JSON file, atomically."""
+    if cluster.groups:
+        data: dict[str, Any] = {"groups": [_group_data(group) for group in cluster.groups]}
+    else:
+        data = {"device": _device_data(cluster.device)}
+    data["links"] = [_link_data(link) for link in cluster.links]
+    write_text(Path(path), json.dumps(data, indent=1) + "\n")
+
+
+def _device_data(device: Device) -> dict[str, Any]:
+    data = {key: getattr(device, key) for key in (*_DEVICE, *_OPTIONAL)}
+    data["flops_per_second"] = dict(device.flops_per_second)
+    data["kernels"] = {name: {key: getattr(cost, key) for key in _KERNEL} for name, cost in device.kernels.items()}
+    return data
+
+
+def _link_data(link: Link) -> dict[str, Any]:
+    return {key: getattr(link, key) for key in _LINK}
+
+
+def _group_data(group: DeviceGroup) -> dict[str, Any]:
+    data = {"count": group.count, "device": _device_data(group.device)}
+    return {**data, "links": [_link_data(link) for link in group.links]} if group.links else data
 
 
 def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
@@ -37,42 +54,68 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
 
     The file has ``device`` (name, flops_per_second by dtype, memory_bandwidth_bytes_per_second, memory_bytes,
     launch_seconds; overlaps_communication and places_shards, false where left out; cache_bytes and kernels if measured)
-    and ``links`` (latency_seconds, bandwidth_bytes_per_second): one a mesh axis, or one for all.
+    and ``links`` (latency_seconds, bandwidth_bytes_per_second): one per mesh axis, or one for all.
+
+    Where devices differ, it has ``groups`` in place of ``device``, in the order of the first mesh axis: ``count``
+    coordinates of that axis, their ``device``, and, if they differ from the machine's, their own ``links``.
 
     Raises
     ------
     ConfigError
-        When the file is missing, is not such a file, has figures that make no sense, or not a link for each axis.
+        When the file is missing or malformed, has invalid figures, or lacks a link for an axis.
     """
     try:
         data = parse_json(read_text(path, MOST_MACHINE_BYTES))
     except (OSError, ValueError) as error:
         raise ConfigError(f"Cannot read the machine {path}: {error}") from error
-    device = _fields(data.get("device") if isinstance(data, dict) else None, _DEVICE, f"'device' of {path}", _OPTIONAL)
-    links = data.get("links")
-    if not isinstance(links, list) or not links:
-        raise ConfigError(
-            f"'links' of {path} must be a list with a link a mesh axis, or one for all; got {shown(links)}."
-        )
+    if isinstance(data, dict) and "device" in data and "groups" in data:
+        raise ConfigError(f"The machine {path} has 'device' and 'groups'; leave one of the two out.")
+    groups = data.get("groups") if isinstance(data, dict) else None
+    if groups is not None and (not isinstance(groups, list) or not groups):
+        raise ConfigError(f"'groups' of {path} must be a list with a group of equal devices each; got {shown(groups)}.")
+    links = _links(data.get("links") if isinstance(data, dict) else None, f"'links' of {path}", path, mesh)
+    if groups is None:
+        device = _device(data.get("device") if isinstance(data, dict) else None, f"'device' of {path}", path)
+        return Cluster(mesh, links, device)
+    described = []
+    for number, group in enumerate(groups):
+        what = f"'groups'[{number}] of {path}"
+        fields = _fields(group, _GROUP, what, ("links",))
+        device = _device(fields["device"], f"'device' of {what}", path)
+        group_links = _links(fields["links"], f"'links' of {what}", path, mesh) if "links" in fields else ()
+        described.append(DeviceGroup(fields["count"], device, group_links))
+    return unequal_cluster(mesh, links, described)
+
+
+def _device(data: Any, what: str, path: str | Path) -> Device:
+    device = _fields(data, _DEVICE, what, _OPTIONAL)
     try:
-        found = tuple(Link(**_fields(link, _LINK, f"a link of {path}")) for link in links)
-        made = Device(**{**device, "kernels": _kernels(device.get("kernels", {}), path)})
+        return Device(**{**device, "kernels": _kernels(device.get("kernels", {}), path)})
     except ConfigError as error:
-        raise ConfigError(f"The machine {path} makes no sense: {error}") from error
-    if len(found) not in (1, mesh.ndim):
-        raise ConfigError(f"The machine {path} has {len(found)} links, but the mesh {mesh} has {mesh.ndim} axes.")
-    return Cluster(mesh, found * mesh.ndim if len(found) == 1 else found, made)
+        raise ConfigError(f"The machine {path} has an invalid figure: {error}") from error
 
 
-def _kernels(given: Any, path: str | Path) -> dict[str, KernelCost]:
-    if not isinstance(given, dict):
-        raise ConfigError(f"'kernels' of {path} must map classes of kernels to their costs; got {shown(given)}.")
+def _links(data: Any, what: str, path: str | Path, mesh: DeviceMesh) -> tuple[Link, ...]:
+    if not isinstance(data, list) or not data:
+        raise ConfigError(f"{what} must be a list with one link per mesh axis, or one for all; got {shown(data)}.")
+    try:
+        links = tuple(Link(**_fields(link, _LINK, f"a link of {path}")) for link in data)
+    except ConfigError as error:
+        raise ConfigError(f"The machine {path} has an invalid figure: {error}") from error
+    if len(links) not in (1, mesh.ndim):
+        raise ConfigError(f"The machine {path} has {len(links)} links, but the mesh {mesh} has {mesh.ndim} axes.")
+    return links * mesh.ndim if len(links) == 1 else links
+
+
+def _kernels(kernels: Any, path: str | Path) -> dict[str, KernelCost]:
+    if not isinstance(kernels, dict):
+        raise ConfigError(f"'kernels' of {path} must map classes of kernels to their costs; got {shown(kernels)}.")
     return {
-        name: KernelCost(**_fields(cost, _KERNEL, f"the kernel {name!r} of {path}")) for name, cost in given.items()
+        name: KernelCost(**_fields(cost, _KERNEL, f"the kernel {name!r} of {path}")) for name, cost in kernels.items()
     }
 
 
-def _fields(given: Any, keys: tuple[str, ...], what: str, optional: tuple[str, ...] = ()) -> dict[str, Any]:
-    if not isinstance(given, dict) or set(given) - set(optional) != set(keys):
-        raise ConfigError(f"{what} must have the keys {', '.join(keys)}; got {shown(given)}.")
-    return given
+def _fields(data: Any, keys: tuple[str, ...], what: str, optional: tuple[str, ...] = ()) -> dict[str, Any]:
+    if not isinstance(data, dict) or set(data) - set(optional) != set(keys):
+        raise ConfigError(f"{what} must have the keys {', '.join(keys)}; got {shown(data)}.")
+    return data

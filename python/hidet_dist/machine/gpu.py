@@ -1,4 +1,4 @@
-"""GPUs that CUDA code is generated for: the properties that a compiler needs, from NVIDIA's documents.
+"""GPUs as targets of CUDA code: the properties that a compiler needs, from NVIDIA's documents.
 
 * Multiprocessors: A100 (Ampere), H100 (Hopper) and Ada GPU Architecture white papers; the H200 has the H100 SXM5's GPU
   (H200 data sheet).

@@ -1,4 +1,4 @@
-"""Graphs brought into the form that is planned: the same values, from operators that shard better."""
+"""Normalization of graphs before planning: the same values, computed by operators that shard better."""
 
 from hidet_dist.normalize.normal_form import NormalGraph, normalize
 

@@ -1,10 +1,10 @@
-"""Products in half precision with an odd number of columns, such as GPT-2's head of 50257, get a few columns more.
+"""Padding of half-precision products with an odd number of columns, such as GPT-2's head of 50257.
 
-Kernels for tensor cores read and write several columns at once: hidet's take an even number of them, and are fastest
-where eight lie at an aligned place; cuBLAS too wants rows of half precision to be a multiple of 16 bytes apart (cuBLAS
-Library, "Tensor Core Usage"). So weights are padded with columns of zeros, and the result is cut. They are padded
-before anything is planned, so that costs, memory and the program are of the same sizes, and to a multiple that leaves
-eight columns' alignment to a shard on any number of the mesh's devices.
+Kernels for tensor cores read and write several columns at once. hidet's need an even number of columns, and are fastest
+if eight columns are aligned. cuBLAS, too, requires rows of half precision to be a multiple of 16 bytes apart (cuBLAS
+Library, "Tensor Core Usage"). So weights are padded with columns of zeros, and the result is cut. Weights are padded
+before planning, so that costs, memory and the program have the same sizes. The multiple keeps shards on any number of
+the mesh's devices aligned to eight columns.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from hidet_dist.normalize.normal_form import NormalGraph
 from hidet_dist.rewriting import rewrite
 from hidet_dist.weights.named import is_weight, padded_weight
 
-_ALIGNMENT = 8  # elements of two bytes, that a thread reads or writes at once
-_LEAST_COLUMNS = 32  # with fewer, padding is more than what tensor cores save
+_ALIGNMENT = 8  # elements of two bytes that a thread reads or writes at once
+_LEAST_COLUMNS = 32  # with fewer, padding costs more than tensor cores save
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,17 @@ class PaddedGraph:
 
 
 def pad_columns(graph: NormalGraph, devices: int) -> PaddedGraph:
-    """Pad the columns of weights for the sake of the products that they are in.
+    """Pad the columns of weights for the products that read them.
 
-    The result is in normal form. It must not be normalised again: that would carry the cut of a product's result back
-    to the weight, and undo the padding.
+    The result is in normal form. It must not be normalized again: that would move the cut of a product's result to the
+    weight, and undo the padding.
 
     Parameters
     ----------
     graph: NormalGraph
-        The graph; it is left as it is.
+        The graph; it is not changed.
     devices: int
-        The number of devices of the mesh that it is planned for.
+        The number of devices of the mesh to plan for.
     """
     graph.update_nodes()
     multiple = _ALIGNMENT * devices
@@ -55,11 +55,11 @@ def pad_columns(graph: NormalGraph, devices: int) -> PaddedGraph:
         hidet.option.execution_mode("symbolic")
         weights = {x: _padded(x, -(-int(x.shape[-1]) // multiple) * multiple) for x in wanted}
 
-        def cut(op: Operator, made: Mapping[Tensor, Tensor]) -> Tensor | None:
+        def cut(op: Operator, replaced: Mapping[Tensor, Tensor]) -> Tensor | None:
             weight = weights.get(op.inputs[-1]) if op.inputs else None
             if weight is None:
                 return None
-            result = op.reforward([*(made.get(x, x) for x in op.inputs[:-1]), weight])[0]
+            result = op.reforward([*(replaced.get(x, x) for x in op.inputs[:-1]), weight])[0]
             columns = int(op.outputs[0].shape[-1])
             return hidet.ops.strided_slice(result, [0], [columns], [len(result.shape) - 1])
 
@@ -68,7 +68,7 @@ def pad_columns(graph: NormalGraph, devices: int) -> PaddedGraph:
 
 
 def _weights_to_pad(graph: FlowGraph) -> list[Tensor]:
-    """Find the weights whose only consumers are products that are to have more columns."""
+    """Find the weights whose only consumers are products that need padding."""
     fit: dict[Tensor, bool] = {}
     for op in graph.nodes:
         for place, x in enumerate(op.inputs):
@@ -79,7 +79,7 @@ def _weights_to_pad(graph: FlowGraph) -> list[Tensor]:
 
 
 def _is_to_pad(op: Operator) -> bool:
-    """Whether a product is to have more columns. One that reads its weight by its columns takes any number of them."""
+    """Whether a product needs padding. One whose weight is stored column by column takes any number."""
     if not isinstance(op, MatmulOp) or not op.outputs[0].dtype.is_any_float16() or op.attrs["transpose_b"]:
         return False
     weight = op.inputs[1]

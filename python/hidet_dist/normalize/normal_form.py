@@ -11,21 +11,21 @@ from hidet_dist.normalize.squares import square_powers
 class NormalGraph(FlowGraph):
     """A graph in normal form.
 
-    :func:`normalize` brings a traced graph into it. A pass whose result must not be rewritten again, such as a part of
-    a normal graph, states by :meth:`of` that its result is in normal form.
+    :func:`normalize` makes it from a traced graph. A pass whose result must not be rewritten again, such as a part of a
+    normal graph, declares its result normal by :meth:`of`.
     """
 
     @classmethod
     def of(cls, graph: FlowGraph) -> NormalGraph:
-        """Take ``graph`` to be in normal form as it is."""
+        """Declare ``graph`` to be in normal form, without rewriting it."""
         return cls(graph.outputs, graph.inputs)
 
 
 def normalize(graph: FlowGraph) -> NormalGraph:
     """Rewrite a traced graph to its normal form: the same inputs and values, by operators that shard better.
 
-    A graph in normal form is returned as it is. Each call for any other graph makes new operators and tensors where it
-    rewrites: whatever belongs together (a view, pins by tensor, a program) must start from one normal graph.
+    A graph in normal form is returned unchanged. For any other graph, each call makes new operators and tensors where
+    it rewrites, so views, pins by tensor and programs that belong together must start from the same normal graph.
     """
     if isinstance(graph, NormalGraph):
         return graph

@@ -1,18 +1,19 @@
-"""A float32 graph in half precision: matrix products and what lies between them, not what would lose by it.
+"""Conversion of a float32 graph to half precision where that is safe: matrix products, and operators between them.
 
-hidet 0.6.1 has options for this (``PassContext.set_precision`` and ``set_reduce_precision``) that none of its passes
-reads. Here the graph is rewritten before it is planned, so that costs, memory and communication are those of the dtype
-that runs. The rules are those of PyTorch's autocast: products take and give half precision; reductions, exponentials,
-powers and all operators that are not known to be safe are computed in float32, and give it; what takes both computes
-in float32. hidet accumulates products, sums and norms in float32 in either case. Beyond that:
+hidet 0.6.1 has options for this (``PassContext.set_precision`` and ``set_reduce_precision``), but none of its passes
+reads them. Here the graph is rewritten before planning, so that costs, memory and communication are those of the dtype
+that runs. The rules are those of PyTorch's autocast. Products have half-precision operands and results. Reductions,
+exponentials, powers and all operators that are not known to be safe compute in float32, with float32 results. Operators
+with operands of both dtypes compute in float32. hidet accumulates products, sums and norms in float32 in either case.
+Further rules:
 
-* Weights are kept in half precision, and cast when they are written or read, not in every run; vectors that are wanted
-  in float32 alone, such as the scales of norms, stay in it.
-* What is computed from integers and weights alone, such as the angles of rotary positions, stays in float32: positions
-  above 2048 are no numbers of float16 at all.
-* Values beyond what the dtype can hold (a mask of -1e9 in float16) become its largest, instead of infinite: a row that
-  is masked as a whole must not become NaN.
-* Inputs and outputs of the graph have the dtypes that they had.
+* Weights are stored in half precision: they are cast when artifacts are written or weights are read, not in every run.
+  Vectors that are only used in float32, such as the scales of norms, stay in float32.
+* Values that are computed from integers and weights alone, such as the angles of rotary positions, stay in float32:
+  float16 cannot represent all positions above 2048.
+* Values beyond the range of the dtype (a mask of -1e9 in float16) become its largest value instead of infinity, since a
+  completely masked row must not become NaN.
+* Inputs and outputs of the graph keep their dtypes.
 """
 
 from __future__ import annotations
@@ -101,16 +102,16 @@ _ELEMENTWISE = (
 
 @dataclass(frozen=True)
 class HalfGraph:
-    """The graph in half precision, and what has taken the place of each of its weights."""
+    """The graph in half precision, and the replacement of each of its weights."""
 
     graph: FlowGraph
     weights: dict[Tensor, Tensor]
 
 
 def in_precision(graph: FlowGraph, dtype: str) -> HalfGraph:
-    """``graph`` with its float32 computation in ``dtype`` (``float16`` or ``bfloat16``) where that is sound.
+    """Convert float32 computation of ``graph`` to ``dtype`` (``float16`` or ``bfloat16``) where that is safe.
 
-    ``graph`` itself is left as it is. What is not float32 in it stays what it is.
+    ``graph`` itself is not changed. Tensors of other dtypes keep them.
     """
     with hidet.option.context():
         hidet.option.execution_mode("symbolic")
@@ -124,12 +125,12 @@ class _Decisions:
     def __init__(self, graph: FlowGraph, dtype: str):
         self.dtype = dtype
         self.inputs = set(graph.inputs)
-        # Computed from integers and weights alone.
+        # Tensors that are computed from integers and weights alone.
         self.exact: set[Tensor] = set()
-        self.made: dict[Tensor, str] = {}  # the dtype that what an operator makes now has
+        self.dtypes: dict[Tensor, str] = {}  # the dtype of each rewritten operator's results
 
     def of(self, op: Operator) -> str | None:
-        """The dtype that the operator takes its float32 inputs in; None where it takes all as they are."""
+        """Choose the dtype of the operator's float32 inputs; None to keep the dtypes of all inputs."""
         floats = [x for x in op.inputs if x.dtype.name == "float32"]
         if self.is_exact(op, floats):
             self.exact.update(op.outputs)
@@ -139,7 +140,7 @@ class _Decisions:
         if isinstance(op, _PRODUCTS):
             return self.dtype
         if isinstance(op, MultiplyOp) and op.inputs[0] is op.inputs[1]:
-            return "float32"  # a power, which holds but the square root of what the dtype does
+            return "float32"  # a power: its base may only be as large as the root of the dtype's largest value
         if isinstance(op, _MOVES + _ELEMENTWISE) or (isinstance(op, _SCALARS) and self.holds(op.attrs["scalar"])):
             return self.dtype if {self.now(x) for x in floats} == {self.dtype} else "float32"
         return "float32"
@@ -153,34 +154,34 @@ class _Decisions:
         return x not in self.inputs and (x.storage is not None or is_weight(x))
 
     def holds(self, scalar: Any) -> bool:
-        """Whether a number is one of the dtype's, or nearly: neither too large, nor one that would be 0."""
+        """Whether the dtype can hold a number: it neither overflows nor becomes 0."""
         value = abs(float(scalar))
         limits = torch.finfo(getattr(torch, self.dtype))
         return value == 0 or limits.tiny <= value <= limits.max
 
     def now(self, x: Tensor) -> str:
-        """The dtype in which a float32 tensor of the graph is at hand."""
-        return self.dtype if self.is_weight(x) else self.made.get(x, str(x.dtype.name))
+        """Return the dtype of a float32 tensor in the rewritten graph."""
+        return self.dtype if self.is_weight(x) else self.dtypes.get(x, str(x.dtype.name))
 
 
 def _only_float32(graph: FlowGraph, dtype: str) -> frozenset[Tensor]:
-    """The vectors among the weights that no operator takes in half precision."""
+    """Find the vectors among the weights that no operator reads in half precision."""
     decisions = _Decisions(graph, dtype)
     wanted: dict[Tensor, set[str]] = {}
     for op in graph.nodes:
-        own = decisions.of(op)
-        for x in op.inputs if own is not None else ():
+        chosen = decisions.of(op)
+        for x in op.inputs if chosen is not None else ():
             if x.dtype.name == "float32" and decisions.is_weight(x):
-                wanted.setdefault(x, set()).add(str(own))
+                wanted.setdefault(x, set()).add(str(chosen))
         for y in op.outputs:
-            decisions.made[y] = dtype if own == dtype and y.dtype.name == "float32" else str(y.dtype.name)
+            decisions.dtypes[y] = dtype if chosen == dtype and y.dtype.name == "float32" else str(y.dtype.name)
     return frozenset(x for x, dtypes in wanted.items() if dtypes == {"float32"} and len(x.shape) <= 1)
 
 
 class _Rewriter:
     def __init__(self, graph: FlowGraph, dtype: str, kept: frozenset[Tensor]):
         self.graph = graph
-        self.kept = kept  # weights that stay as they are
+        self.kept = kept  # weights that stay in float32
         self.dtype = dtype
         self.decisions = _Decisions(graph, dtype)
         self.new: dict[Tensor, Tensor] = {}
@@ -190,16 +191,16 @@ class _Rewriter:
     def run(self) -> HalfGraph:
         for op in self.graph.nodes:
             outputs = self.on(op, self.decisions.of(op))
-            for old, own in zip(op.outputs, outputs, strict=True):
-                self.new[old] = own
-                self.decisions.made[old] = str(own.dtype.name)
+            for old, y in zip(op.outputs, outputs, strict=True):
+                self.new[old] = y
+                self.decisions.dtypes[old] = str(y.dtype.name)
         outputs = [self.cast(self.new.get(y, y), y.dtype.name) for y in self.graph.outputs]
         graph = FlowGraph(outputs, list(self.graph.inputs))
         graph.update_nodes()
         return HalfGraph(graph, self.half_weights)
 
     def on(self, op: Operator, dtype: str | None) -> list[Tensor]:
-        """The operator with its float32 inputs in ``dtype``; with all of them as they are for None."""
+        """Rebuild an operator with its float32 inputs in ``dtype``; with None, inputs keep their dtypes."""
         inputs = [
             self.new.get(x, x) if dtype is None or x.dtype.name != "float32" else self.at_hand(x, dtype)
             for x in op.inputs

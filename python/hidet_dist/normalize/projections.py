@@ -1,12 +1,13 @@
-"""A projection to several parts in one matrix becomes one projection a part.
+"""The split of a fused projection into one projection per part.
 
 ``q, k, v = split(x @ w + b, 3)`` cuts the columns of the product into three blocks. A shard of the columns would be a
-shard of one or two of the blocks, not a shard of each: the product would have to be whole before it is cut. But
-``q = x @ w[:, :n] + b[:n]`` and so on are the same values, and each shards by its own columns, which means by heads
-where these are split off later. (Megatron-LM orders the columns of ``w`` by device instead, for one number of devices.)
+shard of one or two blocks, not of each, so the product would have to be gathered before it is cut. The projections
+``q = x @ w[:, :n] + b[:n]`` and so on compute the same values, and each shards by its columns, and so by heads where
+these are split off later. (Megatron-LM permutes the columns of ``w`` for a number of devices instead.)
 
-A cut is carried from its slice back to the constants: through elementwise operators, reshapes and permutations. This is
-done only where the slices do not overlap and no other operator reads what they cut, so that nothing is computed twice.
+A cut is moved from its slice back to the constants: through elementwise operators, reshapes and permutations. This is
+done only if the slices do not overlap and no other operator reads the tensor that they cut, so that nothing is computed
+twice.
 """
 
 from __future__ import annotations
@@ -44,26 +45,26 @@ class Cut:
 
 
 def split_projections(graph: FlowGraph) -> FlowGraph:
-    """The graph with each product that is only ever cut along its columns computed part by part.
+    """Split each product whose only readers cut its columns into one product per part.
 
-    Weights are copied where a part of them does not lie in one piece (the columns of a matrix). Returns ``graph``
-    itself when there is nothing to do.
+    Weights are copied if a part of them is not contiguous (the columns of a matrix). Returns ``graph`` itself if there
+    is nothing to split.
     """
     graph.update_nodes()
     cutter = _Cutter(graph)
 
-    def part(op: Operator, made: Mapping[Tensor, Tensor]) -> Tensor | None:
+    def part(op: Operator, replaced: Mapping[Tensor, Tensor]) -> Tensor | None:
         if not isinstance(op, StridedSliceOp) or not cutter.may_cut(op):
             return None
         cut = cut_of(op)
         assert cut is not None
-        return cutter.part(op.inputs[0], cut, made)
+        return cutter.part(op.inputs[0], cut, replaced)
 
     return rewrite(graph, part)
 
 
 def cut_of(op: StridedSliceOp) -> Cut | None:
-    """The cut that a slice makes, if it takes every other dim whole and leaves no gaps in this one."""
+    """Return the cut of a slice that takes all other dims whole and has step 1; None for any other."""
     cuts = []
     shape = op.inputs[0].shape
     for start, stop, axis, stride in zip(
@@ -86,7 +87,7 @@ class _Cutter:
         self.parts: dict[tuple[Tensor, Cut], Tensor] = {}
 
     def may_cut(self, op: StridedSliceOp) -> bool:
-        """Whether the slice, and all other slices of the same tensor, can be carried back to a product's weight."""
+        """Whether the slice, and all other slices of the same tensor, can be moved to a product's weight."""
         x = op.inputs[0]
         if x not in self.verdicts:
             self.verdicts[x] = self.only_cut(x)
@@ -105,23 +106,23 @@ class _Cutter:
         return all(self.reaches_product(x, cut) for cut in ordered)
 
     def reaches_product(self, x: Tensor, cut: Cut) -> bool:
-        """Whether a cut of ``x`` can be made in the weight of a product instead, with nothing else computed anew."""
+        """Whether a cut of ``x`` can be moved to the weight of a product without computing anything twice."""
         op = x.op
         if op is None or not is_constant(x.shape[cut.dim]):
             return False
         if isinstance(op, MatmulOp):
             return _is_constant(op.inputs[1]) and len(op.inputs[1].shape) > 1 and cut.dim == len(x.shape) - 1
-        found = False
+        reached = False
         for source, moved in zip(op.inputs, _through(op, cut) or (), strict=False):
             if moved is None or _is_constant(source):
                 continue  # broadcast along the cut dim, or cut as data
             if len(self.uses[source]) > 1 or not self.reaches_product(source, moved):
                 return False
-            found = True
-        return found
+            reached = True
+        return reached
 
     def part(self, x: Tensor, cut: Cut, new: Mapping[Tensor, Tensor]) -> Tensor:
-        """``cut`` of ``x``, computed from cut constants; ``new`` are the tensors that were rewritten already."""
+        """Compute ``cut`` of ``x`` from cut constants; ``new`` maps tensors to those already rewritten."""
         if (x, cut) not in self.parts:
             self.parts[x, cut] = self.make(x, cut, new)
         return self.parts[x, cut]
@@ -151,14 +152,14 @@ class _Cutter:
 
 
 def _through(op: Operator, cut: Cut) -> tuple[Cut | None, ...] | None:
-    """The cuts of an operator's inputs that cut its output, None for an input that is needed whole."""
+    """Derive the cuts of an operator's inputs from that of its output; None for an input that is needed whole."""
     shape = extents_of(op.outputs[0])
     if isinstance(op, UnaryElementwiseOp):
         return (cut,)
     if isinstance(op, BinaryElementwiseOp):
         moves: list[Cut | None] = []
         for x in op.inputs:
-            dim = cut.dim - len(shape) + len(x.shape)  # shapes broadcast from their ends
+            dim = cut.dim - len(shape) + len(x.shape)  # shapes broadcast aligned at their last dims
             broadcast = dim < 0 or same_extent(x.shape[dim], 1)
             moves.append(None if broadcast else Cut(dim, cut.start, cut.stop))
         return tuple(moves)
@@ -173,7 +174,7 @@ def _through(op: Operator, cut: Cut) -> tuple[Cut | None, ...] | None:
 
 
 def _reshaped(before: Sequence[Extent], after: Sequence[Extent], cut: Cut) -> Cut | None:
-    """The cut of a reshape's input that cuts its output: both dims begin where the same outer dims end."""
+    """Derive the cut of a reshape's input from that of its output: both dims must follow the same outer extent."""
     inner = prod(after[cut.dim + 1 :])
     for dim in reversed(range(len(before))):
         if same_extent(prod(before[:dim]), prod(after[: cut.dim])):

@@ -1,4 +1,4 @@
-"""A power with the constant exponent 2 is a square: one multiplication, and known for what it is."""
+"""The rewrite of powers with the constant exponent 2 to squares, which are one multiplication."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _SQUARE = 2.0
 
 
 def square_powers(graph: FlowGraph) -> FlowGraph:
-    """The graph with ``x * x`` for each ``x ** 2`` of floats; ``graph`` itself when there is none."""
+    """Replace each ``x ** 2`` of floats by a square; return ``graph`` itself if there is none."""
 
-    def square(op: Operator, made: Mapping[Tensor, Tensor]) -> Tensor | None:
+    def square(op: Operator, replaced: Mapping[Tensor, Tensor]) -> Tensor | None:
         x = op.inputs[0] if _is_square(op) else None
-        return None if x is None else ops.square(made.get(x, x))
+        return None if x is None else ops.square(replaced.get(x, x))
 
     return rewrite(graph, square)
 

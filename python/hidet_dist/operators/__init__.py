@@ -1,12 +1,11 @@
-"""Operators of core ATen that hidet 0.6.1 lacks, has only in part, or defines otherwise than PyTorch.
+"""Operators of core ATen that hidet 0.6.1 lacks, supports only in part, or defines otherwise than PyTorch.
 
 The functions take their arguments in the order of the ATen schema and return hidet tensors. They build graph nodes, so
-call them under ``execution_mode("symbolic")``: hidet would otherwise compute at once what depends on constants alone.
-Every operator class here has a compute definition that says all of what it computes, so that sharding rules are derived
-from it as from any other.
+call them under ``execution_mode("symbolic")``; hidet would otherwise compute expressions of constants at once. Every
+operator class here has a complete compute definition, from which sharding rules are derived as for any other operator.
 
-``elementwise`` and ``reductions`` are modules to be used by name, since many of their functions are called like
-Python's own.
+Use the functions of ``elementwise`` and ``reductions`` with the module's name, since many have names of Python's
+built-in functions.
 """
 
 from hidet_dist.operators.attention import scaled_dot_product_attention

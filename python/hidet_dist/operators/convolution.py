@@ -1,4 +1,4 @@
-"""Convolutions of one to three spatial dims, transposed ones too."""
+"""Convolutions of one to three spatial dims, also transposed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def convolution(
     output_padding: int | Sequence[int] = 0,
     groups: int = 1,
 ) -> Tensor:
-    """The convolution of ``x[batch, channels, ...]`` with ``weight[out, channels / groups, ...]``, plus the bias [out].
+    """Convolve ``x[batch, channels, ...]`` with ``weight[out, channels / groups, ...]``, and add the bias [out].
 
-    The weight of a transposed one is [channels, out / groups, ...].
+    The weight of a transposed convolution is [channels, out / groups, ...].
 
     Raises ValueError for other than one to three spatial dims.
     """
@@ -54,8 +54,8 @@ def _convolved(
 ) -> Tensor:
     dims = len(stride)
     if dims == 2 and all(before == after >= 0 for before, after in padding):
-        own = [before for before, _ in padding]
-        return ops.conv2d(x, weight, list(stride), list(dilation), groups, own)
+        pads = [before for before, _ in padding]
+        return ops.conv2d(x, weight, list(stride), list(dilation), groups, pads)
     x = shaping.constant_pad_nd(x, [size for pair in reversed(padding) for size in pair])
     build = {1: ops.conv1d, 2: ops.conv2d, 3: ops.conv3d}[dims]
     return build(x, weight, list(stride), list(dilation), groups)
@@ -70,7 +70,7 @@ def _transposed(
     extra: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """The convolution of the input, spread with zeros, with the mirrored filters."""
+    """Compute a transposed convolution as a convolution of the input, spread with zeros, with mirrored filters."""
     dims, kernel = len(stride), [int(size) for size in weight.shape[2:]]
     if groups == 1 and list(stride) == kernel and not any((*padding, *extra)) and set(dilation) == {1}:
         return _tiles(x, weight, kernel)
@@ -89,7 +89,7 @@ def _transposed(
 
 
 def _spread(x: Tensor, dim: int, step: int) -> Tensor:
-    """``step - 1`` zeros between the elements along ``dim``."""
+    """Insert ``step - 1`` zeros between the elements along ``dim``."""
     if step == 1:
         return x
     shape = list(x.shape)
@@ -100,7 +100,7 @@ def _spread(x: Tensor, dim: int, step: int) -> Tensor:
 
 
 def _tiles(x: Tensor, weight: Tensor, kernel: Sequence[int]) -> Tensor:
-    """The transposed convolution whose tiles of output do not overlap: one matrix product."""
+    """Compute a transposed convolution whose output tiles do not overlap, as one matrix product."""
     batch, channels, *inner = x.shape
     out, dims = int(weight.shape[1]), len(kernel)
     area = math.prod(int(size) for size in inner)

@@ -1,4 +1,4 @@
-"""Element types as PyTorch promotes and converts them."""
+"""Promotion and conversion of dtypes as in PyTorch."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ Operand: TypeAlias = Tensor | Scalar
 
 
 def category(dtype: DataType) -> int:
-    """The kind of a dtype's numbers: 0 for bool, 1 for integers, 2 for floating point, 3 for complex numbers."""
+    """Return the category of a dtype: 0 for bool, 1 for integers, 2 for floating point, 3 for complex numbers."""
     if dtype.is_boolean():
         return 0
     return 1 if dtype.is_integer() else 2 if dtype.is_float() else 3
 
 
 def scalar_dtype(value: Scalar) -> DataType:
-    """The dtype that a Python number has where no tensor says otherwise."""
+    """Return the default dtype of a Python number."""
     if isinstance(value, bool):
         return boolean
     return int64 if isinstance(value, int) else float32 if isinstance(value, float) else complex64
 
 
 def _higher(a: DataType, b: DataType) -> DataType:
-    """The dtype that holds the numbers of both, as ``torch.promote_types`` has it."""
+    """Promote two dtypes as ``torch.promote_types`` does."""
     if a == b:
         return a
     if {a.name, b.name} == {"float16", "bfloat16"}:
@@ -58,9 +58,9 @@ def _highest(dtypes: Iterable[DataType]) -> DataType | None:
 
 
 def promoted_dtype(*operands: Operand) -> DataType:
-    """The dtype in which PyTorch computes with these operands (``torch.result_type``).
+    """Return the dtype in which PyTorch computes with these operands (``torch.result_type``).
 
-    Tensors without dims, and after them Python numbers, count only where they are of a higher kind than the others.
+    Tensors without dims count only if they are of a higher category than the others, and so do Python numbers.
 
     Raises ValueError when there is no operand.
     """
@@ -71,32 +71,32 @@ def promoted_dtype(*operands: Operand) -> DataType:
         [scalar_dtype(x) for x in operands if not isinstance(x, Tensor)],
     )
     result: DataType | None = None
-    for own in map(_highest, groups):
-        if own is not None and (result is None or category(own) > category(result)):
-            result = _higher(result, own) if result is not None and own.is_complex() else own
+    for highest in map(_highest, groups):
+        if highest is not None and (result is None or category(highest) > category(result)):
+            result = _higher(result, highest) if result is not None and highest.is_complex() else highest
     if result is None:
-        raise ValueError("There is no operand to take a dtype from.")
+        raise ValueError("A dtype needs at least one operand.")
     return result
 
 
 def floating(dtype: DataType) -> DataType:
-    """The dtype in which functions such as sqrt are computed: float32 for integers and booleans."""
+    """Return the dtype in which functions such as sqrt are computed: float32 for integers and booleans."""
     return float32 if category(dtype) < 2 else dtype
 
 
 def to_dtype(x: Tensor, dtype: DataType | str) -> Tensor:
-    """``x`` converted as ``Tensor.to`` converts: floats to integers towards zero, to bool by being nonzero."""
+    """Convert ``x`` as ``Tensor.to`` does: floats to integers towards zero; to bool, whether it is nonzero."""
     target = data_type(dtype)
     if x.dtype == target:
         return x
     if target.is_boolean() and x.dtype.is_float():
-        # A cast of hidet goes by way of integers on some targets, where 0.5 is 0.
+        # hidet's cast converts through integers on some targets, where 0.5 becomes 0.
         return ops.logical_not(ops.equal(x, ops.multiply(x, x.dtype.zero)))
     return ops.cast(x, target)
 
 
 def constant(value: Any, dtype: DataType | str, like: Tensor) -> Tensor:
-    """A tensor of known values on the device of ``like``; ``value`` is what NumPy takes for an array."""
+    """Make a constant on the device of ``like``; ``value`` is anything that NumPy converts to an array."""
     array = torch.from_numpy(np.array(value, order="C"))
-    made = hidet.from_torch(array.to(dtype_to_torch(data_type(dtype))))
-    return made if like.device.is_cpu() else made.to(device=like.device)
+    result = hidet.from_torch(array.to(dtype_to_torch(data_type(dtype))))
+    return result if like.device.is_cpu() else result.to(device=like.device)

@@ -1,7 +1,7 @@
 """Element-wise operators with PyTorch's promotion of dtypes, signs of remainders and rounding.
 
-Operands are tensors, broadcast against each other, or Python numbers. What hidet defines as PyTorch does is hidet's
-operator; the rest is an entry of one of the tables of functions here.
+Operands are tensors, broadcast against each other, or Python numbers. Functions that hidet defines as PyTorch does use
+hidet's operators; the others are entries of the tables of functions here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hidet.ir.type import DataType, data_type
 
 from hidet_dist.operators.dtypes import Operand, Scalar, category, floating, promoted_dtype, to_dtype
 
-# Functions of one operand: of its element, its dtype and parameters.
+# Functions of one operand. Arguments: the element, its dtype, and parameters.
 
 
 def _round_half_even(v: Expr, d: DataType) -> Expr:
@@ -63,7 +63,7 @@ def _integer_power(v: Expr, d: DataType, exponent: int) -> Expr:
 
 
 def _clamped(v: Expr, d: DataType, low: Scalar | None, high: Scalar | None) -> Expr:
-    # Comparisons rather than max and min: what is not a number stays so.
+    # Comparisons rather than max and min, so that NaN stays NaN.
     if low is not None:
         v = if_then_else(v < d(low), d(low), v)
     return v if high is None else if_then_else(v > d(high), d(high), v)
@@ -94,7 +94,7 @@ _MAPS: Mapping[str, Callable[..., Expr]] = {
 
 
 class MapOp(UnaryElementwiseOp):
-    """A function of a table, applied to each element; ``parameters`` are what it takes besides."""
+    """A function of the table, applied to each element, with further ``parameters``."""
 
     def __init__(self, x: Tensor, function: str, parameters: Sequence[Any] = ()):
         dtype, define = x.dtype, _MAPS[function]
@@ -107,11 +107,11 @@ class MapOp(UnaryElementwiseOp):
         self.name = function
 
 
-# Functions of two operands of one dtype. An operand that is a number is a constant of that dtype.
+# Functions of two operands of one dtype. A number as operand becomes a constant of that dtype.
 
 
 def _of_other_sign(rest: Expr, b: Expr, d: DataType) -> Expr:
-    """Whether what a division leaves is not zero and has not the sign of the divisor."""
+    """Whether the remainder of a division is nonzero and has not the sign of the divisor."""
     return ir.logical_or(ir.logical_and(rest < d.zero, b > d.zero), ir.logical_and(rest > d.zero, b < d.zero))
 
 
@@ -120,7 +120,7 @@ def _floor_divide(a: Expr, b: Expr, d: DataType) -> Expr:
         quotient = a / b
         rest = a - quotient * b
         return if_then_else(_of_other_sign(rest, b, d), quotient - d.one, quotient)
-    # The quotient of what the divisor goes into exactly, so that no rounding takes it across an integer.
+    # Divide the multiple of the divisor, so that rounding cannot cross an integer.
     rest = primitives.mod(a, b)
     exact = (a - rest) / b
     lower = if_then_else(_of_other_sign(rest, b, d), exact - d.one, exact)
@@ -175,7 +175,7 @@ _COMBINATIONS: Mapping[str, Callable[[Expr, Expr, DataType], Expr]] = {
 
 
 class CombineOp(BinaryElementwiseOp):
-    """A function of a table, applied to the elements of two broadcast tensors of one dtype."""
+    """A function of the table, applied to the elements of two broadcast tensors of one dtype."""
 
     def __init__(self, x: Tensor, y: Tensor, function: str):
         dtype, define = x.dtype, _COMBINATIONS[function]
@@ -190,7 +190,7 @@ class CombineOp(BinaryElementwiseOp):
 
 
 class CombineScalarOp(UnaryElementwiseOp):
-    """A function of two operands of which one is a number: the second, or the first where ``swapped``."""
+    """A function of two operands, one of which is a number: the second, or the first if ``swapped``."""
 
     def __init__(self, x: Tensor, function: str, scalar: Scalar, swapped: bool = False):
         dtype, define = x.dtype, _COMBINATIONS[function]
@@ -204,7 +204,7 @@ class CombineScalarOp(UnaryElementwiseOp):
         self.name = function
 
 
-# hidet's operators of what it defines as PyTorch does, for two tensors; its rewrites know them.
+# hidet's operators for functions of two tensors that it defines as PyTorch does; its rewrites recognise them.
 _HIDET: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     "add": ops.add,
     "sub": ops.subtract,
@@ -227,13 +227,13 @@ _HIDET_SCALAR = ("add", "sub", "mul", "div")
 
 
 def _combined(function: str, x: Operand, y: Operand, dtype: DataType) -> Tensor:
-    """A function of two operands, both converted to ``dtype`` first."""
+    """Apply a function of two operands, both converted to ``dtype`` first."""
     left = to_dtype(x, dtype) if isinstance(x, Tensor) else x
     right = to_dtype(y, dtype) if isinstance(y, Tensor) else y
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         if function in _HIDET and not (dtype.is_boolean() and function in _HIDET_SCALAR):
             if len(left.shape) == 0 or len(right.shape) == 0:
-                return CombineOp(left, right, function).outputs[0]  # hidet would read the value while tracing
+                return CombineOp(left, right, function).outputs[0]  # hidet would read the constant while tracing
             return _HIDET[function](left, right)
         return CombineOp(left, right, function).outputs[0]
     if isinstance(left, Tensor):
@@ -291,22 +291,22 @@ def floor_divide(x: Operand, y: Operand) -> Tensor:
 
 
 def remainder(x: Operand, y: Operand) -> Tensor:
-    """What is left of ``x`` after a division that is rounded down; it has the sign of ``y``."""
+    """The remainder of a division that is rounded down; it has the sign of ``y``."""
     return _combined("remainder", x, y, promoted_dtype(x, y))
 
 
 def fmod(x: Operand, y: Operand) -> Tensor:
-    """What is left of ``x`` after a division that is rounded towards zero; it has the sign of ``x``."""
+    """The remainder of a division that is rounded towards zero; it has the sign of ``x``."""
     return _combined("fmod", x, y, promoted_dtype(x, y))
 
 
 def maximum(x: Operand, y: Operand) -> Tensor:
-    """The larger element; what is not a number prevails."""
+    """The larger element, or NaN if either is."""
     return _extreme("maximum", x, y)
 
 
 def minimum(x: Operand, y: Operand) -> Tensor:
-    """The smaller element; what is not a number prevails."""
+    """The smaller element, or NaN if either is."""
     return _extreme("minimum", x, y)
 
 
@@ -323,7 +323,7 @@ def atan2(x: Operand, y: Operand) -> Tensor:
 
 
 def pow(x: Operand, y: Operand) -> Tensor:
-    """``x`` to the power ``y``; a negative power of integers is refused, as PyTorch refuses it.
+    """``x`` to the power ``y``; a negative power of integers is refused, as in PyTorch.
 
     Raises ValueError for a negative power of integers.
     """
@@ -334,7 +334,7 @@ def pow(x: Operand, y: Operand) -> Tensor:
         return MapOp(to_dtype(y, dtype), "power_of", [float(x)]).outputs[0]  # type: ignore[arg-type]
     if dtype.is_float():
         return _combined("pow", x, y, dtype)
-    # Integers through double precision, which holds all powers below 2**53.
+    # Integers are computed in double precision, which represents all powers below 2**53.
     return to_dtype(round(_combined("pow", x, y, data_type("float64"))), dtype)
 
 
@@ -392,7 +392,7 @@ bitwise_and, bitwise_or, bitwise_xor = map(_bitwise, ("and", "or", "xor"))
 
 
 def bitwise_not(x: Tensor) -> Tensor:
-    """All bits turned; of booleans the other value."""
+    """The complement of all bits; the negation of booleans."""
     return logical_not(x) if x.dtype.is_boolean() else ops.bitwise_invert(x)
 
 
@@ -430,7 +430,7 @@ def masked_fill(x: Tensor, mask: Tensor, value: Operand) -> Tensor:
 
 
 def clamp(x: Tensor, min: Operand | None = None, max: Operand | None = None) -> Tensor:
-    """``x`` limited to ``min`` and ``max``; where they cross it is ``max``. What is not a number stays.
+    """``x`` limited to ``min`` and ``max``; ``max`` where they cross. NaN stays NaN.
 
     Raises ValueError when there is no limit.
     """
@@ -470,18 +470,27 @@ def _mapped(function: str, *parameters: Any) -> Callable[[Tensor], Tensor]:
     return lambda x: MapOp(x, function, parameters).outputs[0]
 
 
-exp, exp2, expm1 = (_floating(*own) for own in ((ops.exp, "exp"), (_mapped("exp2"), "exp2"), (ops.expm1, "expm1")))
+exp, exp2, expm1 = (
+    _floating(*definition) for definition in ((ops.exp, "exp"), (_mapped("exp2"), "exp2"), (ops.expm1, "expm1"))
+)
 log, log2, log10, log1p = (
-    _floating(*own) for own in ((ops.log, "log"), (ops.log2, "log2"), (ops.log10, "log10"), (ops.log1p, "log1p"))
+    _floating(*definition)
+    for definition in ((ops.log, "log"), (ops.log2, "log2"), (ops.log10, "log10"), (ops.log1p, "log1p"))
 )
 sqrt, rsqrt, reciprocal = (
-    _floating(*own) for own in ((ops.sqrt, "sqrt"), (ops.rsqrt, "rsqrt"), (ops.reciprocal, "reciprocal"))
+    _floating(*definition) for definition in ((ops.sqrt, "sqrt"), (ops.rsqrt, "rsqrt"), (ops.reciprocal, "reciprocal"))
 )
-sin, cos, tan = (_floating(*own) for own in ((ops.sin, "sin"), (ops.cos, "cos"), (ops.tan, "tan")))
-asin, acos, atan = (_floating(*own) for own in ((ops.asin, "asin"), (ops.acos, "acos"), (ops.atan, "atan")))
-sinh, cosh, tanh = (_floating(*own) for own in ((ops.sinh, "sinh"), (ops.cosh, "cosh"), (ops.tanh, "tanh")))
-asinh, acosh, atanh = (_floating(*own) for own in ((ops.asinh, "asinh"), (ops.acosh, "acosh"), (ops.atanh, "atanh")))
-erf, sigmoid = (_floating(*own) for own in ((ops.erf, "erf"), (ops.sigmoid, "sigmoid")))
+sin, cos, tan = (_floating(*definition) for definition in ((ops.sin, "sin"), (ops.cos, "cos"), (ops.tan, "tan")))
+asin, acos, atan = (
+    _floating(*definition) for definition in ((ops.asin, "asin"), (ops.acos, "acos"), (ops.atan, "atan"))
+)
+sinh, cosh, tanh = (
+    _floating(*definition) for definition in ((ops.sinh, "sinh"), (ops.cosh, "cosh"), (ops.tanh, "tanh"))
+)
+asinh, acosh, atanh = (
+    _floating(*definition) for definition in ((ops.asinh, "asinh"), (ops.acosh, "acosh"), (ops.atanh, "atanh"))
+)
+erf, sigmoid = (_floating(*definition) for definition in ((ops.erf, "erf"), (ops.sigmoid, "sigmoid")))
 
 
 def _rounding(define: Callable[[Tensor], Tensor], name: str) -> Callable[[Tensor], Tensor]:
@@ -493,19 +502,21 @@ def _rounding(define: Callable[[Tensor], Tensor], name: str) -> Callable[[Tensor
     return apply
 
 
-floor, ceil, trunc = (_rounding(*own) for own in ((ops.floor, "floor"), (ops.ceil, "ceil"), (ops.trunc, "trunc")))
+floor, ceil, trunc = (
+    _rounding(*definition) for definition in ((ops.floor, "floor"), (ops.ceil, "ceil"), (ops.trunc, "trunc"))
+)
 
 
 def round(x: Tensor, decimals: int = 0) -> Tensor:
-    """The nearest integer, or multiple of ``10**-decimals``; the even one of two that are as near."""
+    """The nearest integer, or multiple of ``10**-decimals``; of two equally near ones, the even one."""
     if not x.dtype.is_float():
         return x
     if decimals == 0:
         return MapOp(x, "round").outputs[0]
     factor = 10.0 ** builtins.abs(decimals)
     scaled = mul(x, factor) if decimals > 0 else div(x, factor)
-    whole = MapOp(scaled, "round").outputs[0]
-    return div(whole, factor) if decimals > 0 else mul(whole, factor)
+    rounded = MapOp(scaled, "round").outputs[0]
+    return div(rounded, factor) if decimals > 0 else mul(rounded, factor)
 
 
 def abs(x: Tensor) -> Tensor:
@@ -549,7 +560,7 @@ def isfinite(x: Tensor) -> Tensor:
 
 
 def nan_to_num(x: Tensor, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Tensor:
-    """``x`` with numbers for what is none, and for what is infinite: 0 and the dtype's limits unless given."""
+    """``x`` with numbers for NaN and infinity: by default 0 and the dtype's limits."""
     if not x.dtype.is_float():
         return x
     info = x.dtype.finfo()
@@ -571,7 +582,7 @@ def silu(x: Tensor) -> Tensor:
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
-    """GELU by erf, or by tanh where ``approximate`` is ``"tanh"``.
+    """GELU by erf, or by tanh if ``approximate`` is ``"tanh"``.
 
     Raises ValueError for another approximation.
     """
@@ -598,7 +609,7 @@ def elu(x: Tensor, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 
 
 
 def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
-    """ELU whose derivative has no step: ``alpha * (exp(x / alpha) - 1)`` below 0."""
+    """ELU with a continuous derivative: ``alpha * (exp(x / alpha) - 1)`` below 0."""
     return elu(x, alpha, 1.0, 1.0 / alpha)
 
 
@@ -648,12 +659,12 @@ def softsign(x: Tensor) -> Tensor:
 
 
 def softshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
-    """``x`` brought nearer to 0 by ``lambd``, and 0 where it is that near."""
+    """``x`` moved towards 0 by ``lambd``, and 0 within that distance."""
     return ops.softshrink(x, lambd)
 
 
 def hardshrink(x: Tensor, lambd: float = 0.5) -> Tensor:
-    """``x``, and 0 where it is no farther from 0 than ``lambd``."""
+    """``x``, and 0 where its absolute value is at most ``lambd``."""
     return MapOp(x, "hardshrink", [float(lambd)]).outputs[0]
 
 

@@ -1,4 +1,4 @@
-"""Elements by index: gathered, scattered and counted."""
+"""Access by index: gather, scatter and count."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from hidet_dist.operators.dtypes import Scalar, category, constant, to_dtype
 
 
 def _wrapped(index: Tensor, size: int) -> Tensor:
-    """An index counted from the first element; negative ones count from the end."""
+    """Convert negative indices, which count from the end, to indices from the first element."""
     return elementwise.where(elementwise.lt(index, 0), elementwise.add(index, size), index)
 
 
 def embedding(weight: Tensor, indices: Tensor, *_: object) -> Tensor:
-    """Rows of a table ``weight[rows, ...]``: shape ``indices.shape + weight.shape[1:]``."""
+    """Look up rows of a table ``weight[rows, ...]``; the shape is ``indices.shape + weight.shape[1:]``."""
     return ops.take(weight, indices, 0)
 
 
 def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """The slices of ``x`` along ``dim`` that ``index`` (one dim, or none) names."""
+    """Select the slices of ``x`` along ``dim`` at ``index`` (of one dim, or none)."""
     index = index if index.shape else ops.reshape(index, [1])
     return ops.take(x, index, dim % len(x.shape))
 
@@ -41,39 +41,39 @@ def gather(x: Tensor, dim: int, index: Tensor, sparse_grad: bool = False) -> Ten
 
 
 def _cropped(x: Tensor, shape: Sequence[int], dims: Sequence[int]) -> Tensor:
-    """The first elements of the dims, as many as ``shape`` has."""
+    """Crop the dims to the extents of ``shape``."""
     dims = [d for d in dims if x.shape[d] != shape[d]]
     return ops.strided_slice(x, [0] * len(dims), [shape[d] for d in dims], dims) if dims else x
 
 
 def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-    """``x[indices]``: the index tensors are broadcast against each other, and ``None`` takes a dim whole.
+    """``x[indices]``: index tensors are broadcast against each other, and ``None`` selects a whole dim.
 
-    Raises ValueError for masks: how many elements they take depends on their values.
+    Raises ValueError for masks: the number of elements that they select depends on their values.
     """
-    dims, given = _index_tensors(indices)
+    dims, tensors = _index_tensors(indices)
     if not dims:
         return x
     if len(dims) == 1:
-        return ops.take(x, given[0], dims[0])
+        return ops.take(x, tensors[0], dims[0])
     x, _ = _leading(x, dims)
     sizes = [x.shape[d] for d in range(len(dims))]
-    rows = _flat_index(given, sizes)
+    rows = _flat_index(tensors, sizes)
     x = ops.reshape(x, [math.prod(sizes), *x.shape[len(dims) :]])
-    found = ops.take(x, rows, 0)
+    rows_found = ops.take(x, rows, 0)
     if dims[-1] - dims[0] != len(dims) - 1 or dims[0] == 0:
-        return found  # dims of indices come first, as in PyTorch
+        return rows_found  # dims of indices come first, as in PyTorch
     rank, before = len(rows.shape), dims[0]
-    places = [*range(rank, rank + before), *range(rank), *range(rank + before, len(found.shape))]
-    return ops.permute_dims(found, places)
+    places = [*range(rank, rank + before), *range(rank), *range(rank + before, len(rows_found.shape))]
+    return ops.permute_dims(rows_found, places)
 
 
 def _index_tensors(indices: Sequence[Tensor | None]) -> tuple[list[int], list[Tensor]]:
-    dims = [d for d, own in enumerate(indices) if own is not None]
-    given = [own for own in indices if own is not None]
-    if _has_mask(given):
+    dims = [d for d, tensor in enumerate(indices) if tensor is not None]
+    tensors = [tensor for tensor in indices if tensor is not None]
+    if _has_mask(tensors):
         raise ValueError("An index by a mask has a shape that depends on data: use where, or integer indices.")
-    return dims, [to_dtype(own, int64) for own in given]
+    return dims, [to_dtype(tensor, int64) for tensor in tensors]
 
 
 def _has_mask(tensors: Sequence[Tensor]) -> bool:
@@ -81,72 +81,72 @@ def _has_mask(tensors: Sequence[Tensor]) -> bool:
 
 
 def _leading(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, list[int]]:
-    """``x`` with the dims in front, and the order of dims that this is."""
+    """Move the dims to the front; return the tensor and the permutation."""
     order = [*dims, *(d for d in range(len(x.shape)) if d not in dims)]
     return (x if order == sorted(order) else ops.permute_dims(x, order)), order
 
 
 def _flat_index(indices: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """The place in row-major order of what the indices name, in dims of these sizes."""
+    """Compute row-major indices from the indices along dims of these sizes."""
     flat = _wrapped(indices[0], sizes[0])
-    for own, size in zip(indices[1:], sizes[1:], strict=True):
-        flat = elementwise.add(elementwise.mul(flat, size), _wrapped(own, size))
+    for along_dim, size in zip(indices[1:], sizes[1:], strict=True):
+        flat = elementwise.add(elementwise.mul(flat, size), _wrapped(along_dim, size))
     return flat
 
 
 class ScatterRowsOp(Operator):
-    """Rows of ``x[rows, ...]`` replaced by, or increased by, those of ``values[count, ...]`` that ``index`` names.
+    """Replace rows of ``x[rows, ...]`` at ``index`` by those of ``values[count, ...]``, or add these to them.
 
     Parameters
     ----------
     x: Tensor
         [rows, ...].
     index: Tensor
-        int64[count], the row of each value; one that is none of the rows has no effect.
+        int64[count], the row of each value; one out of range has no effect.
     values: Tensor
         [count, ...], of the dtype of ``x``.
     reduction: str
-        ``"replace"``: the last value of a row stays. ``"sum"``: all are added to what the row has.
+        ``"replace"``: the last value for a row wins. ``"sum"``: all are added to the row.
     """
 
     def __init__(self, x: Tensor, index: Tensor, values: Tensor, reduction: str):
-        own, places, given = input_like(x, "x"), input_like(index, "index"), input_like(values, "values")
-        dtype, count = x.dtype, places.shape[0]
+        data, row_of, new_rows = input_like(x, "x"), input_like(index, "index"), input_like(values, "values")
+        dtype, count = x.dtype, row_of.shape[0]
 
-        def element(*place: Expr) -> Expr:
+        def element(*position: Expr) -> Expr:
             if reduction == "sum":
-                return own[list(place)] + reduce(
+                return data[list(position)] + reduce(
                     [count],
-                    lambda k: if_then_else(places[k] == place[0], given[[k, *place[1:]]], dtype.zero),
+                    lambda k: if_then_else(row_of[k] == position[0], new_rows[[k, *position[1:]]], dtype.zero),
                     "sum",
                     accumulate_dtype=dtype.name,
                 )
             last = reduce(
-                [count], lambda k: if_then_else(places[k] == place[0], k, int32(-1)), "max", accumulate_dtype="int32"
+                [count], lambda k: if_then_else(row_of[k] == position[0], k, int32(-1)), "max", accumulate_dtype="int32"
             )
-            return if_then_else(last >= 0, given[[last, *place[1:]]], own[list(place)])
+            return if_then_else(last >= 0, new_rows[[last, *position[1:]]], data[list(position)])
 
-        y = compute("y", own.shape, element)
+        y = compute("y", data.shape, element)
         attributes = {"reduction": reduction}
-        task = Task(f"scatter_rows_{reduction}", [own, places, given], [y], attributes=attributes)
+        task = Task(f"scatter_rows_{reduction}", [data, row_of, new_rows], [y], attributes=attributes)
         super().__init__([x, index, values], attributes, task)
 
 
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
-    """``x`` with ``x[indices]`` set to ``values``, or increased by them where ``accumulate``.
+    """``x`` with ``x[indices]`` set to ``values``, or increased by them with ``accumulate``.
 
-    Where indices repeat, the last value stays. A mask may set a single value.
+    If indices repeat, the last value wins. A mask may set a single value.
 
-    Raises ValueError for a mask with several values, whose places depend on data.
+    Raises ValueError for a mask with several values, whose indices depend on data.
     """
     values = to_dtype(values, x.dtype)
-    given = [own for own in indices if own is not None]
-    if len(given) == 1 and _has_mask(given) and math.prod(values.shape) == 1:
+    tensors = [tensor for tensor in indices if tensor is not None]
+    if len(tensors) == 1 and _has_mask(tensors) and math.prod(values.shape) == 1:
         return _put_by_mask(x, indices, values, accumulate)
-    dims, given = _index_tensors(indices)
+    dims, tensors = _index_tensors(indices)
     x_front, order = _leading(x, dims)
     sizes, rest = list(x_front.shape[: len(dims)]), list(x_front.shape[len(dims) :])
-    rows = _flat_index(given, sizes)
+    rows = _flat_index(tensors, sizes)
     together = dims[-1] - dims[0] == len(dims) - 1
     before = dims[0] if together else 0
     shape = [*rest[:before], *rows.shape, *rest[before:]]
@@ -168,7 +168,7 @@ def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accum
 
 
 def _put_by_mask(x: Tensor, indices: Sequence[Tensor | None], value: Tensor, accumulate: bool) -> Tensor:
-    (dim,) = (d for d, own in enumerate(indices) if own is not None)
+    (dim,) = (d for d, tensor in enumerate(indices) if tensor is not None)
     mask = indices[dim]
     assert mask is not None
     mask = ops.reshape(mask, [*mask.shape, *[1] * (len(x.shape) - dim - len(mask.shape))])
@@ -177,63 +177,66 @@ def _put_by_mask(x: Tensor, indices: Sequence[Tensor | None], value: Tensor, acc
 
 
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, alpha: Scalar = 1) -> Tensor:
-    """``x`` with the slices of ``alpha * source`` added to those along ``dim`` that ``index`` names."""
+    """``x`` with the slices of ``alpha * source`` added to its slices along ``dim`` at ``index``."""
     source = source if alpha == 1 else elementwise.mul(source, alpha)
     return index_put(x, [*[None] * (dim % len(x.shape)), index], source, accumulate=True)
 
 
 def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """``x`` with the slices along ``dim`` that ``index`` names replaced by those of ``source``."""
+    """``x`` with its slices along ``dim`` at ``index`` replaced by those of ``source``."""
     return index_put(x, [*[None] * (dim % len(x.shape)), index], source)
 
 
 class ScatterElementsOp(Operator):
-    """Elements of ``x`` replaced by, or combined with, those of ``source`` that ``index`` names along ``dim``.
+    """Replace elements of ``x`` at ``index`` along ``dim`` by those of ``source``, or combine both.
 
-    ``index`` and ``source`` have one shape, in no dim but ``dim`` longer than ``x``. ``reduction`` is ``"replace"``
-    (the last element of a place stays), ``"sum"``, ``"prod"``, ``"max"`` or ``"min"``.
+    ``index`` and ``source`` have the same shape, which exceeds that of ``x`` at most along ``dim``. ``reduction`` is
+    ``"replace"`` (the last source element wins), ``"sum"``, ``"prod"``, ``"max"`` or ``"min"``.
     """
 
     def __init__(self, x: Tensor, index: Tensor, source: Tensor, dim: int, reduction: str):
-        own, places, given = input_like(x, "x"), input_like(index, "index"), input_like(source, "source")
-        dtype, count = x.dtype, places.shape[dim]
-        others = [d for d in range(len(own.shape)) if d != dim]
+        data, index_node, source_node = input_like(x, "x"), input_like(index, "index"), input_like(source, "source")
+        dtype, count = x.dtype, index_node.shape[dim]
+        others = [d for d in range(len(data.shape)) if d != dim]
 
-        def along(tensor: Expr, place: tuple[Expr, ...], k: Expr) -> Expr:
-            return tensor[[*place[:dim], k, *place[dim + 1 :]]]
+        def along(tensor: Expr, position: tuple[Expr, ...], k: Expr) -> Expr:
+            return tensor[[*position[:dim], k, *position[dim + 1 :]]]
 
-        def matches(place: tuple[Expr, ...], k: Expr) -> Expr:
-            found = along(places, place, k) == place[dim]
-            # What the index does not reach is not read, so the bounds are asked first.
-            short = [d for d in others if places.shape[d] != own.shape[d]]
-            return logical_and(*[place[d] < places.shape[d] for d in short], found) if short else found
+        def matches(position: tuple[Expr, ...], k: Expr) -> Expr:
+            here = along(index_node, position, k) == position[dim]
+            # Elements beyond the index are not read: the bounds are checked first.
+            short = [d for d in others if index_node.shape[d] != data.shape[d]]
+            return logical_and(*[position[d] < index_node.shape[d] for d in short], here) if short else here
 
-        def combined(place: tuple[Expr, ...], neutral: Expr, kind: str) -> Expr:
+        def combined(position: tuple[Expr, ...], neutral: Expr, kind: str) -> Expr:
             return reduce(
                 [count],
-                lambda k: if_then_else(matches(place, k), along(given, place, k), neutral),
+                lambda k: if_then_else(matches(position, k), along(source_node, position, k), neutral),
                 kind,
                 accumulate_dtype=dtype.name,
             )
 
-        def element(*place: Expr) -> Expr:
-            old = own[list(place)]
+        def element(*position: Expr) -> Expr:
+            old = data[list(position)]
             if reduction == "sum":
-                return old + combined(place, dtype.zero, "sum")
+                return old + combined(position, dtype.zero, "sum")
             if reduction == "prod":
-                return old * combined(place, dtype.one, "prod")
+                return old * combined(position, dtype.one, "prod")
             last = reduce(
-                [count], lambda k: if_then_else(matches(place, k), k, int32(-1)), "max", accumulate_dtype="int32"
+                [count], lambda k: if_then_else(matches(position, k), k, int32(-1)), "max", accumulate_dtype="int32"
             )
             if reduction == "replace":
-                return if_then_else(last >= 0, along(given, place, last), old)
-            bound = combined(place, dtype.min_value if reduction == "max" else dtype.max_value, reduction)
+                return if_then_else(last >= 0, along(source_node, position, last), old)
+            bound = combined(position, dtype.min_value if reduction == "max" else dtype.max_value, reduction)
             better = bound > old if reduction == "max" else bound < old
             return if_then_else(logical_and(last >= 0, better), bound, old)
 
         attributes = {"dim": dim, "reduction": reduction}
         task = Task(
-            f"scatter_{reduction}", [own, places, given], [compute("y", own.shape, element)], attributes=attributes
+            f"scatter_{reduction}",
+            [data, index_node, source_node],
+            [compute("y", data.shape, element)],
+            attributes=attributes,
         )
         super().__init__([x, index, source], attributes, task)
 
@@ -254,7 +257,7 @@ _REDUCTIONS = {"add": "sum", "sum": "sum", "multiply": "prod", "prod": "prod", "
 
 
 def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor | Scalar, reduce: str | None = None) -> Tensor:
-    """``out[index[i, j]][j] = source[i, j]`` for dim 0 of two; the last of several stays, unless they are reduced.
+    """``out[index[i, j]][j] = source[i, j]`` for dim 0 of two; the last of several wins, unless they are reduced.
 
     Raises ValueError for a reduction other than ``"add"`` and ``"multiply"``.
     """
@@ -264,16 +267,16 @@ def scatter(x: Tensor, dim: int, index: Tensor, source: Tensor | Scalar, reduce:
 
 
 def scatter_add(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    """``x`` with ``source`` added at the places that ``index`` names along ``dim``."""
+    """``x`` with ``source`` added at ``index`` along ``dim``."""
     return _scattered(x, dim, index, source, "sum")
 
 
 def scatter_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool = True
 ) -> Tensor:
-    """``x`` reduced with ``source`` at the places that ``index`` names: sum, prod, amax or amin.
+    """``x`` reduced with ``source`` at ``index`` along ``dim``: sum, prod, amax or amin.
 
-    Raises ValueError for other reductions, and where what ``x`` has is to be left out.
+    Raises ValueError for other reductions, and if ``include_self`` is false.
     """
     if reduce not in ("sum", "prod", "amax", "amin") or not include_self:
         raise ValueError(f"scatter_reduce of {reduce!r} with include_self={include_self} is not supported.")
@@ -318,31 +321,31 @@ def one_hot(x: Tensor, num_classes: int) -> Tensor:
 
 
 class HistogramOp(Operator):
-    """How many elements of ``x`` are in each of ``bins`` equal parts of [low, high], in the dtype of ``x``."""
+    """The number of elements of ``x`` in each of ``bins`` equal parts of [low, high], in the dtype of ``x``."""
 
     def __init__(self, x: Tensor, bins: int, low: float, high: float):
-        own, dtype = input_like(x, "x"), x.dtype
+        data, dtype = input_like(x, "x"), x.dtype
 
         def count(part: Expr) -> Expr:
-            def counts(*place: Expr) -> Expr:
-                v = own[list(place)]
+            def counts(*at: Expr) -> Expr:
+                v = data[list(at)]
                 inside = logical_and(v >= dtype(low), v <= dtype(high))
-                # The greatest value belongs to the last part, which has no other upper end.
+                # The last part includes its upper end.
                 position = cast((v - dtype(low)) * dtype(float(bins)) / dtype(high - low), int32)
                 position = if_then_else(v == dtype(high), int32(bins - 1), position)
                 return if_then_else(logical_and(inside, position == part), dtype.one, dtype.zero)
 
-            return reduce(list(own.shape), counts, "sum", accumulate_dtype=dtype.name)
+            return reduce(list(data.shape), counts, "sum", accumulate_dtype=dtype.name)
 
         attributes = {"bins": bins, "low": low, "high": high}
-        task = Task("histogram", [own], [compute("y", [bins], count)], attributes=attributes)
+        task = Task("histogram", [data], [compute("y", [bins], count)], attributes=attributes)
         super().__init__([x], attributes, task)
 
 
 def histc(x: Tensor, bins: int = 100, min: Scalar = 0, max: Scalar = 0) -> Tensor:
-    """How many elements are in each of ``bins`` equal parts of [min, max], in the dtype of ``x``.
+    """The number of elements in each of ``bins`` equal parts of [min, max], in the dtype of ``x``.
 
-    Raises ValueError where the range is empty: PyTorch then takes it from the data.
+    Raises ValueError for an empty range: PyTorch then derives it from the data.
     """
     if not float(min) < float(max):  # type: ignore[arg-type]
         raise ValueError(f"histc needs min < max, and not {min} and {max}: other ranges depend on data.")
@@ -350,7 +353,7 @@ def histc(x: Tensor, bins: int = 100, min: Scalar = 0, max: Scalar = 0) -> Tenso
 
 
 def bincount(x: Tensor, weights: Tensor | None = None, *, length: int) -> Tensor:
-    """How often, or with which total weight, each value below ``length`` is in ``x``: [length]."""
+    """The count, or the total weight, of each value below ``length`` in ``x``: [length]."""
     values = constant(list(range(length)), int64, x)
     equal = elementwise.eq(ops.unsqueeze(x, 1), values)
     if weights is None:

@@ -1,4 +1,4 @@
-"""Normalizations as inference has them."""
+"""Normalizations for inference."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hidet_dist.operators.dtypes import to_dtype
 
 def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None, dim: int | None = None) -> Tensor:
     """``x * weight + bias``; with ``dim`` the two are vectors along it, otherwise they broadcast from the last dim."""
-    for own, combine in ((weight, elementwise.mul), (bias, elementwise.add)):
-        if own is not None:
-            aligned = own if dim is None else ops.reshape(own, [own.shape[0], *[1] * (len(x.shape) - dim - 1)])
+    for vector, combine in ((weight, elementwise.mul), (bias, elementwise.add)):
+        if vector is not None:
+            aligned = vector if dim is None else ops.reshape(vector, [vector.shape[0], *[1] * (len(x.shape) - dim - 1)])
             x = combine(x, aligned)
     return x
 
@@ -74,7 +74,7 @@ def batch_norm(
 
 
 def batch_norm_of_batch(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float = 1e-5) -> Tensor:
-    """Normalization of each channel (dim 1) by the statistics of the batch itself, scaled and shifted."""
+    """Normalization of each channel (dim 1) by the statistics of the batch, scaled and shifted."""
     dims = [d for d in range(len(x.shape)) if d != 1]
     variance, mean = reductions.var_mean(x, dims, 0, keepdim=True)
     normal = elementwise.mul(elementwise.sub(x, mean), ops.rsqrt(elementwise.add(variance, eps)))

@@ -29,15 +29,15 @@ class WindowPoolOp(Operator):
     Parameters
     ----------
     x: Tensor
-        [..., *inner]; there are as many inner dims as the sequences have numbers.
+        [..., *inner], with as many inner dims as the sequences have entries.
     kind: str
         ``"max"`` or ``"avg"``.
     out: sequence of int
-        The windows along each inner dim.
+        The number of windows along each inner dim.
     counts_padding: bool
-        Whether padding counts as elements of a mean (what lies beyond the padding does not).
+        Whether padding counts as elements of a mean; elements beyond the padding do not.
     divisor: int, optional
-        What a sum is divided by instead of its number of elements.
+        The divisor of sums, instead of the number of elements.
     """
 
     def __init__(
@@ -52,33 +52,33 @@ class WindowPoolOp(Operator):
         counts_padding: bool = True,
         divisor: int | None = None,
     ):
-        own, dtype, dims = input_like(x, "x"), x.dtype, len(kernel)
-        inner = own.shape[len(own.shape) - dims :]
-        outer = own.shape[: len(own.shape) - dims]
+        data, dtype, dims = input_like(x, "x"), x.dtype, len(kernel)
+        inner = data.shape[len(data.shape) - dims :]
+        outer = data.shape[: len(data.shape) - dims]
         lowest = dtype.min_value if kind == "max" else dtype.zero
 
-        def read(place: tuple[Expr, ...], window: tuple[Expr, ...]) -> Expr:
-            at = [place[len(outer) + d] * stride[d] + window[d] * dilation[d] - padding[d] for d in range(dims)]
+        def read(position: tuple[Expr, ...], window: tuple[Expr, ...]) -> Expr:
+            at = [position[len(outer) + d] * stride[d] + window[d] * dilation[d] - padding[d] for d in range(dims)]
             inside = logical_and(*[logical_and(i >= 0, i < size) for i, size in zip(at, inner, strict=True)])
-            return if_then_else(inside, own[[*place[: len(outer)], *at]], lowest)
+            return if_then_else(inside, data[[*position[: len(outer)], *at]], lowest)
 
-        def elements(place: tuple[Expr, ...]) -> Expr:
+        def elements(position: tuple[Expr, ...]) -> Expr:
             count: Expr = int32(1)
             for d in range(dims):
-                first = place[len(outer) + d] * stride[d] - padding[d]
+                first = position[len(outer) + d] * stride[d] - padding[d]
                 last = primitives.min(first + kernel[d], inner[d] + padding[d])
                 if not counts_padding:
                     first, last = primitives.max(first, int32(0)), primitives.min(last, convert(inner[d]))
                 count = count * (last - first)
             return count
 
-        def element(*place: Expr) -> Expr:
-            whole = reduce(
-                list(kernel), lambda *window: read(place, window), "max" if kind == "max" else "sum", dtype.name
+        def element(*position: Expr) -> Expr:
+            total = reduce(
+                list(kernel), lambda *window: read(position, window), "max" if kind == "max" else "sum", dtype.name
             )
             if kind == "max":
-                return whole
-            return whole / (dtype(divisor) if divisor is not None else cast(elements(place), dtype))
+                return total
+            return total / (dtype(divisor) if divisor is not None else cast(elements(position), dtype))
 
         attributes = {
             "kind": kind,
@@ -91,12 +91,12 @@ class WindowPoolOp(Operator):
             "divisor": divisor,
         }
         y = compute("y", [*outer, *out], element)
-        super().__init__([x], attributes, Task(f"{kind}_pool", [own], [y], attributes=attributes))
+        super().__init__([x], attributes, Task(f"{kind}_pool", [data], [y], attributes=attributes))
         self.name = f"{kind.capitalize()}Pool"
 
 
 def _windows(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
-    """The windows along a dim; with ``ceil_mode`` also one that ends behind it, if it begins within it."""
+    """Count the windows along a dim; with ``ceil_mode`` also one that begins within it and ends beyond."""
     span = size + 2 * padding - dilation * (kernel - 1) - 1
     count = (span + (stride - 1 if ceil_mode else 0)) // stride + 1
     return count - 1 if ceil_mode and (count - 1) * stride >= size + padding else count
@@ -117,7 +117,7 @@ def _pooled(
     size, pads, gaps = (_each(value, dims) for value in (kernel, padding, dilation))
     step = size if stride is None or stride == [] else _each(stride, dims)
     inner = [int(n) for n in x.shape[len(x.shape) - dims :]]
-    out = [_windows(*own, ceil_mode) for own in zip(inner, size, step, pads, gaps, strict=True)]
+    out = [_windows(*window, ceil_mode) for window in zip(inner, size, step, pads, gaps, strict=True)]
     return WindowPoolOp(x, kind, size, step, pads, gaps, out, counts_padding, divisor).outputs[0]
 
 
@@ -149,18 +149,18 @@ def avg_pool(
 
 
 def _targets(x: Tensor, output_size: Sequence[int | None]) -> list[int]:
-    """The size of each inner dim after adaptive pooling; None keeps a dim."""
+    """Return the size of each inner dim after adaptive pooling; None keeps a dim."""
     inner = x.shape[len(x.shape) - len(output_size) :]
-    return [int(size) if own is None else int(own) for own, size in zip(output_size, inner, strict=True)]
+    return [int(size) if target is None else int(target) for target, size in zip(output_size, inner, strict=True)]
 
 
 def _bounds(size: int, out: int) -> list[tuple[int, int]]:
-    """The first and the last (exclusive) element of each part, as PyTorch's adaptive pooling divides a dim."""
+    """Divide a dim as PyTorch's adaptive pooling does: the first and the last (exclusive) element of each part."""
     return [(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
 
 
 def adaptive_avg_pool(x: Tensor, output_size: Sequence[int | None]) -> Tensor:
-    """The means of parts of the last dims, as many of each as ``output_size`` says; None keeps a dim as it is."""
+    """The means of parts of the last dims; ``output_size`` has the number of parts of each, or None to keep a dim."""
     rank, dims = len(x.shape), len(output_size)
     for number, out in enumerate(_targets(x, output_size)):
         dim = rank - dims + number
@@ -191,7 +191,7 @@ def along_dim(x: Tensor, dim: int, matrix: np.ndarray) -> Tensor:
 
 
 def adaptive_max_pool(x: Tensor, output_size: Sequence[int | None]) -> Tensor:
-    """The maxima of parts of the last dims, as many of each as ``output_size`` says; None keeps a dim as it is."""
+    """The maxima of parts of the last dims; ``output_size`` has the number of parts of each, or None to keep a dim."""
     targets, rank, dims = _targets(x, output_size), len(x.shape), len(output_size)
     inner = [int(n) for n in x.shape[rank - dims :]]
     if all(size % out == 0 for size, out in zip(inner, targets, strict=True)):

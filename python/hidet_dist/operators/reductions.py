@@ -1,4 +1,4 @@
-"""Reductions, the places of extremes, softmax, and running sums and products."""
+"""Reductions, indices of extremes, softmax, and cumulative sums and products."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ Dims = int | Sequence[int] | None
 
 
 def dims_of(x: Tensor, dim: Dims) -> list[int]:
-    """The dims that an argument names, all of them where it names none, counted from the first."""
+    """Return the dims of an argument, counted from the first; all dims if it has none."""
     rank = len(x.shape)
-    given = [dim] if isinstance(dim, int) else list(dim) if dim else list(range(rank))
-    return sorted(d % rank for d in given) if rank else []
+    dims = [dim] if isinstance(dim, int) else list(dim) if dim else list(range(rank))
+    return sorted(d % rank for d in dims) if rank else []
 
 
 class ReduceOp(Operator):
-    """A reduction in the dtype of its operand; hidet's own accumulate in float32, which not all numbers fit in."""
+    """A reduction in the dtype of its operand; hidet's accumulate in float32, which cannot represent all integers."""
 
     def __init__(self, x: Tensor, dims: Sequence[int], keepdims: bool, kind: str):
-        own = input_like(x, "x")
-        y = cops.reduce(own, list(dims), keepdims, kind, x.dtype.name)
+        data = input_like(x, "x")
+        y = cops.reduce(data, list(dims), keepdims, kind, x.dtype.name)
         attributes = {"dims": list(dims), "keepdims": keepdims, "kind": kind}
-        super().__init__([x], attributes, Task(f"reduce_{kind}", [own], [y], attributes=attributes))
+        super().__init__([x], attributes, Task(f"reduce_{kind}", [data], [y], attributes=attributes))
         self.name = f"Reduce{kind.capitalize()}"
 
 
@@ -58,7 +58,7 @@ def _reduced(x: Tensor, dim: Dims, keepdim: bool, kind: str) -> Tensor:
 
 
 def _summed(x: Tensor, dtype: DataType | str | None) -> Tensor:
-    """What a sum or product is made of: integers and booleans as int64."""
+    """Convert the operand of a sum or product: integers and booleans to int64."""
     if dtype is not None:
         return to_dtype(x, dtype)
     return to_dtype(x, int64) if category(x.dtype) < 2 else x
@@ -121,22 +121,22 @@ def _place(x: Tensor, dim: int | None, keepdim: bool, cls: Any) -> Tensor:
 
 
 def argmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The first place of the greatest element along ``dim``, or in all of ``x``: int64."""
+    """The first index of the greatest element along ``dim``, or in the flattened ``x``: int64."""
     return _place(x, dim, keepdim, hidet_reductions.ArgMaxOp)
 
 
 def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """The first place of the least element along ``dim``, or in all of ``x``: int64."""
+    """The first index of the least element along ``dim``, or in the flattened ``x``: int64."""
     return _place(x, dim, keepdim, hidet_reductions.ArgMinOp)
 
 
 def max(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The greatest element; with ``dim`` a pair of them and their first places along it."""
+    """The greatest element; with ``dim``, the greatest elements along it and their first indices."""
     return amax(x) if dim is None else (amax(x, dim, keepdim), argmax(x, dim, keepdim))
 
 
 def min(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    """The least element; with ``dim`` a pair of them and their first places along it."""
+    """The least element; with ``dim``, the least elements along it and their first indices."""
     return amin(x) if dim is None else (amin(x, dim, keepdim), argmin(x, dim, keepdim))
 
 
@@ -167,7 +167,7 @@ def logsumexp(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     """``log(sum(exp(x)))`` over dims, without overflow."""
     x = to_dtype(x, floating(x.dtype))
     most = amax(x, dim, keepdim=True)
-    most = elementwise.where(elementwise.isfinite(most), most, 0.0)  # what is infinite stays so, and is not lost
+    most = elementwise.where(elementwise.isfinite(most), most, 0.0)  # infinity stays infinity
     total = elementwise.add(elementwise.log(sum(elementwise.exp(elementwise.sub(x, most)), dim, True)), most)
     dims = dims_of(x, dim)
     return total if keepdim or not dims else ops.squeeze(total, dims)
@@ -180,7 +180,7 @@ def softmax(x: Tensor, dim: int, dtype: DataType | str | None = None) -> Tensor:
 
 
 def safe_softmax(x: Tensor, dim: int, dtype: DataType | str | None = None) -> Tensor:
-    """The softmax, with zeros where all of a row is minus infinity."""
+    """The softmax, with zeros in rows that are minus infinity everywhere."""
     x = x if dtype is None else to_dtype(x, dtype)
     masked = all(elementwise.eq(x, -math.inf), dim, keepdim=True)
     return elementwise.masked_fill(softmax(x, dim), masked, 0.0)
@@ -193,13 +193,13 @@ def log_softmax(x: Tensor, dim: int, dtype: DataType | str | None = None) -> Ten
 
 
 class CumulativeOp(Operator):
-    """Running reductions along a dim: of all elements up to each, or from it on where ``reverse``.
+    """Cumulative reductions along a dim: of all elements up to each, or with ``reverse`` from it on.
 
-    The element itself is left out where ``exclusive``. ``kind`` is ``"sum"`` or ``"prod"``.
+    With ``exclusive`` the element itself does not count. ``kind`` is ``"sum"`` or ``"prod"``.
     """
 
     def __init__(self, x: Tensor, dim: int, kind: str, exclusive: bool = False, reverse: bool = False):
-        own, dtype = input_like(x, "x"), x.dtype
+        data, dtype = input_like(x, "x"), x.dtype
         neutral = dtype.zero if kind == "sum" else dtype.one
 
         def counts(j: Expr, i: Expr) -> Expr:
@@ -207,17 +207,19 @@ class CumulativeOp(Operator):
                 return j > i if exclusive else j >= i
             return j < i if exclusive else j <= i
 
-        def element(*place: Expr) -> Expr:
+        def element(*position: Expr) -> Expr:
             return reduce(
-                [own.shape[dim]],
-                lambda j: if_then_else(counts(j, place[dim]), own[[*place[:dim], j, *place[dim + 1 :]]], neutral),
+                [data.shape[dim]],
+                lambda j: if_then_else(
+                    counts(j, position[dim]), data[[*position[:dim], j, *position[dim + 1 :]]], neutral
+                ),
                 kind,
                 accumulate_dtype=dtype.name,
             )
 
         attributes = {"dim": dim, "kind": kind, "exclusive": exclusive, "reverse": reverse}
-        y = compute("y", own.shape, element)
-        super().__init__([x], attributes, Task(f"cumulative_{kind}", [own], [y], attributes=attributes))
+        y = compute("y", data.shape, element)
+        super().__init__([x], attributes, Task(f"cumulative_{kind}", [data], [y], attributes=attributes))
         self.name = f"Cumulative{kind.capitalize()}"
 
 
@@ -229,12 +231,12 @@ def _cumulative(x: Tensor, dim: int, kind: str, dtype: DataType | str | None, **
 
 
 def cumsum(x: Tensor, dim: int, dtype: DataType | str | None = None, **how: bool) -> Tensor:
-    """Running sums along ``dim``: of integers and booleans as int64. ``how``: ``exclusive``, ``reverse``."""
+    """Cumulative sums along ``dim``: of integers and booleans as int64. ``how``: ``exclusive``, ``reverse``."""
     return _cumulative(x, dim, "sum", dtype, **how)
 
 
 def cumprod(x: Tensor, dim: int, dtype: DataType | str | None = None, **how: bool) -> Tensor:
-    """Running products along ``dim``: of integers and booleans as int64. ``how``: ``exclusive``, ``reverse``."""
+    """Cumulative products along ``dim``: of integers and booleans as int64. ``how``: ``exclusive``, ``reverse``."""
     return _cumulative(x, dim, "prod", dtype, **how)
 
 

@@ -1,8 +1,8 @@
-"""Images and signals brought to other sizes.
+"""Resampling of images and signals.
 
-Interpolation along a dim is a product with a matrix of weights, which are known while the graph is built: two of a row
-are not zero for linear interpolation, four for cubic. Nearest neighbours are a lookup at known places; repeated
-elements where the factor is a whole number.
+Interpolation along a dim is a product with a constant matrix of weights; a row has two nonzero weights for linear
+interpolation, and four for cubic. Nearest neighbours are a lookup at constant indices, or repeated elements if the
+factor is an integer.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from hidet_dist.operators import shaping
 from hidet_dist.operators.pooling import along_dim
 
 CUBIC = -0.75
-"""The coefficient of the cubic kernel that PyTorch has (Keys 1981 writes it a)."""
+"""The coefficient of PyTorch's cubic kernel (a in Keys 1981)."""
 
 
 def _steps(
     x: Tensor, sizes: Sequence[int], scales: Sequence[float | None] | float | None, align_corners: bool
 ) -> list[np.float32]:
-    """How far apart in the input two neighbours of the output are, along each dim."""
+    """Compute the distance in the input between two neighbours of the output, along each dim."""
     dims = len(sizes)
-    given = [scales] * dims if scales is None or isinstance(scales, int | float) else list(scales)
+    factors = [scales] * dims if scales is None or isinstance(scales, int | float) else list(scales)
     steps = []
-    for size, out, scale in zip(x.shape[len(x.shape) - dims :], sizes, given, strict=True):
+    for size, out, scale in zip(x.shape[len(x.shape) - dims :], sizes, factors, strict=True):
         if align_corners:
             steps.append(np.float32(int(size) - 1) / np.float32(out - 1) if out > 1 else np.float32(0))
         elif scale is not None and float(scale) > 0:
@@ -39,9 +39,9 @@ def _steps(
 def upsample_nearest(
     x: Tensor, sizes: Sequence[int], scales: Sequence[float | None] | float | None = None, exact: bool = False
 ) -> Tensor:
-    """The nearest element of the input for each of the output, whose last dims have ``sizes``.
+    """Resample the last dims to ``sizes`` by the nearest element of the input.
 
-    ``exact`` measures from the centres of elements, otherwise from their beginnings.
+    ``exact`` measures between the centres of elements, otherwise between their beginnings.
     """
     dims, rank = len(sizes), len(x.shape)
     for number, (out, step) in enumerate(zip(sizes, _steps(x, sizes, scales, False), strict=True)):
@@ -96,14 +96,14 @@ def cubic_weights(size: int, source: np.ndarray, coefficient: float = CUBIC) -> 
 def upsample_linear(
     x: Tensor, sizes: Sequence[int], align_corners: bool, scales: Sequence[float | None] | float | None = None
 ) -> Tensor:
-    """Linear interpolation along each of the last dims, which come to have ``sizes``."""
+    """Resample the last dims to ``sizes`` by linear interpolation along each."""
     return _interpolated(x, sizes, align_corners, scales, cubic=False)
 
 
 def upsample_cubic(
     x: Tensor, sizes: Sequence[int], align_corners: bool, scales: Sequence[float | None] | float | None = None
 ) -> Tensor:
-    """Cubic interpolation along each of the last dims, which come to have ``sizes``."""
+    """Resample the last dims to ``sizes`` by cubic interpolation along each."""
     return _interpolated(x, sizes, align_corners, scales, cubic=True)
 
 
@@ -133,9 +133,9 @@ def interpolate(
     align_corners: bool = False,
     scales: Sequence[float | None] | float | None = None,
 ) -> Tensor:
-    """The last dims brought to ``sizes``: nearest, nearest-exact, linear, bilinear, trilinear or bicubic.
+    """Resample the last dims to ``sizes``: nearest, nearest-exact, linear, bilinear, trilinear or bicubic.
 
-    ``scales`` are the factors that were asked for, where the steps follow from them rather than from the sizes.
+    ``scales`` are the requested factors, if the steps follow from them rather than from the sizes.
 
     Raises ValueError for other modes.
     """

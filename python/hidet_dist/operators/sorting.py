@@ -1,8 +1,8 @@
 """Sorting by ranks: the rank of an element is the number of elements that come before it.
 
-Ranks take a comparison of each pair along the dim, in exchange for a definition whose other dims all shard and that
-reads nothing by data-dependent indices of intermediate results. Equal elements keep their order, and what is not a
-number is greater than all numbers, as in PyTorch.
+Ranks need a comparison of each pair along the dim. In return, all other dims of the definition shard, and it reads no
+intermediate result at data-dependent indices. Equal elements keep their order, and NaN is greater than all numbers, as
+in PyTorch.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from hidet_dist.operators.dtypes import to_dtype
 
 
 class ArgsortOp(Operator):
-    """The places of the first ``count`` elements along ``dim`` in sorted order: int64."""
+    """The indices of the first ``count`` elements along ``dim`` in sorted order: int64."""
 
     def __init__(self, x: Tensor, dim: int, count: int, descending: bool):
-        own, is_float = input_like(x, "x"), x.dtype.is_float()
-        length = own.shape[dim]
+        data, is_float = input_like(x, "x"), x.dtype.is_float()
+        length = data.shape[dim]
 
-        def along(tensor: Expr, place: tuple[Expr, ...], index: Expr) -> Expr:
-            return tensor[[*place[:dim], index, *place[dim + 1 :]]]
+        def along(tensor: Expr, position: tuple[Expr, ...], index: Expr) -> Expr:
+            return tensor[[*position[:dim], index, *position[dim + 1 :]]]
 
         def less(a: Expr, b: Expr) -> Expr:
             if not is_float:
@@ -35,43 +35,43 @@ class ArgsortOp(Operator):
         def before(a: Expr, b: Expr) -> Expr:
             return less(b, a) if descending else less(a, b)
 
-        def rank(*place: Expr) -> Expr:
+        def rank(*position: Expr) -> Expr:
             def counts(j: Expr) -> Expr:
-                a, b = along(own, place, j), own[list(place)]
-                return if_then_else(j < place[dim], logical_not(before(b, a)), before(a, b))
+                a, b = along(data, position, j), data[list(position)]
+                return if_then_else(j < position[dim], logical_not(before(b, a)), before(a, b))
 
             return reduce([length], lambda j: if_then_else(counts(j), int32(1), int32(0)), "sum", "int32")
 
-        ranks = compute("rank", own.shape, rank)
+        ranks = compute("rank", data.shape, rank)
 
-        def index(*place: Expr) -> Expr:
-            def found(i: Expr) -> Expr:
-                return if_then_else(along(ranks, place, i) == place[dim], i, int32(0))
+        def index(*position: Expr) -> Expr:
+            def is_at(i: Expr) -> Expr:
+                return if_then_else(along(ranks, position, i) == position[dim], i, int32(0))
 
-            return cast(reduce([length], found, "sum", "int32"), int64)
+            return cast(reduce([length], is_at, "sum", "int32"), int64)
 
-        shape = [*own.shape[:dim], count, *own.shape[dim + 1 :]]
+        shape = [*data.shape[:dim], count, *data.shape[dim + 1 :]]
         attributes = {"dim": dim, "count": count, "descending": descending}
-        task = Task("argsort", [own], [compute("index", shape, index)], attributes=attributes)
+        task = Task("argsort", [data], [compute("index", shape, index)], attributes=attributes)
         super().__init__([x], attributes, task)
 
 
 def argsort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
-    """The places of the elements along ``dim`` in sorted order: int64. The order is always stable."""
+    """The indices of the elements along ``dim`` in sorted order: int64. The order is always stable."""
     return sort(x, dim, descending)[1]
 
 
 def sort(x: Tensor, dim: int = -1, descending: bool = False, stable: bool = True) -> tuple[Tensor, Tensor]:
-    """The elements along ``dim`` in sorted order, and their places (int64). The order is always stable."""
+    """The elements along ``dim`` in sorted order, and their indices (int64). The order is always stable."""
     if not x.shape:
         return x, to_dtype(ops.not_equal(x, x), int64)
     return topk(x, x.shape[dim], dim, largest=descending)
 
 
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
-    """The ``k`` largest or smallest elements along ``dim`` in sorted order, and their places (int64).
+    """The ``k`` largest or smallest elements along ``dim`` in sorted order, and their indices (int64).
 
-    Of equal elements those come first that are first in ``x``; PyTorch leaves open which.
+    Equal elements keep their order in ``x``; PyTorch leaves their order open.
     """
     dim %= len(x.shape)
     keys = to_dtype(x, int32) if x.dtype.is_boolean() else x

@@ -1,7 +1,7 @@
-"""Overlap in a compiled program: collectives that are started and waited for, in the order of a schedule.
+"""Overlap in a compiled program: starts of collectives and waits for them, in the order of a schedule.
 
-Memory is safe by construction: a :class:`WaitOp` reads what its collective receives and what it sends, so that the
-launcher's planning of memory, which frees a buffer behind its last reader, gives neither to anything in between.
+Memory is safe by construction: a :class:`WaitOp` reads the received and the sent tensor of its collective. The
+launcher frees a buffer after its last reader, so neither buffer is reused in between.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ def overlap_graph(
     Parameters
     ----------
     graph: FlowGraph
-        The optimized program. Its nodes are reordered, and collectives that have something to run beside are split into
-        their start and the wait for them. It must not be analysed anew, which would lose the order.
+        The optimized program. Its nodes are reordered, and collectives that overlap computation are split into a start
+        and a wait. It must not be analysed anew, which would lose the order.
     cluster: Cluster
-        The machine whose predicted times the schedule goes by.
+        The machine whose predicted times the schedule is based on.
     sizes: mapping, optional
-        The sizes of the program's symbolic dims to go by.
+        The sizes of symbolic dims for which times are predicted.
     room: int, optional
-        Bytes of intermediate results that may be held at a time, if without overlap no more are.
+        The bytes of intermediate results up to which overlap may raise the peak.
 
     Returns
     -------
-    How many collectives are started.
+    The number of collectives that are started early.
     """
     nodes = list(graph.nodes)
     tasks = _tasks(graph, cluster, sizes or {})
@@ -47,7 +47,7 @@ def overlap_graph(
         return 0
     replaced: dict[Tensor, Tensor] = {}
     started: dict[int, CommunicationOp] = {}
-    held: dict[Tensor, tuple[Tensor, ...]] = {}  # of what is received and not waited for, what was sent for it
+    held: dict[Tensor, tuple[Tensor, ...]] = {}  # the sent tensors of each received tensor that is not waited for
     order: list[Operator] = []
     for launch in launches:
         node = nodes[launch.task]
@@ -87,7 +87,7 @@ def _split(launches: Sequence[Launch]) -> set[int]:
         elif launch.what == RUN:
             beside = beside or bool(flying)
         else:
-            # Those before it have ended too.
+            # Earlier collectives have ended, too.
             ended = flying[: flying.index(launch.task) + 1] if launch.task in flying else []
             del flying[: len(ended)]
             result.update(ended if beside else ())

@@ -56,17 +56,17 @@ class _Part:
 
 
 BEFORE, AT, AFTER = range(3)
-"""The part of an operator that a task is: its inputs' conversions, its kernel, the reduction of its results."""
+"""The parts of an operator that are tasks: its inputs' conversions, its kernel, the reduction of its results."""
 
 Place = tuple[int, int]
-"""The operator that a task belongs to (their count for graph outputs), and the part of it that it is."""
+"""The operator of a task (the number of operators for graph outputs), and the part of it that the task is."""
 
 
 class PlannedTasks:
-    """The tasks of plans of one graph on one machine; parts of one plan are kept for the next.
+    """The tasks of plans of one graph on one machine; parts are cached across plans.
 
-    Operators that run in the kernel of a neighbour (``fused``) are one task with it, unless what passes between the two
-    is reduced or converted.
+    An operator that runs in the kernel of a neighbour (``fused``) is one task with it, unless the tensor between the
+    two is reduced or converted.
     """
 
     def __init__(self, view: GraphView, cluster: Cluster, fused: Mapping[int, Fused]):
@@ -86,7 +86,7 @@ class PlannedTasks:
         units = _Units(self, stage, self._kernels(stage)).units
         order = _sorted(units)
         if len(order) < len(units):
-            # Operators that hidet would not fuse after all: one depends on the other through a third.
+            # hidet does not fuse operators if one depends on the other through a third.
             units = _Units(self, stage, list(range(len(self.view.operators)))).units
             order = _sorted(units)
         number = {unit: n for n, unit in enumerate(order)}
@@ -111,13 +111,13 @@ class PlannedTasks:
             return number
 
         for number, absorbed in self.fused.items():
-            made = self._maker[absorbed.tensor]
+            producer = self._maker[absorbed.tensor]
             output = next(
-                o for o, y in enumerate(self.view.operators[made].outputs) if self.view.names[y] == absorbed.tensor
+                o for o, y in enumerate(self.view.operators[producer].outputs) if self.view.names[y] == absorbed.tensor
             )
-            if absorbed.tensor in apart or stage.operators[made].spec.reduce_fns[output]:
+            if absorbed.tensor in apart or stage.operators[producer].spec.reduce_fns[output]:
                 continue
-            for other in self._readers[absorbed.tensor] if absorbed.prologue else [made]:
+            for other in self._readers[absorbed.tensor] if absorbed.prologue else [producer]:
                 kernel[root(number)] = root(other)
         return [root(number) for number in range(len(kernel))]
 
@@ -171,15 +171,15 @@ class PlannedTasks:
 
 
 class _Units:
-    """The tasks of one plan, in no order; ``kernel`` maps each operator to the one that represents its kernel."""
+    """The unordered tasks of one plan; ``kernel`` maps each operator to the one that represents its kernel."""
 
-    def __init__(self, own: PlannedTasks, stage: StagePlan, kernel: Sequence[int]):
-        self.own = own
-        self.view = own.view
+    def __init__(self, planned: PlannedTasks, stage: StagePlan, kernel: Sequence[int]):
+        self.planned = planned
+        self.view = planned.view
         self.stage = stage
         self.units: list[_Unit] = []
         self.spec_of = {tensor.name: tensor.spec for tensor in (*stage.weights, *stage.inputs)}
-        self.resident = {(name, y.spec) for name, y in zip(own.view.outputs, stage.outputs, strict=True)}
+        self.resident = {(name, y.spec) for name, y in zip(planned.view.outputs, stage.outputs, strict=True)}
         self.unit_of: dict[tuple[str, TensorShardSpec], int | None] = {
             (tensor.name, tensor.spec): None for tensor in (*stage.weights, *stage.inputs)
         }
@@ -200,12 +200,12 @@ class _Units:
                 self.units.append(_Unit((number, AT), 0.0, 0))
             self.unit_of_operator.append(unit)
             entry = self.units[unit]
-            entry.place = number, AT  # where the last of its operators is
+            entry.place = number, AT  # the place of its last operator
             entry.seconds += plan.compute_seconds
             for o, (y, fns) in enumerate(zip(op.outputs, plan.spec.reduce_fns, strict=True)):
                 name, spec = self.view.names[y], plan.spec.out_specs[o]
                 self.spec_of[name] = spec
-                planned = self.own
+                planned = self.planned
                 passes = [kernel[reader] for reader in planned._readers.get(name, ())]
                 inside = bool(passes) and name not in self.view.outputs and set(passes) == {kernel[number]}
                 if fns:
@@ -228,7 +228,7 @@ class _Units:
         target: TensorShardSpec | None,
         result: TensorShardSpec,
     ) -> int | None:
-        """Add a task for each part, one behind the other, and return the last one."""
+        """Add a task for each part, one after the other, and return the last one."""
         for n, part in enumerate(parts):
             communication = None if part.step is None else Communication(operator, name, target, part.step)
             last = n == len(parts) - 1
@@ -241,7 +241,7 @@ class _Units:
     def _convert(self, operator: int | None, conversion: ConversionPlan) -> None:
         name, target = conversion.tensor, conversion.target
         place = len(self.view.operators) if operator is None else operator, BEFORE
-        parts, source = self.own.converting(conversion), self.unit_of[name, conversion.source]
+        parts, source = self.planned.converting(conversion), self.unit_of[name, conversion.source]
         self.unit_of[name, target] = self._chain(place, parts, source, operator, name, target, target)
 
     def _reads(self, kernel: Sequence[int]) -> None:
@@ -282,7 +282,7 @@ def _sorted(units: Sequence[_Unit]) -> list[int]:
 
 
 def resident_bytes(stage: StagePlan) -> int:
-    """Compute the bytes of a stage that a device holds throughout: weights, graph inputs and outputs."""
+    """Compute the bytes of a stage that a device holds during the whole run: weights, graph inputs and outputs."""
     return sum(tensor.local_nbytes(stage.mesh) for tensor in (*stage.weights, *stage.inputs, *stage.outputs))
 
 
@@ -296,7 +296,7 @@ class Overlapped:
     places: Sequence[Place]
 
     def in_turn(self) -> Overlapped:
-        """The same tasks one after the other, as on a device that does not overlap."""
+        """Schedule the same tasks one after the other, as on a device without overlap."""
         return replace(self, schedule=serial(self.tasks))
 
     def plan(self, stage: StagePlan) -> StagePlan:
@@ -310,21 +310,21 @@ class Overlapped:
                 hidden.append(
                     HiddenPlan(communication.operator, communication.tensor, communication.step, seconds, hid)
                 )
-        # Summed up in another order, a schedule that hides nothing may be an ulp longer than the plan without.
+        # Times are summed in another order: a schedule that hides nothing may be an ulp longer than the plan.
         seconds = min(self.schedule.seconds, stage.seconds)
         held = resident_bytes(stage) + self.schedule.peak_bytes
         return replace(stage, overlap=OverlapPlan(seconds, held, tuple(hidden)))
 
 
-def overlapped(own: PlannedTasks, stage: StagePlan, budget: int) -> Overlapped:
-    """The schedule of a plan on two streams that keeps to ``budget`` bytes a device, as the plan without it does.
+def overlapped(planned: PlannedTasks, stage: StagePlan, budget: int) -> Overlapped:
+    """Schedule a plan on two streams within ``budget`` bytes per device, which the plan without overlap fits.
 
     Raises
     ------
     VerificationError
-        When the tasks do not take the plan's time in all.
+        When the times of the tasks do not add up to the plan's time.
     """
-    tasks, communications, places = own.of(stage)
+    tasks, communications, places = planned.of(stage)
     result = schedule(tasks, max(0, budget - resident_bytes(stage)))
     total = math.fsum(task.seconds for task in tasks)
     if not math.isclose(total, stage.seconds, rel_tol=1e-6, abs_tol=1e-12):

@@ -1,15 +1,15 @@
 """Schedules of kernels and collectives on two streams, and their makespan.
 
-A device computes on one stream and communicates on another. Each stream runs what is launched on it in that order. A
-collective is *started* (it begins when all that was launched on the computing stream before has ended, and the
-collectives before it) and *waited for* before its first reader: what is launched on the computing stream from then on
-begins when the collective has ended. In CUDA both are one event each. So a program is a list of launches, and the time
-it takes is known from the times of its parts (:func:`timeline`).
+A device computes on one stream and communicates on another. Each stream runs its launches in order. A collective is
+*started*: it begins when all earlier launches on the computing stream, and all earlier collectives, have ended. It is
+*waited for* before its first reader: later launches on the computing stream begin when the collective has ended. In
+CUDA each of the two is an event. So a program is a list of launches, and its time follows from the times of its tasks
+(:func:`timeline`).
 
-:func:`schedule` finds such a list by list scheduling (Graham, SIAM J. Applied Mathematics 17(2), 1969): each stream,
-when it is free, takes of what is ready the task that is needed first. Starts are then moved back as far as the time
-allows, just in time, so that what is gathered early does not fill the memory, and further where memory asks for it.
-The result depends on nothing but the tasks, so that all ranks of a program launch their collectives in one order.
+:func:`schedule` makes such a list by list scheduling (Graham, SIAM J. Applied Mathematics 17(2), 1969): each stream,
+when it is free, takes the ready task that is needed first. Starts are then delayed as far as the makespan allows, so
+that tensors gathered early do not fill the memory, and further if the memory limit requires it. The result depends only
+on the tasks, so all ranks of a program launch their collectives in the same order.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 RUN, START, WAIT = "run", "start", "wait"
-_TRIES = 4  # of a room that leaves more and more for what it did not foresee
-_EQUAL = 1e-12  # relative, of times that were added up in another order
+_TRIES = 4  # attempts with a smaller and smaller memory limit
+_EQUAL = 1e-12  # relative difference of times that are summed in another order
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Task:
 
     Attributes
     ----------
-    seconds: its time when it has the device to itself.
+    seconds: its time without another task beside it.
     communicates: whether it runs on the communicating stream.
     reads: the tasks whose results it reads; their numbers are less than its own.
     nbytes: bytes of its result, held from its launch to the last task that reads it.
-    shares: the task whose result's memory its own result is in, as a view's is; it has no bytes of its own then.
+    shares: the task with whose result it shares memory, as a view does; ``nbytes`` is then 0.
     """
 
     seconds: float
@@ -63,7 +63,7 @@ class Schedule:
     seconds: the makespan, from the first launch to the end of the last task.
     exposed_seconds: for each task the time that it keeps the computing stream idle; 0 for kernels. The seconds of all
         kernels and the exposed seconds of all collectives add up to the makespan.
-    peak_bytes: most bytes of results held at a time, in the order of the launches.
+    peak_bytes: the peak bytes of results, in the order of the launches.
     """
 
     launches: tuple[Launch, ...]
@@ -73,22 +73,22 @@ class Schedule:
 
 
 def serial(tasks: Sequence[Task]) -> Schedule:
-    """Launch one task after the other, as on a device that does not overlap."""
+    """Launch one task after the other, as on a device without overlap."""
     return _evaluated(tasks, _serial(tasks))
 
 
 def schedule(tasks: Sequence[Task], room: int | None = None) -> Schedule:
-    """Find a good schedule; it takes no longer than :func:`serial`, and ends with all collectives waited for.
+    """Find a good schedule, no longer than that of :func:`serial`, which waits for all collectives.
 
-    A collective that only collectives read is not waited for: on one stream they follow each other.
+    There is no wait for a collective that only collectives read: they are in order on one stream.
 
     Parameters
     ----------
     tasks: sequence of Task
         In an order in which they can run.
     room: int, optional
-        Bytes of results that may be held at a time; no limit when not given. Where even :func:`serial` holds more, what
-        that one holds is the limit.
+        Bytes of results that may be held at a time; no limit when not given. If even :func:`serial` holds more, its
+        peak is the limit.
     """
     plain = serial(tasks)
     least = _least_seconds(tasks)
@@ -131,9 +131,9 @@ def _evaluated(tasks: Sequence[Task], launches: Sequence[Launch]) -> Schedule:
 
 
 def timeline(tasks: Sequence[Task], launches: Sequence[Launch]) -> tuple[float, tuple[float, ...]]:
-    """The makespan of launches in seconds, and of each collective the time that it keeps the computing stream idle.
+    """Compute the makespan of launches in seconds, and the time that each collective keeps the computing stream idle.
 
-    While that stream waits, some collective runs: the idle time is counted to the ones that run then.
+    While that stream waits, a collective runs; the idle time is attributed to the collectives that run then.
     """
     computed = communicated = 0.0
     exposed = [0.0] * len(tasks)
@@ -175,9 +175,9 @@ def spans(tasks: Sequence[Task], launches: Sequence[Launch]) -> list[tuple[float
 
 
 def held(tasks: Sequence[Task], launches: Sequence[Launch]) -> list[int]:
-    """Compute the bytes of results held at each launch. A collective's input is held until it was waited for."""
-    place: dict[int, int] = {}  # of each task: when its result is written
-    done: dict[int, int] = {}  # when it is known to read no more
+    """Compute the bytes of results held at each launch. A collective's input is held until the wait for it."""
+    place: dict[int, int] = {}  # by task: the launch at which its result is written
+    done: dict[int, int] = {}  # by task: the launch from which on it has surely ended
     waited = {launch.task for launch in launches if launch.what != START}
     for at, launch in enumerate(launches):
         place.setdefault(launch.task, at)
@@ -188,7 +188,7 @@ def held(tasks: Sequence[Task], launches: Sequence[Launch]) -> list[int]:
     for number in reversed(range(len(tasks))):
         task = tasks[number]
         read = max((done[reader] for reader in readers[number]), default=0)
-        if number not in waited:  # known to have ended when the collective behind it has
+        if number not in waited:  # it ends before the next collective does
             done[number] = max(done[number], read)
         last[number] = max(last[number], done[number], read)
         if task.shares is None:
@@ -217,10 +217,10 @@ class _Order:
 
 
 def _list_order(tasks: Sequence[Task], in_order: bool, backwards: bool) -> _Order:
-    """List scheduling, from the first task on, or ``backwards`` from the last one.
+    """Order tasks by list scheduling, from the first task on, or ``backwards`` from the last one.
 
-    Forwards, communication begins as soon as it can; backwards, as late as it can, and does not get in the way of what
-    is needed at once.
+    Forwards, communication begins as early as possible. Backwards, it begins as late as possible, and does not delay
+    communication that is needed at once.
     """
     if not backwards:
         return _ListScheduling([task.reads for task in tasks], tasks, in_order).order()
@@ -237,10 +237,10 @@ def _list_order(tasks: Sequence[Task], in_order: bool, backwards: bool) -> _Orde
 
 
 class _ListScheduling:
-    """Both streams take what is wanted first, as soon as it is ready.
+    """List scheduling: both streams take the ready task of the earliest deadline.
 
-    ``reads`` says what each task waits for. In order, a kernel waits for those that are wanted before it, whether it is
-    ready or not.
+    ``reads`` has the tasks on which each task depends. With ``in_order``, a kernel also waits for all kernels with
+    earlier deadlines.
     """
 
     def __init__(self, reads: Sequence[Sequence[int]], tasks: Sequence[Task], in_order: bool):
@@ -254,10 +254,10 @@ class _ListScheduling:
         self.wanted = self._wanted()
 
     def _wanted(self) -> list[float]:
-        """Compute when each task should begin for all kernels to follow each other in program order without waiting.
+        """Compute the deadline of each task's begin for all kernels to run in program order without waiting.
 
-        A collective, and a kernel that makes something for one, is wanted as long before its reader as it takes. Any
-        other kernel may begin as late as the next one: on a stream, what is wanted while it runs must go before it.
+        The deadline of a collective, and of a kernel whose result one reads, is its duration before that of its reader.
+        Any other kernel may begin as late as the next one: tasks with deadlines during its run must precede it.
         """
         begin: list[float] = []
         computed = 0.0
@@ -278,7 +278,7 @@ class _ListScheduling:
         return wanted
 
     def order(self) -> _Order:
-        """Run through all tasks."""
+        """Schedule all tasks."""
         tasks = self.tasks
         missing = [len(task_reads) for task_reads in self.reads]
         kernels = self._kernels_in_order() if self.in_order else []
@@ -342,7 +342,7 @@ class _ListScheduling:
 
 
 class _Planned:
-    """A schedule in the making: where collectives are started, and where they are waited for."""
+    """A schedule under construction: the starts of collectives, and the waits for them."""
 
     def __init__(self, tasks: Sequence[Task], order: _Order):
         self.tasks = tasks
@@ -350,7 +350,7 @@ class _Planned:
         self.readers = _readers(tasks)
 
     def schedule(self, limit: int | None) -> Schedule | None:
-        """List the launches, with collectives started just in time; None where they hold more bytes than ``limit``."""
+        """List the launches, with collectives started just in time; None if they hold more bytes than ``limit``."""
         slots, waits = self._slots()
         room = limit
         for _ in range(_TRIES):
@@ -366,7 +366,7 @@ class _Planned:
         place = {number: at for at, number in enumerate(self.computed)}
         end = [self.begin[number] + self.tasks[number].seconds for number in self.computed]
         waits: dict[int, int] = {}
-        latest: dict[int, float] = {}  # when each must begin so that nothing begins later than it did
+        latest: dict[int, float] = {}  # the latest begin of each task that delays no other
         following = math.inf
         for number in reversed(self.communicated):
             due, wait = following, len(self.computed)
@@ -376,25 +376,25 @@ class _Planned:
                 else:
                     due, wait = min(due, self.begin[reader]), min(wait, place[reader])
             waits[number] = wait
-            if due == math.inf:  # an output of the program: it need not end before all else does
+            if due == math.inf:  # an output of the program: it may end with the program
                 due = max(end[-1] if end else 0.0, self.begin[number] + self.tasks[number].seconds)
             latest[number] = following = max(due - self.tasks[number].seconds, self.begin[number])
         slots = {}
         for number in self.communicated:
-            made = [place[read] + 1 for read in self.tasks[number].reads if read in place]
+            after_inputs = [place[read] + 1 for read in self.tasks[number].reads if read in place]
             slot = bisect.bisect_right(end, latest[number] + _EQUAL * abs(latest[number]))
-            slots[number] = min(max([slot, *made]), waits[number])
+            slots[number] = min(max([slot, *after_inputs]), waits[number])
         return slots, waits
 
     def _within(self, slots: dict[int, int], waits: dict[int, int], room: int) -> dict[int, int]:
-        """Move starts later as far as it takes for ``room`` to suffice, if that is enough."""
+        """Delay starts as far as needed for ``room`` to suffice, if that is possible."""
         latest = dict(slots)
-        for number in reversed(self.communicated):  # where it is read, or where a collective is started that reads it
+        for number in reversed(self.communicated):  # a slot no later than its wait, or the start of a collective reader
             later = [latest[reader] for reader in self.readers[number] if self.tasks[reader].communicates]
             latest[number] = min([waits[number], *later])
         launches = self._launches(latest, waits)
         nbytes = held(self.tasks, launches)
-        # Bytes held from one kernel to the next, kernels included.
+        # Bytes held at each kernel, and between kernels.
         level = [0] * (len(self.computed) + 1)
         at = 0
         for launch, task_bytes in zip(launches, nbytes, strict=True):

@@ -1,4 +1,4 @@
-"""Tasks that are made once for the tensors and attributes that they are for: to build a definition is slow."""
+"""Tasks that are cached by their tensors and attributes: building a definition is slow."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hidet_dist.spec.extents import Extent
 
 
 class MadeOnce(type(Task)):  # type: ignore[misc]
-    """The metaclass of such tasks; a call with equal arguments gives the same task."""
+    """The metaclass of cached tasks: a call with equal arguments returns the same task."""
 
     def __init__(cls, *arguments: Any, **keywords: Any):
         super().__init__(*arguments, **keywords)
         cls._made: dict[str, Task] = {}
 
     def __call__(cls, *arguments: Any) -> Any:
-        """The task for these tensors (by name, dtype and shape) and attributes."""
+        """Return the task for these tensors (by name, dtype and shape) and attributes."""
         key = "; ".join(
             f"{a.name} {a.type.dtype.name}{list(map(str, a.shape))}" if isinstance(a, TensorInput) else str(a)
             for a in arguments
@@ -36,7 +36,7 @@ _reshapes: dict[str, Operator] = {}
 
 
 def reshape(x: Tensor, shape: Sequence[Extent]) -> Tensor:
-    """``hidet.ops.reshape``, with a task that is made once."""
+    """``hidet.ops.reshape`` with a cached task."""
     key = f"{x.dtype.name}{list(map(str, x.shape))} {list(map(str, shape))}"
     if key not in _reshapes:
         op = ReshapeOp(x, list(shape))

@@ -1,4 +1,4 @@
-"""The operators that a partition adds to a graph: collectives, and the cutting and joining of shards around them."""
+"""The operators that a partition adds to a graph: collectives, and operators that cut and join shards around them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hidet_dist.spec.collectives import COLLECTIVES
 from hidet_dist.spec.extents import Extent, extents_of
 
 Placement = tuple[int, Extent]
-"""A dim that ranks' blocks lie side by side along, and an extent along it."""
+"""A dim along which the ranks' blocks are contiguous to each other, and an extent along it."""
 
 
 class CommunicationOp(NativeCallOp):
@@ -28,29 +28,29 @@ class CommunicationOp(NativeCallOp):
     Parameters
     ----------
     x: Tensor
-        The local tensor. Where blocks are sent, its first dim has one entry a rank of the group.
+        The local tensor. If blocks are sent, its first dim has one entry per rank of the group.
     kind: str
-        The name of a collective that communicates. One that puts blocks together, such as an all-gather, adds a first
-        dim, one entry a rank; one that cuts blocks, such as a reduce-scatter, takes it away; an all-to-all does both.
+        The name of a collective that communicates. One that joins blocks, such as an all-gather, adds a first dim with
+        one entry per rank; one that cuts blocks, such as a reduce-scatter, removes it; an all-to-all does both.
     mesh_axes: sequence of int
         The mesh axes that the group spans.
     group_size: int
-        Ranks in the group.
+        The number of ranks in the group.
     reduce_op: str
         ``sum``, ``max``, ``min``, ``product`` or ``mean``; empty for a collective that does not reduce.
     only_starts: bool
-        Whether the collective is only started: a :class:`WaitOp` then stands before its first reader.
+        Whether the collective is only started; a :class:`WaitOp` precedes its first reader.
     sent: (int, int or expression), optional
-        Of a reduce-scatter or all-to-all: the ranks' blocks lie side by side along this dim of ``x``, where each has
-        this extent, and there is no first dim for them. In host memory only, as is ``received``.
+        For a reduce-scatter or all-to-all: the ranks' blocks are parts of ``x`` along this dim, each of this extent,
+        and there is no first dim for them. In host memory only, as is ``received``.
     received: (int, int or expression), optional
-        Of an all-gather or all-to-all: the ranks' blocks are put side by side along this dim of the output, up to this
-        extent, and there is no first dim for them.
+        For an all-gather or all-to-all: the ranks' blocks are joined along this dim of the output, up to this extent,
+        and there is no first dim for them.
 
     Raises
     ------
     ValueError
-        When the dim of a reduce-scatter's or all-to-all's tensor that the ranks share does not fit the group size.
+        When the dim that a reduce-scatter or all-to-all divides among the ranks does not fit the group size.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class CommunicationOp(NativeCallOp):
 
 
 def _block(kind: str, shape: list[Extent], group_size: int, sent: Placement | None) -> list[Extent]:
-    """The shape of what a rank sends to each, of a tensor of this shape."""
+    """Compute the shape of the block that a rank sends to each rank, from the shape of its tensor."""
     if sent is None:
         if not shape or shape[0] != group_size:
             raise ValueError(f"{kind} over {group_size} ranks got the shape {shape}")
@@ -172,9 +172,9 @@ def _product(extents: Sequence[Extent]) -> Extent:
 
 
 class WaitOp(NativeCallOp):
-    """Waits for a collective that was only started; its output is the memory of ``received``.
+    """Wait for a collective that was only started; the output shares the memory of ``received``.
 
-    ``sent`` is what the collective sends: it is an input so that its memory is not used for anything else before.
+    ``sent`` is the tensor that the collective sends. It is an input so that its memory is not reused before.
     """
 
     def __init__(self, received: Tensor, *sent: Tensor):
@@ -196,14 +196,14 @@ class WaitOp(NativeCallOp):
 
 
 class ShardSliceTask(Task, metaclass=MadeOnce):
-    """Cut the own shard out of dim ``dim``, with zeros beyond its end; which one is data, the device's coordinate."""
+    """Cut the device's shard out of dim ``dim``, with zeros beyond its end; the device's coordinate is an input."""
 
     def __init__(  # type: ignore[no-untyped-def]
         self, x, coordinate, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int], extent: Extent
     ):
         shape = list(x.shape)
         shape[dim] = extent
-        # A symbolic dim is split into what it is known to be a multiple of.
+        # A symbolic dim divides evenly: it is declared to be a multiple of the number of shards.
         padded = is_constant(extent, x.shape[dim]) and int(extent) * math.prod(sizes) > int(x.shape[dim])
 
         def element(*indices):  # type: ignore[no-untyped-def]
@@ -220,9 +220,9 @@ class ShardSliceTask(Task, metaclass=MadeOnce):
 
 
 class ShardSliceOp(Operator):
-    """The own shard of ``x`` along ``dim``, split by ``mesh_axes`` (major to minor) of ``sizes`` devices.
+    """The device's shard of ``x`` along ``dim``, split by ``mesh_axes`` (major to minor) of these ``sizes``.
 
-    Each shard has ``extent``. Where that is more than there is, the last ones have zeros beyond the end of the dim.
+    Every shard has ``extent``; the last ones have zeros beyond the end of the dim.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ class ShardSliceOp(Operator):
 class SplitOrder:
     """The mesh axes that split a dim, major to minor, and their sizes.
 
-    A dim's parts are numbered in this order, the ranks of a group row-major over ascending mesh axes.
+    The parts of a dim are numbered in this order; group ranks are row-major over ascending mesh axes.
     """
 
     mesh_axes: tuple[int, ...]
@@ -249,11 +249,11 @@ class SplitOrder:
         return math.prod(self.sizes)
 
     def part(self, rank):  # type: ignore[no-untyped-def]
-        """The part that the rank with this number in its group has (an int or an expression)."""
+        """The part of the rank with this group rank (an int or an expression)."""
         return self._renumbered(rank, sorted(self.mesh_axes), self.mesh_axes)
 
     def rank(self, part):  # type: ignore[no-untyped-def]
-        """The number in its group of the rank that has this part (an int or an expression)."""
+        """The group rank of the rank that has this part (an int or an expression)."""
         return self._renumbered(part, self.mesh_axes, sorted(self.mesh_axes))
 
     def _renumbered(self, number, old: Sequence[int], new: Sequence[int]):  # type: ignore[no-untyped-def]
@@ -275,7 +275,7 @@ class SplitOrder:
 
 
 class StackShardsTask(Task, metaclass=MadeOnce):
-    """``y[r, ...]`` is the part along ``dim`` of ``x`` for the rank with the number r in its group."""
+    """``y[r, ...]`` is the part along ``dim`` of ``x`` for group rank r."""
 
     def __init__(self, x, dim: int, order: SplitOrder):  # type: ignore[no-untyped-def]
         part = x.shape[dim] // order.count
@@ -292,7 +292,7 @@ class StackShardsTask(Task, metaclass=MadeOnce):
 
 
 class StackShardsOp(Operator):
-    """Lay the parts of ``x`` along ``dim`` one behind the other, as reduce-scatters and all-to-alls send them."""
+    """Stack the parts of ``x`` along ``dim`` in a new first dim, as reduce-scatters and all-to-alls send them."""
 
     def __init__(self, x: Tensor, dim: int, order: SplitOrder):
         task = StackShardsTask(input_like(x, "x"), dim, order)
@@ -300,7 +300,7 @@ class StackShardsOp(Operator):
 
 
 class JoinShardsTask(Task, metaclass=MadeOnce):
-    """``y`` joins ``x[0], x[1], ...``, from the ranks of a group, along their dim ``dim``, and ends at ``extent``."""
+    """``y`` joins ``x[0], x[1], ...``, one per group rank, along ``dim``, and ends at ``extent``."""
 
     def __init__(self, x, dim: int, order: SplitOrder, extent: Extent):  # type: ignore[no-untyped-def]
         part = x.shape[dim + 1]
@@ -317,7 +317,7 @@ class JoinShardsTask(Task, metaclass=MadeOnce):
 
 
 class JoinShardsOp(Operator):
-    """Join shards along ``dim``, as all-gathers and all-to-alls leave them one behind the other, up to ``extent``."""
+    """Join the stacked shards that all-gathers and all-to-alls receive along ``dim``, up to ``extent``."""
 
     def __init__(self, x: Tensor, dim: int, order: SplitOrder, extent: Extent):
         task = JoinShardsTask(input_like(x, "x"), dim, order, extent)
@@ -325,14 +325,14 @@ class JoinShardsOp(Operator):
 
 
 class CopyTask(Task, metaclass=MadeOnce):
-    """``y`` is a copy of ``x`` in memory of its own."""
+    """``y`` is a copy of ``x`` in separate memory."""
 
     def __init__(self, x):  # type: ignore[no-untyped-def]
         super().__init__("copy", [x], [compute("y", x.shape, lambda *indices: x[indices])])
 
 
 class CopyOp(Operator):
-    """A copy, for a graph output that would otherwise be the memory of a graph input, a weight or another output."""
+    """A copy, for a graph output that would share memory with a graph input, a weight or another output."""
 
     def __init__(self, x: Tensor):
         super().__init__(inputs=[x], attributes={}, task=CopyTask(input_like(x, "x")))

@@ -1,10 +1,11 @@
-"""The partition pass: slices weights, rebuilds operators on shards, injects the communication that the plan names."""
+"""The partition pass: slice weights, rebuild operators on shards, and insert the communication that the plan lists."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import hidet
 import torch
@@ -37,7 +38,7 @@ from hidet_dist.symbolic.twin import at_sizes
 from hidet_dist.view import GraphView
 from hidet_dist.weights import SafetensorsFiles, Source, read_shard, source_of
 
-_TRIAL = 1009  # a prime
+_TRIAL_FACTOR = 1009  # a prime, so that trial sizes have no special divisors
 
 
 @dataclass
@@ -47,11 +48,11 @@ class Program:
     Attributes
     ----------
     graph: FlowGraph
-        Its inputs are the local graph inputs, then one placeholder a weight shard, then the coordinate.
-    inputs, outputs: how the graph's inputs and outputs lie on the mesh.
-    weights: how each weight lies; ``sources`` are the data of the whole weights, by name.
-    coordinate: int32[mesh.ndim], the placeholder of the device's coordinate; None when nothing depends on it.
-    symbols: the symbolic dims. ``local_symbols`` are those that local shapes are written in.
+        The local graph. Its inputs are the local graph inputs, a placeholder per weight shard, and the coordinate.
+    inputs, outputs: the specs of the graph's inputs and outputs.
+    weights: the spec of each weight; ``sources`` are the data of the whole weights, by name.
+    coordinate: int32[mesh.ndim], the placeholder of the device's coordinate; None if no operator depends on it.
+    symbols: the symbolic dims. ``local_symbols`` are those of local shapes.
     """
 
     mesh: DeviceMesh
@@ -66,22 +67,22 @@ class Program:
 
     @property
     def local_symbols(self) -> tuple[LocalSymbol, ...]:
-        """The symbols of the local program, and what they are shards of."""
+        """The symbols of local shapes, each with the symbol of the whole dim."""
         return local_symbols(self.symbols, self.mesh)
 
     def sizes(self, shapes: Sequence[Sequence[int]]) -> dict[str, int]:
-        """The size of each local symbol, from the whole inputs' shapes. Raises InputError when they do not fit."""
+        """Compute the size of each local symbol from the whole inputs' shapes. Raises InputError if they do not fit."""
         written = [tensor.written or tensor.shape for tensor in self.inputs]
         return bind(self.symbols, self.local_symbols, zip(written, shapes, strict=True))
 
     def communications(self) -> list[str]:
-        """Each communication operator in execution order, as one line of text."""
+        """Describe each communication operator in execution order, one line each."""
         return [op.description for op in communication_operators(self.graph)]
 
     def text(self) -> str:
-        """The program as text: its inputs and weights with their specs, then one line an operator, with local shapes.
+        """Write the program as text: its inputs and weights with their specs, then one line per operator.
 
-        The text is the same for the same program. ``of`` stands before the shape of the whole tensor.
+        Shapes are local; the shape of a whole tensor follows the word ``of``. Equal programs have equal text.
         """
         names: dict[Tensor, str] = {}
         lines = [f"program on {self.mesh}"]
@@ -99,9 +100,9 @@ class Program:
         return "\n".join([*lines, *operators, f"{returned} as {', '.join(str(y.spec) for y in self.outputs)}"]) + "\n"
 
     def data_of(self, rank: int) -> dict[str, torch.Tensor]:
-        """Read a rank's own data: its shard of each weight by name, and its coordinate.
+        """Read the data of a rank: its shard of each weight by name, and its coordinate.
 
-        All in memory; :func:`hidet_dist.weights.shard_blocks` goes through a shard block by block.
+        All data is read into memory; :func:`hidet_dist.weights.shard_blocks` reads a shard block by block.
         """
         coordinate = self.mesh.coordinate(rank)
         data = {}
@@ -113,17 +114,32 @@ class Program:
 
 
 def communication_operators(graph: FlowGraph) -> list[CommunicationOp]:
-    """The communication operators of a graph, in execution order."""
+    """List the communication operators of a graph, in execution order."""
     return [node for node in graph.nodes if isinstance(node, CommunicationOp)]
 
 
+class ProgramTarget(Protocol):
+    """The target of a program, as far as partitioning depends on it."""
+
+    @property
+    def device(self) -> str:
+        """hidet's name of the device that the program's tensors are on."""
+
+    @property
+    def computes_constants(self) -> bool:
+        """Whether operators without inputs are computed at once; the device must then be present."""
+
+
 def partition_graph(
-    graph: NormalGraph, stage: StagePlan, files: SafetensorsFiles | None = None, device: str | None = None
+    graph: NormalGraph,
+    stage: StagePlan,
+    files: SafetensorsFiles | None = None,
+    target: ProgramTarget | None = None,
 ) -> Program:
     """Turn a stage's graph into the program that its plan describes; ``files`` have the weights known by name only.
 
-    The program is for ``device`` (``cpu`` or ``cuda:0``); for the one that the graph was traced on by default. Nothing
-    is put there: a program's inputs and weights are placeholders.
+    The program is for ``target``; by default for the device on which the graph was traced, which must be present.
+    No data is put there: a program's inputs and weights are placeholders.
 
     Raises
     ------
@@ -137,34 +153,34 @@ def partition_graph(
     """
     proven = prove(stage, graph)
     view = proven.view.symbolic if isinstance(proven.view, TwinView) else proven.view
-    return _Partitioner(view, proven.stage, files, device or str(view.graph.outputs[0].device)).run()
+    return _Partitioner(view, proven.stage, files, target).run()
 
 
 class _Partitioner:
-    def __init__(self, view: GraphView, stage: StagePlan, files: SafetensorsFiles | None, device: str):
+    def __init__(self, view: GraphView, stage: StagePlan, files: SafetensorsFiles | None, target: ProgramTarget | None):
         self.view = view
         self.stage = stage
         self.files = files
         self.mesh = stage.mesh
         self.multiples = {symbol.name: symbol.multiple_of for symbol in stage.symbols}
-        # Sizes to try conditions on shapes with: like any other, and none of them 1.
+        # Sizes of local symbols for evaluating conditions on shapes: they must hold for all sizes above 1.
         self.trial_sizes = {
-            own.name: _TRIAL * self.mesh.size * self.multiples[own.symbol] // own.shards
-            for own in local_symbols(stage.symbols, self.mesh)
+            local.name: _TRIAL_FACTOR * self.mesh.size * self.multiples[local.symbol] // local.shards
+            for local in local_symbols(stage.symbols, self.mesh)
         }
         self.conversions = PlannedSteps(stage)
         self.local: dict[tuple[str, TensorShardSpec], Tensor] = {}
-        self.lies: dict[str, TensorShardSpec] = {}
-        # Tensors whose padding, if there is any, is known to be zero.
+        self.produced: dict[str, TensorShardSpec] = {}
+        # Local tensors whose padding is known to be zero.
         self.zero_padded: set[Tensor] = set()
-        self.device = device
-        self.coordinate: Tensor = hidet.symbol([self.mesh.ndim], "int32", device)
+        self.device = str(view.graph.outputs[0].device) if target is None else target.device
+        self.computes_constants = target is None or target.computes_constants
+        self.coordinate: Tensor = hidet.symbol([self.mesh.ndim], "int32", self.device)
         self.coordinate_used = False
 
     def run(self) -> Program:
         with hidet.option.context():
-            if not hidet.runtime.device.instantiate_device(self.device).is_cpu():
-                # An operator without inputs, such as a scalar, would run right away, on a device that may not be here.
+            if not self.computes_constants:
                 hidet.option.execution_mode("symbolic")
             return self.program()
 
@@ -172,11 +188,11 @@ class _Partitioner:
         placeholders = {tensor.name: self.placeholder(tensor) for tensor in (*self.stage.inputs, *self.stage.weights)}
         for plan in self.stage.operators:
             self.operator(self.view.operators[plan.index], plan)
-        outputs = [self.wanted(tensor.name, tensor.spec) for tensor in self.stage.outputs]
+        outputs = [self.converted(tensor.name, tensor.spec) for tensor in self.stage.outputs]
         inputs = [placeholders[tensor.name] for tensor in self.stage.inputs]
         weights = {tensor.name: placeholders[tensor.name] for tensor in self.stage.weights}
         extra = [self.coordinate] if self.coordinate_used else []
-        program = FlowGraph(_own_memory(outputs), [*inputs, *weights.values(), *extra])
+        program = FlowGraph(_unaliased(outputs), [*inputs, *weights.values(), *extra])
         program.update_nodes()
         return Program(
             self.mesh,
@@ -190,7 +206,7 @@ class _Partitioner:
             self.stage.symbols,
         )
 
-    def own_coordinate(self) -> Tensor:
+    def use_coordinate(self) -> Tensor:
         self.coordinate_used = True
         return self.coordinate
 
@@ -198,62 +214,62 @@ class _Partitioner:
         whole = self.view.tensors[tensor.name]
         shape = self.local_shape(tensor.name, tensor.spec)
         local = hidet.symbol(list(shape), whole.dtype, self.device)
-        self.lies[tensor.name] = tensor.spec
+        self.produced[tensor.name] = tensor.spec
         self.local[tensor.name, tensor.spec] = local
         self.zero_padded.add(local)
         return local
 
     def operator(self, op: Operator, plan: OperatorPlan) -> None:
         spec = plan.spec
-        inputs = [self.wanted(self.view.names[x], s) for x, s in zip(op.inputs, spec.in_specs, strict=True)]
+        inputs = [self.converted(self.view.names[x], s) for x, s in zip(op.inputs, spec.in_specs, strict=True)]
         names = [self.view.names[y] for y in op.outputs]
         try:
             self.mask(op, spec, inputs)
             shapes = [self.local_shape(name, spec.partial_spec(o)) for o, name in enumerate(names)]
-            partial = localize(op, inputs, spec.in_specs, shapes, self.mesh, self.own_coordinate)
-            partial = [_made_on(self.device, y) for y in partial]
+            partial = localize(op, inputs, spec.in_specs, shapes, self.mesh, self.use_coordinate)
+            partial = [_moved_to(self.device, y) for y in partial]
         except (SpecError, ValueError) as error:
             raise PartitionError(
                 f"Operator {plan.index}, {op.name}, cannot run on shards as {spec}: {error}"
             ) from error
         for o, name in enumerate(names):
-            lies, y = spec.partial_spec(o), partial[o]
+            reduced, y = spec.partial_spec(o), partial[o]
             for fn in spec.reduce_fns[o]:
-                lies = fn.after(lies)
-                y = self.step(y, Step.of(fn), self.local_shape(name, lies))
-            self.lies[name] = lies
-            self.local[name, lies] = y
+                reduced = fn.after(reduced)
+                y = self.step(y, Step.of(fn), self.local_shape(name, reduced))
+            self.produced[name] = reduced
+            self.local[name, reduced] = y
 
     def mask(self, op: Operator, spec: OpShardSpec, inputs: list[Tensor]) -> None:
-        """Put zeros into the padding of those inputs whose padding the operator would see."""
+        """Zero the padding of the inputs whose padding would affect the operator."""
         shapes = (self.view.shape(self.view.names[x]) for x in (*op.inputs, *op.outputs))
         specs = (*spec.in_specs, *spec.out_specs)
-        if not any(own.is_padded(shape, self.mesh) for shape, own in zip(shapes, specs, strict=True)):
+        if not any(tensor_spec.is_padded(shape, self.mesh) for shape, tensor_spec in zip(shapes, specs, strict=True)):
             return
         for i, dim in derive(at_sizes(op, self.view.symbols)).masks(spec, self.mesh):
             if inputs[i] not in self.zero_padded:
                 size, axes = int(op.inputs[i].shape[dim]), spec.in_specs[i].mesh_axes_per_dim[dim]
-                inputs[i] = mask_padding(inputs[i], dim, size, axes, self.mesh, self.own_coordinate)
+                inputs[i] = mask_padding(inputs[i], dim, size, axes, self.mesh, self.use_coordinate)
 
-    def wanted(self, name: str, spec: TensorShardSpec) -> Tensor:
-        """The tensor in ``spec``, converted once however often it is wanted so."""
+    def converted(self, name: str, spec: TensorShardSpec) -> Tensor:
+        """Return the local tensor in ``spec``; the first call converts it."""
         if (name, spec) not in self.local:
-            source, (shape, _) = self.lies[name], self.view.pieces(name)
+            source, (shape, _) = self.produced[name], self.view.pieces(name)
             x = self.local[name, source]
-            # A slice puts zeros beyond the end of a dim, and no step moves padding elsewhere.
+            # A slice zeroes the padding that it makes, and no step moves padding elsewhere.
             clean = x in self.zero_padded or not source.is_padded(shape, self.mesh)
             steps = self.conversions.take(name, shape, source, spec)
             for step, layout in zip(steps, walk(steps, source, shape, self.mesh), strict=True):
-                lies = split_of(layout)
-                x = self.step(x, step, self.local_shape(name, lies))
-                clean = clean or not lies.is_padded(shape, self.mesh)
+                after = split_of(layout)
+                x = self.step(x, step, self.local_shape(name, after))
+                clean = clean or not after.is_padded(shape, self.mesh)
             if clean:
                 self.zero_padded.add(x)
             self.local[name, spec] = x
         return self.local[name, spec]
 
     def local_shape(self, name: str, spec: TensorShardSpec) -> tuple[Extent, ...]:
-        """The shape of a shard as it is written everywhere. Raises SpecError when the spec does not fit."""
+        """Return the shape of a shard, symbolic dims included. Raises SpecError when the spec does not fit."""
         sizes = spec.local_shape(self.view.shape(name), self.mesh)
         shape: list[Extent] = []
         for extent, size, axes in zip(self.view.extents(name), sizes, spec.mesh_axes_per_dim, strict=True):
@@ -265,56 +281,56 @@ class _Partitioner:
         return tuple(shape)
 
     def step(self, x: Tensor, step: Step, result: Sequence[Extent]) -> Tensor:
-        """One step of a conversion, or one reduce function, on a local tensor; ``result`` is the local shape after.
+        """Apply a step of a conversion, or a reduce function, to a local tensor; ``result`` is the local shape after.
 
-        Symbolic dims are named as everywhere else on the way: what is gathered from ``batch_over_2`` is ``batch``.
+        Symbolic dims keep their canonical names: gathering ``batch_over_2`` makes ``batch``.
         """
         sizes = [self.mesh.shape[axis] for axis in step.mesh_axes]
         if not step.collective.communicates:
             assert step.dim is not None
             extent = result[step.dim]
-            return ShardSliceOp(x, self.own_coordinate(), step.dim, step.mesh_axes, sizes, extent).outputs[0]
+            return ShardSliceOp(x, self.use_coordinate(), step.dim, step.mesh_axes, sizes, extent).outputs[0]
         count = self.mesh.group_size(step.mesh_axes)
         shape = list(extents_of(x))
-        before, after = ([evaluate(extent, self.trial_sizes) for extent in own] for own in (shape, result))
+        before, after = ([evaluate(extent, self.trial_sizes) for extent in extents] for extents in (shape, result))
         packs, unpacks = step.packs(before), step.unpacks(before, after, self.mesh)
         if step.collective.sends_blocks:
             dim, axes = step.split
             shape[dim] = result[dim]
             if packs:
                 x = StackShardsOp(x, dim, self.split_order(axes)).outputs[0]
-            x = _shaped(x, [count, *shape])
-        # The shards are equal, so the average of the whole is the average of the shards' averages.
+            x = _reshaped(x, [count, *shape])
+        # Shards have equal extents, so the average is the average of the shards' averages.
         op = "sum" if step.op == "average" else step.op
         x = CommunicationOp(x, step.kind, step.mesh_axes, count, op).outputs[0]
         if step.collective.receives_blocks:
             assert step.dim is not None
             if unpacks:
                 x = JoinShardsOp(x, step.dim, self.split_order(step.mesh_axes), result[step.dim]).outputs[0]
-            x = _shaped(x, result)
+            x = _reshaped(x, result)
         return x / float(count) if step.op == "average" else x
 
     def split_order(self, mesh_axes: Sequence[int]) -> SplitOrder:
         return SplitOrder(tuple(mesh_axes), tuple(self.mesh.shape[axis] for axis in mesh_axes))
 
 
-def _made_on(device: str, y: Tensor) -> Tensor:
-    """The output of an operator that makes a tensor out of nothing, made on ``device``; any other as it is."""
+def _moved_to(device: str, y: Tensor) -> Tensor:
+    """Move the output of an operator without inputs to ``device``; return any other output unchanged."""
     if str(y.device) == device or y.op is None or y.op.inputs:
         return y
     op = copy.copy(y.op)
     op.attrs = {**op.attrs, "device": device}
     op.outputs = op.symbolic_run()
-    made: Tensor = op.outputs[y.trace[1]]
-    return made
+    moved: Tensor = op.outputs[y.trace[1]]
+    return moved
 
 
-def _shaped(x: Tensor, shape: Sequence[Extent]) -> Tensor:
+def _reshaped(x: Tensor, shape: Sequence[Extent]) -> Tensor:
     return x if same_shape(extents_of(x), shape) else reshape(x, list(shape))
 
 
-def _own_memory(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Outputs that are views of a placeholder or of another output become copies: each has memory of its own."""
+def _unaliased(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Copy outputs that share memory with a placeholder or another output, so that none share memory."""
     seen: set[Tensor] = set()
     result = []
     for y in outputs:

@@ -1,13 +1,13 @@
-"""The proof that a plan computes its graph, by the rules that the search's own plans are made of.
+"""The proof that a plan computes its graph, by the same rules from which the search chooses.
 
-Whoever made a plan, it is proven before anything is built from it:
+Every plan, whoever made it, is proven before anything is built from it:
 
-* every operator's spec is one that the rule derives for that operator on the mesh, reduce functions included;
-* every conversion that the specs need is listed where the tensor is first needed so, with steps that lead from the spec
-  it is produced in to the one it is consumed in;
-* what the plan says of weights, inputs, outputs and symbolic dims is what the graph says.
+* each operator's spec, reduce functions included, is one that its rule derives on the mesh;
+* each conversion that the specs need is listed at the first use of the converted tensor, with steps that lead from the
+  produced spec to the required one;
+* the plan's weights, inputs, outputs and symbolic dims agree with the graph's.
 
-Predicted seconds depend on a machine, which a plan does not name: ``recost`` predicts them anew.
+Predicted seconds are not checked: they depend on a machine, which a plan does not name. ``recost`` predicts them anew.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from hidet_dist.symbolic.planning import planning_view, rule_table
 from hidet_dist.view import GraphView
 
 _SHOWN = 12  # specs that an error message lists
-_MOST_ASSIGNMENTS = 4096  # of mesh axes to factors that an error message is worth trying
-_ANEW = "After specs were changed, hidet.distributed.recost writes the conversions anew."
+_MOST_ASSIGNMENTS = 4096  # assignments of mesh axes to factors, at most, that are tried for an error message
+_ANEW = "After a change of specs, hidet.distributed.recost derives the conversions anew."
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """A tensor converted from ``source`` to ``target`` where that is first needed: an operator, or None for outputs."""
+    """A tensor's conversion from ``source`` to ``target`` at the operator of its first use; None for graph outputs."""
 
     operator: int | None
     tensor: str
@@ -43,14 +43,14 @@ class Conversion:
 
 @dataclass(frozen=True)
 class ProvenStage:
-    """A stage that computes its graph.
+    """A stage that is proven to compute its graph.
 
     Attributes
     ----------
-    view: the graph as it is planned.
+    view: the graph that is planned.
     stage: the stage.
-    choices: the choice of each operator that its spec is.
-    notes: why an operator has no other choice, empty where it has.
+    choices: the choice with the spec of each operator.
+    notes: for each operator the reason why it is only replicated; else empty.
     """
 
     view: GraphView
@@ -71,22 +71,23 @@ def prove(stage: StagePlan, graph: NormalGraph) -> ProvenStage:
     view = proven.view
     steps = PlannedSteps(stage)
     listed = {
-        (where, conversion.tensor, conversion.target)
-        for where, conversions in (
+        (operator, conversion.tensor, conversion.target)
+        for operator, conversions in (
             *((op.index, op.conversions) for op in stage.operators),
             (None, stage.output_conversions),
         )
         for conversion in conversions
     }
-    for one in needed_conversions(view, stage):
-        where = one.operator
-        place = "a graph output" if where is None else f"operator {where}, {view.operators[where].name},"
-        if (where, one.tensor, one.target) not in listed:
+    for conversion in needed_conversions(view, stage):
+        operator = conversion.operator
+        place = "a graph output" if operator is None else f"operator {operator}, {view.operators[operator].name},"
+        if (operator, conversion.tensor, conversion.target) not in listed:
             raise PlanError(
-                f"The plan lists no conversion of {one.tensor} from {one.source} to {one.target} at {place}. {_ANEW}"
+                f"The plan lists no conversion of {conversion.tensor} from {conversion.source} to "
+                f"{conversion.target} at {place}. {_ANEW}"
             )
         try:
-            steps.take(one.tensor, view.pieces(one.tensor)[0], one.source, one.target)
+            steps.take(conversion.tensor, view.pieces(conversion.tensor)[0], conversion.source, conversion.target)
         except PlanError as error:
             raise PlanError(f"At {place} {error} {_ANEW}") from error
     try:
@@ -98,7 +99,7 @@ def prove(stage: StagePlan, graph: NormalGraph) -> ProvenStage:
 
 
 def prove_specs(stage: StagePlan, graph: NormalGraph) -> ProvenStage:
-    """Prove everything but conversions, which ``recost`` derives anew. Raises PlanError."""
+    """Prove everything except conversions, which ``recost`` derives anew. Raises PlanError."""
     stage.check()
     declared = {symbol.name: SymbolSize(symbol.size, symbol.multiple_of) for symbol in stage.symbols}
     try:
@@ -145,19 +146,19 @@ def prove_specs(stage: StagePlan, graph: NormalGraph) -> ProvenStage:
 
 
 def needed_conversions(view: GraphView, stage: StagePlan) -> Iterator[Conversion]:
-    """Yield the conversions that the specs of a stage need, in the order in which they are first needed."""
-    lies = {tensor.name: tensor.spec for tensor in (*stage.weights, *stage.inputs)}
+    """Yield the conversions that the specs of a stage need, in the order of their first use."""
+    spec_of = {tensor.name: tensor.spec for tensor in (*stage.weights, *stage.inputs)}
     for op, planned in zip(view.operators, stage.operators, strict=True):
-        lies.update(zip((view.names[y] for y in op.outputs), planned.spec.out_specs, strict=True))
+        spec_of.update(zip((view.names[y] for y in op.outputs), planned.spec.out_specs, strict=True))
     seen: set[tuple[str, TensorShardSpec]] = set()
     for name, use in view.uses():
         if use.operator is None:
             target = stage.outputs[use.position].spec
         else:
             target = stage.operators[use.operator].spec.in_specs[use.position]
-        if target != lies[name] and (name, target) not in seen:
+        if target != spec_of[name] and (name, target) not in seen:
             seen.add((name, target))
-            yield Conversion(use.operator, name, lies[name], target)
+            yield Conversion(use.operator, name, spec_of[name], target)
 
 
 def with_conversions(view: GraphView, stage: StagePlan, cluster: Cluster) -> StagePlan:
@@ -165,13 +166,15 @@ def with_conversions(view: GraphView, stage: StagePlan, cluster: Cluster) -> Sta
 
     Raises SpecError when a spec does not fit its tensor.
     """
-    at: dict[int | None, list[ConversionPlan]] = {}
-    for one in needed_conversions(view, stage):
-        found = cheapest_conversion(*view.pieces(one.tensor), one.source, one.target, cluster)
-        plan = ConversionPlan(one.tensor, one.source, one.target, tuple(map(str, found.steps)), found.seconds)
-        at.setdefault(one.operator, []).append(plan)
-    operators = (replace(op, conversions=tuple(at.get(op.index, ()))) for op in stage.operators)
-    return replace(stage, operators=tuple(operators), output_conversions=tuple(at.get(None, ())))
+    conversions_at: dict[int | None, list[ConversionPlan]] = {}
+    for conversion in needed_conversions(view, stage):
+        cheapest = cheapest_conversion(*view.pieces(conversion.tensor), conversion.source, conversion.target, cluster)
+        plan = ConversionPlan(
+            conversion.tensor, conversion.source, conversion.target, tuple(map(str, cheapest.steps)), cheapest.seconds
+        )
+        conversions_at.setdefault(conversion.operator, []).append(plan)
+    operators = (replace(op, conversions=tuple(conversions_at.get(op.index, ()))) for op in stage.operators)
+    return replace(stage, operators=tuple(operators), output_conversions=tuple(conversions_at.get(None, ())))
 
 
 def _check_tensor(view: GraphView, stage: StagePlan, tensor: TensorPlan) -> None:
@@ -194,7 +197,7 @@ def _check_tensor(view: GraphView, stage: StagePlan, tensor: TensorPlan) -> None
 
 
 def _check_overlap(view: GraphView, stage: StagePlan) -> None:
-    """Refuse a schedule that hides communication which the plan does not have."""
+    """Refuse a schedule with communication that the plan does not have."""
     if stage.overlap is None:
         return
     has = {
@@ -209,11 +212,12 @@ def _check_overlap(view: GraphView, stage: StagePlan) -> None:
     for op, planned in zip(view.operators, stage.operators, strict=True):
         for y, fns in zip(op.outputs, planned.spec.reduce_fns, strict=True):
             has.update((planned.index, view.names[y], str(fn)) for fn in fns)
-    for one in stage.overlap.communications:
-        if (one.operator, one.tensor, one.step) not in has:
-            where = "the graph outputs" if one.operator is None else f"operator {one.operator}"
+    for communication in stage.overlap.communications:
+        if (communication.operator, communication.tensor, communication.step) not in has:
+            where = "the graph outputs" if communication.operator is None else f"operator {communication.operator}"
             raise PlanError(
-                f"The plan's schedule has the collective {one.step} of {one.tensor} at {where}, which the plan does "
+                f"The plan's schedule has the collective {communication.step} of "
+                f"{communication.tensor} at {where}, which the plan does "
                 f"not have. {_ANEW}"
             )
 
@@ -223,9 +227,9 @@ def _why(view: GraphView, stage: StagePlan, number: int, table: RuleTable) -> st
     op, spec = view.operators[number], stage.operators[number].spec
     if (len(spec.in_specs), len(spec.out_specs)) != (len(op.inputs), len(op.outputs)):
         return f"it has {len(op.inputs)} inputs and {len(op.outputs)} outputs."
-    for tensor, given in zip((*op.inputs, *op.outputs), (*spec.in_specs, *spec.out_specs), strict=True):
+    for tensor, tensor_spec in zip((*op.inputs, *op.outputs), (*spec.in_specs, *spec.out_specs), strict=True):
         try:
-            given.validate(view.pieces(view.names[tensor])[0], stage.mesh, padded=True)
+            tensor_spec.validate(view.pieces(view.names[tensor])[0], stage.mesh, padded=True)
         except SpecError as error:
             return f"{view.names[tensor]} does not fit: {error}"
 
@@ -236,7 +240,7 @@ def _why(view: GraphView, stage: StagePlan, number: int, table: RuleTable) -> st
             for a, b in zip(x.mesh_axes_per_dim, y.mesh_axes_per_dim, strict=True)
         )
 
-    why = "its rule does not prove that right."
+    why = "its rule does not prove this spec."
     if (len(table.rule(op).factors) + 1) ** stage.mesh.ndim > _MOST_ASSIGNMENTS:
         return f"{why} Its rule is {table.rule(op).notation()}."
     nearest = sorted((choice.spec for choice in table(op)[1]), key=distance)[:_SHOWN]

@@ -1,4 +1,4 @@
-"""The textual form of a sharded graph: one line an operator, with local shapes and collectives."""
+"""The textual form of a sharded graph: one line per operator, with local shapes and collectives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hidet_dist.partitioning.operators import CommunicationOp, SplitOrder
 
 
 def graph_lines(graph: FlowGraph, names: Mapping[Tensor, str]) -> list[str]:
-    """The operators of a graph in execution order, and what it returns.
+    """Write the operators of a graph in execution order, and the line of its outputs.
 
     ``names`` are those of the graph's inputs. Results are called ``v0, v1, ...`` in order, so that equal graphs have
     equal text. Attributes that are false, zero or empty are left out.

@@ -1,1 +1,1 @@
-"""Sharding rules: which shardings each operator admits, derived from its own compute definition."""
+"""Sharding rules: the shardings that each operator admits, derived from its compute definition."""

@@ -2,12 +2,12 @@
 
 An operator's compute definition is walked once. Every index expression is brought into the normal form
 ``const + sum(coefficient * digit)``, where a *digit* is one position of the mixed radix form of an iteration variable:
-reshapes index with ``/`` and ``%``, which cut a variable into digits. A digit is a factor of the operator (Shardy calls
-it so); sharding an operator means giving mesh axes to digits.
+reshapes index with ``/`` and ``%``, which cut a variable into digits. A digit is a *factor* of the operator (Shardy's
+term); sharding an operator means assigning mesh axes to digits.
 
-The walk also writes the definition down in a canonical form in which two definitions that compute the same from the
-same indices are equal, whatever their extents. That is what makes a choice provable: the operator rebuilt on shards
-must have the canonical form of the whole operator with the extents that the sharded digits have on a device.
+The walk also brings the definition into a canonical form. Two definitions that compute the same from the same indices
+have equal canonical forms, whatever their extents. So a choice can be proven: the operator rebuilt on shards must have
+the canonical form of the whole operator, with the extents that the sharded digits have on a device.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from hidet.ir.type import DataType
 
 
 class UnsupportedDefinition(Exception):
-    """The compute definition has something that the analysis does not model; the operator gets no rule."""
+    """A compute definition that the analysis does not model: the operator gets no rule."""
 
 
 class _NeedSplit(Exception):
-    """A ``/`` or ``%`` cuts a digit in two: the analysis starts over with the cut known."""
+    """A ``/`` or ``%`` cuts a digit in two: the analysis restarts with this cut."""
 
     def __init__(self, variable: int, stride: int):
         super().__init__(variable, stride)
@@ -58,7 +58,7 @@ class Form:
 
     @classmethod
     def of(cls, terms: Mapping[Digit, int], const: int = 0) -> Form:
-        """Make it from a mapping, without terms that are zero."""
+        """Make a form from a mapping, without zero terms."""
         return cls(tuple(sorted((d, c) for d, c in terms.items() if c and d.extent > 1)), const)
 
     def __add__(self, other: Form) -> Form:
@@ -78,16 +78,16 @@ class Form:
 
     @property
     def minimum(self) -> int:
-        """Least value over all digits."""
+        """The least value over all digits."""
         return self.const + sum(c * (d.extent - 1) for d, c in self.terms if c < 0)
 
     @property
     def maximum(self) -> int:
-        """Greatest value over all digits."""
+        """The greatest value over all digits."""
         return self.const + sum(c * (d.extent - 1) for d, c in self.terms if c > 0)
 
     def layout(self, extent: int) -> tuple[Digit, ...] | None:
-        """The digits, major to minor, if the form runs through ``range(extent)`` in their mixed radix order."""
+        """Return the digits, major to minor, if the form enumerates ``range(extent)`` in their mixed radix order."""
         if self.const:
             return None
         digits = []
@@ -102,7 +102,7 @@ class Form:
 
 @dataclass
 class Access:
-    """One access of an input: the index of each dim (None where it depends on data), and the digits of its nest."""
+    """One access of an input: the index of each dim (None if it depends on data), and the digits of its loop nest."""
 
     tensor: int
     indices: tuple[Form | None, ...]
@@ -129,7 +129,7 @@ class Definition:
     reductions: the root reductions.
     pinned: digits that must not be sharded, since their value, not only their range, matters.
     canonical: the definition in canonical form.
-    work: (digits of the loop nest, scalar operations an iteration, and those of them that are functions such as exp)
+    work: (digits of the loop nest, scalar operations per iteration, those of them that are functions such as exp)
         for each part of the definition.
     """
 
@@ -141,24 +141,24 @@ class Definition:
     work: list[tuple[frozenset[Digit], int, int]] = field(default_factory=list)
 
     def operations(self, extents: Mapping[Digit, int]) -> int:
-        """Scalar operations of the operator on a device that has ``extents`` of the sharded digits."""
+        """Count the scalar operations of the operator on a device with these ``extents`` of the sharded digits."""
         return sum(n * math.prod(extents.get(d, d.extent) for d in nest) for nest, n, _ in self.work)
 
     def functions(self, extents: Mapping[Digit, int]) -> int:
-        """Those of the operations that are functions such as exp, which take many instructions each."""
+        """Count the operations that are functions such as exp, which take many instructions each."""
         return sum(n * math.prod(extents.get(d, d.extent) for d in nest) for nest, _, n in self.work if n)
 
 
-# The reduce function of each kind of reduction; on booleans "and" is the least value and "or" the greatest.
+# The reduce function of each kind of reduction; on booleans "and" is the minimum and "or" the maximum.
 _REDUCE_OPS = {"sum": "sum", "max": "max", "min": "min", "average": "average", "product": "product"}
 _BOOLEAN_REDUCE_OPS = {"and": "min", "or": "max", "max": "max", "min": "min"}
-# hidet's names of functions that no processor has an instruction for.
+# hidet's names of functions that take many instructions.
 _FUNCTION = re.compile("generic_(a?(sin|cos|tan)h?|atan2|exp(m1)?|log(2|10|1p)?|erf|pow)")
-_MAX_SPLITS = 64  # far above any real reshape; bounds the restarts on a pathological definition
+_MAX_SPLITS = 64  # limit of restarts for pathological definitions; far above any real reshape
 
 
 def analyze(task: Task, sizes: Mapping[str, int] | None = None) -> Definition:
-    """Analyze an operator's task, its symbolic dims taken to have ``sizes``.
+    """Analyze an operator's task, with these ``sizes`` of its symbolic dims.
 
     Raises UnsupportedDefinition when the definition cannot be modelled.
     """
@@ -181,7 +181,7 @@ def analyze(task: Task, sizes: Mapping[str, int] | None = None) -> Definition:
 
 
 def _twins(definition: Definition) -> dict[tuple[int, int], int]:
-    """The variable that each (output, dim) can share with an earlier output: both index the same dim of an input."""
+    """Map each (output, dim) to the variable of an earlier output that indexes the same dim of an input."""
     readers: dict[tuple[int, int], list[int]] = {}
     for access in definition.accesses:
         for dim, form in enumerate(access.indices):
@@ -255,7 +255,7 @@ class _Walker:
         return known
 
     def known(self, e: Any) -> int | None:
-        """The value of an index expression that is a constant, given the sizes of symbolic dims."""
+        """Evaluate an index expression that is constant for the sizes of symbolic dims; None if it is not."""
         form = self.index(e, {})
         return form.const if form is not None and not form.terms else None
 
@@ -273,7 +273,7 @@ class _Walker:
     # Indices
 
     def index(self, e: Any, env: _Env) -> Form | None:
-        """The normal form of an index expression, or None when it has none (data-dependent or not affine)."""
+        """Compute the normal form of an index expression; None if it depends on data or is not affine."""
         if isinstance(e, int):
             return Form(const=e)
         if isinstance(e, ir.Constant):
@@ -312,13 +312,13 @@ class _Walker:
         return self.divide(a, b.const, quotient=not isinstance(e, ir.Mod))
 
     def divide(self, a: Form, divisor: int, quotient: bool) -> Form | None:
-        """``a / divisor`` or ``a % divisor`` where each digit falls wholly to one side; cuts digits that do not."""
+        """Compute ``a / divisor`` or ``a % divisor``. A digit that belongs to both of them is cut."""
         if a.minimum < 0:
-            return None  # C and mathematics disagree on negative operands
+            return None  # C rounds towards zero
         high = {d: c // divisor for d, c in a.terms if c % divisor == 0}
         low = Form.of({d: c for d, c in a.terms if c % divisor}, a.const % divisor)
         if low.minimum < 0:
-            return None  # it borrows from the digits above
+            return None  # the low digits carry into the high ones
         if low.maximum < divisor:
             return Form.of(high, a.const // divisor) if quotient else low
         for digit, coefficient in low.terms:
@@ -328,7 +328,7 @@ class _Walker:
         return None
 
     def predicate(self, e: Any, env: _Env) -> bool | None:
-        """The value of a condition if it is the same for all indices, else None."""
+        """Evaluate a condition that is the same for all indices; None if it is not."""
         if isinstance(e, bool):
             return e
         if isinstance(e, ir.Constant):
@@ -352,9 +352,9 @@ class _Walker:
     # Values
 
     def value(self, e: Any, env: _Env, nest: frozenset[Digit], root: int | None = None) -> Any:
-        """The canonical form of a value; records accesses, reductions, pinned digits and work on the way.
+        """Compute the canonical form of a value; record accesses, reductions, pinned digits and work.
 
-        ``root`` is the output's number as long as the value is the output itself, where a reduction may be partial.
+        ``root`` is the output's number if the value is the output itself, where a reduction may be partial.
         """
         if isinstance(e, bool | int | float):
             return ("const", repr(e))
@@ -390,7 +390,7 @@ class _Walker:
         if isinstance(e, ir.Add | ir.Sub | ir.Multiply | ir.Div | ir.FloorDiv | ir.Mod):
             form = self.index(e, env)
             if form is not None:
-                # Index arithmetic as a value: only the digits that are left in it matter.
+                # Index arithmetic as a value: only its remaining digits matter.
                 self.count(nest, 1)
                 self.definition.pinned |= form.digits
                 return ("index", form)
@@ -402,7 +402,7 @@ class _Walker:
             if isinstance(e, ir.LessThan | ir.LessEqual | ir.Equal | ir.NotEqual):
                 left, right = self.index(e.a, env), self.index(e.b, env)
                 if left is not None and right is not None:
-                    # Of ``i - 1 < 29`` and ``i < 30`` hidet writes now the one, now the other.
+                    # hidet writes either ``i - 1 < 29`` or ``i < 30``.
                     difference = left + right.scaled(-1)
                     self.definition.pinned |= left.digits | right.digits
                     return (type(e).__name__, ("index", difference))
@@ -431,7 +431,7 @@ class _Walker:
 
     def element(self, e: ir.TensorElement, env: _Env, nest: frozenset[Digit], root: int | None) -> Any:
         forms = tuple(self.index(index, env) for index in e.indices)
-        # A data-dependent index is walked as a value, so that what it reads and which indices it uses is known.
+        # A data-dependent index is walked as a value, to record its accesses and digits.
         data = tuple(
             None if form is not None else self.value(index, env, nest)
             for form, index in zip(forms, e.indices, strict=True)
@@ -456,10 +456,10 @@ class _Walker:
             before = len(self.definition.work)
             result = self.value(e.base.value, inner, read_digits, root)
             if counted:
-                del self.definition.work[before:]  # computed once, however often it is read
+                del self.definition.work[before:]  # an intermediate result is computed once for all its readers
             return result
         if isinstance(e.base, ir.Constant) and e.base.is_tensor():
-            # A table in the definition itself is whole on every device.
+            # A constant table in the definition is whole on every device.
             self.definition.pinned.update(d for form in forms if form is not None for d in form.digits)
             table = ("table", str(e.base.type), np.asarray(e.base.value).tobytes())
             return (*table, tuple(form if form is not None else d for form, d in zip(forms, data, strict=True)))
@@ -467,9 +467,9 @@ class _Walker:
 
     def reduce(self, e: ReduceCompute, env: _Env, nest: frozenset[Digit], root: int | None) -> Any:
         inner_env = dict(env)
-        # The extent may depend on where the reduction stands: cumulative sums, adaptive pooling.
+        # The extent may depend on outer indices, as in cumulative sums and adaptive pooling.
         varying = [size for size in e.shape if self.known(size) is None]
-        bounds = tuple(self.value(size, env, nest) for size in varying)  # pins what the extent depends on
+        bounds = tuple(self.value(size, env, nest) for size in varying)  # pins the digits that the extent depends on
         digits = self.bind(e.axes, [self.interval(size, env)[1] for size in e.shape], inner_env)
         op = str(e.reduce_operation)
         reduce_op = None if root is None or varying else self.reduce_op(op, root)
@@ -482,7 +482,7 @@ class _Walker:
         return ("reduce", op, e.accumulate_dtype.name, _named(digits), bounds, body)
 
     def interval(self, e: Any, env: _Env) -> tuple[int, int]:
-        """Least and greatest value that an extent can have; wider than the truth where its parts go together."""
+        """Bound an extent by interval arithmetic: the bounds may be loose if its parts depend on each other."""
         form = self.index(e, env)
         if form is not None:
             return form.minimum, form.maximum
@@ -499,7 +499,7 @@ class _Walker:
         raise UnsupportedDefinition("the extent of a reduction of it is symbolic")
 
     def reduce_op(self, op: str, root: int) -> str | None:
-        """The reduce operation for partial results of output ``root``, in its dtype, like the operator's ``op``."""
+        """Return the reduce operation for partial results of output ``root``; None if its dtype rules it out."""
         dtype = self.task.outputs[root].type.dtype
         if dtype.is_boolean():
             return _BOOLEAN_REDUCE_OPS.get(op)
@@ -529,10 +529,10 @@ def _compare(e: ir.Expr, difference: Form) -> bool | None:
 
 
 def rename(canonical: Any, extents: Mapping[Digit, int]) -> Any:
-    """The canonical form with each digit named by its place, with its extent on a device: ``extents`` if sharded.
+    """Rename the digits of a canonical form by position, with their extents on a device: ``extents`` if sharded.
 
-    Digits that are left with extent 1 vanish, as they do in the analysis of the local operator; the others are counted
-    from the minor end of their variable, since their strides change when a digit below them is sharded.
+    Digits of extent 1 vanish, as in the analysis of the local operator. The others are numbered from the minor end of
+    their variable, since the stride of a digit changes when one below it is sharded.
     """
     local: dict[int, list[Digit]] = {}
 

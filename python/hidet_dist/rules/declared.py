@@ -1,7 +1,7 @@
-"""Definitions written by hand, or replication, for operators whose compute definition is not the whole truth.
+"""Handwritten definitions, or forced replication, for operators whose compute definition is incomplete or misleading.
 
-A definition by hand is a task like any other, with the operator's inputs and outputs, that is analysed and evaluated
-but never compiled. It stands for the operator wherever rules are derived, proven and run.
+A handwritten definition is an ordinary task with the operator's inputs and outputs. It is analysed and evaluated but
+never compiled, and replaces the operator's task wherever rules are derived, proven and run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def _inputs(op: Operator) -> list[TensorInput]:
 
 
 def _attention(op: Operator) -> Task:
-    """softmax(q @ k + mask) @ v with everything said: the causal mask, and all of the keys."""
+    """Define softmax(q @ k + mask) @ v completely: with the causal mask, and with all keys."""
     tensors = _inputs(op)
     q, k, v = tensors[:3]
     mask = tensors[3] if len(tensors) > 3 else None
@@ -72,7 +72,7 @@ def _embedding_bag(op: Operator) -> Task:
     count, bags, dtype = indices.shape[0], offsets.shape[0], weight.type.dtype
 
     def inside(b: Any, e: Any) -> Any:
-        # The first bag begins at 0 whatever its offset says; the last one ends with the indices.
+        # The first bag begins at 0 whatever its offset is; the last one ends with the indices.
         after_begin = logical_or(b < 1, offsets[b] <= e)
         return logical_and(after_begin, logical_or(b >= bags - 1, e < offsets[b + 1]))
 
@@ -95,7 +95,7 @@ def _scatter(op: Operator) -> Task:
 
     def matches(place: Any, k: Any) -> Any:
         match = at(index, place, k) == place[dim]
-        for d in others:  # the index may be smaller than what it scatters into
+        for d in others:  # the index may be smaller than the tensor that it scatters into
             match = logical_and(place[d] < index.shape[d], match) if index.shape[d] != x.shape[d] else match
         return match
 
@@ -113,7 +113,7 @@ def _scatter(op: Operator) -> Task:
 
 @dataclass(frozen=True)
 class Declaration:
-    """A definition by hand, and why the operator needs one."""
+    """A handwritten definition, and the reason why the operator needs one."""
 
     reason: str
     define: Callable[[Operator], Task]
@@ -126,7 +126,7 @@ DECLARED: dict[type[Operator], Declaration] = {
     ScatterBaseOp: Declaration("it is opaque: a kernel without a compute definition", _scatter),
 }
 
-# Operators that every device runs whole, each with the reason.
+# Operators that are replicated, each with the reason.
 REPLICATED: dict[type[Operator], str] = {
     ArangeOp: "its values are the indices themselves, so a shard is another operator on every device",
     LinSpaceOp: "its values are the indices themselves, so a shard is another operator on every device",
@@ -140,13 +140,13 @@ REPLICATED: dict[type[Operator], str] = {
     WaitTensorOp: "it communicates",
 }
 
-# Modules of hidet that cannot be imported without a GPU, so that nothing can be run to prove a rule.
+# Modules of hidet that cannot be imported without a GPU, so that their rules cannot be tested.
 UNIMPORTABLE: dict[str, str] = {
     "hidet.graph.ops.matmul.matmul_f8": "its module asks for a GPU when it is imported, so no rule of it can be run",
 }
 
 
 def definition_of(op: Operator) -> Task:
-    """The task that says what an operator computes: its own, or the one written by hand."""
+    """Return the task that defines an operator: the handwritten one if there is one, else its own."""
     declaration = DECLARED.get(type(op))
     return op.task if declaration is None else declaration.define(op)

@@ -1,4 +1,4 @@
-"""The local operator: the same operator rebuilt on shards, with the attributes that name shapes changed too."""
+"""The local operator: an operator rebuilt on shards, with adjusted attributes where these contain shapes."""
 
 from __future__ import annotations
 
@@ -41,38 +41,38 @@ def _output_shape(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> 
 
 
 def _slice_ends(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
-    """A dim that is taken whole is taken whole of the shard; any other is not sharded and keeps its bounds."""
-    whole = {
+    """Adjust the end of each dim that is taken whole; any other dim is not sharded and keeps its bounds."""
+    ends_of_whole_dims = {
         i: ins[0][axis]
         for i, axis in enumerate(op.attrs["axes"])
         if op.attrs["starts"][i] == 0
         and op.attrs["strides"][i] == 1
         and same_extent(op.attrs["ends"][i], op.inputs[0].shape[axis])
     }
-    return {"ends": [whole.get(i, end) for i, end in enumerate(op.attrs["ends"])]}
+    return {"ends": [ends_of_whole_dims.get(i, end) for i, end in enumerate(op.attrs["ends"])]}
 
 
 def _groups(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
-    """A grouped convolution keeps the channels a group: as many groups as the local data has room for."""
+    """Keep the channels per group of a grouped convolution: the number of groups follows from the local channels."""
     if op.attrs["groups"] == 1:
         return {}
     return {"groups": ins[0][1] // ins[1][1]}
 
 
 def _scalars(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
-    """The operator keeps constants of hidet as its attributes but wants Python's."""
+    """Convert attributes from hidet's constants to Python numbers, which the operator's constructor takes."""
     return {name: op.attrs[name].value for name in ("x", "y")}
 
 
 def _transposed_groups(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
-    """A transposed convolution's weight has the output channels a group; its groups make the others."""
+    """Derive the groups of a transposed convolution from its weight, which has the output channels per group."""
     return {"groups": outs[0][1] // ins[1][1]} if op.attrs["groups"] > 1 else {}
 
 
 def _repeats(op: Operator, ins: Sequence[Shape], outs: Sequence[Shape]) -> dict[str, Any]:
     before, after = ([size for size in shape if isinstance(size, int)] for shape in (ins[0], outs[0]))
     if (len(before), len(after)) != (len(ins[0]), len(outs[0])):
-        return {}  # a symbolic dim is repeated as often on a shard
+        return {}  # a symbolic dim is repeated equally often on a shard
     if isinstance(op.attrs["repeats"], int):
         return {"repeats": math.prod(after) // math.prod(before)}
     return {"repeats": [b // a for a, b in zip(before, after, strict=True)]}
@@ -101,7 +101,7 @@ _UPDATES: dict[type[Operator], _Update] = {
 
 
 def _clone(op: Operator, inputs: Sequence[Tensor], task: Any) -> list[Tensor]:
-    """The operator on other inputs with a task of its own: what is not in its attributes is kept."""
+    """Copy an operator with other inputs and another task; state outside its attributes is kept."""
     clone = copy.copy(op)
     clone.inputs = list(inputs)
     if task is not op.task:
@@ -112,13 +112,13 @@ def _clone(op: Operator, inputs: Sequence[Tensor], task: Any) -> list[Tensor]:
 
 
 def _elementwise(op: UnaryElementwiseOp, x: Tensor) -> Any:
-    """The task of an elementwise operator on ``x``; several keep bounds and slopes nowhere but in their function."""
+    """Make the task of an elementwise operator on ``x``; several have bounds and slopes only in their function."""
     task = op.task
     return UnaryElementwiseTask(task.name, input_like(x, "x"), op.op, attrs=task.attrs, share_map=task.share_map)
 
 
-# The local operators of an operator, without inputs and outputs, by the shapes that they are for: building one is slow,
-# and a choice is proven before it is partitioned.
+# The local operators of an operator, without inputs and outputs, by shapes. Building one is slow, and a choice is
+# rebuilt twice: when it is proven and when it is partitioned.
 _rebuilt: weakref.WeakKeyDictionary[Operator, dict[str, Operator]] = weakref.WeakKeyDictionary()
 
 
@@ -145,13 +145,13 @@ def rebuild(op: Operator, inputs: Sequence[Tensor], out_shapes: Sequence[Shape])
             outputs = _clone(op, inputs, _elementwise(op, inputs[0]))
         else:
             with hidet.option.context():
-                hidet.option.execution_mode("symbolic")  # an operator without inputs would run right away
+                hidet.option.execution_mode("symbolic")  # an operator without inputs would run at once
                 outputs = op.reforward(list(inputs), update(op, in_shapes, out_shapes) if update else None)
     except (AssertionError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise ValueError(f"{op.name} cannot be built on {in_shapes}: {error}") from error
     got = [extents_of(tensor) for tensor in outputs]
     if len(got) != len(out_shapes) or not all(map(same_shape, got, out_shapes)):
-        raise ValueError(f"{op.name} built on {in_shapes} gives {got}, not {list(out_shapes)}")
+        raise ValueError(f"{op.name} built on {in_shapes} has outputs {got}, not {list(out_shapes)}")
     known[key] = copy.copy(outputs[0].op)
     known[key].inputs, known[key].outputs = [], []
     return outputs
@@ -165,9 +165,9 @@ def localize(
     mesh: DeviceMesh,
     coordinate: Callable[[], Tensor],
 ) -> list[Tensor]:
-    """The local outputs of ``op`` on shards that lie as ``in_specs`` say, before any reduce function.
+    """Build the local outputs of ``op`` on shards in the specs ``in_specs``, before any reduce function.
 
-    ``coordinate`` gives the tensor of the device's coordinate, for the operators that need to know it.
+    ``coordinate`` returns the tensor of the device's coordinate, for operators that depend on it.
 
     Raises
     ------
@@ -179,5 +179,5 @@ def localize(
         return rebuild(op, inputs, out_shapes)
     outputs = sharded_lookup(op, inputs, coordinate(), axes, mesh)
     if not same_shape(extents_of(outputs[0]), out_shapes[0]):
-        raise ValueError(f"{op.name} gives {extents_of(outputs[0])}, not {out_shapes[0]}")
+        raise ValueError(f"{op.name} has the output {extents_of(outputs[0])}, not {out_shapes[0]}")
     return outputs

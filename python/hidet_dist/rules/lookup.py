@@ -1,7 +1,7 @@
-"""Lookups in a table whose rows are sharded: each device looks up the rows it has, and the sum has them all.
+"""Lookups in a table whose rows are sharded: each device looks up its rows, and a sum combines the results.
 
-A row is on one device of the group, all others give zeros for it. So the rows are a factor whose partial results are
-summed; but the local operator is another one, which knows by its coordinate which rows it has.
+Each row is on one device of the group; all others produce zeros for it. So the rows are a factor whose partial results
+are summed. The local operator differs from the whole one: it derives its range of rows from the device's coordinate.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from hidet.ir.type import DataType
 from hidet_dist.rules.access import Digit
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 
-_ROWS = 1 << 20  # the number of the row factor: above those of all variables of a definition
+_ROWS = 1 << 20  # the number of the row factor, above the numbers of a definition's variables
 
 
 def row_dim(op: Operator) -> int | None:
-    """The dim of the table (input 0) that is looked up in, for a lookup whose results can be summed."""
+    """Return the dim of the table (input 0) that indices select from; None unless partial results can be summed."""
     if not isinstance(op, TakeOp | GatherOp | IdxSelOp) or op.inputs[0].dtype.is_boolean():
         return None
     dim = int(op.attrs["dim" if isinstance(op, IdxSelOp) else "axis"])
@@ -32,19 +32,19 @@ def row_dim(op: Operator) -> int | None:
 
 
 def row_factor(op: Operator) -> Digit | None:
-    """The factor of the table's rows."""
+    """Return the factor of the table's rows."""
     dim = row_dim(op)
     return None if dim is None else Digit(_ROWS, 1, int(op.inputs[0].shape[dim]))
 
 
 def row_axes(op: Operator, in_specs: Sequence[TensorShardSpec]) -> tuple[int, ...]:
-    """The mesh axes that split the rows of a lookup's table; none for any other operator."""
+    """Return the mesh axes that split the rows of a lookup's table; none for any other operator."""
     dim = row_dim(op)
     return () if dim is None else in_specs[0].mesh_axes_per_dim[dim]
 
 
 def missing_element(dtype: DataType) -> Expr:
-    """The element for an index that is out of range: NaN, the least integer, the greatest unsigned one or true.
+    """Return the element for an index out of range: NaN, the least signed or greatest unsigned integer, or true.
 
     These are the fill values of JAX's ``take`` (jax.numpy.take, mode="fill").
     """
@@ -57,16 +57,16 @@ def missing_element(dtype: DataType) -> Expr:
 
 
 class ShardedLookupTask(Task):
-    """A lookup in the rows that the device has; zero for all others.
+    """A lookup in the device's rows; zero for all other rows.
 
-    An index out of range gives :func:`missing_element` on the device with the first rows, so that the sum is that.
+    For an index out of range, the device with the first rows produces :func:`missing_element`, and so does the sum.
     """
 
     def __init__(  # type: ignore[no-untyped-def]
         self, data, indices, coordinate, kind: str, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int], rows: int
     ):
         local_rows = data.shape[dim]
-        # How many dims of the output stand for the one that is looked up in.
+        # The dims of the output that replace the selected dim of the table.
         span = len(indices.shape) if kind == "take" else 1
 
         def element(*out: Any) -> Any:
@@ -92,9 +92,9 @@ class ShardedLookupTask(Task):
 
 
 class ShardedLookupOp(Operator):
-    """A lookup in the own rows of a table of ``rows``, split by ``mesh_axes`` (major to minor) of ``sizes`` devices.
+    """A lookup in the device's rows of a table of ``rows``, split by ``mesh_axes`` (major to minor) of these ``sizes``.
 
-    The shards may be padded: ``rows`` are those of the table, from the end of which negative indices count.
+    The shards may be padded; ``rows`` excludes padding. Negative indices count from the end of the table.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class ShardedLookupOp(Operator):
 def sharded_lookup(
     op: Operator, inputs: Sequence[Tensor], coordinate: Tensor, axes: Sequence[int], mesh: DeviceMesh
 ) -> list[Tensor]:
-    """The lookup ``op`` on local inputs, where ``axes`` split the rows of the table."""
+    """Build the lookup ``op`` on local inputs, where ``axes`` split the rows of the table."""
     dim = row_dim(op)
     assert dim is not None
     kind = "take" if isinstance(op, TakeOp) else "gather" if isinstance(op, GatherOp) else "select"

@@ -1,9 +1,9 @@
-"""Padding: which factors may be padded where they do not divide, and where the padding must be masked.
+"""Padding: the factors that may be padded where they do not divide, and the inputs whose padding must be masked.
 
-What lies in the padding of an activation is unspecified: it is what the operators before it made of other padding. An
-element in the padding of a *spatial* factor depends on padding only, and is never looked at: it is cut off where the
-dim is gathered. A *reduction* over a padded factor would see it. There the operands are masked with zeros, which is
-right for sums of products that are zero where the operands are.
+The padding of an activation has unspecified values, computed from other padding. An element in the padding of a
+*spatial* factor depends only on padding and is never used: it is cut off where the dim is gathered. A *reduction* over
+a padded factor would include it. There the operands are masked with zeros, which is right for sums of products, as
+these are zero where an operand is zero.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def paddable(
     layouts: Sequence[Sequence[tuple[Digit, ...] | None]],
     reduce_ops: Mapping[Digit, Sequence[tuple[int, str]]],
 ) -> frozenset[Digit]:
-    """The digits that may be padded, of those that may be sharded at all.
+    """Select the digits that may be padded, of those that may be sharded.
 
     ``layouts`` are those of all inputs and outputs. A digit may be padded if each dim that it indexes is that digit
-    alone, and nothing can come of what lies in the padding: no index and no integer divisor is read from it, and a
-    reduction over it is a sum that masking leaves as it is. Operators that map elements, move them, look them up or
-    multiply matrices have such digits; others, where padding would hardly ever pay, are left as they are.
+    alone, and padding cannot affect results: no index and no integer divisor is read from it, and a reduction over it
+    is a sum that masking keeps right. Operators that map, move or look up elements, or multiply matrices, have such
+    digits. Others do not get padding, which would hardly ever pay there.
     """
     if type(op) in DECLARED:
-        return frozenset()  # what its kernel does with padding is not what its definition says
+        return frozenset()  # its kernel treats padding otherwise than its definition
     reductions = [node for node in _nodes(definition.canonical) if node[0] in ("reduce", "arg")]
     if reductions and not (len(reductions) == len(definition.reductions) == 1 and _is_product(reductions[0])):
         return frozenset()
@@ -51,18 +51,18 @@ def paddable(
 
 
 def _is_product(node: Any) -> bool:
-    """Whether a reduction is that of a matrix product: one sum of products."""
+    """Whether a reduction is a matrix product's: a sum of products."""
     return node[:2] == ("reduce", "sum") and len(node[3]) == 1 and node[5][0] == "Multiply"
 
 
 def _maskable(digit: Digit, reductions: Sequence[Any], ops: Sequence[tuple[int, str]]) -> bool:
-    """Whether all reductions over the digit are sums that are the same when zeros are added to the operands."""
+    """Whether all reductions over the digit are sums that zeros in the operands do not change."""
     over_digit = [node for node in reductions if digit in node[3]]
     return all(op == "sum" for _, op in ops) and all(_is_zero(node[5], digit) for node in over_digit)
 
 
 def _is_zero(node: Any, digit: Digit) -> bool:
-    """Whether a value is zero where all that the digit indexes is, whatever the other values are."""
+    """Whether a value is zero wherever the operands that the digit indexes are zero."""
     kind = node[0]
     if kind == "access":
         return any(isinstance(index, Form) and digit in index.digits for index in node[2])
@@ -71,7 +71,7 @@ def _is_zero(node: Any, digit: Digit) -> bool:
     if kind in ("cast", "Neg"):
         return _is_zero(node[-1], digit)
     if kind == "Multiply":
-        # Zero times what may be infinite is no zero.
+        # Zero times infinity is not zero.
         zeros = [_is_zero(operand, digit) for operand in node[1:]]
         finite = [zero or _is_finite(operand) for zero, operand in zip(zeros, node[1:], strict=True)]
         return any(zeros) and all(finite)
@@ -95,7 +95,7 @@ def _is_finite(node: Any) -> bool:
 
 
 def _nodes(node: Any) -> Iterator[Any]:
-    """All parts of a canonical form that are named by their first entry."""
+    """Yield all nodes of a canonical form, which are named by their first entry."""
     if isinstance(node, tuple):
         if node and isinstance(node[0], str):
             yield node
@@ -112,7 +112,7 @@ def _digits(node: Any) -> Iterator[Digit]:
 
 
 def _fragile(canonical: Any, op: Operator) -> Iterator[Digit]:
-    """The digits that index what is used as an index or an integer divisor, where any value at all could fault."""
+    """Yield the digits of values that are used as an index or an integer divisor, where arbitrary values may fault."""
     for node in _nodes(canonical):
         if node[0] in ("access", "table"):
             for index in node[-1]:
@@ -123,7 +123,7 @@ def _fragile(canonical: Any, op: Operator) -> Iterator[Digit]:
 
 
 def _is_float(node: Any, op: Operator) -> bool:
-    """Whether a value is surely a floating point number."""
+    """Whether a value is known to be a floating point number."""
     kind = node[0]
     if kind == "access":
         return bool(op.inputs[node[1]].dtype.is_float())
@@ -160,7 +160,7 @@ class MaskPaddingTask(Task):
 
 
 class MaskPaddingOp(Operator):
-    """Zeros for the padding of dim ``dim``, whose ``size`` elements are split by ``mesh_axes`` of ``sizes`` devices."""
+    """Zero the padding of dim ``dim``, whose ``size`` elements are split by ``mesh_axes`` of these ``sizes``."""
 
     def __init__(
         self, x: Tensor, coordinate: Tensor, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int], size: int
@@ -173,6 +173,6 @@ class MaskPaddingOp(Operator):
 def mask_padding(
     x: Tensor, dim: int, size: int, mesh_axes: Sequence[int], mesh: DeviceMesh, coordinate: Callable[[], Tensor]
 ) -> Tensor:
-    """The shard ``x`` of a tensor whose dim ``dim`` has ``size`` elements, with zeros in the padding of that dim."""
+    """Zero the padding along ``dim`` in the shard ``x`` of a tensor with ``size`` elements along it."""
     sizes = [mesh.shape[axis] for axis in mesh_axes]
     return MaskPaddingOp(x, coordinate(), dim, mesh_axes, sizes, size).outputs[0]

@@ -28,10 +28,10 @@ Layout = tuple[tuple[Digit, ...] | None, ...]
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to shard an operator: its spec, and the work that is left to each device.
+    """One way to shard an operator: its spec, and the work of each device.
 
     ``operations`` counts the scalar operations of the compute definition, ``functions`` those of them that are
-    functions such as exp; ``read_bytes`` and ``written_bytes`` are what the local operator must move at least.
+    functions such as exp. ``read_bytes`` and ``written_bytes`` are the least bytes that the local operator moves.
     """
 
     spec: OpShardSpec
@@ -49,12 +49,12 @@ class Rule:
     ----------
     op: the operator.
     definition: its analysed definition, or None when it has no rule.
-    in_layouts, out_layouts: for each tensor and dim the digits that index it, major to minor; None where the dim is
-        indexed in a way that sharding it would break.
+    in_layouts, out_layouts: for each tensor and dim, the digits that index it, major to minor; None if the dim cannot
+        be sharded.
     factors: the digits that may be sharded, those of reductions last.
-    reduce_ops: for each reduction digit the outputs that become partial and the op that reduces them.
-    paddable: the digits that may also be sharded where they do not divide, with padding.
-    note: why the operator has no rule, empty when it has one.
+    reduce_ops: for each reduction digit, the outputs that become partial and the op that reduces them.
+    paddable: the digits that may be sharded, with padding, even if they do not divide.
+    note: the reason why the operator has no rule; empty if it has one.
     """
 
     op: Operator
@@ -67,7 +67,7 @@ class Rule:
     note: str = ""
 
     def notation(self) -> str:
-        """The rule as Shardy writes it: ``([i,k],[k,j])->([i,j]) {i=8,j=16,k=32} reduction={k}``.
+        """The rule in Shardy's notation: ``([i,k],[k,j])->([i,j]) {i=8,j=16,k=32} reduction={k}``.
 
         A dim of several factors lists them major to minor (``hd``); a dim that must stay whole is ``*``.
         """
@@ -87,10 +87,10 @@ class Rule:
         return text + (f" whole={{{','.join(whole)}}}" if whole else "")
 
     def choices(self, mesh: DeviceMesh) -> tuple[Choice, ...]:
-        """All choices on a mesh, the replicated one first; each is proven to compute the same on shards."""
+        """List all choices on a mesh, the replicated one first; each is proven to compute the same on shards."""
         by_spec: dict[OpShardSpec, Choice] = {}
-        proofs: dict[frozenset[tuple[Digit, int]], bool] = {}  # a proof depends on how many shards, not on which axes
-        # A mesh axis of one device splits nothing.
+        proofs: dict[frozenset[tuple[Digit, int]], bool] = {}  # a proof depends on numbers of shards, not on axes
+        # Mesh axes of one device are not assigned.
         options = [(None, *self.factors) if size > 1 else (None,) for size in mesh.shape]
         for assignment in itertools.product(*options):
             shards: dict[Digit, tuple[int, ...]] = {}
@@ -102,13 +102,13 @@ class Rule:
         return tuple(by_spec.values())
 
     def choice(self, spec: OpShardSpec, mesh: DeviceMesh) -> Choice | None:
-        """The choice that ``spec`` is, without deriving the others; None where the rule does not prove it.
+        """Derive the choice with this ``spec``, without all others; None if the rule does not prove it.
 
-        It is one of :meth:`choices`, or differs from one in the order of the mesh axes that share a factor, or in how
-        many reduce functions the same reductions are written as.
+        It is one of :meth:`choices`, up to the order of mesh axes that share a factor, and up to the number of reduce
+        functions into which the same reductions are divided.
 
-        A mesh axis that is given to a factor splits all the dims which that factor indexes, and no others. So the
-        dims that an axis splits tell its factor, and what the rule derives from the factors is compared with ``spec``.
+        A mesh axis that is assigned to a factor splits exactly the dims that the factor indexes. So the dims that an
+        axis splits determine its factor. The spec that the rule derives from these factors is compared with ``spec``.
         """
         partial = _partial_specs(spec)
         tensors = (*self.in_layouts, *self.out_layouts)
@@ -137,7 +137,7 @@ class Rule:
         proofs: dict[frozenset[tuple[Digit, int]], bool] = {}
         for assignment in itertools.product(*candidates):
             shards: dict[Digit, tuple[int, ...]] = {}
-            for axis, digit in zip(splits, assignment, strict=True):  # axes as the first dim that they split has them
+            for axis, digit in zip(splits, assignment, strict=True):  # axes in the order of the first dim they split
                 shards[digit] = (*shards.get(digit, ()), axis)
             for choice in self._assigned(mesh, shards, proofs, spec.reduce_fns):
                 if choice.spec == spec:
@@ -151,11 +151,11 @@ class Rule:
         proofs: dict[frozenset[tuple[Digit, int]], bool],
         reduce_fns: Sequence[tuple[ReduceFn, ...]] | None = None,
     ) -> Iterator[Choice]:
-        """The choices of an assignment of mesh axes to factors, one for each way to reduce partial outputs.
+        """Yield the choices of an assignment of mesh axes to factors, one for each way to reduce partial outputs.
 
-        With ``reduce_fns``, one tuple an output, only the one that reduces so.
+        With ``reduce_fns``, one tuple per output, only the choice with these reduce functions.
         """
-        extents = {}  # of a sharded digit on each device, with its padding
+        extents = {}  # the extent of each sharded digit on a device, with padding
         for digit, digit_axes in axes.items():
             shards = mesh.group_size(digit_axes)
             extent = padded_shard(digit.extent, shards, mesh)
@@ -203,11 +203,11 @@ class Rule:
         partial: tuple[TensorShardSpec, ...],
         extents: Mapping[Digit, int],
     ) -> bool:
-        """Whether the operator rebuilt on shards has the definition of the whole with the extents of the shards."""
+        """Whether the operator rebuilt on shards has the definition of the whole one, with the extents of shards."""
         assert self.definition is not None
         rows = row_factor(self.op)
         if rows in extents:
-            # The rows of a table are masked, not rebuilt: what is left to prove is the lookup in the whole table.
+            # The sharded rows of a table are masked, not rebuilt: it remains to prove the lookup in the whole table.
             dim = row_dim(self.op)
             assert dim is not None
             in_specs = (in_specs[0].with_dim(dim, ()), *in_specs[1:])
@@ -227,12 +227,12 @@ class Rule:
         return bool(rename(definition.canonical, {}) == rename(self.definition.canonical, extents))
 
     def masks(self, spec: OpShardSpec, mesh: DeviceMesh) -> tuple[tuple[int, int], ...]:
-        """The inputs and dims (input, dim) whose padding must be zero for the operator to run as ``spec`` says.
+        """List the (input, dim) whose padding must be zero for the operator to run with ``spec``.
 
         Raises
         ------
         ValueError
-            When the spec pads what the operator must not see padded.
+            When the spec pads a dim that must not be padded.
         """
         masked = []
         partial = [spec.partial_spec(o) for o in range(len(spec.out_specs))]
@@ -268,7 +268,7 @@ class Rule:
         return Choice(spec, self.definition.operations(extents), read, written, self.definition.functions(extents))
 
     def _most_read(self, tensor: int, extents: Mapping[Digit, int]) -> int:
-        """No more elements of an input can be read than its accesses are executed: a lookup reads few rows."""
+        """Bound the elements read of an input by the number of its accesses: a lookup reads few rows."""
         if self.definition is None:
             return math.prod(self._shape(self.op.inputs[tensor]))
         return sum(
@@ -279,7 +279,7 @@ class Rule:
 
 
 def derive(op: Operator) -> Rule:
-    """The sharding rule of an operator, from what it computes; without one the rule says why in ``note``."""
+    """Derive the sharding rule of an operator from its definition; if there is none, ``note`` has the reason."""
     reason = REPLICATED.get(type(op))
     if reason is None:
         try:
@@ -304,8 +304,8 @@ def _derive(op: Operator) -> Rule:
             (form, *others) = forms
             digits = None if others or form is None else form.layout(int(size))
             if digits is None:
-                # Indexed in two ways, out of order, or by windows: each device needs the whole dim, and what indexes
-                # it must count from the same origin on every device.
+                # Indexed in two ways, out of order, or by windows: each device needs the whole dim, and the digits
+                # that index it must start at the same origin on every device.
                 blocked.update(d for f in forms if f is not None for d in f.digits)
             layout.append(digits)
         in_layouts.append(tuple(layout))
@@ -326,7 +326,7 @@ def _derive(op: Operator) -> Rule:
 def _spec(
     layout: Layout, axes: Mapping[Digit, tuple[int, ...]], extents: Mapping[Digit, int]
 ) -> TensorShardSpec | None:
-    """The spec that an assignment of mesh axes to digits gives a tensor; None when shards would not be contiguous."""
+    """Derive a tensor's spec from an assignment of mesh axes to digits; None if shards would not be contiguous."""
     per_dim = []
     used: list[int] = []
     for digits in layout:
@@ -340,12 +340,12 @@ def _spec(
                 used.extend(axes[digit])
             whole_above = whole_above and extents.get(digit, digit.extent) == 1
         per_dim.append(tuple(split))
-    # A digit that runs along two dims (a diagonal) has no shards of a tensor sharding spec.
+    # No tensor sharding spec shards a digit that indexes two dims (a diagonal).
     return TensorShardSpec(tuple(per_dim)) if len(set(used)) == len(used) else None
 
 
 def _partial_specs(spec: OpShardSpec) -> list[TensorShardSpec] | None:
-    """The specs of an operator's outputs before they are reduced; None where a reduce function names a dim too many."""
+    """Derive the specs of an operator's outputs before reduction; None if a reduce function names a missing dim."""
     for out_spec, fns in zip(spec.out_specs, spec.reduce_fns, strict=True):
         if any(fn.dim is not None and fn.dim >= len(out_spec.mesh_axes_per_dim) for fn in fns):
             return None
@@ -355,7 +355,7 @@ def _partial_specs(spec: OpShardSpec) -> list[TensorShardSpec] | None:
 def _reduced(
     partial: TensorShardSpec, shape: tuple[int, ...], mesh: DeviceMesh, reductions: list[tuple[int, str]]
 ) -> list[tuple[TensorShardSpec, tuple[ReduceFn, ...]]]:
-    """Every way to make a partial output whole: all-reduce, or a reduce-scatter a mesh axis onto a dim it divides."""
+    """List all ways to reduce a partial output: all-reduce, or reduce-scatter of a mesh axis onto a dim it divides."""
     results = []
     for dims in itertools.product((None, *range(len(shape))), repeat=len(reductions)):
         spec = partial
@@ -367,7 +367,7 @@ def _reduced(
             else:
                 spec = spec.with_dim(dim, (*spec.mesh_axes_per_dim[dim], axis))
                 fns.append(ReduceFn(REDUCE_SCATTER.name, op, (axis,), dim))
-        # Scatters first: they leave less for the all-reduce.
+        # Scatters first: the all-reduce then has less data.
         fns.extend(ReduceFn(ALL_REDUCE.name, op, tuple(sorted(fn_axes))) for op, fn_axes in rest.items())
         if len(rest) <= 1 and _scatters_exactly(spec, shape, mesh, fns):
             results.append((spec, tuple(fns)))
@@ -381,10 +381,10 @@ def _reduced_by(
     reductions: list[tuple[int, str]],
     fns: tuple[ReduceFn, ...],
 ) -> TensorShardSpec | None:
-    """The spec of an output after these reduce functions; None where they do not make a partial output whole.
+    """Derive the spec of an output after these reduce functions; None if they do not reduce it completely.
 
-    Reductions by one op may come in any order, over one mesh axis or several at a time: each axis must be reduced
-    over once. Reductions by different ops do not commute, and must be as :func:`_reduced` has them.
+    Reductions by one op may come in any order, over one mesh axis or several at a time; each axis must be reduced over
+    once. Reductions by different ops do not commute, and must be in the order of :func:`_reduced`.
     """
     ops = {op for _, op in reductions}
     if len(ops) > 1:
@@ -401,7 +401,7 @@ def _reduced_by(
 def _scatters_exactly(
     reduced: TensorShardSpec, shape: tuple[int, ...], mesh: DeviceMesh, fns: Iterable[ReduceFn]
 ) -> bool:
-    """Whether the dims of an output that reduce functions split divide, so that there is no padding to scatter."""
+    """Whether reduce functions split only dims that divide, so that no padding is scattered."""
     scattered = (fn.dim for fn in fns if fn.dim is not None)
     return all(shape[dim] % mesh.group_size(reduced.mesh_axes_per_dim[dim]) == 0 for dim in scattered)
 
@@ -426,32 +426,32 @@ class RuleTable:
         self._choice_of: dict[tuple[Any, OpShardSpec], Choice | None] = {}
 
     def __call__(self, op: Operator) -> tuple[Rule, tuple[Choice, ...]]:
-        """The rule of an operator (perhaps of its twin) and its choices on the mesh."""
+        """Return the rule of an operator, or of an equal one, and its choices on the mesh."""
         key, rule = self._rule(op)
         if key not in self._choices:
             self._choices[key] = rule.choices(self.mesh)
         return rule, self._choices[key]
 
     def rule(self, op: Operator) -> Rule:
-        """The rule of an operator (perhaps of its twin)."""
+        """Return the rule of an operator, or of an equal one."""
         return self._rule(op)[1]
 
     def choice(self, op: Operator, spec: OpShardSpec) -> Choice | None:
-        """The choice of an operator that has this spec; None where there is none. Quicker than all choices."""
+        """Return the choice of an operator with this spec, without deriving all choices; None if there is none."""
         key, rule = self._rule(op)
         if (key, spec) not in self._choice_of:
             self._choice_of[key, spec] = rule.choice(spec, self.mesh)
         return self._choice_of[key, spec]
 
     def _rule(self, op: Operator) -> tuple[Any, Rule]:
-        key = _signature(op)
+        key = signature_of(op)
         if key not in self._rules:
             self._rules[key] = derive(op)
         return key, self._rules[key]
 
 
-def _signature(op: Operator) -> Any:
-    """Equal for operators that have the same definition; an attribute that cannot be compared makes it unique."""
+def signature_of(op: Operator) -> Any:
+    """Make a key that is equal for operators with the same definition; an incomparable attribute makes it unique."""
 
     def plain(value: Any) -> bool:
         if isinstance(value, list | tuple):

@@ -21,6 +21,8 @@ class Purpose(enum.IntEnum):
 
     RUN = 0
     WARM_UP = 1
+    STREAM = 2
+    END_OF_STREAM = 3
 
 
 class _State(enum.IntEnum):
@@ -118,7 +120,7 @@ class Agreement:
         here = self._communicator.rank
         for rank, row in enumerate(rows):
             if row[2] != rows[here, 2]:
-                names = ["running on inputs", "warming up"]
+                names = ["running on inputs", "warming up", "beginning a stream", "at the end of a stream"]
                 return InputError(
                     f"All ranks must make the same calls; rank {here} is {names[rows[here, 2]]}, but rank {rank} "
                     f"{names[row[2]]}."

@@ -24,11 +24,14 @@ class Signature:
         The stage.
     memory: Memory
         What the program's tensors lie in.
+    numbers: sequence of int, optional
+        What errors call the inputs, where they are not numbered from 0.
     """
 
-    def __init__(self, stage: StageManifest, memory: Memory):
+    def __init__(self, stage: StageManifest, memory: Memory, numbers: Sequence[int] | None = None):
         self._stage = stage
         self._memory = memory
+        self._numbers = list(range(len(stage.inputs))) if numbers is None else list(numbers)
         self._inputs = [(_dtype(x), None if x.is_symbolic else x.shape) for x in stage.inputs]
         self._outputs = [_dtype(y) for y in stage.outputs]
         self._index_checks = IndexChecks(stage)
@@ -46,7 +49,7 @@ class Signature:
             raise InputError(f"The program takes {len(self._inputs)} inputs; {len(given)} were given.")
         buffers = []
         for number, (x, (dtype, shape)) in enumerate(zip(given, self._inputs, strict=True)):
-            buffer = buffer_of(x, f"Input {number}")
+            buffer = buffer_of(x, f"Input {self._numbers[number]}")
             if buffer.dtype != dtype or buffer.shape != shape or not self._memory.holds(buffer.device):
                 self._check_input(number, buffer)
             buffers.append(buffer)
@@ -55,7 +58,7 @@ class Signature:
     def packed(self, inputs: Sequence[Buffer]) -> list[Buffer]:
         """The inputs row by row: themselves, or copies of those that do not lie so. Raises InputError, MemoryError."""
         return [
-            buffer if buffer.contiguous else self._memory.packed(buffer, f"Input {number}")
+            buffer if buffer.contiguous else self._memory.packed(buffer, f"Input {self._numbers[number]}")
             for number, buffer in enumerate(inputs)
         ]
 
@@ -153,7 +156,8 @@ class Signature:
             )
 
     def _check_input(self, number: int, buffer: Buffer) -> None:
-        what, signature, dtype = f"Input {number}", self._stage.inputs[number], self._inputs[number][0]
+        what = f"Input {self._numbers[number]}"
+        signature, dtype = self._stage.inputs[number], self._inputs[number][0]
         self._check_device(what, buffer)
         if buffer.dtype != dtype:
             raise InputError(f"{what} must be {dtype}; got {buffer.dtype}.")

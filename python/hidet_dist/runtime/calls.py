@@ -48,6 +48,8 @@ class Calls:
     ----------
     numbers: iterator of int
         Gives each attempt its number.
+    streaming: bool
+        Whether a stream is under way, in which there are no other calls.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Calls:
         self._process = Owner()
         self._lock = threading.Lock()
         self._running: int | None = None  # the thread that is in a call, while the lock is taken
+        self.streaming = False  # whether calls wait for the end of a stream
         self._closed = False
 
     def make(
@@ -99,7 +102,9 @@ class Calls:
         HidetDistError
             When the partition is closed, or may not be called from this thread or process now.
         """
-        self._check_caller()
+        self.check_caller()
+        if self.streaming and purpose is not Purpose.END_OF_STREAM:
+            raise HidetDistError("The partition is in a stream: take all of its results first, or close it.")
         # The locks are not taken by generators, which would keep them after an exception within contextlib's code.
         with self._lock, self._lock_of_all:
             self._running = threading.get_ident()
@@ -118,6 +123,24 @@ class Calls:
                     self._refused = number
                     raise refusal
                 return run(prepared)
+
+    def go_on(self, run: Callable[[], Result]) -> Result:
+        """Do the next part of a stream that a call has begun, with the communicator bound to this thread.
+
+        Raises
+        ------
+        HidetDistError
+            When the partition is closed, or may not be called from this thread or process now.
+        """
+        self.check_caller()
+        with self._lock, self._lock_of_all:
+            self._running = threading.get_ident()
+            if self._closed:
+                raise HidetDistError("The partition is closed; load it again.")
+            with self._ready():
+                self._communicator.check()
+                self._communicator.bind()
+                return run()
 
     def fail(self, number: int, error: BaseException) -> None:
         """Tell the other ranks that a call has failed on this one, where they do not know.
@@ -140,7 +163,7 @@ class Calls:
         if self._refused != number:
             self._communicator.give_up(f"it failed in call {number}: {describe(error)}")
 
-    def _check_caller(self) -> None:
+    def check_caller(self) -> None:
         """Refuse a call by this thread that must not be made."""
         self._check_process()
         thread = threading.get_ident()

@@ -176,11 +176,21 @@ class Communicator:
         for file in files:
             native.rely_on(self._open_handle(), file)
 
-    def give_up(self, reason: str) -> None:
-        """Fail because this rank cannot go on, and tell the others; an earlier failure stays what it was."""
+    def give_up(self, reason: str, ranks: tuple[int, ...] | None = None) -> None:
+        """Fail because this rank cannot go on, and tell the others; an earlier failure stays what it was.
+
+        ``ranks`` are those to blame, by their numbers in this communicator; this one by default.
+        """
+        if ranks is not None and self._rendezvous is not None and self.world_size > 1 and not self._failed():
+            verdict = Verdict(ranks, reason, self.rank)
+            self._reported = liveness.publish(self._rendezvous.failure_store, self._name, verdict)
         self._fail(reason)
         with suppress(CommunicationError):
             self.check()
+
+    def interrupt(self, reason: str) -> None:
+        """Fail, from any thread, so that a collective that another thread waits in ends."""
+        self._fail(reason)
 
     def close(self) -> None:
         """Free it, once; it must not be in use. A thread that it is still bound to must be bound anew."""

@@ -7,7 +7,7 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -23,15 +23,19 @@ from hidet_dist.errors import ArtifactError, CommunicationError, ConfigError
 from hidet_dist.runtime import native, session
 from hidet_dist.runtime.agreement import Agreement, Purpose, describe
 from hidet_dist.runtime.calls import Calls, numbered
+from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.device import Device, HostDevice
 from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.libraries import Libraries, hidet_runtime, load_needed
+from hidet_dist.runtime.pipeline.program import Interval, PipelinedProgram
+from hidet_dist.runtime.pipeline.stream import Stream
 from hidet_dist.runtime.processor import check_features
 from hidet_dist.runtime.profile import OperatorTime, Profile
-from hidet_dist.runtime.program import Prepared, Program
+from hidet_dist.runtime.program import Program
 from hidet_dist.runtime.stored import check_coordinate, places_in
 from hidet_dist.runtime.targets import DEVICE_KINDS
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.pipeline import Pipeline
 from hidet_dist.weights.header import Layout
 
 _sizes_lock = threading.Lock()  # hidet's runtime has one table of symbolic dims' sizes
@@ -93,16 +97,14 @@ class LoadedPartition:
                     self._launcher = launcher = self._load(artifacts)
                 memory = self._device.memory
                 self._program = Program(self.stage, launcher, memory, self._runtime)
-            self._communicator = session.communicator_for(
-                self.stage.mesh_shape,
-                rank,
-                timeout_seconds,
-                self.manifest.target,
-                self._device.number,
-                self._ranks.start,
-            )
-            self._communicator.rely_on(memory.files)
+            self._communicators = self._communicate(rank, timeout_seconds)
+            for communicator in self._communicators:
+                communicator.rely_on(memory.files)
+            self._own, self._communicator = self._communicators[0], self._communicators[-1]
+            pipeline = self.manifest.pipeline
+            self._pipelined = None if pipeline is None else self._part_of_pipeline(pipeline)
             communicates = self.stage.size > 1 and bool(self.stage.communications)
+            communicates |= pipeline is not None and self.world_size > 1
             symbols = [symbol.name for symbol in self.stage.symbols]
             agreement = Agreement(self._communicator, memory, symbols) if communicates else None
             self._calls = Calls(self._communicator, agreement, _sizes_lock if symbols else nullcontext(), self._ready)
@@ -110,6 +112,25 @@ class LoadedPartition:
         except BaseException:
             self._free()
             raise
+
+    def _communicate(self, rank: int | None, timeout_seconds: float | None) -> list[Communicator]:
+        """The communicators of this rank: of its stage, and in a pipeline those of all ranks, the one of calls last."""
+        target, device = self.manifest.target, self._device.number
+
+        def make(mesh_shape: tuple[int, ...], first: int) -> Communicator:
+            return session.communicator_for(mesh_shape, rank, timeout_seconds, target, device, first)
+
+        pipeline = self.manifest.pipeline
+        everyone = 0 if pipeline is None else 1 + PipelinedProgram.exchanges_results(pipeline)
+        # Those of all ranks first: all ranks make them in the same order.
+        worlds = [make((self.world_size,), 0) for _ in range(everyone)]
+        return [make(self.stage.mesh_shape, self._ranks.start), *worlds]
+
+    def _part_of_pipeline(self, pipeline: Pipeline) -> PipelinedProgram:
+        own, *worlds = self._communicators
+        backward = worlds[0] if PipelinedProgram.exchanges_results(pipeline) else None
+        memory = self._device.memory
+        return PipelinedProgram(self.manifest, self.rank, self._program, memory, worlds[-1], own, backward)
 
     def _choose_candidates(self, launcher: Launcher, folder: Path) -> None:
         """Choose the fastest candidate of each kernel, where there are several."""
@@ -120,7 +141,7 @@ class LoadedPartition:
                     self._program,
                     launcher,
                     self._kernels,
-                    self._communicator,
+                    self._own,
                     folder.resolve(),
                     self._build,
                 )
@@ -195,8 +216,42 @@ class LoadedPartition:
 
         As :meth:`run`, which says what inputs may be and what is raised.
         """
-        outputs = self._execute(number, lambda: self._program.prepare(inputs, None), Purpose.RUN)[0]
+        outputs = self._execute(number, lambda: self._prepare(inputs, None), Purpose.RUN)[0]
+        if self._pipelined is not None and not self._pipelined.gives_results:
+            return None
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def stream(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Run on batch after batch, and give the results in order: of each batch what a call gives.
+
+        A pipeline stays full meanwhile: each stage goes on to the next batch while later stages work on those before. A
+        result comes some batches after its inputs were taken. All ranks iterate over their streams together, each over
+        as many batches, and to the end; until then there are no other calls.
+
+        Parameters
+        ----------
+        batches: iterable
+            The inputs of each batch: a sequence of them, or the only one.
+
+        Raises
+        ------
+        InputError
+            When this rank refuses a batch. In a pipeline that ends the partition on all ranks.
+        CallError, CommunicationError, ArtifactError, HidetDistError
+            As :meth:`run`.
+        """
+        if self._pipelined is None:
+            return (self(*(batch if isinstance(batch, Sequence) else [batch])) for batch in batches)
+        return self._begin_stream(self._pipelined, batches)
+
+    @numbered
+    def _begin_stream(self, number: int, pipelined: PipelinedProgram, batches: Iterable[Any]) -> Iterator[Any]:
+        self._calls.make(number, Purpose.STREAM, lambda: (None, {}), lambda _: pipelined.begin(number))
+        return Stream(pipelined, self._calls, batches, self._end_stream)
+
+    @numbered
+    def _end_stream(self, number: int) -> None:
+        self._calls.make(number, Purpose.END_OF_STREAM, lambda: (None, {}), lambda _: None)
 
     @numbered
     def run(self, number: int, inputs: Sequence[Any], outputs: Sequence[Any] | None = None) -> list[Any]:
@@ -240,7 +295,7 @@ class LoadedPartition:
             When the partition is closed, or may not be called from this thread. Other ranks do not hear of it until
             the next call, which fails on all of them unless they, too, have made a call that was refused so.
         """
-        return self._execute(number, lambda: self._program.prepare(inputs, outputs), Purpose.RUN)[0]
+        return self._execute(number, lambda: self._prepare(inputs, outputs), Purpose.RUN)[0]
 
     @numbered
     def warm_up(self, number: int, sizes: Mapping[str, int] | None = None) -> None:
@@ -260,7 +315,8 @@ class LoadedPartition:
             When a name is not one of the program's symbolic dims, or a size does not fit it; on all ranks, as for
             :meth:`run`.
         """
-        self._execute(number, lambda: self._program.prepare_zeros(sizes or {}), Purpose.WARM_UP)
+        program = self._pipelined or self._program
+        self._execute(number, lambda: program.prepare_zeros(sizes or {}), Purpose.WARM_UP)
 
     @numbered
     def profile(self, number: int, *inputs: Any, outputs: Sequence[Any] | None = None, repeats: int = 1) -> Profile:
@@ -283,10 +339,10 @@ class LoadedPartition:
             As :meth:`run`.
         """
 
-        def prepare() -> tuple[Prepared, Mapping[str, int]]:
+        def prepare() -> tuple[Any, Mapping[str, int]]:
             if repeats < 1:
                 raise ConfigError(f"profile makes at least one call; got repeats={repeats}.")
-            return self._program.prepare(inputs, outputs)
+            return self._prepare(inputs, outputs)
 
         profiles = [self._profile(number, prepare)]
         profiles += [self._next_profile(prepare) for _ in range(repeats - 1)]
@@ -294,28 +350,41 @@ class LoadedPartition:
         return next(profile for profile in profiles if profile.call_seconds == median)
 
     @numbered
-    def _next_profile(self, number: int, prepare: Callable[[], tuple[Prepared, Mapping[str, int]]]) -> Profile:
+    def _next_profile(self, number: int, prepare: Callable[[], tuple[Any, Mapping[str, int]]]) -> Profile:
         return self._profile(number, prepare)
 
-    def _profile(self, number: int, prepare: Callable[[], tuple[Prepared, Mapping[str, int]]]) -> Profile:
+    def _profile(self, number: int, prepare: Callable[[], tuple[Any, Mapping[str, int]]]) -> Profile:
         begin = time.perf_counter_ns()
         _, times = self._execute(number, prepare, Purpose.RUN, record=True)
         end = time.perf_counter_ns()
         assert times is not None
+        launches = [
+            (self.stage.kernels[launch.kernel], launch.kernel, launch.output, launch.communication)
+            for launch in self.stage.launches
+        ]
+        known: list[tuple[tuple[str, int, str, str], int, int]] = []
+        for interval in times if isinstance(times, list) else [Interval("run", 0, begin, end, times)]:
+            if interval.kernels is None:
+                known.append((self._message(interval.name), interval.begin, interval.end))
+            else:
+                known += [(one, int(a), int(b)) for one, (a, b) in zip(launches, interval.kernels, strict=True)]
         operators = tuple(
-            OperatorTime(
-                number,
-                self.stage.kernels[launch.kernel],
-                launch.kernel,
-                launch.output,
-                launch.communication,
-                (int(start) - begin) / _NANOSECONDS,
-                int(stop - start) / _NANOSECONDS,
-            )
-            for number, (launch, (start, stop)) in enumerate(zip(self.stage.launches, times, strict=True))
+            OperatorTime(place, *one, (start - begin) / _NANOSECONDS, (stop - start) / _NANOSECONDS)
+            for place, (one, start, stop) in enumerate(known)
         )
         seconds = begin / _NANOSECONDS, (end - begin) / _NANOSECONDS
         return Profile(self.rank, self.world_size, *seconds, operators)
+
+    def _message(self, name: str) -> tuple[str, int, str, str]:
+        """Name, kernel, output and communication of a step of a pipeline, as profiles have them."""
+        kernels = len(self.stage.kernels)
+        if name == "receive":
+            return name, kernels, "inputs of the stage", "messages from earlier stages"
+        return name, kernels + 1, "", "messages to later stages"
+
+    def _prepare(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> tuple[Any, Mapping[str, int]]:
+        """Prepare a run, or a call of a pipeline, and tell the sizes of symbolic dims."""
+        return (self._pipelined or self._program).prepare(inputs, outputs)
 
     def attach(self) -> None:
         """Make the calling thread the one that calls this partition, if it communicates. Waits for a call that runs."""
@@ -324,14 +393,18 @@ class LoadedPartition:
     def _execute(
         self,
         number: int,
-        prepare: Callable[[], tuple[Prepared, Mapping[str, int]]],
+        prepare: Callable[[], tuple[Any, Mapping[str, int]]],
         purpose: Purpose,
         record: bool = False,
-    ) -> tuple[list[Any], np.ndarray | None]:
-        """Make a call: the outputs, and where ``record``, the times of its kernels."""
-        return self._calls.make(
-            number, purpose, prepare, lambda prepared: self._program.run(prepared, self._communicator, record)
-        )
+    ) -> tuple[list[Any], np.ndarray | list[Interval] | None]:
+        """Make a call: the outputs, and where ``record``, the times of its kernels, or what a pipeline did when."""
+
+        def run(prepared: Any) -> tuple[list[Any], np.ndarray | list[Interval] | None]:
+            if self._pipelined is not None:
+                return self._pipelined.run(prepared, number, record)
+            return self._program.run(prepared, self._communicator, record)
+
+        return self._calls.make(number, purpose, prepare, run)
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
@@ -371,7 +444,8 @@ class LoadedPartition:
         with self._calls.closing() as was_open:
             if was_open:
                 native.bind(None)
-                self._communicator.close()
+                for communicator in self._communicators:
+                    communicator.close()
                 self._free()
 
     def _free(self) -> None:

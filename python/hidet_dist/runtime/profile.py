@@ -81,6 +81,11 @@ class Profile:
         return sum(operator.seconds for operator in self.operators if operator.kind == COMMUNICATION)
 
     @property
+    def busy_share(self) -> float:
+        """The share of the call in which the rank computed. The rest is communication, waiting and overhead."""
+        return self.compute_seconds / self.call_seconds
+
+    @property
     def overhead_seconds(self) -> float:
         """Seconds of the call outside its operators: checking inputs, allocating outputs, launching kernels."""
         return self.call_seconds - self.compute_seconds - self.communication_seconds

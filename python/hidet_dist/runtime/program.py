@@ -126,6 +126,10 @@ class Program:
         buffers = self._signature.scratch(self._checked_shapes(local))
         return self._placed(local, arguments, [], buffers), local
 
+    def place(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Prepared:
+        """Prepare a run, of a program without symbolic dims, on tensors that are known to fit it."""
+        return self._placed({}, inputs, [], outputs)
+
     def run(
         self, prepared: Prepared, communicator: Communicator, record: bool = False
     ) -> tuple[list[Any], np.ndarray | None]:

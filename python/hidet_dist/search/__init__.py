@@ -1,8 +1,17 @@
 """Search: from a graph and its rules to the plan of least predicted time that fits the memory budget."""
 
-from hidet_dist.search.family import Family, search_family
+from hidet_dist.search.family import Family, FamilyMember, search_family
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.planner import SearchResult, find_plan, search
 from hidet_dist.search.recost import recost_stage
 
-__all__ = ["Family", "SearchOptions", "SearchResult", "find_plan", "recost_stage", "search", "search_family"]
+__all__ = [
+    "Family",
+    "FamilyMember",
+    "SearchOptions",
+    "SearchResult",
+    "find_plan",
+    "recost_stage",
+    "search",
+    "search_family",
+]

@@ -29,11 +29,11 @@ def solve(
     seconds: Annotated[float, typer.Option(help="Seconds to search, reading the file not counted.")],
     out: Annotated[Path, typer.Option(help="The JSON file for the solution.")],
     gap: Annotated[float, typer.Option(help="Stop once (cost - bound) / cost is at most this.")] = 1e-9,
-    seed: Annotated[int, typer.Option(help="Of the random choices.")] = 0,
+    seed: Annotated[int, typer.Option(help="The seed of random choices.")] = 0,
 ) -> None:
-    """Find an assignment of low cost and a lower bound; print both over time, and write the solution.
+    """Find an assignment of low cost and a lower bound, print both over time, and write the solution.
 
-    The exit status is 1 where the file is no problem or no solution was found.
+    The exit status is 1 if the file is not a problem or no solution was found.
     """
     incumbents: list[tuple[float, float, float]] = []
     try:

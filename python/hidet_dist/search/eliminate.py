@@ -1,16 +1,16 @@
-"""Exact minimisation by eliminating one entity after another, for the problem without its memory budget.
+"""Exact minimisation by variable elimination, for the problem without its memory budget.
 
 The cost of a plan is a sum of small tables: one an entity, one a tensor over its producer and consumers. Eliminating
 a variable adds up the tables that it occurs in and takes the minimum over it, which leaves a table over its neighbours
 (Bertele and Brioschi, Nonserial Dynamic Programming, 1972; Dechter's bucket elimination, AI 113, 1999). Graphs of
 neural networks are narrow, so the tables stay small.
 
-Repeated blocks are solved once: tables are numbered by content, and an elimination of tables that were eliminated the
-same way before is looked up. No two layers need be declared equal for that, nor need they get the same plan.
+Repeated blocks are solved once: tables are numbered by content, and an elimination of the same tables in the same way
+is looked up. Layers need not be declared equal for that, and need not get the same plan.
 
-A tensor that very many operators read (an attention mask, a table of cosines) would tie all of them together. It is
-relaxed: each reader pays its share of the least that the conversion can cost, which no plan undercuts, and a second
-elimination with the specs that these readers require fixed gives a plan. Both bound and cost are reported.
+A tensor that very many operators read (an attention mask, a table of cosines) would make one table over all of them.
+It is relaxed: each reader pays its share of the least cost of the conversion, which gives a lower bound. A second
+elimination, with the required specs of these readers fixed, gives a plan. Both bound and cost are reported.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from hidet_dist.search.problem import ConvertedTensor, Edge, Problem, evaluate, 
 
 Table = npt.NDArray[np.float64]
 
-_DIMS = 64  # of an array in NumPy
+_DIMS = 64  # the most dims of an array in NumPy
 
 
 class TooWide(Exception):
@@ -41,7 +41,7 @@ class TooWide(Exception):
 
 @dataclass(frozen=True)
 class Eliminated:
-    """The result of an elimination: ``choices`` cost ``seconds``, and no plan costs less than ``bound``.
+    """The result of an elimination: choices, their cost in ``seconds``, and a lower ``bound`` of every plan's cost.
 
     Both include the price of memory, if there is one.
     """
@@ -52,11 +52,11 @@ class Eliminated:
 
 
 class Tables:
-    """Tables by number; the same key is the same table, and is computed once.
+    """Numbered tables; tables of the same key are one table, computed once.
 
-    Costs are multiples of a quantum small enough that sums of them are exact in double precision. So equal tables are
-    equal to the last bit in whatever order they were added up, and along a chain of equal layers the table of what lies
-    behind, less its least entry, soon stays the same: from there on, layers are looked up.
+    Costs are multiples of a quantum so small that their sums are exact in double precision. Sums of the same terms are
+    then equal to the last bit, in any order of addition. Along a chain of equal layers, the table that sums up all
+    layers behind, less its least entry, soon stays the same: further layers are looked up.
     """
 
     def __init__(self, limits: Limits | None = None) -> None:
@@ -64,15 +64,15 @@ class Tables:
         self.nbytes = 0
         self.tables: list[Table] = []
         self.quantum = 0.0
-        self.left: dict[Hashable, tuple[int, float]] = {}  # of each elimination: table, and what was taken off it
+        self.left: dict[Hashable, tuple[int, float]] = {}  # of each elimination: the resulting table, and its offset
         self._numbers: dict[Hashable, int] = {}
 
     def rounded(self, table: Table) -> Table:
-        """Round down to multiples of the quantum, so that a lower bound stays one."""
+        """Round down to multiples of the quantum: a lower bound stays a lower bound."""
         return np.floor(table / self.quantum) * self.quantum if self.quantum else table
 
     def make_room(self) -> None:
-        """Drop the tables of earlier eliminations where they take much of the memory that there is."""
+        """Drop the tables of earlier eliminations if they take much of the memory limit."""
         if self.nbytes > tuning.TABLES_KEPT * self.limits.nbytes:
             self.nbytes = 0
             self.tables.clear()
@@ -80,7 +80,7 @@ class Tables:
             self._numbers.clear()
 
     def reserve(self, entries: int) -> None:
-        """Check, before a table of so many entries is made, that there is room for it. Raises TooWide."""
+        """Check that a table of so many entries fits the memory limit, before it is made. Raises TooWide."""
         if self.nbytes + 8 * entries > self.limits.nbytes:
             raise TooWide
 
@@ -91,7 +91,7 @@ class Tables:
         return self.add(key, table) if number is None else number
 
     def find(self, key: Hashable) -> int | None:
-        """The number of the table with this key."""
+        """Return the number of the table with this key."""
         return self._numbers.get(key)
 
     def add(self, key: Hashable, table: Table) -> int:
@@ -107,7 +107,7 @@ Factor = tuple[int, tuple[int, ...]]  # the number of a table, and the variable 
 
 @dataclass(frozen=True)
 class _Bucket:
-    """An eliminated variable, the tables it occurred in, and the number of the table that is left of them."""
+    """An eliminated variable, the factors that it occurred in, and the number and offset of the resulting table."""
 
     variable: int
     factors: list[Factor]
@@ -122,7 +122,7 @@ class _Network:
     def __init__(self, tables: Tables):
         self.tables = tables
         self.sizes: list[int] = []
-        self.factors: list[list[Factor]] = []  # those that a variable occurs in
+        self.factors: list[list[Factor]] = []  # by variable: the factors that it occurs in
         self.constant = 0.0
         self.buckets: list[_Bucket] = []
 
@@ -139,7 +139,7 @@ class _Network:
             self.factors[variable].append((table, variables))
 
     def minimum(self) -> tuple[float, list[int]]:
-        """Find the least sum, and a value of every variable that gives it. Raises TooWide."""
+        """Find the least sum, and values of all variables with that sum. Raises TooWide."""
         for v in self._order():
             self.tables.limits.check()
             factors = self.factors[v]
@@ -159,10 +159,28 @@ class _Network:
             values[bucket.variable] = int(line.argmin())
         return self.constant, values
 
+    def least_over(self, kept: Sequence[int]) -> Table:
+        """Tabulate the least sum for all values of the variables ``kept``, in their order. Raises TooWide."""
+        for v in self._order(frozenset(kept)):
+            self.tables.limits.check()
+            factors = self.factors[v]
+            neighbours = tuple(dict.fromkeys(u for _, variables in factors for u in variables if u != v))
+            for u in neighbours:
+                self.factors[u] = [factor for factor in self.factors[u] if v not in factor[1]]
+            message, offset = self._eliminate(v, factors, neighbours)
+            self.constant += offset
+            self.add(message, neighbours)
+        left: list[Factor] = []
+        for n, v in enumerate(kept):
+            left += [factor for factor in self.factors[v] if not set(kept[:n]) & set(factor[1])]
+        shape = tuple(self.sizes[v] for v in kept)
+        self.tables.reserve(math.prod(shape))
+        return np.broadcast_to(_sum(self._parts(left, tuple(kept))), shape) + self.constant
+
     def marginals(self) -> list[Table] | None:
-        """Find the least sum with each value of each variable, after :meth:`minimum`; None if that takes long."""
-        place = {bucket.variable: i for i, bucket in enumerate(self.buckets)}
-        # Of each variable, the number of the table of what all others cost over its neighbours, and what was taken off.
+        """Find the least sum for each value of each variable, after :meth:`minimum`; None if that would take long."""
+        position = {bucket.variable: i for i, bucket in enumerate(self.buckets)}
+        # By variable: the table, over its neighbours, of the cost outside its bucket; its number and offset.
         outside: dict[int, tuple[int, float]] = {}
         result: list[Table] = [np.zeros(0)] * len(self.sizes)
         for bucket in reversed(self.buckets):
@@ -171,33 +189,33 @@ class _Network:
             if math.prod(self.sizes[u] for u in scope) > tuning.MARGINAL_LIMIT:
                 return None
             if bucket.neighbours:
-                # The message went to the neighbour that is eliminated first; what that one knows without it comes back.
-                parent = self.buckets[min(place[u] for u in bucket.neighbours)]
+                # The message of a bucket went to its parent, the neighbour eliminated first; the rest there is outside.
+                parent = self.buckets[min(position[u] for u in bucket.neighbours)]
                 others = list(parent.factors)
                 others.remove((bucket.message, bucket.neighbours))
                 wide = (*parent.neighbours, parent.variable)
-                above, off = outside[parent.variable]
-                number, taken = self._least_outside(others, wide, above, bucket.neighbours)
-                outside[bucket.variable] = number, off + taken - bucket.offset
+                above, offset = outside[parent.variable]
+                number, least = self._least_outside(others, wide, above, bucket.neighbours)
+                outside[bucket.variable] = number, offset + least - bucket.offset
             else:
                 outside[bucket.variable] = self.tables.add_content(np.array(0.0)), self.constant - bucket.offset
-            above, off = outside[bucket.variable]
-            number, taken = self._least_outside(bucket.factors, scope, above, (bucket.variable,))
-            result[bucket.variable] = self.tables.tables[number] + (off + taken)
+            above, offset = outside[bucket.variable]
+            number, least = self._least_outside(bucket.factors, scope, above, (bucket.variable,))
+            result[bucket.variable] = self.tables.tables[number] + (offset + least)
         return result
 
     def _least_outside(
         self, factors: list[Factor], scope: tuple[int, ...], outside: int, left: tuple[int, ...]
     ) -> tuple[int, float]:
-        """Minimise the tables, and what is outside over ``scope`` without its last variable, to a table over ``left``.
+        """Minimise the sum of factors, and of the table ``outside`` over all of ``scope`` but its last, to ``left``.
 
-        The number of the table less its least entry, and that entry; looked up where equal tables were added up before.
+        Returns the number of the resulting table less its least entry, and that entry. Equal sums are looked up.
         """
-        place = {u: i for i, u in enumerate(scope)}
+        position = {u: i for i, u in enumerate(scope)}
         shape = tuple(self.sizes[u] for u in scope)
-        kept = tuple(place[u] for u in left)
-        own = tuple((t, tuple(place[u] for u in variables)) for t, variables in factors)
-        key = ("outside", own, outside, shape, kept)
+        kept = tuple(position[u] for u in left)
+        factors_in_scope = tuple((t, tuple(position[u] for u in variables)) for t, variables in factors)
+        key = ("outside", factors_in_scope, outside, shape, kept)
         known = self.tables.left.get(key)
         if known is None:
             self.tables.reserve(math.prod(shape))
@@ -205,39 +223,39 @@ class _Network:
             total = np.broadcast_to(_sum(parts), shape)
             drop = tuple(i for i in range(len(scope)) if i not in kept)
             least = (total.min(axis=drop) if drop else total).transpose([sorted(kept).index(i) for i in kept])
-            taken = float(least.min())
-            known = self.tables.left[key] = self.tables.add_content(least - taken), taken
+            offset = float(least.min())
+            known = self.tables.left[key] = self.tables.add_content(least - offset), offset
         return known
 
     def _parts(self, factors: list[Factor], scope: tuple[int, ...]) -> list[Table]:
         """Reshape the tables so that their dims are in the order of ``scope``."""
-        place = {u: i for i, u in enumerate(scope)}
+        position = {u: i for i, u in enumerate(scope)}
         parts = []
         for table, variables in factors:
-            order = sorted(range(len(variables)), key=lambda i: place[variables[i]])
+            order = sorted(range(len(variables)), key=lambda i: position[variables[i]])
             full = [1] * len(scope)
             for i in order:
-                full[place[variables[i]]] = self.sizes[variables[i]]
+                full[position[variables[i]]] = self.sizes[variables[i]]
             parts.append(self.tables.tables[table].transpose(order).reshape(full))
         return parts
 
-    def _order(self) -> list[int]:
-        """Choose the order of elimination. Raises TooWide where each one known has a step of too much work.
+    def _order(self, kept: frozenset[int] = frozenset()) -> list[int]:
+        """Choose the order of elimination of all but ``kept``. Raises TooWide if both have a step of too much work.
 
-        The next variable is that of the least work, or, where this makes a step wide, that which leaves the smallest
-        table; of the two orders, the one of less work in all is taken.
+        One candidate eliminates the variable of least work next. Where that leads to a wide step, another candidate
+        eliminates the variable that leaves the smallest table. The candidate of less total work is chosen.
         """
-        order, total, most = self._greedy_order(False)
+        order, total, most = self._greedy_order(False, kept)
         if most > tuning.WIDE_WORK:
-            other = self._greedy_order(True)
+            other = self._greedy_order(True, kept)
             if other[1] < total:
                 order, total, most = other
         if most > tuning.WORK_LIMIT:
             raise TooWide
         return order
 
-    def _greedy_order(self, by_table: bool) -> tuple[list[int], float, float]:
-        """Eliminate without numbers: the order, its additions in all, and those of its greatest step."""
+    def _greedy_order(self, by_table: bool, kept: frozenset[int]) -> tuple[list[int], float, float]:
+        """Eliminate symbolically: return the order, its total additions, and those of its largest step."""
         adjacent: list[set[int]] = [set() for _ in self.sizes]
         for v, factors in enumerate(self.factors):
             for _, variables in factors:
@@ -250,16 +268,16 @@ class _Network:
             return (table, table * self.sizes[v]) if by_table else (table * self.sizes[v], 0.0)
 
         keys = [key(v) for v in range(len(self.sizes))]
-        heap = [(own, v) for v, own in enumerate(keys)]
+        heap = [(priority, v) for v, priority in enumerate(keys) if v not in kept]
         heapq.heapify(heap)
-        alive = [True] * len(self.sizes)
+        alive = [v not in kept for v in range(len(self.sizes))]
         order: list[int] = []
         total = most = 0.0
         while heap:
-            own, v = heapq.heappop(heap)
-            if not alive[v] or own != keys[v]:
+            priority, v = heapq.heappop(heap)
+            if not alive[v] or priority != keys[v]:
                 continue
-            work = own[by_table]
+            work = priority[by_table]
             total, most = total + work, max(most, work)
             if most > tuning.WORK_LIMIT:
                 return order, math.inf, math.inf
@@ -276,12 +294,16 @@ class _Network:
         return order, total, most
 
     def _eliminate(self, v: int, factors: list[Factor], neighbours: tuple[int, ...]) -> tuple[int, float]:
-        place = {u: i for i, u in enumerate((*neighbours, v))}
-        key = ("eliminated", tuple((t, tuple(place[u] for u in variables)) for t, variables in factors), self.sizes[v])
+        position = {u: i for i, u in enumerate((*neighbours, v))}
+        key = (
+            "eliminated",
+            tuple((t, tuple(position[u] for u in variables)) for t, variables in factors),
+            self.sizes[v],
+        )
         known = self.tables.left.get(key)
         if known is not None:
             return known
-        shape = [self.sizes[u] for u in place]
+        shape = [self.sizes[u] for u in position]
         self.tables.reserve(math.prod(shape[:-1]))
         least = _least(self._parts(factors, (*neighbours, v)), shape, self.tables.limits)
         offset = float(least.min())
@@ -295,7 +317,7 @@ def _sum(parts: Sequence[Table]) -> Table:
 
 
 def _least(parts: list[Table], shape: list[int], limits: Limits) -> Table:
-    """Minimise the sum of ``parts``, which broadcast to ``shape``, over the last dim; a piece at a time."""
+    """Minimise the sum of ``parts``, which broadcast to ``shape``, over the last dim; one chunk at a time."""
     limits.check()
     if math.prod(shape) <= tuning.CHUNK_ENTRIES or len(shape) == 1:
         least: Table = np.broadcast_to(_sum(parts), shape).min(axis=-1)
@@ -317,28 +339,28 @@ def eliminate(
     gap: float = 0.0,
     coarse: bool = False,
 ) -> Eliminated:
-    """Minimise the cost over the choices ``kept`` of each entity, with bytes at a price and without a budget.
+    """Minimise the cost over the choices ``kept`` of each entity, with priced memory and without a budget.
 
-    Tensors of many readers are relaxed as long as bound and cost come within the relative ``gap`` of each other; with
-    ``coarse`` they stay so, whatever the gap.
+    Tensors of many readers are relaxed first, and fewer of them until bound and cost are within the relative ``gap``.
+    With ``coarse`` the first relaxation is the answer, whatever its gap.
 
     Raises
     ------
     TooWide
-        When the graph is too densely connected for the time or the memory that there is.
+        When the graph is too densely connected for the limits on work and memory.
     OutOfTimeError
         When the time limit is reached.
     """
     best: Eliminated | None = None
     for limit in tuning.READERS_LIMITS:
         try:
-            found = _eliminate(problem, kept, tables, prices, limit, gap)
+            result = _eliminate(problem, kept, tables, prices, limit, gap)
         except TooWide:
             continue
         if best is not None:
-            choices, seconds = min((best.choices, best.seconds), (found.choices, found.seconds), key=lambda p: p[1])
-            found = Eliminated(choices, seconds, max(best.bound, found.bound))
-        best = found
+            choices, seconds = min((best.choices, best.seconds), (result.choices, result.seconds), key=lambda p: p[1])
+            result = Eliminated(choices, seconds, max(best.bound, result.bound))
+        best = result
         if coarse or best.seconds - best.bound <= gap * abs(best.seconds):
             break
     if best is None:
@@ -346,21 +368,39 @@ def eliminate(
     return best
 
 
-def marginals(problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices) -> list[Table] | None:
-    """Bound the cost of plans with each choice, for the choices ``kept`` of each entity: its min-marginals.
+def boundary_table(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, ends: Sequence[int]
+) -> Table:
+    """Tabulate a lower bound of the cost for all choices of the entities ``ends``, one dim each, in their order.
 
-    None when the graph is too densely connected for an answer.
+    It is exact unless a tensor of many readers had to be relaxed. Raises TooWide when the graph is too densely
+    connected.
+    """
+    for limit in sorted(tuning.READERS_LIMITS, reverse=True):
+        tables.make_room()
+        try:
+            network, _ = _network(problem, kept, tables, prices, (), limit)
+            return network.least_over(ends)
+        except TooWide:
+            continue
+    raise TooWide
+
+
+def marginals(problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices) -> list[Table] | None:
+    """Bound the cost of plans with each choice ``kept`` of each entity from below: the min-marginals.
+
+    None when the graph is too densely connected.
     """
     for limit in tuning.READERS_LIMITS:
         tables.make_room()
         try:
             network, _ = _network(problem, kept, tables, prices, (), limit)
             network.minimum()
-            found = network.marginals()
+            result = network.marginals()
         except TooWide:
             continue
-        if found is not None:
-            return found[: len(kept)]
+        if result is not None:
+            return result[: len(kept)]
     return None
 
 
@@ -378,21 +418,21 @@ def _eliminate(
     for same in (True, False) if relaxed else ():
         if seconds - bound <= gap * abs(seconds):
             break
-        narrowed = [list(own) for own in kept]
+        narrowed = [list(entity_choices) for entity_choices in kept]
         for tensor in relaxed:
             _fix_required(groups[tensor], choices, narrowed, same)
-        _, found, _ = _solve(problem, narrowed, tables, prices, relaxed, limit)
-        if cost(found) < seconds:
-            best, seconds = found, cost(found)
+        _, other, _ = _solve(problem, narrowed, tables, prices, relaxed, limit)
+        if cost(other) < seconds:
+            best, seconds = other, cost(other)
     return Eliminated(tuple(best), seconds, min(bound, seconds))
 
 
 def _fix_required(group: list[Edge], choices: Sequence[int], kept: list[list[int]], same: bool) -> None:
-    """Keep for each reader of a tensor only choices that require one spec: its own, or with ``same`` the commonest."""
+    """Restrict each reader of a tensor to choices that require one spec: its present one, or the ``same`` for all."""
     required = [edge.consumed[choices[edge.consumer]] for edge in group]
     commonest = max(required, key=required.count)
-    for edge, own in zip(group, required, strict=True):
-        for spec in (commonest, own) if same else (own,):
+    for edge, present in zip(group, required, strict=True):
+        for spec in (commonest, present) if same else (present,):
             left = [k for k in kept[edge.consumer] if edge.consumed[k] == spec]
             if left:
                 kept[edge.consumer] = left
@@ -402,11 +442,11 @@ def _fix_required(group: list[Edge], choices: Sequence[int], kept: list[list[int
 def _solve(
     problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Sequence[int], limit: int
 ) -> tuple[float, list[int], list[int]]:
-    """Find the bound, the choices, and the tensors that were relaxed (those in ``exact`` never are)."""
+    """Solve once: return the bound, the choices, and the relaxed tensors (those in ``exact`` never are)."""
     tables.make_room()
     network, relaxed = _network(problem, kept, tables, prices, exact, limit)
     bound, values = network.minimum()
-    return bound, [own[values[entity]] for entity, own in enumerate(kept)], relaxed
+    return bound, [choices[values[entity]] for entity, choices in enumerate(kept)], relaxed
 
 
 def _network(
@@ -415,22 +455,26 @@ def _network(
     network = _Network(tables)
     if not tables.quantum:
         most = sum(map(max, problem.cost)) + sum(max(map(max, edge.convert)) for edge in problem.edges)
-        if not most:  # memory is all that is paid for
-            most = float(sum(map(max, problem.memory)) + sum(max(own.nbytes) for own in problem.activations.intervals))
+        if not most:  # only memory has a price
+            most = float(
+                sum(map(max, problem.memory)) + sum(max(live.nbytes) for live in problem.activations.intervals)
+            )
             most = max(most, 1.0)
         tables.quantum = 2.0 ** (math.frexp(most)[1] - tuning.COST_BITS)
-    holds: dict[int, list[tuple[float, tuple[int, ...]]]] = {}
+    priced_intervals: dict[int, list[tuple[float, tuple[int, ...]]]] = {}
     if prices.total:
-        for hold in problem.activations.intervals:
-            price = prices.span(hold.begin, hold.end)
+        for interval in problem.activations.intervals:
+            price = prices.span(interval.begin, interval.end)
             if price:
-                holds.setdefault(hold.entity, []).append((price, hold.nbytes))
-    for entity, own in enumerate(kept):
-        network.variable(len(own))
+                priced_intervals.setdefault(interval.entity, []).append((price, interval.nbytes))
+    for entity, choices in enumerate(kept):
+        network.variable(len(choices))
         paid, memory = problem.cost[entity], problem.memory[entity]
         costs = tuple(
-            paid[k] + prices.total * memory[k] + sum(price * nbytes[k] for price, nbytes in holds.get(entity, ()))
-            for k in own
+            paid[k]
+            + prices.total * memory[k]
+            + sum(price * nbytes[k] for price, nbytes in priced_intervals.get(entity, ()))
+            for k in choices
         )
         key: Hashable = ("costs", costs)
         number = tables.find(key)
@@ -450,21 +494,21 @@ def _network(
             _pair(network, convert, producer, produced, group[0].consumer, consumed[0], priced)
             continue
         sources = tuple(dict.fromkeys(produced))
-        required = [tuple(dict.fromkeys(own)) for own in consumed]
+        required = [tuple(dict.fromkeys(specs)) for specs in consumed]
         size = len(sources) * math.prod(map(len, required))
         if tensor not in exact and (len(group) > limit or size > tuning.TENSOR_ENTRIES):
             relaxed.append(tensor)
             least = np.array(convert)[list(sources)].min(axis=0) / len(group)
-            for edge, own in zip(group, consumed, strict=True):
-                key = ("share", id(convert), sources, len(group), own)
+            for edge, specs in zip(group, consumed, strict=True):
+                key = ("share", id(convert), sources, len(group), specs)
                 number = tables.find(key)
                 if number is None:
-                    number = tables.add(key, tables.rounded(least[list(own)]))
+                    number = tables.add(key, tables.rounded(least[list(specs)]))
                 network.add(number, (edge.consumer,))
             continue
-        # A consumer that can only require one spec needs no dim, but its part in how long memory is held.
-        fixed = [i for i, own in enumerate(required) if len(own) == 1]
-        open_ = [i for i, own in enumerate(required) if len(own) > 1]
+        # A consumer that can only require one spec needs no dim, but extends the live interval of that spec.
+        fixed = [i for i, specs in enumerate(required) if len(specs) == 1]
+        open_ = [i for i, specs in enumerate(required) if len(specs) > 1]
         priced = None if memory_ is None else _Priced(memory_, prices, [group[i] for i in (*fixed, *open_)])
         consumers = [group[i].consumer for i in open_]
         certain = tuple(required[i][0] for i in fixed)
@@ -475,11 +519,11 @@ def _network(
 
 
 class _Priced:
-    """The cost of the memory of a tensor's conversions at given prices."""
+    """The cost, at given prices, of the memory of a tensor's conversions."""
 
     def __init__(self, memory: ConvertedTensor, prices: Prices, group: Sequence[Edge]):
         self.memory = memory
-        # By reader: seconds a byte up to the point where it is required, from there to its end, and where it is made.
+        # By reader, seconds per byte: from the first reader's begin to its own, from there to its end, at its begin.
         self.before = tuple(prices.until[edge.begin] - prices.until[min(e.begin for e in group)] for edge in group)
         self.after = tuple(prices.until[edge.end + 1] - prices.until[edge.begin] for edge in group)
         self.making = tuple(prices.at[edge.begin] for edge in group)
@@ -487,7 +531,7 @@ class _Priced:
         self.key = (id(memory), self.before, self.after, self.making)
 
     def seconds(self, sources: Sequence[int], spec: int, requires: Sequence[npt.NDArray[np.bool_]]) -> Table:
-        """Seconds for holding the tensor in ``spec``, by source (first dim) and by the readers' required specs."""
+        """Cost the tensor's bytes in ``spec``, in seconds, by source (first dim) and the readers' required specs."""
         shape = np.broadcast_shapes(*(mask.shape for mask in requires))
         first = np.full(shape, np.inf)
         last = np.full(shape, -np.inf)
@@ -516,7 +560,7 @@ def _pair(
     consumed: tuple[int, ...],
     priced: _Priced | None,
 ) -> None:
-    """Add the table of a tensor with one consumer, over the specs of a side where choices share them, else choices."""
+    """Add the table of a tensor with one consumer, over specs on a side where choices share them, else over choices."""
     ends: list[int] = []
     sides = []
     for entity, specs in ((producer, produced), (consumer, consumed)):
@@ -552,7 +596,7 @@ def _tensor(
     """
     tables = network.tables
     sources = tuple(dict.fromkeys(produced))
-    required = [tuple(dict.fromkeys(own)) for own in consumed]
+    required = [tuple(dict.fromkeys(specs_required)) for specs_required in consumed]
     key: Hashable = ("tensor", id(convert), sources, certain, tuple(required), priced and priced.key)
     number = tables.find(key)
     if number is None:
@@ -564,7 +608,7 @@ def _tensor(
         table = np.zeros(shape)
         for spec in sorted(set(certain).union(*required)):
             tables.limits.check()
-            requires = [np.full([1] * len(shape), own == spec) for own in certain]
+            requires = [np.full([1] * len(shape), specs_required == spec) for specs_required in certain]
             for dim, own_specs in enumerate(required, 1):
                 line = [1] * len(shape)
                 line[dim] = len(own_specs)
@@ -584,7 +628,7 @@ def _tensor(
 
 
 def _spec(network: _Network, entity: int, specs: tuple[int, ...], taken: Sequence[int]) -> int:
-    """Give the variable for the spec of an entity's choice; the entity's own where each choice has another spec."""
+    """Return the variable for the spec of an entity's choice: the entity's variable if each choice has another spec."""
     distinct = tuple(dict.fromkeys(specs))
     if len(distinct) == len(specs) and entity not in taken:
         return entity

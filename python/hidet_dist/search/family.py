@@ -41,9 +41,14 @@ Specs = Sequence[TensorShardSpec | None] | None
 class Family:
     """Plans of several graphs in which shared weights have the same specs.
 
-    ``seconds`` is the weighted sum of the plans' times; no plans with shared weights have a sum below
-    ``bound_seconds``; ``gap`` is relative to ``seconds``. ``param_specs`` are the layouts of all weights, by the user's
-    names or else by graph and weight (``0:w3``). ``time_limit_reached`` is whether the time limit cut the search short.
+    Attributes
+    ----------
+    plans: the plan of each graph.
+    seconds: the weighted sum of the plans' predicted times.
+    gap: the relative gap between ``seconds`` and ``bound_seconds``.
+    bound_seconds: the lower bound of that sum.
+    param_specs: the layouts of all weights, by the user's names, or else by graph and weight (``0:w3``).
+    time_limit_reached: whether the time limit cut the search short.
     """
 
     plans: tuple[Plan, ...]
@@ -54,93 +59,68 @@ class Family:
     time_limit_reached: bool = False
 
 
-def search_family(
-    graphs: Sequence[NormalGraph],
-    cluster: Cluster,
-    weights: Sequence[float] | None = None,
-    options: SearchOptions | None = None,
-    *,
-    names: Sequence[Any] | Any = None,
-    pins: Sequence[Mapping[str, Any] | None] | None = None,
-    input_specs: Sequence[Specs] | None = None,
-    output_specs: Sequence[Specs] | None = None,
-    cost_model: CostModel | None = None,
-    **changes: Any,
-) -> Family:
-    """Find the layout of shared weights, and a plan for each graph, of least weighted sum of predicted times.
+@dataclass(frozen=True)
+class FamilyMember:
+    """A graph of a family, and what its plan must satisfy.
 
-    Weights are shared where graphs have the same tensor, or tensors of the same name in ``names``. They are held once.
-
-    Parameters
+    Attributes
     ----------
-    graphs: sequence of NormalGraph
-        The graphs in normal form.
-    cluster: Cluster
-        The machine, with the mesh to plan for.
-    weights: sequence of float, optional
-        How much a run of each graph counts, above 0; 1 each when not given.
-    options: SearchOptions, optional
-        As for :func:`hidet_dist.search.search`; ``mem_budget`` is for the weights of all graphs together. Names, pins
-        and specs are given for each graph instead.
-    names: Module, mapping of names to tensors, or a sequence of these, one a graph; optional
-        What the user calls tensors; one for all graphs is right where they are of one module.
-    pins, input_specs, output_specs: sequences, optional
-        As for :func:`hidet_dist.search.search`, one a graph. A pin of a shared weight holds for all graphs.
-    cost_model: CostModel, optional
-        The cost of the parts of a plan; predicted for the cluster when not given.
-    changes:
-        Fields of the options, by name, that differ from ``options``.
-
-    Raises
-    ------
-    ConfigError
-        When the arguments do not fit the graphs, or weights of one name differ in shape or dtype.
-    InfeasibleError
-        When no plans fit the budget.
-    SolverError
-        When nothing was found in time.
-
-    Warns
-    -----
-    SearchLimitWarning
-        When the plans are the best that were known when the time limit was reached.
+    graph: the graph in normal form.
+    weight: the factor of its predicted time in the sum, above 0.
+    names: the user's names of its tensors: a hidet Module, or a mapping of names to tensors.
+    pins, input_specs, output_specs: as for :func:`hidet_dist.search.search`.
     """
-    options = SearchOptions.of(options, changes)
+
+    graph: NormalGraph
+    weight: float = 1.0
+    names: Any = None
+    pins: Mapping[str, Any] | None = None
+    input_specs: Specs = None
+    output_specs: Specs = None
+
+    def __post_init__(self) -> None:
+        if not (self.weight > 0 and math.isfinite(self.weight)):
+            raise ConfigError(f"The weight of a graph must be a number above 0; got {self.weight!r}.")
+
+
+def search_family(
+    members: Sequence[FamilyMember],
+    cluster: Cluster,
+    options: SearchOptions | None = None,
+    cost_model: CostModel | None = None,
+) -> Family:
+    """Plan graphs that share weights, as :func:`hidet_dist.api.search_family` describes.
+
+    Names, pins and specs come from the members; ``options`` must have none.
+    """
+    options = SearchOptions() if options is None else options
     for key in ("names", "pins", "input_specs", "output_specs"):
         if getattr(options, key) is not None:
             raise ConfigError(f"search_family takes {key} for each graph, as an argument; the options have some.")
-    limits = options.limits()
-    count = len(graphs)
-    if not count:
+    if not members:
         raise ConfigError("search_family needs at least one graph.")
-    frequencies = [1.0] * count if weights is None else list(map(float, weights))
-    if len(frequencies) != count or not all(f > 0 and math.isfinite(f) for f in frequencies):
-        raise ConfigError(f"weights must have a number above 0 for each of the {count} graphs; got {weights!r}.")
+    limits = options.limits()
     budget = memory_budget(cluster, options.mem_budget)
     model = PredictedCost(cluster) if cost_model is None else cost_model
-    named = [parse_names(one) for one in _each("names", names, count)]
-    pins_of, ins, outs = (
-        _each(what, given, count)
-        for what, given in (("pins", pins), ("input_specs", input_specs), ("output_specs", output_specs))
-    )
+    named = [parse_names(member.names) for member in members]
     declared = options.symbols or {}
-    views = [
-        planning_view(graph, {name: declared[name] for name in graph_symbols(graph) if name in declared}, cluster.mesh)
-        for graph in graphs
-    ]
-    for view, i, o in zip(views, ins, outs, strict=True):
-        check_specs(view, cluster.mesh, "input", view.inputs, i)
-        check_specs(view, cluster.mesh, "output", view.outputs, o)
+    views = []
+    for member in members:
+        symbols = {name: declared[name] for name in graph_symbols(member.graph) if name in declared}
+        views.append(planning_view(member.graph, symbols, cluster.mesh))
+    for view, member in zip(views, members, strict=True):
+        check_specs(view, cluster.mesh, "input", view.inputs, member.input_specs)
+        check_specs(view, cluster.mesh, "output", view.outputs, member.output_specs)
     pinned = [
-        Pins(view, cluster.mesh, parse_pins(given_pins), tensors)
-        for view, given_pins, tensors in zip(views, pins_of, named, strict=True)
+        Pins(view, cluster.mesh, parse_pins(member.pins), tensors)
+        for view, member, tensors in zip(views, members, named, strict=True)
     ]
     with collector_paused(), limits_as_errors(limits):
-        formulations = [
-            formulate(view, cluster, model, replace(options, input_specs=i, output_specs=o), graph_pins, None, limits)
-            for view, i, o, graph_pins in zip(views, ins, outs, pinned, strict=True)
-        ]
-        joint = _Joint(views, formulations, frequencies, budget, named)
+        formulations = []
+        for view, member, pins in zip(views, members, pinned, strict=True):
+            specified = replace(options, input_specs=member.input_specs, output_specs=member.output_specs)
+            formulations.append(formulate(view, cluster, model, specified, pins, None, limits))
+        joint = _Joint(views, formulations, [member.weight for member in members], budget, named)
         solution = _solve(joint, options.solve_options(limits))
         stages = [
             label_stage(view, write_stage(view, cluster, model, formulation, joint.picks(g, solution.choices)), tensors)
@@ -150,31 +130,20 @@ def search_family(
     for g, stage in enumerate(stages):
         for weight in stage.weights:
             specs.setdefault(weight.label or f"{g}:{weight.name}", weight.spec)
-    seconds = math.fsum(f * stage.seconds for f, stage in zip(frequencies, stages, strict=True))
+    seconds = math.fsum(member.weight * stage.seconds for member, stage in zip(members, stages, strict=True))
     warn_of_limit(limits, solution.gap)
     plans = tuple(Plan((stage,)) for stage in stages)
     return Family(plans, seconds, solution.gap, seconds * (1 - solution.gap), specs, limits.time_reached)
 
 
-def _each(what: str, given: Any, count: int) -> list[Any]:
-    """Give each graph its value."""
-    if what == "names" and (given is None or isinstance(given, Mapping | hidet.nn.Module)):
-        return [given] * count
-    if given is None:
-        return [None] * count
-    if not isinstance(given, Sequence) or isinstance(given, str) or len(given) != count:
-        raise ConfigError(f"{what} must be a list with an entry for each of the {count} graphs; got {given!r}.")
-    return list(given)
-
-
 class _Joint:
-    """The problems of all graphs as one: a weight that is shared is one entity, read by the operators of all of them.
+    """The problems of all graphs as one: a shared weight is a single entity with readers in several graphs.
 
     Attributes
     ----------
     problem: the joint problem; costs are weighted.
-    entities: for each graph the joint entity of each of its own.
-    kept: for each graph and each of its entities the own choice of each joint choice; None where they are the same.
+    entities: for each graph, the joint entity of each of its entities.
+    kept: for each graph, the choice of a weight's entity for each choice of its joint entity.
     shared: the joint entities of weights that several graphs have.
     """
 
@@ -191,12 +160,12 @@ class _Joint:
         memory: list[list[int]] = []
         self.entities: list[list[int]] = []
         self.kept: list[dict[int, list[int]]] = [{} for _ in views]
-        # The program points of one graph follow those of the other.
+        # The graphs run one after the other, and so do their program points.
         start = [0, *accumulate(formulation.problem.activations.points for formulation in formulations)]
         intervals: list[LiveInterval] = []
         converted: dict[int, ConvertedTensor] = {}
         groups = _groups(views, named)
-        common = {group: self._common(group) for group in dict.fromkeys(groups.values())}
+        common = {group: self._common_specs(group) for group in dict.fromkeys(groups.values())}
         first: dict[tuple[tuple[int, int], ...], int] = {}
         for g, formulation in enumerate(formulations):
             entities = []
@@ -249,19 +218,19 @@ class _Joint:
             tensors += 1 + max((edge.tensor for edge in formulation.problem.edges), default=0)
         self.problem = Problem(cost, memory, budget, edges, Activations(start[-1], tuple(intervals), converted))
 
-    def _common(self, group: tuple[tuple[int, int], ...]) -> list[TensorShardSpec]:
-        """The specs that a shared weight may have in all graphs."""
+    def _common_specs(self, group: tuple[tuple[int, int], ...]) -> list[TensorShardSpec]:
+        """List the specs that a shared weight may have in all graphs. Raises ConfigError."""
         (g, w), *others = group
         name = self.views[g].weights[w]
-        whole = self._what(g, name)
+        tensor_type = self._tensor_type(g, name)
         specs = self.formulations[g].weight_specs[w]
         for h, v in others:
             other = self.views[h].weights[v]
-            what = self._what(h, other)
-            if what != whole:
+            other_type = self._tensor_type(h, other)
+            if other_type != tensor_type:
                 raise ConfigError(
-                    f"Weights of one name are shared, but {name} of graph {g} is {whole} and {other} of graph {h} is "
-                    f"{what}."
+                    f"Weights of one name are shared, but {name} of graph {g} is {tensor_type} and {other} of graph "
+                    f"{h} is {other_type}."
                 )
             left = [spec for spec in specs if spec in self.formulations[h].weight_specs[v]]
             if not left:
@@ -275,18 +244,18 @@ class _Joint:
             specs = left
         return specs
 
-    def _what(self, g: int, name: str) -> str:
+    def _tensor_type(self, g: int, name: str) -> str:
         return f"{self.views[g].tensors[name].dtype.name}{list(self.views[g].shape(name))}"
 
     def picks(self, g: int, choices: Sequence[int]) -> list[int]:
-        """The choices of a graph's own entities in a solution of the joint problem."""
+        """Translate the choices of joint entities to choices of the entities of graph g."""
         return [
             self.kept[g][entity][choices[e]] if entity in self.kept[g] else choices[e]
             for entity, e in enumerate(self.entities[g])
         ]
 
     def with_layout_of(self, g: int, picks: Sequence[int]) -> Problem | None:
-        """The joint problem with weights as in a plan of one graph; None where the others do not allow that."""
+        """Fix the weights of the joint problem as in a plan of graph g; None where other graphs do not allow that."""
         fixed = {}
         for entity, kept in self.kept[g].items():
             if picks[entity] not in kept:
@@ -304,21 +273,21 @@ def narrowed(problem: Problem, fixed: Mapping[int, int]) -> Problem:
 def _groups(
     views: Sequence[GraphView], named: Sequence[Mapping[str, hidet.Tensor]]
 ) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
-    """Map each weight (graph and number) to all that are the same: the same tensor, or of the same name."""
+    """Map each weight (graph and number) to its group: the weights that are the same tensor or have the same name."""
     result: dict[Any, list[tuple[int, int]]] = {}
     for g, view in enumerate(views):
         labels = tensor_labels(view, named[g])
         for w, name in enumerate(view.weights):
             key: Any = labels.get(name, view.tensors[name])
             result.setdefault(key, []).append((g, w))
-    return {place: tuple(members) for members in result.values() for place in members}
+    return {weight: tuple(group) for group in result.values() for weight in group}
 
 
 def _solve(joint: _Joint, options: SolveOptions) -> Solution:
     """Solve the joint problem.
 
-    Each graph by itself gives a bound, and its layout of the weights a candidate for all. Often one of these is as good
-    as the bound allows; otherwise all graphs are planned together.
+    First each graph is solved by itself. That gives a bound, and a layout of the weights that is a candidate for all
+    graphs. Often a candidate is within the gap of the bound; otherwise the joint problem is solved.
     """
 
     gap = options.gap
@@ -326,16 +295,16 @@ def _solve(joint: _Joint, options: SolveOptions) -> Solution:
     best: tuple[float, tuple[int, ...]] = (math.inf, ())
     bound = 0.0
     for g, formulation in enumerate(joint.formulations):
-        own = optimize(formulation.problem, finer)
-        bound += joint.frequencies[g] * own.seconds * (1 - own.gap)
-        problem = joint.with_layout_of(g, own.choices)
+        alone = optimize(formulation.problem, finer)
+        bound += joint.frequencies[g] * alone.seconds * (1 - alone.gap)
+        problem = joint.with_layout_of(g, alone.choices)
         if problem is None:
             continue
         try:
             result = optimize(problem, finer)
-        except (InfeasibleError, SolverError):  # this layout leaves no room for the weights of other graphs
+        except (InfeasibleError, SolverError):  # with the other graphs' weights, over the budget
             continue
-        fixed = {joint.entities[g][e]: kept.index(own.choices[e]) for e, kept in joint.kept[g].items()}
+        fixed = {joint.entities[g][e]: kept.index(alone.choices[e]) for e, kept in joint.kept[g].items()}
         choices = tuple(fixed.get(e, k) for e, k in enumerate(result.choices))
         best = min(best, (result.seconds, choices))
     if best[0] - bound <= gap * best[0] and best[1]:

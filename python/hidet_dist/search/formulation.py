@@ -1,4 +1,4 @@
-"""The formulation of planning as a problem: from a graph, its rules and a cost model to entities, edges and memory."""
+"""The formulation of planning as a problem of entities, edges and memory, from a graph, its rules and a cost model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hidet_dist.cost.fusion import Fused
 from hidet_dist.cost.model import CostModel, compute_seconds, reduction_seconds, split_seconds
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster
-from hidet_dist.rules.rule import Choice
+from hidet_dist.rules.rule import Choice, RuleTable
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.memory import (
     POINTS,
@@ -31,7 +31,7 @@ from hidet_dist.view import GraphView
 
 Allow = Callable[[Operator, OpShardSpec], bool]
 Specs = list[TensorShardSpec]
-_Layout = tuple[TensorShardSpec, bool]  # a spec, and whether the tensor is reduced to it
+_Layout = tuple[TensorShardSpec, bool]  # a spec, and whether a reduction makes the tensor in it
 _Table = tuple[tuple[float, ...], ...]
 
 
@@ -43,12 +43,12 @@ class Formulation:
     ----------
     problem: its entities are the operators, then weights, graph inputs and graph outputs.
     fused: the operators that run in the kernel of a neighbour, by number.
-    choices: of each operator.
-    notes: for each operator why it is only replicated, or nothing.
+    choices: the choices of each operator.
+    notes: for each operator the reason why it is only replicated; else empty.
     weights: the entity numbers of the weights.
-    weight_specs, inputs, outputs: the specs of each weight, input and output, one a choice.
+    weight_specs, inputs, outputs: the specs of each weight, input and output, one per choice.
     pins: the pins that the choices satisfy.
-    layouts: the specs of each tensor by the numbers that edges have for them; tensors are in the order of theirs.
+    layouts: the specs of each tensor, by the numbers that edges use for specs; tensors in the order of their numbers.
     """
 
     problem: Problem
@@ -71,8 +71,9 @@ def formulate(
     pins: Pins,
     allow: Allow | None = None,
     limits: Limits | None = None,
+    rules: RuleTable | None = None,
 ) -> Formulation:
-    """Formulate the planning of a graph: choices of operators and weights, their costs, and the tensors between them.
+    """Formulate the planning of a graph: the choices of operators and weights, their costs, and the edges between them.
 
     Parameters
     ----------
@@ -82,6 +83,8 @@ def formulate(
         The pins of the graph.
     allow: callable, optional
         Whether a spec may be chosen for an operator. An operator for which nothing is allowed keeps all its choices.
+    rules: RuleTable, optional
+        The rules for the mesh, where they are shared with other graphs without symbolic dims.
 
     Raises
     ------
@@ -99,7 +102,7 @@ def formulate(
     inputs = _boundary_specs(pins, view.inputs, input_pins, options.input_specs, "input")
     output_pins = [pins.outputs.get(i, []) for i in range(len(view.outputs))]
     outputs = _boundary_specs(pins, view.outputs, output_pins, options.output_specs, "output")
-    choices, notes = _operator_choices(view, mesh, pins, allow, limits)
+    choices, notes = _operator_choices(view, rules or rule_table(view, mesh), pins, allow, limits)
     fused = model.fused(view)
 
     cost = _operator_costs(view, model, mesh, choices, fused, limits)
@@ -115,15 +118,14 @@ def formulate(
     activations = _activations(view, model, mesh, choices, outputs, tensors)
     budget = cluster.device.memory_bytes if options.mem_budget is None else options.mem_budget
     problem = Problem(cost, memory, budget, edges, activations)
-    layouts = {name: [spec for spec, _ in own] for name, own in tensors.numbers.items()}
+    layouts = {name: [spec for spec, _ in numbers_of_layouts] for name, numbers_of_layouts in tensors.numbers.items()}
     return Formulation(problem, fused, choices, notes, numbers, weights, inputs, outputs, pins, layouts)
 
 
 def _operator_choices(
-    view: GraphView, mesh: DeviceMesh, pins: Pins, allow: Allow | None, limits: Limits
+    view: GraphView, table: RuleTable, pins: Pins, allow: Allow | None, limits: Limits
 ) -> tuple[list[tuple[Choice, ...]], list[str]]:
-    """List the choices of each operator that are allowed and satisfy its pins, and why it has no others."""
-    table = rule_table(view, mesh)
+    """List the allowed choices of each operator that satisfy its pins, and a note for each that is only replicated."""
     choices, notes = [], []
     for number, op in enumerate(view.operators):
         limits.check()
@@ -163,7 +165,7 @@ def _operator_costs(
 
 @dataclass(frozen=True)
 class _Use:
-    """A tensor that an entity reads: in which layout under each of its choices, and from when to when it is held."""
+    """A tensor that an entity reads, with the layout that each of its choices requires, and the live interval."""
 
     tensor: str
     entity: int
@@ -177,11 +179,11 @@ class _Tensors:
 
     Attributes
     ----------
-    producers: by tensor the entity that makes it, and the layout that it has under each of the entity's choices.
-        Whether it is reduced to that matters for tensors between fused operators alone.
-    uses: of all tensors, in the order of the operators.
-    numbers: by tensor the number of each layout.
-    lifetimes: from when to when each tensor is read.
+    producers: for each tensor, the entity that makes it, and the layout that each of the entity's choices makes. The
+        flag of a layout, whether a reduction makes it, is set only for tensors between fused operators.
+    uses: the uses of all tensors, in the order of the operators.
+    numbers: for each tensor, the number of each layout.
+    lifetimes: the live intervals of the tensors.
     """
 
     def __init__(
@@ -220,13 +222,13 @@ class _Tensors:
         self.numbers: dict[str, dict[_Layout, int]] = {}
         for name, (_, layouts) in self.producers.items():
             self.numbers[name] = {layout: n for n, layout in enumerate(dict.fromkeys(layouts))}
-        for own in self.uses:
-            numbers = self.numbers[own.tensor]
-            for layout in own.layouts:
+        for entity_use in self.uses:
+            numbers = self.numbers[entity_use.tensor]
+            for layout in entity_use.layouts:
                 numbers.setdefault(layout, len(numbers))
 
     def edges(self, conversions: _Conversions) -> list[Edge]:
-        """Join the producer of each tensor to each of its readers."""
+        """Make an edge for each use of a tensor."""
         number = {name: n for n, name in enumerate(self.numbers)}
         edges = []
         for use in self.uses:
@@ -248,7 +250,7 @@ class _Tensors:
 
 
 class _Conversions:
-    """The seconds of conversions between the layouts of tensors; equal tensors share a table."""
+    """The time of conversions between the layouts of tensors, in seconds; equal tensors share a table."""
 
     def __init__(self, view: GraphView, model: CostModel, mesh: DeviceMesh, fused: Mapping[int, Fused], limits: Limits):
         self.view, self.model, self.mesh, self.limits = view, model, mesh, limits
@@ -256,7 +258,7 @@ class _Conversions:
         self.tables: dict[Hashable, _Table] = {}
 
     def seconds(self, name: str, layouts: tuple[_Layout, ...]) -> _Table:
-        """Predict the seconds from each layout to each other, and those of splitting a kernel that joined operators."""
+        """Predict the time from each layout to each other, including that of splitting a fused kernel."""
         view = self.view
         (shape, dtype), fused = view.pieces(name), self.split.get(name)
         key = shape, dtype, layouts, fused is None or fused.prologue, fused is None
@@ -277,9 +279,10 @@ class _Conversions:
 
 
 class _Sizes:
-    """The bytes of shards, and which tensors lie in a graph output's own buffer.
+    """The bytes of shards; those in the buffer of a graph output count as 0.
 
-    An output of which the spec is open may or may not lie where the operator writes; it is taken for another buffer.
+    Where the spec of an output is open, it is unknown whether the operator writes into the output's buffer: another
+    buffer is counted.
     """
 
     def __init__(self, view: GraphView, mesh: DeviceMesh, outputs: Sequence[Specs]):
@@ -289,7 +292,7 @@ class _Sizes:
         self.known: dict[Hashable, int] = {}
 
     def shard(self, name: str, spec: TensorShardSpec) -> int:
-        """Bytes of a shard."""
+        """Compute the bytes of a shard."""
         shape, itemsize = self.view.shape(name), self.view.itemsize(name)
         key = shape, itemsize, spec
         if key not in self.known:
@@ -297,7 +300,7 @@ class _Sizes:
         return self.known[key]
 
     def held(self, name: str, spec: TensorShardSpec) -> int:
-        """Bytes that a shard takes beside the graph outputs."""
+        """Compute the bytes that a shard takes besides the graph outputs."""
         return 0 if (name, spec) in self.resident else self.shard(name, spec)
 
 
@@ -309,7 +312,7 @@ def _activations(
     outputs: Sequence[Specs],
     tensors: _Tensors,
 ) -> Activations:
-    """Formulate what :func:`hidet_dist.search.memory.point_bytes` computes of one plan, for all plans."""
+    """Formulate the bytes of :func:`hidet_dist.search.memory.point_bytes` for all plans at once."""
     sizes = _Sizes(view, mesh, outputs)
     intervals = _result_intervals(sizes, choices, tensors.lifetimes)
     known: dict[Hashable, ConvertedTensor] = {}  # equal tensors share their entry
@@ -323,7 +326,7 @@ def _activations(
 
 
 def _result_intervals(sizes: _Sizes, choices: Sequence[tuple[Choice, ...]], lifetimes: Lifetimes) -> list[LiveInterval]:
-    """List the live intervals of the operators' results: while they run, while they are reduced, and thereafter."""
+    """List the live intervals of operators' results: during the operator, during its reduction, and after both."""
     view, mesh = sizes.view, sizes.mesh
     intervals: list[LiveInterval] = []
     known: dict[Hashable, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool]] = {}
@@ -376,8 +379,8 @@ def _converted(sizes: _Sizes, model: CostModel, name: str, specs: Specs) -> Conv
     return ConvertedTensor(layout, tuple(sizes.held(name, spec) for spec in specs), working)
 
 
-def _stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool) -> Specs:
-    """List the ways to store a tensor: each mesh axis splits one dim that it divides, or none; replicated first.
+def stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool) -> Specs:
+    """List the specs to store a tensor in: each mesh axis splits one dim that it divides, or none; replicated first.
 
     With ``padded`` also dims that do not divide are split, with padding.
     """
@@ -393,10 +396,10 @@ def _stored_specs(shape: tuple[int, ...], mesh: DeviceMesh, padded: bool) -> Spe
     return list(specs)
 
 
-def _layouts(pins: Pins, own: Sequence[Pin], name: str, what: str, padded: bool = False) -> Specs:
-    """List the specs that a stored tensor may have, of those that its pins allow."""
+def _layouts(pins: Pins, tensor_pins: Sequence[Pin], name: str, what: str, padded: bool = False) -> Specs:
+    """List the specs of a stored tensor that its pins allow."""
     shape, _ = pins.view.pieces(name)
-    return pins.layouts(own, what, shape, _stored_specs(shape, pins.mesh, padded), padded)
+    return pins.layouts(tensor_pins, what, shape, stored_specs(shape, pins.mesh, padded), padded)
 
 
 def _boundary_specs(
@@ -406,19 +409,19 @@ def _boundary_specs(
     specs: Sequence[TensorShardSpec | None] | None,
     what: str,
 ) -> list[Specs]:
-    """List the specs that graph inputs or outputs may have: replicated, unless something is given or pinned."""
+    """List the specs of graph inputs or outputs: replicated, unless a spec is given or pinned."""
     if specs is not None and len(specs) != len(tensors):
         raise ConfigError(f"The graph has {len(tensors)} {what}s but {len(specs)} {what} specs are given.")
     result = []
-    for number, (name, own) in enumerate(zip(tensors, pins_of, strict=True)):
-        given = specs[number] if specs else None
-        required = own
-        if given is not None:
+    for number, (name, tensor_pins) in enumerate(zip(tensors, pins_of, strict=True)):
+        spec = specs[number] if specs else None
+        required = tensor_pins
+        if spec is not None:
             try:
-                given.validate(pins.view.pieces(name)[0], pins.mesh)
+                spec.validate(pins.view.pieces(name)[0], pins.mesh)
             except SpecError as error:
                 raise ConfigError(f"The spec of {what} {number} does not fit: {error}") from error
-            required = [Pin(f"{what}_specs[{number}]", SpecPattern.of(given)), *own]
+            required = [Pin(f"{what}_specs[{number}]", SpecPattern.of(spec)), *tensor_pins]
         if required:
             result.append(_layouts(pins, required, name, f"{what} {number}"))
         else:

@@ -1,13 +1,13 @@
 """The integer linear program of the search, for HiGHS or CBC.
 
-The bytes held at a program point are linear in the choices and in the flows, but that a converted tensor is held once
-for all its readers: y[t,d] >= the conversions to d that a reader before the point and one after it share. Only points
-that a plan exceeded get a row.
-
 With x[e,k] in {0,1} the choices, the product x[p,k] x[c,l] of an edge is linearised in flow form: f[s,d] >= 0 with row
 sums equal to the producer's spec indicator and column sums equal to the consumer's, which keeps the relaxation tight;
-Alpa (Zheng et al., OSDI 2022, section 4.2) linearises it with a one-hot edge vector. z[t,s,d] >= f[s,d]
-for all edges of tensor t is what is paid.
+Alpa (Zheng et al., OSDI 2022, section 4.2) linearises it with a one-hot edge vector. A conversion of tensor t from s to
+d is paid once: z[t,s,d] >= f[s,d] for all its edges.
+
+The bytes held at a program point are linear in x and f, except that a converted tensor is held once for all its
+readers: y[t,d] >= the conversions to d that a reader before the point and one after it share. A point gets a row only
+once a plan exceeds the budget there.
 
     minimise    sum_e,k cost[e][k] x[e,k] + sum_t,s,d convert[t][s][d] z[t,s,d]
     subject to  sum_k x[e,k] = 1,  sum_e,k memory[e][k] x[e,k] + activations[m] <= budget  for each program point m
@@ -39,12 +39,12 @@ from hidet_dist.search.problem import (
 
 
 class StoppedError(SolverError):
-    """The solver's limits were reached before it had a solution.
+    """A solver reached its limits before it had a solution.
 
     Attributes
     ----------
     bound: float
-        Seconds below which the solver knows that there is no plan.
+        The lower bound that the solver proved, in seconds.
     """
 
     def __init__(self, message: str, bound: float = 0.0):
@@ -53,15 +53,15 @@ class StoppedError(SolverError):
 
 
 class TooLargeError(StoppedError):
-    """The program would take more memory than it may."""
+    """The program would exceed the memory limit of planning."""
 
 
 class NothingFitsError(SolverError):
-    """The solver says that no plan fits the budget, of those that cost no more than they may."""
+    """The solver proved that no plan fits both the budget and the limit on seconds."""
 
 
 class _HiGHS(pulp.HiGHS):
-    """HiGHS, for which PuLP 3.3.2 misjudges some limits: KeyError at that of nodes, plans without values at others."""
+    """HiGHS with a corrected result: PuLP 3.3.2 raises KeyError at the limit of nodes, and lacks values at others."""
 
     _STOPPED = (
         highspy.HighsModelStatus.kSolutionLimit,
@@ -84,15 +84,20 @@ class _HiGHS(pulp.HiGHS):
 
 
 def _solver(options: SolveOptions, nodes: int) -> pulp.LpSolver:
-    """A PuLP solver that stops after so many nodes of its search tree.
+    """Make a PuLP solver that stops after ``nodes`` nodes of its search tree.
 
     With one thread and before the time limit the same problem gives the same solution.
     """
-    own = {"msg": False, "threads": options.threads, "gapRel": options.gap, "timeLimit": options.limits.seconds_left()}
+    common = {
+        "msg": False,
+        "threads": options.threads,
+        "gapRel": options.gap,
+        "timeLimit": options.limits.seconds_left(),
+    }
     if options.solver == "highs":
-        return _HiGHS(mip_max_nodes=nodes, **own)
+        return _HiGHS(mip_max_nodes=nodes, **common)
     if options.solver == "cbc":
-        return pulp.PULP_CBC_CMD(maxNodes=nodes, **own)
+        return pulp.PULP_CBC_CMD(maxNodes=nodes, **common)
     raise ConfigError(f"Unknown solver {options.solver!r}; choose 'highs' or 'cbc'.")
 
 
@@ -103,10 +108,10 @@ def solve(
     points: Sequence[int] = (),
     most_seconds: float = math.inf,
 ) -> Solution:
-    """Solve the problem to a relative gap, or as far as so many nodes of the solver's search tree lead.
+    """Solve the problem to a relative gap, or until the solver has searched ``nodes`` nodes of its tree.
 
-    ``points`` are program points that the budget is expected to bind at: a plan that exceeds others costs another run.
-    Plans of more than ``most_seconds`` are not looked for.
+    ``points`` are program points at which the budget is expected to bind: they get rows at once, where a plan that
+    exceeds the budget at another point costs another run. Plans of more than ``most_seconds`` are excluded.
 
     Raises
     ------
@@ -117,23 +122,23 @@ def solve(
     SolverError
         When the solver fails, or ends without a solution within its limits.
     OutOfTimeError
-        When the time limit is reached while the program is written.
+        When the time limit is reached while the program is built.
     """
     options = SolveOptions() if options is None else options
     return _Program(problem, options.limits, peak=False).solve(options, nodes, points, most_seconds)
 
 
 def solve_peak(problem: Problem, options: SolveOptions) -> tuple[tuple[int, ...], int]:
-    """Find the choices of the least peak, and a lower bound of the bytes of any plan.
+    """Find the choices of least peak memory, and a lower bound of every plan's peak, in bytes.
 
-    The problem's budget does not matter. Raises as :func:`solve` does.
+    The problem's budget is ignored. Raises as :func:`solve` does.
     """
     result = _Program(problem, options.limits, peak=True).solve(replace(options, gap=0.0), tuning.NODES)
     return result.choices, math.ceil(result.seconds * (1 - result.gap))
 
 
 def program_bytes(problem: Problem) -> int:
-    """Estimate the bytes that the integer program of a problem takes, before it is written."""
+    """Estimate the bytes that the integer program of a problem takes, before it is built."""
     variables = sum(map(len, problem.cost))
     terms = variables
     readers_of = readers(problem)
@@ -148,7 +153,7 @@ def program_bytes(problem: Problem) -> int:
 class _Program:
     """The integer program, built once; rows for the memory of program points are added as plans exceed them.
 
-    With ``peak`` the bytes of the worst point are the cost, else the problem's own within its budget.
+    With ``peak`` the objective is the bytes of the worst point, without a budget; else the problem's cost within it.
     """
 
     def __init__(self, problem: Problem, limits: Limits, peak: bool):
@@ -158,9 +163,9 @@ class _Program:
         self.problem = problem
         self.limits = limits
         self.model = pulp.LpProblem("plan", pulp.LpMinimize)
-        # Solvers compare with absolute tolerances near 1e-6: costs in seconds and bytes are both brought near 1.
+        # Solvers compare with absolute tolerances near 1e-6: seconds and bytes are both scaled to near 1.
         self.unit = max((max(costs) for costs in problem.cost if costs), default=0.0) or 1.0
-        most = sum(map(max, problem.memory)) + sum(max(own.nbytes) for own in problem.activations.intervals)
+        most = sum(map(max, problem.memory)) + sum(max(live.nbytes) for live in problem.activations.intervals)
         self.scale = float(max(1, most if peak else min(most, problem.budget)))
         self.x = [
             [pulp.LpVariable(f"x_{e}_{k}", cat=pulp.LpBinary) if len(costs) > 1 else None for k in range(len(costs))]
@@ -184,7 +189,7 @@ class _Program:
             self.objective += [(self.x[e][k], cost / self.unit) for k, cost in enumerate(costs) if cost]
 
     def _indicator(self, entity: int, specs: tuple[int, ...], spec: int) -> pulp.LpAffineExpression:
-        chosen = [k for k, own in enumerate(specs) if own == spec]
+        chosen = [k for k, choice_spec in enumerate(specs) if choice_spec == spec]
         if len(specs) == 1:
             return pulp.LpAffineExpression(constant=float(bool(chosen)))
         return pulp.lpSum(self.x[entity][k] for k in chosen)
@@ -208,16 +213,16 @@ class _Program:
                         paid.setdefault((s, d), []).append(flow)
                 flows.append(f)
             self.flows[tensor] = flows
-            for (s, d), own in paid.items():
-                once = own[0]
-                if len(own) > 1:
+            for (s, d), flows_paid in paid.items():
+                once = flows_paid[0]
+                if len(flows_paid) > 1:
                     once = pulp.LpVariable(f"z_{tensor}_{s}_{d}", lowBound=0)
-                    for flow in own:
+                    for flow in flows_paid:
                         self.model += once >= flow
                 self.objective.append((once, group[0].convert[s][d] / self.unit))
 
     def _add_row(self, point: int) -> None:
-        """Hold the bytes of a program point to the budget, or to the peak where that is minimised."""
+        """Constrain the bytes of a program point to the budget, or to the peak where that is minimised."""
         self.limits.check()
         self.priced.add(point)
         problem = self.problem
@@ -231,8 +236,8 @@ class _Program:
                 return
             terms.extend((self.x[entity][k], n / self.scale) for k, n in enumerate(nbytes) if n)
 
-        for entity, own in enumerate(problem.memory):
-            choose(entity, own)
+        for entity, choice_bytes in enumerate(problem.memory):
+            choose(entity, choice_bytes)
         for interval in problem.activations.intervals:
             if interval.begin <= point <= interval.end:
                 choose(interval.entity, interval.nbytes)
@@ -257,18 +262,16 @@ class _Program:
         for d in sorted({d for f in flows for _, d in f}):
 
             def converts(number: int, d: int = d) -> pulp.LpAffineExpression:
-                """1 if a reader has the tensor converted to d, else 0."""
+                """1 if a reader requires the tensor converted to d, else 0."""
                 return pulp.lpSum(
-                    flow
-                    for (s, own), flow in flows[number].items()
-                    if own == d and memory.layout[s] != memory.layout[d]
+                    flow for (s, to), flow in flows[number].items() if to == d and memory.layout[s] != memory.layout[d]
                 )
 
-            own = [i for i, f in enumerate(flows) if any(to == d for _, to in f)]
+            requiring = [i for i, f in enumerate(flows) if any(to == d for _, to in f)]
             if memory.nbytes[d]:
                 y = pulp.LpVariable(f"y_{tensor}_{d}_{point}", lowBound=0)
-                before = [i for i in own if group[i].begin <= point]
-                after = [i for i in own if group[i].end >= point]
+                before = [i for i in requiring if group[i].begin <= point]
+                after = [i for i in requiring if group[i].end >= point]
                 for i in set(before) & set(after):
                     self.model += y >= converts(i)
                 for i in before:
@@ -276,7 +279,7 @@ class _Program:
                         if group[i].end < point < group[j].begin:
                             self.model += y >= converts(i) + converts(j) - 1
                 terms.append((y, memory.nbytes[d] / self.scale))
-            at = [i for i in own if group[i].begin == point]
+            at = [i for i in requiring if group[i].begin == point]
             if not at:
                 continue
             most = {
@@ -288,7 +291,7 @@ class _Program:
             if not any(most.values()):
                 continue
             working = pulp.LpVariable(f"w_{tensor}_{d}_{point}", lowBound=0)
-            earlier = [i for i in own if group[i].begin < point]
+            earlier = [i for i in requiring if group[i].begin < point]
             for i in at:
                 self.model += working >= pulp.lpSum(
                     nbytes / self.scale * (flows[i][s, d] - pulp.lpSum(flows[j][s, d] for j in earlier))
@@ -301,14 +304,14 @@ class _Program:
     def solve(
         self, options: SolveOptions, nodes: int, points: Sequence[int] = (), most_seconds: float = math.inf
     ) -> Solution:
-        """Solve and add rows until no program point is exceeded."""
+        """Solve, and add rows, until no program point exceeds the budget."""
         problem = self.problem
         self.model.setObjective(pulp.LpAffineExpression(self.objective) if self.peak is None else self.peak + 0)
         for point in {0: None, **dict.fromkeys(points[: tuning.POINTS_AT_ONCE])}:
             self._add_row(point)
         if math.isfinite(most_seconds) and self.objective:
             self.model += pulp.LpAffineExpression(self.objective) <= (most_seconds - self.constant) / self.unit
-        refused = f"No plan fits the memory budget of {problem.budget} bytes, says the solver {options.solver}."
+        refused = f"The solver {options.solver} proved that no plan fits the memory budget of {problem.budget} bytes."
         free = any(v is not None for row in self.x for v in row)
         while True:
             if self.limits.expired():
@@ -342,12 +345,12 @@ class _Program:
             elif not free:
                 raise NothingFitsError(refused)
             else:
-                # Solvers allow a row to be exceeded by a millionth, which is bytes: this plan is ruled out by name.
+                # Solvers tolerate an excess of a millionth, which may be whole bytes: a row excludes this plan.
                 chosen = [row[k] for row, k in zip(self.x, choices, strict=True) if len(row) > 1]
                 self.model += pulp.lpSum(chosen) <= len(chosen) - 1
         left_gap = options.gap
         if free and self.model.sol_status != pulp.LpSolutionOptimal:
-            self.limits.expired()  # noted, if that is why
+            self.limits.expired()  # sets time_reached, if that is the reason
             left_gap = _gap_left(self.model)
         priced = tuple(sorted(self.priced))
         if self.peak is not None:
@@ -368,13 +371,13 @@ class _Program:
 
 
 def _bound_known(model: pulp.LpProblem) -> float:
-    """The lower bound of the objective at which a solver was stopped, as far as it tells."""
+    """Return the lower bound of the objective when the solver stopped; 0 where it reports none."""
     info = getattr(model.solverModel, "getInfo", None)
     bound = float(info().mip_dual_bound) if info is not None else 0.0
     return bound if math.isfinite(bound) else 0.0
 
 
 def _gap_left(model: pulp.LpProblem) -> float:
-    """The relative gap at which a solver was stopped, as far as it tells."""
+    """Return the relative gap when the solver stopped; infinite where it reports none."""
     info = getattr(model.solverModel, "getInfo", None)
     return float(info().mip_gap) if info is not None else float("inf")

@@ -16,7 +16,7 @@ from hidet_dist.weights.named import mark_of
 
 
 def parse_names(given: Any) -> dict[str, hidet.Tensor]:
-    """The user's names of tensors, from a hidet Module (its parameters' names) or a mapping. Raises ConfigError."""
+    """Read the user's names of tensors from a hidet Module (its parameters' names) or a mapping. Raises ConfigError."""
     if given is None:
         return {}
     if isinstance(given, hidet.nn.Module):
@@ -29,9 +29,9 @@ def parse_names(given: Any) -> dict[str, hidet.Tensor]:
 
 
 def tensor_labels(view: GraphView, names: Mapping[str, hidet.Tensor]) -> dict[str, str]:
-    """The user's name of each tensor that has one, by its name in the view.
+    """Map the names of tensors in the view to the user's names, as far as there are any.
 
-    The first of several names is taken; a weight that is a name and a shape (``hidet.distributed.weight``) has its own.
+    The first of several names wins. A weight of ``hidet.distributed.weight`` has the name that it was made with.
     """
     labels: dict[str, str] = {}
     for label, tensor in names.items():
@@ -45,7 +45,7 @@ def tensor_labels(view: GraphView, names: Mapping[str, hidet.Tensor]) -> dict[st
 
 
 def operator_labels(view: GraphView, labels: Mapping[str, str]) -> list[str]:
-    """Name each operator after the weight that it reads; empty where there is none, or several operators read it.
+    """Name each operator after the weight that it reads; empty if it reads none, or several operators get the name.
 
     The reader of ``fc1.weight``, a matrix, is ``fc1``; that of ``fc1.bias``, a vector, is ``fc1.bias``.
     """
@@ -61,7 +61,7 @@ def operator_labels(view: GraphView, labels: Mapping[str, str]) -> list[str]:
 
 
 def label_stage(view: GraphView, stage: StagePlan, names: Mapping[str, hidet.Tensor]) -> StagePlan:
-    """Label the tensors of a stage with the user's names, and its operators with names after them."""
+    """Label the tensors of a stage with the user's names, and its operators with names derived from them."""
     labels = tensor_labels(view, names)
 
     def named(tensors: tuple[TensorPlan, ...]) -> tuple[TensorPlan, ...]:

@@ -26,12 +26,12 @@ class Limits:
         Bytes that the tables of eliminations, or the rows and columns of an integer program, may take. Sizes are
         estimated before anything is allocated, so that the limit acts alike on every machine.
     clock: callable
-        The time in seconds, from any origin. Tests give one that they move themselves.
+        The time in seconds, from any origin. Tests pass one that they advance by hand.
 
     Attributes
     ----------
-    time_reached: whether the deadline has cut something short.
-    given_seconds: the time limit of the whole search, of which ``seconds`` may be a part.
+    time_reached: whether the time limit has cut something short.
+    given_seconds: the time limit of the whole search; ``seconds`` may be a part of it.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Limits:
         return None if self.seconds is None else max(0.0, self.seconds - self.elapsed_seconds())
 
     def expired(self) -> bool:
-        """Whether the deadline has passed. What is then skipped is noted in ``time_reached``."""
+        """Whether the deadline has passed. If so, sets ``time_reached``: the caller skips work."""
         if self.seconds is None or self.elapsed_seconds() < self.seconds:
             return False
         self.reach()
         return True
 
     def spent(self, share: float) -> bool:
-        """Whether this share of the time has passed. What is then done otherwise is noted in ``time_reached``."""
+        """Whether this share of the time has passed. If so, sets ``time_reached``: the caller takes another way."""
         if self.seconds is None or self.elapsed_seconds() < share * self.seconds:
             return False
         self.reach()
@@ -72,13 +72,13 @@ class Limits:
             raise OutOfTimeError
 
     def reach(self) -> None:
-        """Note that the time limit cut something short, so that the result depends on the machine."""
+        """Set ``time_reached``: the time limit cut something short, so the result depends on the machine's speed."""
         self.time_reached = True
         if self._parent is not None:
             self._parent.reach()
 
     def part(self, share: float) -> Limits:
-        """Limits of a part of the search, which may take this share of the time that is left."""
+        """Make the limits of a part of the search that may take this share of the remaining time."""
         left = self.seconds_left()
         limits = Limits(None if left is None else share * left, self.nbytes, self._clock)
         limits._parent, limits.given_seconds = self, self.given_seconds

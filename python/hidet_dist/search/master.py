@@ -1,9 +1,9 @@
-"""The master linear program of a column generation: shares of the plans known (Dantzig and Wolfe, Operations Research
+"""The master linear program of a column generation: shares of the plans so far (Dantzig and Wolfe, Operations Research
 8(1), 1960).
 
-A mixture of plans takes the mean of their bytes at each program point. The program minimises the mean of their seconds
-plus the price of a *slack*, the bytes by which the worst point exceeds what it may hold. The duals of the points are
-the prices at which the next plan is looked for.
+A mixture of plans holds the mean of their bytes at each program point. The program minimises the mean of their seconds
+plus the price of a *slack*: the bytes by which the worst point exceeds its limit. The duals of the points are the
+prices for which the next plan is searched.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class Master:
 
     Attributes
     ----------
-    objective: its value.
-    shares: of each plan.
-    slack: of the worst program point.
-    duals: of each program point, 0 or more.
+    objective: its value, in units of ``seconds``.
+    shares: the share of each plan.
+    slack: the excess at the worst program point, in units of ``byte`` bytes.
+    duals: the dual of each program point, 0 or more.
     """
 
     objective: float
@@ -43,10 +43,10 @@ def solve_master(
     byte: float,
     limits: Limits,
 ) -> Master:
-    """Mix plans that hold ``plans[p][m]`` bytes at point m and take ``seconds[p]``, so that the mean holds ``room``.
+    """Find the shares of the cheapest mixture whose mean holds at most ``room`` bytes at each point, plus the slack.
 
-    Each unit of slack, ``byte`` bytes, costs ``slack_seconds``. Points at which all plans hold alike, as in equal
-    layers, share their dual.
+    Plan p holds ``plans[p][m]`` bytes at point m and takes ``seconds[p]``. Each unit of slack, ``byte`` bytes, costs
+    ``slack_seconds``. Points at which every plan holds the same bytes, as in equal layers, share their dual.
 
     Raises
     ------
@@ -66,8 +66,8 @@ def solve_master(
     left = limits.seconds_left()
     if left is not None:
         model.setOptionValue("time_limit", left)
-    # The slack first, then the plans in the order of their numbers as text: of several optima, which one is found
-    # depends on the order of the columns.
+    # The slack first, then the plans in the order of their numbers as text. The order of the columns decides which of
+    # several optima is found, and so the plan: it stays as it is.
     order = sorted(range(len(plans)), key=str)
     column = {plan: 1 + n for n, plan in enumerate(order)}
     model.addCol(slack_seconds, 0.0, highspy.kHighsInf, 0, [], [])
@@ -94,7 +94,7 @@ def solve_master(
 
 
 def _undominated(rows: Collection[tuple[int, ...]], limits: Limits) -> list[tuple[int, ...]]:
-    """The rows that no other one reaches or exceeds for every plan: the others are not needed."""
+    """Select the rows that no other row reaches or exceeds for every plan; the others constrain nothing more."""
     needed: list[tuple[int, ...]] = []
     if not rows:
         return needed

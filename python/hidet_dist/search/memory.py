@@ -1,18 +1,17 @@
-"""The memory of a device while a plan runs: weights, graph inputs and outputs throughout, activations while live.
+"""The memory of a device while a plan runs: weights, graph inputs and outputs all the time, activations while live.
 
-Every operator has three *program points*: its inputs are converted, it runs, its partial outputs are reduced. A last
-point converts the graph outputs. Live intervals, before kernels are fused:
+Every operator has three *program points*: its inputs are converted, it runs, its partial outputs are reduced. At a last
+point the graph outputs are converted. Live intervals, before kernels are fused:
 
-* The result of an operator lives from the point at which it is made to the last operator that reads the tensor in any
-  spec. A result in the spec of a graph output is written to the output, and is held throughout.
-* A converted tensor lives from the first operator that wants it so to the last one. While it is made, the buffers
-  between the steps, and the copies that pack and unpack shards, live too.
-* A partial result lives until it is reduced, together with what its reduce functions need in between.
-* A view (an operator whose output shares memory with its input, a reshape say) holds nothing of its own as long as the
-  tensor it views is held; from then on it is what is held.
+* The result of an operator lives from the point at which it is computed to the last operator that reads the tensor in
+  any spec. A result in the spec of a graph output is written to the output, and is held during the whole run.
+* A converted tensor lives from the first operator that requires its spec to the last one. During the conversion, the
+  buffers between its steps, and the copies that pack and unpack shards, are live too.
+* A partial result lives until it is reduced, together with the buffers of its reduce functions.
+* A view (an operator whose output shares memory with its input, such as a reshape) takes no memory while the tensor
+  that it views is live. After that, the view keeps the memory.
 
-The figures are what the program holds at most: an allocator may do with less where fused kernels keep intermediate
-results in registers.
+The figures are upper bounds: an allocator may need less where fused kernels keep intermediate results in registers.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ from hidet_dist.spec.partial import split_of
 from hidet_dist.view import GraphView
 
 CONVERT, RUN, REDUCE = range(3)
-POINTS = 3  # of an operator
+POINTS = 3  # per operator
 
 
 def conversion_nbytes(
     shape: Sequence[int], itemsize: int, source: TensorShardSpec, steps: Sequence[Step], mesh: DeviceMesh
 ) -> int:
-    """Most bytes that converting a tensor of ``shape`` (elements) holds beside its source and its result."""
+    """Compute the peak bytes of converting a tensor of ``shape`` (elements), besides its source and its result."""
     first = before = source.local_nbytes(shape, itemsize, mesh)
     local = source.local_shape(shape, mesh)
     most = 0
     for number, (step, layout) in enumerate(zip(steps, walk(steps, source, shape, mesh), strict=True)):
         spec = split_of(layout)
         after = spec.local_nbytes(shape, itemsize, mesh)
-        kept = first if number else 0  # the source, where the step does not count it anyway
+        kept = first if number else 0  # the first step's input is the source itself
         received = step.received_nbytes(before, after, mesh)
         most = max(most, before + received + kept)
         if step.packs(local):
@@ -55,7 +54,7 @@ def conversion_nbytes(
 def reduction_nbytes(
     shape: Sequence[int], itemsize: int, partial: TensorShardSpec, fns: Sequence[ReduceFn], mesh: DeviceMesh
 ) -> int:
-    """Most bytes held while a partial tensor of ``shape`` (elements) is reduced, itself and the result included."""
+    """Compute the peak bytes of reducing a partial tensor of ``shape`` (elements), itself and the result included."""
     spec = partial
     before = most = partial.local_nbytes(shape, itemsize, mesh)
     for fn in fns:
@@ -69,13 +68,13 @@ def reduction_nbytes(
 
 
 class Lifetimes:
-    """The program points at which the tensors of a graph are read, by name.
+    """The live intervals of the tensors of a graph, in program points, by name.
 
     Attributes
     ----------
-    count: program points in all.
+    count: the number of program points.
     end: the last point at which a tensor is read in any spec; a tensor without readers is not in it.
-    viewed: for each view the name of the tensor that it is a view of.
+    viewed: for each view, the name of the tensor that it views.
     """
 
     def __init__(self, view: GraphView):
@@ -89,14 +88,14 @@ class Lifetimes:
                 self.viewed[view.names[op.outputs[o]]] = view.names[op.inputs[i]]
 
     def after(self, operator: int, name: str) -> tuple[int, int]:
-        """The first and last point at which an output is held once its operator is done; none if last < first."""
+        """Return the first and last point at which an output is live after its operator; none if last < first."""
         begin = POINTS * (operator + 1)
         if name in self.viewed:
             begin = max(begin, self.end[self.viewed[name]] + 1)
         return begin, self.end.get(name, -1)
 
     def required(self, name: str, operator: int | None, shares: bool) -> tuple[int, int]:
-        """The first and last point at which a converted tensor is held for one reader."""
+        """Return the first and last point at which a converted tensor is live for one reader."""
         if operator is None:
             return self.count - 1, self.count - 1
         return POINTS * operator + CONVERT, self.end[name] if shares else POINTS * operator + RUN
@@ -114,10 +113,10 @@ WEIGHT, INPUT, OUTPUT, ACTIVATION, CONVERTED, BUFFER = (
 
 @dataclass(frozen=True)
 class Holding:
-    """Bytes that a device holds from program point ``begin`` to ``end`` (included), and what they are of ``tensor``.
+    """Bytes of ``tensor`` that a device holds from program point ``begin`` to ``end`` (included).
 
-    ``what`` is ``weight``, ``input`` or ``output`` for what is held throughout, ``activation`` for what an operator
-    makes, ``converted`` for a tensor in another spec, and ``buffer`` for what a conversion needs in between.
+    ``what`` is ``weight``, ``input`` or ``output`` for tensors that are held during the whole run, ``activation`` for
+    an operator's result, ``converted`` for a tensor in another spec, and ``buffer`` for a conversion's buffers.
     """
 
     tensor: str
@@ -128,7 +127,7 @@ class Holding:
 
 
 def point_bytes(view: GraphView, stage: StagePlan) -> list[int]:
-    """Bytes that a device holds at each program point. Raises SpecError when a spec does not fit the graph."""
+    """Compute the bytes that a device holds at each program point. Raises SpecError for a spec that does not fit."""
     change = [0] * (POINTS * len(view.operators) + 2)
     for one in holdings(view, stage):
         change[one.begin] += one.nbytes
@@ -137,7 +136,7 @@ def point_bytes(view: GraphView, stage: StagePlan) -> list[int]:
 
 
 def holdings(view: GraphView, stage: StagePlan) -> list[Holding]:
-    """List what a device holds, and for how long. Raises SpecError when a spec does not fit the graph."""
+    """List the memory that a device holds, with live intervals. Raises SpecError for a spec that does not fit."""
     mesh, lifetimes = stage.mesh, Lifetimes(view)
     conversions = PlannedSteps(stage)
     held: list[Holding] = []
@@ -186,7 +185,7 @@ def holdings(view: GraphView, stage: StagePlan) -> list[Holding]:
 def _requirements(
     view: GraphView, stage: StagePlan, lifetimes: Lifetimes
 ) -> Iterator[tuple[str, TensorShardSpec, int, int]]:
-    """Yield for each use of a tensor the spec that it requires, and the first and last point at which it holds that."""
+    """Yield for each use of a tensor its name, the required spec, and the first and last point of its live interval."""
     for name, use in view.uses():
         if use.operator is None:
             yield name, stage.outputs[use.position].spec, *lifetimes.required(name, None, False)
@@ -197,10 +196,10 @@ def _requirements(
 
 
 def live_bytes(view: GraphView, stage: StagePlan) -> list[int]:
-    """Most bytes that a device holds while each operator is at work, in execution order.
+    """Compute the peak bytes of a device during each operator, in execution order.
 
-    One entry an operator, and a last one for the conversion of the graph outputs; the greatest of them is what the
-    stage needs. Raises SpecError when a spec does not fit the graph.
+    There is one entry per operator, and a last one for the conversion of the graph outputs. Their maximum is the memory
+    that the stage needs. Raises SpecError for a spec that does not fit the graph.
     """
     held = point_bytes(view, stage)
     return [max(held[i : i + POINTS]) for i in range(0, len(held), POINTS)]

@@ -1,11 +1,11 @@
-"""The search for the best plan within the memory budget: elimination, and an integer program for what it leaves.
+"""The search for the best plan within the memory budget: elimination, then an integer program for the remaining gap.
 
-Without the budget the problem is solved exactly by elimination. With it, prices on the bytes of program points give a
-lower bound whatever they are (Lagrangian relaxation; Everett, Operations Research 11(3), 1963), and a plan each. The
-best prices are the duals of a small linear program, which mixes the plans found so far so that no point's mean exceeds
-the budget (Dantzig and Wolfe, Operations Research 8(1), 1960): a plan that is cheaper at these prices joins the
-mixture, until there is none. Where a gap is left between the bound and the best plan that fits, choices that no plan
-better than that one can contain are dropped, and the integer program decides among the rest.
+Without the budget, elimination solves the problem exactly. With it, any prices on the bytes of program points give a
+lower bound and a plan (Lagrangian relaxation; Everett, Operations Research 11(3), 1963). The best prices are the duals
+of a small linear program, which mixes the plans so far so that no point's mean exceeds the budget (Dantzig and Wolfe,
+Operations Research 8(1), 1960): a plan that is cheaper at these prices joins the mixture, until there is none. Where a
+gap remains between the bound and the best plan that fits, choices that no better plan can contain are dropped, and the
+integer program decides among the others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hidet_dist.search.problem import Problem, Solution, evaluate, held_bytes, p
 class _Probe:
     """A plan with its seconds, without the price of memory, and the bytes that a device holds at each program point.
 
-    ``bound``: what no plan that fits costs less than, by the prices that this one was found at.
+    ``bound`` is the lower bound, in seconds, from the prices for which the plan is the best.
     """
 
     choices: tuple[int, ...]
@@ -45,7 +45,7 @@ class _Probe:
 
 @dataclass
 class _State:
-    """The best plan known, the greatest lower bound, and the choices that a better plan can contain."""
+    """The best plan so far, the greatest lower bound, and the choices that a better plan can contain."""
 
     problem: Problem
     options: SolveOptions
@@ -55,8 +55,8 @@ class _State:
     bound: float = 0.0
     known_plans: list[_Probe] = field(default_factory=list)
     second_per_byte: tuple[float, ...] = ()
-    peaks: dict[int, None] = field(default_factory=dict)  # the program points at which plans considered hold too much
-    refusal: HidetDistError | None = None  # why there is no plan, where none is known
+    peaks: dict[int, None] = field(default_factory=dict)  # program points at which plans exceeded the budget
+    refusal: HidetDistError | None = None  # the error to raise if no plan turns up
 
     def __post_init__(self) -> None:
         self.groups = readers(self.problem)
@@ -64,13 +64,13 @@ class _State:
         self.presolve = Presolve(self.problem)
 
     def reduction(self, prices: Prices) -> Reduction:
-        """The choices that one of the best plans at given prices is made of."""
+        """Reduce the choices to those of at least one of the best plans for these prices."""
         return self.presolve.reduce(self.kept, prices, self.limits)
 
     def probe(self, tables: Tables, prices: Prices, reduced: bool = True, coarse: bool = False) -> _Probe:
-        """Find the best plan at given prices, of choices that are ``reduced`` for these prices first.
+        """Find the best plan for these prices, among the choices ``reduced`` for them.
 
-        A ``coarse`` bound and plan leave tensors of many readers relaxed.
+        With ``coarse``, tensors of many readers stay relaxed.
         """
         self.limits.check()
         kept = self.reduction(prices).kept if reduced else self.kept
@@ -78,7 +78,7 @@ class _State:
         return replace(self.record(solved.choices), bound=solved.bound - prices.total * self.problem.budget)
 
     def record(self, choices: tuple[int, ...]) -> _Probe:
-        """Cost a plan; it is the best from now on if it fits and no better one is known."""
+        """Cost a plan, and keep it as the best one if it fits and takes less time."""
         probe = _Probe(choices, evaluate(self.problem, choices), held_bytes(self.problem, self.groups, choices))
         if probe.peak <= self.problem.budget and probe.seconds < self.seconds:
             self.best, self.seconds = choices, probe.seconds
@@ -86,11 +86,11 @@ class _State:
         return probe
 
     def record_simple_plans(self) -> None:
-        """Cost the plans that need no solver: each entity at its first, its cheapest or its smallest choice."""
+        """Cost three plans that need no solver: every entity with its first, its cheapest or its smallest choice."""
         cost, memory = self.problem.cost, self.problem.memory
         self.record((0,) * len(cost))
-        self.record(tuple(min(range(len(own)), key=own.__getitem__) for own in cost))
-        self.record(tuple(min(range(len(own)), key=own.__getitem__) for own in memory))
+        self.record(tuple(min(range(len(values)), key=values.__getitem__) for values in cost))
+        self.record(tuple(min(range(len(values)), key=values.__getitem__) for values in memory))
 
     def raise_bound(self, bound: float) -> None:
         if bound > self.bound:
@@ -98,17 +98,17 @@ class _State:
             self.tell()
 
     def tell(self) -> None:
-        """Report the best plan known, and the bound."""
+        """Report the best plan so far, and the bound."""
         if self.options.on_incumbent is not None and self.best:
             bound = min(self.bound, self.seconds)
             self.options.on_incumbent(self.best, self.seconds, bound, self.limits.elapsed_seconds())
 
     def open_choices(self) -> int:
-        """The number of choices left of the entities that have more than one."""
-        return sum(len(own) for own in self.kept if len(own) > 1)
+        """Count the remaining choices of entities that have more than one."""
+        return sum(len(choices) for choices in self.kept if len(choices) > 1)
 
     def cutoff(self) -> float:
-        """Seconds from which on a plan is not better than the best one known, by the gap."""
+        """Return the seconds below which a plan is better than the best one by more than the gap."""
         return self.seconds * (1 - self.options.gap)
 
     def done(self) -> bool:
@@ -116,16 +116,16 @@ class _State:
 
 
 def optimize(problem: Problem, options: SolveOptions | None = None, like: Solution | None = None) -> Solution:
-    """Solve the problem to a relative gap, or as far as the time goes.
+    """Solve the problem to a relative gap, or until the time limit.
 
-    ``like`` is the solution of a problem that differs in its costs, where there is one: its plans are begun with.
+    ``like`` is the solution of a problem that differs only in its costs: the search starts from its plans.
 
     Raises
     ------
     InfeasibleError
         When no plan fits the budget.
     SolverError
-        When the solver fails, or no plan is known when the time limit is reached or the memory limit stands in the way.
+        When the solver fails, or the time limit or the memory limit is reached before there is a plan.
     """
     options = SolveOptions() if options is None else options
     limits = options.limits
@@ -138,8 +138,8 @@ def optimize(problem: Problem, options: SolveOptions | None = None, like: Soluti
         try:
             state.kept = state.presolve.reduce(state.kept, limits=limits).kept
             if sum(map(min, problem.memory)) > problem.budget:
-                _any_plan(state, limits.part(tuning.REFUSAL_SHARE))  # which refuses the budget
-            # A bound without activations is a bound; if this plan fits with them too, all is done.
+                _any_plan(state, limits.part(tuning.REFUSAL_SHARE))  # raises: no plan fits
+            # The bound without activations holds with them; if this plan fits with them, it is the best.
             _without_activations(state, tables)
             if not state.done():
                 state.kept = [list(range(len(costs))) for costs in problem.cost]
@@ -168,10 +168,10 @@ def optimize(problem: Problem, options: SolveOptions | None = None, like: Soluti
 
 
 def _not_found(state: _State) -> SolverError:
-    """Make the error for a search whose time or memory limit was reached before any plan was known that fits."""
+    """Make the error for a search that reached its time or memory limit before it had a plan that fits."""
     limits, budget = state.limits, state.problem.budget
     least = min((probe.peak for probe in state.known_plans), default=None)
-    known = "" if least is None else f" The plan of the least memory that was found holds {least} bytes."
+    known = "" if least is None else f" The plan of least memory so far holds {least} bytes."
     if limits.time_reached:
         return SolverError(
             f"No plan that fits mem_budget = {budget} bytes a device was found within the time limit of "
@@ -190,11 +190,11 @@ def _at(point: int, price: float, count: int) -> Prices:
 
 
 def _without_activations(state: _State, tables: Tables) -> None:
-    """Find the best plan at no price, or next to none: among plans of the same time the one that holds less."""
+    """Find the best plan for a negligible price, then for none: of plans of equal time, the one that holds less."""
     problem = state.problem
     trifle = state.options.gap / 1000 * sum(map(min, problem.cost)) / max(1, sum(map(max, problem.memory)))
     count = problem.activations.points
-    # Before the first operator a device holds what it holds throughout, and little else.
+    # Before the first operator a device holds little but what it holds during the whole run.
     for price in (trifle, 0.0):
         probe = state.probe(tables, _at(0, price, count), reduced=False)
         state.known_plans.append(probe)
@@ -205,9 +205,14 @@ def _without_activations(state: _State, tables: Tables) -> None:
 
 @dataclass(frozen=True)
 class _Mixture:
-    """The best mixture of plans whose mean fits: its seconds, parts, prices of points; whether it exceeds the budget.
+    """The best mixture of plans whose mean fits the budget.
 
-    ``parts`` are the shares of the plans, greatest first.
+    Attributes
+    ----------
+    seconds: the objective of the master program.
+    parts: the plans with their shares, greatest first.
+    prices: seconds per byte at each program point.
+    over: whether the mean exceeds the budget after all.
     """
 
     seconds: float
@@ -217,17 +222,17 @@ class _Mixture:
 
 
 def _relax(state: _State, tables: Tables) -> tuple[list[_Probe], _Mixture]:
-    """Find the prices of the greatest lower bound: the plans on the way to them, and the mixture that has these prices.
+    """Find the prices of the greatest lower bound; return the plans on the way and the mixture with these prices.
 
     Raises
     ------
     InfeasibleError
-        When there is no plan that fits.
+        When no plan fits.
     """
     budget = state.problem.budget
     plans, bound, raises = list(state.known_plans), state.bound, 0
     low = plans[-1]
-    # Where the budget asks for a few per cent of the time, as it mostly does, this is near the best price.
+    # Near the best price where the budget costs a few per cent of the time, as it mostly does.
     limit = low.seconds / max(1, low.peak - budget) / tuning.FIRST_PRICE_PARTS or 1.0
     mixture = _mixture(state, plans, limit)
     coarse = True
@@ -257,7 +262,7 @@ def _relax(state: _State, tables: Tables) -> tuple[list[_Probe], _Mixture]:
 
 
 def _mixture(state: _State, plans: Sequence[_Probe], limit: float) -> _Mixture:
-    """Mix plans by the master program; exceeding the budget by a byte costs ``limit`` seconds."""
+    """Mix plans by the master program; a byte above the budget costs ``limit`` seconds."""
     budget = state.problem.budget
     unit = max(probe.seconds for probe in plans) or 1.0
     byte = float(max(1, budget))
@@ -279,7 +284,7 @@ def _mixture(state: _State, plans: Sequence[_Probe], limit: float) -> _Mixture:
 
 
 def _improve(state: _State, tables: Tables, plans: Sequence[_Probe], mixture: _Mixture) -> None:
-    """Find better plans than those of the relaxation, while many choices are left for the integer program."""
+    """Find better plans than those of the relaxation, as long as the integer program would have many choices."""
     prices = Prices(mixture.prices)
     if not mixture.over:
         _mix(state, tables, mixture)
@@ -300,9 +305,9 @@ def _improve(state: _State, tables: Tables, plans: Sequence[_Probe], mixture: _M
 
 
 def _mix(state: _State, tables: Tables, mixture: _Mixture) -> None:
-    """Join a plan that does not fit and one that does at a cut in execution order.
+    """Join a plan that exceeds the budget and one that fits, at a cut in execution order.
 
-    Equal layers all change their plan at the same prices, though the budget may ask only some of them to.
+    Equal layers all change their plan at the same prices, though the budget may require it of only some of them.
     """
     problem, prices = state.problem, Prices(mixture.prices)
     budget = problem.budget
@@ -314,13 +319,13 @@ def _mix(state: _State, tables: Tables, mixture: _Mixture) -> None:
         return
     low, high = lows[0], highs[0]
     count = len(problem.cost)
-    place = _places(problem)
+    position = _positions(problem)
 
     for first, second in ((low, high), (high, low)):
 
         def cut(at: int, first: _Probe = first, second: _Probe = second) -> tuple[int, ...]:
-            pairs = zip(place, first.choices, second.choices, strict=True)
-            return tuple(a if where < at else b for where, a, b in pairs)
+            pairs = zip(position, first.choices, second.choices, strict=True)
+            return tuple(a if entity_position < at else b for entity_position, a, b in pairs)
 
         # The cut with as much of ``low`` as fits.
         fits, over = (0, count) if first is low else (count, 0)
@@ -335,28 +340,28 @@ def _mix(state: _State, tables: Tables, mixture: _Mixture) -> None:
             return
         for shift in (0, tuning.WINDOW // 4, tuning.WINDOW):
             at = fits - shift if first is low else fits + shift
-            if _replan(state, tables, prices, place, cut(at), at).peak <= budget:
+            if _replan(state, tables, prices, position, cut(at), at).peak <= budget:
                 break
         if state.done():
             return
 
 
-def _places(problem: Problem) -> list[int]:
-    """Map each entity to its place in the order of execution; a weight to that of the first operator that reads it."""
-    place = list(range(len(problem.cost)))
+def _positions(problem: Problem) -> list[int]:
+    """Map each entity to its position in execution order; a weight has that of its first reader."""
+    position = list(range(len(problem.cost)))
     consumers = {edge.consumer for edge in problem.edges}
     for edge in reversed(problem.edges):
         if edge.producer not in consumers:
-            place[edge.producer] = edge.consumer
-    return place
+            position[edge.producer] = edge.consumer
+    return position
 
 
 def _polish(state: _State, tables: Tables, prices: Prices) -> None:
-    """Plan one window after the other of the best plan anew, at lower prices where there is room."""
+    """Replan the best plan window by window, at lower prices where there is room."""
     if not state.best:
         return
-    place = _places(state.problem)
-    last = max(place)
+    position = _positions(state.problem)
+    last = max(position)
     windows = max(1, min(tuning.WINDOWS // len(tuning.WINDOW_PRICES), last // tuning.WINDOW + 1))
     for window in range(windows):
         at = (2 * window + 1) * last // (2 * windows)
@@ -364,23 +369,24 @@ def _polish(state: _State, tables: Tables, prices: Prices) -> None:
             if state.done():
                 return
             lower = Prices([price * factor for price in prices.at])
-            _replan(state, tables, lower, place, state.best, at)
+            _replan(state, tables, lower, position, state.best, at)
 
 
 def _replan(
-    state: _State, tables: Tables, prices: Prices, place: Sequence[int], fixed: Sequence[int], at: int
+    state: _State, tables: Tables, prices: Prices, position: Sequence[int], fixed: Sequence[int], at: int
 ) -> _Probe:
-    """Plan the operators around one anew at given prices; all others keep their choices."""
+    """Replan a window of operators around one for these prices; all others keep the choices ``fixed``."""
     state.limits.check()
     kept = [
-        own if abs(where - at) <= tuning.WINDOW else [k] for own, where, k in zip(state.kept, place, fixed, strict=True)
+        choices if abs(entity_position - at) <= tuning.WINDOW else [k]
+        for choices, entity_position, k in zip(state.kept, position, fixed, strict=True)
     ]
     return state.record(eliminate(state.problem, kept, tables, prices, state.options.gap / 4).choices)
 
 
 @dataclass(frozen=True)
 class LeastMemory:
-    """The plan of the least peak that is known: its choices, its bytes, and bytes below which there is no plan."""
+    """The plan of least peak memory so far: its choices, its peak in bytes, and a lower bound of all plans' peaks."""
 
     choices: tuple[int, ...]
     nbytes: int
@@ -388,10 +394,10 @@ class LeastMemory:
 
 
 def least_memory(problem: Problem, options: SolveOptions, enough: int = 0) -> LeastMemory:
-    """Find the plan that holds least at its peak, as far as the time goes.
+    """Find the plan of least peak memory, until the time limit.
 
-    The search ends with the first plan that holds no more than ``enough`` bytes. Large graphs get a bound that may be
-    below what is attained.
+    The search ends with the first plan that holds at most ``enough`` bytes. The bound of a large graph may lie below
+    the least peak.
     """
     free: dict[tuple[int, int], tuple[tuple[float, ...], ...]] = {}
     edges = []
@@ -415,14 +421,14 @@ def least_memory(problem: Problem, options: SolveOptions, enough: int = 0) -> Le
                 choices, proven = solve_peak(gratis, options)
                 best, bound = min(best, state.record(choices), key=lambda p: p.peak), max(bound, proven)
             except StoppedError:
-                pass  # the plan known is what can be said to do
+                pass  # the plan so far is the answer
     except OutOfTimeError:
         best, bound = min(state.known_plans, key=lambda p: p.peak), max(bound, state.bound)
     return LeastMemory(best.choices, best.peak, math.ceil(bound - 1e-6))
 
 
 def _probe_peaks(state: _State, best: _Probe, bound: float, enough: int) -> tuple[_Probe, float]:
-    """Price the points at which the plans known hold most, until a plan is good enough or no price helps."""
+    """Price the points at which the plans so far hold most, until a plan is good enough or no price helps."""
     tables = Tables(state.limits)
     count = len(best.nbytes)
     weights, spread = [1.0 / count] * count, tuning.PEAK_SPREAD
@@ -442,7 +448,7 @@ def _probe_peaks(state: _State, best: _Probe, bound: float, enough: int) -> tupl
         if master.slack * byte <= bound * (1 + tuning.EQUAL):
             break
         if probe.choices in seen:
-            # At these prices there is nothing new. With less spread they are nearer to the best.
+            # These prices give no new plan. With less spread they are nearer to the best prices.
             if not spread:
                 if not coarse or best.peak <= bound * (1 + tuning.PEAK_GAP):
                     break
@@ -452,30 +458,30 @@ def _probe_peaks(state: _State, best: _Probe, bound: float, enough: int) -> tupl
         weights = [dual / sum(master.duals) for dual in master.duals]
     rise = tuning.PEAK_RISE
     for _ in range(tuning.PEAK_RISES):
-        aim = max(enough, bound * (1 + tuning.PEAK_GAP / 2))
+        target = max(enough, bound * (1 + tuning.PEAK_GAP / 2))
         if best.peak <= max(enough, bound * (1 + tuning.PEAK_GAP)):
             break
-        # Memory that exceeds what is aimed at becomes dearer: such prices prove less, and other plans are the best.
+        # Points above the target become dearer: such prices prove less, but other plans are the best for them.
         prices = Prices([(weight + spread / count) / sum(weights) for weight in weights])
         probe = state.probe(tables, prices, coarse=True)
         state.known_plans.append(probe)
         best = min(best, probe, key=lambda p: p.peak)
         for point, nbytes_ in enumerate(probe.nbytes):
-            if nbytes_ > aim:
-                weights[point] += rise * (nbytes_ - aim) / (probe.peak - aim)
+            if nbytes_ > target:
+                weights[point] += rise * (nbytes_ - target) / (probe.peak - target)
         rise *= tuning.PEAK_RISE_GROWTH
     return best, bound
 
 
 def _any_plan(state: _State, limits: Limits | None = None) -> _Probe:
-    """Find the plan that holds least.
+    """Find the plan that holds least, and record it.
 
     Raises
     ------
     InfeasibleError
         When it does not fit.
     SolverError
-        When the time limit was reached before that was known.
+        When the time limit was reached before that was proven.
     """
     budget = state.problem.budget
     options = state.options if limits is None else replace(state.options, limits=limits)
@@ -486,19 +492,19 @@ def _any_plan(state: _State, limits: Limits | None = None) -> _Probe:
 
 
 def _refusal(state: _State, least: LeastMemory) -> HidetDistError:
-    """Make the error for a budget that the plan of the least memory does not fit."""
+    """Make the error for a budget that the plan of least memory exceeds."""
     budget = state.problem.budget
     if least.bound_bytes >= least.nbytes:
-        known = f"the least that would do is {least.nbytes} bytes"
+        known = f"the least sufficient budget is {least.nbytes} bytes"
     else:
-        known = f"{least.nbytes} bytes would do, and no plan does with less than {least.bound_bytes}"
+        known = f"{least.nbytes} bytes suffice, and fewer than {least.bound_bytes} do not"
     if state.limits.time_reached and least.bound_bytes <= budget:
         return SolverError(
             f"No plan that fits mem_budget = {budget} bytes a device was found within the time limit of "
             f"{state.limits.given_seconds} s: {known}. Allow more time (solver_time_limit_seconds), or give "
             f"{least.nbytes} bytes, or more devices."
         )
-    what = "No plan fits" if least.bound_bytes > budget else "No plan was found that fits"
+    what = "No plan fits" if least.bound_bytes > budget else "The search found no plan that fits"
     return InfeasibleError(
         f"{what} mem_budget = {budget} bytes a device: {known}. Give at least {least.nbytes} bytes, or more devices.",
         least.nbytes,
@@ -507,7 +513,7 @@ def _refusal(state: _State, least: LeastMemory) -> HidetDistError:
 
 
 def _narrow(state: _State, tables: Tables, prices: Prices) -> None:
-    """Keep only the choices that a plan better than the best one known could contain."""
+    """Keep only the choices that a plan better than the best one so far could contain."""
     if state.done() or not state.best:
         return
     state.limits.check()
@@ -518,17 +524,16 @@ def _narrow(state: _State, tables: Tables, prices: Prices) -> None:
     bounds = reduction.extend(state.problem, left)
     limit = state.cutoff() + prices.total * state.problem.budget
     for entity, line in enumerate(bounds):
-        own = [k for k in state.kept[entity] if line[k] < limit]
-        state.kept[entity] = own or [state.best[entity]]
+        state.kept[entity] = [k for k in state.kept[entity] if line[k] < limit] or [state.best[entity]]
 
 
 def _recombine(state: _State, plans: Sequence[_Probe], gap: float) -> None:
-    """Find the best plan, to a gap, made of choices of the plans known; they are few, so that is soon solved."""
+    """Find the best plan, to a gap, among combinations of the last plans' choices: few, so quickly solved."""
     if not state.best:
         return
     recombined = [probe.choices for probe in plans[-tuning.RECOMBINED_PLANS :]] + [state.best]
-    made = [{plan[entity] for plan in recombined} for entity in range(len(state.problem.cost))]
-    kept = [[k for k in own if k in some] or own for own, some in zip(state.kept, made, strict=True)]
+    used = [{plan[entity] for plan in recombined} for entity in range(len(state.problem.cost))]
+    kept = [[k for k in choices if k in some] or choices for choices, some in zip(state.kept, used, strict=True)]
     state.limits.check()
     try:
         solution = solve(
@@ -540,7 +545,7 @@ def _recombine(state: _State, plans: Sequence[_Probe], gap: float) -> None:
     except (StoppedError, NothingFitsError):
         return
     state.peaks |= dict.fromkeys(solution.points)
-    state.record(tuple(own[k] for own, k in zip(kept, solution.choices, strict=True)))
+    state.record(tuple(choices[k] for choices, k in zip(kept, solution.choices, strict=True)))
 
 
 def _tight_points(state: _State) -> tuple[int, ...]:
@@ -551,7 +556,7 @@ def _tight_points(state: _State) -> tuple[int, ...]:
 
 
 def _integer_program(state: _State) -> None:
-    """Solve for the choices that are left, beginning with some plan that fits."""
+    """Decide among the remaining choices by the integer program, after finding some plan that fits."""
     kept, options = state.kept, state.options
     state.limits.check()
     if not state.best:
@@ -562,21 +567,21 @@ def _integer_program(state: _State) -> None:
             if least.bound_bytes > state.problem.budget:
                 raise state.refusal
     try:
-        # Of plans that are not better by the gap, none is needed.
+        # A plan must be better by the gap to be of use.
         most = state.cutoff()
         solution = solve(restricted(state.problem, kept), options, points=_tight_points(state), most_seconds=most)
     except NothingFitsError:
         if state.best:
-            state.raise_bound(state.cutoff())  # of what is left nothing fits: no plan is better than the one known
+            state.raise_bound(state.cutoff())  # no plan that fits is better than the best one
         return
     except TooLargeError:
-        state.refusal = _not_found(state)  # unless a plan is known: then that is the answer, with its gap
+        state.refusal = _not_found(state)  # for the case that there is no plan so far
         return
     except StoppedError as error:
-        state.raise_bound(min(error.bound, state.cutoff()))  # out of time, or of nodes: the same
+        state.raise_bound(min(error.bound, state.cutoff()))  # the solver ran out of time or of nodes
         return
     state.peaks |= dict.fromkeys(solution.points)
-    # What was dropped from the program costs no less than the known plan within the gap.
+    # Plans with dropped choices cost at least as much as the best plan within the gap.
     bound = min(solution.seconds * (1 - solution.gap), state.seconds * (1 - options.gap))
-    state.record(tuple(own[k] for own, k in zip(kept, solution.choices, strict=True)))
+    state.record(tuple(choices[k] for choices, k in zip(kept, solution.choices, strict=True)))
     state.raise_bound(min(bound, state.seconds))

@@ -28,12 +28,13 @@ class SolveOptions:
     Attributes
     ----------
     solver: ``highs`` or ``cbc``, for integer programs.
-    gap: the relative gap between plan and bound at which to stop.
-    threads: of integer programs.
-    limits: the deadline and the bytes that are left to the whole search.
-    on_incumbent: called with the choices of the best plan known, its seconds, the lower bound and the seconds gone by,
+    gap: the relative gap between the plan and the lower bound at which to stop.
+    threads: the solver's threads for integer programs.
+    limits: the deadline and the memory limit, shared by the whole search.
+    on_incumbent: called with the choices of the best plan so far, its seconds, the lower bound and the elapsed seconds,
         whenever one of the first three changes.
-    prove: whether to go on until the gap is proven; else the best plan known is also taken where that would take long.
+    prove: whether to go on until the gap is proven. Without it, the best plan so far is returned where a proof would
+        take long.
     """
 
     solver: str = "highs"
@@ -51,7 +52,7 @@ class SearchOptions:
     Attributes
     ----------
     mem_budget: int, optional
-        Bytes that each device may hold at any time: weights, graph inputs and outputs, and activations while they live;
+        Bytes that each device may hold at any time: weights, graph inputs and outputs, and live activations;
         the device's memory when not given.
     input_specs, output_specs: sequence of TensorShardSpec or None, optional
         The specs in which graph inputs arrive and outputs are delivered; None stands for replicated.
@@ -63,13 +64,13 @@ class SearchOptions:
     symbols: mapping, optional
         The declared sizes of the graph's symbolic dims, by name.
     mode: str
-        ``search``, or ``propagate`` to derive everything from pins and given specs (see
-        :mod:`hidet_dist.search.propagate`): fast, and no better than the pins are.
+        ``search``, or ``propagate`` to derive the whole plan from pins and given specs (see
+        :mod:`hidet_dist.search.propagate`): fast, and only as good as the pins.
     refine_mesh: bool
         Whether to plan for a finer mesh as well, where the graph has fewer heads than a mesh axis has devices
-        (:mod:`hidet_dist.search.refine`), and take that plan if it is better: so two heads of keys and values are split
-        over four devices, each held by a group of two. The plan's mesh then has more axes than the given one, and the
-        same ranks. Not done with pins, which name the axes of the given mesh, nor for symbolic dims.
+        (:mod:`hidet_dist.search.refine`), and take the better plan: two heads of keys and values are then split over
+        four devices, each held by a group of two. The plan's mesh may then have more axes than the given one, with the
+        same ranks. Pins, which name the axes of the given mesh, and symbolic dims turn this off.
     solver: str
         The solver of integer programs, ``highs`` or ``cbc``.
     gap: float
@@ -82,10 +83,10 @@ class SearchOptions:
     threads: int
         Threads of the solver. With one, and unless the time limit is reached, the same graph gets the same plan.
     on_incumbent: callable, optional
-        Called as the search goes on with the predicted seconds of the best plan known, and the lower bound: the seconds
-        below which there is no plan.
+        Called during the search with the predicted seconds of the best plan so far, and the lower bound: no plan takes
+        less.
     clock: callable
-        The time in seconds by which the time limit is measured.
+        The clock of the time limit, in seconds.
     """
 
     mem_budget: int | None = None
@@ -110,7 +111,7 @@ class SearchOptions:
 
     @classmethod
     def of(cls, given: SearchOptions | None, changes: Mapping[str, Any]) -> SearchOptions:
-        """The given options, or the defaults, with changes by name. Raises ConfigError for unknown names."""
+        """Apply changes by name to the given options, or to the defaults. Raises ConfigError for unknown names."""
         if given is not None and not isinstance(given, SearchOptions):
             raise ConfigError(f"The options of a search are a SearchOptions; got {given!r}.")
         known = [field.name for field in fields(cls)]
@@ -124,7 +125,7 @@ class SearchOptions:
         return Limits(self.time_limit_seconds, self.memory_limit_bytes, self.clock)
 
     def solve_options(self, limits: Limits, on_incumbent: OnIncumbent | None = None) -> SolveOptions:
-        """The part of the options that solvers take."""
+        """Select the options that solvers take."""
         return SolveOptions(self.solver, self.gap, self.threads, limits, on_incumbent)
 
 
@@ -132,7 +133,7 @@ def _is_bool(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-# What each option must be: a predicate, its text for the error, and the greatest number that is taken.
+# The requirement on each option: a predicate, its text in the error, and the largest number accepted.
 REQUIREMENTS: Mapping[str, tuple[Callable[[Any], bool], str, float | None]] = {
     "mem_budget": (lambda value: value is None or is_whole(value, 1, MOST_BYTES), "whole bytes above 0", MOST_BYTES),
     "mode": (lambda value: isinstance(value, str) and value in MODES, f"one of {', '.join(MODES)}", None),

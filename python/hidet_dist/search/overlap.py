@@ -1,12 +1,13 @@
-"""Plans for machines that communicate beside computing.
+"""Plans for machines that overlap communication with computation.
 
-The search minimises a sum: one operator or collective after the other. How much of its communication a plan hides is
-known once it is scheduled (:mod:`hidet_dist.overlap`), and that is no sum. So the problem is solved again with what is
-hidden left out of the cost, and of all plans found the one of the least makespan is taken. Communicating what is made
-of weights alone can be hidden anywhere, as nothing need be computed before it: at first it is taken to be free, as far
-as the time of the computation goes if all weights were split; from then on it costs the share that the plan found last
-did not hide, and what else that plan hid is free as well, until plans repeat. Large problems, of which solving is most
-of the search's time, are solved anew once, at the prices of memory that were found before.
+The search minimises a sum: one operator or collective after the other. A plan's hidden communication is known only once
+the plan is scheduled (:mod:`hidet_dist.overlap`), and the makespan is no sum. So the problem is solved again with
+hidden communication left out of the cost, and the plan of least makespan wins.
+
+Weights, and tensors computed from weights alone, can be communicated at any time. In the first round their
+communication is free as far as the computation could hide it if all weights were split. In later rounds it costs the
+share that the last plan did not hide, and other communication that the last plan hid is free, until plans repeat. Large
+problems are solved once more only, for the prices of memory of the first solution.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ class Candidate:
 
     @property
     def seconds(self) -> float:
-        """The makespan."""
+        """The makespan, in seconds."""
         return min(self.overlap.schedule.seconds, self.stage.seconds)
 
 
 class OverlapSearch:
-    """The search for plans of less makespan, from one of the least sum."""
+    """The search for a plan of less makespan than the plan of the least sum."""
 
     def __init__(self, view: GraphView, cluster: Cluster, model: CostModel, formulation: Formulation):
         self.view = view
@@ -62,12 +63,12 @@ class OverlapSearch:
         self.number = {name: n for n, name in enumerate(formulation.layouts)}
         self.of_weights = _of_weights(view)
         self._sent: dict[object, _Table] = {}
-        # The elimination knows equal tables by their identity: equal ones are the same.
+        # The elimination recognises equal tables by identity, so equal tables must be one object.
         self._tables: dict[object, _Table] = {}
         self._held: dict[int, ConvertedTensor] = {}
 
     def better(self, solution: Solution, options: SolveOptions) -> Candidate:
-        """Find a plan that fits the budget and has a makespan less by more than the gap; else that of the solution."""
+        """Find a plan that fits the budget and improves the makespan by more than the gap; else keep the solution's."""
         best = last = self._candidate(solution.choices)
         problem, groups = self.formulation.problem, readers(self.formulation.problem)
         seen = {solution.choices}
@@ -84,7 +85,7 @@ class OverlapSearch:
                     solution = optimize(discounted, coarse, solution)
                     choices = solution.choices
                 except (InfeasibleError, SolverError):
-                    break  # there is no room to communicate early, or no time
+                    break  # no memory to communicate early, or no time
             else:
                 prices = Prices(solution.second_per_byte or (0.0,) * problem.activations.points)
                 kept = [list(range(len(costs))) for costs in problem.cost]
@@ -107,7 +108,7 @@ class OverlapSearch:
         return Candidate(choices, stage, overlapped(self.planned, stage, self.formulation.problem.budget))
 
     def _exposed_share(self, candidate: Candidate) -> float:
-        """Compute the exposed share of the time in which weights, and tensors made of them alone, are communicated."""
+        """Compute the exposed share of the communication of weights and of tensors computed from weights alone."""
         overlap = candidate.overlap
         sent = exposed = 0.0
         for task, seconds, communication in zip(
@@ -119,15 +120,16 @@ class OverlapSearch:
         return _rounded_up(exposed / sent) if sent else 0.0
 
     def _first_share(self, candidate: Candidate) -> float:
-        """Compute the share of the time of gathering all weights that the computation is too short to hide."""
+        """Compute the share of gathering all weights that the computation is too short to hide."""
         sent = sum(max(map(max, self._communicated(name))) for name in self.view.weights if name in self.number)
         computed = sum(task.seconds for task in candidate.overlap.tasks if not task.communicates)
         return _rounded_up(max(0.0, 1 - computed / sent)) if sent else 0.0
 
     def _discounted(self, last: Candidate, paid: float) -> Problem:
-        """Discount the problem: the share ``paid`` of the weights' communication is left; what ``last`` hides is free.
+        """Discount the problem's costs: ``paid`` of the weights' communication, and none that plan ``last`` hides.
 
-        What is made of weights and converted takes twice the memory in it, for what is communicated meanwhile.
+        Converted tensors that are computed from weights alone count twice in memory: the next one is communicated while
+        one is read.
         """
         problem, formulation = self.formulation.problem, self.formulation
         cost = list(problem.cost)
@@ -171,9 +173,9 @@ class OverlapSearch:
                     convert[edge.tensor] = self._less(edge.convert, name, 1 - paid)
                 else:
                     convert[edge.tensor] = self._without(edge.convert, hidden.get(edge.tensor, {}))
-            own_table = convert[edge.tensor]
-            edges.append(edge if own_table is edge.convert else replace(edge, convert=own_table))
-        # While what was gathered is read, what is gathered next needs room as well.
+            table = convert[edge.tensor]
+            edges.append(edge if table is edge.convert else replace(edge, convert=table))
+        # While one gathered tensor is read, the next one is gathered.
         tensors = {
             number: self._twice(memory) if names[number] in self.of_weights else memory
             for number, memory in problem.activations.tensors.items()
@@ -186,13 +188,13 @@ class OverlapSearch:
         return self._held[id(memory)]
 
     def _less(self, table: _Table, name: str, share: float) -> _Table:
-        """Discount a table of conversions by a share of the seconds in which they communicate."""
+        """Discount a table of conversions by a share of the time in which they communicate."""
         sent = self._communicated(name)
         key = id(table), id(sent), share
         if key not in self._tables:
             self._tables[key] = tuple(
-                tuple(max(0.0, cost - share * communicated) for cost, communicated in zip(line, own_line, strict=True))
-                for line, own_line in zip(table, sent, strict=True)
+                tuple(max(0.0, cost - share * communicated) for cost, communicated in zip(line, sent_line, strict=True))
+                for line, sent_line in zip(table, sent, strict=True)
             )
         return self._tables[key]
 
@@ -208,7 +210,7 @@ class OverlapSearch:
         return self._tables[key]
 
     def _communicated(self, name: str) -> _Table:
-        """Seconds of the collectives of each conversion of a tensor, without the copies around them."""
+        """Predict the seconds of each conversion's collectives, without the copies before and after them."""
         shape, element = self.view.pieces(name)
         specs = tuple(self.formulation.layouts[name])
         key = shape, itemsize(element), specs
@@ -234,7 +236,7 @@ def _rounded_up(share: float) -> float:
 
 
 def _of_weights(view: GraphView) -> set[str]:
-    """Collect the weights, and the tensors that are computed from nothing else."""
+    """Collect the weights, and the tensors that are computed from weights alone."""
     names = set(view.weights)
     for op in view.operators:
         if all(view.names[x] in names for x in op.inputs):

@@ -29,8 +29,8 @@ class Pin:
     """A spec or pattern that a tensor or an operator must have; ``name`` is the user's name of it.
 
     Names: ``x0`` is a graph input as it arrives, ``y0`` a graph output as it is delivered, ``w0`` a weight as it is
-    stored, ``t5.0`` the first output of operator 5 as it is made, ``op:5`` operator 5, ``op:Softmax`` the only operator
-    of that name, ``op:Matmul#2`` the third one so named. A user's own name stands for the tensor that it was given to.
+    stored, ``t5.0`` the first output of operator 5 as it is computed, ``op:5`` operator 5, ``op:Softmax`` the only
+    operator of that name, ``op:Matmul#2`` the third of that name. The user's names stand for the tensors they name.
     """
 
     name: str
@@ -109,14 +109,14 @@ class Pins:
         self.names.update((label, view.names[t]) for label, t in (names or {}).items() if t in view.names)
         self.tensors: dict[str, list[Pin]] = {}
         self.outputs: dict[int, list[Pin]] = {}
-        self.operators: dict[int, list[tuple[Pin, int | None]]] = {}  # with the output that a pin is about
+        self.operators: dict[int, list[tuple[Pin, int | None]]] = {}  # a pin, and the number of the output it is for
         for pin in pins:
             self._add(pin)
 
     def _add(self, pin: Pin) -> None:
         view = self.view
         if isinstance(pin.pattern, OpSpecPattern):
-            number = self._operator(pin.name)
+            number = self.operator_number(pin.name)
             op = view.operators[number]
             counts = (len(pin.pattern.in_patterns), len(pin.pattern.out_patterns))
             if counts != (len(op.inputs), len(op.outputs)):
@@ -147,13 +147,14 @@ class Pins:
             op, _, output_number = name[1:].partition(".")
             self.operators.setdefault(int(op), []).append((pin, int(output_number)))
 
-    def _operator(self, name: str) -> int:
-        view, wanted = self.view, name.removeprefix(OPERATOR)
-        if wanted.isdecimal():
-            if int(wanted) < len(view.operators):
-                return int(wanted)
-            raise ConfigError(f"There is no operator {wanted} to pin: the graph has {len(view.operators)}.")
-        kind, _, place = wanted.partition("#")
+    def operator_number(self, name: str) -> int:
+        """Find the operator that a pin's name is about. Raises ConfigError."""
+        view, selector = self.view, name.removeprefix(OPERATOR)
+        if selector.isdecimal():
+            if int(selector) < len(view.operators):
+                return int(selector)
+            raise ConfigError(f"There is no operator {selector} to pin: the graph has {len(view.operators)}.")
+        kind, _, place = selector.partition("#")
         numbers = [number for number, op in enumerate(view.operators) if op.name == kind]
         if place.isdecimal() and int(place) < len(numbers):
             return numbers[int(place)]
@@ -165,7 +166,7 @@ class Pins:
                 f"{', ...' if len(numbers) > _SHOWN else ''}); pin one as op:{numbers[0]} or op:{kind}#0, not {name!r}."
             )
         kinds = sorted({op.name for op in view.operators})
-        raise ConfigError(f"There is no operator {wanted!r} to pin: the graph has {', '.join(kinds)}.")
+        raise ConfigError(f"There is no operator {selector!r} to pin: the graph has {', '.join(kinds)}.")
 
     def _check(self, pin: Pin, pattern: SpecPattern, shape: tuple[int, ...]) -> None:
         per_dim = pattern.mesh_axes_per_dim
@@ -185,14 +186,14 @@ class Pins:
         options: Sequence[TensorShardSpec],
         padded: bool = False,
     ) -> list[TensorShardSpec]:
-        """Select the specs of ``options`` that satisfy all pins; a spec that is pinned whole need not be among them.
+        """Select the specs of ``options`` that satisfy all pins. A pin that is a full spec need not be among them.
 
         Only with ``padded`` may such a spec split a dim that does not divide.
 
         Raises
         ------
         ConfigError
-            When a pin allows none of them, does not fit the tensor, or two clash.
+            When a pin allows none of them or does not fit the tensor, or pins contradict each other.
         """
         known = dict.fromkeys(options)
         for pin in pins:
@@ -202,7 +203,7 @@ class Pins:
                     spec.validate(shape, self.mesh, padded)
                 except SpecError as error:
                     hint = (
-                        " A symbolic dim counts as what it is declared to be a multiple of."
+                        " A symbolic dim counts as the number that it is declared to be a multiple of."
                         if self.view.symbols
                         else ""
                     )
@@ -211,7 +212,7 @@ class Pins:
         return narrow([(pin, pin.matches) for pin in pins], list(known), str, what)
 
     def choices(self, number: int, specs: Sequence[OpShardSpec]) -> list[int]:
-        """Select the positions of an operator's specs that satisfy its pins and its outputs'. Raises ConfigError."""
+        """Select the positions of specs that satisfy the pins of an operator and its outputs. Raises ConfigError."""
         operator_pins = self.operators.get(number, [])
         if not operator_pins:
             return list(range(len(specs)))
@@ -235,7 +236,7 @@ class Pins:
 def narrow(
     pins: Sequence[tuple[Pin, Callable[[T], bool]]], options: Sequence[T], shown: Callable[[T], str], what: str
 ) -> list[T]:
-    """Select the options that satisfy every pin. Raises ConfigError that names the pin or the two pins at fault."""
+    """Select the options that satisfy every pin. Raises ConfigError, which names one or two contradictory pins."""
     left = [{i for i, option in enumerate(options) if satisfied(option)} for _, satisfied in pins]
     for (pin, _), choices in zip(pins, left, strict=True):
         if not choices:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from hidet_dist.errors import InfeasibleError, SearchLimitWarning, SolverError, 
 from hidet_dist.machine import Cluster
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.overlap.planned import PlannedTasks, overlapped
+from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import tuning
 from hidet_dist.search.formulation import Allow, formulate
 from hidet_dist.search.labels import label_stage, parse_names
@@ -59,18 +61,24 @@ def search(graph: NormalGraph, cluster: Cluster, options: SearchOptions | None =
     Warns
     -----
     SearchLimitWarning
-        When the plan is the best that was known when the time limit was reached.
+        When the time limit was reached, and the plan is the best one until then.
     """
     options = SearchOptions.of(options, changes)
     limits = options.limits()
+    result = search_result(graph, cluster, options, limits)
+    warn_of_limit(limits, result.gap)
+    return result.plan
+
+
+def search_result(graph: NormalGraph, cluster: Cluster, options: SearchOptions, limits: Limits) -> SearchResult:
+    """Find a plan as :func:`search` does, with the bound that was proven, and without a warning."""
     free = options.mode == "search" and not options.pins and not options.symbols
     finer = refine(graph, cluster) if options.refine_mesh and free else None
     if finer is None:
         result = _search(graph, cluster, options, limits)
     else:
         result = _search_both(graph, cluster, finer, options, limits)
-    warn_of_limit(limits, result.gap)
-    return result.plan
+    return result
 
 
 @dataclass(frozen=True)
@@ -80,16 +88,18 @@ class SearchResult:
     Attributes
     ----------
     plan: the plan.
-    gap: how far the plan can be from the best one, relative to its time: ``(plan.seconds - bound_seconds) /
-        plan.seconds``.
-    bound_seconds: no plan takes less. Of a plan that was propagated nothing is proven: its bound is 0.
+    gap: the relative gap between plan and bound, ``(plan.seconds - bound_seconds) / plan.seconds``.
+    bound_seconds: the lower bound: no plan takes less. It is 0 for a propagated plan, of which nothing is proven.
     time_limit_reached: whether the time limit cut the search short. The plan then depends on the machine's speed.
+    second_per_byte: the price of memory at which the bound was proven, summed over program points; 0 where the budget
+        does not bind.
     """
 
     plan: Plan
     gap: float
     bound_seconds: float
     time_limit_reached: bool = False
+    second_per_byte: float = 0.0
 
 
 def find_plan(
@@ -101,9 +111,10 @@ def find_plan(
     cost_model: CostModel | None = None,
     report: bool = True,
     overlap: bool = True,
+    rules: RuleTable | None = None,
     **changes: Any,
 ) -> SearchResult:
-    """Find a plan as :func:`search` does, for the given mesh, with the bound that proves it and with fewer choices.
+    """Find a plan as :func:`search` does, for the given mesh alone, and return it with its lower bound.
 
     Parameters
     ----------
@@ -112,23 +123,25 @@ def find_plan(
     cost_model: CostModel, optional
         The cost of the parts of a plan; predicted for the cluster when not given.
     report: bool
-        Whether to work out what ``plan.explain()`` says besides the plan.
+        Whether to make the report that ``plan.explain()`` shows.
     overlap: bool
-        Whether to look for plans that take less time with communication beside computation
-        (:mod:`hidet_dist.search.overlap`), on a machine that can, and to say what it hides.
+        Whether to look for plans that hide more communication behind computation (:mod:`hidet_dist.search.overlap`),
+        on a machine that overlaps them, and to report what is hidden.
+    rules: RuleTable, optional
+        The rules for the mesh, where they are shared with other graphs without symbolic dims.
     """
     options = SearchOptions.of(options, changes)
     limits = options.limits()
-    result = _search(graph, cluster, options, limits, allow, cost_model, report, overlap)
+    result = _search(graph, cluster, options, limits, allow, cost_model, report, overlap, rules)
     warn_of_limit(limits, result.gap)
     return result
 
 
 def warn_of_limit(limits: Limits, gap: float) -> None:
-    """Warn the caller's caller if the time limit was reached, of a plan with this gap."""
+    """Issue a SearchLimitWarning at the caller's caller if the time limit was reached; ``gap`` is the plan's."""
     if limits.time_reached:
         warnings.warn(
-            f"Planning reached its time limit of {limits.given_seconds} s. The plan is the best one known then, its "
+            f"Planning reached its time limit of {limits.given_seconds} s. The plan is the best one until then, its "
             f"gap to the lower bound is {gap:.2%}, and another run may find another plan.",
             SearchLimitWarning,
             stacklevel=3,
@@ -138,7 +151,7 @@ def warn_of_limit(limits: Limits, gap: float) -> None:
 def _search_both(
     graph: NormalGraph, cluster: Cluster, finer: Refinement, options: SearchOptions, limits: Limits
 ) -> SearchResult:
-    """Search plans for the given mesh and for the finer one, and take the better of the two."""
+    """Search for the given mesh and for the finer one, and return the better plan."""
     errors: list[InfeasibleError | SolverError] = []
     results: list[SearchResult] = []
     inputs, outputs = (finer.translated_all(specs) for specs in (options.input_specs, options.output_specs))
@@ -158,7 +171,7 @@ def _search_both(
     if not results:
         unfit = [error for error in errors if isinstance(error, InfeasibleError)]
         raise min(unfit, key=lambda one: one.least_budget) if unfit else errors[0]
-    # Within the gap the finer mesh is no better, and the given one is what the user knows.
+    # Within the gap the given mesh wins: the user knows its axes.
     first, last = results[0], results[-1]
     better = last.plan.makespan_seconds < first.plan.makespan_seconds * (1 - options.gap)
     return replace(last if better else first, time_limit_reached=limits.time_reached)
@@ -173,8 +186,9 @@ def _search(
     cost_model: CostModel | None = None,
     report: bool = True,
     overlap: bool = True,
+    rules: RuleTable | None = None,
 ) -> SearchResult:
-    """Search a plan for one mesh."""
+    """Search for one mesh."""
     budget = memory_budget(cluster, options.mem_budget)
     symbols = options.symbols or {}
     view = planning_view(graph, symbols, cluster.mesh)
@@ -186,7 +200,7 @@ def _search(
     model = PredictedCost(cluster) if cost_model is None else cost_model
     overlaps = overlap and cost_model is None and cluster.device.overlaps_communication
     with collector_paused(), limits_as_errors(limits):
-        formulation = formulate(view, cluster, model, options, pins, allow, limits)
+        formulation = formulate(view, cluster, model, options, pins, allow, limits, rules)
         incumbents = Incumbents()
 
         def tell(choices: Sequence[int], seconds: float, least: float, elapsed: float) -> None:
@@ -199,13 +213,13 @@ def _search(
 
         if options.mode == "propagate":
             picks = propagate(view, formulation, limits)
-            stage, bound, gap = write(picks), 0.0, 1.0
+            stage, bound, gap, price = write(picks), 0.0, 1.0, 0.0
             _check_held(view, stage, budget)
         else:
             solver = options.solve_options(limits, tell)
             solution = optimize(formulation.problem, solver)
             bound = solution.seconds * (1 - solution.gap)
-            picks = solution.choices
+            picks, price = solution.choices, math.fsum(solution.second_per_byte)
             if overlaps:
                 candidate = OverlapSearch(view, cluster, model, formulation).better(solution, solver)
                 picks = candidate.choices
@@ -231,12 +245,12 @@ def _search(
             ]
             report_of = write_report(view, formulation, stage, picks, known, options.mode, gap, budget, limits)
             stage = replace(stage, report=report_of)
-    return SearchResult(Plan((stage,)), gap, bound, limits.time_reached)
+    return SearchResult(Plan((stage,)), gap, bound, limits.time_reached, price)
 
 
 @contextmanager
 def limits_as_errors(limits: Limits) -> Iterator[None]:
-    """Raise SolverError where planning ends by its time limit before there is a plan, or without memory."""
+    """Turn a time limit reached without a plan, and a lack of memory, into SolverError."""
     try:
         yield
     except OutOfTimeError:
@@ -252,13 +266,13 @@ def limits_as_errors(limits: Limits) -> Iterator[None]:
 
 
 def memory_budget(cluster: Cluster, given: int | None) -> int:
-    """Bytes that a device may hold: as given, or the device's memory."""
+    """Return the bytes that a device may hold: the given ones, or the device's memory."""
     return cluster.device.memory_bytes if given is None else given
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pause the garbage collector: a search makes millions of small tuples, and no cycles to look for among them."""
+    """Pause the garbage collector: a search makes millions of small tuples without cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -272,7 +286,7 @@ def _check_held(view: GraphView, stage: StagePlan, budget: int) -> None:
     held = max(live_bytes(view, stage))
     if held > budget:
         raise InfeasibleError(
-            f"What follows from the pins holds {held} bytes a device, and mem_budget is {budget}. Pin more weights to "
-            "specs that split them, or search for a plan (mode 'search').",
+            f"The plan that follows from the pins holds {held} bytes a device, and mem_budget is {budget}. Pin more "
+            "weights to specs that split them, or search for a plan (mode 'search').",
             held,
         )

@@ -1,17 +1,18 @@
 """Presolve: remove choices that no best plan needs.
 
-Choice a of an entity is dominated by choice b of the same entity when changing from a to b can only pay, whatever all
-others choose: its own cost, plus the most that the conversions around it can become dearer by, is not above a's, and it
-takes no more memory. This is the dead-end elimination of protein design (Goldstein, Biophysical Journal 66, 1994).
+Choice a of an entity is dominated by choice b of the same entity when changing from a to b never raises the cost,
+whatever all others choose: the cost of b, plus the greatest rise of the conversions around it, is at most the cost of
+a, and b takes no more memory. This is the dead-end elimination of protein design (Goldstein, Biophysical Journal 66,
+1994).
 
-Where memory has a price, it is a part of the cost. What is dominated then depends on the prices: one of the best plans
-at these prices is made of the choices that are left. The greatest rise of the cost from a to b also bounds the plans
-with choice a, once those with b are bounded (:meth:`Reduction.extend`).
+With prices, memory is a part of the cost, and domination depends on the prices: at least one of the best plans for
+these prices consists of the remaining choices. The greatest rise of the cost from a to b also bounds the plans with
+choice a, once those with b are bounded (:meth:`Reduction.extend`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +29,7 @@ Matrix = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Removal:
-    """Choices that were removed of an entity, those that were left, and what changing from one to another can cost."""
+    """The removed and the remaining choices of an entity, and the greatest rise of the cost from each to each."""
 
     entity: int
     removed: Sequence[int]
@@ -38,42 +39,42 @@ class _Removal:
 
 @dataclass(frozen=True)
 class Reduction:
-    """The choices left of each entity, at least one."""
+    """The remaining choices of each entity, at least one."""
 
     kept: list[list[int]]
     removals: list[_Removal]
 
     def extend(self, problem: Problem, bounds: Sequence[Matrix]) -> list[Matrix]:
-        """Bound the cost of plans with each choice of an entity, from bounds for the choices that are left.
+        """Bound the cost of plans with each choice of an entity, from bounds for the remaining choices.
 
-        ``bounds`` are those of ``kept``. Choices that were not there before the reduction have an infinite bound.
+        ``bounds`` are those of ``kept``. Choices that the reduction did not start from have an infinite bound.
         """
         result = [np.full(len(costs), np.inf) for costs in problem.cost]
-        for own, kept, line in zip(result, self.kept, bounds, strict=True):
-            own[kept] = line
-        # A plan with a removed choice becomes a plan without, by changes that raise its cost by no more than is known.
+        for entity_bounds, kept, line in zip(result, self.kept, bounds, strict=True):
+            entity_bounds[kept] = line
+        # Replacing a removed choice of a plan by a remaining one raises the cost by at most ``rise``.
         for removal in reversed(self.removals):
-            own = result[removal.entity]
-            own[removal.removed] = (own[removal.left][None, :] - removal.rise).max(axis=1)
+            entity_bounds = result[removal.entity]
+            entity_bounds[removal.removed] = (entity_bounds[removal.left][None, :] - removal.rise).max(axis=1)
         return result
 
 
 class _Span:
-    """The seconds a byte for which the readers of a tensor hold it, converted, at given prices."""
+    """The price of holding a converted tensor for its readers, in seconds per byte."""
 
     def __init__(self, memory: ConvertedTensor, group: Sequence[Edge], prices: Prices):
         self.memory = memory
         begin, end = min(edge.begin for edge in group), max(edge.end for edge in group)
-        own = {id(edge): (prices.span(edge.begin, edge.end), prices.at[edge.begin]) for edge in group}
-        self.own = own
+        prices_by_edge = {id(edge): (prices.span(edge.begin, edge.end), prices.at[edge.begin]) for edge in group}
+        self.by_edge = prices_by_edge
         self.most = prices.span(begin, end)
-        self.least = min(span for span, _ in own.values())
-        self.making = [making for _, making in own.values()]
-        self.key = (id(memory), self.most, tuple(own.values()))
+        self.least = min(span for span, _ in prices_by_edge.values())
+        self.making = [making for _, making in prices_by_edge.values()]
+        self.key = (id(memory), self.most, tuple(prices_by_edge.values()))
 
 
 class Presolve:
-    """The removal of dominated choices of one problem; equal entities in equal surroundings are looked at once."""
+    """The removal of dominated choices of one problem; equal entities with equal surroundings are reduced once."""
 
     def __init__(self, problem: Problem):
         self.problem = problem
@@ -93,9 +94,9 @@ class Presolve:
             if id(edge.convert) not in self._arrays:
                 self._arrays[id(edge.convert)] = np.array(edge.convert)
         self._intervals: list[list[tuple[int, int, tuple[int, ...]]]] = [[] for _ in problem.cost]
-        for hold in problem.activations.intervals:
-            self._intervals[hold.entity].append((hold.begin, hold.end, hold.nbytes))
-        # What stays the same of an entity and its surroundings, as one number.
+        for interval in problem.activations.intervals:
+            self._intervals[interval.entity].append((interval.begin, interval.end, interval.nbytes))
+        # One number for an entity and its surroundings, as far as no reduction changes them.
         self._static = [self._surroundings(entity) for entity in range(len(problem.cost))]
         self._neighbours = [
             sorted(
@@ -131,19 +132,20 @@ class Presolve:
         prices: Prices | None = None,
         limits: Limits | None = None,
         rounds: int = tuning.PRESOLVE_ROUNDS,
+        fixed: Collection[int] = (),
     ) -> Reduction:
-        """Remove dominated choices.
+        """Remove dominated choices, of all entities but those ``fixed``.
 
-        With prices, one of the best plans at these prices is left. Without, choices are not replaced by others that
-        hold more throughout, and activations do not count.
+        With prices, at least one of the best plans for these prices remains. Without, a choice dominates only if it
+        takes no more memory during the whole run, and activations do not count.
 
         Raises
         ------
         OutOfTimeError
             When the time limit is reached.
         """
-        own = [list(choices) for choices in kept]
-        numbers = [self._number(tuple(choices)) for choices in own]
+        left_choices = [list(choices) for choices in kept]
+        numbers = [self._number(tuple(choices)) for choices in left_choices]
         spans: dict[int, _Span] = {}
         if prices is not None and prices.total:
             for tensor, memory in self.problem.activations.tensors.items():
@@ -151,11 +153,11 @@ class Presolve:
                 if group and prices.span(min(e.begin for e in group), max(e.end for e in group)):
                     spans[tensor] = _Span(memory, group, prices)
         removals: list[_Removal] = []
-        waiting = [len(choices) > 1 for choices in own]
+        waiting = [len(choices) > 1 and entity not in fixed for entity, choices in enumerate(left_choices)]
         for _ in range(rounds):
             if not any(waiting):
                 break
-            for entity, choices in enumerate(own):
+            for entity, choices in enumerate(left_choices):
                 if limits is not None:
                     limits.check()
                 if not waiting[entity]:
@@ -171,13 +173,16 @@ class Presolve:
                         for tensor in self._made[entity]
                     ),
                     tuple(
-                        (e.tensor in spans and (spans[e.tensor].key, spans[e.tensor].own[id(e)]), numbers[e.producer])
+                        (
+                            e.tensor in spans and (spans[e.tensor].key, spans[e.tensor].by_edge[id(e)]),
+                            numbers[e.producer],
+                        )
                         for e in self._reads[entity]
                     ),
                 )
                 known = self._known.get(key)
                 if known is None:
-                    known = self._known[key] = self._left(entity, own, prices, paid, spans)
+                    known = self._known[key] = self._left(entity, left_choices, prices, paid, spans)
                 left, rise = known
                 if len(left) == len(choices):
                     continue
@@ -185,14 +190,14 @@ class Presolve:
                 gone = set(left)
                 removed = [k for i, k in enumerate(choices) if i not in gone]
                 removals.append(_Removal(entity, removed, kept_now, rise))
-                own[entity] = kept_now
+                left_choices[entity] = kept_now
                 numbers[entity] = self._number(tuple(kept_now))
                 for other in self._neighbours[entity]:
-                    waiting[other] = len(own[other]) > 1
-        return Reduction(own, removals)
+                    waiting[other] = len(left_choices[other]) > 1 and other not in fixed
+        return Reduction(left_choices, removals)
 
     def _paid(self, entity: int, prices: Prices | None) -> Hashable:
-        """What the entity pays for memory: the price of what is held throughout, and of each live interval."""
+        """Return the prices of the entity's memory: that of the whole run, and that of each live interval."""
         if prices is None:
             return None
         live = []
@@ -205,13 +210,13 @@ class Presolve:
     def _left(
         self,
         entity: int,
-        own: Sequence[Sequence[int]],
+        left_choices: Sequence[Sequence[int]],
         prices: Prices | None,
         paid: Any,
         spans: dict[int, _Span],
     ) -> tuple[list[int], Matrix]:
-        """List the positions that no other dominates, and the rise from each of the others to each of these."""
-        problem, choices = self.problem, own[entity]
+        """List the positions of undominated choices, and the rise of the cost from each other one to each of these."""
+        problem, choices = self.problem, left_choices[entity]
         cost = np.array([problem.cost[entity][k] for k in choices])
         memory = np.array([problem.memory[entity][k] for k in choices])
         if paid is not None:
@@ -222,13 +227,13 @@ class Presolve:
         worse = cost[None, :] - cost[:, None]
         for tensor in self._made[entity]:
             group = self.groups[tensor]
-            required = sorted({edge.consumed[k] for edge in group for k in own[edge.consumer]})
+            required = sorted({edge.consumed[k] for edge in group for k in left_choices[edge.consumer]})
             produced = [group[0].produced[k] for k in choices]
             most = self._producer_rise(group, produced, required, spans.get(tensor))
-            # Each distinct required spec is paid once: there are at least one and at most as many as there are readers.
+            # Each distinct required spec is paid once: at least one, and at most one per reader.
             worse = worse + np.where(most > 0, most * min(len(group), len(required)), most)
         for edge in self._reads[entity]:
-            sources = sorted({edge.produced[k] for k in own[edge.producer]})
+            sources = sorted({edge.produced[k] for k in left_choices[edge.producer]})
             consumed = [edge.consumed[k] for k in choices]
             worse = worse + self._consumer_rise(edge, sources, consumed, spans.get(edge.tensor))
         first = np.arange(len(cost))
@@ -242,7 +247,7 @@ class Presolve:
     def _producer_rise(
         self, group: Sequence[Edge], produced: Sequence[int], required: Sequence[int], span: _Span | None
     ) -> Matrix:
-        """``[a, b]``: the most by which one conversion of what a choice produces is dearer for b than for a."""
+        """Bound ``[a, b]``: the greatest rise of one conversion's cost when the producer changes from choice a to b."""
         sources = tuple(dict.fromkeys(produced))
         at = np.ix_(sources, required)
         lines = self._arrays[id(group[0].convert)][at]
@@ -265,30 +270,30 @@ class Presolve:
         return most[np.ix_(index, index)]
 
     def _consumer_rise(self, edge: Edge, sources: Sequence[int], consumed: Sequence[int], span: _Span | None) -> Matrix:
-        """``[a, b]``: the most by which reading a tensor as choice b requires it is dearer than as a does."""
+        """Bound ``[a, b]``: the greatest rise of a tensor's cost when its reader changes from choice a to b."""
         required = tuple(dict.fromkeys(consumed))
         at = np.ix_(sources, required)
         lines = self._arrays[id(edge.convert)][at].T
         alone = len(self.groups[edge.tensor]) == 1
-        own = making = 0.0
+        held_price = making_price = 0.0
         saved = np.zeros(len(required))
         if span is not None:
-            own, making = span.own[id(edge)]
+            held_price, making_price = span.by_edge[id(edge)]
             if not alone:
-                own, most = span.most, max(span.making)
+                held_price, most = span.most, max(span.making)
             held = self._held_bytes(span.memory)[at].T
-            lines = lines + own * held
+            lines = lines + held_price * held
             if any(span.making):
                 working = self._working_bytes(span.memory, tuple(sources), required).T
                 if alone:
-                    lines = lines + making * working
+                    lines = lines + making_price * working
                 else:
                     lines = lines + most * working
                     # Without this reader, the conversion may be made for a later one, where memory is dearer.
-                    saved = (most - making) * working.max(axis=-1)
+                    saved = (most - making_price) * working.max(axis=-1)
         if alone:
             rise = _greatest_rise(lines)
-        else:  # another reader may pay for the spec that a requires anyway, and none for that of b
+        else:  # at worst, another reader pays for the spec of a anyway, and none for that of b
             rise = np.repeat((lines.max(axis=-1))[None, :], len(required), axis=0) + saved[:, None]
             np.fill_diagonal(rise, 0.0)
         place = {spec: i for i, spec in enumerate(required)}
@@ -297,7 +302,7 @@ class Presolve:
         return result
 
     def _held_bytes(self, memory: ConvertedTensor) -> Matrix:
-        """``[s, d]``: the bytes of a tensor in spec d, made from s."""
+        """Compute ``[s, d]``: the bytes of a tensor in spec d, converted from s; 0 for the same layout."""
         known = self._held.get(id(memory))
         if known is None:
             layout = np.array(memory.layout)
@@ -306,7 +311,7 @@ class Presolve:
         return known
 
     def _working_bytes(self, memory: ConvertedTensor, sources: tuple[int, ...], required: tuple[int, ...]) -> Matrix:
-        """The bytes that making a tensor in each of the required specs takes for a time, by source."""
+        """Compute the working bytes of the conversion to each required spec, by source."""
         key = id(memory), sources, required
         if key not in self._working:
             layout = memory.layout
@@ -318,12 +323,12 @@ class Presolve:
 
 
 def undominated(problem: Problem, limits: Limits | None = None) -> list[list[int]]:
-    """List the choices left of each entity without a budget on activations; one of the best plans is made of them."""
+    """List the undominated choices of each entity, ignoring activations; they contain one of the best plans."""
     return Presolve(problem).reduce([range(len(costs)) for costs in problem.cost], limits=limits).kept
 
 
 def _greatest_rise(lines: Matrix) -> Matrix:
-    """``[a, b]``: the most by which an entry of line b is above that of line a; a chunk of lines at a time."""
+    """Compute ``[a, b]``: the greatest excess of an entry of line b over that of line a; a chunk of lines at a time."""
     count = max(1, tuning.CHUNK_ENTRIES // lines.size)
     parts = [(lines[None, :, :] - lines[at : at + count, None, :]).max(axis=-1) for at in range(0, len(lines), count)]
     return np.concatenate(parts)

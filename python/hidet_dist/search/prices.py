@@ -1,4 +1,4 @@
-"""Prices on the bytes of points, which turn a memory budget into a part of the cost (Lagrangian relaxation)."""
+"""Prices on bytes at program points: they turn the memory budget into a part of the cost (Lagrangian relaxation)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hidet_dist.search import tuning
 
 
 class Prices:
-    """Seconds a byte at each point, 0 or more.
+    """Seconds per byte at each program point, 0 or more.
 
-    Prices are multiples of a quantum, so that sums of them are exact: what is held as long, at points priced alike,
-    costs the same to the bit wherever it is in the graph.
+    Prices are multiples of a quantum, so that their sums are exact: tensors held equally long, at points of equal
+    prices, cost the same to the last bit wherever they are in the graph.
     """
 
     def __init__(self, second_per_byte: Sequence[float]):
@@ -24,7 +24,7 @@ class Prices:
 
     @property
     def total(self) -> float:
-        """Seconds for a byte that is held throughout."""
+        """Seconds for a byte that is held during the whole run."""
         return self.until[-1]
 
     def span(self, begin: int, end: int) -> float:
@@ -32,5 +32,5 @@ class Prices:
         return self.until[end + 1] - self.until[begin]
 
     def of(self, nbytes: Sequence[int]) -> float:
-        """Seconds for so many bytes at each point."""
+        """Seconds for ``nbytes[m]`` bytes at each point m."""
         return math.fsum(price * n for price, n in zip(self.at, nbytes, strict=True) if price)

@@ -19,7 +19,7 @@ from itertools import accumulate
 
 @dataclass(frozen=True)
 class LiveInterval:
-    """``nbytes[k]`` bytes from program point ``begin`` to ``end`` (included) if the entity takes its choice k."""
+    """Hold ``nbytes[k]`` bytes from program point ``begin`` to ``end`` (included) if the entity takes its choice k."""
 
     entity: int
     begin: int
@@ -31,9 +31,9 @@ class LiveInterval:
 class ConvertedTensor:
     """The memory that conversions of one tensor take, by the numbers of its specs.
 
-    ``layout[s]`` is equal for numbers that stand for the same spec, between which nothing is converted. A tensor that
-    is required as d holds ``nbytes[d]`` from the first reader that requires it so to the last; making it from s takes
-    another ``working(s, d)`` bytes at the first reader.
+    Numbers s with the same ``layout[s]`` stand for the same spec: nothing is converted between them. The tensor in spec
+    d holds ``nbytes[d]`` from the first reader that requires d to the last. Converting it from s to d takes another
+    ``working(s, d)`` bytes at the first reader.
     """
 
     layout: tuple[int, ...]
@@ -43,7 +43,7 @@ class ConvertedTensor:
 
 @dataclass(frozen=True)
 class Activations:
-    """The bytes held at each of ``points`` program points beside the memory that is held throughout.
+    """The bytes held at each of ``points`` program points, besides those held during the whole run.
 
     ``tensors`` are the converted tensors by number.
     """
@@ -58,12 +58,12 @@ NO_ACTIVATIONS = Activations(1, (), {})
 
 @dataclass(frozen=True)
 class Edge:
-    """A tensor on its way from ``producer`` to ``consumer`` (entity numbers).
+    """One use of a tensor: its ``producer`` and one ``consumer`` (entity numbers).
 
-    ``produced[k]`` is the number of the spec that the producer's choice k gives, ``consumed[k]`` the one that the
-    consumer's choice k requires; ``convert[s][d]`` the seconds of converting from s to d. Edges of one ``tensor`` share
-    the producer and the numbering of specs. A converted tensor is held for this consumer from program point ``begin``
-    to ``end``.
+    ``produced[k]`` is the number of the spec that the producer's choice k makes. ``consumed[k]`` is the number of the
+    spec that the consumer's choice k requires. ``convert[s][d]`` is the time of converting from s to d, in seconds.
+    Edges of one ``tensor`` share the producer and the numbering of specs. A converted tensor is held for this consumer
+    from program point ``begin`` to ``end``.
     """
 
     tensor: int
@@ -80,7 +80,7 @@ class Edge:
 class Problem:
     """``cost[e][k]`` in seconds, ``memory[e][k]`` and ``budget`` in bytes, for entity e and its choice k.
 
-    ``memory`` is held throughout; ``activations`` is the memory that is held beside it for a time.
+    ``memory`` is held during the whole run. ``activations`` are held besides, during live intervals.
     """
 
     cost: Sequence[Sequence[float]]
@@ -94,9 +94,9 @@ class Problem:
 class Solution:
     """The choice of every entity; ``seconds`` is the objective, at most ``gap`` (relative) above the optimum.
 
-    ``second_per_byte`` are the prices of the bytes of program points that it was found at; none if the budget does not
-    bind. ``points`` are those at which plans considered on the way held too much, and ``known`` are such plans, and
-    others: both help with another problem that differs from this one in its costs.
+    ``second_per_byte`` are the prices of bytes at program points for which the solution was computed; empty if the
+    budget does not bind. ``points`` are the program points at which the search saw plans exceed the budget. ``known``
+    are choices of other plans that it saw. Both speed up the search for a problem that differs only in its costs.
     """
 
     choices: tuple[int, ...]
@@ -108,7 +108,7 @@ class Solution:
 
 
 def evaluate(problem: Problem, choices: Sequence[int]) -> float:
-    """Compute the cost in seconds of given choices, summed up term by term without a solver."""
+    """Compute the cost in seconds of the choices, term by term, without a solver."""
     seconds = sum(costs[k] for costs, k in zip(problem.cost, choices, strict=True))
     paid: set[tuple[int, int, int]] = set()
     for edge in problem.edges:
@@ -120,7 +120,7 @@ def evaluate(problem: Problem, choices: Sequence[int]) -> float:
 
 
 def readers(problem: Problem) -> dict[int, list[Edge]]:
-    """Map each tensor to its edges, those of the same consumer and the same required specs (x * x, say) taken once."""
+    """Map each tensor to its edges; edges with the same consumer and required specs (as of x * x) count once."""
     unique = {(edge.tensor, edge.consumer, edge.consumed): edge for edge in problem.edges}
     groups: dict[int, list[Edge]] = {}
     for edge in unique.values():
@@ -129,7 +129,7 @@ def readers(problem: Problem) -> dict[int, list[Edge]]:
 
 
 def held_bytes(problem: Problem, groups: Mapping[int, Iterable[Edge]], choices: Sequence[int]) -> list[int]:
-    """Compute the bytes held at each program point under given choices; ``groups`` are the edges of each tensor."""
+    """Compute the bytes held at each program point with these choices; ``groups`` are the edges of each tensor."""
     activations = problem.activations
     change = [0] * (activations.points + 1)
     change[0] = sum(nbytes[k] for nbytes, k in zip(problem.memory, choices, strict=True))
@@ -159,7 +159,7 @@ def held_bytes(problem: Problem, groups: Mapping[int, Iterable[Edge]], choices: 
 
 
 def peaks(nbytes: Sequence[int], points: Iterable[int]) -> list[int]:
-    """Select the ``points`` at which no less is held than at the points beside them."""
+    """Select the local peaks: the ``points`` at which no less is held than at both neighbours."""
     padded = (0, *nbytes, 0)
     return [m for m in points if padded[m + 1] >= padded[m] and padded[m + 1] >= padded[m + 2]]
 

@@ -1,20 +1,20 @@
-"""Propagation: the pins decide the rest, without a search.
+"""Propagation: derive the whole plan from the pins, without a search.
 
 Specs spread from the pins through the operators' rules, forward and backward, until nothing changes, as in GSPMD (Xu et
-al., arXiv:2105.04663, section 3.5) and Shardy. What is known of a tensor is its *placements*: which mesh axis splits
-which dim. They only grow:
+al., arXiv:2105.04663, section 3.5) and Shardy. The state of a tensor is its set of *placements*: pairs of a mesh axis
+and the dim that it splits. Placements are only added:
 
-1. Pins, and the specs given for graph inputs and outputs, are known and fixed; of a pattern, what it names.
-2. In sweeps over the operators in execution order and back, each operator takes of its proven choices the one that
-   agrees best with what is known of its inputs and outputs, and adds its own placements to them. An axis that already
-   has its dim in a tensor stays there, and a tensor that is fixed takes nothing.
-3. When no sweep adds anything, every operator has its choice. A weight lies as its first reader wants it unless it is
-   pinned; a graph input or output of which a part is free lies as agrees best with what is known of it.
+1. Pins, and the specs given for graph inputs and outputs, are fixed from the start; of a pattern, its named axes.
+2. Sweeps visit the operators in execution order and in reverse. Each operator takes the proven choice that agrees best
+   with the placements of its inputs and outputs, and adds the choice's placements to them. An axis that already splits
+   a dim of a tensor keeps that dim, and a fixed tensor gets no placements.
+3. When a sweep adds no placement, every operator has its choice. A weight that is not pinned has the spec that its
+   first reader requires. A graph input or output that is partly open has the spec nearest to its placements.
 
-Which choice agrees best, in this order: it drops what is known of the fewest bytes of fixed tensors; then the fewest
-bytes of others (a small tensor is converted rather than a large one); it makes up the fewest placements, so that what
-nothing is known of stays whole; it takes the least time; it comes first. So a pin always beats what was derived, and
-the same pins give the same plan.
+The best choice is the first of these criteria in which choices differ: it contradicts placements of the fewest bytes of
+fixed tensors; then of the fewest bytes of other tensors (a small tensor is converted rather than a large one); it adds
+the fewest placements, so that tensors without any stay replicated; it takes the least time; it is listed first. So a
+pin takes precedence over derived placements, and the same pins give the same plan.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def placements(spec: TensorShardSpec) -> Placements:
 
 @dataclass
 class _Known:
-    """The placements known of a tensor; ``fixed`` if none may be added, else ``options`` limit them, if given."""
+    """The placements of a tensor so far; none may be added if ``fixed``, and only those of ``options``, if given."""
 
     placed: dict[int, int]
     nbytes: int
@@ -46,7 +46,7 @@ class _Known:
     options: Sequence[frozenset[tuple[int, int]]] | None = None
 
     def add(self, more: Placements) -> bool:
-        """Add placements; whether any was new."""
+        """Add placements; return whether any was new."""
         if self.fixed:
             return False
         fresh = False
@@ -64,7 +64,7 @@ class _Known:
 
 
 def propagate(view: GraphView, formulation: Formulation, limits: Limits) -> tuple[int, ...]:
-    """Choose for every entity by propagation from what is fixed in the formulation. Raises OutOfTimeError."""
+    """Choose for every entity by propagation from the fixed specs of the formulation. Raises OutOfTimeError."""
     return _Propagation(view, formulation, limits).run()
 
 
@@ -74,20 +74,20 @@ class _Propagation:
         self.view = view
         self.formulation = formulation
         self.known: dict[str, _Known] = {}
-        self.delivered: list[_Known] = []  # of graph outputs as they are delivered
+        self.delivered: list[_Known] = []  # placements of graph outputs as they are delivered
         for name in view.tensors:
             self.known[name] = _Known({}, view.nbytes(name))
         stored = zip((*view.weights, *view.inputs), (*formulation.weight_specs, *formulation.inputs), strict=True)
         for name, specs in stored:
-            self.known[name] = self._end(name, specs)
+            self.known[name] = self._boundary(name, specs)
         for name, specs in zip(view.outputs, formulation.outputs, strict=True):
-            self.delivered.append(self._end(name, specs))
+            self.delivered.append(self._boundary(name, specs))
         self.placed: dict[int, list[tuple[Placements, ...]]] = {}
         self.best: dict[Hashable, int] = {}
         self.picks = [0] * len(view.operators)
 
-    def _end(self, name: str, specs: Sequence[TensorShardSpec]) -> _Known:
-        """Collect the placements that ``specs`` have in common, of which a tensor has one."""
+    def _boundary(self, name: str, specs: Sequence[TensorShardSpec]) -> _Known:
+        """Collect the placements that all ``specs`` of a graph input, output or weight have in common."""
         options = [frozenset(placements(spec)) for spec in specs]
         common = options[0].intersection(*options)
         return _Known(dict(sorted(common)), self.view.nbytes(name), len(specs) == 1, options)
@@ -96,7 +96,7 @@ class _Propagation:
         count = len(self.view.operators)
         for known, name in zip(self.delivered, self.view.outputs, strict=True):
             self.known[name].add(known.key[0])
-        # An operator that was pinned speaks first.
+        # Pinned operators choose first.
         self._sweep(sorted(self.formulation.pins.operators))
         while self._sweep(range(count)) + self._sweep(range(count - 1, -1, -1)):
             pass
@@ -112,11 +112,11 @@ class _Propagation:
         return (*self.picks, *weights, *ends)
 
     def _sweep(self, numbers: Iterable[int]) -> int:
-        """Visit operators in order; the number of tensors with new placements."""
+        """Visit operators in order; return the number of tensors with new placements."""
         return sum(map(self._visit, numbers))
 
     def _visit(self, number: int) -> int:
-        """Choose for an operator, and add its placements to its tensors; the number of tensors with new ones."""
+        """Choose for an operator, and add placements to its tensors; return the number of tensors with new ones."""
         self.limits.check()
         names = self._names(number)
         choices = self.formulation.choices[number]
@@ -124,24 +124,24 @@ class _Propagation:
             self.placed[id(choices)] = [
                 tuple(map(placements, (*choice.spec.in_specs, *choice.spec.out_specs))) for choice in choices
             ]
-        own = self.placed[id(choices)]
+        choice_placements = self.placed[id(choices)]
         known = [self.known[name] for name in names]
         key = (id(choices), tuple(k.key for k in known))
         if key not in self.best:
-            self.best[key] = self._choose(number, own, known)
+            self.best[key] = self._choose(number, choice_placements, known)
         pick = self.picks[number] = self.best[key]
-        return sum(self.known[name].add(placed) for name, placed in zip(names, own[pick], strict=True))
+        return sum(self.known[name].add(placed) for name, placed in zip(names, choice_placements[pick], strict=True))
 
     def _names(self, number: int) -> list[str]:
         op = self.view.operators[number]
         return [self.view.names[x] for x in (*op.inputs, *op.outputs)]
 
-    def _choose(self, number: int, own: list[tuple[Placements, ...]], known: list[_Known]) -> int:
+    def _choose(self, number: int, choice_placements: list[tuple[Placements, ...]], known: list[_Known]) -> int:
         costs = self.formulation.problem.cost[number]
 
         def rank(k: int) -> tuple[int, int, int, float, int]:
             fixed = other = extra = 0
-            for placed, about in zip(own[k], known, strict=True):
+            for placed, about in zip(choice_placements[k], known, strict=True):
                 have = set(about.placed.items())
                 if not have.issubset(placed):
                     if about.fixed:
@@ -151,7 +151,7 @@ class _Propagation:
                 extra += len(set(placed) - have)
             return fixed, other, extra, costs[k], k
 
-        return min(range(len(own)), key=rank)
+        return min(range(len(choice_placements)), key=rank)
 
     def _weights(self) -> list[int]:
         required: dict[str, TensorShardSpec] = {}
@@ -166,7 +166,7 @@ class _Propagation:
         return picks
 
     def _nearest(self, specs: Sequence[TensorShardSpec], known: _Known) -> int:
-        """Select the spec that keeps most of the known placements and adds the fewest."""
+        """Select the spec that drops the fewest of the placements, and then adds the fewest."""
 
         def rank(k: int) -> tuple[int, int, int]:
             placed, have = set(placements(specs[k])), set(known.placed.items())

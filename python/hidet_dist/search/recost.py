@@ -1,4 +1,4 @@
-"""Stages whose specs were changed by hand: conversions derived anew, and costs predicted anew."""
+"""Costs of a given plan: derive the conversions of edited specs, and predict all costs anew."""
 
 from __future__ import annotations
 

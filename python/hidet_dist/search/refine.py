@@ -1,9 +1,9 @@
-"""Finer meshes: an axis cut in two, for graphs that have fewer of something than the axis has devices.
+"""Finer meshes: an axis is cut in two, for graphs with fewer attention heads than the axis has devices.
 
-Two heads of keys and values cannot be split over four devices, but over two groups of two, each head held by a group.
-On the mesh [gpu=4] no spec says so; on [gpu_0=2, gpu_1=2] it is an ordinary one. A finer mesh has the same devices with
-the same ranks, and a group over both halves of an axis is the ring that it was, so that every plan of the given mesh is
-one of the finer mesh too, at the same predicted time.
+Two heads of keys and values cannot be split over four devices, but over two groups of two, where a group holds each
+head. No spec of the mesh [gpu=4] says so; on [gpu_0=2, gpu_1=2] it is an ordinary spec. A finer mesh has the same
+devices with the same ranks, and a group over both halves of an axis is the ring of the whole axis. So every plan of the
+given mesh is a plan of the finer mesh too, with the same predicted time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hidet_dist.view import GraphView
 
 @dataclass(frozen=True)
 class Refinement:
-    """The cluster with the finer mesh, and the axes of it that each axis of the given mesh became, major to minor."""
+    """The cluster with the finer mesh, and the axes in it of each axis of the given mesh, major to minor."""
 
     cluster: Cluster
     axes: tuple[tuple[int, ...], ...]
@@ -47,11 +47,11 @@ def cluster_of(stage: StagePlan, graph: NormalGraph, cluster: Cluster) -> Cluste
 
 
 def refine(graph: NormalGraph, cluster: Cluster) -> Refinement | None:
-    """Make the finer mesh that may have better plans for the graph; None where there is none.
+    """Make a finer mesh that may have better plans for the graph; None if there is none.
 
-    An axis of n devices is cut into (g, n / g), for the largest g below n that n has in common with a number of heads
-    that n does not divide: 12 heads on 8 devices make (4, 2). Heads are what a reshape splits a dim into: any other dim
-    that does not divide can mostly be left to another one.
+    An axis of n devices is cut into (g, n / g). Here g is the greatest common divisor of n and a number of heads that n
+    does not divide: 12 heads on 8 devices make (4, 2). Numbers of heads are the extents into which a reshape splits a
+    dim. Other extents that n does not divide are not considered: mostly the axis can split another dim instead.
     """
     table = RuleTable(DeviceMesh((1,)))
     reshapes = [table(op)[0] for op in GraphView(graph).operators if isinstance(op, ReshapeOp)]

@@ -21,7 +21,7 @@ from hidet_dist.view import GraphView
 
 
 class Known(NamedTuple):
-    """A plan that was the best known at some time: its choices and seconds, and the bound and elapsed seconds then."""
+    """An incumbent: its choices and seconds, and the lower bound and the elapsed seconds at its time."""
 
     choices: tuple[int, ...]
     seconds: float
@@ -31,12 +31,12 @@ class Known(NamedTuple):
 
 @dataclass
 class Incumbents:
-    """The best plans known in turn, as the search reports them."""
+    """The successive incumbents of a search: each was the best plan so far."""
 
     known: list[Known] = field(default_factory=list)
 
     def __call__(self, choices: Sequence[int], seconds: float, bound: float, elapsed: float) -> None:
-        """Record a plan that is better than those before, or a better bound for the last one."""
+        """Record a better plan, or a better bound for the last one."""
         picks = tuple(choices)
         if self.known and self.known[-1].choices == picks:
             self.known.pop()
@@ -54,7 +54,7 @@ def write_report(
     budget: int,
     limits: Limits,
 ) -> SearchReport:
-    """Write the report of the search that found ``stage``; ``incumbents`` are the plans that were the best known."""
+    """Write the report of the search that chose ``stage``; ``incumbents`` are the best plans over time."""
     others = Alternatives(formulation, picks, stage.seconds * (1 - gap), limits)
     return SearchReport(
         mode,
@@ -75,8 +75,8 @@ class Alternatives:
     """The costs of plans in which an operator, a weight, an input or an output makes another choice.
 
     The bound of a choice is a min-marginal of the problem without its budget (a backward pass of the elimination over
-    all choices), and no less than ``bound_seconds``, below which there is no plan that fits. Of several choices the
-    best is that of the least bound, or without bounds, of the least cost.
+    all choices), or ``bound_seconds``, the lower bound of plans that fit, if that is greater. The best of several
+    choices has the least bound, or without bounds the least cost.
     """
 
     def __init__(self, formulation: Formulation, picks: Sequence[int], bound_seconds: float, limits: Limits):
@@ -96,7 +96,7 @@ class Alternatives:
         return RunnerUp(str(self.specs[entity][k]), bound, self.alone[entity][k])
 
     def _best(self, entity: int, avoided: Sequence[object] | None = None) -> RunnerUp | None:
-        """Select the best of the choices that are not made; if ``avoided`` (one a choice), that avoid what is made."""
+        """Select the best other choice; with ``avoided`` (one entry a choice), of those whose entry differs."""
         pick = self.picks[entity]
         others = [k for k in range(len(self.specs[entity])) if k != pick]
         if avoided is not None:
@@ -115,21 +115,20 @@ class Alternatives:
         )
 
     def savings(self, view: GraphView, stage: StagePlan) -> tuple[Saving, ...]:
-        """Select for each reduction and conversion of the plan the best choice without it.
+        """Select the best choice that avoids each reduction and conversion of the plan.
 
-        A reduction is avoided by another choice of its operator. A conversion is avoided where the producer of the
-        tensor makes it in another spec, or all that need it so do not: the bound of the latter is the greatest of
-        theirs.
+        Another choice of its operator avoids a reduction. A conversion is avoided if the producer makes the tensor in
+        another spec, or if no consumer requires the spec any more: that has the greatest of the consumers' bounds.
         """
         edges: dict[str, list[Edge]] = {}
         names = list(self.formulation.layouts)
         for edge in self.formulation.problem.edges:
             edges.setdefault(names[edge.tensor], []).append(edge)
         result: list[Saving] = []
-        for number, own in enumerate(stage.operators):
-            for conversion in own.conversions:
+        for number, plan in enumerate(stage.operators):
+            for conversion in plan.conversions:
                 result += self._saving(view, number, conversion, edges[conversion.tensor])
-            for o, fns in enumerate(own.spec.reduce_fns):
+            for o, fns in enumerate(plan.spec.reduce_fns):
                 reductions = [choice.spec.reduce_fns[o] for choice in self.formulation.choices[number]]
                 best = self._best(number, reductions) if fns else None
                 if best is not None:
@@ -144,15 +143,15 @@ class Alternatives:
     ) -> Iterator[Saving]:
         layouts = self.formulation.layouts[conversion.tensor]
         producer = edges[0].producer
-        found = [(producer, self._best(producer, [layouts[n] for n in edges[0].produced]))]
+        alternatives = [(producer, self._best(producer, [layouts[n] for n in edges[0].produced]))]
         others = []
         for edge in edges:
             required = [layouts[n] for n in edge.consumed]
             if required[self.picks[edge.consumer]] == conversion.target:
                 others.append((edge.consumer, self._best(edge.consumer, required)))
         if all(choice is not None for _, choice in others):
-            found.append(max(others, key=lambda one: _order(one[1])))
-        possible = [(entity, choice) for entity, choice in found if choice is not None]
+            alternatives.append(max(others, key=lambda one: _order(one[1])))
+        possible = [(entity, choice) for entity, choice in alternatives if choice is not None]
         if possible:
             entity, choice = min(possible, key=lambda one: _order(one[1]))
             name = _entity_name(view, entity)
@@ -164,7 +163,7 @@ def _order(choice: RunnerUp | None) -> tuple[float, float]:
 
 
 def _entity_name(view: GraphView, entity: int) -> str:
-    """The name by which an entity of the problem is pinned or edited."""
+    """Return the name of an entity in pins and edits."""
     count, stored = len(view.operators), (*view.weights, *view.inputs)
     if entity < count:
         return f"op:{entity}"
@@ -173,7 +172,7 @@ def _entity_name(view: GraphView, entity: int) -> str:
 
 
 def _alone(problem: Problem, picks: Sequence[int]) -> list[list[float]]:
-    """Cost the plans in which one choice of one entity is changed."""
+    """Cost the plans that differ in one choice of one entity."""
     total = evaluate(problem, picks)
     edges: list[list[Edge]] = [[] for _ in problem.cost]
     groups: dict[int, list[Edge]] = {}
@@ -207,12 +206,12 @@ class SentStep:
 
     Attributes
     ----------
-    operator: where it is; None for a graph output.
-    tensor: what is communicated.
-    step: what is done.
-    before, after: the layouts of the tensor.
-    source, target: the specs before all steps of the conversion or reduction and after them.
-    nbytes: of the tensor that is whole within a group; 0 for a local step.
+    operator: the number of the operator; None for a graph output.
+    tensor: the name of the communicated tensor.
+    step: the step.
+    before, after: the layouts of the tensor before and after the step.
+    source, target: the specs before and after all steps of the conversion or reduction.
+    nbytes: the bytes of the tensor as a group holds it together; 0 for a local step.
     reduces: whether it is a reduce function.
     """
 
@@ -243,30 +242,30 @@ def sent_steps(view: GraphView, stage: StagePlan) -> Iterator[SentStep]:
     def sent_nbytes(name: str, step: Step, before: Layout, after: Layout) -> int:
         if not step.collective.communicates:
             return 0
-        # A collective's group holds the tensor once, in pieces or whole: before it or after it.
+        # A group of the collective holds the tensor once, in pieces or whole, either before or after it.
         shape, itemsize = view.shape(name), view.itemsize(name)
         sizes = (split_of(layout).local_nbytes(shape, itemsize, mesh) for layout in (before, after))
         return max(sizes) * (mesh.group_size(step.mesh_axes) if step.collective.moves else 1)
 
-    for number, (op, own) in enumerate(zip(view.operators, stage.operators, strict=True)):
-        for conversion in own.conversions:
+    for number, (op, plan) in enumerate(zip(view.operators, stage.operators, strict=True)):
+        for conversion in plan.conversions:
             yield from steps_of(number, conversion)
-        for o, fns in enumerate(own.spec.reduce_fns):
+        for o, fns in enumerate(plan.spec.reduce_fns):
             name = view.names[op.outputs[o]]
             for n, fn in enumerate(fns):
                 axes = tuple(axis for later in fns[n:] for axis in later.mesh_axes)
-                partial = PartialSpec(_before(own.spec, o, n), fn.op, axes)
+                partial = PartialSpec(_before(plan.spec, o, n), fn.op, axes)
                 step = Step.of(fn)
                 (after,) = walk([step], partial, view.shape(name), mesh)
                 nbytes = sent_nbytes(name, step, partial, after)
-                source, target = own.spec.partial_spec(o), own.spec.out_specs[o]
+                source, target = plan.spec.partial_spec(o), plan.spec.out_specs[o]
                 yield SentStep(number, name, step, partial, after, source, target, nbytes, True)
     for conversion in stage.output_conversions:
         yield from steps_of(None, conversion)
 
 
 def traffic(view: GraphView, stage: StagePlan) -> dict[str, Traffic]:
-    """Count the communication of a run by kind of collective, in bytes of the tensors whole within their groups."""
+    """Count the collectives of a run, and the bytes of their tensors as a group holds them together, by kind."""
     result: dict[str, Traffic] = {}
     for sent in sent_steps(view, stage):
         if sent.step.collective.communicates:

@@ -21,33 +21,33 @@ from hidet_dist.view import GraphView
 def write_stage(
     view: GraphView, cluster: Cluster, model: CostModel, formulation: Formulation, picks: Sequence[int]
 ) -> StagePlan:
-    """Write down the plan that a choice for every entity makes, and check it.
+    """Write down the plan of a choice for every entity, and check it.
 
     Raises
     ------
     VerificationError
-        When the plan, costed and measured anew on the unfolded graph, is not what the search took it for.
+        When its cost or its memory, computed anew from the graph, contradicts the search's figures.
     """
     stage = stage_of(view, cluster, model, formulation, picks)
-    # The plan's own sum and the solver's objective are two ways to the same figure.
+    # The sum over the plan and the solver's objective are computed in two ways, and must agree.
     solved = evaluate(formulation.problem, picks)
     if not math.isclose(stage.seconds, solved, rel_tol=1e-9, abs_tol=1e-12):
-        raise VerificationError(f"The plan costs {stage.seconds} s, but the search took it for {solved} s.")
+        raise VerificationError(f"The plan costs {stage.seconds} s, but the search computed {solved} s.")
     counted = max(held_bytes(formulation.problem, readers(formulation.problem), picks))
     most = max(live_bytes(view, stage))
     if most > counted:
-        raise VerificationError(f"The plan holds {most} bytes on a device, but the search took it for {counted}.")
+        raise VerificationError(f"The plan holds {most} bytes on a device, but the search computed {counted}.")
     return stage
 
 
 def stage_of(
     view: GraphView, cluster: Cluster, model: CostModel, formulation: Formulation, picks: Sequence[int]
 ) -> StagePlan:
-    """Write down the plan that a choice for every entity makes, without checking it."""
+    """Write down the plan of a choice for every entity, without checking it."""
     chosen = [formulation.choices[i][picks[i]] for i in range(len(view.operators))]
     stored = [*formulation.weight_specs, *formulation.inputs]
-    specs = [own[picks[formulation.weights.start + n]] for n, own in enumerate(stored)]
-    outputs = [own[picks[len(chosen) + len(stored) + n]] for n, own in enumerate(formulation.outputs)]
+    specs = [options[picks[formulation.weights.start + n]] for n, options in enumerate(stored)]
+    outputs = [options[picks[len(chosen) + len(stored) + n]] for n, options in enumerate(formulation.outputs)]
     spec_of = dict(zip((*view.weights, *view.inputs), specs, strict=True))
     return lay_out(view, cluster.mesh, model, chosen, spec_of, outputs, formulation.notes, formulation.fused)
 
@@ -64,8 +64,8 @@ def lay_out(
 ) -> StagePlan:
     """Write down the plan of given choices, with the conversions between them, and all costs.
 
-    ``chosen`` and ``notes`` go by operator, ``stored`` are the specs of weights and graph inputs by name, ``outputs``
-    those of the graph outputs as they are delivered. ``fused`` is what the cost model says is.
+    ``chosen`` and ``notes`` have an entry for each operator. ``stored`` are the specs of weights and graph inputs by
+    name, ``outputs`` those in which graph outputs are delivered, and ``fused`` the cost model's fused operators.
     """
 
     def tensor(name: str, spec: TensorShardSpec) -> TensorPlan:
@@ -84,7 +84,7 @@ def lay_out(
     compute = [compute_seconds(model, view, i, choice, fused.get(i), mesh) for i, choice in enumerate(chosen)]
 
     paid: set[tuple[str, TensorShardSpec]] = set()
-    at: dict[int | None, list[ConversionPlan]] = {}
+    conversions_of: dict[int | None, list[ConversionPlan]] = {}
     for name, use in view.uses():
         target = outputs[use.position] if use.operator is None else chosen[use.operator].spec.in_specs[use.position]
         if (name, target) in paid:
@@ -97,12 +97,14 @@ def lay_out(
                 model, view.shape(name), view.itemsize(name), fused[splitter], source, target, mesh
             )
         if target != spec_of[name]:
-            result = model.conversion(*view.pieces(name), spec_of[name], target)
-            steps = tuple(map(str, result.steps))
-            at.setdefault(use.operator, []).append(ConversionPlan(name, spec_of[name], target, steps, result.seconds))
+            conversion = model.conversion(*view.pieces(name), spec_of[name], target)
+            steps = tuple(map(str, conversion.steps))
+            conversions_of.setdefault(use.operator, []).append(
+                ConversionPlan(name, spec_of[name], target, steps, conversion.seconds)
+            )
     operators = []
     for i, (op, choice) in enumerate(zip(view.operators, chosen, strict=True)):
-        reduce, conversions = reduction_seconds(model, op, choice), tuple(at.get(i, ()))
+        reduce, conversions = reduction_seconds(model, op, choice), tuple(conversions_of.get(i, ()))
         operators.append(OperatorPlan(i, op.name, choice.spec, compute[i], reduce, conversions, notes[i]))
     return StagePlan(
         mesh,
@@ -111,6 +113,6 @@ def lay_out(
         tuple(tensor(name, stored[name]) for name in view.weights),
         tuple(tensor(name, stored[name]) for name in view.inputs),
         tuple(map(tensor, view.outputs, outputs)),
-        tuple(at.get(None, ())),
+        tuple(conversions_of.get(None, ())),
         view.symbols,
     )

@@ -45,8 +45,6 @@ def simulate(program: Program, inputs: Sequence[np.ndarray], graph: FlowGraph | 
         When two ranks disagree on a piece of an output that both hold.
     """
     mesh = program.mesh
-    build = nullcontext if graph is None else cpu_target
-    graph = program.graph if graph is None else graph
     if len(inputs) != len(program.inputs):
         raise InputError(f"The program has {len(program.inputs)} inputs; {len(inputs)} were given.")
     for number, (x, plan) in enumerate(zip(inputs, program.inputs, strict=True)):
@@ -61,14 +59,31 @@ def simulate(program: Program, inputs: Sequence[np.ndarray], graph: FlowGraph | 
     sizes = program.sizes([x.shape for x in inputs])
     for name, size in sizes.items():
         runtime_api.set_symbol_value(name, size)
+    shards = [
+        [x[plan.spec.slices(x.shape, mesh, mesh.coordinate(rank))] for rank in range(mesh.size)]
+        for x, plan in zip(inputs, program.inputs, strict=True)
+    ]
+    outputs = simulate_shards(program, shards, graph)
+    return [assemble(plan, mesh, own) for plan, own in zip(program.outputs, outputs, strict=True)]
+
+
+def simulate_shards(
+    program: Program, inputs: Sequence[Sequence[np.ndarray]], graph: FlowGraph | None = None
+) -> list[list[np.ndarray]]:
+    """Run a program as :func:`simulate` does: from each input's shards, by rank, to each output's.
+
+    hidet's runtime must know the sizes of symbolic dims.
+    """
+    mesh = program.mesh
+    build = nullcontext if graph is None else cpu_target
+    graph = program.graph if graph is None else graph
     ranks = range(mesh.size)
     values: list[dict[Tensor, Tensor]] = []
     for rank in ranks:
         data = program.data_of(rank)
         local: dict[Tensor, Tensor] = {}
-        for number, (x, plan) in enumerate(zip(inputs, program.inputs, strict=True)):
-            shard = x[plan.spec.slices(x.shape, mesh, mesh.coordinate(rank))]
-            local[program.graph.inputs[number]] = hidet.asarray(np.ascontiguousarray(shard))
+        for number, shards in enumerate(inputs):
+            local[program.graph.inputs[number]] = hidet.asarray(np.ascontiguousarray(shards[rank]))
         for name, placeholder in program.weight_placeholders.items():
             local[placeholder] = hidet.from_torch(data[name])
         if program.coordinate is not None:
@@ -89,10 +104,7 @@ def simulate(program: Program, inputs: Sequence[np.ndarray], graph: FlowGraph | 
             results = [kernels[node].run_async(a) for a in arguments]
         for r in ranks:
             values[r].update(zip(node.outputs, results[r], strict=True))
-    return [
-        _assemble(plan, mesh, [values[r][y].numpy() for r in ranks])
-        for y, plan in zip(graph.outputs, program.outputs, strict=True)
-    ]
+    return [[values[r][y].numpy() for r in ranks] for y in graph.outputs]
 
 
 def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[np.ndarray]) -> list[Tensor]:
@@ -125,7 +137,8 @@ def _join_blocks(blocks: Sequence[np.ndarray], op: CommunicationOp) -> np.ndarra
     return whole.take(range(int(extent)), axis=dim) if isinstance(extent, int) else whole
 
 
-def _assemble(plan: TensorPlan, mesh: DeviceMesh, shards: list[np.ndarray]) -> np.ndarray:
+def assemble(plan: TensorPlan, mesh: DeviceMesh, shards: Sequence[np.ndarray]) -> np.ndarray:
+    """The whole of an output from its shards, by rank. Raises PartitionError where two that hold a piece disagree."""
     shape = tuple(
         size * mesh.group_size(axes) for size, axes in zip(shards[0].shape, plan.spec.mesh_axes_per_dim, strict=True)
     )

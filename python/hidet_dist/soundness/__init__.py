@@ -1,4 +1,4 @@
-"""The soundness harness: every choice of every rule, run on random data against the whole operator."""
+"""The soundness harness: every choice of every rule is run on random data and compared with the whole operator."""
 
 from hidet_dist.soundness.check import Checked, Failure, check_operator, check_specs, random_inputs
 from hidet_dist.soundness.oracle import NotEvaluable, OutOfRange, evaluate

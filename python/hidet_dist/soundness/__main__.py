@@ -23,17 +23,17 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="only operator classes and graphs with this in their name")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that share the work")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     # The models take longest, so they come first. Patterns are smaller and need fewer plans.
     work: list[tuple[Callable[..., Result], str | int, int]] = [
-        (check_graph, name, given.plans if name in MODELS else max(given.plans // 4, 1))
+        (check_graph, name, options.plans if name in MODELS else max(options.plans // 4, 1))
         for name in (*MODELS, *PATTERNS)
-        if given.only in name
+        if options.only in name
     ]
-    work += [(check_class, n, given.instances) for n, cls in enumerate(MAKERS) if given.only in cls.__name__]
+    work += [(check_class, n, options.instances) for n, cls in enumerate(MAKERS) if options.only in cls.__name__]
     counts = {"operators": 0, "replicate_only": 0, "instances": 0, "choices": 0, "plans": 0, "failures": 0}
     counts["replicate_only"] = len(replicate_only())
-    for result in _results(work, given.seed, given.jobs):
+    for result in _results(work, options.seed, options.jobs):
         for failure in result.failures:
             print(f"FAILURE {failure}")
         print(result.line, flush=True)

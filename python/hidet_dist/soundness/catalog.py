@@ -1,6 +1,6 @@
-"""Every operator class of hidet, and of the operators added to it, and where its rule comes from.
+"""The catalog of operator classes, hidet's and those added to it, with the origin of each one's rule.
 
-``python -m hidet_dist.soundness.catalog`` prints them, with a rule of each.
+``python -m hidet_dist.soundness.catalog`` prints it, with a sample rule of each class.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from hidet_dist.rules.declared import DECLARED, REPLICATED, UNIMPORTABLE
 from hidet_dist.rules.rule import derive
 
 DERIVED, BY_HAND, REPLICATE_ONLY, NONE = "derived", "declared by hand", "replicate-only", "in none"
-SAMPLES = 25  # random instances to look for one that shards
+SAMPLES = 25  # random instances that are tried for one with a factor to shard
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An operator class, the group that it is in, the reason where one is needed, and the rule of a sample."""
+    """An operator class: its group, the reason for the group if it needs one, and the rule of a sample."""
 
     name: str
     group: str
@@ -38,10 +38,10 @@ class Entry:
 
 @lru_cache(maxsize=1)
 def operator_classes() -> tuple[str, ...]:
-    """The full names of all operator classes that can stand in a graph, read from their sources.
+    """List the full names of all operator classes that can be in a graph, read from their sources.
 
-    Sources rather than imported modules: some modules cannot be imported without a GPU. A class that others derive
-    from and that nothing in hidet ever makes an instance of is an abstract base, and is left out.
+    Sources are read rather than modules imported, since some modules cannot be imported without a GPU. A class with
+    derived classes that hidet never instantiates is an abstract base, and is excluded.
     """
     bases: dict[str, set[str]] = {}
     called: set[str] = set()
@@ -56,7 +56,7 @@ def operator_classes() -> tuple[str, ...]:
     operators: set[str] = set()
     known = {Operator.__name__}
     while True:
-        more = {name for name, own in bases.items() if own & known} - operators
+        more = {name for name, parents in bases.items() if parents & known} - operators
         if not more:
             break
         operators |= more
@@ -66,7 +66,7 @@ def operator_classes() -> tuple[str, ...]:
 
 
 def _sources() -> Iterator[tuple[ModuleType, Path]]:
-    """The source files that have operators for graphs, each with the package that it is of."""
+    """Yield the source files that define operators of graphs, each with its package."""
     for package in (hidet, operators):
         yield from ((package, path) for path in sorted(Path(package.__file__ or "").parent.rglob("*.py")))
 
@@ -80,12 +80,12 @@ def _last(name: str) -> str:
 
 
 def full_name(cls: type[Operator]) -> str:
-    """The name of a class as :func:`operator_classes` gives it."""
+    """Return the full name of a class, as in :func:`operator_classes`."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def replicate_only() -> dict[str, str]:
-    """The reason of every operator class that every device runs whole, by its full name."""
+    """Map the full name of each replicate-only operator class to the reason."""
     reasons = {full_name(cls): reason for cls, reason in REPLICATED.items()}
     for name in operator_classes():
         if name.rpartition(".")[0] in UNIMPORTABLE:
@@ -94,17 +94,17 @@ def replicate_only() -> dict[str, str]:
 
 
 def catalog() -> Iterator[Entry]:
-    """The entry of every operator class. A class that has no rule, and no reason for that, is in the group NONE."""
+    """Yield the entry of every operator class. A class without a rule and without a reason is in the group NONE."""
     from hidet_dist.soundness.instances import MAKERS
 
-    made = {full_name(cls): cls for cls in MAKERS}
+    with_makers = {full_name(cls): cls for cls in MAKERS}
     by_hand = {full_name(cls): declaration.reason for cls, declaration in DECLARED.items()}
     replicated = replicate_only()
     for name in operator_classes():
         if name in replicated:
             yield Entry(name, REPLICATE_ONLY, replicated[name])
             continue
-        sample = _sample(made[name]) if name in made else None
+        sample = _sample(with_makers[name]) if name in with_makers else None
         if sample is None:
             yield Entry(name, NONE, "")
             continue
@@ -113,7 +113,7 @@ def catalog() -> Iterator[Entry]:
 
 
 def _sample(cls: type[Operator]) -> tuple[str, str] | None:
-    """A random instance of the class with a factor to shard, and its rule; None when there is no such instance."""
+    """Find a random instance of the class with a factor to shard; return it and its rule, or None."""
     from hidet_dist.soundness.instances import instance
 
     for seed in range(SAMPLES):
@@ -129,10 +129,10 @@ def main() -> int:
     """Print the table and the counts; the exit status is 1 when a class is in no group."""
     entries = list(catalog())
     for group in (DERIVED, BY_HAND, REPLICATE_ONLY, NONE):
-        own = [entry for entry in entries if entry.group == group]
-        if own:
-            print(f"\n{group} ({len(own)})")
-        for entry in own:
+        members = [entry for entry in entries if entry.group == group]
+        if members:
+            print(f"\n{group} ({len(members)})")
+        for entry in members:
             print(f"  {entry.name.removeprefix('hidet.graph.ops.')}")
             if entry.reason:
                 print(f"      because {entry.reason}")

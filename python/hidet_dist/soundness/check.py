@@ -1,4 +1,4 @@
-"""Each choice of an operator run on every rank of a mesh, and put together again, against the whole operator."""
+"""The check of choices: run each on all ranks of a mesh, and compare the assembled results with the whole operator."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _REDUCE: dict[str, Callable[[Array], Any]] = {
 
 @dataclass(frozen=True)
 class Failure:
-    """A choice that does not compute what the whole operator does, and how that shows."""
+    """A choice with results other than the whole operator's, and the observed difference."""
 
     operator: str
     mesh: tuple[int, ...]
@@ -55,16 +55,16 @@ class Checked:
 
 
 def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """The shape in ints (hidet's may be constants)."""
+    """Return the shape in ints (hidet's may be constants)."""
     return tuple(int(size) for size in tensor.shape)
 
 
 def random_inputs(
     op: Operator, rng: np.random.Generator, ranges: Mapping[int, tuple[float, float]] | None = None
 ) -> list[Array]:
-    """Random whole inputs of an operator; those that index a tensor are in its range.
+    """Draw random whole inputs of an operator; inputs that index a tensor are in its range.
 
-    ``ranges`` gives the half-open range of an input's values by its number, where the operator is not defined for all.
+    ``ranges`` maps numbers of inputs on which the operator is not defined everywhere to half-open ranges of values.
     """
     bounds = index_bounds(definition_of(op))
     inputs = []
@@ -88,7 +88,7 @@ def random_inputs(
 
 
 def tolerance(dtype: DataType) -> tuple[float, float]:
-    """Relative and absolute difference that rounding may make in the oracle, which works in double precision."""
+    """Return the relative and absolute rounding error of the oracle, which computes in double precision."""
     return (0.0, 0.0) if dtype.is_integer() or dtype.is_boolean() else (1e-8, 1e-9)
 
 
@@ -99,7 +99,7 @@ def check_operator(
     ranges: Mapping[int, tuple[float, float]] | None = None,
     rule: Rule | None = None,
 ) -> Checked:
-    """Run every choice of the operator's rule (or of ``rule``, to check another) on the mesh against the whole.
+    """Run every choice of the operator's rule (or of another ``rule``), and compare with the whole operator.
 
     Raises
     ------
@@ -114,26 +114,26 @@ def check_operator(
 def check_specs(
     op: Operator, mesh: DeviceMesh, specs: Sequence[OpShardSpec], inputs: Sequence[Array], rule: Rule | None = None
 ) -> Checked:
-    """Run ``op`` as each of ``specs`` says on ``inputs`` against the whole operator.
+    """Run ``op`` on ``inputs`` with each of ``specs``, and compare with the whole operator.
 
-    The padding of input shards is filled with what would show if it were seen: NaN, or the greatest integer.
+    The padding of input shards is filled with values that would show in results: NaN, or the greatest integer.
     """
     rule = derive(op) if rule is None else rule
-    whole = evaluate(definition_of(op), inputs)
+    expected = evaluate(definition_of(op), inputs)
     failures = []
     partials: dict[Any, list[list[Array]]] = {}
     programs: dict[Any, _Program] = {}
     for spec in specs:
         try:
-            # Choices that differ only in how they reduce share their partial results.
+            # Choices that differ only in their reduce functions share partial results.
             key = (spec.in_specs, tuple(spec.partial_spec(o) for o in range(len(op.outputs))))
             if key not in partials:
                 partials[key] = _run_ranks(rule, mesh, spec, inputs, programs)
-            what = _compare(op, mesh, spec, partials[key], whole)
+            difference = _compare(op, mesh, spec, partials[key], expected)
         except (ValueError, OutOfRange) as error:
-            what = str(error)
-        if what:
-            failures.append(Failure(op.name, mesh.shape, str(spec), what))
+            difference = str(error)
+        if difference:
+            failures.append(Failure(op.name, mesh.shape, str(spec), difference))
     return Checked(len(specs), failures)
 
 
@@ -156,7 +156,9 @@ class _Program:
 
 def _local_program(rule: Rule, mesh: DeviceMesh, spec: OpShardSpec) -> _Program:
     op = rule.op
-    shards = [own.local_shape(shape_of(x), mesh) for x, own in zip(op.inputs, spec.in_specs, strict=True)]
+    shards = [
+        tensor_spec.local_shape(shape_of(x), mesh) for x, tensor_spec in zip(op.inputs, spec.in_specs, strict=True)
+    ]
     out_shapes = [spec.partial_spec(o).local_shape(shape_of(y), mesh) for o, y in enumerate(op.outputs)]
     symbols = [hidet.symbol(list(shape), x.dtype, x.device) for x, shape in zip(op.inputs, shards, strict=True)]
     coordinate = hidet.symbol([mesh.ndim], "int32", "cpu")
@@ -172,28 +174,28 @@ def _local_program(rule: Rule, mesh: DeviceMesh, spec: OpShardSpec) -> _Program:
 
 
 def _shard(whole: Array, spec: TensorShardSpec, mesh: DeviceMesh, coordinate: Sequence[int]) -> Array:
-    """The shard of a device, its padding filled with what must not be seen."""
-    own = whole[spec.slices(whole.shape, mesh, coordinate)]
+    """Cut a device's shard; its padding has values that would show in results."""
+    values = whole[spec.slices(whole.shape, mesh, coordinate)]
     local = spec.local_shape(whole.shape, mesh)
-    if own.shape == local:
-        return own
-    kind = own.dtype.kind
-    garbage: Any = True if kind == "b" else np.iinfo(own.dtype).max if kind in "iu" else np.nan
-    shard = np.full(local, garbage, own.dtype)
-    shard[tuple(map(slice, own.shape))] = own
+    if values.shape == local:
+        return values
+    kind = values.dtype.kind
+    garbage: Any = True if kind == "b" else np.iinfo(values.dtype).max if kind in "iu" else np.nan
+    shard = np.full(local, garbage, values.dtype)
+    shard[tuple(map(slice, values.shape))] = values
     return shard
 
 
 def _run_ranks(
     rule: Rule, mesh: DeviceMesh, spec: OpShardSpec, inputs: Sequence[Array], programs: dict[Any, _Program]
 ) -> list[list[Array]]:
-    """The partial outputs of every rank; ``programs`` keeps the local programs by the shapes that they are for."""
+    """Compute the partial outputs of every rank; ``programs`` caches local programs by shapes."""
     op = rule.op
     partial = [spec.partial_spec(o) for o in range(len(op.outputs))]
     masks = [(i, dim, spec.in_specs[i].mesh_axes_per_dim[dim]) for i, dim in rule.masks(spec, mesh)]
     shapes = tuple(
-        own.local_shape(shape_of(x), mesh)
-        for x, own in zip((*op.inputs, *op.outputs), (*spec.in_specs, *partial), strict=True)
+        tensor_spec.local_shape(shape_of(x), mesh)
+        for x, tensor_spec in zip((*op.inputs, *op.outputs), (*spec.in_specs, *partial), strict=True)
     )
     kind = (shapes, row_axes(op, spec.in_specs), tuple(masks))
     if kind not in programs:
@@ -202,22 +204,27 @@ def _run_ranks(
     results = []
     for rank in range(mesh.size):
         coordinate = mesh.coordinate(rank)
-        key = tuple(own.shard_offset(x.shape, mesh, coordinate) for x, own in zip(inputs, spec.in_specs, strict=True))
+        key = tuple(
+            tensor_spec.shard_offset(x.shape, mesh, coordinate)
+            for x, tensor_spec in zip(inputs, spec.in_specs, strict=True)
+        )
         if key not in done:  # ranks with the same shards compute the same
-            shards = [_shard(x, own, mesh, coordinate) for x, own in zip(inputs, spec.in_specs, strict=True)]
+            shards = [
+                _shard(x, tensor_spec, mesh, coordinate) for x, tensor_spec in zip(inputs, spec.in_specs, strict=True)
+            ]
             done[key] = programs[kind].run(shards, coordinate)
         results.append(done[key])
     return results
 
 
 def reduced(op: str, parts: Sequence[Array]) -> Array:
-    """The parts of several ranks, reduced."""
+    """Reduce the parts of several ranks."""
     result: Array = _REDUCE[op](np.stack(parts))
     return result
 
 
 def apply_reduce(mesh: DeviceMesh, fn: ReduceFn, partial: Sequence[Array]) -> list[Array]:
-    """The results of a reduce function on every rank, from every rank's value before it."""
+    """Apply a reduce function: compute every rank's result from all ranks' values."""
     results = []
     for rank in range(mesh.size):
         peers = mesh.peers(rank, fn.mesh_axes)
@@ -229,22 +236,22 @@ def apply_reduce(mesh: DeviceMesh, fn: ReduceFn, partial: Sequence[Array]) -> li
 
 
 def _compare(
-    op: Operator, mesh: DeviceMesh, spec: OpShardSpec, partials: list[list[Array]], whole: Sequence[Array]
+    op: Operator, mesh: DeviceMesh, spec: OpShardSpec, partials: list[list[Array]], expected_outputs: Sequence[Array]
 ) -> str:
     for number, y in enumerate(op.outputs):
-        own = fold(
+        results = fold(
             lambda values, fn: apply_reduce(mesh, fn, values),
             spec.reduce_fns[number],
             [partial[number] for partial in partials],
         )
         rtol, atol = tolerance(y.dtype)
-        for rank, shard in enumerate(own):
-            lies, shape = spec.out_specs[number], shape_of(y)
-            expected = whole[number][lies.slices(shape, mesh, mesh.coordinate(rank))]
-            local = lies.local_shape(shape, mesh)
+        for rank, shard in enumerate(results):
+            spec_of_output, shape = spec.out_specs[number], shape_of(y)
+            expected = expected_outputs[number][spec_of_output.slices(shape, mesh, mesh.coordinate(rank))]
+            local = spec_of_output.local_shape(shape, mesh)
             if shard.shape != local:
                 return f"output {number} of rank {rank} has the shape {shard.shape}, not {local}"
-            got = shard[tuple(map(slice, expected.shape))]  # its padding may hold anything
+            got = shard[tuple(map(slice, expected.shape))]  # without padding, which may have any value
             same = np.isclose(got, expected, rtol=rtol, atol=atol, equal_nan=True)
             if not same.all():
                 return f"output {number} of rank {rank} differs at {math.prod(got.shape) - int(same.sum())} elements"

@@ -1,4 +1,4 @@
-"""Whole graphs to plan at random: what models do between their operators, and models themselves, all small."""
+"""Small whole graphs for random plans: patterns of operators from models, and models themselves."""
 
 from __future__ import annotations
 
@@ -69,12 +69,12 @@ def lookup(rng: np.random.Generator) -> FlowGraph:
 
 
 def uneven(rng: np.random.Generator) -> FlowGraph:
-    """A language model whose vocabulary and inner width divide by nothing; its head reads the table of the lookup."""
+    """A language model whose vocabulary and inner width have no useful divisors; its head shares the lookup's table."""
     words, width, inner = 13, 8, 11
     x = hidet.symbol([2, 4], "int64", "cpu")
     table = _weight(rng, words, width)
     hidden = ops.layer_norm(ops.add(ops.take(table, x, 0), _weight(rng, 4, width)))
-    # Zeros in the padding of the inner width become ones here, and infinity there: both must not be seen.
+    # Zeros in the padding of the inner width become ones here and infinity there: neither may affect results.
     wide = ops.exp(ops.add(ops.matmul(hidden, _weight(rng, width, inner)), _weight(rng, inner)))
     wide = ops.divide(wide, hidet.asarray(rng.uniform(2, 4, [inner]).astype(np.float32)))
     hidden = ops.add(hidden, ops.matmul(wide, _weight(rng, inner, width)))
@@ -100,7 +100,7 @@ def triangle(rng: np.random.Generator) -> FlowGraph:
 
 
 def gated_decoder(rng: np.random.Generator) -> FlowGraph:
-    """A decoder layer as LLaMA has it: RMS norm, rotary embedding, four heads on two of keys and values, a gate."""
+    """A decoder layer of LLaMA: RMS norm, rotary embedding, four heads with two heads of keys and values, a gate."""
     batch, length, heads, groups, size = 2, 4, 4, 2, 4
     width = heads * size
     x = hidet.symbol([batch, length, width], "float32", "cpu")
@@ -139,15 +139,15 @@ def gated_decoder(rng: np.random.Generator) -> FlowGraph:
 
 
 def experts(rng: np.random.Generator) -> FlowGraph:
-    """A layer of four experts: every expert computes, and a router weighs the best one for each token."""
+    """A layer of four experts: all of them compute, and a router weights the best one for each token."""
     tokens, width, count = 8, 8, 4
     x = hidet.symbol([tokens, width], "float32", "cpu")
     scores = ops.softmax(ops.matmul(x, _weight(rng, width, count)), 1)
     best = ops.equal(scores, ops.max(scores, [1], keep_dim=True))
     weights = ops.where(best, scores, 0.0)
     hidden = ops.gelu(ops.matmul(ops.unsqueeze(x, 0), _weight(rng, count, width, 12)))
-    made = ops.matmul(hidden, _weight(rng, count, 12, width))
-    weighed = ops.multiply(made, ops.unsqueeze(ops.transpose(weights, [1, 0]), 2))
+    outputs = ops.matmul(hidden, _weight(rng, count, 12, width))
+    weighed = ops.multiply(outputs, ops.unsqueeze(ops.transpose(weights, [1, 0]), 2))
     return _trace(x, ops.sum(weighed, [0]))
 
 
@@ -165,10 +165,10 @@ def encoder(rng: np.random.Generator) -> FlowGraph:
 
 
 def _route(x: Tensor, rng: np.random.Generator, count: int, room: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The expert of each token, its place among the expert's ``room``, and its weight; places past the room are lost.
+    """Route each token to an expert: compute the expert, the token's slot among the expert's ``room``, and the weight.
 
-    Returns one-hot experts float32[tokens, count], places int64[tokens, count] (-1 where another expert has the token)
-    and weights float32[tokens, 1].
+    Tokens beyond the room are dropped. Returns one-hot experts float32[tokens, count], slots int64[tokens, count] (-1
+    for other experts) and weights float32[tokens, 1].
     """
     scores = ops.softmax(ops.matmul(x, _weight(rng, int(x.shape[1]), count)), 1)
     best = ops.argmax(scores, 1, keep_dim=True)
@@ -185,7 +185,7 @@ def _expert_mlp(x: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 def experts_by_masks(rng: np.random.Generator) -> FlowGraph:
-    """Four experts with room for four tokens each, as GShard has them: tokens go and come by products with a mask."""
+    """Four experts with room for four tokens each, as in GShard: products with a mask dispatch and combine tokens."""
     tokens, width, count, room = 8, 8, 4, 4
     x = hidet.symbol([tokens, width], "float32", "cpu")
     chosen, places, weights = _route(x, rng, count, room)
@@ -193,12 +193,12 @@ def experts_by_masks(rng: np.random.Generator) -> FlowGraph:
     there = ops.cast(ops.equal(ops.unsqueeze(places, 2), slots), "float32")
     mask = ops.reshape(ops.multiply(there, ops.unsqueeze(chosen, 2)), [tokens, count * room])
     sent = ops.reshape(ops.matmul(ops.transpose(mask, [1, 0]), x), [count, room, width])
-    made = ops.reshape(_expert_mlp(sent, rng), [count * room, width])
-    return _trace(x, ops.add(x, ops.multiply(ops.matmul(mask, made), weights)))
+    outputs = ops.reshape(_expert_mlp(sent, rng), [count * room, width])
+    return _trace(x, ops.add(x, ops.multiply(ops.matmul(mask, outputs), weights)))
 
 
 def experts_by_index(rng: np.random.Generator) -> FlowGraph:
-    """The same with room for all: tokens are scattered to their expert's slots and gathered from there."""
+    """Four experts with room for all tokens: tokens are scattered to their expert's slots and gathered from there."""
     tokens, width, count, room = 8, 8, 4, 8
     x = hidet.symbol([tokens, width], "float32", "cpu")
     _, places, weights = _route(x, rng, count, room)
@@ -207,12 +207,12 @@ def experts_by_index(rng: np.random.Generator) -> FlowGraph:
     slots = ops.broadcast(slot, [tokens, width])
     empty = ops.full([count * room, width], 0.0, "float32", "cpu")
     sent = ops.reshape(scatter_(empty, 0, slots, x, "replace"), [count, room, width])
-    made = ops.reshape(_expert_mlp(sent, rng), [count * room, width])
-    return _trace(x, ops.add(x, ops.multiply(ops.gather(made, slots, 0), weights)))
+    outputs = ops.reshape(_expert_mlp(sent, rng), [count * room, width])
+    return _trace(x, ops.add(x, ops.multiply(ops.gather(outputs, slots, 0), weights)))
 
 
 def _folded(build: Callable[[], FlowGraph]) -> FlowGraph:
-    """A graph whose constants hidet would have computed while it was traced; here the oracle does, without a kernel."""
+    """Trace a graph, with constants folded by the oracle instead of hidet's kernels."""
     with hidet.option.context():
         hidet.option.execution_mode("symbolic")
         graph = build()
@@ -235,7 +235,7 @@ def _model(build: Callable[..., tuple[FlowGraph, list[np.ndarray]]]) -> Builder:
     return lambda rng: _folded(lambda: build(seed=int(rng.integers(100)))[0])
 
 
-# What models do between their operators.
+# Patterns of operators from models.
 PATTERNS: dict[str, Builder] = {
     "mlp": mlp,
     "fused_projection": fused_projection,
@@ -263,5 +263,5 @@ MODELS: dict[str, Builder] = {
 
 GRAPHS: dict[str, Builder] = PATTERNS | MODELS
 
-# The oracle alone can run these: hidet has no CPU kernel of an operator in them (its scatter is opaque).
+# Only the oracle can run these: hidet has no CPU kernel for an operator in them (its scatter is opaque).
 WITHOUT_KERNELS = ("experts_by_index",)

@@ -1,8 +1,8 @@
 """Random instances of every operator class that gets a rule: shapes, dtypes and attributes.
 
-An instance is only the operator; its inputs are symbols on the CPU, so nothing is compiled or run to make it. Dims are
-small, and mostly divisible by 2, 3 and 4, so that every mesh of the harness finds choices, choices with padding, and
-some that do not fit.
+An instance is only an operator with symbolic inputs on the CPU, so making it compiles and runs nothing. Dims are small,
+and mostly divisible by 2, 3 and 4, so that every mesh of the harness has choices that divide, choices with padding, and
+choices that do not fit.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _SIZES = (2, 3, 4, 6, 7, 8, 11, 12)
 
 @dataclass(frozen=True)
 class Instance:
-    """An operator, and the ranges of inputs for which it is not defined everywhere."""
+    """An operator, and the ranges of those inputs for which it is not defined everywhere."""
 
     op: Operator
     ranges: Mapping[int, tuple[float, float]] = field(default_factory=dict)
@@ -626,7 +626,7 @@ def _resize(rng: Rng, cls: Any) -> Operator:
 
 @_makes(transform.ReshapeOp)
 def _reshape(rng: Rng, cls: Any) -> Operator:
-    """Dims split and merged at random: the factors of each dim are cut anew."""
+    """Split and merge dims at random: the factors of each dim are regrouped."""
     factors = [int(_pick(rng, (2, 3, 4))) for _ in range(int(rng.integers(2, 5)))]
 
     def grouped() -> list[int]:
@@ -691,9 +691,9 @@ def _concat(rng: Rng, cls: Any) -> Operator:
     axis = int(rng.integers(len(shape)))
     parts = []
     for _ in range(int(rng.integers(1, 4))):
-        own = list(shape)
-        own[axis] = _size(rng)
-        parts.append(_symbol(own))
+        part_shape = list(shape)
+        part_shape[axis] = _size(rng)
+        parts.append(_symbol(part_shape))
     return cls(*parts, axis=axis)
 
 
@@ -701,12 +701,13 @@ def _concat(rng: Rng, cls: Any) -> Operator:
 def _slice(rng: Rng, cls: Any) -> Operator:
     shape = _shape(rng, 1, 3)
     axes = sorted(int(d) for d in rng.choice(len(shape), int(rng.integers(1, len(shape) + 1)), replace=False))
-    whole = [bool(rng.random() < 0.3) for _ in axes]
-    starts = [0 if w else int(rng.integers(shape[d])) for d, w in zip(axes, whole, strict=True)]
+    is_whole = [bool(rng.random() < 0.3) for _ in axes]
+    starts = [0 if w else int(rng.integers(shape[d])) for d, w in zip(axes, is_whole, strict=True)]
     ends = [
-        shape[d] if w else int(rng.integers(s + 1, shape[d] + 1)) for d, s, w in zip(axes, starts, whole, strict=True)
+        shape[d] if w else int(rng.integers(s + 1, shape[d] + 1))
+        for d, s, w in zip(axes, starts, is_whole, strict=True)
     ]
-    return cls(_symbol(shape), starts, ends, axes, [1 if w else int(_pick(rng, (1, 1, 2))) for w in whole])
+    return cls(_symbol(shape), starts, ends, axes, [1 if w else int(_pick(rng, (1, 1, 2))) for w in is_whole])
 
 
 @_makes(arithmetic.SetStridedSliceOp)
@@ -793,7 +794,7 @@ def _index_select(rng: Rng, cls: Any) -> Operator:
     return cls(_symbol(shape), _symbol([_size(rng)], "int64"), int(rng.integers(len(shape))))
 
 
-# Made from nothing
+# Without inputs
 
 
 @_makes(create.FullOp)
@@ -961,7 +962,7 @@ def _window_pool(rng: Rng, cls: Any) -> Operator:
 
 
 def instance(cls: type[Operator], rng: Rng) -> Instance:
-    """A random instance of an operator class. Raises KeyError for a class without a maker."""
+    """Make a random instance of an operator class. Raises KeyError for a class without a maker."""
     with hidet.option.context():
-        hidet.option.execution_mode("symbolic")  # an operator without inputs would run right away
+        hidet.option.execution_mode("symbolic")  # an operator without inputs would run at once
         return MAKERS[cls](rng)

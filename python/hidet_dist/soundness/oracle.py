@@ -1,7 +1,7 @@
-"""A task's compute definition evaluated in NumPy: what an operator computes, found without the rule generator.
+"""The oracle: it evaluates a task's compute definition in NumPy, independently of the derivation of rules.
 
-Nothing here is shared with the access analysis, so that one checks the other. Floating point is evaluated in double
-precision whatever the dtype: a wrong choice then stands out from rounding.
+It shares no code with the access analysis, so that each checks the other. Floating point is evaluated in double
+precision whatever the dtype, so that wrong choices stand out from rounding errors.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Array = np.ndarray[Any, Any]
 
 
 class NotEvaluable(Exception):
-    """The definition has something that the oracle does not know, or none at all."""
+    """A definition that the oracle cannot evaluate, or a missing one."""
 
 
 class OutOfRange(Exception):
-    """The definition reads outside a tensor where its conditions do not rule it out."""
+    """A definition that reads outside a tensor, where its conditions do not exclude that."""
 
 
 def numpy_dtype(dtype: DataType) -> np.dtype[Any]:
-    """The NumPy dtype that holds values of a hidet dtype: double precision for all floating point."""
+    """Return the NumPy dtype for values of a hidet dtype: double precision for all floating point."""
     if dtype.is_complex():
         return np.dtype(np.complex128)
     if dtype.is_float():
@@ -43,12 +43,12 @@ def numpy_dtype(dtype: DataType) -> np.dtype[Any]:
 
 
 def evaluate(task: Task, inputs: Sequence[Array], sizes: Mapping[str, int] | None = None) -> list[Array]:
-    """The outputs of a task on whole inputs, its symbolic dims having ``sizes``.
+    """Evaluate a task on whole inputs, with these ``sizes`` of its symbolic dims.
 
     Raises
     ------
     NotEvaluable
-        When the definition has something that the oracle does not know.
+        When the oracle cannot evaluate the definition.
     OutOfRange
         When it reads outside a tensor.
     """
@@ -145,13 +145,13 @@ def _integral(*values: Any) -> bool:
 def _divide(a: Any, b: Any) -> Any:
     if not _integral(a, b):
         return np.true_divide(a, b)
-    # Integer division truncates, as in C; a divisor of zero stands in a branch that is not taken.
+    # Integer division truncates, as in C; a divisor of zero is in a branch that is not taken.
     divisor = np.where(np.asarray(b) == 0, 1, b)
     return (a - np.fmod(a, divisor)) // divisor
 
 
 def _reduce_within(op: str, value: Array, within: Array, axes: tuple[int, ...]) -> Any:
-    """A reduction of only those values that are ``within`` its extent, which varies."""
+    """Reduce only the values ``within`` the extent, which varies over the iteration space."""
     if op in ("sum", "average"):
         total = np.sum(np.where(within, value, 0), axis=axes, dtype=value.dtype)
         return total if op == "sum" else total / np.maximum(np.sum(within, axis=axes), 1)
@@ -162,7 +162,7 @@ def _reduce_within(op: str, value: Array, within: Array, axes: tuple[int, ...]) 
 
 
 class _Evaluator:
-    """Values are arrays that broadcast over the iteration space; a reduction adds its axes in front of it."""
+    """The evaluator. Values are arrays that broadcast over the iteration space; a reduction prepends its axes to it."""
 
     def __init__(self, inputs: dict[TensorInput, Array], sizes: Mapping[str, int]):
         self.inputs = inputs
@@ -176,8 +176,8 @@ class _Evaluator:
             for dim, axis in enumerate(node.axes):
                 env[axis] = self.iota(shape[dim], dim, len(shape))
             value = self.value(node.value, env, len(shape), np.True_)
-            whole = np.broadcast_to(value, shape)
-            self.grids[node] = self.cast(whole, node.type.dtype)
+            values = np.broadcast_to(value, shape)
+            self.grids[node] = self.cast(values, node.type.dtype)
         return self.grids[node]
 
     def shape(self, sizes: Sequence[Any]) -> tuple[int, ...]:
@@ -198,7 +198,7 @@ class _Evaluator:
             return array.astype(target)
 
     def value(self, e: Any, env: _Env, ndim: int, live: Any) -> Any:
-        """The value of ``e`` at every point of the iteration space; ``live`` is false where nobody looks at it."""
+        """Evaluate ``e`` at every point of the iteration space; ``live`` is false where the value is not used."""
         if isinstance(e, bool | int | float | complex):
             return np.asarray(e)
         if isinstance(e, ir.Constant):
@@ -232,7 +232,7 @@ class _Evaluator:
         return self.arithmetic(e, env, ndim, live)
 
     def reduce(self, e: ReduceCompute, env: _Env, ndim: int, live: Any) -> Any:
-        # An extent may depend on where the reduction stands (cumulative sums): it then runs to the greatest one.
+        # An extent may depend on outer indices (cumulative sums): the reduction then runs to the greatest extent.
         sizes = [np.asarray(self.value(size, env, ndim, live)) for size in e.shape]
         extents = [max(int(size.max()), 0) for size in sizes]
         axes, inner = self.bind(e.axes, extents, env, ndim)
@@ -242,7 +242,7 @@ class _Evaluator:
         value = self.cast(
             self.value(e.value, inner, ndim + len(axes), np.logical_and(live, within)), e.accumulate_dtype
         )
-        # An axis that the value does not depend on counts all the same.
+        # An axis that the value does not depend on still repeats it.
         lead = (1,) * (ndim + len(axes) - value.ndim) + value.shape
         value = np.broadcast_to(value.reshape(lead), (*extents, *lead[len(axes) :]))
         op = str(e.reduce_operation)
@@ -313,8 +313,8 @@ def index_bounds(task: Task) -> dict[int, int]:
 
     def reads(e: Any) -> set[int]:
         if isinstance(e, ir.TensorElement):
-            own = {numbers[e.base]} if e.base in numbers else set()
-            return fold(set.union, (reads(index) for index in e.indices), own)
+            numbers_read = {numbers[e.base]} if e.base in numbers else set()
+            return fold(set.union, (reads(index) for index in e.indices), numbers_read)
         return fold(set.union, map(reads, _children(e)), set())
 
     def walk(e: Any) -> None:

@@ -1,7 +1,7 @@
-"""Whole graphs: random valid plans, partitioned, run for all ranks with the oracle, against the whole graph.
+"""The check of whole graphs: random valid plans, partitioned and run for all ranks, against the whole graph.
 
-The oracle instead of compiled kernels: a plan has many local operators, and none of them need be compiled. What is
-checked is the plan and the partition of it: choices that fit together, conversions, reduce functions, weight shards.
+The oracle runs them instead of compiled kernels, since a plan has many local operators. The check covers the plan and
+its partition: the combination of choices, conversions, reduce functions and weight shards.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Rng = np.random.Generator
 
 
 def random_spec(shape: Sequence[int], mesh: DeviceMesh, rng: Rng, padded: bool = False) -> TensorShardSpec:
-    """A random spec that fits a tensor of ``shape`` on the mesh, also with padding if ``padded``."""
+    """Draw a random spec that fits a tensor of ``shape`` on the mesh; with ``padded``, perhaps with padding."""
     options = []
     for dims in itertools.product((None, *range(len(shape))), repeat=mesh.ndim):
         per_dim: list[list[int]] = [[] for _ in shape]
@@ -65,19 +65,19 @@ def random_stage(view: GraphView, mesh: DeviceMesh, table: RuleTable, rng: Rng) 
 
 
 def evaluate_graph(graph: FlowGraph, inputs: Sequence[Array]) -> list[Array]:
-    """The outputs of a whole graph by the oracle, as it was traced."""
+    """Evaluate a whole graph by the oracle."""
     sizes = {
         extent.name: size
-        for x, given in zip(graph.inputs, inputs, strict=True)
-        for extent, size in zip(extents_of(x), given.shape, strict=True)
+        for x, value_of_input in zip(graph.inputs, inputs, strict=True)
+        for extent, size in zip(extents_of(x), value_of_input.shape, strict=True)
         if isinstance(extent, SymbolVar)
     }
     values: dict[Tensor, Array] = dict(zip(graph.inputs, inputs, strict=True))
 
     def value(x: Tensor) -> Array:
         if x not in values:
-            whole = source_of(x).read([slice(0, size) for size in shape_of(x)])
-            values[x] = whole.double().numpy() if x.dtype.is_float() else whole.numpy().astype(numpy_dtype(x.dtype))
+            data = source_of(x).read([slice(0, size) for size in shape_of(x)])
+            values[x] = data.double().numpy() if x.dtype.is_float() else data.numpy().astype(numpy_dtype(x.dtype))
         return values[x]
 
     for op in graph.nodes:
@@ -87,43 +87,45 @@ def evaluate_graph(graph: FlowGraph, inputs: Sequence[Array]) -> list[Array]:
 
 
 def evaluate_program(program: Program, inputs: Sequence[Array]) -> list[list[Array]]:
-    """Each rank's outputs of a program by the oracle, all ranks stepped together."""
+    """Evaluate a program by the oracle, operator by operator for all ranks; return each rank's outputs."""
     mesh = program.mesh
     sizes = program.sizes([whole.shape for whole in inputs])
     values: list[dict[Tensor, Array]] = []
     for rank in range(mesh.size):
-        own: dict[Tensor, Array] = {}
+        rank_values: dict[Tensor, Array] = {}
         for x, whole, plan in zip(program.graph.inputs, inputs, program.inputs, strict=False):
-            own[x] = whole[plan.spec.slices(whole.shape, mesh, mesh.coordinate(rank))]
+            rank_values[x] = whole[plan.spec.slices(whole.shape, mesh, mesh.coordinate(rank))]
         data = program.data_of(rank)
         for name, placeholder in program.weight_placeholders.items():
-            own[placeholder] = data[name].numpy().astype(numpy_dtype(placeholder.dtype))
+            rank_values[placeholder] = data[name].numpy().astype(numpy_dtype(placeholder.dtype))
         if program.coordinate is not None:
-            own[program.coordinate] = np.array(mesh.coordinate(rank), np.int32)
-        values.append(own)
+            rank_values[program.coordinate] = np.array(mesh.coordinate(rank), np.int32)
+        values.append(rank_values)
     same = _Same()
-    for own in values:
-        own.update({x: same(value) for x, value in own.items()})
+    for rank_values in values:
+        rank_values.update({x: same(value) for x, value in rank_values.items()})
     for node in program.graph.nodes:
         if isinstance(node, CommunicationOp):
-            results = [[same(y)] for y in _communicate(mesh, node, [own[node.inputs[0]] for own in values])]
+            results = [
+                [same(y)] for y in _communicate(mesh, node, [rank_values[node.inputs[0]] for rank_values in values])
+            ]
         else:
             task = definition_of(node)
             done: dict[tuple[int, ...], list[Array]] = {}  # ranks with the same inputs compute the same
             results = []
-            for own in values:
-                arguments = [own[x] for x in node.inputs]
+            for rank_values in values:
+                arguments = [rank_values[x] for x in node.inputs]
                 key = tuple(map(id, arguments))
                 if key not in done:
                     done[key] = [same(y) for y in evaluate(task, arguments, sizes)]
                 results.append(done[key])
-        for own, result in zip(values, results, strict=True):
-            own.update(zip(node.outputs, result, strict=True))
-    return [[own[y] for y in program.graph.outputs] for own in values]
+        for rank_values, result in zip(values, results, strict=True):
+            rank_values.update(zip(node.outputs, result, strict=True))
+    return [[rank_values[y] for y in program.graph.outputs] for rank_values in values]
 
 
 class _Same:
-    """Gives the same object for arrays of the same content."""
+    """Maps arrays of the same content to one object."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[tuple[int, ...], str, bytes], Array] = {}
@@ -143,7 +145,7 @@ def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[Array]) -> li
 
 
 def check_stage(graph: NormalGraph, stage: StagePlan, inputs: Sequence[Array], whole: Sequence[Array]) -> str:
-    """Describe how a plan of the graph goes wrong; empty when every rank has its shard of every output."""
+    """Describe the first wrong output of a plan; empty if every rank has its shard of every output."""
     mesh = stage.mesh
     results = evaluate_program(partition_graph(graph, stage), inputs)
     for number, (want, tensor) in enumerate(zip(whole, stage.outputs, strict=True)):
@@ -157,7 +159,7 @@ def check_stage(graph: NormalGraph, stage: StagePlan, inputs: Sequence[Array], w
 
 
 def graph_inputs(graph: FlowGraph, rng: Rng) -> list[Array]:
-    """Random inputs of a graph; integers are small and not negative, so that they index any table."""
+    """Draw random inputs of a graph; integers are small and not negative, so that they index any table."""
     inputs: list[Array] = []
     for x in graph.inputs:
         integer = x.dtype.is_integer()

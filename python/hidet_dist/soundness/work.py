@@ -1,4 +1,4 @@
-"""The pieces of work of the harness at full size: an operator class, or a graph. Processes share them."""
+"""The units of work of the full harness, an operator class or a graph, which are distributed to processes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Result:
 
 
 def check_class(number: int, instances: int, seed: int) -> Result:
-    """Every choice of random instances of operator class ``number`` on all meshes."""
+    """Check every choice of random instances of operator class ``number`` on all meshes."""
     cls = list(MAKERS)[number]
     result = Result("", Counter(operators=1))
     for repeat in range(instances):
         rng = np.random.default_rng((seed, number, repeat))
-        made = instance(cls, rng)
+        sample = instance(cls, rng)
         for mesh in map(DeviceMesh, OPERATOR_MESHES):
-            checked = check_operator(made.op, mesh, rng, made.ranges)
+            checked = check_operator(sample.op, mesh, rng, sample.ranges)
             result.counts["choices"] += checked.choices
             result.failures += map(str, checked.failures)
         result.counts["instances"] += 1
@@ -46,11 +46,11 @@ def check_class(number: int, instances: int, seed: int) -> Result:
 
 
 def check_graph(name: str, plans: int, seed: int) -> Result:
-    """Random plans of a graph, on all meshes in turn."""
+    """Check random plans of a graph, on all meshes in turn."""
     rng = np.random.default_rng((seed, list(GRAPHS).index(name)))
     traced = GRAPHS[name](rng)
     inputs = graph_inputs(traced, rng)
-    whole = evaluate_graph(traced, inputs)
+    expected = evaluate_graph(traced, inputs)
     graph = normalize(traced)
     view = GraphView(graph)
     tables = {shape: RuleTable(DeviceMesh(shape)) for shape in GRAPH_MESHES}
@@ -58,7 +58,7 @@ def check_graph(name: str, plans: int, seed: int) -> Result:
     for number in range(plans):
         shape = GRAPH_MESHES[number % len(GRAPH_MESHES)]
         stage = random_stage(view, DeviceMesh(shape), tables[shape], rng)
-        what = check_stage(graph, stage, inputs, whole)
-        if what:
-            result.failures.append(f"{name} on {shape}: {what}\n{Plan((stage,)).to_json()}")
+        difference = check_stage(graph, stage, inputs, expected)
+        if difference:
+            result.failures.append(f"{name} on {shape}: {difference}\n{Plan((stage,)).to_json()}")
     return result

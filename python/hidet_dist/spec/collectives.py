@@ -1,11 +1,11 @@
 """The kinds of collectives: one table, from which every layer derives what it needs.
 
-A kind is four facts. Along a dim that mesh axes split, it may *join* the shards of the group's ranks; it may *split* a
-dim between them; it may *reduce* their partial results; and it *communicates*, or is local. All that depends on the
-kind follows from these:
+A kind has four properties. It may *join* the shards of a group's ranks along a dim that mesh axes split. It may *split*
+a dim between them. It may *reduce* their partial results. And it *communicates*, or is local. Everything that depends
+on the kind follows from these:
 
 =========================  ============================================================  ===============================
-what                       how it follows                                                where
+what depends on it         derivation                                                    where
 =========================  ============================================================  ===============================
 its fields as a step       a dim where it joins or splits, two where it does both        ``Step``
 a tensor's layout after    the dim it joins loses mesh axes, the dim it splits gets them ``Step.after``
@@ -17,11 +17,11 @@ the C functions            ``Collective.symbol`` and ``arguments``              
 the transports' functions  one of the kind's name in each transport                      ``runtime.transports``, C++
 =========================  ============================================================  ===============================
 
-So adding a kind takes an entry here, a function in ``collectives.h`` with its signature in ``runtime.native``, and one
+So a new kind takes an entry here, a function in ``collectives.h`` with its signature in ``runtime.native``, and a
 function in each transport. ``tests/spec/test_collectives.py`` checks that no layer lacks a kind.
 
-A kind that these facts do not tell apart from the others, such as one with a root, takes a fact more: a field of
-``Collective``, and what follows from it in ``CommunicationOp`` and ``runtime.native.run``.
+A kind that these properties do not distinguish from the others, such as one with a root, needs a new field of
+``Collective``, and code for it in ``CommunicationOp`` and ``runtime.native.run``.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class Collective:
     Attributes
     ----------
     name: str
-        As it is written in plans, and called in C without the prefix.
+        Its name in plans, and in C without the prefix.
     joins: bool
-        Whether the shards of a group's ranks are put together along a dim.
+        Whether it joins the shards of a group's ranks along a dim.
     splits: bool
-        Whether a dim is split between the ranks of a group.
+        Whether it splits a dim between the ranks of a group.
     reduces: bool
-        Whether partial results are reduced.
+        Whether it reduces partial results.
     ring_passes: int
-        How often the tensor goes around the ring of the group's ranks; 0 for a local kind.
+        The number of times the tensor goes around the ring of the group's ranks; 0 for a local kind.
     """
 
     name: str
@@ -74,35 +74,35 @@ class Collective:
 
     @property
     def sends_blocks(self) -> bool:
-        """Whether what a rank sends has a block for each rank of the group."""
+        """Whether a rank sends a block to each rank of the group."""
         return self.communicates and self.splits
 
     @property
     def receives_blocks(self) -> bool:
-        """Whether what a rank receives has a block from each rank of the group."""
+        """Whether a rank receives a block from each rank of the group."""
         return self.communicates and self.joins
 
     def whole(self, sent: int, ranks: int) -> int:
-        """The size of the tensor that is whole within a group of ``ranks``, given that of what one rank sends."""
+        """The size of the tensor that a group of ``ranks`` holds together, given the size that one rank sends."""
         return sent * ranks if self.joins else sent
 
     def sent(self, whole: int, ranks: int) -> int:
-        """The size of what one rank sends, given that of the tensor that is whole within a group of ``ranks``."""
+        """The size that one rank sends, given the ``whole`` size that a group of ``ranks`` holds together."""
         return whole // ranks if self.joins else whole
 
     def received(self, whole: int, ranks: int) -> int:
-        """The size of what one rank receives of a tensor of the size ``whole`` within a group of ``ranks``."""
+        """The size that one rank receives, given the ``whole`` size that a group of ``ranks`` holds together."""
         return whole // ranks if self.splits else whole
 
     def block(self, whole: int, ranks: int) -> int:
-        """The size argument of its C function: of a block where there are any, else of what one rank sends."""
+        """The size argument of its C function: that of a block if there are blocks, else the size that a rank sends."""
         sent = self.sent(whole, ranks)
         return sent // ranks if self.splits else sent
 
     def ring_nbytes(self, nbytes: int, ranks: int) -> float:
-        """The bytes that go around the ring in a pass, of a tensor that has ``nbytes`` whole within the group.
+        """The bytes that go around the ring in a pass, for a tensor of which the group together holds ``nbytes``.
 
-        Where shards move from one dim to another, a rank sends 1/n of its own to each other rank.
+        If shards move from one dim to another, a rank sends 1/n of its shard to each other rank.
         """
         return nbytes / ranks if self.moves else nbytes
 
@@ -119,11 +119,11 @@ class Collective:
         Parameters
         ----------
         parts: sequence
-            What each rank of the group sends, in group order.
+            The tensors that the ranks of the group send, by group rank.
         group_rank: int
-            The receiving rank's place in that order.
+            The group rank of the receiver.
         reduce, cut, join: Callable
-            Reduce tensors to one; cut a tensor into the blocks of the ranks; put the blocks of the ranks together.
+            Reduce tensors to one; cut a tensor into the blocks of the ranks; join the blocks of the ranks.
         """
         if self.joins:
             return join([cut(part)[group_rank] for part in parts] if self.splits else parts)
@@ -131,7 +131,7 @@ class Collective:
         return cut(whole)[group_rank] if self.splits else whole
 
     def symbol(self, blocks: bool = False) -> str:
-        """Its function in ``collectives.h``, or that for blocks which lie side by side in a tensor."""
+        """Its function in ``collectives.h``, or the one for strided ``blocks`` of a tensor."""
         return f"hidet_dist_{self.name}" + ("_blocks" if blocks else "")
 
     def arguments(self, send: str, recv: str, sent: str, received: str) -> list[str]:

@@ -28,11 +28,11 @@ def extents_of(tensor: Tensor) -> tuple[Extent, ...]:
 
 def symbols_in(extents: Sequence[Extent]) -> list[str]:
     """The names of the symbolic dims in extents, in the order of their first use."""
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for extent in extents:
         if isinstance(extent, Expr):
-            found.update(dict.fromkeys(sorted(symbol.name for symbol in collect(extent, SymbolVar))))
-    return list(found)
+            names.update(dict.fromkeys(sorted(symbol.name for symbol in collect(extent, SymbolVar))))
+    return list(names)
 
 
 def evaluate(extent: Extent, sizes: Mapping[str, int]) -> int:

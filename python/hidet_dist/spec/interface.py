@@ -1,13 +1,13 @@
-"""What a model is called with and gives back: names and nesting of the inputs and outputs of a graph.
+"""The interface of a model: names and nesting of a graph's inputs and outputs.
 
-A graph takes and gives flat lists of tensors. A model takes arguments by name, some of them nested, and gives tuples,
-dicts and data classes. The structure of both is kept as plain JSON values, so that artifacts can hold it:
+A graph takes and returns flat lists of tensors. A model takes arguments by name, some of them nested, and returns
+tuples, dicts and data classes. The structure of both is kept as plain JSON values, which artifacts can hold:
 
 * ``{"tensor": 3}``: the tensor of that number.
 * ``{"value": null}``: a value that is the same in every call (null, a truth value, a number or a text).
-* ``{"list": [...]}``, ``{"tuple": [...]}``, ``{"dict": {"key": ...}}``: what they say.
-* ``{"record": "BaseModelOutput", "fields": {"last_hidden_state": ...}}``: a data class or a named tuple; it is given
-  back as a :class:`Record`, for nothing is imported on the word of a file.
+* ``{"list": [...]}``, ``{"tuple": [...]}``, ``{"dict": {"key": ...}}``: a list, a tuple, a dict.
+* ``{"record": "BaseModelOutput", "fields": {"last_hidden_state": ...}}``: a data class or a named tuple. It is
+  returned as a :class:`Record`: no class is imported because a file names it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _MARK = "_hidet_dist_interface"
 
 
 class Record(Mapping[str, Any]):
-    """The fields of a data class, by name: as attributes (``y.logits``), keys (``y["logits"]``) or places (``y[0]``).
+    """The fields of a data class: as attributes (``y.logits``), by key (``y["logits"]``) or by position (``y[0]``).
 
-    Fields that are None are left out of places and of iteration, as transformers' outputs leave them out.
+    Positions and iteration skip fields that are None, as transformers' outputs do.
     """
 
     def __init__(self, name: str, fields: Mapping[str, Any]):
@@ -57,11 +57,11 @@ class Interface:
     Attributes
     ----------
     parameters: mapping
-        The structure of each argument of the model, by its name, in the order in which they may be given by place.
+        The structure of each argument of the model, by name, in the order of positional arguments.
     input_names, output_names: tuple of str
         The name of each input and output of the graph, such as ``input_ids`` or ``hidden_states.0``.
     result: mapping
-        The structure of what the model gives back.
+        The structure of the model's result.
     """
 
     parameters: Mapping[str, Structure]
@@ -70,38 +70,38 @@ class Interface:
     result: Structure
 
     def flatten(self, *args: Any, **kwargs: Any) -> list[Any]:
-        """The inputs of the graph, from the arguments of the model.
+        """Convert the arguments of the model to the inputs of the graph.
 
         Raises
         ------
         InputError
-            When an argument is missing or unknown, or is nested otherwise or has another constant than in the traced
+            When an argument is missing or unknown, or differs in nesting or in a constant value from the traced
             call.
         """
         if len(args) > len(self.parameters):
-            raise InputError(f"The model takes {len(self.parameters)} arguments; {len(args)} were given by place.")
-        given = dict(zip(self.parameters, args, strict=False))
+            raise InputError(f"The model takes {len(self.parameters)} arguments; {len(args)} were given by position.")
+        values = dict(zip(self.parameters, args, strict=False))
         for name, value in kwargs.items():
             if name not in self.parameters:
                 known = ", ".join(self.parameters)
                 raise InputError(f"The model was not traced with an argument {name!r}; it takes {known}.")
-            if name in given:
+            if name in values:
                 raise InputError(f"The argument {name!r} was given twice.")
-            given[name] = value
+            values[name] = value
         flat: dict[int, Any] = {}
         for name, structure in self.parameters.items():
-            if name not in given and any(True for _ in _tensors(structure)):
+            if name not in values and any(True for _ in _tensors(structure)):
                 raise InputError(f"The argument {name!r} is missing.")
-            if name in given:
-                _match(given[name], structure, name, flat)
+            if name in values:
+                _match(values[name], structure, name, flat)
         return [flat[number] for number in range(len(self.input_names))]
 
     def nest(self, outputs: Sequence[Any]) -> Any:
-        """What the model gives back, from the outputs of the graph."""
+        """Convert the outputs of the graph to the result of the model."""
         return nested(self.result, outputs)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain JSON values."""
+        """Convert to plain JSON values."""
         return {
             "parameters": dict(self.parameters),
             "input_names": list(self.input_names),
@@ -125,25 +125,25 @@ class Interface:
             (list(parameters.values()), len(inputs), "inputs"),
             ([data["result"]], len(outputs), "outputs"),
         ):
-            found = [number for structure in structures for number in _tensors(structure)]
-            if sorted(found) != list(range(count)):
+            numbers = [number for structure in structures for number in _tensors(structure)]
+            if sorted(numbers) != list(range(count)):
                 raise SpecError(f"The structure of the {what} of an interface must name each of the {count} once.")
         return cls(parameters, inputs, outputs, data["result"])
 
 
 def attach(graph: Any, interface: Interface) -> None:
-    """Let a graph know the interface of the model that it was traced from."""
+    """Attach to a graph the interface of the model that it was traced from."""
     setattr(graph, _MARK, interface)
 
 
 def interface_of(graph: Any) -> Interface | None:
-    """The interface of the model that a graph was traced from; None for a graph that was made by hand."""
-    found: Interface | None = getattr(graph, _MARK, None)
-    return found
+    """Return the interface of the model that a graph was traced from; None for a graph built otherwise."""
+    interface: Interface | None = getattr(graph, _MARK, None)
+    return interface
 
 
 def names_of_io(graph: Any) -> dict[str, Any]:
-    """The inputs and outputs of a graph by the names that its interface gives them; none of a graph without one."""
+    """Map the interface's names to inputs and outputs of the graph; empty for a graph without an interface."""
     interface = interface_of(graph)
     if interface is None:
         return {}
@@ -152,7 +152,7 @@ def names_of_io(graph: Any) -> dict[str, Any]:
 
 
 def nested(structure: Structure, tensors: Sequence[Any]) -> Any:
-    """Tensors in the places that a structure gives them."""
+    """Nest tensors as a structure says."""
     ((kind, value),) = [(key, value) for key, value in structure.items() if key != "fields"]
     if kind == "tensor":
         return tensors[value]
@@ -167,7 +167,7 @@ def nested(structure: Structure, tensors: Sequence[Any]) -> Any:
 
 
 def _children(structure: Any) -> list[tuple[str, Any]]:
-    """The parts of a structure by their names; none for a tensor or a value. Raises SpecError where it is none."""
+    """List the parts of a structure by name; none for a tensor or a value. Raises SpecError for anything else."""
     if isinstance(structure, dict):
         keys = set(structure)
         if keys in ({"tensor"}, {"value"}):
@@ -189,29 +189,29 @@ def _tensors(structure: Any) -> Iterator[int]:
         yield from _tensors(item)
 
 
-def _match(given: Any, structure: Structure, what: str, flat: dict[int, Any]) -> None:
-    """Find the tensors of a structure in what was given for it."""
+def _match(argument: Any, structure: Structure, what: str, flat: dict[int, Any]) -> None:
+    """Match an argument with its structure, and collect its tensors by number. Raises InputError."""
     if "tensor" in structure:
-        if given is None:
+        if argument is None:
             raise InputError(f"The argument {what!r} must be a tensor, as it was when the model was traced.")
-        flat[structure["tensor"]] = given
+        flat[structure["tensor"]] = argument
         return
     if "value" in structure:
-        if given is not structure["value"] and given != structure["value"]:
+        if argument is not structure["value"] and argument != structure["value"]:
             raise InputError(
                 f"The argument {what!r} was {structure['value']!r} when the model was traced, and is part of the "
-                f"program; got {given!r}."
+                f"program; got {argument!r}."
             )
         return
     children = _children(structure)
     try:
         find: Callable[[str], Any] = (
-            (lambda key: given[int(key)])
+            (lambda key: argument[int(key)])
             if "list" in structure or "tuple" in structure
-            else (lambda key: given[key] if isinstance(given, Mapping) else getattr(given, key))
+            else (lambda key: argument[key] if isinstance(argument, Mapping) else getattr(argument, key))
         )
         parts = [(find(key), item, f"{what}.{key}") for key, item in children]
-        same = not ("list" in structure or "tuple" in structure) or len(given) == len(children)
+        same = not ("list" in structure or "tuple" in structure) or len(argument) == len(children)
     except (KeyError, IndexError, TypeError, AttributeError):
         same = False
     if not same:

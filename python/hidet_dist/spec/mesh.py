@@ -95,11 +95,14 @@ class DeviceMesh:
         Group ranks are row-major over ascending axes.
         """
         axes = set(axes)
-        own = self.coordinate(rank)
+        coordinate_of_rank = self.coordinate(rank)
         return tuple(
             other
             for other in range(self.size)
-            if all(a in axes or c == o for a, (c, o) in enumerate(zip(self.coordinate(other), own, strict=True)))
+            if all(
+                a in axes or c == o
+                for a, (c, o) in enumerate(zip(self.coordinate(other), coordinate_of_rank, strict=True))
+            )
         )
 
     def __str__(self) -> str:

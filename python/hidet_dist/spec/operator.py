@@ -65,10 +65,10 @@ class ReduceFn:
 
 @dataclass(frozen=True)
 class OpShardSpec:
-    """The same operator, run on shards of its inputs, gives shards of its outputs.
+    """The specs with which an operator, run on shards of its inputs, computes shards of its outputs.
 
-    ``reduce_fns[i]`` are applied to output i, in order, where the local result is partial; ``out_specs[i]`` is the
-    spec after them. Written ``(S0, R), (R, R) -> (S0, R)``, reduce functions behind ``|``, one list an output.
+    ``reduce_fns[i]`` are applied to output i, in order, if the local result is partial; ``out_specs[i]`` is the spec
+    after them. Written ``(S0, R), (R, R) -> (S0, R)``, with reduce functions after ``|``, one list per output.
 
     Raises
     ------
@@ -119,6 +119,8 @@ class OpShardSpec:
         if bar:
             parts = tail.split(";")
             if any(_CALL.sub("", part).strip() for part in parts):
-                raise SpecError(f"Not an operator sharding spec: {shown(text)}. Behind | stand reduce functions only.")
+                raise SpecError(
+                    f"Not an operator sharding spec: {shown(text)}. After | there may only be reduce functions."
+                )
             fns = tuple(tuple(map(ReduceFn.parse, _CALL.findall(part))) for part in parts)
         return cls(tuple(TensorShardSpec.parse(part) for part in _TENSOR.findall(ins)), out_specs, fns)

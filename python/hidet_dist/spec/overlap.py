@@ -17,7 +17,7 @@ class HiddenPlan:
     operator: the operator whose conversions or results it belongs to; None for a graph output.
     tensor: the name of the tensor that is communicated.
     step: the conversion step or reduce function, as text.
-    seconds: the collective's own time, without the copies around it.
+    seconds: the time of the collective, without the copies before and after it.
     hidden_seconds: the part of ``seconds`` that the computation does not wait for.
     """
 
@@ -42,7 +42,7 @@ class HiddenPlan:
 
 @dataclass(frozen=True)
 class OverlapPlan:
-    """The schedule of a stage on devices that communicate beside computing.
+    """The schedule of a stage on devices that overlap communication with computation.
 
     ``seconds`` is the makespan of its schedule on two streams, ``held_bytes`` the peak memory of a device, including
     weights, graph inputs and graph outputs. ``communications`` are in launch order.

@@ -14,15 +14,15 @@ from hidet_dist.spec.tensor import TensorShardSpec
 
 @dataclass(frozen=True)
 class PartialSpec:
-    """A tensor that lies as ``spec`` says once what the devices along ``mesh_axes`` hold is reduced by ``op``.
+    """A tensor in ``spec`` whose devices along ``mesh_axes`` hold partial results, to be reduced by ``op``.
 
-    Written ``(S0, R) partial(sum, axes=1)``. There is one op: reductions by different ones do not commute, so that what
-    they make of a tensor would depend on their order. ``mesh_axes`` are kept in ascending order.
+    Written ``(S0, R) partial(sum, axes=1)``. There is one op, since reductions by different ops do not commute.
+    ``mesh_axes`` are kept in ascending order.
 
     Raises
     ------
     SpecError
-        For an unknown op, no mesh axis or one twice, or one that splits the tensor too.
+        For an unknown op, no mesh axis, a repeated one, or one that also splits the tensor.
     """
 
     spec: TensorShardSpec
@@ -44,7 +44,7 @@ class PartialSpec:
         return self.spec.ndim
 
     def validate(self, shape: Sequence[int], mesh: DeviceMesh, padded: bool = False) -> None:
-        """Raise SpecError unless it fits a tensor of ``shape`` (elements) on ``mesh``, if ``padded`` with padding."""
+        """Raise SpecError unless it fits a tensor of ``shape`` (elements) on ``mesh``, after padding if ``padded``."""
         self.spec.validate(shape, mesh, padded)
         if self.mesh_axes[0] < 0 or self.mesh_axes[-1] >= mesh.ndim:
             raise SpecError(f"The spec {self} uses the mesh axis {self.mesh_axes[-1]}; the mesh {mesh} lacks it.")
@@ -58,7 +58,7 @@ Layout: TypeAlias = TensorShardSpec | PartialSpec
 
 
 def split_of(layout: Layout) -> TensorShardSpec:
-    """The spec of a layout, without what it is partial over."""
+    """The spec of a layout, without the partial results."""
     return layout.spec if isinstance(layout, PartialSpec) else layout
 
 

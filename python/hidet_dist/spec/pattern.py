@@ -19,7 +19,7 @@ _TENSOR = re.compile(r"\([^()]*\)|\?")
 class SpecPattern:
     """A tensor sharding spec with free dims.
 
-    ``mesh_axes_per_dim[d]`` are the mesh axes that split dim d, or None for a free dim. It is None as a whole in the
+    ``mesh_axes_per_dim[d]`` are the mesh axes that split dim d, or None for a free dim. The field itself is None in the
     pattern that every spec matches. The written form is ``(S0, ?, R)``, or ``?``.
 
     Raises
@@ -34,7 +34,7 @@ class SpecPattern:
         if self.mesh_axes_per_dim is not None:
             per_dim = tuple(None if axes is None else tuple(axes) for axes in self.mesh_axes_per_dim)
             object.__setattr__(self, "mesh_axes_per_dim", per_dim)
-            TensorShardSpec(tuple(axes or () for axes in per_dim))  # refuses what no spec can be
+            TensorShardSpec(tuple(axes or () for axes in per_dim))  # raises SpecError unless some spec matches
 
     @classmethod
     def of(cls, spec: TensorShardSpec) -> SpecPattern:

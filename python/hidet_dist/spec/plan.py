@@ -18,6 +18,7 @@ from hidet_dist.spec.collectives import COLLECTIVES
 from hidet_dist.spec.mesh import DeviceMesh
 from hidet_dist.spec.operator import OpShardSpec
 from hidet_dist.spec.overlap import OverlapPlan
+from hidet_dist.spec.pipeline import Pipeline, StageTensor, StageTensors
 from hidet_dist.spec.reading import (
     LARGEST,
     read_list,
@@ -39,7 +40,7 @@ FORMAT = 2
 
 
 class PlanExplanation(Protocol):
-    """An explanation of a plan, as :meth:`Plan.explain` gives it; see :class:`hidet_dist.explain.Explanation`."""
+    """The explanation of a plan that :meth:`Plan.explain` returns; see :class:`hidet_dist.explain.Explanation`."""
 
     @property
     def schedule(self) -> list[str]:
@@ -56,8 +57,8 @@ class PlanExplanation(Protocol):
 class TensorPlan:
     """A weight, input or output of the graph: its shape (elements), dtype name, bytes in all, and spec.
 
-    ``label`` is what the user calls it, empty when it was given no name. ``written`` is the shape of a tensor with
-    symbolic dims as it is written, empty for a fixed shape; ``shape`` and ``nbytes`` go by the sizes planned for.
+    ``label`` is the user's name, empty if there is none. ``written`` is the symbolic shape of a tensor with symbolic
+    dims, empty for a fixed shape; ``shape`` and ``nbytes`` are for the sizes planned for.
     """
 
     name: str
@@ -104,7 +105,7 @@ class TensorPlan:
         )
 
     def check(self, mesh: DeviceMesh) -> None:
-        """Refuse what fits no graph on the mesh. Raises SpecError."""
+        """Refuse specs and sizes that fit no graph on the mesh. Raises SpecError."""
         self.spec.validate(self.shape, mesh, padded=True)
         if self.written and len(self.written) != len(self.shape):
             raise SpecError(f"{self.name} has {len(self.shape)} dims; {len(self.written)} are written.")
@@ -115,7 +116,7 @@ class TensorPlan:
 
 @dataclass(frozen=True)
 class ConversionPlan:
-    """A tensor converted from the spec it is produced in to the one it is consumed in.
+    """The conversion of a tensor from the spec that it is produced in to a required spec.
 
     ``steps`` are written as :class:`hidet_dist.reshard.Step` prints them; ``seconds`` is their predicted time.
     """
@@ -144,7 +145,7 @@ class ConversionPlan:
         return cls(read_text(data, "tensor"), source, target, read_texts(data, "steps"), read_number(data, "seconds"))
 
     def check(self, mesh: DeviceMesh) -> None:
-        """Refuse what fits no graph on the mesh. Raises SpecError."""
+        """Refuse specs and sizes that fit no graph on the mesh. Raises SpecError."""
         for spec in (self.source, self.target):
             spec.check_axes(mesh)
         if self.source.ndim != self.target.ndim:
@@ -157,9 +158,9 @@ class ConversionPlan:
 class OperatorPlan:
     """The sharding of one operator of the graph.
 
-    ``conversions`` are those that are paid for at this operator: a conversion that an earlier operator already
-    needed is not listed again. ``note`` says why an operator without a rule is replicated; ``label`` is what the user
-    calls it, after the weight that it reads. Times in seconds.
+    ``conversions`` are those first needed by this operator; a conversion that an earlier operator needs is listed
+    there alone. ``note`` is the reason why an operator without a rule is replicated. ``label`` is a name derived from
+    the user's name of the weight that it reads. Times are in seconds.
     """
 
     index: int
@@ -211,7 +212,7 @@ class OperatorPlan:
         )
 
     def check(self, mesh: DeviceMesh) -> None:
-        """Refuse what fits no graph on the mesh. Raises SpecError."""
+        """Refuse specs and sizes that fit no graph on the mesh. Raises SpecError."""
         for spec in (*self.spec.in_specs, *self.spec.out_specs):
             spec.check_axes(mesh)
         for spec, fns in zip(self.spec.out_specs, self.spec.reduce_fns, strict=True):
@@ -235,8 +236,8 @@ class StagePlan:
     operators, weights, inputs, outputs: the specs, in the graph's order.
     output_conversions: the conversions of graph outputs.
     symbols: the symbolic dims of the graph.
-    overlap: the schedule of communication beside computation; None for machines that do one at a time.
-    report: the report of the search that made the plan. It is no part of the plan: it is neither compared nor written.
+    overlap: the schedule of communication beside computation; None for machines without overlap.
+    report: the report of the search that made the plan. It is not part of the plan: neither compared nor written.
     """
 
     mesh: DeviceMesh
@@ -257,7 +258,7 @@ class StagePlan:
 
     @property
     def makespan_seconds(self) -> float:
-        """Predicted time of one run of the stage, with communication beside computation where the machine can."""
+        """Predicted time of one run of the stage, with overlap if the machine supports it."""
         return self.seconds if self.overlap is None else self.overlap.seconds
 
     @property
@@ -270,25 +271,34 @@ class StagePlan:
         steps = [text for operator in self.operators for text in operator.communication]
         return (*steps, *(step for conversion in self.output_conversions for step in conversion.steps))
 
+    def tensors(self) -> StageTensors:
+        """The stage's inputs and outputs as a pipeline sees them."""
+
+        def seen(tensor: TensorPlan) -> StageTensor:
+            axes = [axis for axis in tensor.spec.mesh_axes if self.mesh.shape[axis] > 1]
+            return StageTensor(tensor.dtype, tensor.written or tensor.shape, not axes)
+
+        return StageTensors(self.mesh.size, tuple(map(seen, self.inputs)), tuple(map(seen, self.outputs)))
+
     def collectives(self) -> dict[str, int]:
         """Count the communication operators of each kind that one run executes; slices are local, and left out."""
         kinds = Counter(text.partition("(")[0] for text in self.communications())
         return {kind: count for kind, count in sorted(kinds.items()) if COLLECTIVES[kind].communicates}
 
     def names(self) -> list[str]:
-        """The names by which :meth:`edit` knows the stage's operators and tensors."""
+        """The names of the stage's operators and tensors for :meth:`edit`."""
         return list(self._parts())
 
     def _parts(self) -> dict[str, tuple[str, int]]:
-        """The field and the position of each part of the stage that can be edited, by name."""
+        """Map the name of each part of the stage that can be edited to its field and position."""
         operators = {f"op:{op.index}": ("operators", n) for n, op in enumerate(self.operators)}
         parts = {f"y{n}": ("outputs", n) for n in range(len(self.outputs))}
         for kind in ("outputs", "inputs", "weights"):
             tensors: tuple[TensorPlan, ...] = getattr(self, kind)
             parts.update({tensor.label: (kind, n) for n, tensor in enumerate(tensors) if tensor.label})
-            if kind != "outputs":  # an output's name is that of the tensor as it is produced
+            if kind != "outputs":  # the name of an output denotes the tensor as its operator produces it
                 parts.update({tensor.name: (kind, n) for n, tensor in enumerate(tensors)})
-        return {**operators, **parts, **operators}  # operators first, and not hidden by a label
+        return {**operators, **parts, **operators}  # operators first, and never hidden by a label
 
     def edit(self, changes: Mapping[str, Any]) -> StagePlan:
         """Replace specs by name, as :meth:`Plan.edit` does. Raises PlanError."""
@@ -349,12 +359,12 @@ class StagePlan:
         )
 
     def check(self) -> None:
-        """Refuse a stage that fits no graph, whichever: specs beyond the mesh or the shapes, sizes that cannot be.
+        """Refuse a stage that fits no graph: specs beyond the mesh or the shapes, and impossible sizes.
 
         Raises
         ------
         PlanError
-            Naming the part of the plan.
+            When the stage fits no graph; the message names the part of the plan.
         """
         parts: list[tuple[str, OperatorPlan | TensorPlan | ConversionPlan]] = [
             *((f"operator {op.index}", op) for op in self.operators),
@@ -377,30 +387,50 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A list of stages, each on ranks of its own.
+    """A list of stages on disjoint ranks.
 
-    A plan of one stage is of a whole graph; several stages are of consecutive operators of a graph, in its order. The
-    search makes plans of one stage.
+    A plan of one stage is of a whole graph. Several stages are a pipeline; without one they are of consecutive
+    operators of a graph, in its order, and each is served by itself.
+
+    Attributes
+    ----------
+    stages: the plan of each stage.
+    pipeline: the way in which the stages make up one graph.
     """
 
     stages: tuple[StagePlan, ...]
+    pipeline: Pipeline | None = None
     _explainer: ClassVar[Callable[[Plan], PlanExplanation]]
 
     @property
     def seconds(self) -> float:
-        """Predicted time of one run, one operator or collective after the other: what the search minimises."""
-        return math.fsum(stage.seconds for stage in self.stages)
+        """Predicted time of one run, one operator or collective after the other: what the search minimises.
+
+        Of a pipeline that is :meth:`Pipeline.call_seconds`.
+        """
+        return self._call_seconds([stage.seconds for stage in self.stages])
 
     @property
     def makespan_seconds(self) -> float:
-        """Predicted time of one run, with communication beside computation where the machine can."""
-        return math.fsum(stage.makespan_seconds for stage in self.stages)
+        """Predicted time of one run, with overlap if the machine supports it."""
+        return self._call_seconds([stage.makespan_seconds for stage in self.stages])
+
+    @property
+    def interval_seconds(self) -> float:
+        """Predicted time between two runs when one follows the other: of a pipeline, one call's micro-batches."""
+        seconds = [stage.makespan_seconds for stage in self.stages]
+        if self.pipeline is None:
+            return self._call_seconds(seconds)
+        return self.pipeline.micro_batches * self.pipeline.interval_seconds(seconds)
+
+    def _call_seconds(self, seconds: list[float]) -> float:
+        return math.fsum(seconds) if self.pipeline is None else self.pipeline.call_seconds(seconds)
 
     @property
     def param_specs(self) -> dict[str, TensorShardSpec]:
-        """The spec of each weight, by the user's name of it or else its own: pins for another graph.
+        """The spec of each weight, by the user's name, or else the plan's name: usable as pins for another graph.
 
-        Of several stages, a weight without the user's name is called ``1:w0``, after its stage.
+        In a plan of several stages, a weight without a user's name is called ``1:w0``, with the number of its stage.
         """
         return {
             weight.label or self._qualified(number, weight.name): weight.spec
@@ -414,13 +444,13 @@ class Plan:
         Parameters
         ----------
         changes: mapping
-            Specs or their text by name: ``op:7`` is an operator, ``w0`` (or the user's name) a weight, ``x0`` a graph
-            input, ``y0`` a graph output. A name that several stages have is written ``1:op:7`` for that of stage 1.
+            Specs, or their text, by name: ``op:7`` is an operator, ``w0`` (or the user's name) a weight, ``x0`` a graph
+            input, ``y0`` a graph output. If several stages have a name, ``1:op:7`` is the one of stage 1.
 
         Raises
         ------
         PlanError
-            For a name that no stage or several stages have, or a value that is no such spec.
+            For a name that no stage or several stages have, or a value of the wrong kind.
         """
         named: dict[str, list[tuple[int, str]]] = {}
         for number, stage in enumerate(self.stages):
@@ -438,25 +468,38 @@ class Plan:
                 raise PlanError(f"The stages {stages} have {name!r}; write {holders[0][0]}:{name} for the first one's.")
             number, own_name = holders[0]
             changes_of[number][own_name] = value
-        return Plan(tuple(s.edit(own) if own else s for s, own in zip(self.stages, changes_of, strict=True)))
+        changed = tuple(
+            s.edit(stage_changes) if stage_changes else s
+            for s, stage_changes in zip(self.stages, changes_of, strict=True)
+        )
+        return replace(self, stages=changed)
+
+    def check_pipeline(self) -> None:
+        """Refuse a pipeline that contradicts itself or the stages. Raises PlanError."""
+        if self.pipeline is None:
+            return
+        try:
+            self.pipeline.check([stage.tensors() for stage in self.stages])
+        except SpecError as error:
+            raise PlanError(f"The plan's pipeline does not fit: {error}") from error
 
     def _qualified(self, number: int, name: str) -> str:
-        """The name of a part of stage ``number`` in the whole plan."""
+        """Return the name of a part of stage ``number`` in the whole plan."""
         return name if len(self.stages) == 1 else f"{number}:{name}"
 
     def explain(self) -> PlanExplanation:
-        """Explain each stage: the costs of its parts, and why they were chosen as far as the search's report says.
+        """Explain each stage: the costs of its parts and, if there is a report of the search, why they were chosen.
 
         Raises
         ------
         PlanError
-            When a part of the plan fits no graph, or a report is one of another plan.
+            When a part of the plan fits no graph, or a report belongs to another plan.
         """
         return type(self)._explainer(self)
 
     @classmethod
     def explain_with(cls, explainer: Callable[[Plan], PlanExplanation]) -> None:
-        """Set the function that :meth:`explain` calls: explanations are made in a layer above this one."""
+        """Set the function that :meth:`explain` calls; it is in a layer above this one."""
         cls._explainer = staticmethod(explainer)
 
     def collectives(self) -> dict[str, int]:
@@ -467,11 +510,11 @@ class Plan:
         return dict(sorted(kinds.items()))
 
     def table(self) -> Table:
-        """The plan as a table: operator, specs, communication, predicted time, why not sharded, stage by stage."""
+        """The plan as a table, stage by stage: operators, specs, communication, predicted times, notes."""
         from rich.table import Table
         from rich.text import Text
 
-        # As text, not markup: rich would take "[gpu=2]" for a style.
+        # As text, not markup: rich reads "[gpu=2]" as a style.
         table = Table(title=Text(f"Plan on {', '.join(str(stage.mesh) for stage in self.stages)}"))
         for column in ("#", "operator", "inputs", "outputs", "communication"):
             table.add_column(column, overflow="fold")  # nothing is cut off on a narrow terminal
@@ -495,8 +538,11 @@ class Plan:
         return table
 
     def to_json(self) -> str:
-        """The plan as JSON text, the same for the same plan."""
-        return json.dumps({"format": FORMAT, "stages": [stage.to_json() for stage in self.stages]}, indent=1) + "\n"
+        """The plan as JSON text; equal plans have equal text."""
+        data: dict[str, Any] = {"format": FORMAT, "stages": [stage.to_json() for stage in self.stages]}
+        if self.pipeline is not None:
+            data["pipeline"] = self.pipeline.to_json()
+        return json.dumps(data, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -505,7 +551,10 @@ class Plan:
             data = parse_json(text)
             if not isinstance(data, dict) or data.get("format") != FORMAT:
                 raise PlanError(f"Not a plan of format {FORMAT}; make it again with this version of hidet_dist.")
-            plan = cls(tuple(map(StagePlan.from_json, read_list(data, "stages"))))
+            plan = cls(
+                tuple(map(StagePlan.from_json, read_list(data, "stages"))),
+                Pipeline.from_json(data["pipeline"]) if "pipeline" in data else None,
+            )
         except PlanError:
             raise
         except (TypeError, ValueError) as error:
@@ -514,10 +563,11 @@ class Plan:
             raise PlanError("Not a plan: it has no stage.")
         for stage in plan.stages:
             stage.check()
+        plan.check_pipeline()
         return plan
 
     def save(self, path: str | Path) -> None:
-        """Write the plan to a JSON file, whole or not at all."""
+        """Write the plan to a JSON file, atomically."""
         write_text(Path(path), self.to_json())
 
     @classmethod
@@ -527,7 +577,7 @@ class Plan:
         Raises
         ------
         PlanError
-            When the file is missing, is no plan, or has more than ``MOST_PLAN_BYTES`` (:mod:`hidet_dist.limits`).
+            When the file is missing, is not a plan, or has more than ``MOST_PLAN_BYTES`` (:mod:`hidet_dist.limits`).
         """
         try:
             text = read_file(path, MOST_PLAN_BYTES)

@@ -1,4 +1,4 @@
-"""Fields of JSON objects read as the types that they must have; each function raises SpecError for any other value."""
+"""Typed reading of JSON objects' fields; each function raises SpecError for a value of another type."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from hidet_dist.checks import is_finite, is_whole, shown
 from hidet_dist.errors import SpecError
 
 LARGEST = 2**63 - 1
-"""Bytes, elements and seconds beyond this are no sensible figures, and sums of them could overflow."""
+"""The largest accepted number of bytes, elements or seconds: sums of larger ones could overflow."""
 
 
 def read_object(value: Any, what: str) -> Mapping[str, Any]:
-    """A JSON object."""
+    """Read a JSON object."""
     if not isinstance(value, dict):
         raise _unfit(what, "an object", value)
     return value
 
 
 def read_field(data: Mapping[str, Any], key: str) -> Any:
-    """Any value that an object must have."""
+    """Read a required field of any type."""
     if key not in data:
         raise SpecError(f"{key!r} is missing.")
     return data[key]
@@ -35,27 +35,27 @@ def read_list(data: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def read_text(data: Mapping[str, Any], key: str) -> str:
-    """A string that can be printed: one without lone surrogates."""
+    """Read a string without lone surrogates, which cannot be encoded."""
     return _text(read_field(data, key), key)
 
 
 def read_texts(data: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """A list of such strings."""
+    """Read a list of strings without lone surrogates."""
     return tuple(_text(value, f"an entry of {key}") for value in read_list(data, key))
 
 
 def read_whole(data: Mapping[str, Any], key: str, least: int = 0) -> int:
-    """A whole number from ``least`` to :data:`LARGEST`."""
+    """Read a whole number from ``least`` to :data:`LARGEST`."""
     return _whole(read_field(data, key), key, least)
 
 
 def read_wholes(data: Mapping[str, Any], key: str, least: int = 0) -> tuple[int, ...]:
-    """A list of such numbers."""
+    """Read a list of whole numbers from ``least`` to :data:`LARGEST`."""
     return tuple(_whole(value, f"an entry of {key}", least) for value in read_list(data, key))
 
 
 def read_number(data: Mapping[str, Any], key: str, least: float = 0) -> float:
-    """A number from ``least`` to :data:`LARGEST`, such as seconds; a whole number stays one."""
+    """Read a number from ``least`` to :data:`LARGEST`; a whole number stays an int."""
     value = read_field(data, key)
     if not is_finite(value) or not least <= value <= LARGEST:
         raise _unfit(key, f"a number from {least} to {LARGEST}", value)
@@ -64,7 +64,7 @@ def read_number(data: Mapping[str, Any], key: str, least: float = 0) -> float:
 
 
 def read_flag(data: Mapping[str, Any], key: str) -> bool:
-    """True or false."""
+    """Read true or false."""
     value = read_field(data, key)
     if not isinstance(value, bool):
         raise _unfit(key, "true or false", value)
@@ -88,5 +88,5 @@ def _whole(value: Any, what: str, least: int) -> int:
     return number
 
 
-def _unfit(what: str, wanted: str, value: Any) -> SpecError:
-    return SpecError(f"{what} must be {wanted}; got {shown(value)}.")
+def _unfit(what: str, requirement: str, value: Any) -> SpecError:
+    return SpecError(f"{what} must be {requirement}; got {shown(value)}.")

@@ -19,7 +19,7 @@ from hidet_dist.spec.reading import (
     read_wholes,
 )
 
-_MOST_DIGITS = 18  # of the number of an operator
+_MOST_DIGITS = 18  # digits of an operator's number
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class RunnerUp:
     spec: the spec, as text.
     at_least_seconds: a lower bound of all plans with this choice. It is attained if no budget binds and no tensor has
         very many readers. None if the graph is too densely connected to compute it.
-    alone_seconds: the seconds of the plan with this choice and all others unchanged, whatever memory that needs.
+    alone_seconds: the seconds of the plan with only this choice changed, without regard to memory.
     """
 
     spec: str
@@ -41,16 +41,16 @@ class RunnerUp:
 
 @dataclass(frozen=True)
 class Saving:
-    """The cheapest way known to do without a conversion or a reduction: another choice of an operator or a tensor.
+    """The cheapest known choice of an operator or a tensor that avoids a conversion or a reduction.
 
     Attributes
     ----------
-    operator: where the plan has the conversion or reduction; None for a graph output.
-    tensor: the name of what is converted or reduced.
+    operator: the operator at which the plan has the conversion or reduction; None for a graph output.
+    tensor: the name of the converted or reduced tensor.
     target: the spec that it is converted to, as text; empty for a reduction.
-    changed: the name of what gets another spec, such as ``op:7`` or ``w0``.
+    changed: the name of the operator or tensor with another spec, such as ``op:7`` or ``w0``.
     spec: that spec, as text.
-    at_least_seconds, alone_seconds: of plans with it, as those of a :class:`RunnerUp`.
+    at_least_seconds, alone_seconds: the times of plans with it, as for a :class:`RunnerUp`.
     """
 
     operator: int | None
@@ -64,7 +64,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a plan's table: an operator, a tensor that is converted for it (after ``|-``), or a graph output."""
+    """A line of a plan's table: an operator, a conversion for it (after ``|-``), or a graph output."""
 
     name: str
     in_spec: str
@@ -74,7 +74,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Incumbent:
-    """The best plan known at a point of the search, and the lower bound known then.
+    """The best plan at some time of the search, and the lower bound at that time.
 
     ``rows`` are the parts of its table that differ from the previous incumbent's, by operator number; the graph outputs
     come last. ``elapsed_seconds`` is None in artifacts, which do not depend on the machine that searched.
@@ -88,7 +88,7 @@ class Incumbent:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The collectives of one kind: their count, and the bytes of their tensors, each whole within its group."""
+    """The collectives of one kind: their count, and the bytes of their tensors, as each group holds them together."""
 
     count: int
     nbytes: int
@@ -106,11 +106,11 @@ class SearchReport:
     mem_budget: bytes of memory allowed per device.
     live_bytes: peak bytes of a device during each operator, then for the graph outputs.
     traffic: by kind of collective.
-    runner_ups: one an operator; None where it has one choice only.
-    incumbents: the best plans known in turn; the last one is the plan. Its sum of seconds may exceed the previous
-        one's if it was chosen for its makespan.
+    runner_ups: one per operator; None if it has only one choice.
+    incumbents: the successive best plans; the last one is the plan. Its sum of seconds may exceed the previous one's if
+        it was chosen for its makespan.
     time_limit_reached: whether the time limit cut the search short, so that its result depends on the machine's speed.
-    weights: for each weight, the specs that it might have had.
+    weights: for each weight, its other choices.
     savings: for each conversion and reduction of the plan that another choice avoids, the cheapest such choice.
     """
 
@@ -152,7 +152,7 @@ class SearchReport:
                 tuple(runner_ups),
                 tuple(map(_incumbent, read_list(data, "incumbents"))),
                 read_flag(data, "time_limit_reached"),
-                tuple(tuple(map(_runner_up, own)) for own in _lists(data, "weights")),
+                tuple(tuple(map(_runner_up, choices)) for choices in _lists(data, "weights")),
                 tuple(map(_saving, read_list(data, "savings"))),
             )
         except SpecError as error:
@@ -172,8 +172,8 @@ def _runner_up(data: Any) -> RunnerUp:
 
 
 def _lists(data: Mapping[str, Any], key: str) -> Iterator[list[Any]]:
-    for number, own in enumerate(read_list(data, key)):
-        yield read_list({f"{key}[{number}]": own}, f"{key}[{number}]")
+    for number, entry in enumerate(read_list(data, key)):
+        yield read_list({f"{key}[{number}]": entry}, f"{key}[{number}]")
 
 
 def _saving(data: Any) -> Saving:

@@ -1,4 +1,4 @@
-"""Symbolic dims: what is declared of their sizes, and binding them to the shapes of a call's inputs."""
+"""Symbolic dims: declarations of their sizes, and their binding to the shapes of a call's inputs."""
 
 from __future__ import annotations
 

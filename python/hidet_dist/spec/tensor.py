@@ -104,8 +104,8 @@ class TensorShardSpec:
                 )
             if padded_shard(shape[dim], shards, mesh) is None:
                 raise SpecError(
-                    f"The spec {self} splits dim {dim} of {tuple(shape)} into {shards}, and padded for the mesh {mesh} "
-                    "some would hold nothing but padding."
+                    f"The spec {self} splits dim {dim} of {tuple(shape)} into {shards}; with padding for the mesh "
+                    f"{mesh} some shards would hold only padding."
                 )
 
     def check_axes(self, mesh: DeviceMesh) -> None:
@@ -133,7 +133,7 @@ class TensorShardSpec:
         return tuple(padded_shard(size, shards, mesh) or 0 for size, shards in zip(shape, groups, strict=True))
 
     def padded_shape(self, shape: Sequence[int], mesh: DeviceMesh) -> tuple[int, ...]:
-        """The shape that the shards tile: ``shape``, with padding at the end of dims that do not divide.
+        """The shape that the shards tile: ``shape`` with padding at the end of dims that do not divide.
 
         Such a dim is padded to a multiple of the mesh's number of devices, however many axes split it. So a shard of a
         dim split by some axes consists of shards of the same dim split by more axes. Raises SpecError.

@@ -86,7 +86,7 @@ class TwinView(GraphView):
         self.primes = GraphView(concrete(self.symbolic, self.prime_sizes))
         for view in (self, self.primes):
             assert [type(op) for op in view.operators] == [type(op) for op in self.symbolic.operators]
-        self.names.update(self.symbolic.names)  # the user's own tensors have names, too
+        self.names.update(self.symbolic.names)  # the given graph's tensors have names, too
 
     def pieces(self, name: str) -> tuple[tuple[int, ...], Element]:
         """The pieces into which a tensor may be split; see :meth:`GraphView.pieces`."""

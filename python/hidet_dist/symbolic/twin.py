@@ -38,21 +38,21 @@ def concrete(view: GraphView, sizes: Mapping[str, int]) -> NormalGraph:
     ConfigError
         When an operator does not admit these sizes.
     """
-    made: dict[Tensor, Tensor] = {}
+    replaced: dict[Tensor, Tensor] = {}
     for name in view.inputs:
-        made[view.tensors[name]] = _placeholder(view.tensors[name], sizes)
+        replaced[view.tensors[name]] = _placeholder(view.tensors[name], sizes)
     for name in view.weights:
-        made[view.tensors[name]] = view.tensors[name]
+        replaced[view.tensors[name]] = view.tensors[name]
     for number, op in enumerate(view.operators):
         try:
-            outputs = _rebuilt(op, [made[x] for x in op.inputs], sizes)
+            outputs = _rebuilt(op, [replaced[x] for x in op.inputs], sizes)
         except ValueError as error:
             raise ConfigError(
                 f"Operator {number}, {op.name}, does not take all sizes of the symbolic dims, such as "
                 f"{', '.join(f'{name} = {size}' for name, size in sizes.items())}: {error}"
             ) from error
-        made.update(zip(op.outputs, outputs, strict=True))
-    return NormalGraph([made[y] for y in view.graph.outputs], [made[x] for x in view.graph.inputs])
+        replaced.update(zip(op.outputs, outputs, strict=True))
+    return NormalGraph([replaced[y] for y in view.graph.outputs], [replaced[x] for x in view.graph.inputs])
 
 
 def at_sizes(op: Operator, symbols: Sequence[SymbolPlan]) -> Operator:

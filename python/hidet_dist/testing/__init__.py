@@ -1,1 +1,1 @@
-"""Models to parallelize in tests, examples and benchmarks, with the same models in PyTorch to compare with."""
+"""Models for tests, examples and benchmarks, with the same models in PyTorch for comparison."""

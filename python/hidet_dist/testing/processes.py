@@ -1,4 +1,4 @@
-"""Programs that are run with a time limit and end with all that they started, whatever becomes of them."""
+"""Programs that run with a time limit, each in a process group that is killed when the program ends."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 TERMINATE_SECONDS = 12.0
-"""How long a program that was told to end may take before it is killed: ``hidet_dist.launch`` ends its ranks in it."""
+"""Seconds between asking a program to end and killing it, in which ``hidet_dist.launch`` ends its ranks."""
 
 
 @dataclass(frozen=True)
-class Done:
-    """What became of a program.
+class Completed:
+    """The outcome of a program.
 
     Attributes
     ----------
-    status: its exit status, below 0 for a signal; None where it was ended because its time was over.
-    output, errors: what it printed.
-    seconds: how long it ran.
+    status: the exit status, below 0 for a signal; None if the program was ended at its time limit.
+    output, errors: the text on stdout and stderr.
+    seconds: the elapsed time.
     """
 
     status: int | None
@@ -34,24 +34,24 @@ class Done:
 
 
 class Programs:
-    """Programs that run at the same time, each in a process group of its own, on behalf of several threads."""
+    """Programs that several threads run at the same time, each program in a separate process group."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: set[int] = set()
         self._ended = False
 
-    def run(self, command: Sequence[str], seconds: float, niceness: int = 0) -> Done:
-        """Run a program for at most so long; what is left of its group is killed when it ends.
+    def run(self, command: Sequence[str], seconds: float, niceness: int = 0) -> Completed:
+        """Run a program for at most ``seconds``; the rest of its process group is killed when it ends.
 
-        ``niceness`` is added to that of this process. After :meth:`end` nothing is started.
+        ``niceness`` is added to that of this process. After :meth:`end` no program is started.
         """
-        # Files, since a pipe stays open for as long as any process that was started has it.
+        # Files, since a pipe stays open as long as any descendant has it open.
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             begin = time.monotonic()
             with self._lock:
                 if self._ended:
-                    return Done(None, "", "not started", 0.0)
+                    return Completed(None, "", "not started", 0.0)
                 process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
                 )
@@ -77,11 +77,11 @@ class Programs:
             for file in (out, err):
                 file.seek(0)
                 texts.append(file.read().decode(errors="replace"))
-        return Done(status, texts[0], texts[1], took)
+        return Completed(status, texts[0], texts[1], took)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Have all of them stand still while the block runs, and none begin."""
+        """Suspend all programs while the block runs, and start none."""
         with self._lock:
             try:
                 for group in self._running:
@@ -92,7 +92,7 @@ class Programs:
                     _signal(group, signal.SIGCONT)
 
     def end(self) -> None:
-        """Kill all of them, and start none from now on."""
+        """Kill all programs, and start none from now on."""
         self._ended = True
         for group in list(self._running):
             _signal(group, signal.SIGCONT, signal.SIGTERM)

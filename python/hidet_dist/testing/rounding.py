@@ -1,11 +1,11 @@
-"""How far the answers of two right programs may lie apart.
+"""The difference between two right programs that rounding explains.
 
-Rounding errors are taken for independent and of mean zero. After n roundings, each of relative size u at most, a value
-is then off by no more than lambda * sqrt(n) * u of its size, but for a probability of 2 exp(-lambda^2 / 2) (Higham and
-Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41, 2019, theorem 2.4). Here n is
-counted along the path through the graph that rounds most, and lambda is such that, by that bound, one value of the
-output in :data:`ODDS` outputs would be further off. Errors are relative to an output's largest value, which bounds the
-sizes of what is cancelled on the way in networks whose activations are normalized.
+Rounding errors are assumed to be independent and of mean zero. After n roundings, each of relative size u at most, the
+relative error of a value is then at most lambda * sqrt(n) * u, except with a probability of 2 exp(-lambda^2 / 2)
+(Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41, 2019, theorem
+2.4). Here n is counted along the path through the graph with the most roundings, and lambda is chosen such that, by
+this bound, one value in :data:`ODDS` outputs has a larger error. Errors are relative to an output's largest value,
+which bounds the sizes of cancelled terms in networks with normalized activations.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from hidet_dist.cost.work import kernel_class
 from hidet_dist.weights.named import is_weight
 
 UNIT_ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""Of the mantissas' 24, 11 and 8 bits."""
+"""Unit roundoffs of mantissas of 24, 11 and 8 bits."""
 ODDS = 1000
-"""Outputs of which one, by the bound, has a value that is further off than the tolerance."""
+"""The number of outputs among which, by the bound, one has a value with an error above the tolerance."""
 
 
 def tolerance(graph: FlowGraph, precision: str) -> float:
-    """The largest error of an output, relative to its largest value, that rounding explains.
+    """Compute the largest error of an output, relative to its largest value, that rounding explains.
 
     Parameters
     ----------
     graph: FlowGraph
         A float32 graph.
     precision: str
-        What it is computed in: ``float32``, or ``float16`` or ``bfloat16`` with sums in float32.
+        The dtype of the computation: ``float32``, or ``float16`` or ``bfloat16`` with sums in float32.
     """
     graph.update_nodes()
     variance: dict[Tensor, float] = {}
@@ -45,7 +45,7 @@ def tolerance(graph: FlowGraph, precision: str) -> float:
 
 
 def _variance(op: Operator, precision: str) -> float:
-    """The squares of an operator's unit roundoffs: of its terms, its result, and its weights in half precision."""
+    """Sum the squares of an operator's unit roundoffs: of its terms, its result, and its half-precision weights."""
     kind = kernel_class(op)
     if kind in ("copy", "lookup") or not op.outputs[0].dtype.is_float():
         return 0.0
@@ -54,7 +54,7 @@ def _variance(op: Operator, precision: str) -> float:
 
 
 def _terms(op: Operator, kind: str) -> int:
-    """How many terms of a sum make an element of the result."""
+    """Count the terms of the sum that makes an element of the result."""
     first = [int(extent) for extent in op.inputs[0].shape]
     if kind in ("matmul", "normalization"):
         return first[-1]

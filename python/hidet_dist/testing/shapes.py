@@ -1,4 +1,4 @@
-"""Graphs of the shapes that people really have. Their weights are names and shapes; files may hold the data."""
+"""Graphs of real models' shapes. Their weights are names and shapes; files may hold the data."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def llama(config: LlamaConfig) -> hidet.FlowGraph:
         return ops.permute_dims(ops.reshape(x, [batch, seq, count, size]), [0, 2, 1, 3])
 
     def grouped(x: hidet.Tensor) -> hidet.Tensor:
-        """Each key and value head once for every query head of its group."""
+        """Repeat each head of keys and values for every head of queries in its group."""
         wide = ops.broadcast(
             ops.reshape(x, [batch, config.kv_heads, 1, seq, size]), [batch, config.kv_heads, group, seq, size]
         )
@@ -128,14 +128,14 @@ def llama(config: LlamaConfig) -> hidet.FlowGraph:
 
 
 def random_weights(graph: hidet.FlowGraph, seed: int = 0) -> dict[str, np.ndarray]:
-    """float32 data for the weights that a graph knows by name, the same for the same seed.
+    """Make random float32 data for a graph's weights by name, the same for the same seed.
 
-    Matrices and convolutions are scaled so that what they compute keeps its size (Glorot and Bengio 2010; He et al.
-    2015), which norms and biases nearly leave as it is; ``cosine`` and ``sine`` are the tables of rotary positions.
+    Matrices and convolutions are scaled so that activations keep their size (Glorot and Bengio 2010; He et al. 2015);
+    norms and biases change it little. ``cosine`` and ``sine`` are the tables of rotary positions.
     """
     rng = np.random.default_rng(seed)
     view = GraphView(normalize(graph))
-    found = {}
+    data = {}
     for tensor in view.weights:
         mark, shape = mark_of(view.tensors[tensor]), view.shape(tensor)
         if mark is None:
@@ -143,7 +143,7 @@ def random_weights(graph: hidet.FlowGraph, seed: int = 0) -> dict[str, np.ndarra
         name = mark.name
         kind = name.rpartition(".")[2]
         if kind in ("cosine", "sine"):
-            found[name] = _rotary_table(kind, *shape)
+            data[name] = _rotary_table(kind, *shape)
             continue
         array = rng.standard_normal(shape, np.float32)
         if kind == "running_var":
@@ -155,8 +155,8 @@ def random_weights(graph: hidet.FlowGraph, seed: int = 0) -> dict[str, np.ndarra
             array *= np.float32(math.sqrt(2 / math.prod(shape[1:])))
         elif kind not in ("words", "positions"):
             array *= np.float32(math.sqrt(2 / sum(shape)))
-        found[name] = array
-    return found
+        data[name] = array
+    return data
 
 
 def _rotary_table(kind: str, positions: int, size: int) -> np.ndarray:

@@ -1,16 +1,16 @@
-"""Sizes of models that people really have."""
+"""The sizes of real models."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 NORM_EPSILON = 1e-5
-"""What is added to the mean square that a LLaMA's norms divide by the root of."""
+"""Added to the mean square in a LLaMA's norms, before its root divides."""
 
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Sizes of a GPT-2 or GPT-3: learned positions, layer norm, GELU; the head has a matrix of its own."""
+    """Sizes of a GPT-2 or GPT-3: learned positions, layer norm, GELU; the head has a separate matrix."""
 
     layers: int
     hidden: int
@@ -23,7 +23,7 @@ class GPTConfig:
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """Sizes of a LLaMA: rotary positions, RMS norm, gated SiLU, grouped queries, a head of its own."""
+    """Sizes of a LLaMA: rotary positions, RMS norm, gated SiLU, grouped queries, a separate head."""
 
     layers: int
     hidden: int

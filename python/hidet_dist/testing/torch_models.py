@@ -1,6 +1,6 @@
-"""Models in PyTorch, by the names of the weights that the graphs of :mod:`hidet_dist.testing` have, to compare with.
+"""PyTorch models for comparison with the graphs of :mod:`hidet_dist.testing`, with the same names of weights.
 
-Each takes and gives what the graph does, and is made from a safetensors file with its weights.
+Each has the same inputs and outputs as the graph, and is made from a safetensors file with its weights.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class GPTBlock(nn.Module):
 
 
 class GPT(nn.Module):
-    """GPT-2 as :func:`hidet_dist.testing.shapes.gpt` has it.
+    """GPT-2 as in :func:`hidet_dist.testing.shapes.gpt`.
 
-    Its projections are separate, so that they can be split by heads, and its head has a matrix of its own.
+    Its projections are separate, so that they can be split by heads, and its head has a separate matrix.
     """
 
     def __init__(self, config: GPTConfig):
@@ -57,7 +57,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(hidden, config.vocabulary, bias=False)
 
     def forward(self, ids: torch.Tensor, _mask: torch.Tensor) -> torch.Tensor:
-        """``int32[batch, sequence]`` to logits; the mask is causal, whatever is given."""
+        """``int32[batch, sequence]`` to logits; the mask is always causal; the argument is ignored."""
         x = self.words(ids) + self.positions
         for layer in self.layers:
             x = layer(x)
@@ -65,7 +65,7 @@ class GPT(nn.Module):
         return logits
 
     def load(self, file: Path, device: str = "cpu") -> GPT:
-        """The same with the weights of a file."""
+        """Make the model with the weights of a file."""
         self.load_state_dict(_linear_layers(file, device), assign=True)
         return self
 
@@ -103,7 +103,7 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
-    """LLaMA as :func:`hidet_dist.testing.shapes.llama` has it; its tables of angles come from the file too."""
+    """LLaMA as in :func:`hidet_dist.testing.shapes.llama`; its tables of angles are in the file, too."""
 
     cosine: torch.Tensor
     sine: torch.Tensor
@@ -119,7 +119,7 @@ class Llama(nn.Module):
             self.register_buffer(name, torch.empty(config.sequence, hidden // config.heads))
 
     def forward(self, ids: torch.Tensor, _mask: torch.Tensor) -> torch.Tensor:
-        """``int32[batch, sequence]`` to logits; the mask is causal, whatever is given."""
+        """``int32[batch, sequence]`` to logits; the mask is always causal; the argument is ignored."""
         x = self.words(ids)
         for layer in self.layers:
             x = layer(x, self.cosine, self.sine)
@@ -127,20 +127,20 @@ class Llama(nn.Module):
         return logits
 
     def load(self, file: Path, device: str = "cpu") -> Llama:
-        """The same with the weights of a file."""
+        """Make the model with the weights of a file."""
         self.load_state_dict(_linear_layers(file, device), assign=True)
         return self
 
 
 def _linear_layers(file: Path, device: str) -> dict[str, torch.Tensor]:
-    """A file's weights by PyTorch's names; its matrices lie ``[in, out]``."""
+    """Load a file's weights with PyTorch's names; matrices in the file are ``[in, out]``."""
     state = {}
     for name, weight in load_file(file, device=device).items():
         layer = name.removesuffix(".weight")
         kind = layer.rpartition(".")[2]
         is_matrix = weight.dim() == 2 and kind not in ("words", "positions", "cosine", "sine")
-        own = name if kind in ("positions", "cosine", "sine", "bias") else f"{layer}.weight"
-        state[own] = weight.T.contiguous() if is_matrix else weight
+        torch_name = name if kind in ("positions", "cosine", "sine", "bias") else f"{layer}.weight"
+        state[torch_name] = weight.T.contiguous() if is_matrix else weight
     return state
 
 
@@ -187,7 +187,7 @@ def _shortcut(channels: int, out: int, stride: int) -> nn.Module:
 
 
 class ResNet(nn.Module):
-    """ResNet (He et al., CVPR 2016) of so many blocks a stage, by torchvision's names."""
+    """ResNet (He et al., CVPR 2016) with numbers of blocks per stage, with torchvision's names."""
 
     def __init__(self, block: type[BasicBlock | Bottleneck], blocks: tuple[int, int, int, int], classes: int = 1000):
         super().__init__()
@@ -195,11 +195,11 @@ class ResNet(nn.Module):
         stages: list[nn.Module] = []
         channels = 64
         for number, count in enumerate(blocks):
-            made, width = [], 64 << number
-            for own in range(count):
-                made.append(block(channels, width, 2 if own == 0 and number else 1))
+            layer, width = [], 64 << number
+            for block_number in range(count):
+                layer.append(block(channels, width, 2 if block_number == 0 and number else 1))
                 channels = block.expansion * width
-            stages.append(nn.Sequential(*made))
+            stages.append(nn.Sequential(*layer))
         self.layer1, self.layer2, self.layer3, self.layer4 = stages
         self.fc = nn.Linear(channels, classes)
 
@@ -211,7 +211,7 @@ class ResNet(nn.Module):
         return logits
 
     def load(self, file: Path, device: str = "cpu") -> ResNet:
-        """The same with the weights of a file."""
+        """Make the model with the weights of a file."""
         self.load_state_dict(load_file(file, device=device), strict=False)
         return self
 

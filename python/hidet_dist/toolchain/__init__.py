@@ -1,1 +1,1 @@
-"""Compilers outside of Python: where they are, and whether they work."""
+"""External compilers: their location, and whether they work."""

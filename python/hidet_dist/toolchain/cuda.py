@@ -1,8 +1,8 @@
-"""nvcc, and what kernels are linked against on a machine without a GPU.
+"""nvcc, and the libraries against which kernels are linked on a machine without a GPU.
 
-nvcc comes with the CUDA toolkit, or from PyPI. The PyPI packages have libraries where nvcc does not look, and without
-the names that a linker looks for, and a machine without a GPU has no libcuda: a folder of links and of a stand-in for
-libcuda serves the linker.
+nvcc comes with the CUDA toolkit, or from PyPI. The PyPI packages have libraries in folders where nvcc does not look,
+without the file names that a linker looks for, and a machine without a GPU has no libcuda. So a folder with links, and
+with a stub of libcuda, is made for the linker.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DRIVER_FUNCTIONS = ("cuTensorMapEncodeTiled",)
 
 @dataclass(frozen=True)
 class Toolkit:
-    """nvcc's path and version, and the folder of its ``libcudart.so``, under whatever version."""
+    """nvcc's path and version, and the folder of its ``libcudart.so``, of any version."""
 
     nvcc: Path
     version: str
@@ -39,17 +39,17 @@ class Toolkit:
 
     @property
     def runtime_name(self) -> str:
-        """The name by which programs that are linked against the CUDA runtime look for it, ``libcudart.so.13``."""
+        """The file name of the CUDA runtime that linked programs load, such as ``libcudart.so.13``."""
         return f"libcudart.so.{self.version.partition('.')[0]}"
 
 
 def find_toolkit() -> Toolkit:
-    """The CUDA compiler: of CUDA_HOME, on PATH, from PyPI, or where the toolkit is usually installed.
+    """Find the CUDA compiler: in CUDA_HOME, on PATH, from PyPI, or in the toolkit's usual folder.
 
     Raises
     ------
     CompileError
-        When there is none, or it does not run; it says how to get it.
+        When there is none, or it does not run; the message says how to get it.
     """
     for nvcc in _places():
         if nvcc.is_file():
@@ -64,8 +64,8 @@ def _places() -> Iterator[Path]:
     on_path = shutil.which("nvcc")
     if on_path:
         yield Path(on_path)
-    found = importlib.util.find_spec("nvidia")
-    for folder in found.submodule_search_locations or [] if found else []:
+    nvidia = importlib.util.find_spec("nvidia")
+    for folder in nvidia.submodule_search_locations or [] if nvidia else []:
         yield Path(folder) / "cu13" / "bin" / "nvcc"
     yield USUAL
 
@@ -74,7 +74,7 @@ def _places() -> Iterator[Path]:
 def _inspect(nvcc: Path) -> Toolkit:
     try:
         version = _output(nvcc, "--version")
-        # What nvcc would do, which says where its own root is: nvcc may be a link, or a script that calls another.
+        # A dry run prints the root of the toolkit: nvcc may be a link, or a script that calls another nvcc.
         plan = _output(nvcc, "--dryrun", "-c", "-x", "cu", "/dev/null", "-o", "/dev/null")
     except (OSError, subprocess.CalledProcessError) as error:
         raise CompileError(f"{nvcc} does not run: {error}. {HOW_TO_GET}") from error
@@ -95,24 +95,24 @@ def _output(*command: str | Path) -> str:
 
 
 def link_folder(toolkit: Toolkit, folder: Path) -> Path:
-    """A folder for the linker, made once: CUDA's runtime, and a ``libcuda.so`` with the real one's soname."""
+    """Make the folder for the linker, once: CUDA's runtime, and a ``libcuda.so`` with the real one's soname."""
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+        staging = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
         try:
-            (made / "libcudart.so").symlink_to(sorted(toolkit.runtime.glob("libcudart.so*"))[0])
-            (made / "libcudadevrt.a").symlink_to(toolkit.runtime / "libcudadevrt.a")
-            source = made / "libcuda.c"
+            (staging / "libcudart.so").symlink_to(sorted(toolkit.runtime.glob("libcudart.so*"))[0])
+            (staging / "libcudadevrt.a").symlink_to(toolkit.runtime / "libcudadevrt.a")
+            source = staging / "libcuda.c"
             source.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in _DRIVER_FUNCTIONS))
             compiler = ["g++", "-x", "c", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
-            _output(*compiler, "-o", made / "libcuda.so", source)
-            made.chmod(0o755)
-            os.rename(made, folder)
+            _output(*compiler, "-o", staging / "libcuda.so", source)
+            staging.chmod(0o755)
+            os.rename(staging, folder)
         except subprocess.CalledProcessError as error:
             raise CompileError(f"g++ does not make a shared library: {error.stdout}") from error
         except OSError:
-            if not folder.is_dir():  # unless another process was faster
+            if not folder.is_dir():  # another process may have made it
                 raise
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(staging, ignore_errors=True)
     return folder

@@ -1,4 +1,4 @@
-"""Weights that need not be there: named in a graph, lying in safetensors files, read slice by slice when it is time.
+"""Weights by name: a graph refers to them, safetensors files hold them, and they are read slice by slice when needed.
 
 Serving needs :mod:`hidet_dist.weights.header` only, so the rest, which needs hidet and torch, is imported on first use.
 """

@@ -1,4 +1,4 @@
-"""The header of a safetensors file: what lies where. Needs neither torch nor the safetensors library.
+"""The header of a safetensors file: the place of each tensor. Needs neither torch nor the safetensors library.
 
 The format is eight bytes with the length of a header (little endian), the header in JSON, and the tensors' bytes, row
 by row (https://huggingface.co/docs/safetensors).
@@ -37,13 +37,13 @@ _NAMES = {code: name for name, (code, _) in _DTYPES.items()}
 _ORDER = {name: number for number, name in enumerate(_DTYPES)}
 
 ITEMSIZE = {name: size for name, (_, size) in _DTYPES.items()}
-"""The bytes of an element of each dtype that the format has, by hidet's name."""
+"""The bytes per element of each dtype of the format, by hidet's name."""
 
 LENGTH_BYTES = 8
-"""How many bytes say how long the header is."""
+"""The bytes of the length field before the header."""
 
 LIBRARY_ALIGNMENT = 8
-"""The multiple of bytes at which the safetensors library lets the tensors begin."""
+"""The multiple of bytes to which the safetensors library aligns the tensors' data."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def parse(text: bytes, file_bytes: int) -> dict[str, Place]:
     Raises
     ------
     WeightsError
-        When the header is malformed, or puts a tensor where the file has none.
+        When the header is malformed, or places a tensor outside the file.
     """
     try:
         header = parse_json(text)
@@ -91,37 +91,34 @@ def parse(text: bytes, file_bytes: int) -> dict[str, Place]:
             place = Place(_name(name, entry["dtype"]), tuple(entry["shape"]), data + begin)
             if not all(is_whole(extent, 0) for extent in (*place.shape, begin, end)):
                 raise WeightsError(
-                    f"The tensor {name!r} has the shape {shown(entry['shape'])} at {shown(begin)}, which makes no "
-                    "sense."
+                    f"The tensor {name!r} has the invalid shape or offset {shown(entry['shape'])}, {shown(begin)}."
                 )
             if place.nbytes != end - begin or place.begin + place.nbytes > file_bytes:
-                raise WeightsError(
-                    f"The tensor {name!r} does not fit the bytes {begin} to {end} that it is said to have."
-                )
+                raise WeightsError(f"The size of the tensor {name!r} does not fit its bytes, {begin} to {end}.")
             places[name] = place
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, WeightsError):
             raise
-        raise WeightsError(f"Its header makes no sense: {type(error).__name__}: {error}.") from error
+        raise WeightsError(f"Its header is malformed: {type(error).__name__}: {error}.") from error
     return places
 
 
 def _name(tensor: str, code: str) -> str:
     if not isinstance(code, str) or code not in _NAMES:
-        raise WeightsError(f"The tensor {tensor!r} has the dtype {shown(code)}, which hidet has not.")
+        raise WeightsError(f"The tensor {tensor!r} has the dtype {shown(code)}, which hidet lacks.")
     return _NAMES[code]
 
 
 def arrange(tensors: Mapping[str, Layout], alignment: int = LIBRARY_ALIGNMENT) -> tuple[bytes, dict[str, Place]]:
-    """The first bytes of a file with these tensors, header included, and where each tensor then lies, in that order.
+    """Lay out a file with these tensors: return its first bytes, with the header, and each tensor's place in order.
 
-    With the library's alignment it is what the library writes. With more, each tensor begins at a multiple of
-    ``alignment`` bytes: as the format allows no gaps, tensors of bytes named ``gap0``, ... fill them.
+    With the library's alignment the bytes are those that the library writes. With a larger one, each tensor begins at a
+    multiple of ``alignment`` bytes. The format allows no gaps, so tensors of bytes named ``gap0``, ... fill them.
 
     Raises
     ------
     WeightsError
-        When a dtype is not one that the format has.
+        When the format does not have a dtype.
     """
     for name, tensor in tensors.items():
         if tensor.dtype not in _DTYPES:

@@ -1,4 +1,4 @@
-"""Weights by name: symbolic tensors that a graph treats as weights, though their data is elsewhere, or nowhere yet."""
+"""Weights by name: symbolic tensors that a graph treats as weights; their data is elsewhere, or does not exist yet."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ class InMemory:
     data: torch.Tensor
 
     def read(self, region: Sequence[slice]) -> torch.Tensor:
-        """The elements of ``region``, a slice with whole bounds and step 1 for each dim; contiguous."""
+        """Read the elements of ``region``, a slice with integer bounds and step 1 for each dim; contiguous."""
         return self.data[tuple(region)].contiguous()
 
 
 @dataclass(frozen=True)
 class Mark:
-    """The mark of a weight: its name, its place if that is known, and the part of what lies there that it is.
+    """The mark of a weight: its name, the place of the stored tensor if known, and the part of it that the weight is.
 
-    ``part`` is a slice with whole bounds for each dim of a weight of ``shape`` (elements); what the weight has beyond
-    it is zero. ``dtype`` is that of what lies there, where the weight is of another and cast from it.
+    ``part`` is a slice with integer bounds for each dim of a stored tensor of ``shape`` (elements); the weight is zero
+    beyond it. ``dtype`` is the stored dtype if the weight has another one, to which it is cast.
     """
 
     name: str
@@ -43,18 +43,18 @@ class Mark:
 
     def __str__(self) -> str:
         bounds = [
-            ":" if (own.start, own.stop) == (0, size) else f"{own.start}:{own.stop}"
-            for own, size in zip(self.part, self.shape, strict=True)
+            ":" if (kept.start, kept.stop) == (0, size) else f"{kept.start}:{kept.stop}"
+            for kept, size in zip(self.part, self.shape, strict=True)
         ]
         return self.name if all(bound == ":" for bound in bounds) else f"{self.name}[{', '.join(bounds)}]"
 
 
 def weight(name: str, shape: Sequence[int], dtype: str = "float32", device: str = "cpu") -> Tensor:
-    """A weight that is a name, a shape and a dtype, and takes no memory.
+    """Make a weight from a name, a shape and a dtype; it takes no memory.
 
-    Use it in a graph like any tensor; it need not be among the inputs given to ``hidet.trace_from``. What is computed
-    from it becomes part of the graph. ``auto_parallel`` reads it from the files of ``optimization_config['weights']``,
-    each rank's shard of it, when it writes the artifacts.
+    Use it in a graph like any tensor; it need not be among the inputs of ``hidet.trace_from``. Computation on it
+    becomes part of the graph. When ``auto_parallel`` writes the artifacts, it reads each rank's shard of the weight
+    from the files of ``optimization_config['weights']``.
 
     Parameters
     ----------
@@ -63,14 +63,14 @@ def weight(name: str, shape: Sequence[int], dtype: str = "float32", device: str 
     shape: sequence of int
         Its shape, in elements.
     dtype: str
-        hidet's name of its dtype, which must be that of the files.
+        hidet's name of its dtype, which must be the dtype in the files.
     device: str
         The device of the graph.
 
     Raises
     ------
     ConfigError
-        When the shape has anything but positive whole numbers, or there is no such dtype.
+        When the shape has anything but positive whole numbers, or hidet has no such dtype.
     """
     if any(isinstance(size, bool) or not isinstance(size, int) or size < 1 for size in shape):
         raise ConfigError(f"The weight {name!r} must have a shape of positive whole numbers; got {list(shape)}.")
@@ -82,9 +82,9 @@ def weight(name: str, shape: Sequence[int], dtype: str = "float32", device: str 
 
 
 def held_weight(name: str, data: torch.Tensor) -> Tensor:
-    """A weight by its name whose data is in memory, where it stays until the artifacts are written.
+    """Make a weight by name from data in memory, which stays there until the artifacts are written.
 
-    Unlike a constant of the graph, it is never computed with while a graph is made.
+    Unlike a constant of the graph, it is never used in computations while a graph is traced.
 
     Raises
     ------
@@ -97,7 +97,7 @@ def held_weight(name: str, data: torch.Tensor) -> Tensor:
 
 
 def stored_weight(stored: StoredTensor) -> Tensor:
-    """A tensor in a file as a weight of its name; its data stays where it is until a shard of it is read.
+    """Make a weight from a tensor in a file, with its name; its data is not read until a shard of it is.
 
     Raises
     ------
@@ -109,9 +109,9 @@ def stored_weight(stored: StoredTensor) -> Tensor:
 
 
 def as_weight(tensor: Tensor, name: str) -> Tensor:
-    """Make a symbolic tensor a weight, as :func:`weight` does; returns the tensor.
+    """Mark a symbolic tensor as a weight, like those of :func:`weight`; return the tensor.
 
-    So can the inputs of a traced graph be made weights, where a frontend makes inputs of a model's parameters.
+    This turns inputs of a traced graph into weights, for front ends that turn a model's parameters into inputs.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def as_weight(tensor: Tensor, name: str) -> Tensor:
 
 
 def as_weights(module: hidet.nn.Module, prefix: str = "") -> None:
-    """Make every parameter of a hidet module, and of the modules in it, a weight of its name; their data is let go.
+    """Replace each parameter of a hidet module and its submodules by a weight of its name; the data is released.
 
     The names are those of ``module.named_parameters()``, such as ``layers.0.attn.weight``, with ``prefix`` before them.
     """
@@ -142,7 +142,7 @@ def as_weights(module: hidet.nn.Module, prefix: str = "") -> None:
 
 
 def weights_from_safetensors(files: str | Path | Sequence[str | Path], device: str = "cpu") -> dict[str, Tensor]:
-    """The tensors of safetensors files as weights, by name: only the files' headers are read.
+    """Make weights from the tensors of safetensors files, by name; only the headers are read.
 
     Parameters
     ----------
@@ -163,18 +163,18 @@ def weights_from_safetensors(files: str | Path | Sequence[str | Path], device: s
 
 
 def part_of_weight(tensor: Tensor, dim: int, start: int, stop: int) -> Tensor:
-    """The elements ``start`` to ``stop`` of dim ``dim`` of a weight, as a weight of their own."""
+    """Make a weight from the elements ``start`` to ``stop`` of dim ``dim`` of a weight."""
     mark = mark_of(tensor)
     assert mark is not None
     part = list(mark.part)
     part[dim] = slice(part[dim].start + start, part[dim].start + stop)
     shape = [stop - start if d == dim else int(size) for d, size in enumerate(tensor.shape)]
-    own = hidet.symbol(shape, tensor.dtype, tensor.device)
-    return _mark(own, Mark(mark.name, mark.stored, mark.shape, tuple(part), mark.dtype))
+    result = hidet.symbol(shape, tensor.dtype, tensor.device)
+    return _mark(result, Mark(mark.name, mark.stored, mark.shape, tuple(part), mark.dtype))
 
 
 def padded_weight(tensor: Tensor, dim: int, size: int) -> Tensor:
-    """A weight with zeros behind its elements along dim ``dim``, so that there are ``size``, as a weight of its own."""
+    """Make a weight of ``size`` elements along dim ``dim`` from a weight, with zeros after its elements."""
     mark = mark_of(tensor)
     assert mark is not None
     shape = [size if d == dim else int(extent) for d, extent in enumerate(tensor.shape)]
@@ -182,11 +182,11 @@ def padded_weight(tensor: Tensor, dim: int, size: int) -> Tensor:
 
 
 def weight_as(tensor: Tensor, dtype: str) -> Tensor:
-    """A weight in another dtype: what lies in the files is cast when it is read."""
+    """Make a weight in another dtype from a weight; stored data is cast when it is read."""
     mark = mark_of(tensor)
     assert mark is not None
-    own = hidet.symbol([int(size) for size in tensor.shape], dtype, tensor.device)
-    return _mark(own, Mark(mark.name, mark.stored, mark.shape, mark.part, mark.dtype or tensor.dtype.name))
+    result = hidet.symbol([int(size) for size in tensor.shape], dtype, tensor.device)
+    return _mark(result, Mark(mark.name, mark.stored, mark.shape, mark.part, mark.dtype or tensor.dtype.name))
 
 
 def is_weight(tensor: Tensor) -> bool:
@@ -195,14 +195,14 @@ def is_weight(tensor: Tensor) -> bool:
 
 
 def names_of(tensors: Iterable[Tensor]) -> dict[str, Tensor]:
-    """The weights among tensors by their names, such as ``fc1.weight``, or ``qkv.weight[:, 0:64]`` for a part."""
+    """Map the names of weights, such as ``fc1.weight``, or ``qkv.weight[:, 0:64]`` for a part, to the tensors."""
     return {str(mark): tensor for tensor in tensors if (mark := mark_of(tensor)) is not None}
 
 
 def mark_of(tensor: Tensor) -> Mark | None:
-    """The mark of a weight; None for any other tensor."""
-    found: Mark | None = getattr(tensor, _MARK, None)
-    return found
+    """Return the mark of a weight; None for any other tensor."""
+    mark: Mark | None = getattr(tensor, _MARK, None)
+    return mark
 
 
 def _mark(tensor: Tensor, mark: Mark) -> Tensor:

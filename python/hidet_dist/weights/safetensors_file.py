@@ -1,7 +1,7 @@
-"""Safetensors files too large to hold: read slice by slice, and written block by block.
+"""Safetensors files that are larger than memory: read slice by slice, and written block by block.
 
 The safetensors library reads through a memory map, whose pages count as the process's memory until the file is closed,
-and writes only what is in memory; here a slice costs its own bytes.
+and writes only tensors in memory. Here a slice only takes the memory of its elements.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from hidet_dist.weights.header import ITEMSIZE, LENGTH_BYTES, LIBRARY_ALIGNMENT,
 
 _TORCH = {name: getattr(torch, "float8_e4m3fn" if name == "float8_e4m3" else name) for name in ITEMSIZE}
 
-_SHORT_RUN_BYTES = 4096  # a page: below it, reading what lies between two runs costs less than another call
-_SPAN_BYTES = 2**24  # what is read at once where what lies between runs is read along
+_SHORT_RUN_BYTES = 4096  # a page: reading a shorter gap between two runs costs less than another call
+_SPAN_BYTES = 2**24  # bytes that are read at once, gaps between runs included
 
 
 def _memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Memory that goes back to the system with the tensor: a heap that grew by block after block would keep it."""
+    """Allocate memory that returns to the system with the tensor; a heap that grows block by block would keep it."""
     pages = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
     return torch.frombuffer(pages, dtype=dtype).reshape(tuple(shape))
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous tensor."""
+    """View the memory of a contiguous tensor."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
@@ -45,7 +45,7 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 class StoredTensor:
     """A tensor in a file: hidet's name of its dtype, its shape (elements), and the byte at which it begins.
 
-    ``state`` is the file's when its header was read (:func:`hidet_dist.files.state`).
+    ``state`` is the state of the file when its header was read (:func:`hidet_dist.files.state`).
     """
 
     file: Path
@@ -56,12 +56,12 @@ class StoredTensor:
     state: tuple[int, ...]
 
     def read(self, region: Sequence[slice]) -> torch.Tensor:
-        """The elements of ``region``, a slice with whole bounds and step 1 for each dim; contiguous.
+        """Read the elements of ``region``, a slice with integer bounds and step 1 for each dim; contiguous.
 
         Raises
         ------
         WeightsError
-            When the file cannot be read, or was changed since its header was read.
+            When the file cannot be read, or has changed since its header was read.
         """
         dtype = _TORCH[self.dtype]
         shape = [part.stop - part.start for part in region]
@@ -69,7 +69,7 @@ class StoredTensor:
             return torch.empty(shape, dtype=dtype)
         result = _memory(shape, dtype)
         with self._opened() as file:
-            self._check(file)  # or the header may be that of other data
+            self._check(file)  # the header may belong to other data
             self._fill(file, result, region)
             self._check(file)
         return result
@@ -77,7 +77,7 @@ class StoredTensor:
     def _check(self, file: int) -> None:
         if state(os.fstat(file)) != self.state:
             raise WeightsError(
-                f"{self.file} was changed since its header was read: {self.name!r} may be anything now. Read it again."
+                f"{self.file} has changed since its header was read, so {self.name!r} is unknown. Open the file again."
             )
 
     @contextmanager
@@ -94,7 +94,7 @@ class StoredTensor:
     def _fill(self, file: int, result: torch.Tensor, region: Sequence[slice]) -> None:
         steps = [math.prod(self.shape[dim + 1 :]) * result.element_size() for dim in range(len(self.shape))]
         counts = [part.stop - part.start for part in region]
-        # Along ``dim`` a run of rows lies in one piece; the dims after it are whole.
+        # A run of rows along ``dim`` is contiguous: the dims after it are whole.
         dim = len(region) - 1
         while dim > 0 and counts[dim] == self.shape[dim]:
             dim -= 1
@@ -125,13 +125,15 @@ class StoredTensor:
         while done < len(memory):
             got = os.preadv(file, [memory[done:]], begin + done)
             if not got:
-                raise WeightsError(f"{self.file} ends within the tensor {self.name!r}: it was cut since it was opened.")
+                raise WeightsError(
+                    f"{self.file} ends within the tensor {self.name!r}: it was truncated after it was opened."
+                )
             done += got
 
 
 @dataclass(frozen=True)
 class SafetensorsFiles:
-    """The tensors of one or several safetensors files, by name. Their data stays where it is."""
+    """The tensors of one or several safetensors files, by name. Their data is not read."""
 
     tensors: Mapping[str, StoredTensor]
     where: str
@@ -146,24 +148,24 @@ class SafetensorsFiles:
             When a file is missing or malformed, an index names a tensor that its file lacks, or two files have a
             tensor of the same name.
         """
-        given = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
-        if not given:
+        paths = [Path(files)] if isinstance(files, str | Path) else [Path(file) for file in files]
+        if not paths:
             raise WeightsError("No weights file is given.")
         tensors: dict[str, StoredTensor] = {}
-        for path in given:
+        for path in paths:
             for name, tensor in _open(path).items():
                 if name in tensors:
                     raise WeightsError(f"Both {tensors[name].file} and {tensor.file} have the tensor {name!r}.")
                 tensors[name] = tensor
-        return cls(tensors, ", ".join(map(str, given)))
+        return cls(tensors, ", ".join(map(str, paths)))
 
     def find(self, name: str, dtype: str, shape: Sequence[int]) -> StoredTensor:
-        """The tensor of a name, which must have the dtype (hidet's name) and the shape (elements).
+        """Find a tensor by name; it must have the dtype (hidet's name) and the shape (elements).
 
         Raises
         ------
         WeightsError
-            When there is none, or it has another dtype or shape; it names the tensor and the file.
+            When there is none, or it has another dtype or shape; the message names the tensor and the file.
         """
         stored = self.tensors.get(name)
         if stored is None:
@@ -196,16 +198,16 @@ def _open(path: Path) -> dict[str, StoredTensor]:
 
 
 def _open_index(path: Path) -> dict[str, StoredTensor]:
-    """``weight_map`` says in which file, beside the index, each tensor is."""
+    """Open the files of an index: its ``weight_map`` maps tensors to files in the same folder."""
     try:
         places = parse_json(read_text(path, MOST_INDEX_BYTES))["weight_map"].items()
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{path} is no index of safetensors files: {type(error).__name__}: {error}.") from error
+        raise WeightsError(f"{path} is not an index of safetensors files: {type(error).__name__}: {error}.") from error
     opened: dict[str, dict[str, StoredTensor]] = {}
     tensors = {}
     for name, file in places:
         if not isinstance(file, str) or "\0" in file or Path(file).name != file:
-            raise WeightsError(f"{path} puts the tensor {name!r} in {shown(file)}, which is no file beside it.")
+            raise WeightsError(f"{path} puts the tensor {name!r} in {shown(file)}, which is not a file in its folder.")
         if file not in opened:
             opened[file] = _open_file(path.parent / file)
         if name not in opened[file]:
@@ -224,12 +226,12 @@ def _open_file(path: Path) -> dict[str, StoredTensor]:
                     f"its header has {length} of {before.st_size} bytes; at most {MOST_HEADER_BYTES} are read"
                 )
             with safetensors.safe_open(f"/proc/self/fd/{file.fileno()}", framework="pt"):
-                pass  # refuses whatever is not as it must be: offsets, sizes, names
+                pass  # the library checks offsets, sizes and names
             places = parse(file.read(length), before.st_size)
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         raise WeightsError(f"{path} cannot be read as a safetensors file: {error}.") from error
-    own = state(before)
-    return {name: StoredTensor(path, name, p.dtype, p.shape, p.begin, own) for name, p in places.items()}
+    file_state = state(before)
+    return {name: StoredTensor(path, name, p.dtype, p.shape, p.begin, file_state) for name, p in places.items()}
 
 
 def write_safetensors(
@@ -245,17 +247,17 @@ def write_safetensors(
     path: Path
         The file.
     tensors: mapping
-        What it is to hold.
+        The tensors to write, by name.
     blocks: callable
-        Gives the elements of a tensor by its name, row by row, in contiguous tensors of any size.
+        Returns the elements of a tensor by name, row-major, in contiguous tensors of any size.
     alignment: int
-        A multiple of 8. Each tensor begins at a multiple of so many bytes, so that it can be used where it is mapped;
-        with 8 the file is byte for byte what the safetensors library would write.
+        A multiple of 8. Each tensor begins at a multiple of this many bytes, so that it can be used in a memory map;
+        with 8 the file is byte for byte the one that the safetensors library would write.
 
     Raises
     ------
     WeightsError
-        When a dtype is not one that the format has.
+        When the format does not have a dtype.
     """
     head, places = arrange(tensors, alignment)
     with path.open("wb") as file:

@@ -16,7 +16,7 @@ from hidet_dist.weights.named import is_weight, mark_of
 from hidet_dist.weights.safetensors_file import SafetensorsFiles
 
 BLOCK_BYTES = 2**24
-"""How much of a shard is held at once while it is written."""
+"""The bytes of a shard that are held at once while it is written."""
 
 
 class Source(Protocol):
@@ -28,19 +28,19 @@ class Source(Protocol):
 
 
 class Constant:
-    """A weight that is in memory, a constant of the graph."""
+    """A weight in memory: a constant of the graph."""
 
     def __init__(self, tensor: Tensor):
         self.tensor = tensor
 
     def read(self, region: Sequence[slice]) -> torch.Tensor:
-        """The elements of ``region``; not a copy where they lie in one piece."""
+        """Read the elements of ``region``; without a copy if they are contiguous."""
         elements: torch.Tensor = self.tensor.torch()
         return elements[tuple(region)].contiguous()
 
 
 class Missing:
-    """A weight that has a name and no data."""
+    """A weight with a name but without data."""
 
     def __init__(self, name: str):
         self.name = name
@@ -58,68 +58,68 @@ def _missing(name: str) -> str:
 
 
 class Part:
-    """A part of a weight that lies somewhere: ``part`` has a slice with whole bounds for each of its dims."""
+    """A part of another source: ``part`` has a slice with integer bounds for each dim."""
 
     def __init__(self, whole: Source, part: Sequence[slice]):
         self.whole = whole
         self.part = tuple(part)
 
     def read(self, region: Sequence[slice]) -> torch.Tensor:
-        """The elements of ``region`` of the part; contiguous."""
+        """Read the elements of ``region`` of the part; contiguous."""
         return self.whole.read(
             [
-                slice(own.start + wanted.start, own.start + wanted.stop)
-                for own, wanted in zip(self.part, region, strict=True)
+                slice(bounds.start + wanted_slice.start, bounds.start + wanted_slice.stop)
+                for bounds, wanted_slice in zip(self.part, region, strict=True)
             ]
         )
 
 
 class Padded:
-    """A weight with zeros beyond the extents of what lies somewhere."""
+    """Another source with zeros beyond its extents."""
 
     def __init__(self, inner: Source, extents: Sequence[int]):
         self.inner = inner
         self.extents = tuple(extents)
 
     def read(self, region: Sequence[slice]) -> torch.Tensor:
-        """The elements of ``region``; contiguous."""
+        """Read the elements of ``region``; contiguous."""
         there = [
-            slice(min(own.start, extent), min(own.stop, extent))
-            for own, extent in zip(region, self.extents, strict=True)
+            slice(min(bounds.start, extent), min(bounds.stop, extent))
+            for bounds, extent in zip(region, self.extents, strict=True)
         ]
         data = self.inner.read(there)
         if there == list(region):
             return data
-        result = torch.zeros([own.stop - own.start for own in region], dtype=data.dtype)
+        result = torch.zeros([bounds.stop - bounds.start for bounds in region], dtype=data.dtype)
         result[tuple(slice(0, size) for size in data.shape)] = data
         return result
 
 
 class Cast:
-    """A floating-point weight that lies somewhere in another dtype."""
+    """Another source of floating point, cast to a dtype."""
 
     def __init__(self, stored: Source, dtype: torch.dtype):
         self.stored = stored
         self.dtype = dtype
 
     def read(self, region: Sequence[slice]) -> torch.Tensor:
-        """The elements of ``region``, cast; contiguous."""
+        """Read the elements of ``region``, cast; contiguous."""
         return cast_within(self.stored.read(region), self.dtype)
 
 
 def cast_within(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``values`` in ``dtype``, finite ones beyond its range being its largest instead of infinite."""
+    """Cast ``values`` to ``dtype``; finite values beyond its range become its largest instead of infinity."""
     limit = torch.finfo(dtype).max
     return torch.where(torch.isfinite(values), values.clamp(-limit, limit), values).to(dtype)
 
 
 def source_of(tensor: Tensor, files: SafetensorsFiles | None = None) -> Source:
-    """Find the source of a weight's data: itself, the file that it was made from, or else ``files``.
+    """Find the source of a weight's data: the weight itself, the file that it was made from, or else ``files``.
 
     Raises
     ------
     WeightsError
-        When ``files`` lack it, or have it in another shape or dtype; it names the tensor and the file.
+        When ``files`` lack it, or have it in another shape or dtype; the message names the tensor and the file.
     """
     mark = mark_of(tensor)
     if mark is None:
@@ -132,23 +132,23 @@ def source_of(tensor: Tensor, files: SafetensorsFiles | None = None) -> Source:
     source: Source = Part(stored, mark.part)
     if mark.dtype is not None:
         source = Cast(source, getattr(torch, tensor.dtype.name))
-    extents = [own.stop - own.start for own in mark.part]
+    extents = [bounds.stop - bounds.start for bounds in mark.part]
     return source if extents == list(tensor.shape) else Padded(source, extents)
 
 
 def check_weights(weights: Iterable[Tensor], files: SafetensorsFiles | None) -> None:
-    """Refuse weights whose data is nowhere to be found.
+    """Refuse weights without data.
 
     Raises
     ------
     WeightsError
-        When a weight has no data and ``files`` lack it, or have it in another shape or dtype, or when ``files`` are
-        given for a graph that asks for nothing from them.
+        When a weight has no data and ``files`` lack it, or have it in another shape or dtype; or when ``files`` are
+        given for a graph without weights by name.
     """
     named = [x for x in weights if is_weight(x)]
     if files is not None and all(mark.stored for x in named if (mark := mark_of(x))):
         raise WeightsError(
-            f"Weights are given ({files.where}), but the graph asks for none by name: see hidet.distributed.weight."
+            f"Weights are given ({files.where}), but the graph has none by name: see hidet.distributed.weight."
         )
     for x in named:
         source = source_of(x, files)
@@ -163,18 +163,21 @@ def read_shard(
     coordinate: Sequence[int],
     part: Sequence[slice] | None = None,
 ) -> torch.Tensor:
-    """The shard of a weight that the device at ``coordinate`` holds, or ``part`` of it; contiguous.
+    """Read the shard of a weight for the device at ``coordinate``, or ``part`` of it; contiguous.
 
-    ``part`` is a slice for each dim, of the shard. What a shard has beyond the weight's end is zero.
+    ``part`` is a slice of the shard for each dim. A shard is zero beyond the end of the weight.
     """
     local = weight.spec.local_shape(weight.shape, mesh)
     part = [slice(0, size) for size in local] if part is None else part
     region = [
-        slice(own.start + wanted.start, max(own.start + wanted.start, min(own.start + wanted.stop, own.stop)))
-        for own, wanted in zip(weight.spec.slices(weight.shape, mesh, coordinate), part, strict=True)
+        slice(
+            shard_slice.start + part_slice.start,
+            max(shard_slice.start + part_slice.start, min(shard_slice.start + part_slice.stop, shard_slice.stop)),
+        )
+        for shard_slice, part_slice in zip(weight.spec.slices(weight.shape, mesh, coordinate), part, strict=True)
     ]
     data = source.read(region)
-    shape = [wanted.stop - wanted.start for wanted in part]
+    shape = [part_slice.stop - part_slice.start for part_slice in part]
     if list(data.shape) == shape:
         return data
     padded = torch.zeros(shape, dtype=data.dtype)
@@ -185,7 +188,7 @@ def read_shard(
 def shard_blocks(
     source: Source, weight: TensorPlan, mesh: DeviceMesh, coordinate: Sequence[int], block_bytes: int = BLOCK_BYTES
 ) -> Iterator[torch.Tensor]:
-    """The shard of :func:`read_shard` row by row, in blocks of at most ``block_bytes`` (but at least one element)."""
+    """Yield the shard of :func:`read_shard` in row-major blocks of at most ``block_bytes`` (at least one element)."""
     shape = weight.spec.local_shape(weight.shape, mesh)
     if not math.prod(shape):
         return
@@ -199,8 +202,8 @@ def shard_blocks(
         yield read_shard(source, weight, mesh, coordinate)
         return
     rows = max(1, block_bytes // (math.prod(shape[dim + 1 :]) * size))
-    whole = [slice(0, extent) for extent in shape[dim + 1 :]]
+    rest = [slice(0, extent) for extent in shape[dim + 1 :]]
     for index in itertools.product(*map(range, shape[:dim])):
         for row in range(0, shape[dim], rows):
             part = [slice(i, i + 1) for i in index]
-            yield read_shard(source, weight, mesh, coordinate, [*part, slice(row, min(row + rows, shape[dim])), *whole])
+            yield read_shard(source, weight, mesh, coordinate, [*part, slice(row, min(row + rows, shape[dim])), *rest])

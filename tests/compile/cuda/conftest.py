@@ -1,5 +1,6 @@
 """Models built for GPUs that are not there."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,7 +34,7 @@ def llama(layers=1):
 
 
 MODELS = {"minilm": minilm, "gpt2": gpt2, "llama": llama}
-BUILT = {**MODELS, "attention": lambda: PATTERNS["attention"](np.random.default_rng(0))}
+BUILT = {**MODELS, **{name: partial(PATTERNS[name], np.random.default_rng(0)) for name in ("mlp", "attention")}}
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +57,8 @@ def budget(graph, ranks):
 @pytest.fixture(
     scope="package",
     params=[
-        pytest.param(("attention", "sm_90"), id="attention-sm_90"),
+        pytest.param(("mlp", "sm_90"), id="mlp-sm_90"),
+        pytest.param(("attention", "sm_90"), id="attention-sm_90", marks=pytest.mark.slow),
         pytest.param(("gpt2", "sm_90"), id="gpt2-sm_90", marks=pytest.mark.slow),
         pytest.param(("minilm", "sm_80"), id="minilm-sm_80", marks=pytest.mark.slow),
         pytest.param(("llama", "sm_90"), id="llama-sm_90", marks=pytest.mark.slow),

@@ -51,7 +51,7 @@ def multiply(product, a, b):
 def product_in(graph):
     """The product among the kernels of a program for a GPU, which none is built of."""
     plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))))
-    program = partition_graph(graph, plan.stages[0], device="cuda:0")
+    program = partition_graph(graph, plan.stages[0], target=H100)
     (found,) = (node.task for node in optimize_program(program, H100).nodes if product_of(node.task) is not None)
     return found
 

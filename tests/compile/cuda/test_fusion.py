@@ -36,7 +36,7 @@ def launched(graph, ranks=1, **options):
     """The operators that launch a kernel: not those that only rename memory."""
     normal = normalize(graph)
     plan = search(normal, builtin("dgx-h100", DeviceMesh((ranks,))), **options)
-    program = partition_graph(normal, plan.stages[0], device="cuda:0")
+    program = partition_graph(normal, plan.stages[0], target=H100)
     return [node for node in optimize_program(program, H100).nodes if not node.share_map]
 
 
@@ -71,6 +71,7 @@ LAYERS = {
     ("llama", "float16"): (11, 14),
     ("llama", "float32"): (11, 14),
 }
+QUICK = (("gpt", "float32"), ("llama", "float16"))
 
 
 def language_model(name, layers, ranks=1, precision="float16", heads=4):
@@ -82,7 +83,10 @@ def language_model(name, layers, ranks=1, precision="float16", heads=4):
     return launched(graph, ranks)
 
 
-@pytest.mark.parametrize(("name", "precision"), LAYERS)
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [layer if layer in QUICK else pytest.param(*layer, marks=pytest.mark.slow) for layer in LAYERS],
+)
 def test_a_layer_of_a_language_model_is_as_many_kernels(name, precision):
     of_a_layer, whole = LAYERS[name, precision]
     one, two = (language_model(name, layers, precision=precision) for layers in (1, 2))
@@ -143,7 +147,7 @@ def test_a_graph_on_a_device_and_named_weights_become_a_program_for_it():
     with hidet.option.context():
         hidet.option.execution_mode("symbolic")
         x = hidet.symbol([16, 32], "float32", "cuda:0")
-        w = hidet.distributed.weight("w", [32, 64], device="cuda:0")
+        w = hidet.distributed.weight("w", [32, 64], target=H100)
         y = hidet.ops.relu(x @ w) + hidet.full([16, 64], 2.0, "float32", "cuda:0")
         graph = normalize(hidet.trace_from(y, [x]))
     nodes = launched(graph, 2, pins={"w0": "(R, S0)"})

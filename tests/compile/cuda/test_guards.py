@@ -23,7 +23,7 @@ def compiled(function, *arrays):
     inputs = [hidet.symbol(list(x.shape), str(x.dtype), "cpu") for x in arrays]
     graph = normalize(hidet.trace_from(function(*inputs), inputs))
     plan = search(graph, builtin("dgx-h100", DeviceMesh((1,))))
-    return compile_program(partition_graph(graph, plan.stages[0], device="cuda:0"), H100)
+    return compile_program(partition_graph(graph, plan.stages[0], target=H100), H100)
 
 
 @pytest.mark.parametrize("dtype", ["int32", pytest.param("int64", marks=pytest.mark.slow)])

@@ -222,6 +222,7 @@ def test_a_product_that_cublas_does_not_take_is_reported(handle: Callable[[], st
         assert "cuBLAS" in (handle() or "")
 
 
+@pytest.mark.slow
 def test_what_is_built_for_a_gpu_computes_the_product(handle: Callable[[], str | None], tmp_path: Path) -> None:
     """Of a candidate of cuBLAS's, all code is the host's."""
     try:

@@ -11,6 +11,8 @@ from tests.emulator.emulated import Emulator
 sys.path.insert(0, str(Path(__file__).parent))
 from stand_in_artifacts import run_on_one_gpu
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+
 PROGRAM = Path(__file__).with_name("checks_emulated.py")
 
 
@@ -20,24 +22,20 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("kernels"))
 
 
-def slow(*values: object) -> object:
-    return pytest.param(*values, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])
-
-
 @pytest.mark.parametrize(
     ("only", "ranks"),
     [
-        slow("gpt2, float16, 2 ranks, plain", 2),
-        slow("llama, float16, 1 ranks, graph", 1),
+        ("gpt2, float16, 2 ranks, plain", 2),
+        ("llama, float16, 1 ranks, graph", 1),
         *(
-            slow(f"{model}, {precision}, 1 ranks, plain", 1)
+            (f"{model}, {precision}, 1 ranks, plain", 1)
             for model in ("minilm", "resnet18")
             for precision in ("float32", "float16")
         ),
-        *(slow(f"{model}, float32, 4 ranks, plain", 4) for model in ("gpt2", "llama", "resnet18")),
-        *(slow(f"{model}, float16, 4 ranks, graph", 4) for model in ("minilm", "gpt2", "llama", "resnet18")),
+        *((f"{model}, float32, 4 ranks, plain", 4) for model in ("gpt2", "llama", "resnet18")),
+        *((f"{model}, float16, 4 ranks, graph", 4) for model in ("minilm", "gpt2", "llama", "resnet18")),
         *(
-            slow(f"{model}, {precision}, 1 ranks, candidates", 1)
+            (f"{model}, {precision}, 1 ranks, candidates", 1)
             for model in ("gpt2", "llama")
             for precision in ("float32", "float16")
         ),

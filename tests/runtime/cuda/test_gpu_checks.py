@@ -40,6 +40,7 @@ def test_collectives_are_checked(stand_ins: Path, tmp_path: Path) -> None:
     assert "collectives of each rank are right" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_wrong_answer_fails_and_is_reported(stand_ins: Path, tmp_path: Path) -> None:
     done = checks(stand_ins, tmp_path, "--ranks", "1", "--only", "gpt2, float32, 1 ranks, plain", WRONG="1")
     assert done.returncode == 1
@@ -47,6 +48,7 @@ def test_a_wrong_answer_fails_and_is_reported(stand_ins: Path, tmp_path: Path) -
     assert "failed: serve gpt2, float32, 1 ranks, plain" in done.stdout
 
 
+@pytest.mark.slow
 def test_what_crashes_or_hangs_leaves_the_others_going(stand_ins: Path, tmp_path: Path) -> None:
     ends = {"ENDS": "plain=crash,graph=hang"}
     done = checks(stand_ins, tmp_path, "--ranks", "1", "--only", "gpt2, float32, 1 ranks", **ends)
@@ -58,6 +60,7 @@ def test_what_crashes_or_hangs_leaves_the_others_going(stand_ins: Path, tmp_path
     assert "ok   serve gpt2, float32, 1 ranks, candidates" in done.stdout
 
 
+@pytest.mark.slow
 def test_nothing_is_begun_once_the_time_is_over(stand_ins: Path, tmp_path: Path) -> None:
     arguments = ("--ranks", "1", "--only", "gpt2, float32, 1 ranks", "--seconds", "0")
     done = checks(stand_ins, tmp_path, *arguments, ENDS="plain=crash")

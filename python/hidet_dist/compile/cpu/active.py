@@ -1,4 +1,4 @@
-"""The context in which the CPU target's own kernels are in force: while a program for it is optimized."""
+"""The context in which operators get the CPU target's kernels: while a program for it is optimized."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SWITCH = "hidet_dist.cpu_kernels"
 
 @contextmanager
 def cpu_kernels() -> Iterator[None]:
-    """Resolve operators on the CPU to this target's own kernels while the block runs."""
+    """Resolve operators on the CPU to this target's kernels while the block runs."""
     current = PassContext.current()
     with PassContext() as context, cpu_passes(before_fusion=fuse_epilogues):
         context.instruments = current.instruments
@@ -24,5 +24,5 @@ def cpu_kernels() -> Iterator[None]:
 
 
 def is_active(op: Operator) -> bool:
-    """Whether an operator is to get a kernel of this target."""
+    """Whether an operator gets a kernel of this target."""
     return bool(PassContext.current().configs.get(_SWITCH, False)) and op.build_target == "cpu"

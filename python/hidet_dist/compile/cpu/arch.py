@@ -1,7 +1,7 @@
 """The instructions that kernels for the CPU may use: levels of x86-64, and the compiler's flags for them.
 
-What a level (:data:`hidet_dist.runtime.processor.LEVELS`) has is told to the compiler feature by feature, since it may
-name a processor that is newer than itself after an older one, and leave out what that one lacks.
+The compiler gets the features of a level (:data:`hidet_dist.runtime.processor.LEVELS`) one by one. A processor that is
+newer than the compiler may be taken for an older one otherwise, without the features that only the newer one has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FLAGS = {
     **{f"avx512{part}": f"-mavx512{part}" for part in ("f", "bw", "cd", "dq", "vl")},
 }
 ARCHS = (NATIVE, *LEVELS)
-"""What kernels can be compiled for: the best of the levels that the running processor has, or one of them."""
+"""The processors to compile for: ``native``, the best level of the running processor, or a level by name."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ def runs_here(name: str) -> bool:
 
 
 def arch_of(name: str) -> Arch:
-    """One of ``ARCHS``; what is native is found on the running machine."""
+    """Return one of ``ARCHS`` by name; ``native`` is the best level of the running processor."""
     if name == NATIVE:
         name = next(level for level, needed in LEVELS.items() if features() >= set(needed))
     needed = LEVELS[name]
-    # Vectors as wide as they get: compilers take half of AVX-512's, as was best on its first processors. On later
-    # ones, an EPYC of the Zen 5 generation, half takes GELU 0.52 ns an element instead of 0.26.
+    # The full width of AVX-512: compilers use half of it by default, which was best on the first processors. On a later
+    # one, an EPYC of the Zen 5 generation, GELU takes 0.52 ns an element with half the width and 0.26 with all of it.
     width = ["-mprefer-vector-width=512"] if "avx512f" in needed else []
     flags = [_FLAGS[feature] for feature in needed]
     return Arch(name, needed, ("-m64", "-march=x86-64", "-mtune=generic", *flags, *width))

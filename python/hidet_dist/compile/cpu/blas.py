@@ -1,9 +1,8 @@
 """Matrix products by OpenBLAS: hidet's generic CPU schedules of them are two orders of magnitude slower.
 
-Float16 and bfloat16 are read as float32, a panel at a time, and summed up in float32.
-The operands are read through the reshapes, permutes and slices before them wherever BLAS can: a matrix with one unit
-stride is what its leading dimension and transpose arguments describe, so that neither a transposed key nor an im2col'ed
-filter is ever written out.
+Float16 and bfloat16 operands are converted to float32 panel by panel, and summed in float32. Where BLAS can express it,
+operands are read through the reshapes, permutes and slices before them: its leading dimension and transpose arguments
+describe any matrix with one unit stride. So neither a transposed key nor an im2col'ed filter is ever written to memory.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _INT_MAX = 2**31 - 1  # BLAS counts with 32 bit integers
 
 @dataclass(frozen=True)
 class Operand:
-    """A stack of matrices in memory: strides of the stack's dims, whether they lie transposed, leading dimension."""
+    """A stack of matrices in memory: its strides, whether the matrices are transposed, and the leading dimension."""
 
     batch_strides: tuple[Extent, ...]
     transposed: bool
@@ -39,22 +38,22 @@ class Operand:
 
 
 class BlasMatmulOp(TiledOp):
-    """``c[..., m, n] = a[..., m, k] @ b[..., k, n]``, summed up in float32, of operands that BLAS can read in place.
+    """``c[..., m, n] = a[..., m, k] @ b[..., k, n]``, summed in float32, with operands that BLAS can read in place.
 
     Parameters
     ----------
     a, b: Tensor
-        The memory of the operands, in whatever shape: float32, float16 or bfloat16. ``others`` are for the epilogue.
+        The memory of the operands, in any shape: float32, float16 or bfloat16. ``others`` are the epilogue's inputs.
     operands: sequence of (batch_strides, transposed, leading, offset)
-        How ``a`` and ``b`` are read, in elements: numbers, or expressions of symbolic dims.
+        The access to ``a`` and ``b``, in elements: numbers, or expressions of symbolic dims.
     product: sequence of int or expression
         The shape of the stack of products.
     shape: sequence of int or expression
-        The shape of ``c``: that of the products, or another one of as many elements and the same last dim.
+        The shape of ``c``: that of the products, or another one with the same number of elements and the same last dim.
     k: int or expression
         The length of the products.
     epilogue: Epilogue, optional
-        What is done to the elements of ``c``.
+        The computation on each element of ``c``.
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class BlasMatmulOp(TiledOp):
         self.name = "BlasMatmul"
 
     def reshaped(self, shape: Sequence[Extent]) -> dict[str, Any] | None:
-        """Another shape of as many elements will do, if its rows are as long."""
+        """Accept any shape with the same number of elements and the same length of rows."""
         if len(shape) < 2 or not same_extent(shape[-1], self.attrs["shape"][-1]):
             return None
         return {"shape": list(shape)}
@@ -128,7 +127,7 @@ class _BlasRule(ResolveRule):
         if any(x.dtype != dtype or len(x.shape) < 2 for x in op.inputs):
             return None
         shape = extents_of(op.outputs[0])
-        # Through what lies before an operand if BLAS can read it so, or else as it is, which it always can.
+        # Read through the operators before an operand if BLAS can; the operand itself can always be read.
         lefts, rights = ([view_of(x), contiguous(x)] for x in op.inputs)
         if op.attrs["transpose_b"]:
             rights = [_transposed(right) for right in rights]
@@ -148,7 +147,7 @@ class _Product:
 
 
 def _products(left: View, right: View, shape: tuple[Extent, ...]) -> Iterator[_Product]:
-    """The product, first as one tall one where a stack is multiplied by a single matrix."""
+    """Yield forms of the product: first a single tall product where a stack is multiplied by one matrix."""
     rows = prod(shape[:-1])
     if same_extent(prod(right.shape[:-2]), 1) and same_extent(prod(left.shape[:-1]), rows):
         tall, flat = left.reshaped((rows, left.shape[-1])), right.reshaped(right.shape[-2:])
@@ -166,12 +165,12 @@ def _build(product: _Product, operands: Sequence[Operand], shape: tuple[Extent, 
 
 
 def _operand(view: View, batch: tuple[Extent, ...]) -> Operand | None:
-    """Describe a view, its leading dims broadcast to ``batch``, as an operand of BLAS; None where it is none."""
+    """Describe a view, its leading dims broadcast to ``batch``, as an operand of BLAS; None if BLAS cannot read it."""
     *stack, rows, columns = view.shape
     *steps, down, across = view.strides
     missing = len(batch) - len(stack)
     strides = (0,) * missing + tuple(0 if _is_one(size) else step for size, step in zip(stack, steps, strict=True))
-    # A stride along one entry is never taken, so it may be whatever suits.
+    # The stride of a dim of one entry is never used, so any value will do.
     if _is_one(across) or _is_one(columns):
         leading = columns if _is_one(rows) else down
         if _covers(leading, columns):
@@ -188,7 +187,7 @@ def _is_one(value: Extent) -> bool:
 
 
 def _covers(leading: Extent, extent: Extent) -> bool:
-    """Whether BLAS takes a leading dimension for rows of ``extent``: whatever the sizes of symbolic dims, all >= 1."""
+    """Whether BLAS accepts a leading dimension for rows of ``extent``, for all sizes >= 1 of symbolic dims."""
     if isinstance(leading, int) and isinstance(extent, int):
         return extent <= leading <= _INT_MAX
     number, symbols = _split(leading)
@@ -201,7 +200,7 @@ def _covers(leading: Extent, extent: Extent) -> bool:
 
 
 def _split(extent: Extent) -> tuple[int, list[str]]:
-    """A product's number, and its other factors."""
+    """Split a product into its number and its other factors."""
     factors = factors_of(extent)
     number = prod([factor for factor in factors if isinstance(factor, int)])
     return number, [str(factor) for factor in factors if not isinstance(factor, int)]

@@ -1,8 +1,8 @@
-"""Collectives that put shards together where they belong, and take them from where they lie.
+"""Collectives fused with the packing of shards before them and the unpacking after them.
 
-A collective has the ranks' blocks one behind the other, so that shards along an inner dim cost a pass over memory
-before or after it. In host memory the copies that a collective makes anyway can do the same: what stacks shards before
-a collective, or joins them behind it, becomes part of it.
+A collective sends and receives the ranks' blocks one after the other, so shards along an inner dim cost another pass
+over memory before or after it. In host memory the collective copies blocks anyway, and can copy to and from strided
+places. So the operators that stack shards before a collective, or join them after it, become part of it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from hidet_dist.spec.extents import extents_of
 
 
 def place_shards(graph: FlowGraph) -> FlowGraph:
-    """The same program with fewer passes over memory; the graph stays as it is."""
+    """Return an equivalent graph with fewer passes over memory; the given graph is not changed."""
     uses: dict[Tensor, list[Operator]] = {}
     for node in graph.nodes:
         for x in node.inputs:
             uses.setdefault(x, []).append(node)
     outputs = set(graph.outputs)
-    made: dict[Tensor, Tensor] = {}
+    replaced: dict[Tensor, Tensor] = {}
     for node in graph.nodes:
         if isinstance(node, CommunicationOp):
             (x,), (y,) = node.inputs, node.outputs
@@ -38,18 +38,18 @@ def place_shards(graph: FlowGraph) -> FlowGraph:
             if isinstance(join, JoinShardsOp) and _in_order(join.attrs["order"]):
                 y, received = join.outputs[0], (join.attrs["dim"], join.attrs["extent"])
             if sent is not None or received is not None:
-                (made[y],) = node.reforward([made.get(x, x)], {"sent": sent, "received": received})
+                (replaced[y],) = node.reforward([replaced.get(x, x)], {"sent": sent, "received": received})
                 continue
-        if node.outputs[0] not in made and any(x in made for x in node.inputs):
+        if node.outputs[0] not in replaced and any(x in replaced for x in node.inputs):
             moved = copy.copy(node)
-            moved.inputs = [made.get(x, x) for x in node.inputs]
+            moved.inputs = [replaced.get(x, x) for x in node.inputs]
             moved.outputs = moved.symbolic_run()
-            made.update(zip(node.outputs, moved.outputs, strict=True))
-    return FlowGraph([made.get(y, y) for y in graph.outputs], graph.inputs) if made else graph
+            replaced.update(zip(node.outputs, moved.outputs, strict=True))
+    return FlowGraph([replaced.get(y, y) for y in graph.outputs], graph.inputs) if replaced else graph
 
 
 def _stacked(x: Tensor) -> StackShardsOp | None:
-    """The operator that stacks shards to ``x``, whose blocks are numbered as the ranks are; or None."""
+    """Find the operator that stacks shards to ``x``, in the order of the ranks; None if there is none."""
     op = x.op
     if isinstance(op, ReshapeOp):  # gives symbolic dims other names
         x = op.inputs[0]

@@ -1,7 +1,7 @@
 """Convolutions as products of filters with gathered columns; see ``hidet_dist/kernels/convolution.h``.
 
-hidet's own way gathers all columns at once (im2col), as large as the kernel's size times the input, after padding the
-input in a pass of its own. Padding operators before a convolution become part of the gathering here.
+hidet's im2col writes all columns at once, which takes as much memory as the kernel's size times the input, and pads the
+input in another pass. Here columns are gathered in blocks, and padding operators become part of the gathering.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ from hidet_dist.compile.cpu.active import is_active
 from hidet_dist.compile.cpu.tiled import ELEMENT_TYPES, Epilogue, TiledOp, Values
 from hidet_dist.spec.extents import Extent, extents_of
 
-_SPATIAL = 3  # what the kernel counts with: fewer dims are preceded by dims of one
+_SPATIAL = 3  # spatial dims of the kernel: fewer are preceded by dims of one
 
 
 class ConvolutionOp(TiledOp):
-    """``y[n, oc, ...] = sum x[n, ic, ...] w[oc, ic, ...]`` over one to three spatial dims, summed up in float32.
+    """``y[n, oc, ...] = sum x[n, ic, ...] w[oc, ic, ...]`` over one to three spatial dims, summed in float32.
 
     Parameters
     ----------
     x: Tensor
-        [images, channels, ...], float32, float16 or bfloat16. ``others`` are for the epilogue.
+        [images, channels, ...], float32, float16 or bfloat16. ``others`` are the epilogue's inputs.
     w: Tensor
         [out_channels, channels / groups, ...].
     pads: sequence of int
-        The zeros before the first element of each spatial dim; ``out`` tells how many there are behind the last.
+        The zeros before the first element of each spatial dim; those after the last follow from ``out``.
     stride, dilation: sequence of int
-        One for each spatial dim.
+        The stride and dilation of each spatial dim.
     groups: int
-        Channels are in as many groups, and so are output channels.
+        The number of groups of channels, and of output channels.
     out: sequence of int or expression
         The spatial dims of ``y``.
     epilogue: Epilogue, optional
-        What is done to the elements of ``y``.
+        The computation on each element of ``y``.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ def _each(value: Any, dims: int) -> list[int]:
 
 
 def _unpadded(x: Tensor) -> tuple[Tensor, list[int]]:
-    """Find the tensor that a tensor is padded from with zeros along its spatial dims, and how many come before."""
+    """Strip zero padding of spatial dims: return the tensor without it, and the zeros before each dim."""
     dims = len(x.shape)
     op = x.op
     if isinstance(op, PadOp) and op.attrs["value"] == 0.0:

@@ -1,8 +1,8 @@
 """Epilogues of products, computed while the product is written: biases, activations, residuals, normalizations.
 
 A product is computed tile by tile (see ``hidet_dist/kernels/tiles.h``), and a tile is written out while it is in the
-cache. The elementwise operators behind a product become part of the loop that writes it, so that they cost no pass over
-memory of their own. The loop is hidet's IR: each operator's own definition.
+cache. The elementwise operators after a product become part of the loop that writes it, so they cost no further pass
+over memory. The loop is hidet IR, built from the operators' definitions.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hidet.ir.functors import IRRewriter
 from hidet.ir.tools import rewrite, simplify
 from hidet.ir.type import DataType
 
-from hidet_dist.compile.cpu.tiled import Epilogue, NotInOrder, TiledOp, follows, nothing, store_of, wide
+from hidet_dist.compile.cpu.tiled import Epilogue, NotInOrder, TiledOp, follows, identity_epilogue, store_of, wide
 from hidet_dist.elementwise import ELEMENTWISE
 from hidet_dist.renaming import RESHAPES
 from hidet_dist.rewriting import Uses, uses_of
@@ -29,7 +29,7 @@ _MOST_STEPS = 24  # operators in one loop; more would not stay in registers
 
 
 class _Chain:
-    """A product and the operators behind it, as far as they go into its loop."""
+    """A product and the operators after it that its loop computes."""
 
     def __init__(self, product: TiledOp, uses: Uses):
         self.product = product
@@ -40,21 +40,21 @@ class _Chain:
         self.start(product.outputs[0])
 
     def start(self, first: Tensor) -> None:
-        """Begin with the product itself, or with a reshape of it."""
+        """Start with the product itself, or with a reshape of it."""
         self.last = first
         self.shape = extents_of(first)
         self.row_dims = self.product.row_dims + len(self.shape) - len(self.product.outputs[0].shape)
-        self.epilogue = nothing(len(self.shape), first.dtype)
-        self.found: dict[Tensor, Expr] = {first: self.epilogue.value}
+        self.epilogue = identity_epilogue(len(self.shape), first.dtype)
+        self.values: dict[Tensor, Expr] = {first: self.epilogue.value}
 
     @property
     def user(self) -> Operator | None:
-        """The only operator that reads what the loop computes so far, if there is one."""
+        """The operator that reads the loop's result, if there is exactly one."""
         users = self.uses[self.last]
         return users[0] if len(users) == 1 else None
 
     def reshape(self, op: Operator) -> bool:
-        """Have the product write its rows as another shape's, if that is all that a reshape behind it does."""
+        """Absorb a reshape of the product that keeps its rows; return whether it did."""
         if not isinstance(op, RESHAPES) or self.product.reshaped(extents_of(op.outputs[0])) is None:
             return False
         self.start(op.outputs[0])
@@ -62,7 +62,7 @@ class _Chain:
         return True
 
     def add(self, op: Operator) -> bool:
-        """Put the only user of the last tensor into the loop, if it can be there."""
+        """Absorb the only user of the last tensor into the loop, if possible; return whether it did."""
         y = op.outputs[0]
         if len(op.outputs) != 1 or not isinstance(op, ELEMENTWISE) or len(self.epilogue.steps) == _MOST_STEPS:
             return False
@@ -84,16 +84,16 @@ class _Chain:
             self.inputs, self.inside = inputs, inside
             return False
         self.epilogue, self.last = epilogue, y
-        self.found[y] = step
+        self.values[y] = step
         self.inside.append(op)
         return True
 
     def element(self, x: Tensor, indices: Sequence[Expr], within: set[Operator]) -> Expr:
-        """The element of a tensor at these indices, by the definitions of the operators in the loop."""
-        if x in self.found:
+        """Build the expression of a tensor's element at these indices, from definitions of operators in the loop."""
+        if x in self.values:
             if not follows([simplify(index) for index in indices], self.epilogue.axes, extents_of(x)):
                 raise NotInOrder
-            return self.found[x]
+            return self.values[x]
         op = x.op
         if op is None or (op not in within and not self.is_small(x)):
             if x not in self.inputs:
@@ -125,7 +125,7 @@ class _Chain:
         return Sources().visit(value)
 
     def is_small(self, x: Tensor) -> bool:
-        """Whether a tensor is one number a row, computed for this loop only: it costs nothing to compute it there."""
+        """Whether a tensor has one number per row and is read only by this loop: computing it there is cheap."""
         op = x.op
         if not isinstance(op, _SMALL) or len(op.outputs) != 1 or len(self.uses[x]) != 1:
             return False
@@ -134,29 +134,29 @@ class _Chain:
 
 
 def fuse_epilogues(graph: FlowGraph) -> FlowGraph:
-    """The graph with the elementwise operators behind each product in the product's loop.
+    """Move the elementwise operators after each product into the product's loop.
 
-    An operator goes there if no other one reads what it reads of the product, and its other inputs lie as the output
-    does, or are broadcast along whole rows or columns.
+    An operator moves if it is the only reader of the product, and each of its other inputs has the output's layout or
+    is broadcast along whole rows or columns.
     """
     graph.update_nodes()
     uses = uses_of(graph)
-    taken: set[Operator] = set()
+    absorbed: set[Operator] = set()
     chains: dict[Operator, _Chain] = {}  # by the last operator
     for op in graph.nodes:
         if not isinstance(op, TiledOp) or op.attrs["epilogue"] is not None:
             continue
         chain = _Chain(op, uses)
-        while chain.user is not None and chain.user not in taken:
+        while chain.user is not None and chain.user not in absorbed:
             if not chain.add(chain.user) and (chain.epilogue.steps or not chain.reshape(chain.user)):
                 break
         if chain.epilogue.steps:
-            taken.update((op, *chain.inside))
+            absorbed.update((op, *chain.inside))
             chains[chain.inside[-1]] = chain
-    return _rebuilt(graph, taken, chains)
+    return _rebuilt(graph, absorbed, chains)
 
 
-def _rebuilt(graph: FlowGraph, taken: set[Operator], chains: dict[Operator, _Chain]) -> FlowGraph:
+def _rebuilt(graph: FlowGraph, absorbed: set[Operator], chains: dict[Operator, _Chain]) -> FlowGraph:
     if not chains:
         return graph
     new: dict[Tensor, Tensor] = {}
@@ -167,7 +167,7 @@ def _rebuilt(graph: FlowGraph, taken: set[Operator], chains: dict[Operator, _Cha
             inputs = [new.get(x, x) for x in (*product.inputs, *chain.inputs)]
             attributes = {**product.attrs, "epilogue": chain.epilogue, **(product.reshaped(chain.shape) or {})}
             new[chain.last] = type(product)(*inputs, **attributes).outputs[0]
-        elif op not in taken and any(x in new for x in op.inputs):
+        elif op not in absorbed and any(x in new for x in op.inputs):
             moved = copy.copy(op)
             moved.inputs = [new.get(x, x) for x in op.inputs]
             moved.outputs = moved.symbolic_run()

@@ -29,7 +29,7 @@ from hidet_dist.runtime import openblas
 
 @dataclass(frozen=True)
 class CpuTarget:
-    """x86-64 processors.
+    """The target of x86-64 processors.
 
     Attributes
     ----------
@@ -40,6 +40,7 @@ class CpuTarget:
     archs: ClassVar[Sequence[str]] = ARCHS
     keys: ClassVar[Sequence[str]] = ()
     overlaps: ClassVar[bool] = False
+    computes_constants: ClassVar[bool] = True
 
     level: str = NATIVE
 
@@ -50,7 +51,7 @@ class CpuTarget:
 
     @classmethod
     def configured(cls, arch: str | None, options: Mapping[str, Any], device: Device) -> CpuTarget:
-        """Processors of a level, the running one's by default; costs may be those of any device."""
+        """Make the target of a level, by default the running processor's; costs may be those of any device."""
         return cls(arch or NATIVE)
 
     @property
@@ -71,11 +72,11 @@ class CpuTarget:
             )
 
     def prepare(self, graph: NormalGraph, devices: int) -> tuple[NormalGraph, Mapping[Tensor, Tensor]]:
-        """The graph as it is."""
+        """Return the graph unchanged."""
         return graph, {}
 
     def optimizing(self) -> AbstractContextManager[None]:
-        """Compile for the running processor: what does not depend on inputs is computed meanwhile."""
+        """Compile for the running processor: constant subgraphs are computed during optimization."""
         return _in_force(NATIVE)
 
     def building(self) -> AbstractContextManager[None]:
@@ -87,7 +88,7 @@ class CpuTarget:
         return _in_force(self.level if runs_here(self.level) else BASELINE)
 
     def before_fusion(self, program: Program) -> FlowGraph:
-        """Guard what is not checked before the program runs, and have collectives put blocks where they belong."""
+        """Guard lookups that are not checked before the program runs, and fuse collectives with packing."""
         return place_shards(guard_graph(program, index_checks(program)[1]))
 
     def after_fusion(self, graph: FlowGraph) -> FlowGraph:
@@ -95,11 +96,11 @@ class CpuTarget:
         graph = lower_to_kernels(graph)
         graph.update_nodes()
         if _needs_openblas(graph):
-            openblas.load_openblas()  # or the kernels cannot be loaded
+            openblas.load_openblas()  # the kernels need it when they are loaded
         return graph
 
     def before_build(self, folders: Sequence[Path]) -> None:
-        """Precompile headers, if any kernel is not built yet."""
+        """Precompile headers, if some kernel is not built yet."""
         if not all((folder / "lib.so").exists() for folder in folders):
             precompile_headers()
 

@@ -1,4 +1,4 @@
-"""Products that are computed tile by tile, and what is done to each element of a tile while it is written."""
+"""Products that are computed tile by tile, with an epilogue on each element of a tile while it is written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ELEMENT_TYPES = {
     "float16": "hidet_dist::kernels::Float16",
     "bfloat16": "hidet_dist::kernels::BFloat16",
 }
-"""What the kernels multiply, as they name it."""
+"""The kernels' names of the dtypes that they multiply."""
 
 
 class Values:
@@ -51,21 +51,21 @@ class Values:
         return name
 
     def array(self, name: str, values: Sequence[Extent]) -> str:
-        """The declaration of an array of sizes, with a 0 behind them, so that it has an element."""
+        """Write the declaration of an array of sizes, with a trailing 0 so that it is not empty."""
         return f"const int64_t {name}[] = {{{{ {''.join(self(value) + ', ' for value in values)}0 }}}};"
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """The steps from an element of a product to what is written.
+    """The computation from an element of a product to the written element.
 
     Attributes
     ----------
-    axes: the indices of the element, one for each dim.
+    axes: the indices of the element, one per dim.
     value: the element, a float32.
     inputs: the tensors that the steps read besides.
-    steps: variables and their values, each in terms of the axes, the inputs, and the variables before.
-    dtype: of what is written.
+    steps: variables and their values, each in terms of the axes, the inputs, and earlier variables.
+    dtype: the dtype of the output.
     """
 
     axes: tuple[Var, ...]
@@ -76,23 +76,23 @@ class Epilogue:
 
 
 class TiledOp(NativeCallOp):
-    """A product of two tensors, ``row_dims`` leading dims of which are the rows of the matrix that is cut into tiles.
+    """A product of two tensors as a matrix that is cut into tiles; ``row_dims`` leading dims are its rows.
 
     Parameters
     ----------
     kernel: str
-        What the kernel does, in a word.
+        A word for the kernel's computation.
     a, b: Tensor
-        What is multiplied; ``others`` are what the epilogue reads.
+        The operands; ``others`` are the epilogue's inputs.
     shape: sequence of int or expression
         The shape of the output.
     row_dims: int
-        The leading dims of it that make the rows; the others are the columns.
+        The number of its leading dims that make the rows; the others make the columns.
     statement: str
-        Calls a function of ``header``, with ``values``; see :class:`NativeCall`. With no epilogue it writes to the
-        output itself unless ``stores``.
+        The C++ statement that calls a function of ``header``, with ``values``; see :class:`NativeCall`. Without an
+        epilogue it writes to the output itself unless ``stores``.
     epilogue: Epilogue, optional
-        What is done to the elements.
+        The computation on each element.
     attributes: dict
         The other arguments of the operator's class.
     """
@@ -113,7 +113,7 @@ class TiledOp(NativeCallOp):
         attributes: dict[str, Any],
     ):
         self.row_dims = row_dims
-        store = store_of(shape, row_dims, epilogue or nothing(len(shape), a.dtype)) if stores else None
+        store = store_of(shape, row_dims, epilogue or identity_epilogue(len(shape), a.dtype)) if stores else None
         headers = (f"hidet_dist/kernels/{header}", "hidet_dist/kernels/functions.h")
         parts = [statement, str(store), _headers(), *(f"{name}={value}" for name, value in values.items())]
         digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
@@ -137,35 +137,35 @@ class TiledOp(NativeCallOp):
         )
 
     def reshaped(self, shape: Sequence[Extent]) -> dict[str, Any] | None:
-        """The attributes of the operator that gives the same elements this shape; None where there is none."""
+        """Return the attributes of an operator with the same elements in this shape; None if there is none."""
         return None
 
 
 @functools.cache
 def _headers() -> str:
-    """A digest of the headers that kernels are compiled from: hidet keeps compiled kernels by their names."""
+    """Digest the headers that kernels include: hidet caches compiled kernels by their names."""
     digest = hashlib.sha256()
     for path in sorted((native.include_dir() / "hidet_dist" / "kernels").glob("*.h")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def nothing(dims: int, dtype: Any) -> Epilogue:
-    """Writes each element of a tensor of so many dims as it is, in ``dtype``."""
+def identity_epilogue(dims: int, dtype: Any) -> Epilogue:
+    """Make the epilogue that writes each element of a tensor of ``dims`` dims unchanged, in ``dtype``."""
     return Epilogue(tuple(Var(f"i{dim}", int64) for dim in range(dims)), Var("value", float32), (), (), dtype.name)
 
 
 def wide(dtype: Any) -> Any:
-    """The dtype that a dtype is computed in: half types are rounded once, when they are written."""
+    """Return the dtype in which a dtype is computed: half-precision values are rounded once, when they are written."""
     return float32 if dtype.name in ("float16", "bfloat16") else dtype
 
 
 class NotInOrder(Exception):
-    """An index that the loop over a tile does not have."""
+    """An index that is not an axis of the loop over a tile."""
 
 
 def store_of(shape: Sequence[Extent], row_dims: int, epilogue: Epilogue) -> Function:
-    """The loop that writes a tile. Raises NotInOrder when an input of the epilogue does not lie as the output does."""
+    """Build the loop that writes a tile. Raises NotInOrder if an epilogue's input is not laid out as the output."""
     tile, ld, first_row, rows, first_column, columns = (
         Var("tile", ~float32),
         *(Var(name, int64) for name in ("ld", "first_row", "rows", "first_column", "columns")),
@@ -174,7 +174,7 @@ def store_of(shape: Sequence[Extent], row_dims: int, epilogue: Epilogue) -> Func
     inputs = {x: Var(x.name, PointerType(x.type.dtype)) for x in epilogue.inputs}
     i, j, row, column = (Var(name, int64) for name in ("i", "j", "row", "column"))
     width = prod([int64(1), *(int64(size) for size in shape[row_dims:])])
-    # The indices of the row; the columns' dims are only ever counted together.
+    # The row has separate indices; the dims of the columns have one index together.
     names: list[Var] = []
     values: list[Expr] = []
     rest: Expr = row
@@ -203,7 +203,7 @@ def store_of(shape: Sequence[Extent], row_dims: int, epilogue: Epilogue) -> Func
 
 
 def follows(indices: Sequence[Expr], axes: Sequence[Var], shape: Sequence[Extent]) -> bool:
-    """Whether indices are the axes of a shape; along a dim of one entry, 0 is as good."""
+    """Whether indices are the axes of a shape; along a dim of one entry, 0 counts as the axis."""
     return len(indices) == len(axes) and all(
         index is axis or (isinstance(size, int) and size == 1 and isinstance(index, Constant) and int(index) == 0)
         for index, axis, size in zip(indices, axes, shape, strict=True)
@@ -211,7 +211,7 @@ def follows(indices: Sequence[Expr], axes: Sequence[Var], shape: Sequence[Extent
 
 
 class _Flat(IRRewriter):
-    """Turns elements of tensors into elements of memory."""
+    """Rewrites elements of tensors to elements of linear memory."""
 
     def __init__(
         self,

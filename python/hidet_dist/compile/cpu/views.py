@@ -1,4 +1,4 @@
-"""Strided views of tensors, through whose producers a kernel can read memory that they only rename."""
+"""Strided views of tensors: a kernel reads the source of a view directly, without the operators in between."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hidet_dist.spec.extents import Extent, extents_of, same_extent
 
 @dataclass(frozen=True)
 class View:
-    """A tensor seen as ``source`` with strides and an offset, all in elements; symbolic dims make them expressions."""
+    """A tensor as ``source`` with strides and an offset, in elements; with symbolic dims these are expressions."""
 
     source: Tensor
     shape: tuple[Extent, ...]
@@ -30,11 +30,11 @@ class View:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether all of it is numbers."""
+        """Whether the shape, the strides and the offset are numbers."""
         return all(isinstance(value, int) for value in (*self.shape, *self.strides, self.offset))
 
     def reshaped(self, shape: tuple[Extent, ...]) -> View | None:
-        """The view in another shape, or None where that would need a copy, or may need one for some sizes."""
+        """Reshape the view; None if that needs a copy for some sizes."""
         if not self.is_fixed or not all(isinstance(size, int) for size in shape):
             return _reshaped(self, shape)
         try:
@@ -45,10 +45,10 @@ class View:
 
 
 def view_of(tensor: Tensor, keeps: Callable[[Operator], bool] = lambda _: False) -> View:
-    """The tensor as a view of the furthest tensor upstream that it only renames; at least of itself.
+    """View a tensor as the furthest tensor upstream whose elements it only rearranges; at least as itself.
 
-    Operators of which ``keeps`` holds are passed through: each element of their output is made of that of their input,
-    at the same place.
+    Operators for which ``keeps`` holds are passed through: each element of their output is computed from the element
+    of their input at the same index.
     """
     chain: list[Operator] = []
     source = tensor
@@ -70,7 +70,7 @@ def _meta(view: View) -> torch.Tensor:
 
 
 def contiguous(source: Tensor) -> View:
-    """A tensor as it lies in memory."""
+    """The whole of a tensor, row-major."""
     shape = extents_of(source)
     return View(source, shape, _packed(shape), 0)
 
@@ -80,10 +80,10 @@ def _packed(shape: tuple[Extent, ...]) -> tuple[Extent, ...]:
 
 
 def _reshaped(view: View, shape: tuple[Extent, ...]) -> View | None:
-    """Reshape a view from its last dim to its first: packed dims may be cut anew, others must stay as they are."""
+    """Reshape a view from its last dim to its first: contiguous dims may be cut anew, others must stay."""
     packed = _packed(view.shape)
-    lies = zip(view.shape, view.strides, packed, strict=True)
-    if all((isinstance(size, int) and size == 1) or same_extent(a, b) for size, a, b in lies):
+    dims = zip(view.shape, view.strides, packed, strict=True)
+    if all((isinstance(size, int) and size == 1) or same_extent(a, b) for size, a, b in dims):
         return View(view.source, shape, _packed(shape), view.offset)
     # All dims but the last as one, for a tall matrix.
     if len(shape) == 2 and len(view.shape) > 2 and same_extent(shape[-1], view.shape[-1]):
@@ -109,7 +109,7 @@ def _view(source: Tensor, chain: list[Operator], keeps: Callable[[Operator], boo
 
 
 def _apply(op: Operator, x: torch.Tensor) -> torch.Tensor | None:
-    """Apply an operator to a strided tensor; None where the result is no view of it."""
+    """Apply an operator to a strided tensor; None if the result is not a view of it."""
     shape = [int(size) for size in op.outputs[0].shape]
     try:
         if isinstance(op, RESHAPES):

@@ -1,13 +1,13 @@
 """Attention as one kernel: ``softmax(q k^T * scale + bias) v``, whose scores never reach memory.
 
-Scores are computed tile by tile, and with them their maximum, the sum of their exponentials and the mix of the values,
-all in float32 (Milakov and Gimelshein 2018; Dao et al. 2022, algorithm 1). A warp has 16 queries: its scores are
-the registers in which the tensor cores leave them, and become an operand of the next product there. That is so in half
+Scores are computed tile by tile, together with their maximum, the sum of their exponentials and the weighted sum of the
+values, all in float32 (Milakov and Gimelshein 2018; Dao et al. 2022, algorithm 1). A warp has 16 queries. Its scores
+stay in the registers in which the tensor cores leave them, as an operand of the next product. This kernel is for half
 precision; :mod:`hidet_dist.compile.cuda.attention_float32` has the kernel for float32.
 
-Keys and values may have fewer heads than queries, each of which then serves as many queries in turn (grouped queries,
-Ainslie et al. 2023). The bias is read element by element, so that hidet can compute it on the way, and so are queries
-that are rotated there; what lies in memory as it is needed is copied 16 bytes at a time.
+Keys and values may have fewer heads than queries; each of their heads then serves several heads of queries (grouped
+queries, Ainslie et al. 2023). The bias is read element by element, so that hidet can fuse its computation as a
+prologue, and so are queries that are rotated there. Other operands are copied from memory 16 bytes at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,25 +27,25 @@ from hidet_dist.compile.cuda.attention_float32 import float32_kernel
 
 DTYPES = ("float16", "bfloat16", "float32")
 LONGEST_HEAD = 128
-"""Elements that a head may have: more would not stay in registers."""
+"""The supported sizes of a head: larger ones would not stay in registers."""
 HEAD_STEP = 16
-"""What the elements of a head must be a multiple of: the inner dim of the tensor cores' product."""
+"""The size of a head must be a multiple of this: the inner dim of the tensor cores' product."""
 
 _WARP = 32
-_WARPS = 4  # of a block, at most
-_LEAST_WARPS = 2  # of a block, unless it has queries for less: fewer would copy tiles too slowly
-_ROWS = 16  # queries of a warp
-_KEYS = 64  # that are in shared memory at a time
-_COLUMNS = 8  # of the tensor cores' product
+_WARPS = 4  # warps of a block, at most
+_LEAST_WARPS = 2  # warps of a block, unless it has fewer queries: one would copy tiles too slowly
+_ROWS = 16  # queries per warp
+_KEYS = 64  # keys in shared memory at a time
+_COLUMNS = 8  # columns of the tensor cores' product
 _VECTOR = 8  # elements in 16 bytes
-_AT_ONCE = 8  # elements of queries that a thread reads before it keeps them
+_AT_ONCE = 8  # elements of queries that a thread loads before it stores them
 
 
 class AttentionTask(Task):
     """The definition. q: ``[..., queries, size]``; k, v: ``[..., keys, size]``; bias: ``[..., queries, keys]``.
 
-    The outer dims of k and v divide those of q; the bias broadcasts to ``q k^T``. Queries that are ``copied`` lie in
-    memory; hidet must not compute them on the way.
+    The outer dims of k and v divide those of q; the bias broadcasts to ``q k^T``. Queries that are ``copied`` are read
+    from memory; hidet must not fuse their computation.
     """
 
     def __init__(self, q: TensorNode, k: TensorNode, v: TensorNode, bias: TensorNode, scale: float, copied: bool):
@@ -83,7 +83,7 @@ class AttentionTask(Task):
         self.scale, self.copied = scale, copied
 
     def implement_cuda(self, working_dir: str) -> IRModule:
-        """Blocks of up to four warps; fewer where the GPU has more multiprocessors than there would be blocks."""
+        """Build the kernel: blocks of up to four warps, fewer if there would be too few blocks for the GPU."""
         if self.inputs[0].type.dtype == float32:
             return self._in_float32()
         from hidet.ir.primitives.cuda.mma import MmaConfig, ldmatrix, mma_sync
@@ -108,13 +108,13 @@ class AttentionTask(Task):
 
         warps = warps_of_block(queries, prod(outer), hidet.cuda.properties().multiProcessorCount)
         threads, rows = warps * _WARP, warps * _ROWS
-        blocks = -(-queries // rows)  # of a head
+        blocks = -(-queries // rows)  # blocks per head
         tiles = -(-keys // _KEYS)
         steps, columns, score_columns = size // HEAD_STEP, size // _COLUMNS, _KEYS // _COLUMNS
         row_vectors = size // _VECTOR
         vectors = _KEYS * row_vectors // threads
         copied, q_vectors, q_elements = self.copied, rows * row_vectors // threads, rows * size // threads
-        padded = size + _VECTOR  # so that rows that are read together lie in different banks
+        padded = size + _VECTOR  # rows that are read together are in different banks
         tile_bytes = _KEYS * padded * dtype.nbytes
 
         place, bias_place = self._places()
@@ -130,14 +130,14 @@ class AttentionTask(Task):
                 attrs.cuda.grid_dim = blocks * prod(outer)
                 attrs.cuda.dynamic_smem_bytes = 2 * tile_bytes
                 k_tile = tensor_pointer(dtype, shape=[_KEYS, padded], init=dynamic_shared_memory(0, dtype))
-                # Of queries at first.
+                # The tile of values holds queries at first.
                 v_tile = tensor_pointer(dtype, shape=[_KEYS, padded], init=dynamic_shared_memory(tile_bytes, dtype))
                 head = spatial(*outer).map(blockIdx.x // blocks)
                 first = blockIdx.x % blocks * rows
                 warp = threadIdx.x // _WARP
                 lane = threadIdx.x % _WARP
 
-                # Keys of the first tile come while queries are computed.
+                # Keys of the first tile are copied while queries are computed.
                 for i in grid(vectors, "u+"):
                     key = (i * threads + threadIdx.x) // row_vectors
                     d = (i * threads + threadIdx.x) % row_vectors * _VECTOR
@@ -149,29 +149,29 @@ class AttentionTask(Task):
                     )
                 if copied:
                     for i in grid(q_vectors, "u+"):
-                        own = (i * threads + threadIdx.x) // row_vectors
+                        query = (i * threads + threadIdx.x) // row_vectors
                         d = (i * threads + threadIdx.x) % row_vectors * _VECTOR
                         cp_async(
-                            ~v_tile[own, d],
-                            ~q[place(outer, head, primitives.min(first + own, queries - 1), d)],
+                            ~v_tile[query, d],
+                            ~q[place(outer, head, primitives.min(first + query, queries - 1), d)],
                             cp_size=16,
-                            src_size=(first + own < queries) * 16,
+                            src_size=(first + query < queries) * 16,
                         )
                     cp_async_wait_all()
                 else:
-                    # All that a thread reads is under way before the first of it is there.
+                    # A thread issues all its loads before it uses the first.
                     q_part = register_tensor(dtype, shape=[_AT_ONCE])
                     for part in range(q_elements // _AT_ONCE):
                         for i in grid(_AT_ONCE, "u+"):
-                            own = ((part * _AT_ONCE + i) * threads + threadIdx.x) // size
+                            query = ((part * _AT_ONCE + i) * threads + threadIdx.x) // size
                             d = ((part * _AT_ONCE + i) * threads + threadIdx.x) % size
                             q_part[i] = dtype.zero
-                            if first + own < queries:
-                                q_part[i] = q[place(outer, head, first + own, d)]
+                            if first + query < queries:
+                                q_part[i] = q[place(outer, head, first + query, d)]
                         for i in grid(_AT_ONCE, "u+"):
-                            own = ((part * _AT_ONCE + i) * threads + threadIdx.x) // size
+                            query = ((part * _AT_ONCE + i) * threads + threadIdx.x) // size
                             d = ((part * _AT_ONCE + i) * threads + threadIdx.x) % size
-                            v_tile[own, d] = q_part[i]
+                            v_tile[query, d] = q_part[i]
                 syncthreads()
                 q_regs = register_tensor("uint32", shape=[steps, 4])
                 for step in grid(steps, "u+"):
@@ -180,7 +180,7 @@ class AttentionTask(Task):
                         smem_addr=~v_tile[warp * _ROWS + lane % 16, step * 16 + lane // 16 * 8],
                     )
 
-                # Of the two rows of the tensor cores' results that a thread has a part of.
+                # A thread has parts of two rows of the tensor cores' results.
                 most = register_tensor("float32", shape=[2])
                 total = register_tensor("float32", shape=[2])
                 mixed = register_tensor("float32", shape=[columns, 4])
@@ -195,7 +195,7 @@ class AttentionTask(Task):
                     mixed[n, i] = float32.zero
 
                 for tile in range(tiles):
-                    # The bias comes while scores are computed.
+                    # The bias is loaded while scores are computed.
                     for n, i, j in grid(score_columns, 2, 2, "u+u+u+"):
                         row = first + warp * _ROWS + lane // 4 + i * 8
                         column = tile * _KEYS + n * 8 + lane % 4 * 2 + j
@@ -293,7 +293,7 @@ class AttentionTask(Task):
         return float32_kernel(shapes, self.scale, self.copied, *self._places())
 
     def _places(self) -> tuple[Callable[..., list[Any]], Callable[..., list[Any]]]:
-        """The indices of an element of q, k, v or o, and of the bias."""
+        """Make functions that compute the indices of an element of q, k, v or o, and of the bias."""
         q_shape, k_shape, _, bias_shape = (list(map(int, x.shape)) for x in self.inputs)
         *outer, queries, _ = q_shape
 
@@ -307,7 +307,7 @@ class AttentionTask(Task):
 
 
 def warps_of_block(queries: int, heads: int, multiprocessors: int) -> int:
-    """Warps that share tiles of keys and values: up to four, unless that leaves multiprocessors without a block."""
+    """Choose the warps that share tiles of keys and values: up to four, fewer to give each multiprocessor a block."""
     warps = _WARPS
     while warps > 1:
         idle = warps // 2 * _ROWS >= queries
@@ -318,22 +318,22 @@ def warps_of_block(queries: int, heads: int, multiprocessors: int) -> int:
     return warps
 
 
-def _held(indices: Sequence[Any], outer: Sequence[Any], own_shape: Sequence[Any]) -> list[Any]:
-    """The outer indices of keys or values that serve a query's."""
+def _held(indices: Sequence[Any], outer: Sequence[Any], key_shape: Sequence[Any]) -> list[Any]:
+    """Map the outer indices of a query to those of its keys and values."""
     return [
-        i if int(n) == int(m) else i // (int(n) // int(m)) for i, n, m in zip(indices, outer, own_shape, strict=True)
+        i if int(n) == int(m) else i // (int(n) // int(m)) for i, n, m in zip(indices, outer, key_shape, strict=True)
     ]
 
 
-def _broadcast(indices: Sequence[Any], own: Sequence[Any], shape: Sequence[Any]) -> list[Expr]:
-    found: list[Expr] = broadcast_indices(list(indices), list(own), list(shape))
-    return found
+def _broadcast(indices: Sequence[Any], source: Sequence[Any], shape: Sequence[Any]) -> list[Expr]:
+    result: list[Expr] = broadcast_indices(list(indices), list(source), list(shape))
+    return result
 
 
 class AttentionOp(Operator):
     """``softmax(q k^T * scale + bias) v``; shapes are those of :class:`AttentionTask`, the bias is float32.
 
-    k and v, and q where it is ``copied``, must not be what hidet could compute on the way: a barrier keeps it from it.
+    hidet must not fuse the computation of k and v, and of q if it is ``copied``: a barrier before them prevents it.
     """
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float, copied: bool):

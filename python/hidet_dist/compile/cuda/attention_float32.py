@@ -1,8 +1,8 @@
 """The kernel of attention in float32, without tensor cores, which would round its operands.
 
-A block has some queries, of which 16 threads share one eighth; they go through keys and values tile by tile, as the
-kernel for half precision does, but with the powers of the scores in shared memory, since a thread mixes values by those
-that others computed, too.
+The queries of a block are split into eight groups, each computed by 16 threads. They go through keys and values tile by
+tile, as the kernel for half precision does. The exponentials of the scores are in shared memory, since each thread
+needs those of the others, too.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,13 +15,13 @@ from hidet.ir.module import IRModule
 from hidet.utils import prod
 
 _THREADS = 128
-_SIDE = 16  # threads that share queries
+_SIDE = 16  # threads of a group of queries
 _GROUPS = _THREADS // _SIDE
-_MOST_OF_A_GROUP = 4  # queries
-_LEAST_OF_A_GROUP = 2  # for fewer, reading tiles takes longer than computing
-_KEYS = 64  # that are in shared memory at a time
+_MOST_OF_A_GROUP = 4  # queries, at most
+_LEAST_OF_A_GROUP = 2  # queries, at least: with fewer, loading tiles takes longer than computing
+_KEYS = 64  # keys in shared memory at a time
 _VECTOR = 4  # elements in 16 bytes
-_AT_ONCE = 8  # elements of queries that a thread reads before it keeps them
+_AT_ONCE = 8  # elements of queries that a thread loads before it stores them
 
 Place = Callable[[Sequence[Any], Sequence[Any], Any, Any], list[Any]]
 
@@ -29,10 +29,10 @@ Place = Callable[[Sequence[Any], Sequence[Any], Any, Any], list[Any]]
 def float32_kernel(
     shapes: Sequence[list[int]], scale: float, copied: bool, place: Place, bias_place: Callable[..., list[Any]]
 ) -> IRModule:
-    """The kernel for q, k, v and bias of these shapes.
+    """Build the kernel for q, k, v and bias of these shapes.
 
-    ``place`` gives the indices of an element: of the outer dims of a tensor, of a head, a row and a column; and
-    ``bias_place`` those of the bias, without the first.
+    ``place`` computes the indices of an element from a tensor's outer dims, a head, a row and a column. ``bias_place``
+    computes those of the bias, from the same arguments without the first.
     """
     from hidet.lang import attrs, grid, register_tensor, spatial, tensor_pointer
     from hidet.lang.cuda import (
@@ -49,13 +49,13 @@ def float32_kernel(
     *outer, queries, size = q_shape
     keys, k_outer, v_outer = k_shape[-2], k_shape[:-2], v_shape[:-2]
 
-    own = queries_of_a_group(queries, prod(outer), hidet.cuda.properties().multiProcessorCount)
-    rows = own * _GROUPS
-    blocks = -(-queries // rows)  # of a head
+    group_queries = queries_of_a_group(queries, prod(outer), hidet.cuda.properties().multiProcessorCount)
+    rows = group_queries * _GROUPS
+    blocks = -(-queries // rows)  # blocks per head
     tiles, share, columns = -(-keys // _KEYS), _KEYS // _SIDE, size // _SIDE
     row_vectors = size // _VECTOR
     vectors, q_vectors, q_elements = _KEYS * row_vectors // _THREADS, rows * row_vectors, rows * size // _THREADS
-    padded, padded_keys = size + _VECTOR, _KEYS + _VECTOR  # so that rows that are read together lie in different banks
+    padded, padded_keys = size + _VECTOR, _KEYS + _VECTOR  # rows that are read together are in different banks
     q_bytes, tile_bytes, powers_bytes = (4 * n for n in (rows * padded, _KEYS * padded, rows * padded_keys))
 
     with hidet.script_module() as module:
@@ -74,7 +74,7 @@ def float32_kernel(
             attrs.cuda.grid_dim = blocks * prod(outer)
             attrs.cuda.dynamic_smem_bytes = q_bytes + tile_bytes + powers_bytes
             q_tile = tensor_pointer("float32", shape=[rows, padded], init=dynamic_shared_memory(0, float32))
-            # Of keys, then of values.
+            # The tile of keys, then that of values.
             kv_tile = tensor_pointer("float32", shape=[_KEYS, padded], init=dynamic_shared_memory(q_bytes, float32))
             powers = tensor_pointer(
                 "float32", shape=[rows, padded_keys], init=dynamic_shared_memory(q_bytes + tile_bytes, float32)
@@ -96,7 +96,7 @@ def float32_kernel(
                             src_size=(first + row < queries) * 16,
                         )
             else:
-                # All that a thread reads is under way before the first of it is there.
+                # A thread issues all its loads before it uses the first.
                 q_part = register_tensor("float32", shape=[_AT_ONCE])
                 for part in range((q_elements + _AT_ONCE - 1) // _AT_ONCE):
                     for i in grid(_AT_ONCE, "u+"):
@@ -111,15 +111,15 @@ def float32_kernel(
                         if row < rows:
                             q_tile[row, d] = q_part[i]
 
-            most = register_tensor("float32", shape=[own])
-            total = register_tensor("float32", shape=[own])
-            mixed = register_tensor("float32", shape=[own, columns])
-            scores = register_tensor("float32", shape=[own, share])
-            added = register_tensor("float32", shape=[own, share])
-            left = register_tensor("float32", shape=[own, _VECTOR])
+            most = register_tensor("float32", shape=[group_queries])
+            total = register_tensor("float32", shape=[group_queries])
+            mixed = register_tensor("float32", shape=[group_queries, columns])
+            scores = register_tensor("float32", shape=[group_queries, share])
+            added = register_tensor("float32", shape=[group_queries, share])
+            left = register_tensor("float32", shape=[group_queries, _VECTOR])
             right = register_tensor("float32", shape=[share, _VECTOR])
             value = register_tensor("float32", shape=[columns])
-            for i in grid(own, "u+"):
+            for i in grid(group_queries, "u+"):
                 most[i] = float32.min_value
                 total[i] = float32.zero
                 for n in grid(columns, "u+"):
@@ -135,8 +135,8 @@ def float32_kernel(
                         cp_size=16,
                         src_size=(tile * _KEYS + key < keys) * 16,
                     )
-                for i, j in grid(own, share, "u+u+"):
-                    row = first + group * own + i
+                for i, j in grid(group_queries, share, "u+u+"):
+                    row = first + group * group_queries + i
                     column = tile * _KEYS + j * _SIDE + side
                     scores[i, j] = float32.zero
                     if row < queries and column < keys:
@@ -144,11 +144,11 @@ def float32_kernel(
                 cp_async_wait_all()
                 syncthreads()
                 for step in range(row_vectors):
-                    for i, e in grid(own, _VECTOR, "u+u+"):
-                        left[i, e] = q_tile[group * own + i, step * _VECTOR + e]
+                    for i, e in grid(group_queries, _VECTOR, "u+u+"):
+                        left[i, e] = q_tile[group * group_queries + i, step * _VECTOR + e]
                     for j, e in grid(share, _VECTOR, "u+u+"):
                         right[j, e] = kv_tile[j * _SIDE + side, step * _VECTOR + e]
-                    for i, j, e in grid(own, share, _VECTOR, "u+u+u+"):
+                    for i, j, e in grid(group_queries, share, _VECTOR, "u+u+u+"):
                         scores[i, j] = scores[i, j] + left[i, e] * right[j, e]
                 syncthreads()
                 for i in grid(vectors, "u+"):
@@ -161,8 +161,8 @@ def float32_kernel(
                         src_size=(tile * _KEYS + key < keys) * 16,
                     )
 
-                for i in grid(own, "u+"):
-                    row = first + group * own + i
+                for i in grid(group_queries, "u+"):
+                    row = first + group * group_queries + i
                     greatest = most[i]
                     for j in grid(share, "u+"):
                         if row < queries and tile * _KEYS + j * _SIDE + side < keys:
@@ -178,7 +178,7 @@ def float32_kernel(
                         if row < queries and tile * _KEYS + j * _SIDE + side < keys:
                             power = primitives.exp(scores[i, j] - greatest)
                         part_sum += power
-                        powers[group * own + i, j * _SIDE + side] = power
+                        powers[group * group_queries + i, j * _SIDE + side] = power
                     for lanes in grid(4, "u+"):
                         part_sum += shfl_xor_sync(0xFFFFFFFF, part_sum, 1 << lanes)
                     total[i] = total[i] * shrunk + part_sum
@@ -187,17 +187,17 @@ def float32_kernel(
                 cp_async_wait_all()
                 syncthreads()
                 for step in range(_KEYS // _VECTOR):
-                    for i, e in grid(own, _VECTOR, "u+u+"):
-                        left[i, e] = powers[group * own + i, step * _VECTOR + e]
+                    for i, e in grid(group_queries, _VECTOR, "u+u+"):
+                        left[i, e] = powers[group * group_queries + i, step * _VECTOR + e]
                     for e in grid(_VECTOR, "u+"):
                         for n in grid(columns, "u+"):
                             value[n] = kv_tile[step * _VECTOR + e, side * columns + n]
-                        for i, n in grid(own, columns, "u+u+"):
+                        for i, n in grid(group_queries, columns, "u+u+"):
                             mixed[i, n] = mixed[i, n] + left[i, e] * value[n]
                 syncthreads()
 
-            for i in grid(own, "u+"):
-                row = first + group * own + i
+            for i in grid(group_queries, "u+"):
+                row = first + group * group_queries + i
                 if row < queries:
                     for n in grid(columns, "u+"):
                         o.write(place(outer, head, row, side * columns + n), mixed[i, n] / total[i])
@@ -206,7 +206,7 @@ def float32_kernel(
 
 
 def queries_of_a_group(queries: int, heads: int, multiprocessors: int) -> int:
-    """Queries of 16 threads: up to four, unless that leaves multiprocessors without a block, or threads idle."""
+    """Choose the queries per group: up to four, fewer to give each multiprocessor a block and each thread work."""
     count = _MOST_OF_A_GROUP
     while count > 1:
         idle = count // 2 * _GROUPS >= queries

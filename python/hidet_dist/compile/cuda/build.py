@@ -1,4 +1,4 @@
-"""Optimizing and building for CUDA: what is in force meanwhile."""
+"""The context of optimization and builds for CUDA."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hidet_dist.compat.half_products import half_products
 from hidet_dist.machine.gpu import Gpu
 from hidet_dist.toolchain.cuda import find_toolkit, link_folder
 
-_REVISION = 4  # one more whenever an operator, or a header, becomes another one: kernels built before are cached
+_REVISION = 4  # to be raised with every change of an operator or a header: hidet caches kernels by their names
 
 
 @contextmanager
 def building_for(gpu: Gpu, space: int, mma: str, cublas: bool) -> Iterator[None]:
-    """Optimize and build for a GPU while the block runs; :class:`CudaTarget` says what the others are.
+    """Optimize and build for a GPU while the block runs; the other arguments are those of :class:`CudaTarget`.
 
     Raises
     ------

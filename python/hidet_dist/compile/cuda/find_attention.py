@@ -1,7 +1,7 @@
-"""Attention found in a program: two products with a softmax between them.
+"""Pattern matching of attention in a program: two products with a softmax between them.
 
-hidet has an operator for it, and rewrites that find it, which are left out: they take products for attention whose
-second operand is transposed, and its definition mixes as many values as there are queries.
+hidet's own attention operator and rewrites are not used: the rewrites also match products whose second operand is
+transposed, and the operator's definition is wrong for different numbers of queries and keys.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hidet_dist.spec.extents import Extent, extents_of
 
 @dataclass(frozen=True)
 class _Scores:
-    """``q k^T * scale + bias``: the operands of the product, whether the second lies transposed, and the rest."""
+    """``q k^T * scale + bias``: the operands of the product, whether the second is transposed, scale and bias."""
 
     q: Tensor
     k: Tensor
@@ -41,7 +41,7 @@ class _Scores:
 
 
 def attention_in_one_kernel(graph: FlowGraph) -> FlowGraph:
-    """The same program with each attention as one operator; the graph stays as it is."""
+    """Return an equivalent graph with each attention as one operator; the given graph is not changed."""
 
     def replaced(op: Operator, uses: Uses) -> tuple[list[Tensor], Build] | None:
         if not isinstance(op, MatmulOp) or op.attrs["transpose_b"] or op.outputs[0].dtype.name not in DTYPES:
@@ -67,11 +67,11 @@ def attention_in_one_kernel(graph: FlowGraph) -> FlowGraph:
 
 
 def _weighted(weights: Tensor, uses: Uses) -> Tensor | None:
-    """Find the argument of the softmax that the weights are, behind casts; None if they are none."""
+    """Find the argument of the softmax that computes the weights, through casts; None if there is none."""
     x = weights
     while isinstance(x.op, CastOp | ClampOp) and only_user(x, uses) is not None:
         if isinstance(x.op, ClampOp) and (x.op.attrs["min_value"] > 0 or x.op.attrs["max_value"] < 1):
-            return None  # softmax is within 0 and 1
+            return None  # a softmax has values from 0 to 1
         x = x.op.inputs[0]
         if not x.dtype.is_float():
             return None
@@ -79,7 +79,7 @@ def _weighted(weights: Tensor, uses: Uses) -> Tensor | None:
 
 
 def _scores(x: Tensor | None, uses: Uses) -> _Scores | None:
-    """Match the argument of a softmax: a product, scaled, with something added to it."""
+    """Match the argument of a softmax: a scaled product, plus a bias."""
     if x is None:
         return None
     bias: Tensor | None = None
@@ -99,7 +99,7 @@ def _scores(x: Tensor | None, uses: Uses) -> _Scores | None:
 
 
 def _product(x: Tensor, uses: Uses, readers: int = 1) -> tuple[Operator, float] | None:
-    """The product that a tensor is, times a number, but for casts."""
+    """Match a product times a number, through casts."""
     scale = 1.0
     while _reads(x, uses, readers):
         op = x.op
@@ -116,7 +116,7 @@ def _product(x: Tensor, uses: Uses, readers: int = 1) -> tuple[Operator, float] 
 
 
 def _reads(x: Tensor, uses: Uses, readers: int) -> bool:
-    """Whether a tensor is read so many times, and by none but operators: a softmax reads its argument twice."""
+    """Whether a tensor has exactly ``readers`` uses, all by operators: a softmax reads its argument twice."""
     users = uses.get(x, ())
     return len(users) == readers and all(user is not None for user in users)
 
@@ -130,13 +130,13 @@ def _fits(scores: _Scores, v: Tensor, output: Tensor) -> bool:
     *_, keys, _ = held = _keys_shape(scores)
     if held[-1] != size or list(extents_of(v)) != held or extents_of(output) != (*outer, queries, size):
         return False
-    if held != [*outer, keys, size]:  # products broadcast
+    if held != [*outer, keys, size]:  # a product that broadcasts
         return False
     return q.dtype == k.dtype == v.dtype and int(size) <= LONGEST_HEAD and int(size) % HEAD_STEP == 0
 
 
 def _lies_in_memory(x: Tensor, uses: Uses) -> bool:
-    """Whether a tensor is a product that is written in its place, with what is done to each element."""
+    """Whether a tensor is a product, with an epilogue at most, that is written to memory in its layout."""
     while x.op is not None and not isinstance(x.op, MatmulOp):
         computed = [y for y in x.op.inputs if y.op is not None]
         if (
@@ -155,7 +155,7 @@ def _keys_shape(scores: _Scores) -> list[Extent]:
 
 
 def _transposed(x: Tensor) -> Tensor:
-    """The last two dims swapped, in one step with what else permutes them."""
+    """Swap the last two dims, merged with a permutation of them."""
     axes = list(range(len(x.shape)))
     if isinstance(x.op, PermuteDimsOp):
         axes, x = list(x.op.attrs["axes"]), x.op.inputs[0]
@@ -164,7 +164,7 @@ def _transposed(x: Tensor) -> Tensor:
 
 
 def _one_head_each(x: Tensor) -> Tensor:
-    """Heads as they were before each was repeated for a group of queries; ``x`` itself if they were not."""
+    """Return the heads before their repetition for groups of queries; ``x`` itself if they are not repeated."""
     if not isinstance(x.op, ReshapeOp) or not isinstance(x.op.inputs[0].op, BroadcastOp):
         return x
     wide = x.op.inputs[0]
@@ -186,5 +186,5 @@ def _one_head_each(x: Tensor) -> Tensor:
 
 
 def _nothing(q: Tensor) -> Tensor:
-    """Zero, to be added to all scores."""
+    """Make a bias of zero."""
     return ops.full([1] * len(q.shape), 0.0, "float32", q.device)

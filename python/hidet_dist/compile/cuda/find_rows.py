@@ -1,7 +1,7 @@
-"""Softmax and norms found in a program, and given the kernels of :mod:`hidet_dist.compile.cuda.rows`.
+"""Pattern matching of softmax and norms in a program, for the kernels of :mod:`hidet_dist.compile.cuda.rows`.
 
-hidet makes a softmax of five operators and a norm by the root mean square of as many; on a GPU they are three kernels
-and two, with their results in memory in between. Its norm is a kernel, but reads nothing but float32 from memory.
+hidet makes a softmax of five operators, and a root-mean-square norm of five; on a GPU they are three and two kernels,
+with intermediate results in memory. Its layer norm is one kernel, but only reads float32 from memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FLOATS = ("float16", "bfloat16", "float32")
 
 
 def rows_in_one_kernel(graph: FlowGraph) -> FlowGraph:
-    """The same program with softmax and norms along the last dim as one operator each; the graph stays as it is."""
+    """Return an equivalent graph with softmax and norms along the last dim as one operator each."""
 
     def replaced(op: Operator, uses: Uses) -> tuple[list[Tensor], Build] | None:
         match = next((match for find in (_softmax, _norm, _rms_norm) if (match := find(op, uses)) is not None), None)
@@ -39,8 +39,8 @@ def rows_in_one_kernel(graph: FlowGraph) -> FlowGraph:
 
         def build(inputs: list[Tensor]) -> Tensor:
             wide = ops.cast(inputs[0], "float32")
-            made = kind(wide) if epsilon is None else kind(wide, epsilon)
-            return ops.cast(made.outputs[0], op.outputs[0].dtype)
+            fused = kind(wide) if epsilon is None else kind(wide, epsilon)
+            return ops.cast(fused.outputs[0], op.outputs[0].dtype)
 
         return [x], build
 
@@ -64,7 +64,7 @@ def softmax_of(op: Operator, uses: Uses) -> Tensor | None:
         return None
     inner = (difference.outputs[0], total.outputs[0], most)
     if not all(only_user(y, uses) is not None for y in inner) or len(uses[powers.outputs[0]]) != 2:
-        return None  # it is computed anyway
+        return None  # its exponentials have another reader, so they are computed anyway
     return x
 
 
@@ -98,8 +98,8 @@ def _rms_norm(op: Operator, uses: Uses) -> tuple[Tensor, type[Operator], float |
         if not isinstance(square, SquareOp | MultiplyOp):
             continue
         base = widest(x)
-        whole = same_shape(extents_of(op.outputs[0]), extents_of(x))
-        if whole and all(widest(operand) is base for operand in square.inputs):
+        is_whole = same_shape(extents_of(op.outputs[0]), extents_of(x))
+        if is_whole and all(widest(operand) is base for operand in square.inputs):
             return base, RowRmsNormOp, float(shifted.attrs["scalar"])
     return None
 
@@ -111,7 +111,7 @@ def _along_rows(op: Operator) -> bool:
 
 
 def widest(x: Tensor) -> Tensor:
-    """The tensor that ``x`` is but a wider copy of: casts that lose nothing are left out."""
+    """Skip casts to wider dtypes, which lose nothing: return the tensor before them."""
     while isinstance(x.op, CastOp) and _holds(x.dtype.name, x.op.inputs[0].dtype.name):
         x = x.op.inputs[0]
     return x

@@ -1,4 +1,4 @@
-"""All rewrites of a program for CUDA before hidet fuses its operators: fewer launches, the same values."""
+"""The rewrites of a program for CUDA before hidet fuses its operators: fewer launches, the same values."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from hidet_dist.compile.cuda.find_rows import rows_in_one_kernel
 
 
 def fewer_launches(graph: FlowGraph) -> FlowGraph:
-    """The same program with operators that are one kernel where there were several; the graph stays as it is."""
+    """Return an equivalent graph with fewer kernels; the given graph is not changed."""
     return rows_in_one_kernel(attention_in_one_kernel(graph))

@@ -1,8 +1,8 @@
 """Softmax and norms as one kernel each: a row is read once, kept in registers, reduced in float32 and written once.
 
-Rows lie along the last dim. A row is computed by a warp, or by as many warps as keep the share of a thread small. What
-hidet fuses into an operator's kernel comes on top: masks, scales and casts as its prologue, scales, biases and casts as
-its epilogue; each element is read and written but once, so nothing is computed twice.
+Rows are along the last dim. A row is computed by a warp, or by several to keep the elements per thread few. hidet fuses
+masks, scales and casts into a kernel as its prologue, and scales, biases and casts as its epilogue. Each element is
+read and written only once, so fusion computes nothing twice.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,16 +22,16 @@ from hidet.ir.stmt import AssignStmt, Stmt
 from hidet.utils import prod
 
 _WARP = 32
-_MOST_WARPS = 32  # of a block
-_SHARE = 8  # elements of a row that a thread should have
-_MOST_SHARE = 32  # elements that stay in registers, of which a thread of the largest block has 64
-_LEAST_WARPS = 4  # of a block, so that a multiprocessor is filled by the blocks that it can hold
+_MOST_WARPS = 32  # warps of a block
+_SHARE = 8  # preferred elements of a row per thread
+_MOST_SHARE = 32  # elements per thread that stay in registers: a thread of the largest block has 64 registers
+_LEAST_WARPS = 4  # warps of a block, so that the blocks that a multiprocessor can hold fill it
 LONGEST_ROW = _WARP * _MOST_WARPS * _MOST_SHARE
-"""Elements that a row may have."""
+"""The longest supported row, in elements."""
 
 
 def takes(x: Tensor) -> bool:
-    """Whether the rows of a tensor can be computed here: their length is known, and they fit into registers."""
+    """Whether the kernels support a tensor's rows: their length is known, and they fit into registers."""
     return len(x.shape) > 0 and is_constant(x.shape[-1]) and 0 < int(x.shape[-1]) <= LONGEST_ROW
 
 
@@ -45,7 +45,7 @@ class _Rows:
         self.warps = 1
         while self.warps < _MOST_WARPS and self.length > self.warps * _WARP * _SHARE:
             self.warps *= 2
-        self.threads = self.warps * _WARP  # of a row
+        self.threads = self.warps * _WARP  # threads of a row
         self.share = -(-self.length // self.threads)
         self.rows_of_block = max(1, _LEAST_WARPS // self.warps) if self.warps == 1 else 1
         self.block = self.threads * self.rows_of_block
@@ -58,9 +58,9 @@ class _Rows:
         return [*(spatial(*self.outer).map(row) if self.outer else ()), column]
 
     def reduced(self, value: Var, both: Callable[[Expr, Expr], Expr], shared: Expr, slot: int) -> Stmt:
-        """Give ``value`` of all threads of a row, reduced in the same order, to each of them.
+        """Reduce ``value`` over all threads of a row in a fixed order, and give each of them the result.
 
-        ``shared[slot]`` is memory for a number a warp, which is used only once in a kernel.
+        ``shared[slot]`` is memory for one number per warp, which a kernel uses only once.
         """
         from hidet.ir.expr import tensor_element
         from hidet.ir.stmt import BufferStoreStmt
@@ -144,12 +144,12 @@ class RowNormTask(NormalizeTask):
         return True
 
     def implement_cuda(self, working_dir: str) -> IRModule:
-        """A block computes whole rows: the mean, then the mean square of the differences from it."""
+        """Build the kernel: a block computes whole rows, first the mean, then the variance."""
         return _norm(list(self.inputs[0].shape), self.epsilon, centred=True)
 
 
 class RowRmsNormTask(Task):
-    """A float32 tensor's rows by the root of their mean square: ``x / sqrt(mean(x * x) + epsilon)``."""
+    """The rows of a float32 tensor over their root mean square: ``x / sqrt(mean(x * x) + epsilon)``."""
 
     def __init__(self, x: TensorNode, epsilon: float):
         length = x.shape[-1]
@@ -226,7 +226,7 @@ class RowNormOp(Operator):
 
 
 class RowRmsNormOp(Operator):
-    """The rows of a float32 tensor by the root of their mean square."""
+    """The rows of a float32 tensor over their root mean square."""
 
     def __init__(self, x: Tensor, epsilon: float):
         task = RowRmsNormTask(input_like(x, "x"), epsilon)

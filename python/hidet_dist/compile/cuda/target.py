@@ -28,21 +28,22 @@ MMA = ("mma", "simt")
 
 @dataclass(frozen=True)
 class CudaTarget:
-    """GPUs of one kind.
+    """The target of NVIDIA's GPUs of one kind.
 
     Attributes
     ----------
-    gpu: the GPU that code is for.
-    space: how many candidates there are of a kernel: 0 for one, 1 and 2 for hidet's small and large search spaces.
-    mma: ``mma`` for float32 matrix products on tensor cores (as tf32, of 10 bits of mantissa), ``simt`` for none.
+    gpu: the GPU that code is compiled for.
+    space: the candidates of a kernel: 0 for one, 1 and 2 for hidet's small and large search spaces.
+    mma: ``mma`` to compute float32 matrix products on tensor cores (as tf32, with 10 bits of mantissa), else ``simt``.
     cuda_graph: whether a process runs the program as a CUDA graph.
-    cublas: whether matrix products may be cuBLAS's where they run.
+    cublas: whether cuBLAS is a candidate for matrix products in the serving process.
     """
 
     name: ClassVar[str] = "cuda"
     archs: ClassVar[Sequence[str]] = ("auto", *MACHINE_OF_ARCH)
     keys: ClassVar[Sequence[str]] = ("space", "mma", "precision", "cublas", "cuda_graph")
     overlaps: ClassVar[bool] = True
+    computes_constants: ClassVar[bool] = False
 
     gpu: Gpu
     space: int = 0
@@ -55,12 +56,12 @@ class CudaTarget:
 
     @classmethod
     def configured(cls, arch: str | None, options: Mapping[str, Any], device: Device) -> CudaTarget:
-        """The device's GPU.
+        """Make the target of the device's GPU.
 
         Raises
         ------
         ConfigError
-            When the device is no GPU that is known, or one of another architecture.
+            When the device is not a known GPU, or has another architecture.
         """
         gpu = GPUS.get(device.name)
         if gpu is None:
@@ -108,17 +109,17 @@ class CudaTarget:
         return building_for(self.gpu, self.space, self.mma, self.cublas)
 
     def before_fusion(self, program: Program) -> FlowGraph:
-        """Guard all lookups, as inputs on a GPU are not checked, and have fewer operators, and so kernels."""
+        """Guard all lookups, as inputs on a GPU are not checked, and fuse operators to have fewer kernels."""
         graph = fewer_launches(guard_graph(program, ()))
         check_communication(program.graph, graph)
         return graph
 
     def after_fusion(self, graph: FlowGraph) -> FlowGraph:
-        """The graph as it is."""
+        """Return the graph unchanged."""
         return graph
 
     def before_build(self, folders: Sequence[Path]) -> None:
-        """Nothing is to be prepared."""
+        """Do nothing."""
 
     def libraries(self, graph: FlowGraph) -> tuple[str, ...]:
         """The CUDA runtime."""

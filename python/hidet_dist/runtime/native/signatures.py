@@ -373,6 +373,11 @@ PAIRWISE = Header(
 )
 
 
+# workspace.h
+
+WORKSPACE = Header(functions={"workspace": Signature(c_void_p, (c_int64,))})
+
+
 HEADERS: dict[str, Header] = {
     "collectives.h": COLLECTIVES,
     "cublas.h": CUBLAS,
@@ -382,5 +387,6 @@ HEADERS: dict[str, Header] = {
     "overlap.h": OVERLAP,
     "pairwise.h": PAIRWISE,
     "shared_memory.h": SHARED_MEMORY,
+    "workspace.h": WORKSPACE,
 }
 """The table of each header in ``include/hidet_dist`` that declares functions of the library."""

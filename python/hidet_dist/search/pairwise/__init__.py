@@ -1,8 +1,9 @@
 """Pairwise problems with a memory limit: flat arrays in, an assignment and a lower bound out.
 
-Every node takes one strategy. A node costs by its strategy, an edge by the strategies of its two nodes. At each program
-point, the bytes of all nodes alive fit a limit. :mod:`hidet_dist.search.pairwise.contest` reads and writes files of the
-ASPLOS/EuroSys 2025 contest on intra-operator parallelism (google/iopddl), which poses this problem.
+Every node takes one strategy. The cost of a node depends on its strategy, that of an edge on the strategies of its two
+nodes. At each program point, the bytes of all live nodes must fit a limit. :mod:`hidet_dist.search.pairwise.contest`
+reads and writes files of the ASPLOS/EuroSys 2025 contest on intra-operator parallelism (google/iopddl), which poses
+this problem.
 """
 
 from hidet_dist.search.pairwise.contest import load_problem, save_problem, save_solution

@@ -34,7 +34,7 @@ def load_problem(path: str | Path) -> PairwiseProblem:
     Raises
     ------
     ProblemError
-        When the file cannot be read or is no problem; it says what is wrong, and where.
+        When the file cannot be read or is not a problem; the message says what is wrong, and where.
     """
     try:
         data = parse_json(_read(path))
@@ -43,11 +43,11 @@ def load_problem(path: str | Path) -> PairwiseProblem:
     try:
         return _problem(data)
     except ProblemError as error:
-        raise ProblemError(f"{path} is no problem of the contest: {error}") from error
+        raise ProblemError(f"{path} is not a problem in the contest's format: {error}") from error
 
 
 def save_problem(problem: PairwiseProblem, path: str | Path) -> None:
-    """Write a problem, gzipped if the name ends in ``.gz``, whole or not at all. Costs and bytes become integers."""
+    """Write a problem, gzipped if the name ends in ``.gz``, atomically. Costs and bytes are rounded to integers."""
     sizes, begin = problem.sizes, problem.strategy_begin
     matrices = [
         _integers(problem.entries[start : start + int(sizes[u] * sizes[v])])
@@ -69,7 +69,7 @@ def save_problem(problem: PairwiseProblem, path: str | Path) -> None:
 
 
 def save_solution(assignment: Sequence[int] | np.ndarray, path: str | Path) -> None:
-    """Write a solution, whole or not at all."""
+    """Write a solution, atomically."""
     write_text(Path(path), json.dumps([int(strategy) for strategy in assignment]) + "\n")
 
 

@@ -14,7 +14,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 FORBIDDEN = 1e17
-"""The least cost that rules a strategy, or a pair of strategies, out. All other costs together are below it."""
+"""The least cost that forbids a strategy, or a pair of strategies. The sum of all allowed costs is below it."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class PairwiseProblem:
     strategy_begin: int64 array, nodes + 1
         Strategy s of node v is the entry ``strategy_begin[v] + s`` of ``cost`` and ``nbytes``.
     cost, nbytes: float64 arrays
-        The cost and the bytes of each strategy, not negative.
+        The cost and the bytes of each strategy, 0 or more.
     interval: int64 array, nodes x 2
         The program points at which a node holds its bytes: from the first, up to but not including the second.
     edge_nodes: int64 array, edges x 2
@@ -34,16 +34,16 @@ class PairwiseProblem:
     edge_matrix: int64 array, edges
         The number of each edge's matrix.
     matrix_begin: int64 array
-        Where each matrix begins in ``entries``, strategies of the first node by those of the second.
+        The index of each matrix's first entry in ``entries``; a row per strategy of the first node, row-major.
     entries: float64 array
-        The entries of all matrices, not negative.
+        The entries of all matrices, 0 or more.
     byte_limit: float
         The most bytes at every program point; infinite for no limit.
 
     Raises
     ------
     ProblemError
-        When the arrays contradict one another; it says where.
+        When the arrays contradict one another; the message says where.
     """
 
     strategy_begin: Ints
@@ -87,14 +87,14 @@ class PairwiseProblem:
         return np.diff(self.strategy_begin)
 
     def cost_of(self, assignment: Sequence[int] | Ints) -> float:
-        """The cost of an assignment, a strategy for each node; ``FORBIDDEN`` or more where it is not allowed."""
+        """Compute the cost of an assignment, one strategy per node; ``FORBIDDEN`` or more if it is not allowed."""
         chosen = self._checked(assignment)
         first, second = self.edge_nodes[:, 0], self.edge_nodes[:, 1]
         places = self.matrix_begin[self.edge_matrix] + chosen[first] * self.sizes[second] + chosen[second]
         return float(self.cost[self.strategy_begin[:-1] + chosen].sum() + self.entries[places].sum())
 
     def peak_of(self, assignment: Sequence[int] | Ints) -> float:
-        """The most bytes that an assignment holds at a program point."""
+        """Compute the most bytes that an assignment holds at any program point."""
         chosen = self._checked(assignment)
         alive = self.interval[:, 0] < self.interval[:, 1]
         if not alive.any():
@@ -110,14 +110,16 @@ class PairwiseProblem:
     def _checked(self, assignment: Sequence[int] | Ints) -> Ints:
         chosen = np.asarray(assignment, dtype=np.int64).reshape(-1)
         if len(chosen) != self.nodes or (chosen < 0).any() or (chosen >= self.sizes).any():
-            raise ProblemError(f"An assignment has one of its strategies for each of the {self.nodes} nodes.")
+            raise ProblemError(
+                f"An assignment must give each of the {self.nodes} nodes the number of one of its strategies."
+            )
         return chosen
 
 
 def _check(problem: PairwiseProblem) -> None:
     begin = problem.strategy_begin
     if not len(begin) or begin[0] != 0 or begin[-1] != len(problem.cost) or len(problem.nbytes) != len(problem.cost):
-        raise ProblemError("The strategies of the nodes, their costs and their bytes must be equally many.")
+        raise ProblemError("There must be a cost and a number of bytes for each strategy of the nodes.")
     for node in np.flatnonzero(np.diff(begin) < 1)[:1]:
         raise ProblemError(f"Node {node} has no strategy.")
     if len(problem.interval) != problem.nodes:
@@ -134,10 +136,10 @@ def _check(problem: PairwiseProblem) -> None:
         raise ProblemError(f"There are {problem.edges} edges, but {len(problem.edge_matrix)} numbers of matrices.")
     if problem.edges:
         if problem.edge_matrix.min() < 0 or problem.edge_matrix.max() >= len(problem.matrix_begin):
-            raise ProblemError(f"An edge has a matrix that is none of the {len(problem.matrix_begin)}.")
+            raise ProblemError(f"An edge has a matrix number outside the {len(problem.matrix_begin)} matrices.")
         ends = problem.matrix_begin[problem.edge_matrix] + problem.sizes[problem.edge_nodes].prod(axis=1)
         for edge in np.flatnonzero((problem.matrix_begin[problem.edge_matrix] < 0) | (ends > len(problem.entries)))[:1]:
-            raise ProblemError(f"The matrix of edge {edge} has not an entry for each pair of strategies.")
+            raise ProblemError(f"The matrix of edge {edge} lacks entries for some pairs of strategies.")
     for place in np.flatnonzero(~(np.isfinite(problem.entries) & (problem.entries >= 0)))[:1]:
         raise ProblemError(f"Entry {place} of the matrices is {problem.entries[place]}; costs are 0 or more.")
     if not problem.byte_limit >= 0:
@@ -148,7 +150,7 @@ def _check(problem: PairwiseProblem) -> None:
 
 
 def _most_allowed(problem: PairwiseProblem) -> float:
-    """The sum of the greatest allowed cost of each node and of each edge: no allowed assignment costs more."""
+    """Sum the greatest allowed cost of each node and of each edge: no allowed assignment costs more."""
     cost = np.where(problem.cost < FORBIDDEN, problem.cost, 0.0)
     most = float(np.maximum.reduceat(cost, problem.strategy_begin[:-1]).sum()) if problem.nodes else 0.0
     if not problem.edges:

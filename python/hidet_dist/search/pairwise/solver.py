@@ -15,21 +15,21 @@ from hidet_dist.runtime.native.signatures import PairwiseOptions, PairwiseProgre
 from hidet_dist.runtime.native.signatures import PairwiseProblem as NativeProblem
 from hidet_dist.search.pairwise.problem import FORBIDDEN, Ints, PairwiseProblem
 
-_FOUND, _OUT_OF_TIME, _INFEASIBLE = 0, 1, 2  # what the native function returns
+_SOLVED, _OUT_OF_TIME, _INFEASIBLE = 0, 1, 2  # the statuses of the native function
 _UNLIMITED_BYTES = 2.0**62
 
 
 @dataclass(frozen=True)
 class PairwiseSolution:
-    """An assignment, its cost, and a bound of all assignments.
+    """An assignment, its cost, and a lower bound of the cost of every assignment.
 
     Attributes
     ----------
     assignment: a strategy for each node.
     cost: its cost, exact but for the rounding of sums.
     bound: no assignment within the limit costs less.
-    seconds: the time it took.
-    rounds: rounds of the search.
+    seconds: the elapsed time.
+    rounds: the number of rounds of the search.
     """
 
     assignment: Ints
@@ -69,10 +69,10 @@ def solve(
     gap: float
         Stop once (cost - bound) / cost is at most this.
     seed: int
-        Of the random choices.
+        The seed of random choices.
     on_incumbent: callable, optional
         Called as ``(seconds, cost, bound)`` at the first assignment and after each round; the cost is infinite as long
-        as there is none. An exception from it ends the search, and is raised.
+        as there is no assignment. An exception from it ends the search and is raised again.
 
     Raises
     ------
@@ -132,7 +132,7 @@ def solve(
             f"No assignment within {problem.byte_limit:.0f} bytes was found in {result.seconds:.1f} s and "
             f"{result.rounds} rounds; none costs less than {result.bound:.6g}. Allow more time, or more bytes."
         )
-    if status != _FOUND:
+    if status != _SOLVED:
         raise SolverError(f"The solver refused the problem: {last_error()}.")
-    found = assignment.astype(np.int64)
-    return PairwiseSolution(found, problem.cost_of(found), result.bound, result.seconds, int(result.rounds))
+    strategies = assignment.astype(np.int64)
+    return PairwiseSolution(strategies, problem.cost_of(strategies), result.bound, result.seconds, int(result.rounds))

@@ -1,1 +1,1 @@
-"""Kernels of the CPU target for what is no matrix product: loops over a computation's definition, written as C++."""
+"""Kernels of the CPU target for computations other than matrix products: loops over a definition, written as C++."""

@@ -1,4 +1,4 @@
-"""The loops of a schedule, arranged for memory: neighbouring ones that become one, tiles, and chunks for threads."""
+"""The arrangement of a schedule's loops for memory: merged loops, tiles, and chunks for threads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CHUNK = 4096  # elements of one long loop that a thread takes at a time
 
 
 def coalesce(space: LoopSpace) -> None:
-    """Make one loop of neighbouring ones that walk through all memory without a gap between them."""
+    """Merge neighbouring loops that together access memory contiguously."""
     schedule = space.schedule
     output = schedule.nests[-1]
     if len(schedule.nests) == 1 and not output.reductions():
@@ -31,8 +31,8 @@ def coalesce(space: LoopSpace) -> None:
 
 
 def _merge(space: LoopSpace, first: Axis, second: Axis) -> None:
-    """Have the loop over the second axis run over both, and that over the first not at all."""
-    # Indices hold a step for each of both. The outer one's is left out; the inner one goes on beyond its extent.
+    """Let the loop over the second axis run over both axes; the first one gets no loop."""
+    # Indices have a step for each axis. The outer step is dropped; the inner axis runs beyond its extent instead.
     space.extents[second] = space.extent(first) * space.extent(second)
     space.extents[first] = ONE
     space.names[first] = "0"
@@ -40,16 +40,16 @@ def _merge(space: LoopSpace, first: Axis, second: Axis) -> None:
 
 
 def _mergeable(space: LoopSpace, first: Axis, second: Axis) -> bool:
-    """Whether what is read and written lies together along both axes, so that one loop can run over both."""
+    """Whether all memory accesses are contiguous along both axes, so that one loop can run over both."""
     schedule = space.schedule
     if schedule.block in (first, second):
         return False
     size = space.extent(second)
 
-    def own(axis: Axis) -> tuple[Axis, ...]:
+    def aliases(axis: Axis) -> tuple[Axis, ...]:
         return (axis, *(other for other, origin in schedule.same.items() if origin is axis and other is not axis))
 
-    ones, twos = own(first), own(second)
+    ones, twos = aliases(first), aliases(second)
     both = {*ones, *twos}
     for nest in schedule.nests:
         places = []
@@ -87,7 +87,7 @@ def _mergeable(space: LoopSpace, first: Axis, second: Axis) -> bool:
 
 
 def arrange_elements(space: LoopSpace, output: Nest) -> None:
-    """The loops of a nest that reduces nothing: in tiles if it transposes, in chunks if there is but one."""
+    """Arrange the loops of a nest without reductions: in tiles if it transposes, in chunks if it has one loop."""
     loops = [axis for axis in output.axes if space.extent(axis) != ONE]
     if not loops:
         return
@@ -102,7 +102,7 @@ def arrange_elements(space: LoopSpace, output: Nest) -> None:
 
 
 def _transposed(space: LoopSpace, nest: Nest, last: Axis) -> Axis | None:
-    """The axis that lies together in what is read where the last axis does not."""
+    """Find the axis along which a read is contiguous, if it is not contiguous along the last axis."""
     for load in loads_of(nest):
         if load.buffer not in space.schedule.inputs:
             continue

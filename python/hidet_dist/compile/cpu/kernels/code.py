@@ -1,4 +1,4 @@
-"""C++ as it is written: indented lines, and names that are used once."""
+"""C++ text: indented lines and unique names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Code:
 
     @contextmanager
     def braces(self, head: str) -> Iterator[None]:
-        """Add a statement whose body is what the block adds."""
+        """Add a statement whose body is the lines that the block adds."""
         self.put(f"{head} {{".lstrip())
         self.depth += 1
         yield

@@ -1,4 +1,4 @@
-"""A schedule as a function of C++."""
+"""The C++ function of a schedule."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hidet_dist.compile.cpu.kernels.terms import TYPES
 
 
 def kernel_text(schedule: Schedule, name: str) -> str:
-    """A function ``name`` of the addresses of the inputs and of the output, then of the sizes that are variables."""
+    """Write a function ``name``; its arguments are the addresses of inputs and output, then the variable sizes."""
     return _Writer(schedule).function(name)
 
 
 class _Writer:
-    """Writes the function: what it keeps, and its nests one after the other."""
+    """Writes the function: its buffers, then its nests in order."""
 
     def __init__(self, schedule: Schedule):
         self.code = Code()
@@ -49,7 +49,7 @@ class _Writer:
         return "\n".join(self.code.lines) + "\n"
 
     def declare(self, nest: Nest, name: str) -> None:
-        """Room for what a nest keeps."""
+        """Declare the buffer of a nest's kept values."""
         self.expressions.buffers[nest.target] = name
         ctype = TYPES[nest.target.dtype]
         size = ONE

@@ -1,4 +1,4 @@
-"""Terms as expressions of C++: places in memory, and conditions whose outcome is known."""
+"""Terms as C++ expressions: elements in memory, and conditions that are known at compile time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Expressions:
     space: the loops around the expressions.
     code: takes the declarations of values that are used more than once.
     buffers: the names of buffers in memory.
-    results: the names of terms that have been computed: reductions, and terms that are needed more than once.
+    results: the variables of terms that are already computed: reductions, and terms that are used more than once.
     """
 
     def __init__(self, space: LoopSpace, code: Code):
@@ -124,7 +124,7 @@ class Expressions:
                 return f"(!{self.term(term.operand)})"
 
     def known(self, condition: Term) -> bool | None:
-        """Whether a condition holds in all of the ranges that the axes have here."""
+        """Evaluate a condition over the current ranges of the axes; None if it holds only in part of them."""
         if isinstance(condition, Compare):
             interval = (condition.left - condition.right).within(self.space.ranges)
             if interval is None:
@@ -149,11 +149,11 @@ class Expressions:
         return None
 
     def load(self, load: Load) -> str:
-        """An element of a buffer, short floats as ``float``."""
+        """An element of a buffer; half-precision floats as ``float``."""
         return f"hd::load({self.place(load.buffer, load.indices)})"
 
     def place(self, buffer: Buffer, indices: Sequence[Index]) -> str:
-        """An element of a buffer as it lies in memory, or in what is kept."""
+        """An element of a buffer, as an lvalue."""
         nest = next((n for n in self.space.schedule.nests[:-1] if n.target is buffer), None)
         if nest is None:
             name = self.buffers.get(buffer, "y")
@@ -180,7 +180,7 @@ class Expressions:
         return text
 
     def is_contiguous(self, buffer: Buffer, indices: Sequence[Index], axis: Axis) -> bool:
-        """Whether neighbouring elements along an axis lie together in a tensor."""
+        """Whether elements along an axis are contiguous in a tensor."""
         in_memory = buffer in self.space.schedule.inputs or buffer is self.space.schedule.nests[-1].target
         axes = [alias for alias, origin in self.space.schedule.same.items() if origin is axis or alias is axis] or [
             axis
@@ -189,12 +189,12 @@ class Expressions:
         return in_memory and None not in steps and [step for step in steps if step is not None and step.number] == [ONE]
 
     def is_copy(self, nest: Nest) -> bool:
-        """Whether a nest only moves what it reads."""
+        """Whether a nest only copies elements."""
         return isinstance(nest.value, Load) and nest.value.buffer.dtype == nest.target.dtype
 
     @staticmethod
     def stored(nest: Nest) -> Any:
-        """The value that a nest computes, without a rounding that is done as it is stored."""
+        """The value that a nest computes, without the rounding that its store does."""
         value = nest.value
         return value.operand if isinstance(value, Round) and value.dtype == nest.target.dtype else value
 
@@ -215,11 +215,11 @@ class Expressions:
         return -(limit // -step.number), 2**62
 
     def always(self, root: Term) -> list[Term]:
-        """The terms within a term that it needs whatever its conditions turn out to be, each once."""
+        """List the terms within a term that are evaluated whatever its conditions, each once."""
         return self.needed(root)[0]
 
     def needed(self, root: Term) -> tuple[list[Term], dict[Term, int]]:
-        """The terms within a term that it always needs, and how often it holds each term."""
+        """List the terms within a term that are always evaluated, and count the uses of each term."""
         counts: dict[Term, int] = {}
         always: list[Term] = []
 
@@ -246,7 +246,7 @@ class Expressions:
         return always, counts
 
     def name_shared(self, root: Term) -> list[Term]:
-        """Compute first what a term holds more than once and always needs."""
+        """Declare variables for terms that are used more than once and always evaluated."""
         always, counts = self.needed(root)
         named: list[Term] = []
         for term in always:

@@ -1,7 +1,7 @@
-"""Indices as sums of products: what a kernel reads where, as far as it is linear in the loops around it.
+"""Indices as sums of products: memory accesses that are linear in the loops around them.
 
 hidet writes a reshape as divisions and remainders by the sizes of dims. Here they are resolved: a loop is split where a
-division cuts it, so that nothing but products and sums is left in the innermost loops.
+division cuts it, so that the innermost loops contain only products and sums.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Size:
-    """A product of a number and of variables that are set when a kernel is called."""
+    """A product of a number and of variables whose values a kernel gets when it is called."""
 
     number: int
     symbols: tuple[str, ...] = ()
@@ -23,7 +23,7 @@ class Size:
         return Size(self.number * other.number, tuple(sorted(self.symbols + other.symbols)))
 
     def per(self, other: Size) -> Size | None:
-        """This size divided by another; None where the other is no factor of it."""
+        """This size divided by another; None if the other is not a factor of it."""
         left = list(self.symbols)
         for symbol in other.symbols:
             if symbol not in left:
@@ -34,7 +34,7 @@ class Size:
         return Size(self.number // other.number, tuple(left))
 
     def at_least(self, other: Size) -> bool:
-        """Whether this is no less than another, whatever the variables are, all being at least 1."""
+        """Whether this is at least another for all values >= 1 of the variables."""
         left = list(self.symbols)
         for symbol in other.symbols:
             if symbol not in left:
@@ -44,7 +44,7 @@ class Size:
 
     @property
     def constant(self) -> int | None:
-        """The size if it is known."""
+        """The number, if there are no variables."""
         return None if self.symbols else self.number
 
     def __str__(self) -> str:
@@ -58,13 +58,13 @@ _names = itertools.count()
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """A loop from 0 to ``extent``. Each is its own; ``name`` is for the kernel's text, set when that is written."""
+    """A loop from 0 to ``extent``, compared by identity. ``name`` is set when the kernel's text is written."""
 
     extent: Size
     number: int = field(default_factory=lambda: next(_names))
 
     def split(self, factor: Size) -> tuple[Axis, Axis]:
-        """Two loops that make up this one, the inner one of ``factor``, which divides it."""
+        """Split into an outer and an inner loop; the inner one has the extent ``factor``, which divides this one's."""
         outer = self.extent.per(factor)
         assert outer is not None
         return Axis(outer), Axis(factor)
@@ -72,7 +72,7 @@ class Axis:
 
 @dataclass(frozen=True, eq=False)
 class Opaque:
-    """A part of an index that is read from memory or not linear; ``term`` says how it is computed."""
+    """A part of an index that is read from memory or not linear; ``term`` computes it."""
 
     term: Any
     axes: frozenset[Axis]
@@ -83,7 +83,7 @@ _Key = tuple[Atom | None, tuple[str, ...]]
 
 
 class SplitNeeded(Exception):
-    """An axis must be two for an index to be linear."""
+    """An axis must be split for an index to be linear."""
 
     def __init__(self, axis: Axis, factor: Size):
         super().__init__()
@@ -125,7 +125,7 @@ class Index:
         )
 
     def product(self, other: Index) -> Index | None:
-        """The product with another index, if that is linear: one of the two does not depend on loops."""
+        """The product with another index if it is linear, that is, if one of the two does not depend on loops."""
         for a, b in ((self, other), (other, self)):
             if all(atom is None for atom, _ in b.terms):
                 total = Index()
@@ -147,13 +147,13 @@ class Index:
 
     @property
     def constant(self) -> int | None:
-        """The index if it is a number."""
+        """The number, if the index is one."""
         if not self.terms:
             return 0
         return self.terms.get((None, ())) if len(self.terms) == 1 else None
 
     def step(self, axis: Axis) -> Size | None:
-        """The increment for each step of an axis; None if it is no product, or the index is not linear in the axis."""
+        """The increment per step of an axis; None if it is not a product or the index is not linear in the axis."""
         steps = [Size(value, symbols) for (atom, symbols), value in self.terms.items() if atom is axis]
         if any(isinstance(atom, Opaque) and axis in atom.axes for atom, _ in self.terms):
             return None
@@ -162,19 +162,19 @@ class Index:
         return steps[0] if len(steps) == 1 else None
 
     def lone_axis(self) -> Axis | None:
-        """The axis that the index is, if it is one and nothing else."""
+        """The axis, if the index is one axis and nothing else."""
         if len(self.terms) != 1:
             return None
         ((atom, symbols), value) = next(iter(self.terms.items()))
         return atom if isinstance(atom, Axis) and not symbols and value == 1 else None
 
     def divided(self, size: Size) -> tuple[Index, Index] | None:
-        """Quotient and remainder by a size; None where they are not linear.
+        """Compute the quotient and the remainder by a size; None if they are not linear.
 
         Raises
         ------
         SplitNeeded
-            When they are, once an axis is split.
+            When they are linear once an axis is split.
         """
         if size.constant == 1:
             return self, Index()
@@ -189,12 +189,12 @@ class Index:
                 if value % size.constant:
                     rest[atom, symbols] = value % size.constant
                 continue
-            whole = Size(value, symbols).per(size)
-            if whole is None:
+            quotient_size = Size(value, symbols).per(size)
+            if quotient_size is None:
                 rest[atom, symbols] = value
             else:
-                key = (atom, whole.symbols)
-                quotient[key] = quotient.get(key, 0) + whole.number
+                key = (atom, quotient_size.symbols)
+                quotient[key] = quotient.get(key, 0) + quotient_size.number
         if _less_than(rest, size):
             return Index(quotient), Index(rest)
         for (atom, symbols), value in rest.items():
@@ -204,7 +204,7 @@ class Index:
         return None
 
     def within(self, ranges: Mapping[Axis, tuple[int, int]]) -> tuple[int, int] | None:
-        """The least and the greatest value, if all sizes are known; ``ranges`` are of axes that do not run whole."""
+        """Bound the index, if all sizes are known. ``ranges`` has the axes that run over a part of their extent."""
         low = high = 0
         for (atom, symbols), value in self.terms.items():
             if symbols or isinstance(atom, Opaque):
@@ -224,7 +224,7 @@ class Index:
 
 
 def _less_than(rest: Mapping[_Key, int], size: Size) -> bool:
-    """Whether a sum of non-negative products is less than a size: digits of mixed radix, each below the next."""
+    """Whether a sum of non-negative products is less than a size, as a mixed-radix number is."""
     digits: list[tuple[Size, Size]] = []
     bound = ONE
     for (atom, symbols), value in rest.items():

@@ -1,4 +1,4 @@
-"""Loops that write what nests compute element by element, in vectors, in tiles, and by runs of halves."""
+"""Loops of nests without reductions: vectors, tiles, and runs of half-precision elements."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hidet_dist.compile.cpu.kernels.schedule import BLOCK, COSTLY_WORK, Nest
 from hidet_dist.compile.cpu.kernels.space import LoopSpace
 from hidet_dist.compile.cpu.kernels.terms import TYPES, Compare, Load, Term, is_costly, reduced_axes, walk
 
-_RUN = BLOCK  # halves that are converted at a time
+_RUN = BLOCK  # half-precision elements that are converted at a time
 _SHORTEST_RUN = 8
-_TILE = 16  # rows and columns that are transposed at a time: 16 cache lines of floats on either side
+_TILE = 16  # rows and columns of a transposed tile: 16 floats are a cache line
 _MOST_PIECES = 8
 
 
@@ -27,7 +27,7 @@ class Loops:
     ----------
     space: the loops' names and extents.
     code: takes the lines.
-    expressions: writes what is computed in the loops.
+    expressions: writes the expressions in the loops.
     """
 
     def __init__(self, space: LoopSpace, code: Code, expressions: Expressions):
@@ -37,7 +37,7 @@ class Loops:
 
     @contextmanager
     def outer_loops(self) -> Iterator[None]:
-        """The loops around all nests, shared out among threads where that is worth it."""
+        """Write the loops around all nests, parallel where threads pay off."""
         schedule = self.space.schedule
         loops = [axis for axis in schedule.outer if self.space.extent(axis) != ONE]
         for axis in schedule.outer:
@@ -67,7 +67,7 @@ class Loops:
             self.code.put("}")
 
     def parallel_condition(self) -> str | None:
-        """Write the condition under which threads are worth it; None for never."""
+        """Write the condition under which threads pay off; None for never."""
         texts, total = [], 0
         for nest in self.space.schedule.nests:
             work = ONE
@@ -85,13 +85,13 @@ class Loops:
         return f" if ({' + '.join([*texts, str(total)])} >= {PARALLEL_WORK})"
 
     def loop_head(self, axis: Axis, start: str = "0", end: str | None = None) -> str:
-        """The head of an axis's loop, from ``start`` to ``end``, by default over all of its extent."""
+        """Write the head of an axis's loop from ``start`` to ``end``; by default over its whole extent."""
         name = self.space.name(axis)
         return f"for (int64_t {name} = {start}; {name} < {self.space.extent(axis) if end is None else end}; ++{name})"
 
     @contextmanager
     def loops(self, axes: Sequence[Axis]) -> Iterator[None]:
-        """Loops over axes, the first one outermost, around what the block writes."""
+        """Write loops over axes, the first one outermost, around the lines that the block writes."""
         for axis in axes:
             if self.space.is_blocked(axis):
                 self.code.put(self.loop_head(axis, self.space.block_start, f"e{self.space.block_start}") + " {")
@@ -109,13 +109,13 @@ class Loops:
 
     @contextmanager
     def simd(self, axis: Axis, start: str, end: str) -> Iterator[None]:
-        """An innermost loop whose steps do not depend on one another."""
+        """Write an innermost loop with independent iterations."""
         self.code.put("#pragma GCC ivdep")
         with self.code.braces(self.loop_head(axis, start, end)):
             yield
 
     def store(self, nest: Nest, half: str | None = None) -> None:
-        """Write what a nest computes, or keep it in ``half``, a float that is to be rounded."""
+        """Store a nest's value in its target, or in ``half``, a float to be rounded later."""
         shared = self.expressions.name_shared(nest.value)
         target = self.expressions.place(nest.target, [Index.of(axis) for axis in nest.axes])
         value = self.expressions.stored(nest)
@@ -129,7 +129,7 @@ class Loops:
             del self.expressions.results[term]
 
     def element_wise(self, nest: Nest, inner: list[Axis]) -> None:
-        """Write the loops of a nest that reduces nothing."""
+        """Write the loops of a nest without reductions."""
         if not inner:
             self.store(nest)
             return
@@ -140,7 +140,7 @@ class Loops:
             self.vector_loop(nest, inner[-1])
 
     def tiles(self, nest: Nest, across: Axis, last: Axis) -> None:
-        """Loops in tiles, so that the lines that are read serve more than once."""
+        """Write loops in tiles, so that every cache line that is read is used several times."""
         starts = {axis: f"b{next(self.code.fresh)}" for axis in (across, last)}
         condition = self.parallel_condition()
         if condition is not None and not any(self.space.extent(axis) != ONE for axis in self.space.schedule.outer):
@@ -158,7 +158,7 @@ class Loops:
             self.code.put("}")
 
     def vector_loop(self, nest: Nest, axis: Axis) -> None:
-        """The innermost loop, in pieces within which conditions on its axis are known."""
+        """Write the innermost loop, in pieces within which the conditions on its axis are constant."""
         if self.space.is_blocked(axis):
             self.run(nest, axis, self.space.block_start, f"e{self.space.block_start}")
             return
@@ -169,7 +169,7 @@ class Loops:
             self.space.ranges.pop(axis, None)
 
     def pieces(self, value: Term, axis: Axis) -> list[tuple[int | None, int | None]]:
-        """The ranges of an axis in which each condition on it is known, or ``[(None, None)]`` for all of it at once."""
+        """Cut an axis into ranges in which each condition on it is constant; ``[(None, None)]`` for one whole range."""
         extent = self.space.extent(axis).constant
         if extent is None or axis in self.space.merged or self.space.extents.get(axis, axis.extent) != axis.extent:
             return [(None, None)]
@@ -183,7 +183,7 @@ class Loops:
             offset = None if fixed is None else fixed.within(self.space.ranges)
             if step is None or step.constant in (None, 0) or offset is None or offset[0] != offset[1]:
                 continue
-            # step * i + offset changes its sign here.
+            # step * i + offset changes its sign at this point.
             change = -(offset[0] // step.number) if step.number > 0 else offset[0] // -step.number
             cuts |= {cut for cut in (change, change + 1) if 0 < cut < extent}
         ends = sorted(cuts)
@@ -193,7 +193,7 @@ class Loops:
         return self.joined(value, axis, pieces)
 
     def joined(self, value: Term, axis: Axis, pieces: list[tuple[int, int]]) -> list[tuple[int | None, int | None]]:
-        """Neighbouring pieces in which all conditions are as one."""
+        """Join neighbouring pieces in which all conditions are the same."""
         result: list[tuple[int | None, int | None]] = []
         before: list[bool | None] | None = None
         for start, end in pieces:
@@ -208,7 +208,7 @@ class Loops:
         return result
 
     def run(self, nest: Nest, axis: Axis, start: str, end: str) -> None:
-        """A loop that writes what a nest computes, a run of halves at a time if there are halves."""
+        """Write the loop that computes and stores a nest's values; half-precision elements are converted in runs."""
         stored = nest.target.dtype == "float16" and self.expressions.is_contiguous(
             nest.target, [*map(Index.of, nest.axes)], axis
         )
@@ -239,7 +239,7 @@ class Loops:
                 self.code.put(f"hd::store_run({result}, {number}, &{place});")
 
     def converts(self, nest: Nest, axis: Axis) -> bool:
-        """Whether a loop does nothing but turn halves that lie together into floats that do, or floats into halves."""
+        """Whether a loop only converts contiguous half-precision elements to contiguous floats, or the reverse."""
         value = self.expressions.stored(nest)
         kinds = {"float16", "float32"}
         return (
@@ -250,7 +250,7 @@ class Loops:
         )
 
     def halves(self, value: Term, axis: Axis) -> list[Load]:
-        """The halves that a value is always made of and that lie together along an axis."""
+        """List the half-precision loads that a value always needs and that are contiguous along an axis."""
         loads = [
             term for term in self.expressions.always(value) if isinstance(term, Load) and term.buffer.dtype == "float16"
         ]
@@ -258,8 +258,8 @@ class Loops:
 
     @contextmanager
     def converted(self, value: Term, axis: Axis, first: str, number: str) -> Iterator[None]:
-        """Read the halves that a value is made of, ``number`` from ``first`` on along an axis, as floats."""
-        loads = self.halves(value, axis)  # not those that are read already
+        """Convert a value's half-precision loads to floats, ``number`` elements of an axis from ``first`` on."""
+        loads = self.halves(value, axis)  # without those that are already loaded
         variable = self.space.name(axis)
         places: dict[str, str] = {}
         for load in loads:

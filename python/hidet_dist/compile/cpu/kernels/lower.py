@@ -1,4 +1,4 @@
-"""An optimized graph with kernels of its own for all that is no matrix product, convolution or communication."""
+"""The lowering of an optimized graph to kernels, except matrix products, convolutions and communication."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from hidet_dist.compile.cpu.kernels.operators import Kernel, KernelOp, function_
 from hidet_dist.compile.cpu.kernels.schedule import KEPT_BYTES, USUAL_SIZE, Schedule, schedule, work
 from hidet_dist.spec.extents import extents_of
 
-_MOST_MERGED = 8  # operators in one kernel: working out how to compute them takes time that grows with their square
-_MOST_OPERATORS = 64  # of the graph before fusion, for the same reason
+_MOST_MERGED = 8  # operators in one kernel: the time of scheduling them grows with the square of their number
+_MOST_OPERATORS = 64  # operators of the graph before fusion, for the same reason
 _LONGEST_NAME = 60
-_WRITTEN_BY_HIDET = (SoftmaxTask, NormalizeTask)  # what hidet has kernels for that are slower than those here
+_WRITTEN_BY_HIDET = (SoftmaxTask, NormalizeTask)  # tasks whose handwritten kernels in hidet are slower
 
 
 class _Group:
-    """Operators that are computed together: the last one's output, from what none of them computes."""
+    """Operators in one kernel: it computes the output of the last one from inputs that none of them computes."""
 
     def __init__(self, node: Operator, types: Types):
         self.types = types
@@ -43,7 +43,7 @@ class _Group:
         return self.nodes[0].outputs[0]
 
     def with_producer(self, producer: Operator) -> bool:
-        """Compute what an operator does as well, unless that is too much or no gain; whether it is done."""
+        """Add a producer to the group if that is feasible and faster; return whether it was added."""
         if len(self.nodes) == _MOST_MERGED or sum(map(_operators, (*self.nodes, producer))) > _MOST_OPERATORS:
             return False
         task = producer.task
@@ -72,7 +72,7 @@ def _operators(node: Operator) -> int:
 
 
 class _Replaced(IRRewriter):
-    """Puts other tensors in the place of some; hidet's way finds out each definition's type on the way."""
+    """Replaces tensors in a definition; unlike hidet's rewriter, without inferring the type of each definition."""
 
     def __init__(self, tensors: Mapping[TensorInput, TensorNode]):
         super().__init__()
@@ -95,7 +95,7 @@ def _elements(tensor: TensorNode) -> int:
 def _distinct(
     inputs: Sequence[tuple[Tensor, TensorInput]], output: TensorNode
 ) -> tuple[list[tuple[Tensor, TensorInput]], TensorNode]:
-    """Each tensor once."""
+    """Merge inputs that are the same tensor."""
     first: dict[Tensor, TensorInput] = {}
     replaced: dict[TensorInput, TensorInput] = {}
     for tensor, parameter in inputs:
@@ -106,11 +106,11 @@ def _distinct(
 
 
 def lower_to_kernels(graph: FlowGraph) -> FlowGraph:
-    """Give an optimized graph on the CPU kernels of its own, with what can be computed together in one of them.
+    """Replace operators of an optimized graph on the CPU by kernels, each of which computes one or several operators.
 
-    What the kernels cannot do stays as it is: opaque operators (so matrix products by a library, and communication),
-    those whose implementation hidet wrote by hand, and computations that have no kernel here. A reshape is no
-    computation and stays, too, unless it is between operators that become one.
+    Operators that the kernels do not support stay as they are: opaque operators (so matrix products by a library, and
+    communication), those with a handwritten implementation in hidet, and unsupported computations. A reshape computes
+    nothing and stays, too, unless it is between operators of one kernel.
     """
     nodes = graph.nodes
     readers: dict[Tensor, list[Operator]] = {}
@@ -149,26 +149,26 @@ def _can_lower(node: Operator) -> bool:
 
 
 def _rebuilt(graph: FlowGraph, groups: dict[Operator, _Group]) -> FlowGraph:
-    made: dict[Tensor, Tensor] = {}
+    replaced: dict[Tensor, Tensor] = {}
     for node in graph.nodes:
         group = groups.get(node)
         if group is None:
-            inputs = [made.get(x, x) for x in node.inputs]
+            inputs = [replaced.get(x, x) for x in node.inputs]
             if any(new is not old for new, old in zip(inputs, node.inputs, strict=True)):
-                made.update(zip(node.outputs, node.reforward(inputs), strict=True))
+                replaced.update(zip(node.outputs, node.reforward(inputs), strict=True))
         elif group.nodes[0] is node:
-            made[group.tensor] = _operator(group, made)
-    outputs = [made.get(y, y) for y in graph.outputs]
+            replaced[group.tensor] = _operator(group, replaced)
+    outputs = [replaced.get(y, y) for y in graph.outputs]
     result = FlowGraph(outputs, inputs=graph.inputs)
     result.update_nodes()
     return result
 
 
-def _operator(group: _Group, made: dict[Tensor, Tensor]) -> Tensor:
+def _operator(group: _Group, replaced: dict[Tensor, Tensor]) -> Tensor:
     result = group.tensor
     text = kernel_text(group.schedule, function_name())
     kernel = Kernel(_name(group.nodes), text, tuple(group.schedule.symbols.values()))
-    inputs = [made.get(tensor, tensor) for tensor, _ in group.inputs]
+    inputs = [replaced.get(tensor, tensor) for tensor, _ in group.inputs]
     return KernelOp(*inputs, kernel=kernel, shape=list(extents_of(result)), dtype=result.dtype.name).outputs[0]
 
 
@@ -180,7 +180,7 @@ def _name(nodes: Sequence[Operator]) -> str:
 
 
 def _worthwhile(before: Schedule, producer: Schedule, merged: Schedule, size: int) -> bool:
-    """Whether two operators go into one kernel: not if much is computed twice, or more is kept than the cache holds."""
+    """Whether one kernel for two operators pays: not if it computes much twice, or keeps more than fits the cache."""
     kept = merged.kept_bytes()
     if len(merged.nests) > 1 and (kept is None or kept > KEPT_BYTES) and not merged.outer:
         return False

@@ -1,4 +1,4 @@
-"""hidet's definitions lowered to terms, with the indices of all that they read resolved."""
+"""The lowering of hidet's definitions to terms, with resolved indices of all reads."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from hidet_dist.compile.cpu.kernels.terms import (
 )
 from hidet_dist.spec.extents import factors_of
 
-# What is worth keeping rather than computing twice, and how it is called for each floating type.
+# Functions that are costly to compute twice, with their C++ name for each floating type.
 COSTLY = {"exp", "log", "tanh", "erf", "sin", "cos", "pow", "tan", "expm1", "log1p", "asin", "acos", "atan", "sinh"}
 OWN_FUNCTIONS = {"exp", "log", "tanh", "erf", "rsqrt", "sqrt", "abs", "floor", "ceil", "trunc", "max", "min"}
 POWERS = {2.0: "hd::square", 3.0: "hd::cube", 0.5: "hd::sqrt", -0.5: "hd::rsqrt"}
@@ -64,30 +64,30 @@ _COMPARISONS: dict[type, str] = {ir.LessThan: "<", ir.LessEqual: "<=", ir.Equal:
 
 
 class UnsupportedComputationError(Exception):
-    """A definition that no kernel is written for here; hidet's own is used."""
+    """A definition that these kernels do not support; hidet's kernel is used."""
 
 
 class Types(TypeInfer):
-    """Finds the types of expressions and remembers them; unlike hidet, without the shapes of tensors on the way."""
+    """Infers and caches the types of expressions; unlike hidet, without inferring the shapes of tensors."""
 
     def visit_TensorElement(self, e: Any) -> Any:
-        """The type of a definition's elements is that of what defines them."""
+        """Return the type of the expression that defines the elements."""
         return self(e.base.value) if isinstance(e.base, GridCompute) else super().visit_TensorElement(e)
 
 
 def shape_of(node: TensorNode) -> list[Any]:
-    """A tensor's extents; hidet's way to a definition's goes through the types of all that it is made of."""
+    """Return a tensor's extents, without inferring the types of its definition as hidet does."""
     extents = node._shape if isinstance(node, GridCompute) else node.shape
     return [extent if isinstance(extent, int | Constant) else simplify(extent) for extent in extents]
 
 
 @dataclass
 class Lowering:
-    """Definitions made terms.
+    """Lowers definitions to terms.
 
-    ``buffers`` are the tensors that are read from memory rather than computed in place; ``splits`` say at which
-    strides a dim of a definition (by the definition, -1 or 0 for a reduction, and the dim) is split; ``symbols`` gets
-    the variables of sizes, by name. ``types`` finds the types of expressions, and remembers them.
+    ``buffers`` are the tensors that are read from memory rather than computed in place. ``splits`` has the strides at
+    which a dim is split; its key is the definition, -1 or 0 for a reduction, and the dim. ``symbols`` collects the
+    variables of sizes, by name. ``types`` infers and caches the types of expressions.
     """
 
     buffers: Mapping[TensorNode, Buffer]
@@ -98,7 +98,7 @@ class Lowering:
     _known: dict[Any, Term] = field(default_factory=dict)
 
     def size(self, extent: Any) -> Size:
-        """An extent as a product; what is none becomes a variable of its own.
+        """Convert an extent to a product; an extent that is not a product becomes a new variable.
 
         Raises UnsupportedComputationError for one that depends on an index, such as a cumulative sum's.
         """
@@ -119,7 +119,7 @@ class Lowering:
         return name
 
     def axis(self, key: Any, extent: Any) -> tuple[Index, list[Axis]]:
-        """The loops of a dim of a definition, and what its index is in them."""
+        """Return the loops of a dim of a definition, and the dim's index in terms of them."""
         axes = [Axis(self.size(extent))]
         for stride in self.splits.get(key, ()):
             axes = self._split(axes, stride)
@@ -133,7 +133,7 @@ class Lowering:
 
     @staticmethod
     def _split(axes: list[Axis], stride: Size) -> list[Axis]:
-        """Split so that a part begins at ``stride`` elements."""
+        """Split axes so that one of them has the step ``stride``."""
         result: list[Axis] = []
         below = ONE
         for axis in reversed(axes):
@@ -149,7 +149,7 @@ class Lowering:
     # Indices
 
     def index(self, e: Any, scope: Mapping[Var, Index]) -> Index:
-        """An integer expression as an index; what is not linear is an opaque part of it."""
+        """Convert an integer expression to an index; parts that are not linear become opaque."""
         linear = self._linear(e, scope)
         if linear is not None:
             return linear
@@ -182,7 +182,7 @@ class Lowering:
         return None
 
     def _part(self, e: Any, scope: Mapping[Var, Index]) -> Index | None:
-        """A part of a linear expression; an integer that is read is opaque, anything else is not for indices."""
+        """Convert a part of a linear expression; an integer that is read from memory becomes opaque."""
         linear = self._linear(e, scope)
         if linear is None and isinstance(e, Expr) and not isinstance(e, Constant):
             kind = self.types(e)
@@ -203,7 +203,7 @@ class Lowering:
     # Values
 
     def term(self, e: Any, scope: Mapping[Var, Index]) -> Term:
-        """An expression as a term."""
+        """Convert an expression to a term."""
         if isinstance(e, ir.TensorElement):
             return self._element(e, scope)
         if isinstance(e, Constant):
@@ -261,7 +261,7 @@ class Lowering:
 
     @staticmethod
     def _as(term: Term, source: DataType, target: DataType) -> Term:
-        """A term converted, if its type in C++ differs. Short floats are floats while they are computed with."""
+        """Convert a term if its C++ type differs. Half-precision values are computed as float."""
         have, want = _computed(source), _computed(target)
         return term if have == want else Convert(want, term)
 
@@ -312,7 +312,7 @@ class Lowering:
         return self._known[key]
 
     def decomposed(self, node: TensorNode, indices: tuple[Index, ...]) -> tuple[Index, ...]:
-        """Indices into a buffer, whose dims may have been split."""
+        """Convert indices into a tensor to indices into its buffer, whose dims may be split."""
         result: list[Index] = []
         for dim, index in enumerate(indices):
             digits: list[Index] = []
@@ -369,7 +369,7 @@ class Lowering:
     def _arg_reduction(self, e: Any, scope: Mapping[Var, Index]) -> Term:
         index, axes = self.axis((id(e), 0, 0), e.extent)
         if len(axes) != 1:
-            raise UnsupportedComputationError("the place of an extreme on an axis that is split")
+            raise UnsupportedComputationError("the index of an extreme along a split axis")
         value = self.term(e.value, {**scope, e.axis: index})
         return ArgReduction(
             "<" if str(e.reduce_operation) == "min" else ">", _computed(self._dtype(e.value)), axes[0], value
@@ -381,7 +381,7 @@ def _computed(dtype: DataType) -> str:
 
 
 def _is_index(e: Any) -> bool:
-    """Whether an expression is made of loops' variables and numbers alone."""
+    """Whether an expression consists only of loop variables and numbers."""
     if isinstance(e, int):
         return True
     if isinstance(e, Constant):
@@ -396,7 +396,7 @@ def _is_index(e: Any) -> bool:
 
 
 def _narrowed(dtype: DataType) -> str | None:
-    """The C++ type of a short integer: C++ computes with int what is less, and PyTorch brings it back to its size."""
+    """Return the C++ type of a short integer; C++ computes in int, and PyTorch wraps results to the type's width."""
     return TYPES[dtype.name] if dtype.is_integer() and dtype.nbytes < 4 else None
 
 

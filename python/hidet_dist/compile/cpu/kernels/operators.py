@@ -1,4 +1,4 @@
-"""Operators whose kernel is C++ that is written here, opaque to hidet."""
+"""Operators whose kernels are generated C++; they are opaque to hidet."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _header() -> str:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel's text: a function of the inputs, the output and ``values``, which are int64 of symbolic dims."""
+    """A kernel's text: a function of the inputs, the output, and ``values``, the int64 sizes of symbolic dims."""
 
     name: str
     text: str
@@ -39,7 +39,7 @@ class Kernel:
 
     @property
     def digest(self) -> str:
-        """Names the text, and what it is compiled with."""
+        """The digest of the text and of the headers that it includes."""
         return hashlib.sha256((_header() + self.text).encode()).hexdigest()[:16]
 
 
@@ -49,7 +49,7 @@ def function_name() -> str:
 
 
 class KernelTask(Task):
-    """The task of such an operator. hidet compiles one kernel for a name and shapes, so the name says the rest."""
+    """The task of a kernel operator. hidet caches kernels by task name and shapes: the name has the text's digest."""
 
     def __init__(self, kernel: Kernel, inputs: Sequence[Tensor], shape: Sequence[int], dtype: str):
         self.kernel = kernel
@@ -61,15 +61,15 @@ class KernelTask(Task):
         )
 
     def allow_prologue(self) -> bool:
-        """Nothing more is computed while inputs are read."""
+        """No fusion: the kernel's text is fixed."""
         return False
 
     def allow_epilogue(self) -> bool:
-        """Nothing more is computed while the output is written."""
+        """No fusion: the kernel's text is fixed."""
         return False
 
     def implement_cpu(self, working_dir: str) -> IRModule:
-        """A launch function that calls the kernel, which is in a file of its own beside it."""
+        """Make a launch function that calls the kernel, whose text is in a separate file."""
         folder = Path(working_dir).resolve()
         (folder / "kernel.h").write_text(self.kernel.text)
         parameters = [Var(tensor.name, void_p) for tensor in (*self.inputs, *self.outputs)]
@@ -92,16 +92,16 @@ def _ctype(tensor: object) -> str:
 
 
 class KernelOp(OpaqueOperator):
-    """An operator of one output that a kernel computes.
+    """An operator with one output, computed by a kernel.
 
     Parameters
     ----------
     inputs: Tensor
-        What the kernel reads.
+        The kernel's inputs.
     kernel: Kernel
         The kernel.
     shape, dtype
-        Of the output.
+        The output's shape and dtype.
     """
 
     def __init__(self, *inputs: Tensor, kernel: Kernel, shape: Sequence[int], dtype: str):

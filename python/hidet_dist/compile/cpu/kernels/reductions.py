@@ -1,4 +1,4 @@
-"""Loops that reduce: rows in lanes, columns side by side."""
+"""Loops of reductions: a row in vector lanes, or neighbouring columns in parallel lanes."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from hidet_dist.compile.cpu.kernels.terms import (
     walk,
 )
 
-LANES = 32  # that a row is reduced in
-_FEW_LANES = 16  # for rows that are not much longer than that
+LANES = 32  # accumulators of a row
+_FEW_LANES = 16  # accumulators of a row that is not much longer than this
 _SHORT_ROW = 4 * LANES
 _MOST_UNROLLED = 32
 
 
 class Reductions:
-    """Writes loops that reduce.
+    """Writes the loops of reductions.
 
     Attributes
     ----------
     space: the loops' names and extents.
     code: takes the lines.
-    expressions: writes what is reduced.
-    loops: writes the loops around, and the elements that are made of the results.
+    expressions: writes the reduced expressions.
+    loops: writes the loops around, and the stores of results.
     """
 
     def __init__(self, space: LoopSpace, code: Code, expressions: Expressions, loops: Loops):
@@ -49,7 +49,7 @@ class Reductions:
         self.loops = loops
 
     def column(self, reductions: Sequence[AnyReduction], inner: list[Axis]) -> Axis | None:
-        """The axis whose neighbouring elements are reduced side by side; None where each row is reduced in lanes."""
+        """Return the axis whose neighbouring elements are reduced in parallel; None if each row is reduced in lanes."""
         for axis in inner:
             if self.space.is_blocked(axis):
                 return axis
@@ -57,7 +57,7 @@ class Reductions:
         return next((axis for axis in lanes if axis in inner), None)
 
     def row_reduction(self, reduction: AnyReduction) -> None:
-        """One number, from loops over what is reduced, the innermost of them in lanes."""
+        """Write the reduction to one number: loops over the reduced axes, the innermost in lanes."""
         result = f"s{next(self.code.fresh)}"
         if isinstance(reduction, ArgReduction):
             self.place_of_extreme(reduction, result)
@@ -88,7 +88,7 @@ class Reductions:
         self.expressions.results[reduction] = result
 
     def in_lanes(self, reduction: Reduction, lane: Axis, operation: str, lanes: str, number: int) -> None:
-        """Accumulate ``number`` elements along the lane axis at a time, each in a lane of its own."""
+        """Accumulate ``number`` elements along the lane axis at a time, one per lane."""
         start = f"b{next(self.code.fresh)}"
         extent = self.space.extent(lane)
         whole = None if extent.constant is None else extent.constant - extent.constant % number
@@ -100,7 +100,7 @@ class Reductions:
             self.lane_step(reduction, lane, operation, lanes, start, f"{extent} - {start}")
 
     def lane_step(self, reduction: Reduction, lane: Axis, operation: str, lanes: str, start: str, number: str) -> None:
-        """Accumulate up to ``number`` elements, halves among them as floats."""
+        """Accumulate up to ``number`` elements; half-precision elements are converted to floats first."""
         with ExitStack() as stack:
             if self.loops.halves(reduction.value, lane):
                 stack.enter_context(self.code.braces(""))
@@ -108,7 +108,7 @@ class Reductions:
             self.lane_loop(reduction, lane, operation, lanes, start, number)
 
     def lane_loop(self, reduction: Reduction, lane: Axis, operation: str, lanes: str, start: str, number: str) -> None:
-        """The loop over lanes."""
+        """Write the loop over lanes."""
         self.code.put("#pragma GCC ivdep")
         with self.code.braces(f"for (int64_t l = 0; l < {number}; ++l)"):
             self.code.put(f"const int64_t {self.space.name(lane)} = {start} + l;")
@@ -119,7 +119,7 @@ class Reductions:
                 del self.expressions.results[term]
 
     def place_of_extreme(self, reduction: ArgReduction, result: str) -> None:
-        """Write the loop that finds the first place of the least or greatest element."""
+        """Write the loop that computes the first index of the least or greatest element."""
         best = f"m{result}"
         axis = reduction.axis
         self.code.put(f"{reduction.ctype} {best} = {reduction.ctype}();")
@@ -134,7 +134,7 @@ class Reductions:
         self.expressions.results[reduction] = result
 
     def columns(self, nest: Nest, reductions: Sequence[AnyReduction], column: Axis) -> None:
-        """Reductions of neighbouring columns side by side, a block of them at a time."""
+        """Write the reductions of neighbouring columns in parallel, one block of columns at a time."""
         blocked = self.space.is_blocked(column)
         start = self.space.block_start if blocked else f"b{next(self.code.fresh)}"
         extent = self.space.extent(column)
@@ -154,7 +154,7 @@ class Reductions:
             self.code.put("}")
 
     def column_reduction(self, reduction: AnyReduction, column: Axis, start: str) -> str:
-        """Reduce a block of columns; returns the name of the array with a result for each."""
+        """Reduce a block of columns; return the name of the array with a result for each."""
         name = f"c{next(self.code.fresh)}"
         position = f"{self.space.name(column)} - {start}"
         if isinstance(reduction, ArgReduction):
@@ -188,7 +188,7 @@ class Reductions:
         return name
 
     def guarded_step(self, reduction: Reduction, column: Axis, start: str, name: str) -> None:
-        """One step of a reduction, only where a condition holds if nothing is added elsewhere."""
+        """Write one step of a reduction; where a condition guards it, over the columns that satisfy the condition."""
         value = reduction.value
         extent = self.space.extent(column).constant
         if not (isinstance(value, Choice) and is_identity(value.other, reduction) and extent is not None):

@@ -1,9 +1,9 @@
 """Schedules: the loop nests of a computation, the values kept between them, and the loop around all of them.
 
-A computation is a chain of definitions: of a softmax the greatest of each row, the exponentials, their sum and the
-quotients. Those with a reduction, and costly ones that are read more than once, are kept; all others are computed where
-they are read. The loops that all kept definitions have in common go around everything, so that what is kept is a number
-or a row, and stays in the cache.
+A computation is a chain of definitions: of a softmax, the maximum of each row, the exponentials, their sum and the
+quotients. The values of definitions with a reduction, and of costly ones that are read more than once, are kept in
+buffers; all others are computed where they are read. The loops that all kept definitions have in common are the
+outermost, so that a buffer holds a number or a row, and stays in the cache.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from hidet_dist.compile.cpu.kernels.terms import (
 )
 
 _MOST_SPLITS = 64
-KEPT_BYTES = 2**18  # what is kept of a row: half of a core's second-level cache of 512 KiB
-BLOCK = 256  # of a row that is computed at a time where columns are reduced
-COSTLY_WORK = 16  # an elementary function beside an addition
-USUAL_SIZE = 64  # of a dim whose size is not known
+KEPT_BYTES = 2**18  # limit of the buffers: half of a core's second-level cache of 512 KiB
+BLOCK = 256  # columns that are reduced at a time
+COSTLY_WORK = 16  # work of an elementary function, in additions
+USUAL_SIZE = 64  # assumed size of a symbolic dim
 _SHORTEST_LANE = 8  # a shorter loop is not worth lanes
 
 
 @dataclass(frozen=True, eq=False)
 class Nest:
-    """A definition as loops: over ``axes``, ``value`` is written to ``target`` at the axes."""
+    """A definition as loops over ``axes``, which write ``value`` to the element of ``target`` at these axes."""
 
     target: Buffer
     axes: tuple[Axis, ...]
@@ -61,10 +61,10 @@ class Schedule:
 
     Attributes
     ----------
-    inputs, nests: what is read, and the loops in their order.
+    inputs, nests: the buffers that are read, and the loop nests in execution order.
     outer: the loops around all nests, of the last nest's axes.
-    block: the axis of the last nest that goes around all nests in blocks, if any.
-    same: which axis of the last nest an axis of another one is, if any.
+    block: the axis of the last nest whose blocks are a loop around all nests, if any.
+    same: for each axis of the other nests, the axis of the last nest that it aliases; None if there is none.
     symbols: the variables of sizes.
     """
 
@@ -76,11 +76,11 @@ class Schedule:
     symbols: dict[str, Expr]
 
     def inner(self, nest: Nest) -> list[Axis]:
-        """The axes of a nest that its own loops are over."""
+        """List the axes of a nest that have loops within the outer loops."""
         return [axis for axis in nest.axes if self.same.get(axis) not in self.outer]
 
     def kept_bytes(self) -> int | None:
-        """The bytes that are kept while the outer loops are at one place; None if that depends on symbolic sizes."""
+        """The bytes of the buffers; None if they depend on symbolic sizes."""
         total = 0
         for nest in self.nests[:-1]:
             number = 1
@@ -94,12 +94,12 @@ class Schedule:
 
 
 def schedule(inputs: Sequence[TensorInput], output: TensorNode, types: Types) -> Schedule:
-    """Arrange a computation; ``types`` remembers the types of what several computations are made of.
+    """Schedule a computation; ``types`` caches the types of expressions that several computations share.
 
     Raises
     ------
     UnsupportedComputationError
-        When it is none that kernels are written for here.
+        When the kernels do not support it.
     """
     if not isinstance(output, GridCompute):
         raise UnsupportedComputationError("an output that is not computed")
@@ -107,7 +107,7 @@ def schedule(inputs: Sequence[TensorInput], output: TensorNode, types: Types) ->
     reduced = [grid for grid in grids[:-1] if _has_reduction(grid)]
     twice = _read_twice(grids)
     if reduced or _has_reduction(output):
-        # Rows that several loops read are computed once, if they are rows and not all there is.
+        # Values that several loops read are computed once if they are rows, but not if they are the whole tensor.
         kept = [grid for grid in grids[:-1] if grid in reduced or grid in twice]
         arranged = _arranged(inputs, [*kept, output], types)
         if len(kept) == len(reduced) or (arranged.outer and (arranged.kept_bytes() or 0) <= KEPT_BYTES):
@@ -116,7 +116,7 @@ def schedule(inputs: Sequence[TensorInput], output: TensorNode, types: Types) ->
 
 
 def _grids(output: GridCompute) -> list[GridCompute]:
-    """All definitions that an output depends on, each after those it reads; the output is last."""
+    """List all definitions that an output depends on, each after those that it reads; the output is last."""
     order: dict[int, GridCompute] = {}
 
     def visit(grid: GridCompute) -> None:
@@ -135,7 +135,7 @@ def _has_reduction(grid: GridCompute) -> bool:
 
 
 def _read_twice(grids: Sequence[GridCompute]) -> list[GridCompute]:
-    """Definitions that compute something without a reduction and are read in more than one loop."""
+    """List definitions without a reduction that compute something and are read in more than one loop."""
     loops: dict[int, int] = {}
     for grid in reversed(grids):
         readers = [
@@ -156,7 +156,7 @@ def _computes(grid: GridCompute) -> bool:
 
 
 def work(arranged: Schedule) -> int:
-    """The work of a schedule in additions and reads: each term as often as the loops that it depends on run."""
+    """Count the additions and reads of a schedule: each term once per iteration of the loops that it depends on."""
     total = 0
     for nest in arranged.nests:
         total += math.prod(_length(axis) for axis in nest.axes)
@@ -190,7 +190,7 @@ def _arranged(inputs: Sequence[TensorInput], kept: Sequence[GridCompute], types:
 
 
 def _add(splits: dict[Any, list[Size]], key: Any, stride: Size) -> bool:
-    """Note a split; False if it is known."""
+    """Record a split; return whether it is new."""
     strides = splits.setdefault(key, [])
     if stride in strides:
         return False
@@ -221,7 +221,7 @@ def _lowered(
         value = lowering.term(grid.value, scope)
         dtype = lowering.types(grid.value).name
         if dtype in SHORT_FLOATS and grid is not kept[-1]:
-            dtype = "float32"  # only what is written to memory is rounded
+            dtype = "float32"  # only the output is rounded
         target = Buffer(dtype, tuple(axis.extent for axis in axes), grid)
         buffers[grid] = target
         nests.append(Nest(target, tuple(axes), value))
@@ -247,12 +247,12 @@ def _row_major(tensor: TensorInput) -> list[Any]:
 
 
 def loads_of(nest: Nest) -> list[Load]:
-    """All that a nest reads."""
+    """List the loads of a nest."""
     return [term for term in walk(nest.value) if isinstance(term, Load)]
 
 
 def _splits_of_reads(nests: Sequence[Nest], kept: Sequence[GridCompute]) -> list[tuple[Any, Size]]:
-    """Find the splits of kept dims that make the readers' loops their own."""
+    """Find the splits of kept dims with which readers' indices are single axes."""
     wanted: list[tuple[Any, Size]] = []
     for nest in nests:
         for load in loads_of(nest):
@@ -284,7 +284,7 @@ def _with_rows(inputs: list[Buffer], nests: list[Nest], symbols: dict[str, Expr]
     result = Schedule(inputs, nests, outer, None, same, symbols)
     block = _column_axis(result)
     if block is None and len(nests) == 1 and not output.reductions():
-        result.outer = outer[:-1]  # nothing is reduced: the last loop is over what lies together in the output
+        result.outer = outer[:-1]  # without reductions, the last loop runs along the output's contiguous dim
     elif block is not None and block in result.outer:
         result.outer.remove(block)
         result.block = block
@@ -297,7 +297,7 @@ def _row_axis(index: Index, same: dict[Axis, Axis | None]) -> Axis | None:
 
 
 def lane_axis(reduction: AnyReduction, candidates: Sequence[Axis]) -> Axis | None:
-    """The axis to vectorise a reduction over: one that it reduces, or one of ``candidates`` around it, or neither."""
+    """Choose the axis to vectorise a reduction over: a reduced one, one of ``candidates`` around it, or none."""
     loads = [term for term in walk(reduction.value) if isinstance(term, Load)]
     if isinstance(reduction, ArgReduction):
         return reduction.axis
@@ -315,7 +315,7 @@ def lane_axis(reduction: AnyReduction, candidates: Sequence[Axis]) -> Axis | Non
 
 
 def _one_run(loads: Sequence[Load], first: Axis, second: Axis) -> bool:
-    """Whether two short axes are one longer one in memory."""
+    """Whether two short axes are contiguous in memory together."""
     for load in loads:
         place = load.buffer.flat(load.indices)
         steps = place.step(first), place.step(second)
@@ -332,7 +332,7 @@ def _preference(step: Size | None) -> float:
 
 
 def _column_axis(result: Schedule) -> Axis | None:
-    """The outer axis that lies together where what is reduced does not, so that columns are reduced side by side."""
+    """Find the outer axis along which reads are contiguous while the reduced axes are not: columns are reduced."""
     for nest in result.nests:
         around = [axis for axis in nest.axes if axis.extent != ONE]
         for reduction in nest.reductions():

@@ -1,4 +1,4 @@
-"""The loops of a schedule while they are written: names, extents, and the ranges that they run over."""
+"""The state of a schedule's loops while they are written: names, extents, and current ranges."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class LoopSpace:
     Attributes
     ----------
     schedule: the schedule.
-    names, extents: of loops; those of the last nest stand for all axes that are the same.
-    ranges: the range of each loop that runs over a part of its extent.
+    names, extents: the names and extents of loops, by axis of the last nest; other nests' axes alias these.
+    ranges: the current range of each loop that runs over a part of its extent.
     block_start: the name of the variable at which the current block begins.
-    merged: loops that the next one within them runs over as well.
+    merged: axes without a loop, over which the next inner loop runs as well.
     chunk: the number of elements in a block of the loop that runs in blocks.
     across: the loop that runs in tiles with the last one; None if there is none.
     """
@@ -37,7 +37,7 @@ class LoopSpace:
         return self.schedule.same.get(axis) or axis
 
     def name(self, axis: Axis) -> str:
-        """The name of an axis's variable, made up when it is first used."""
+        """Return the name of an axis's variable, made at its first use."""
         axis = self.named(axis)
         if axis not in self.names:
             self.names[axis] = f"i{next(self.code.fresh)}"

@@ -1,4 +1,4 @@
-"""Terms: what a kernel computes, as a tree of values, operations and reductions over axes.
+"""Terms: a kernel's computation as a tree of values, operations and reductions over axes.
 
 hidet's definitions are lowered to terms by :mod:`hidet_dist.compile.cpu.kernels.lowering`, and written as C++ by
 :mod:`hidet_dist.compile.cpu.kernels.expressions`. A term that is used twice is one object: terms are compared by
@@ -33,19 +33,19 @@ TYPES = {
 }
 """The C++ type of each dtype's elements in memory."""
 SHORT_FLOATS = ("float16", "bfloat16")
-"""Floats that are computed with as ``float``, and rounded when they are stored."""
+"""Half-precision floats: computed as ``float``, and rounded when they are stored."""
 
 
 @dataclass(frozen=True, eq=False)
 class Buffer:
-    """Memory that a kernel reads or writes: a tensor's."""
+    """The memory of a tensor that a kernel reads or writes."""
 
     dtype: str
     shape: tuple[Size, ...]
     node: TensorNode
 
     def flat(self, indices: Sequence[Index]) -> Index:
-        """The place of an element."""
+        """Return the linear index of an element."""
         place, stride = Index(), ONE
         for size, index in zip(reversed(self.shape), reversed(indices), strict=True):
             place = place + index.times(stride)
@@ -121,7 +121,7 @@ class Prefix:
 
 @dataclass(frozen=True, eq=False)
 class Function:
-    """A call of a C++ function; ``costly`` if it is worth keeping the result rather than computing it twice."""
+    """A call of a C++ function; ``costly`` if keeping the result is cheaper than computing it twice."""
 
     name: str
     arguments: tuple[Term, ...]
@@ -147,7 +147,7 @@ class Convert:
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """A float rounded to a short float's dtype."""
+    """A float rounded to a half-precision dtype."""
 
     dtype: str
     operand: Term
@@ -155,7 +155,7 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class And:
-    """The conjunction of two conditions; the second one is evaluated only where the first holds."""
+    """The conjunction of two conditions; the second one is evaluated only if the first holds."""
 
     left: Term
     right: Term
@@ -163,7 +163,7 @@ class And:
 
 @dataclass(frozen=True, eq=False)
 class Or:
-    """The disjunction of two conditions; the second one is evaluated only where the first does not hold."""
+    """The disjunction of two conditions; the second one is evaluated only if the first does not hold."""
 
     left: Term
     right: Term
@@ -178,7 +178,7 @@ class Not:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """One of two terms; the other is not computed."""
+    """A conditional: one of two terms; the other is not computed."""
 
     condition: Term
     then: Term
@@ -190,7 +190,7 @@ class Choice:
 
 @dataclass(frozen=True, eq=False)
 class Reduction:
-    """Terms over axes, accumulated: ``operation`` is a template of functions.h, ``ctype`` what is accumulated."""
+    """The accumulation of a term over axes: ``operation`` is a template of functions.h, ``ctype`` the type."""
 
     operation: str
     ctype: str
@@ -200,7 +200,7 @@ class Reduction:
 
 @dataclass(frozen=True, eq=False)
 class ArgReduction:
-    """The first place on an axis of the least (``<``) or the greatest (``>``) term."""
+    """The first index along an axis of the least (``<``) or the greatest (``>``) term."""
 
     operator: str
     ctype: str
@@ -214,7 +214,7 @@ Term: TypeAlias = Load | Value | Literal | Extent | Compare | Operation | Choice
 
 
 def parts(term: Term) -> tuple[Term, ...]:
-    """The terms that a term is made of, those in its indices included."""
+    """List the operands of a term, including the terms in its indices."""
     match term:
         case Load():
             return tuple(opaque for index in term.indices for opaque in _opaque(index))
@@ -241,7 +241,7 @@ def _opaque(index: Index) -> list[Term]:
 
 
 def walk(term: Term) -> list[Term]:
-    """A term and all that it is made of, each once, before its parts."""
+    """List a term and all terms within it, each once, before its operands."""
     terms: dict[Term, None] = {}
     pending = [term]
     while pending:
@@ -253,19 +253,19 @@ def walk(term: Term) -> list[Term]:
 
 
 def is_costly(term: Term) -> bool:
-    """Whether a term, but for its parts, takes much longer to compute than a sum."""
+    """Whether a term, its operands aside, takes much longer to compute than a sum."""
     return isinstance(term, Function) and term.costly
 
 
 def conjuncts(condition: Term) -> list[Term]:
-    """The conditions that all hold where a condition does."""
+    """Split a condition into the conditions of its conjunction."""
     if isinstance(condition, And):
         return [*conjuncts(condition.left), *conjuncts(condition.right)]
     return [condition]
 
 
 def is_identity(term: Term, reduction: Reduction) -> bool:
-    """Whether a term changes nothing when it is accumulated; the least number counts as nothing for a maximum."""
+    """Whether a term is the identity of a reduction; the least number of the dtype is that of a maximum, too."""
     if not isinstance(term, Literal) or term.dtype not in ("float16", "bfloat16", "float32", "float64"):
         return False
     name = reduction.operation.split("<")[0]
@@ -274,24 +274,24 @@ def is_identity(term: Term, reduction: Reduction) -> bool:
     return name == "Max" and term.dtype != "float64" and term.value in _LEAST
 
 
-_LEAST = (-math.inf, -3.4028234663852886e38, -65504.0)  # of any float, of float32 and of float16
+_LEAST = (-math.inf, -3.4028234663852886e38, -65504.0)  # the least value of any float, of float32 and of float16
 
 
 def axes_of(term: Term) -> frozenset[Axis]:
-    """The axes that a term depends on, but those that reductions within it are over."""
+    """The axes that a term depends on, without those that reductions within it reduce."""
     free = free_axes(term)
     return free - {axis for part in walk(term) for axis in reduced_axes(part)}
 
 
 def reduced_axes(term: Term) -> tuple[Axis, ...]:
-    """The axes that a reduction is over; none for other terms."""
+    """The axes that a reduction reduces; none for other terms."""
     if isinstance(term, Reduction):
         return term.axes
     return (term.axis,) if isinstance(term, ArgReduction) else ()
 
 
 def free_axes(term: Term) -> frozenset[Axis]:
-    """The axes that are anywhere within a term."""
+    """The axes that occur within a term."""
     axes: set[Axis] = set()
     for part in walk(term):
         if isinstance(part, Load):

@@ -1,0 +1,21 @@
+// Memory between the loops of hidet's own kernels. hidet's runtime takes it from functions that are registered when
+// hidet is imported, which serving processes do not do, and gives the same memory to all threads.
+#ifndef HIDET_DIST_KERNELS_WORKSPACE_H
+#define HIDET_DIST_KERNELS_WORKSPACE_H
+
+#include <hidet/runtime/cpu/context.h>
+#include <hidet/runtime/logging.h>
+#include <string.h>
+
+#include "hidet_dist/workspace.h"
+
+inline void *hidet_dist_kernel_workspace(int64_t nbytes, bool require_clean) {
+  void *memory = hidet_dist_workspace(nbytes);
+  if (memory == nullptr) throw HidetException("there is no memory for a kernel's workspace");
+  if (require_clean) memset(memory, 0, static_cast<size_t>(nbytes));
+  return memory;
+}
+
+#define request_cpu_workspace hidet_dist_kernel_workspace
+
+#endif

@@ -1,0 +1,62 @@
+"""Groups of devices: machines whose devices differ in rates, memory or links."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hidet_dist.machine.cluster import Cluster, Device, DeviceGroup, Link
+from hidet_dist.machine.kernels import KernelCost
+from hidet_dist.spec import DeviceMesh
+
+
+def unequal_cluster(mesh: DeviceMesh, links: Sequence[Link], groups: Sequence[DeviceGroup]) -> Cluster:
+    """Describe a machine of several groups of devices; ``links`` are those of the mesh axes, one each.
+
+    As one mesh, in which all devices do equal parts of the work, it is as good as its slowest devices and links.
+    Raises ConfigError when the groups do not fit the mesh.
+    """
+    own = tuple(replace(group, links=group.links or tuple(links)) for group in groups)
+    within = [slowest_link([group.links[axis] for group in own]) for axis in range(1, len(links))]
+    return Cluster(mesh, (*links[:1], *within), slowest([group.device for group in own]), own)
+
+
+def slowest(devices: Sequence[Device]) -> Device:
+    """Describe the device that unequal devices are as good as where all do equal parts of the work.
+
+    Each rate is the least, and each cost the greatest, of all. Only features that all devices have, and classes of
+    kernels that were measured on all, are counted.
+    """
+    first = devices[0]
+    if all(device == first for device in devices):
+        return first
+    dtypes = dict.fromkeys(dtype for device in devices for dtype in device.flops_per_second)
+    rates = {
+        dtype: min(device.flops_per_second.get(dtype, device.flops_per_second["default"]) for device in devices)
+        for dtype in dtypes
+    }
+    kernels = {
+        name: KernelCost(
+            max(device.kernels[name].seconds_per_operation for device in devices),
+            max(device.kernels[name].seconds_per_byte for device in devices),
+            max(device.kernels[name].seconds_per_call for device in devices),
+        )
+        for name in first.kernels
+        if all(name in device.kernels for device in devices)
+    }
+    return Device(
+        " and ".join(dict.fromkeys(device.name for device in devices)),
+        rates,
+        min(device.memory_bandwidth_bytes_per_second for device in devices),
+        min(device.memory_bytes for device in devices),
+        max(device.launch_seconds for device in devices),
+        all(device.overlaps_communication for device in devices),
+        min(device.cache_bytes for device in devices),
+        kernels,
+        all(device.places_shards for device in devices),
+    )
+
+
+def slowest_link(links: Sequence[Link]) -> Link:
+    """Describe the link of the greatest latency and the least bandwidth of all."""
+    return Link(max(link.latency_seconds for link in links), min(link.bandwidth_bytes_per_second for link in links))

@@ -1,0 +1,117 @@
+"""Slices of a described machine: sub-meshes of consecutive ranks, and what joins two of them.
+
+A slice is a block of consecutive ranks that the mesh axes divide evenly: some devices of a node, one node, several
+whole nodes. So on the mesh ``[node=2, gpu=8]`` there are slices of 1, 2, 4, 8 and 16 devices. Its own mesh has the axes
+along which it has more than one device.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from hidet_dist.errors import ConfigError
+from hidet_dist.machine.cluster import Cluster, Link
+from hidet_dist.machine.groups import slowest, slowest_link
+from hidet_dist.spec import DeviceMesh
+
+
+@dataclass(frozen=True, order=True)
+class MeshSlice:
+    """The ranks ``start`` to ``stop`` (excluded) of a mesh."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        """Number of devices."""
+        return self.stop - self.start
+
+    @property
+    def ranks(self) -> range:
+        """The ranks in the whole mesh, in the order of those in the slice's own mesh."""
+        return range(self.start, self.stop)
+
+    def __str__(self) -> str:
+        return f"{self.start}-{self.stop - 1}" if self.size > 1 else str(self.start)
+
+
+def slice_sizes(mesh: DeviceMesh) -> list[int]:
+    """List the sizes of a mesh's slices, smallest first: a divisor of an axis, times all axes behind it."""
+    sizes = {1}
+    for axis, extent in enumerate(mesh.shape):
+        behind = math.prod(mesh.shape[axis + 1 :])
+        sizes.update(part * behind for part in range(1, extent + 1) if extent % part == 0)
+    return sorted(sizes)
+
+
+def slices_at(mesh: DeviceMesh, start: int) -> list[MeshSlice]:
+    """List the slices of a mesh that begin with a rank, smallest first."""
+    return [
+        MeshSlice(start, start + size) for size in slice_sizes(mesh) if start % size == 0 and start + size <= mesh.size
+    ]
+
+
+def check_slice(mesh: DeviceMesh, part: MeshSlice) -> None:
+    """Raise ConfigError unless ``part`` is a slice of the mesh."""
+    if not 0 <= part.start < part.stop <= mesh.size:
+        raise ConfigError(f"The mesh {mesh} has the ranks 0 to {mesh.size - 1}; {part} are none of them.")
+    if part.size not in slice_sizes(mesh) or part.start % part.size:
+        raise ConfigError(
+            f"The ranks {part} are no slice of the mesh {mesh}: slices have {', '.join(map(str, slice_sizes(mesh)))} "
+            "ranks, and begin at a multiple of their size."
+        )
+
+
+def sub_cluster(cluster: Cluster, part: MeshSlice) -> Cluster:
+    """Describe a slice as a machine of its own: its devices, and the mesh axes along which it has several.
+
+    The slice of all ranks is the machine itself. Raises ConfigError when the mesh has no such slice.
+    """
+    mesh = cluster.mesh
+    check_slice(mesh, part)
+    if part.size == mesh.size:
+        return cluster
+    shape, left = [], part.size
+    for extent in reversed(mesh.shape):
+        shape.append(min(extent, left))
+        left //= shape[-1]
+    shape.reverse()
+    axes = [axis for axis, extent in enumerate(shape) if extent > 1] or [mesh.ndim - 1]
+    own = DeviceMesh(tuple(shape[axis] for axis in axes), tuple(mesh.axis_names[axis] for axis in axes))
+    if not cluster.groups:
+        return Cluster(own, tuple(cluster.links[axis] for axis in axes), cluster.device)
+    rows = mesh.size // mesh.shape[0]
+    first, last = part.start // rows, (part.stop - 1) // rows
+    groups, begin = [], 0
+    for group in cluster.groups:
+        if begin <= last and first < begin + group.count:
+            groups.append(group)
+        begin += group.count
+    links = [slowest_link([(group.links or cluster.links)[axis] for group in groups]) for axis in axes]
+    if len(groups) > 1:  # what joins groups is the machine's own first axis
+        links = [cluster.links[0] if axis == 0 else link for axis, link in zip(axes, links, strict=True)]
+    return Cluster(own, tuple(links), slowest([group.device for group in groups]))
+
+
+def link_between(cluster: Cluster, first: MeshSlice, second: MeshSlice) -> Link:
+    """The link that joins the devices of two slices: that of the first mesh axis along which their ranks differ.
+
+    Raises ConfigError when the slices have ranks in common, as nothing need be sent then.
+    """
+    mesh = cluster.mesh
+    if first.start < second.stop and second.start < first.stop:
+        raise ConfigError(f"The slices {first} and {second} have ranks in common.")
+    ranks = (*first.ranks, *second.ranks)
+    for axis in range(mesh.ndim):
+        behind = math.prod(mesh.shape[axis + 1 :])
+        if len({rank // behind for rank in ranks}) > 1:
+            break
+    if axis and cluster.groups:
+        begin, row = 0, first.start // (mesh.size // mesh.shape[0])
+        for group in cluster.groups:
+            if begin <= row < begin + group.count:
+                return (group.links or cluster.links)[axis]
+            begin += group.count
+    return cluster.links[axis]

@@ -1,0 +1,240 @@
+"""The graph of one micro-batch: the same operators on a part of the batch, where they are proven not to mix it.
+
+A micro-batch is to a graph what a rank is that holds a part of the batch and nobody to talk to. So the proof is that of
+sharding: with the batch split over a mesh of as many devices as there are micro-batches, every operator must have a
+choice by its rule (:mod:`hidet_dist.rules`) that needs no reduce function, no conversion and no device's coordinate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from hidet.graph import Operator, Tensor
+from hidet.graph.tensor import symbol_like
+
+from hidet_dist.errors import ConfigError
+from hidet_dist.normalize import NormalGraph
+from hidet_dist.rewriting import uses_of
+from hidet_dist.rules.local import localize
+from hidet_dist.rules.rule import RuleTable
+from hidet_dist.spec import DeviceMesh, OpShardSpec, TensorShardSpec
+from hidet_dist.view import GraphView, graph_symbols
+from hidet_dist.weights.named import is_weight
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """The graph of one micro-batch.
+
+    Attributes
+    ----------
+    graph: its operators have the numbers of the whole graph's, and its weights are the whole graph's.
+    count: how many micro-batches there are.
+    input_dims, output_dims: the dim of each graph input and output that they split; None for one that they do not.
+    """
+
+    graph: NormalGraph
+    count: int
+    input_dims: tuple[int | None, ...]
+    output_dims: tuple[int | None, ...]
+
+
+def batch_dims(graph: NormalGraph) -> tuple[int | None, ...]:
+    """The dim of each input that is its batch: the first, where it has the size that the first input's has."""
+    sizes = [x.shape[0] if x.shape else None for x in _inputs(graph)]
+    return tuple(0 if size is not None and str(size) == str(sizes[0]) else None for size in sizes)
+
+
+def micro_batch(graph: NormalGraph, count: int, dims: Sequence[int | None] | None = None) -> MicroBatch:
+    """Cut the batch of a graph into ``count`` equal micro-batches, and make the graph of one.
+
+    Parameters
+    ----------
+    graph: NormalGraph
+        The graph in normal form.
+    count: int
+        The number of micro-batches. The graph is that of the whole batch where it is 1.
+    dims: sequence of int or None, optional
+        The dim of each graph input to split, None for an input that all micro-batches have whole; by default
+        :func:`batch_dims`.
+
+    Raises
+    ------
+    ConfigError
+        When a dim does not divide, the graph has symbolic dims, or an operator mixes the batch; it names the operator.
+    """
+    dims = batch_dims(graph) if dims is None else tuple(dims)
+    inputs = _inputs(graph)
+    if count == 1:
+        whole: tuple[int | None, ...] = (None,) * len(graph.outputs)
+        return MicroBatch(graph, 1, (None,) * len(inputs), whole)
+    if len(dims) != len(inputs):
+        raise ConfigError(f"The graph has {len(inputs)} inputs; {len(dims)} batch dims are given.")
+    if graph_symbols(graph):
+        raise ConfigError(
+            "Micro-batches are of graphs without symbolic dims: trace the model for the batch of one micro-batch, and "
+            "stream batches of that size."
+        )
+    for number, (x, dim) in enumerate(zip(inputs, dims, strict=True)):
+        if dim is not None and not (0 <= dim < len(x.shape) and int(x.shape[dim]) % count == 0):
+            raise ConfigError(
+                f"Input {number} of the shape {[int(n) for n in x.shape]} cannot be cut into {count} micro-batches "
+                f"along dim {dim}: that must divide it."
+            )
+    mesh = DeviceMesh((count,), ("micro_batch",))
+    view = GraphView(graph)
+    given = {name: _split(len(view.shape(name)), dim) for name, dim in zip(view.inputs, dims, strict=True)}
+    chosen = _Choices(view, mesh, given).run()
+    return _built(view, mesh, given, chosen, dims, count)
+
+
+def _inputs(graph: NormalGraph) -> list[Tensor]:
+    """The inputs of a graph that are no weights."""
+    return [x for x in graph.inputs or [] if not is_weight(x)]
+
+
+def _split(ndim: int, dim: int | None) -> TensorShardSpec:
+    whole = TensorShardSpec.replicated(ndim)
+    return whole if dim is None else whole.with_dim(dim, (0,))
+
+
+class _Choices:
+    """A choice for each operator, such that tensors are read as they are computed: arc consistency, then trial."""
+
+    def __init__(self, view: GraphView, mesh: DeviceMesh, given: Mapping[str, TensorShardSpec]):
+        self._view = view
+        rules = RuleTable(mesh)
+        self._specs: list[list[OpShardSpec]] = []
+        for op in view.operators:
+            shapes = [view.shape(view.names[x]) for x in (*op.inputs, *op.outputs)]
+            self._specs.append(
+                [
+                    choice.spec
+                    for choice in rules(op)[1]
+                    if not any(choice.spec.reduce_fns)
+                    and not any(
+                        spec.is_padded(shape, mesh)
+                        for spec, shape in zip((*choice.spec.in_specs, *choice.spec.out_specs), shapes, strict=True)
+                    )
+                ]
+            )
+        self._possible: dict[str, frozenset[TensorShardSpec]] = {
+            name: frozenset([given.get(name, TensorShardSpec.replicated(len(view.shape(name))))])
+            for name in (*view.inputs, *view.weights)
+        }
+        uses = uses_of(view.graph)
+        place = {op: number for number, op in enumerate(view.operators)}
+        self._near = [
+            sorted(
+                {place[x.op] for x in op.inputs if x.op in place}
+                | {place[user] for y in op.outputs for user in uses.get(y, ()) if user is not None}
+            )
+            for op in view.operators
+        ]
+
+    def run(self) -> list[OpShardSpec]:
+        """The chosen spec of each operator. Raises ConfigError that names an operator which mixes the batch."""
+        view = self._view
+        for number, op in enumerate(view.operators):  # forward first, so that the operator at fault is known
+            if not self._narrow(number):
+                raise ConfigError(
+                    f"The graph cannot be cut into micro-batches: operator {number}, {op.name}, mixes the batch (its "
+                    "result depends on other micro-batches, or on which one it is). Use one micro-batch, or put the "
+                    "whole batch into one stage."
+                )
+        self._settle(range(len(view.operators)))
+        for number, op in enumerate(view.operators):
+            for spec in sorted(self._allowed(number), key=lambda one: -_splits(one)):
+                before = dict(self._possible)
+                for y, own in zip(op.outputs, spec.out_specs, strict=True):
+                    self._possible[view.names[y]] = frozenset([own])
+                if self._settle(self._near[number]):
+                    break
+                self._possible = before
+            else:
+                raise ConfigError(
+                    f"The graph cannot be cut into micro-batches: what operator {number}, {op.name}, computes is "
+                    "needed both for one micro-batch and for all of them."
+                )
+        return [self._allowed(number)[0] for number in range(len(view.operators))]
+
+    def _allowed(self, number: int) -> list[OpShardSpec]:
+        view, op = self._view, self._view.operators[number]
+        names = [view.names[x] for x in (*op.inputs, *op.outputs)]
+        return [
+            spec
+            for spec in self._specs[number]
+            if all(
+                name not in self._possible or own in self._possible[name]
+                for name, own in zip(names, (*spec.in_specs, *spec.out_specs), strict=True)
+            )
+        ]
+
+    def _narrow(self, number: int) -> set[str]:
+        """Keep what the operator's choices allow of its tensors; the names of all of them, none where nothing is."""
+        view, op = self._view, self._view.operators[number]
+        specs = self._allowed(number)
+        if not specs:
+            return set()
+        changed = {""}
+        tensors = (*op.inputs, *op.outputs)
+        for place, tensor in enumerate(tensors):
+            name = view.names[tensor]
+            left = frozenset((*spec.in_specs, *spec.out_specs)[place] for spec in specs)
+            if self._possible.get(name) != left:
+                self._possible[name] = left
+                changed.add(name)
+        return changed
+
+    def _settle(self, operators: Iterable[int]) -> bool:
+        """Narrow until nothing changes; False where an operator has no choice left."""
+        waiting = dict.fromkeys(operators)
+        while waiting:
+            number = next(iter(waiting))
+            del waiting[number]
+            changed = self._narrow(number)
+            if not changed:
+                return False
+            if len(changed) > 1:
+                waiting.update(dict.fromkeys(self._near[number]))
+        return True
+
+
+def _splits(spec: OpShardSpec) -> int:
+    return sum(bool(one.mesh_axes) for one in (*spec.in_specs, *spec.out_specs))
+
+
+def _built(
+    view: GraphView,
+    mesh: DeviceMesh,
+    given: Mapping[str, TensorShardSpec],
+    chosen: Sequence[OpShardSpec],
+    dims: Sequence[int | None],
+    count: int,
+) -> MicroBatch:
+    """The graph of one micro-batch, its operators rebuilt."""
+    specs = dict(given)
+    made: dict[Tensor, Tensor] = {}
+    for name in view.inputs:
+        x = view.tensors[name]
+        shape = list(given[name].local_shape(view.shape(name), mesh))
+        made[x] = x if given[name].is_replicated else symbol_like(x, shape=shape)
+    for number, (op, spec) in enumerate(zip(view.operators, chosen, strict=True)):
+
+        def refuse(number: int = number, op: Operator = op) -> Tensor:
+            raise ConfigError(
+                f"The graph cannot be cut into micro-batches: operator {number}, {op.name}, depends on which one it is."
+            )
+
+        shapes = [
+            own.local_shape(view.shape(view.names[y]), mesh) for y, own in zip(op.outputs, spec.out_specs, strict=True)
+        ]
+        outputs = localize(op, [made.get(x, x) for x in op.inputs], spec.in_specs, shapes, mesh, refuse)
+        made.update(zip(op.outputs, outputs, strict=True))
+        specs.update(zip((view.names[y] for y in op.outputs), spec.out_specs, strict=True))
+    graph = NormalGraph([made.get(y, y) for y in view.graph.outputs], [made.get(x, x) for x in view.graph.inputs])
+    graph.update_nodes()
+    split = [specs[name].mesh_axes_per_dim if name in specs else () for name in view.outputs]
+    output_dims = tuple(next((dim for dim, axes in enumerate(one) if axes), None) for one in split)
+    return MicroBatch(graph, count, tuple(dims), output_dims)

@@ -1,0 +1,16 @@
+"""Pipelines: a graph cut into stages, each on a slice of the machine, that work on micro-batches at once."""
+
+from hidet_dist.pipeline.given import GivenStage, plan_given, stage_cluster
+from hidet_dist.pipeline.options import PipelineOptions
+from hidet_dist.pipeline.planner import Message, PipelineResult, PlannedStage, search_pipeline
+
+__all__ = [
+    "GivenStage",
+    "Message",
+    "PipelineOptions",
+    "PipelineResult",
+    "PlannedStage",
+    "plan_given",
+    "search_pipeline",
+    "stage_cluster",
+]

@@ -1,0 +1,247 @@
+"""What the user gives of a pipeline: pins and specs of the whole graph, translated to its parts; stages in part.
+
+A pin or spec names mesh axes, and each stage has a mesh of its own: they are of use where the slices of all stages are
+given, and refused elsewhere.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import hidet
+
+from hidet_dist.checks import is_list, is_whole, shown
+from hidet_dist.errors import ConfigError
+from hidet_dist.limits import MOST_DEVICES
+from hidet_dist.machine.slices import MeshSlice, check_slice
+from hidet_dist.search.labels import tensor_labels
+from hidet_dist.search.pins import OPERATOR, Pin, Pins
+from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.view import GraphView
+
+_STAGE_KEYS = ("ranks", "operators", "weights")
+_ACTIVATION = re.compile(r"^t(\d+)\.(\d+)$")
+_RESULT = re.compile(r"^y(\d+)$")
+
+
+@dataclass(frozen=True)
+class GivenStage:
+    """What is given of one stage; None or empty for what is searched.
+
+    Attributes
+    ----------
+    ranks: the first rank of its slice of the mesh, and the one behind the last.
+    operators: the first of its operators, by number in the plan's table, and the one behind the last.
+    weights: names of weights that it has, with ``*`` and ``?`` as in file names.
+    """
+
+    ranks: tuple[int, int] | None = None
+    operators: tuple[int, int] | None = None
+    weights: tuple[str, ...] = ()
+
+
+GivenStages = int | tuple[GivenStage, ...] | None
+
+
+def parse_stages(given: Any, what: str = "stages") -> GivenStages:
+    """Parse the user's ``stages``: None, their number, or a list with a mapping for each stage. Raises ConfigError."""
+    if given is None or (is_whole(given, 1) and given <= MOST_DEVICES):
+        return None if given is None else int(given)
+    if not is_list(given) or not given:
+        raise ConfigError(
+            f"{what} must be the number of stages, or a list with a dict for each stage, such as "
+            f"[{{'ranks': [0, 4]}}, {{'ranks': [4, 8]}}]; got {shown(given)}."
+        )
+    stages = []
+    for number, one in enumerate(given):
+        own = f"{what}[{number}]"
+        if not isinstance(one, Mapping):
+            raise ConfigError(f"{own} must be a dict with any of the keys {', '.join(_STAGE_KEYS)}; got {shown(one)}.")
+        for key in one:
+            if key not in _STAGE_KEYS:
+                raise ConfigError(f"Unknown key {shown(key)} in {own}; the keys are {', '.join(_STAGE_KEYS)}.")
+        weights = one.get("weights", ())
+        weights = (weights,) if isinstance(weights, str) else weights
+        if not is_list(weights) and not isinstance(weights, tuple):
+            raise ConfigError(f"{own}['weights'] must be a list of names; got {shown(weights)}.")
+        for name in weights:
+            if not isinstance(name, str):
+                raise ConfigError(f"{own}['weights'] must be a list of names; got {shown(name)} among them.")
+        stages.append(GivenStage(_range(one, "ranks", own), _range(one, "operators", own), tuple(weights)))
+    return tuple(stages)
+
+
+def _range(one: Mapping[str, Any], key: str, what: str) -> tuple[int, int] | None:
+    value = one.get(key)
+    if value is None:
+        return None
+    if not is_list(value) or len(value) != 2 or not all(is_whole(v, 0) for v in value) or value[0] >= value[1]:
+        raise ConfigError(f"{what}[{key!r}] must be a first number and the one behind the last; got {shown(value)}.")
+    return int(value[0]), int(value[1])
+
+
+def check_parts(stages: Sequence[GivenStage], mesh: DeviceMesh) -> list[MeshSlice | None]:
+    """The given slice of each stage, None where it is open.
+
+    Raises ConfigError, which names the stages, where the slices are none, or contradict each other or the mesh.
+    """
+    parts: list[MeshSlice | None] = []
+    behind, last = 0, -1
+    for number, stage in enumerate(stages):
+        if stage.ranks is None:
+            parts.append(None)
+            continue
+        part = MeshSlice(*stage.ranks)
+        try:
+            check_slice(mesh, part)
+        except ConfigError as error:
+            raise ConfigError(f"stages[{number}]['ranks']: {error}") from error
+        if part.start < behind:
+            raise ConfigError(
+                f"stages[{number}]['ranks'] = {list(stage.ranks)} contradicts stages[{last}]['ranks'] = "
+                f"{list(stages[last].ranks or ())}: stages take the ranks in order, each its own."
+            )
+        between = number - last - 1
+        if (part.start > behind and not between) or part.start - behind < between:
+            raise ConfigError(
+                f"stages[{number}]['ranks'] = {list(stage.ranks)} leaves the ranks {behind} to {part.start - 1} to "
+                f"{between} stages before it: each stage needs a rank, and each rank a stage."
+            )
+        parts.append(part)
+        behind, last = part.stop, number
+    left, open_ = mesh.size - behind, len(stages) - last - 1
+    if (left and not open_) or left < open_:
+        raise ConfigError(
+            f"The stages leave the ranks {behind} to {mesh.size - 1} of the mesh {mesh} to {open_} stages: each stage "
+            "needs a rank, and each rank a stage."
+        )
+    return parts
+
+
+def operators_of_weights(
+    stages: Sequence[GivenStage], view: GraphView, names: Mapping[str, hidet.Tensor]
+) -> list[dict[int, str]]:
+    """The operators that each stage must have, with the given name for which.
+
+    Raises ConfigError when the graph has no such weight, or two stages must have one operator.
+    """
+    labels = tensor_labels(view, names)
+    called: dict[str, list[str]] = {name: [name] for name in view.weights}
+    for name, label in labels.items():
+        if name in called:
+            called[name].append(label)
+    readers: dict[str, list[int]] = {}
+    for name, use in view.uses():
+        if name in called and use.operator is not None:
+            readers.setdefault(name, []).append(use.operator)
+    result: list[dict[int, str]] = []
+    taken: dict[int, tuple[int, str]] = {}
+    for number, stage in enumerate(stages):
+        own: dict[int, str] = {}
+        for pattern in stage.weights:
+            matching = [name for name, all_ in called.items() if any(fnmatch.fnmatchcase(x, pattern) for x in all_)]
+            if not matching:
+                known = [all_[-1] for all_ in called.values()]
+                raise ConfigError(
+                    f"stages[{number}]['weights'] names {pattern!r}; the graph has no such weight. It has "
+                    f"{', '.join(known[:8])}{', ...' if len(known) > 8 else ''}."
+                )
+            for name in matching:
+                for operator in readers.get(name, ()):
+                    other = taken.setdefault(operator, (number, pattern))
+                    if other[0] != number:
+                        raise ConfigError(
+                            f"stages[{other[0]}]['weights'] {other[1]!r} and stages[{number}]['weights'] {pattern!r} "
+                            f"contradict each other: operator {operator} reads weights of both."
+                        )
+                    own[operator] = pattern
+        result.append(own)
+    return result
+
+
+@dataclass(frozen=True)
+class PartOptions:
+    """The pins and specs of a part of a graph, for the mesh of its stage."""
+
+    pins: Pins
+    parsed: tuple[Pin, ...]
+    input_specs: list[TensorShardSpec | None] | None
+    output_specs: list[TensorShardSpec | None] | None
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """The user's pins, names and specs of a whole graph."""
+
+    pins: tuple[Pin, ...] = ()
+    names: Mapping[str, hidet.Tensor] | None = None
+    input_specs: Sequence[TensorShardSpec | None] | None = None
+    output_specs: Sequence[TensorShardSpec | None] | None = None
+
+    def of_part(
+        self,
+        view: GraphView,
+        part_tensors: Mapping[str, str],
+        part_view: GraphView,
+        operators: range,
+        mesh: DeviceMesh,
+    ) -> PartOptions:
+        """Translate to a part of the graph; ``part_tensors`` are the part's names of tensors by the whole graph's."""
+        labels = {label: name for name, label in tensor_labels(view, dict(self.names or {})).items()}
+        own: list[Pin] = []
+        for pin in self.pins:
+            name = self._translated(pin.name, view, labels, part_tensors, operators, part_view)
+            if name is not None:
+                own.append(replace(pin, name=name))
+        inputs = (
+            None
+            if self.input_specs is None
+            else self._of(self.input_specs, view.inputs, part_tensors, part_view.inputs)
+        )
+        outputs = (
+            None
+            if self.output_specs is None
+            else self._of(self.output_specs, view.outputs, part_tensors, part_view.outputs)
+        )
+        return PartOptions(Pins(part_view, mesh, own), tuple(own), inputs, outputs)
+
+    @staticmethod
+    def _of(
+        specs: Sequence[TensorShardSpec | None],
+        names: Sequence[str],
+        part_tensors: Mapping[str, str],
+        part_names: Sequence[str],
+    ) -> list[TensorShardSpec | None]:
+        found = {part_tensors[name]: spec for name, spec in zip(names, specs, strict=True) if name in part_tensors}
+        return [found.get(name) for name in part_names]
+
+    @staticmethod
+    def _translated(
+        name: str,
+        view: GraphView,
+        labels: Mapping[str, str],
+        part_tensors: Mapping[str, str],
+        operators: range,
+        part_view: GraphView,
+    ) -> str | None:
+        """The part's name of what a pin of the whole graph is about; None where it is about another part."""
+        if name.startswith(OPERATOR):
+            number = Pins(view, DeviceMesh((1,)), ()).operator_number(name)
+            return f"{OPERATOR}{number - operators.start}" if number in operators else None
+        result = _RESULT.match(name)
+        if result is not None and name not in labels:
+            whole = view.outputs[int(result.group(1))]
+            own = part_tensors.get(whole)
+            return f"y{part_view.outputs.index(own)}" if own in part_view.outputs else None
+        whole = labels.get(name, name)
+        if whole not in view.tensors:
+            raise ConfigError(f"The graph has nothing called {name!r} whose spec could be pinned.")
+        activation = _ACTIVATION.match(whole)
+        if activation is not None:
+            number = int(activation.group(1))
+            return f"t{number - operators.start}.{activation.group(2)}" if number in operators else None
+        return part_tensors.get(whole)

@@ -1,0 +1,178 @@
+"""Pipelines whose stages the user gives: the operators and the mesh of each. Each stage is searched, with pins."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hidet_dist.checks import is_list, is_whole, shown
+from hidet_dist.cost.transfer import transfer_seconds
+from hidet_dist.errors import ConfigError, SpecError
+from hidet_dist.machine import Cluster
+from hidet_dist.normalize import NormalGraph
+from hidet_dist.partitioning.micro_batches import micro_batch
+from hidet_dist.partitioning.stages import cut_graph
+from hidet_dist.search.options import SearchOptions
+from hidet_dist.search.pins import parse_pins
+from hidet_dist.search.planner import search
+from hidet_dist.spec import DeviceMesh, Plan, StagePlan
+from hidet_dist.spec.pipeline import ALL, Pipeline
+from hidet_dist.transfer import MeshLayout, plan_transfer
+
+_KEYS = ("operators", "mesh_shape", "mesh_axis_names", "pins")
+
+
+@dataclass(frozen=True)
+class GivenStage:
+    """A stage as the user gives it.
+
+    Attributes
+    ----------
+    operators: the numbers of its operators in the normal graph, ascending.
+    mesh: the mesh of its ranks.
+    pins: specs of its weights, inputs, outputs and operators, by their names within the stage; see
+        :class:`hidet_dist.search.pins.Pin`. Inputs and outputs without one are replicated.
+    """
+
+    operators: tuple[int, ...]
+    mesh: DeviceMesh
+    pins: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @classmethod
+    def parse(cls, given: Any, what: str) -> GivenStage:
+        """A stage written as ``{"operators": [0, 12], "mesh_shape": [2]}``, with operators 0 to 11.
+
+        Parameters
+        ----------
+        given: mapping
+            ``operators`` is a range, its end not included, or a list of such ranges. ``mesh_axis_names`` and ``pins``
+            may be left out.
+        what: str
+            What to call it in errors.
+
+        Raises
+        ------
+        ConfigError
+            For unknown keys and unfit values.
+        """
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{what} must be a dict with operators and mesh_shape; got {shown(given)}.")
+        for key in given:
+            if key not in _KEYS:
+                raise ConfigError(f"Unknown key {shown(key)} in {what}; the keys are {', '.join(_KEYS)}.")
+        for key in _KEYS[:2]:
+            if key not in given:
+                raise ConfigError(f"{what} lacks {key!r}.")
+        operators = given["operators"]
+        ranges = operators if is_list(operators) and operators and is_list(operators[0]) else [operators]
+        for one in ranges:
+            if not (is_list(one) and len(one) == 2 and all(is_whole(n, 0) for n in one) and one[0] < one[1]):
+                raise ConfigError(
+                    f"{what}['operators'] must be a range such as [0, 12], for the operators 0 to 11, or a list of "
+                    f"such ranges; got {shown(operators)}."
+                )
+        if any(a[1] > b[0] for a, b in itertools.pairwise(ranges)):
+            raise ConfigError(f"The ranges of {what}['operators'] must ascend; got {shown(operators)}.")
+        shape, names = given["mesh_shape"], given.get("mesh_axis_names", ())
+        if not is_list(shape) or not (is_list(names) or names == ()):
+            raise ConfigError(f"{what}['mesh_shape'] must be a list of ints such as [2]; got {shown(shape)}.")
+        try:
+            mesh = DeviceMesh(tuple(shape), tuple(names))
+        except SpecError as error:
+            raise ConfigError(f"{what} describes no mesh: {error}") from error
+        pins = given.get("pins")
+        parse_pins(pins, f"{what}['pins']")
+        return cls(tuple(number for one in ranges for number in range(*one)), mesh, dict(pins or {}))
+
+
+def stage_cluster(cluster: Cluster, mesh: DeviceMesh) -> Cluster:
+    """A part of a machine with the mesh of a stage: its axes go over the links of the machine's last axes.
+
+    Raises
+    ------
+    ConfigError
+        When the mesh has more axes than the machine's.
+    """
+    if mesh.ndim > cluster.mesh.ndim:
+        raise ConfigError(f"The mesh {mesh} of a stage has more axes than the machine's, {cluster.mesh}.")
+    return Cluster(mesh, cluster.links[cluster.mesh.ndim - mesh.ndim :], cluster.device)
+
+
+def plan_given(
+    graph: NormalGraph,
+    cluster: Cluster,
+    stages: Sequence[GivenStage],
+    options: SearchOptions | None = None,
+    *,
+    micro_batches: int = 1,
+    batch_dims: Sequence[int | None] | None = None,
+    results: str = ALL,
+) -> Plan:
+    """Plan a pipeline of given stages, each of them by a search of its own.
+
+    Parameters
+    ----------
+    graph: NormalGraph
+        The graph in normal form, of the whole batch.
+    cluster: Cluster
+        The machine. Stages take its devices in their order, all together all of them.
+    stages: sequence of GivenStage
+        The stages. One may read what earlier ones compute.
+    options: SearchOptions, optional
+        The options of each stage's search; pins are those of the stages.
+    micro_batches: int
+        How many micro-batches a call is cut into.
+    batch_dims: sequence of int or None, optional
+        The dim of each graph input that they split; see
+        :func:`hidet_dist.partitioning.micro_batches.micro_batch`.
+    results: str
+        ``all`` for outputs on all ranks, ``last`` for the ranks of the last stage.
+
+    Raises
+    ------
+    ConfigError
+        When the stages do not fit the graph or the machine, or the batch cannot be cut.
+    InfeasibleError, SolverError
+        As a search.
+    """
+    options = SearchOptions.of(options, {})
+    devices = sum(stage.mesh.size for stage in stages)
+    if devices != cluster.mesh.size:
+        raise ConfigError(
+            f"The meshes of the stages have {devices} devices together; the machine's mesh {cluster.mesh} has "
+            f"{cluster.mesh.size}."
+        )
+    cut = cut_graph(micro_batch(graph, micro_batches, batch_dims), [stage.operators for stage in stages])
+    planned = []
+    for number, (stage, own) in enumerate(zip(stages, cut.graphs, strict=True)):
+        try:
+            found = search(own, stage_cluster(cluster, stage.mesh), options, pins=dict(stage.pins) or None)
+        except ConfigError as error:
+            raise ConfigError(f"Stage {number}: {error}") from error
+        planned.append(found.stages[0])
+    ends = [sum(stage.mesh.size for stage in stages[: number + 1]) for number in range(len(stages))]
+    ranks = [range(end - stage.mesh.size, end) for end, stage in zip(ends, stages, strict=True)]
+    pipeline = cut.pipeline([stage.operators for stage in stages], ranks, results)
+    plan = Plan(tuple(planned), with_seconds(pipeline, planned, cluster))
+    plan.check_pipeline()
+    return plan
+
+
+def with_seconds(pipeline: Pipeline, stages: Sequence[StagePlan], cluster: Cluster) -> Pipeline:
+    """Predict the time of each boundary: what is sent goes over the link of the machine's first axis."""
+    boundaries = []
+    for boundary in pipeline.boundaries:
+        source = stages[boundary.source.stage]
+        tensor = source.outputs[boundary.source.number]
+        seconds = 0.0
+        for reader in boundary.readers:
+            stage = stages[reader.stage]
+            target = stage.inputs[reader.number]
+            transfer = plan_transfer(
+                tensor.shape, MeshLayout(source.mesh, tensor.spec), MeshLayout(stage.mesh, target.spec)
+            )
+            seconds += transfer_seconds(transfer, boundary.nbytes, cluster.links[0], stage_cluster(cluster, stage.mesh))
+        boundaries.append(replace(boundary, seconds=seconds))
+    return replace(pipeline, boundaries=tuple(boundaries))

@@ -1,0 +1,45 @@
+"""The predicted seconds of tensors on their way from one sub-mesh to another.
+
+Each byte crosses the link between the two once. Senders and receivers work in pairs, each pair with a link of its own,
+so that as many streams run at once as the smaller of the two has devices. A tensor that several devices of the
+receiving mesh hold alike is sent to them in equal parts, which they then gather among themselves (Zhuang et al., MLSys
+2023).
+"""
+
+from __future__ import annotations
+
+from hidet_dist.machine import Cluster, Link
+from hidet_dist.machine.slices import MeshSlice
+from hidet_dist.spec import TensorShardSpec
+from hidet_dist.spec.collectives import COLLECTIVES
+from hidet_dist.view import GraphView
+
+_ALL_GATHER = COLLECTIVES["all_gather"]
+
+
+def message_seconds(
+    view: GraphView, name: str, senders: int, receivers: Cluster, spec: TensorShardSpec, link: Link
+) -> float:
+    """Seconds to send a tensor from ``senders`` devices to a sub-mesh, where it arrives in ``spec``."""
+    mesh = receivers.mesh
+    streams = min(senders, mesh.size)
+    seconds = link.latency_seconds + view.nbytes(name) / (streams * link.bandwidth_bytes_per_second)
+    alike = [axis for axis in range(mesh.ndim) if axis not in spec.mesh_axes and mesh.shape[axis] > 1]
+    if alike:
+        local = spec.local_nbytes(view.shape(name), view.itemsize(name), mesh)
+        seconds += receivers.collective_seconds(_ALL_GATHER, local, alike)
+    return seconds
+
+
+def delivery_seconds(cluster: Cluster, part: MeshSlice, nbytes: int) -> float:
+    """Seconds to send ``nbytes`` of outputs from a slice to all other ranks of the machine; 0 where there are none.
+
+    Each byte leaves the slice once, in as many streams as there are pairs of ranks, and the others gather the rest
+    among themselves in a ring.
+    """
+    others = cluster.mesh.size - part.size
+    if not others:
+        return 0.0
+    link = cluster.links[0]
+    seconds = link.latency_seconds + nbytes / (min(part.size, others) * link.bandwidth_bytes_per_second)
+    return seconds + (others - 1) * (link.latency_seconds + nbytes / (others * link.bandwidth_bytes_per_second))

@@ -1,0 +1,576 @@
+"""The search for a pipeline: cuts, slices of the mesh, specs and micro-batches together.
+
+The bounds of all stages (:mod:`hidet_dist.pipeline.tables`) and a dynamic program over them
+(:mod:`hidet_dist.pipeline.chain`) give a pipeline and a bound that no pipeline is below. Its stages are planned in
+earnest, each as a graph of its own under its memory budget (:func:`hidet_dist.search.find_plan`), and the bounds of all
+equal stages are raised to what is proven of them. This is repeated until the best pipeline that was planned is within
+the gap of the bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
+from hidet_dist.machine import Cluster
+from hidet_dist.machine.slices import MeshSlice, link_between, slices_at, sub_cluster
+from hidet_dist.normalize import NormalGraph
+from hidet_dist.pipeline.batching import MicroBatch, batch_divisors, micro_batch
+from hidet_dist.pipeline.chain import (
+    Allowed,
+    Array,
+    Chain,
+    ChainProblem,
+    ChainStage,
+    least_batch,
+    least_slowest,
+    least_sum,
+)
+from hidet_dist.pipeline.constraints import GraphOptions, check_parts, operators_of_weights
+from hidet_dist.pipeline.messages import delivery_seconds, message_seconds
+from hidet_dist.pipeline.options import PipelineOptions
+from hidet_dist.pipeline.tables import StageBounds, part_names
+from hidet_dist.pipeline.units import Crossings, find_units
+from hidet_dist.search import SearchOptions, find_plan
+from hidet_dist.search.labels import parse_names
+from hidet_dist.search.limits import Limits, OutOfTimeError
+from hidet_dist.search.pins import parse_pins
+from hidet_dist.search.planner import SearchResult, search_result
+from hidet_dist.spec import StagePlan, TensorShardSpec
+from hidet_dist.view import GraphView
+
+ONE_STAGE_SHARE = 0.4  # of the time left that planning the whole graph may take before several stages are tried
+
+
+@dataclass(frozen=True)
+class Message:
+    """A tensor on its way between stages: what it is called in the graph, from and to which stage, and in which specs.
+
+    ``seconds`` are predicted, ``nbytes`` those of the whole tensor.
+    """
+
+    tensor: str
+    source: int
+    target: int
+    produced: TensorShardSpec
+    required: TensorShardSpec
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """A stage: its operators by number, its slice of the mesh as ranks and as a machine, and its plan."""
+
+    operators: range
+    part: MeshSlice
+    cluster: Cluster
+    plan: StagePlan
+
+
+@dataclass(frozen=True)
+class PipelineResult:
+    """The best pipeline that was found.
+
+    Attributes
+    ----------
+    micro: the graph of a micro-batch, the whole graph where there is one.
+    stages: in order; one stage on the whole machine where no pipeline is better.
+    messages: all tensors sent between stages for one micro-batch.
+    delivery_seconds: predicted, of the outputs from the last stage to the ranks of all others.
+    value: what the objective minimises, in seconds.
+    bound_seconds: no pipeline that was looked for has less; 0 where the time limit kept some from being looked at.
+    gap: ``1 - bound_seconds / value``.
+    """
+
+    micro: MicroBatch
+    stages: tuple[PlannedStage, ...]
+    messages: tuple[Message, ...]
+    delivery_seconds: float
+    value: float
+    bound_seconds: float
+
+    @property
+    def gap(self) -> float:
+        """The relative distance between the value and the bound."""
+        return max(0.0, 1 - self.bound_seconds / self.value) if self.value else 0.0
+
+    @property
+    def periods(self) -> list[float]:
+        """Predicted seconds from one micro-batch to the next at each stage, with what it sends and receives."""
+        return periods([stage.plan.seconds for stage in self.stages], self.messages, self.delivery_seconds)
+
+
+def periods(seconds: Sequence[float], messages: Sequence[Message], delivery: float) -> list[float]:
+    """Add to the seconds of each stage those of what it sends and receives."""
+    result = list(seconds)
+    for message in messages:
+        result[message.source] += message.seconds
+        result[message.target] += message.seconds
+    result[-1] += delivery
+    return result
+
+
+def search_pipeline(
+    graph: NormalGraph,
+    cluster: Cluster,
+    options: SearchOptions | None = None,
+    pipeline: PipelineOptions | None = None,
+    **changes: Any,
+) -> PipelineResult:
+    """Find the pipeline that is best by the objective; one stage on the whole machine is among the candidates.
+
+    Parameters
+    ----------
+    graph: the graph in normal form.
+    cluster: the machine.
+    options: the options of a search; the memory budget is each device's.
+    pipeline: the objective, micro-batches, outputs, and what is given of the stages.
+    changes: fields of ``options``, by name.
+
+    Raises
+    ------
+    ConfigError
+        When what is given does not fit the graph or the machine, or contradicts itself.
+    InfeasibleError
+        When nothing fits the memory budget.
+    SolverError
+        When nothing was found in time.
+    """
+    options = SearchOptions.of(options, changes)
+    pipeline = PipelineOptions() if pipeline is None else pipeline
+    _check(options, pipeline, cluster)
+    limits = options.limits()
+    best: PipelineResult | None = None
+    bound = math.inf
+    errors: list[InfeasibleError | SolverError] = []
+    counts = _counts(graph, pipeline)
+    for count in counts:
+        if best is not None and limits.expired():
+            bound = 0.0
+            break
+        try:
+            micro = micro_batch(graph, count)
+        except ConfigError:
+            if pipeline.micro_batches is not None:
+                raise
+            continue  # the batch is mixed: it stays whole
+        several = pipeline.stages != 1 and cluster.mesh.size > 1
+        if pipeline.stages in (None, 1) and (count == 1 or pipeline.micro_batches is not None):
+            try:
+                best = _better(best, _one_stage(micro, cluster, options, pipeline, limits, several))
+                bound = min(bound, best.bound_seconds)
+            except InfeasibleError as error:
+                errors.append(error)
+            except SolverError as error:
+                bound = 0.0  # nothing is known of one stage
+                errors.append(error)
+        if several:
+            joint = _Joint(micro, cluster, options, pipeline, limits)
+            found = joint.search(math.inf if best is None else best.value)
+            bound = min(bound, joint.bound)
+            errors += joint.errors
+            if found is not None:
+                best = _better(best, found)
+    if best is None:
+        unfit = [error for error in errors if isinstance(error, InfeasibleError)]
+        if unfit:
+            raise min(unfit, key=lambda error: error.least_budget)
+        raise errors[0] if errors else ConfigError("The graph has no pipeline of the stages that are given.")
+    return replace(best, bound_seconds=min(bound, best.value))
+
+
+def _better(best: PipelineResult | None, other: PipelineResult) -> PipelineResult:
+    return other if best is None or other.value < best.value else best
+
+
+def _check(options: SearchOptions, pipeline: PipelineOptions, cluster: Cluster) -> None:
+    """Refuse options that several stages cannot be searched with. Raises ConfigError."""
+    if pipeline.stages == 1 or cluster.mesh.size == 1:
+        return
+    if options.symbols:
+        raise ConfigError(
+            "Stages are not searched for graphs with symbolic dims yet: give stages = 1, or plan for fixed sizes."
+        )
+    if options.mode != "search":
+        raise ConfigError("Stages are searched: mode = 'propagate' needs stages = 1.")
+    given = pipeline.stages
+    meshes = isinstance(given, tuple) and all(stage.ranks is not None for stage in given)
+    if not meshes:
+        for key in ("pins", "input_specs", "output_specs"):
+            if getattr(options, key):
+                raise ConfigError(
+                    f"{key} name mesh axes, and each stage has a mesh of its own: give the ranks of every stage "
+                    "(stages = [{'ranks': [0, 4]}, ...]), or stages = 1."
+                )
+
+
+def _counts(graph: NormalGraph, pipeline: PipelineOptions) -> list[int]:
+    """The numbers of micro-batches to look at."""
+    if pipeline.micro_batches is not None:
+        return [pipeline.micro_batches]
+    if pipeline.objective == "latency" or pipeline.stages == 1:
+        return [1]
+    return batch_divisors(GraphView(graph))
+
+
+def _one_stage(
+    micro: MicroBatch,
+    cluster: Cluster,
+    options: SearchOptions,
+    pipeline: PipelineOptions,
+    limits: Limits,
+    several: bool,
+) -> PipelineResult:
+    """Plan the whole graph for the whole machine, as without stages; a share of the time is left to others."""
+    part = limits.part(ONE_STAGE_SHARE) if several else limits
+    changed = replace(options, time_limit_seconds=part.seconds_left())
+    result = search_result(micro.graph, cluster, changed, changed.limits())
+    stage = result.plan.stages[0]
+    times = micro.count if pipeline.objective != "latency" else 1
+    view = GraphView(micro.graph)
+    whole = MeshSlice(0, cluster.mesh.size)
+    return PipelineResult(
+        micro,
+        (PlannedStage(range(len(view.operators)), whole, cluster, stage),),
+        (),
+        0.0,
+        times * stage.seconds,
+        times * result.bound_seconds,
+    )
+
+
+@dataclass(frozen=True)
+class _Real:
+    """A stage that was planned: its plan, the names of tensors in it by those of the whole graph, and its bound."""
+
+    result: SearchResult
+    names: Mapping[str, str]
+
+
+class _Joint:
+    """The search for several stages, for one number of micro-batches.
+
+    Attributes
+    ----------
+    bound: no pipeline has less.
+    errors: why stages cannot be planned, where they cannot.
+    """
+
+    def __init__(
+        self,
+        micro: MicroBatch,
+        cluster: Cluster,
+        options: SearchOptions,
+        pipeline: PipelineOptions,
+        limits: Limits,
+    ):
+        self.micro, self.cluster, self.options, self.pipeline, self.limits = micro, cluster, options, pipeline, limits
+        self.view = GraphView(micro.graph)
+        self.units = find_units(self.view)
+        self.bound = 0.0
+        self.errors: list[InfeasibleError | SolverError] = []
+        self.given = GraphOptions(
+            parse_pins(options.pins), parse_names(options.names), options.input_specs, options.output_specs
+        )
+        mesh = cluster.mesh
+        self.starts = {rank: slices_at(mesh, rank) for rank in range(mesh.size)}
+        self.allowed = self._allowed()
+        used = [part for rank in range(mesh.size) for part in self.starts[rank] if self._usable(part)]
+        self.starts = {rank: [part for part in used if part.start == rank] for rank in range(mesh.size)}
+        self.clusters = {part: sub_cluster(cluster, part) for part in used}
+        crossings = Crossings.of(self.view)
+        begins = [unit.operators.start for unit in self.units[1:]]
+        self.crossing = {name for begin in begins for name in crossings.at(begin)}
+        self._real: dict[Hashable, _Real | InfeasibleError] = {}
+        self._send: dict[Hashable, Array] = {}
+        self._receive: dict[MeshSlice, Array] = {}
+        self.results_nbytes = sum(self.view.nbytes(name) for name in dict.fromkeys(self.view.outputs))
+
+    def _usable(self, part: MeshSlice) -> bool:
+        if self.allowed is None:
+            return part.size < self.cluster.mesh.size
+        return any(one.parts is None or part in one.parts for one in self.allowed)
+
+    def _allowed(self) -> list[Allowed] | None:
+        """What is given of each stage, in units and slices. Raises ConfigError when it cannot be."""
+        given = self.pipeline.stages
+        if given is None:
+            return None
+        if isinstance(given, int):
+            return [Allowed(None, None)] * given
+        parts = check_parts(given, self.cluster.mesh)
+        operators = operators_of_weights(given, self.view, self.given.names or {})
+        count = len(self.units)
+        unit_of = [n for n, unit in enumerate(self.units) for _ in unit.operators]
+        start_of = {unit.operators.start: n for n, unit in enumerate(self.units)} | {len(unit_of): count}
+        allowed = []
+        for number, (stage, part) in enumerate(zip(given, parts, strict=True)):
+            runs = np.triu(np.ones((count, count + 1), dtype=bool), 1)
+            if stage.operators is not None:
+                for place in stage.operators:
+                    if place not in start_of:
+                        known = ", ".join(map(str, list(start_of)[:12]))
+                        raise ConfigError(
+                            f"stages[{number}]['operators'] = {list(stage.operators)}: the graph cannot be cut before "
+                            f"operator {place}; it can be before the operators {known}, ..., where one tensor crosses."
+                        )
+                begin, end = (start_of[place] for place in stage.operators)
+                only = np.zeros_like(runs)
+                only[begin, end] = True
+                runs &= only
+            for other, needed in enumerate(operators):
+                for operator in needed:
+                    inside = np.zeros_like(runs)
+                    unit = unit_of[operator]
+                    inside[: unit + 1, unit + 1 :] = True
+                    if other == number:
+                        runs &= inside
+                    elif other < number:
+                        runs[: unit + 1] = False
+                    else:
+                        runs[:, unit + 1 :] = False
+            if not runs.any():
+                what = f"stages[{number}]['operators'] = {stage.operators}" if stage.operators else ""
+                names = f"stages[{number}]['weights'] = {list(stage.weights)}" if stage.weights else ""
+                raise ConfigError(
+                    f"{' and '.join(filter(None, (what, names))) or f'stages[{number}]'} contradict what is given of "
+                    "the other stages: no run of operators is left that has these weights and none of theirs. Stages "
+                    "are in the order of execution."
+                )
+            allowed.append(Allowed(None if part is None else frozenset([part]), runs))
+        return allowed
+
+    def search(self, best_value: float) -> PipelineResult | None:
+        """Find the best pipeline; None where there is none that is better than ``best_value`` by the gap."""
+        best: PipelineResult | None = None
+        try:
+            if len(self.units) < 2:
+                self.bound = math.inf
+                return None
+            bounds = self._bounds()
+            while True:
+                problem = self._problem(bounds)
+                solved = self._solve(problem)
+                if solved is None:
+                    if best is None:
+                        self.bound = math.inf
+                    return best
+                chain, value = solved
+                self.bound = max(self.bound, value)
+                if self.bound >= min(best_value, math.inf if best is None else best.value) * (1 - self.options.gap):
+                    return best
+                found, news = self._realise(chain, bounds)
+                if found is not None:
+                    best = found if best is None or found.value < best.value else best
+                if not news or self.limits.expired():
+                    return best
+        except OutOfTimeError:
+            return best
+
+    def _bounds(self) -> dict[Cluster, StageBounds]:
+        """The bounds of stages on each kind of sub-mesh."""
+        return {
+            cluster: StageBounds(
+                self.view, self.units, frozenset(self.crossing), cluster, self.given, self._budget(cluster), self.limits
+            )
+            for cluster in dict.fromkeys(self.clusters.values())
+        }
+
+    def _budget(self, cluster: Cluster) -> int:
+        return cluster.device.memory_bytes if self.options.mem_budget is None else self.options.mem_budget
+
+    def _problem(self, bounds: Mapping[Cluster, StageBounds]) -> ChainProblem:
+        return ChainProblem(
+            self.cluster.mesh.size,
+            self.starts,
+            {part: bounds[cluster].seconds for part, cluster in self.clusters.items()},
+            lambda part, other: self._sent(bounds, part, other),
+            lambda part: self._received(bounds, part),
+            self._delivered,
+            self.allowed,
+        )
+
+    def _received(self, bounds: Mapping[Cluster, StageBounds], part: MeshSlice) -> Array:
+        """The least seconds in which what enters each unit arrives on a slice, by arriving spec."""
+        before = [other for other in self.clusters if other.stop == part.start]
+        width = bounds[self.clusters[part]].seconds.shape[2]
+        if part not in self._receive:
+            least = np.zeros((len(self.units), width))
+            if before:
+                least = np.minimum.reduce([self._sent(bounds, other, part) for other in before])
+            self._receive[part] = np.where(np.isfinite(least), least, 0.0)
+        return self._receive[part]
+
+    def _delivered(self, part: MeshSlice) -> float:
+        return delivery_seconds(self.cluster, part, self.results_nbytes) if self.pipeline.outputs == "all" else 0.0
+
+    def _sent(self, bounds: Mapping[Cluster, StageBounds], part: MeshSlice, other: MeshSlice) -> Array:
+        """Seconds to send what enters each unit from one slice to another, by arriving spec."""
+        target, link = self.clusters[other], link_between(self.cluster, part, other)
+        key = part.size, target, link
+        if key not in self._send:
+            own = bounds[target]
+            send = np.full((len(self.units), own.seconds.shape[2]), np.inf)
+            known: dict[Hashable, float] = {}
+            for n, unit in enumerate(self.units):
+                shape = self.view.shape(unit.entering) if unit.entering else ()
+                for s, spec in enumerate(own.arrivals[n]):
+                    one = shape, self.view.itemsize(unit.entering), spec
+                    if one not in known:
+                        known[one] = message_seconds(self.view, unit.entering, part.size, target, spec, link)
+                    send[n, s] = known[one]
+            self._send[key] = send
+        return self._send[key]
+
+    def _solve(self, problem: ChainProblem) -> tuple[Chain, float] | None:
+        """Find the best chain by the bounds, and the bound of its value."""
+        if self.pipeline.objective == "batch":
+            batched = least_batch(problem, self.micro.count, self.options.gap / 2)
+            return None if batched is None else (batched.chain, batched.bound)
+        if self.pipeline.objective == "throughput":
+            chain = least_slowest(problem)
+            return None if chain is None else (chain, self.micro.count * chain.slowest)
+        chain = least_sum(problem)
+        return None if chain is None else (chain, chain.total)
+
+    def _realise(self, chain: Chain, bounds: Mapping[Cluster, StageBounds]) -> tuple[PipelineResult | None, bool]:
+        """Plan the stages of a chain; the pipeline, if all can be planned, and whether any bound was raised."""
+        news, stages = False, []
+        for stage in chain.stages:
+            cluster = self.clusters[stage.part]
+            own = bounds[cluster]
+            key = self._key(stage, cluster, own)
+            if key not in self._real:
+                news = True
+                self._real[key] = self._plan(stage, cluster, own)
+                real = self._real[key]
+                value = math.inf if isinstance(real, InfeasibleError) else real.result.bound_seconds
+                own.raise_to(list(self._equal_runs(stage)), stage.arrival, value)
+                if isinstance(real, InfeasibleError):
+                    self.errors.append(real)
+                elif real.result.second_per_byte:
+                    own.price(real.result.second_per_byte)
+            stages.append(self._real[key])
+        if any(isinstance(real, InfeasibleError) for real in stages):
+            return None, news
+        return self._result(chain, [real for real in stages if isinstance(real, _Real)]), news
+
+    def _key(self, stage: ChainStage, cluster: Cluster, own: StageBounds) -> Hashable:
+        run = tuple(unit.key for unit in self.units[stage.begin : stage.end])
+        arrival = own.arrivals[stage.begin][stage.arrival] if own.arrivals[stage.begin] else None
+        return run, stage.begin == 0, cluster, arrival
+
+    def _equal_runs(self, stage: ChainStage) -> Iterator[tuple[int, int]]:
+        """The runs of units that are equal to a stage's."""
+        keys = [unit.key for unit in self.units]
+        length = stage.end - stage.begin
+        own = keys[stage.begin : stage.end]
+        for i in range(len(keys) - length + 1):
+            if (i == 0) == (stage.begin == 0) and keys[i : i + length] == own:
+                yield i, i + length
+
+    def _plan(self, stage: ChainStage, cluster: Cluster, own: StageBounds) -> _Real | InfeasibleError:
+        """Plan a stage as a graph of its own."""
+        operators = range(self.units[stage.begin].operators.start, self.units[stage.end - 1].operators.stop)
+        part = self.view.subgraph(operators)
+        view = GraphView(part.graph)
+        names = part_names(self.view, part, view, operators)
+        given = self.given.of_part(self.view, names, view, operators, cluster.mesh)
+        entering = names.get(self.units[stage.begin].entering)
+        arrival = own.arrivals[stage.begin][stage.arrival] if entering else None
+        specs = list(given.input_specs or [None] * len(view.inputs))
+        for n, name in enumerate(view.inputs):
+            if name == entering:
+                specs[n] = arrival
+        delivered = {names[name] for name in self.view.outputs if name in names}
+        pins: dict[str, Any] = {pin.name: pin.pattern for pin in given.parsed}
+        for y, name in enumerate(view.outputs):
+            if name not in delivered:
+                pins.setdefault(f"y{y}", "?")
+        buffers = 0
+        if self.pipeline.objective != "latency" or self.micro.count > 1:
+            for name, spec in zip(view.inputs, specs, strict=True):
+                arriving = TensorShardSpec.replicated(len(view.shape(name))) if spec is None else spec
+                buffers += arriving.local_nbytes(view.shape(name), view.itemsize(name), cluster.mesh)
+        budget = self._budget(cluster)
+        if buffers >= budget:
+            return InfeasibleError(
+                f"The buffers of a stage's micro-batches take {buffers} bytes, and mem_budget is {budget}.", 2 * buffers
+            )
+        options = replace(
+            self.options,
+            mem_budget=budget - buffers,
+            pins=pins,
+            input_specs=specs,
+            output_specs=given.output_specs,
+            gap=self.options.gap / 2,
+            time_limit_seconds=self.limits.seconds_left(),
+            on_incumbent=None,
+        )
+        try:
+            found = find_plan(part.graph, cluster, options, report=False, overlap=False, rules=own.rules)
+            return _Real(found, names)
+        except InfeasibleError as error:
+            return error
+
+    def _result(self, chain: Chain, reals: Sequence[_Real]) -> PipelineResult:
+        stages = []
+        for stage, real in zip(chain.stages, reals, strict=True):
+            operators = range(self.units[stage.begin].operators.start, self.units[stage.end - 1].operators.stop)
+            stages.append(PlannedStage(operators, stage.part, self.clusters[stage.part], real.result.plan.stages[0]))
+        messages = tuple(self._messages(stages))
+        delivery = self._delivered(stages[-1].part)
+        own = periods([stage.plan.seconds for stage in stages], messages, delivery)
+        total = math.fsum([*(stage.plan.seconds for stage in stages), *(one.seconds for one in messages), delivery])
+        slowest, count = max(own), self.micro.count
+        value = {
+            "latency": total,
+            "throughput": count * slowest,
+            "batch": total + (count - 1) * slowest,
+        }[self.pipeline.objective]
+        return PipelineResult(self.micro, tuple(stages), messages, delivery, value, 0.0)
+
+    def _messages(self, stages: Sequence[PlannedStage]) -> Iterator[Message]:
+        """The tensors that go from stage to stage, in the order of their targets."""
+        maker = {self.view.names[y]: n for n, op in enumerate(self.view.operators) for y in op.outputs}
+        stage_of = [k for k, stage in enumerate(stages) for _ in stage.operators]
+        views = []
+        for stage in stages:
+            part = self.view.subgraph(stage.operators)
+            views.append(part_names(self.view, part, GraphView(part.graph), stage.operators))
+        inputs = [{tensor.name: tensor.spec for tensor in stage.plan.inputs} for stage in stages]
+        results = [{tensor.name: tensor.spec for tensor in stage.plan.outputs} for stage in stages]
+        last = len(stages) - 1
+        for target, names in enumerate(views):
+            for name, own in names.items():
+                if name in maker and own in inputs[target]:
+                    source = stage_of[maker[name]]
+                    yield self._message(
+                        name, source, target, results[source][views[source][name]], inputs[target][own], stages
+                    )
+            if target == last:
+                for name in dict.fromkeys(self.view.outputs):
+                    source = stage_of[maker[name]] if name in maker else last
+                    if source != last:
+                        whole = TensorShardSpec.replicated(len(self.view.shape(name)))
+                        yield self._message(name, source, last, results[source][views[source][name]], whole, stages)
+
+    def _message(
+        self,
+        name: str,
+        source: int,
+        target: int,
+        produced: TensorShardSpec,
+        required: TensorShardSpec,
+        stages: Sequence[PlannedStage],
+    ) -> Message:
+        first, second = stages[source].part, stages[target].part
+        link = link_between(self.cluster, first, second)
+        seconds = message_seconds(self.view, name, first.size, stages[target].cluster, required, link)
+        return Message(name, source, target, produced, required, self.view.nbytes(name), seconds)

@@ -1,0 +1,327 @@
+"""Lower bounds of the seconds of stages: any run of units, on one kind of sub-mesh, by the spec in which data arrives.
+
+Each unit has a table: the least seconds of its operators for each spec of the tensor that enters it and each of the one
+that leaves it. The tables come from elimination over the unit alone
+(:func:`hidet_dist.search.eliminate.boundary_table`), and equal units share them. The table of a run of units is their
+min-plus product.
+
+The bound is exact for a run without a budget, but for what a cut costs by itself (operators that it keeps from sharing
+a kernel) and for tensors that several units read: how these are converted is left out. A budget enters by prices on the
+bytes of weights (Lagrangian relaxation; Everett, Operations Research 11(3), 1963): at any price, the least of seconds
+plus paid bytes, less the price of the whole budget, is a bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hidet_dist.cost.fusion import Fused
+from hidet_dist.cost.model import PredictedCost
+from hidet_dist.machine import Cluster
+from hidet_dist.pipeline.constraints import GraphOptions
+from hidet_dist.pipeline.units import Unit
+from hidet_dist.rewriting import Subgraph
+from hidet_dist.rules.rule import RuleTable
+from hidet_dist.search.eliminate import Tables, boundary_table
+from hidet_dist.search.formulation import Formulation, formulate
+from hidet_dist.search.limits import Limits
+from hidet_dist.search.options import SearchOptions
+from hidet_dist.search.presolve import Presolve
+from hidet_dist.search.prices import Prices
+from hidet_dist.search.problem import Edge, Problem
+from hidet_dist.spec import TensorShardSpec
+from hidet_dist.view import GraphView
+
+Table = npt.NDArray[np.float64]
+
+
+class UnitCost(PredictedCost):
+    """The costs of a unit's operators as parts of the whole graph, where they may share kernels with others."""
+
+    def __init__(self, cluster: Cluster, fused: Mapping[int, Fused]):
+        super().__init__(cluster)
+        self._fused = fused
+
+    def fused(self, view: GraphView) -> Mapping[int, Fused]:
+        """The fusions of the whole graph that the unit's operators are in."""
+        return self._fused
+
+
+@dataclass(frozen=True)
+class _Formulated:
+    """The formulation of a unit, and the names of tensors in it.
+
+    ``entering`` and ``leaving`` are the unit's names of the tensors that it is joined by, or empty. ``free`` are the
+    tensors whose conversions are not counted here, and ``uncounted`` the entities whose memory is not.
+    """
+
+    view: GraphView
+    formulation: Formulation
+    entering: str
+    leaving: str
+    free: frozenset[str]
+    uncounted: frozenset[int]
+    undelivered: frozenset[int]
+
+    def produced(self) -> list[TensorShardSpec]:
+        """List the specs in which the tensor that leaves is made."""
+        number, output = self.maker()
+        return list(dict.fromkeys(choice.spec.out_specs[output] for choice in self.formulation.choices[number]))
+
+    def maker(self) -> tuple[int, int]:
+        """The operator that makes the tensor that leaves, and the number of its output."""
+        number, _, output = self.leaving[1:].partition(".")
+        return int(number), int(output)
+
+    def required(self) -> list[TensorShardSpec]:
+        """List the specs in which operators read the tensor that enters."""
+        layouts, names = self.formulation.layouts[self.entering], list(self.formulation.layouts)
+        return list(
+            dict.fromkeys(
+                layouts[n]
+                for edge in self.formulation.problem.edges
+                if names[edge.tensor] == self.entering
+                for n in edge.consumed
+            )
+        )
+
+
+def part_names(whole: GraphView, part: Subgraph, view: GraphView, operators: range) -> dict[str, str]:
+    """Map the names of tensors in a graph to those in the view of a part of it."""
+    names = {whole.names[x]: view.names[y] for x, y in zip(part.inputs, part.graph.inputs or [], strict=True)}
+    for number in operators:
+        op = whole.operators[number]
+        for x in op.inputs:
+            if x in view.names:  # a weight, which both share
+                names[whole.names[x]] = view.names[x]
+        for o, y in enumerate(op.outputs):
+            names[whole.names[y]] = f"t{number - operators.start}.{o}"
+    return names
+
+
+class StageBounds:
+    """Lower bounds of stages on one kind of sub-mesh.
+
+    Parameters
+    ----------
+    view: the graph's view.
+    units: its units.
+    shared: the tensors that several units read.
+    cluster: the sub-mesh as a machine.
+    options: the user's pins and specs, by graph.
+    budget: bytes that a device may hold.
+
+    Attributes
+    ----------
+    arrivals: for each unit the specs in which the tensor that enters it may arrive at the sub-mesh; none for the first.
+    rules: the sharding rules on its mesh.
+    seconds: ``[i, j, s]``, a bound of the stage of the units i to j (excluded) whose data arrives in spec s.
+    """
+
+    def __init__(
+        self,
+        view: GraphView,
+        units: Sequence[Unit],
+        shared: frozenset[str],
+        cluster: Cluster,
+        options: GraphOptions,
+        budget: int,
+        limits: Limits,
+    ):
+        self.view, self.units, self.shared, self.cluster = view, units, shared, cluster
+        self.options, self.budget, self.limits = options, budget, limits
+        self.model = PredictedCost(cluster)
+        self.rules = RuleTable(cluster.mesh)
+        self._whole = self.model.fused(view)
+        self._formulated: dict[Hashable, _Formulated] = {}
+        self._known: dict[Hashable, Table] = {}
+        self._problems: list[Problem] = []  # tables are known by the identity of their parts, which must stay alive
+        self.arrivals = [self._states(n) for n in range(len(units))]
+        self.weights = self._least_weights()
+        width = max(len(states) or 1 for states in self.arrivals)
+        count = len(units)
+        self.seconds = np.full((count, count + 1, width), np.inf)
+        for i in range(count):
+            for j in range(i + 1, count + 1):
+                if self.weights[j] - self.weights[i] <= budget:
+                    self.seconds[i, j, : len(self.arrivals[i]) or 1] = 0.0
+        self._prices: set[float] = set()
+        self.price(0.0)
+
+    def price(self, second_per_byte: float) -> bool:
+        """Raise the bounds by those at a price of memory; whether it is a new one.
+
+        Prices are rounded to two binary digits, so that near ones are not tried one after the other.
+        """
+        mantissa, exponent = math.frexp(second_per_byte)
+        rounded = math.ldexp(round(mantissa * 8) / 8, exponent)
+        if rounded in self._prices:
+            return False
+        self._prices.add(rounded)
+        count = len(self.units)
+        tables = [self._table(n, rounded) for n in range(count)]
+        numbers: dict[int, int] = {}
+        number_of = [numbers.setdefault(id(table), len(numbers)) for table in tables]
+        lines: list[Table] = [np.zeros(1)]
+        known: dict[tuple[int, int], int] = {}
+        paid = rounded * self.budget
+        for j in range(1, count + 1):
+            self.limits.check()
+            line = 0
+            for i in range(j - 1, -1, -1):
+                if not np.isfinite(self.seconds[i, j, 0]) and not np.isfinite(self.seconds[i, j]).any():
+                    break  # a longer run holds more
+                # What leaves the last unit may be in any spec.
+                key = (number_of[i], line) if i < j - 1 else (number_of[i], -1)
+                if key not in known:
+                    table = tables[i]
+                    least = table.min(axis=1) if i == j - 1 else (table + lines[line][None, :]).min(axis=1)
+                    known[key] = len(lines)
+                    lines.append(least)
+                line = known[key]
+                own = self.seconds[i, j, : len(lines[line])]
+                np.maximum(own, lines[line] - paid, out=own)
+        return True
+
+    def raise_to(self, runs: Sequence[tuple[int, int]], arrival: int, seconds: float) -> None:
+        """Raise the bound of equal runs of units, whose data arrives in one spec, to what was found of one of them."""
+        for i, j in runs:
+            self.seconds[i, j, arrival] = max(self.seconds[i, j, arrival], seconds)
+
+    def _formulate(self, n: int) -> _Formulated:
+        unit = self.units[n]
+        if unit.key not in self._formulated:
+            part = self.view.subgraph(unit.operators)
+            view = GraphView(part.graph)
+            own = part_names(self.view, part, view, unit.operators)
+            begin = unit.operators.start
+            fused = {
+                number - begin: Fused(own[one.tensor], one.prologue)
+                for number, one in self._whole.items()
+                if number in unit.operators
+            }
+            given = self.options.of_part(self.view, own, view, unit.operators, self.cluster.mesh)
+            options = SearchOptions(input_specs=given.input_specs, output_specs=given.output_specs)
+            formulation = formulate(
+                view, self.cluster, UnitCost(self.cluster, fused), options, given.pins, None, self.limits, self.rules
+            )
+            whole_inputs = set(self.view.inputs)
+            free = {own[name] for name in own if name in self.shared and name != unit.entering}
+            free |= {
+                own[self.view.names[x]]
+                for x in part.inputs
+                if self.view.names[x] not in whole_inputs and self.view.names[x] != unit.entering
+            }
+            operators, weights = len(view.operators), len(view.weights)
+            uncounted = {operators + w for w, name in enumerate(view.weights) if name in free}
+            uncounted |= set(range(operators + weights, len(formulation.problem.cost)))
+            outputs = operators + weights + len(view.inputs)
+            delivered = set(self.view.outputs)
+            undelivered = {outputs + y for y, x in enumerate(part.outputs) if self.view.names[x] not in delivered}
+            self._formulated[unit.key] = _Formulated(
+                view,
+                formulation,
+                own.get(unit.entering, ""),
+                own.get(unit.leaving, ""),
+                frozenset(free),
+                frozenset(uncounted),
+                frozenset(undelivered),
+            )
+        return self._formulated[unit.key]
+
+    def _states(self, n: int) -> list[TensorShardSpec]:
+        """List the specs of the tensor that enters a unit: those that it is made or read in, and replicated."""
+        if not self.units[n].entering:
+            return []
+        made, read = self._formulate(n - 1).produced(), self._formulate(n).required()
+        ndim = len(self.view.shape(self.units[n].entering))
+        return list(dict.fromkeys((TensorShardSpec.replicated(ndim), *made, *read)))
+
+    def _least_weights(self) -> list[int]:
+        """The bytes of weights that the units before each one hold at least on a device."""
+        sums = [0]
+        for n in range(len(self.units)):
+            one = self._formulate(n)
+            memory = one.formulation.problem.memory
+            least = sum(min(memory[e]) for e in one.formulation.weights if e not in one.uncounted)
+            sums.append(sums[-1] + least)
+        return sums
+
+    def _table(self, n: int, second_per_byte: float) -> Table:
+        """The table of a unit: seconds and paid bytes, by the spec that enters and the one that leaves."""
+        behind = self.arrivals[n + 1] if n + 1 < len(self.units) else []
+        key = self.units[n].key, tuple(self.arrivals[n]), tuple(behind), second_per_byte
+        if key not in self._known:
+            problem, ends, impossible = self._problem(self._formulate(n), self.arrivals[n], behind, second_per_byte)
+            self._problems.append(problem)
+            prices = Prices([second_per_byte])
+            every = [list(range(len(costs))) for costs in problem.cost]
+            kept = Presolve(problem).reduce(every, prices, self.limits, fixed=ends).kept
+            table = boundary_table(problem, kept, Tables(self.limits), prices, ends)
+            table = np.where(table < impossible, table, np.inf)
+            if not self.arrivals[n]:
+                table = table[None]
+            if not behind:
+                table = table[..., None]
+            self._known[key] = table
+        return self._known[key]
+
+    def _problem(
+        self, one: _Formulated, arrivals: Sequence[TensorShardSpec], behind: Sequence[TensorShardSpec], price: float
+    ) -> tuple[Problem, list[int], float]:
+        """The problem of a unit, with an entity more for each tensor that it is joined by.
+
+        The numbers of these entities, and a cost from which on a plan is none.
+        """
+        problem, names = one.formulation.problem, list(one.formulation.layouts)
+        cost = [list(own) for own in problem.cost]
+        memory = [[0] * len(own) if e in one.uncounted else list(own) for e, own in enumerate(problem.memory)]
+        tensor = len(names)
+        ends: list[int] = []
+        edges: list[Edge] = []
+        gratis: dict[tuple[int, int], tuple[tuple[float, ...], ...]] = {}
+        entering = len(cost)
+        convert: tuple[tuple[float, ...], ...] = ()
+        place: dict[TensorShardSpec, int] = {}
+        if arrivals:
+            ends.append(entering)
+            cost.append([0.0] * len(arrivals))
+            memory.append([0] * len(arrivals))
+            place = {spec: s for s, spec in enumerate(arrivals)}
+            shape, dtype = one.view.pieces(one.entering)
+            convert = self.model.conversions(shape, dtype, arrivals)
+        for edge in problem.edges:
+            name = names[edge.tensor]
+            if edge.consumer in one.undelivered:
+                continue
+            if arrivals and name == one.entering:
+                layouts = one.formulation.layouts[name]
+                consumed = tuple(place[layouts[d]] for d in edge.consumed)
+                numbers = tuple(range(len(arrivals)))
+                edges.append(Edge(tensor, entering, edge.consumer, numbers, consumed, convert))
+            elif name in one.free:
+                size = len(edge.convert), len(edge.convert[0])
+                nothing = gratis.setdefault(size, ((0.0,) * size[1],) * size[0])
+                edges.append(Edge(edge.tensor, edge.producer, edge.consumer, edge.produced, edge.consumed, nothing))
+            else:
+                edges.append(edge)
+        impossible = math.inf
+        if behind:
+            number, output = one.maker()
+            leaving = len(cost)
+            ends.append(leaving)
+            cost.append([0.0] * len(behind))
+            memory.append([0] * len(behind))
+            most = sum(map(max, cost)) + sum(max(map(max, edge.convert)) for edge in edges)
+            most += price * sum(map(max, memory))
+            impossible = 2 * most + 1e-6
+            specs = {spec: s for s, spec in enumerate(behind)}
+            produced = tuple(specs[choice.spec.out_specs[output]] for choice in one.formulation.choices[number])
+            barred = tuple(tuple(0.0 if s == d else impossible for d in range(len(behind))) for s in range(len(behind)))
+            edges.append(Edge(tensor + 1, number, leaving, produced, tuple(range(len(behind))), barred))
+        return Problem(cost, memory, problem.budget, edges), ends, impossible

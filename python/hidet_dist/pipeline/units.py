@@ -1,0 +1,135 @@
+"""Units of a graph: the runs of operators between the places where it may be cut.
+
+A graph in execution order may be cut where one tensor carries on what was computed: between the layers of a deep model,
+or anywhere in a chain. Tensors that cross very many places beside it (a mask that every layer reads, keys that are
+returned at the end) do not stand in the way; graph inputs and weights never do, since every stage has those that it
+reads.
+
+Units of equal structure have equal *keys*, so that what is known of one is known of all.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from hidet_dist.rules.rule import signature_of
+from hidet_dist.view import GraphView
+
+LONG_LIVED_SHARE = 0.25  # of the operators: tensors alive for longer do not prevent a cut
+LONG_LIVED_LEAST = 64  # operators that a tensor must be alive for, whatever the share
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A run of operators between two neighbouring cuts.
+
+    Attributes
+    ----------
+    operators: their numbers in the graph.
+    entering, leaving: the tensor that carries on from the unit before, and to the one behind; empty at the ends.
+    key: equal for units of equal structure.
+    """
+
+    operators: range
+    entering: str
+    leaving: str
+    key: Hashable
+
+
+@dataclass(frozen=True)
+class Crossings:
+    """The tensors that operators compute, by the places between operators that they cross.
+
+    Attributes
+    ----------
+    begin, end: the operator that makes each tensor, and the last that reads it; the number of operators for an output
+        of the graph.
+    """
+
+    begin: dict[str, int]
+    end: dict[str, int]
+
+    @classmethod
+    def of(cls, view: GraphView) -> Crossings:
+        """Find where the tensors of a view are made and last read."""
+        begin = {view.names[y]: number for number, op in enumerate(view.operators) for y in op.outputs}
+        end: dict[str, int] = {}
+        for name, use in view.uses():
+            if name in begin and use.operator is not None:
+                end[name] = max(use.operator, end.get(name, -1))
+        return cls(begin, end)
+
+    def at(self, place: int) -> list[str]:
+        """List the computed tensors that operators before ``place`` make and operators from there on read."""
+        return [name for name, last in self.end.items() if self.begin[name] < place <= last]
+
+
+def find_units(view: GraphView) -> list[Unit]:
+    """Divide a graph into units: all of it, in order."""
+    crossings = Crossings.of(view)
+    count = len(view.operators)
+    long = max(LONG_LIVED_LEAST, LONG_LIVED_SHARE * count)
+    alive: list[list[str]] = [[] for _ in range(count + 1)]
+    for name, last in crossings.end.items():
+        for place in range(crossings.begin[name] + 1, last + 1):
+            alive[place].append(name)
+    cuts: list[tuple[int, str]] = []
+    for place in range(1, count):
+        carrying = alive[place]
+        if len(carrying) > 1:
+            carrying = [name for name in carrying if crossings.end[name] - crossings.begin[name] <= long]
+        # A tensor that carries on at two places at once would leave a unit between them that computes nothing of use.
+        if len(carrying) == 1 and (not cuts or cuts[-1][1] != carrying[0]):
+            cuts.append((place, carrying[0]))
+    places = [0, *(place for place, _ in cuts), count]
+    carried = ["", *(name for _, name in cuts), ""]
+    readers = _units_that_read(view, places)
+    return [
+        Unit(
+            range(places[n], places[n + 1]),
+            carried[n],
+            carried[n + 1],
+            _key(view, range(places[n], places[n + 1]), carried[n], carried[n + 1], readers),
+        )
+        for n in range(len(places) - 1)
+    ]
+
+
+def _units_that_read(view: GraphView, places: list[int]) -> dict[str, int]:
+    """Count the units that read each tensor."""
+    unit_of = [n for n, (begin, end) in enumerate(itertools.pairwise(places)) for _ in range(begin, end)]
+    read: dict[str, set[int]] = {}
+    for name, use in view.uses():
+        if use.operator is not None:
+            read.setdefault(name, set()).add(unit_of[use.operator])
+    return {name: len(units) for name, units in read.items()}
+
+
+def _key(view: GraphView, operators: range, entering: str, leaving: str, readers: dict[str, int]) -> Hashable:
+    """Describe all that the costs of a unit depend on: its operators, how they are joined, and what it shares.
+
+    Tensors that other units read too go by their names: two units that share a mask are not two with a mask each.
+    """
+    inside: dict[str, str] = {}
+    outputs = set(view.outputs)
+    weights = set(view.weights)
+    lines: list[Hashable] = []
+    for number in operators:
+        op = view.operators[number]
+        read = []
+        for x in op.inputs:
+            name = view.names[x]
+            if name not in inside:
+                kind = "weight" if name in weights else "input" if name in view.inputs else "computed"
+                own = name if name != entering and readers[name] > 1 else str(len(inside))
+                inside[name] = f"{kind} {'entering' if name == entering else own}"
+            read.append(inside[name])
+        made = []
+        for o, y in enumerate(op.outputs):
+            name = view.names[y]
+            inside[name] = f"{number - operators.start}.{o}"
+            made.append((name in outputs, name == leaving))
+        lines.append((signature_of(op), tuple(read), tuple(made)))
+    return tuple(lines)

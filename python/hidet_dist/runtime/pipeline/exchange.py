@@ -1,0 +1,90 @@
+"""The way of results to the ranks that give them: a thread beside the one that computes.
+
+Stages send forward while they compute, and results mostly go back. In one thread the two could wait for each other, so
+results have a thread and a communicator of their own on each rank. Its messages are in an order that all ranks share,
+by micro-batch, output, and stage that receives; and what is computed does not wait for them.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hidet_dist.runtime import native
+from hidet_dist.runtime.communicator import Communicator
+from hidet_dist.runtime.pipeline.messages import Inlet, Outlet
+
+Computed = Mapping[int, np.ndarray]
+"""This rank's shards of the graph's outputs, by their numbers."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """This rank's end of the way of one output to one stage: one of the two, or neither where it has no part in it."""
+
+    output: int
+    outlet: Outlet | None
+    inlet: Inlet | None
+
+
+class Exchange:
+    """The exchange of results in one call, or one stream.
+
+    Parameters
+    ----------
+    communicator: Communicator
+        Of all ranks, used for nothing else meanwhile.
+    routes: sequence of Route
+        Of one micro-batch, in the order that all ranks share.
+    call: int
+        The number of the call.
+    """
+
+    def __init__(self, communicator: Communicator, routes: Sequence[Route], call: int):
+        self._communicator = communicator
+        self._routes = routes
+        self._call = call
+        self._todo: queue.SimpleQueue[Computed | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[dict[int, np.ndarray] | BaseException] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="hidet_dist-results", daemon=True)
+        self._thread.start()
+
+    def add(self, computed: Computed) -> None:
+        """Exchange the results of the next micro-batch, which this rank has computed its part of."""
+        self._todo.put(computed)
+
+    def take(self) -> dict[int, np.ndarray]:
+        """The parts that this rank has received of the oldest micro-batch, once all its messages are through.
+
+        Raises CommunicationError.
+        """
+        done = self._done.get()
+        if isinstance(done, BaseException):
+            raise done
+        return done
+
+    def end(self) -> None:
+        """Return when the thread has ended: after what was added, or once the communicator has failed."""
+        self._todo.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._communicator.begin_call(self._call)
+            self._communicator.bind()
+            while (computed := self._todo.get()) is not None:
+                received = {}
+                for route in self._routes:
+                    if route.outlet is not None:
+                        route.outlet.send(self._communicator, computed[route.output])
+                    if route.inlet is not None:
+                        received[route.output] = route.inlet.receive(self._communicator)
+                self._done.put(received)
+        except BaseException as error:
+            self._done.put(error)
+        finally:
+            native.bind(None)

@@ -1,0 +1,468 @@
+"""One rank's part of a pipeline: its stage's program run on each micro-batch, between receiving and sending.
+
+A rank receives what its stage reads of earlier ones, runs the stage's program, and sends what later stages read. While
+it works on one micro-batch, the stage before works on the next: a message is on its way, or in the receiver's memory,
+until the receiver comes to it. Messages are in an order that all ranks share (by micro-batch, boundary, and stage that
+reads), so that no ranks wait for one another.
+
+Two communicators are of all ranks: one for messages forward, which the calling thread uses, and one for results
+(:mod:`hidet_dist.runtime.pipeline.exchange`). A failure on any of a rank's communicators ends all of them, and all
+ranks hear of it through that of all ranks, which names the ranks to blame.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from hidet_dist.artifacts.manifest import Manifest, StageManifest, TensorSignature
+from hidet_dist.errors import CommunicationError, InputError
+from hidet_dist.runtime import dlpack
+from hidet_dist.runtime.agreement import describe
+from hidet_dist.runtime.arguments import Signature
+from hidet_dist.runtime.communicator import Communicator
+from hidet_dist.runtime.memory import Memory
+from hidet_dist.runtime.pipeline.exchange import Exchange, Route
+from hidet_dist.runtime.pipeline.messages import Inlet, Outlet, blamed, raw_dtype, raw_view
+from hidet_dist.runtime.program import Program
+from hidet_dist.runtime.tensors import NUMPY, Buffer
+from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.spec.pipeline import Pipeline
+from hidet_dist.transfer import MeshLayout, Transfer, plan_transfer
+
+
+@dataclass(frozen=True)
+class PreparedCall:
+    """A call for which everything is in place.
+
+    Attributes
+    ----------
+    inputs: for each micro-batch, the stage's inputs that are inputs of the graph, by their numbers in the stage.
+    results: the outputs as they are returned; empty on ranks that give none.
+    outputs: where they lie, by the numbers of the graph's outputs.
+    """
+
+    inputs: Sequence[Mapping[int, Buffer]]
+    results: list[Any]
+    outputs: Mapping[int, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What a rank did from ``begin`` to ``end``, by time.perf_counter_ns, in a micro-batch.
+
+    ``name`` is ``receive``, ``run`` or ``send``; ``kernels`` are the times of the kernels of a run: int64[kernels, 2].
+    """
+
+    name: str
+    micro_batch: int
+    begin: int
+    end: int
+    kernels: np.ndarray | None = None
+
+
+class PipelinedProgram:
+    """The program of one stage on one rank, as part of its pipeline.
+
+    Parameters
+    ----------
+    manifest: Manifest
+        Of the artifacts, with a pipeline.
+    rank: int
+        This rank, of all.
+    program: Program
+        The stage's.
+    memory: Memory
+        The host's memory, in which its tensors lie.
+    world: Communicator
+        Of all ranks, for messages forward.
+    own: Communicator
+        Of the ranks of the stage.
+    backward: Communicator or None
+        Of all ranks, for results; None where no results travel (:meth:`exchanges_results`).
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        rank: int,
+        program: Program,
+        memory: Memory,
+        world: Communicator,
+        own: Communicator,
+        backward: Communicator | None,
+    ):
+        assert manifest.pipeline is not None
+        self._manifest, self._pipeline = manifest, manifest.pipeline
+        self._number = manifest.stage_of(rank)
+        self._stage = manifest.stages[self._number]
+        self._rank, self._ranks = rank, manifest.ranks_of(self._number)
+        self._program, self._memory = program, memory
+        self._world, self._own, self._backward = world, own, backward
+        pipeline, number = self._pipeline, self._number
+        # The inputs of the graph that the stage reads, with their numbers in the stage.
+        self._read = {
+            place: reader.number
+            for place, x in enumerate(pipeline.inputs)
+            for reader in x.readers
+            if reader.stage == number
+        }
+        self._given = [place for place in range(len(pipeline.outputs)) if pipeline.gives_results(number)]
+        self._signature = Signature(self._call_signature(), memory, list(self._read))
+        self._checks = Signature(self._stage, memory)
+        self._output_shapes = [tuple(int(n) for n in self._call_output(place).shape) for place in self._given]
+        self._inlets: dict[int, tuple[Inlet, ...]] = {}
+        self._outlets: list[tuple[int, Outlet]] = []
+        self._receives: list[tuple[int, Inlet]] = []
+        for boundary in pipeline.boundaries:
+            for reader in boundary.readers:
+                source = boundary.source
+                if number == source.stage:
+                    self._outlets.append((source.number, self._outlet(source.number, reader.stage, reader.number)))
+                if number == reader.stage:
+                    transfer, dtype = self._transfer(source.stage, source.number, reader.stage, reader.number)
+                    inlet = Inlet(transfer, self._ranks.index(rank), manifest.ranks_of(source.stage), dtype)
+                    self._receives.append((reader.number, inlet))
+        self._routes = self._result_routes()
+        self._scratch: dict[int, np.ndarray] = {}
+        self._exchange: Exchange | None = None
+
+    @staticmethod
+    def exchanges_results(pipeline: Pipeline) -> bool:
+        """Whether results travel between stages."""
+        return any(
+            stage != y.source.stage and pipeline.gives_results(stage)
+            for y in pipeline.outputs
+            for stage in range(len(pipeline.stages))
+        )
+
+    @property
+    def gives_results(self) -> bool:
+        """Whether this rank gives the outputs of the graph."""
+        return self._pipeline.gives_results(self._number)
+
+    @property
+    def lag(self) -> int:
+        """How many batches of a stream a rank of this stage takes before it gives the results of the first.
+
+        So many that those have come when it asks for them, where the pipeline is full.
+        """
+        return 0 if self._backward is None else len(self._pipeline.stages) - self._number
+
+    def prepare(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> tuple[PreparedCall, Mapping[str, int]]:
+        """Check and place the inputs and outputs of a call: those of the graph, for all micro-batches.
+
+        Inputs that the stage does not read may be anything, such as None.
+
+        Returns
+        -------
+        The call, and the sizes of symbolic dims, of which there are none.
+
+        Raises
+        ------
+        InputError
+            When inputs or outputs do not fit the graph.
+        MemoryError
+            When there is not enough memory.
+        """
+        count = len(self._pipeline.inputs)
+        if len(inputs) != count:
+            raise InputError(f"The program takes {count} inputs; {len(inputs)} were given.")
+        buffers = self._signature.packed(self._signature.inputs([inputs[place] for place in self._read]))
+        if outputs is None:
+            kind = self._signature.kind(inputs) if self._given else NUMPY
+            results, places = self._signature.new_outputs(kind, self._output_shapes, buffers)
+        else:
+            results, places = list(outputs), self._signature.outputs(outputs, self._output_shapes, buffers)
+        return self._prepared(buffers, results, places), {}
+
+    def prepare_zeros(self, sizes: Mapping[str, int]) -> tuple[PreparedCall, Mapping[str, int]]:
+        """Prepare a call on zeros whose outputs are thrown away; there are no symbolic dims to have ``sizes``."""
+        if sizes:
+            raise InputError(f"The program has no symbolic dim {', '.join(sorted(sizes))}; it has none.")
+        places = self._signature.scratch(self._output_shapes)
+        return self._prepared(self._signature.zeros({}), [], places), {}
+
+    def run(self, prepared: PreparedCall, number: int, record: bool = False) -> tuple[list[Any], list[Interval]]:
+        """Make call ``number``: the outputs, and where ``record``, what this rank did when.
+
+        Raises
+        ------
+        CommunicationError
+            When a message or a collective failed, on this rank or another.
+        """
+        intervals: list[Interval] = []
+        self.begin(number)
+        try:
+            self.process(prepared, intervals if record else None)
+            results = self.collect(prepared)
+        except BaseException as error:
+            self.fail(error)
+            raise
+        self.end()
+        return results, intervals
+
+    def begin(self, number: int) -> None:
+        """Begin call, or stream, ``number``."""
+        self._own.begin_call(number)
+        if self._backward is not None:
+            self._exchange = Exchange(self._backward, self._routes, number)
+
+    def end(self) -> None:
+        """End a call, or stream, whose results were all collected."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.end()
+
+    def process(self, prepared: PreparedCall, intervals: list[Interval] | None = None) -> None:
+        """Take part in the forward way of all micro-batches of a call.
+
+        Raises
+        ------
+        CommunicationError
+            When a message or a collective failed.
+        InputError
+            When what an earlier stage computed holds an index that a table of this one has not.
+        """
+        for micro_batch, given in enumerate(prepared.inputs):
+            times = [time.perf_counter_ns()]
+            arguments = {**given, **self._receive()}
+            times.append(time.perf_counter_ns())
+            shards = self._shards(prepared, micro_batch)
+            inputs = [arguments[place] for place in range(len(self._stage.inputs))]
+            if self._receives:
+                self._checks.check_indices(inputs, {})
+            self._own.bind()
+            placed = self._program.place(inputs, [self._buffer(shards[n], n) for n in range(len(shards))])
+            _, kernels = self._program.run(placed, self._own, intervals is not None)
+            times.append(time.perf_counter_ns())
+            self._send(shards)
+            self._deliver(prepared, micro_batch, shards)
+            times.append(time.perf_counter_ns())
+            if intervals is not None:
+                for place, name in enumerate(("receive", "run", "send")):
+                    times_of = kernels if name == "run" else None
+                    intervals.append(Interval(name, micro_batch, times[place], times[place + 1], times_of))
+
+    def collect(self, prepared: PreparedCall) -> list[Any]:
+        """Return the outputs of a call that was processed, once they have come from other stages.
+
+        Raises CommunicationError.
+        """
+        if self._exchange is None:
+            return prepared.results
+        for micro_batch in range(len(prepared.inputs)):
+            received = self._exchange.take()
+            if received:
+                self._own.bind()
+            for place, inlet in ((route.output, route.inlet) for route in self._routes):
+                if inlet is not None:
+                    shard = inlet.complete(self._own, received[place])
+                    into = self._slice(prepared, place, micro_batch)
+                    into[...] = shard.reshape(into.shape)
+        self._world.bind()
+        return prepared.results
+
+    def fail(self, error: BaseException) -> None:
+        """End all communicators of this rank for an error, the others told who is to blame.
+
+        Raises
+        ------
+        CommunicationError
+            In place of such an error: with the ranks to blame, of all.
+        """
+        reason, ranks = describe(error), blamed(error, self._rank)
+        self._world.give_up(reason, ranks)
+        self._own.give_up(reason)
+        if self._backward is not None:
+            self._backward.interrupt(reason)
+            self.end()
+            self._backward.give_up(reason)
+        if isinstance(error, CommunicationError):
+            self._world.check()
+
+    # Shapes and places.
+
+    def _call_signature(self) -> StageManifest:
+        """The stage as one call sees it: with the graph's inputs that it reads and outputs that it gives."""
+        count = self._pipeline.micro_batches
+        inputs = tuple(
+            _times(self._stage.inputs[number], self._pipeline.inputs[place].batch_dim, count)
+            for place, number in self._read.items()
+        )
+        outputs = tuple(self._call_output(place) for place in self._given)
+        return replace(self._stage, inputs=inputs, outputs=outputs, index_checks=())
+
+    def _call_output(self, place: int) -> TensorSignature:
+        """An output of the graph as this rank gives it."""
+        y = self._pipeline.outputs[place]
+        signature = self._manifest.stages[y.source.stage].outputs[y.source.number]
+        if y.source.stage != self._number:  # it is replicated
+            signature = replace(signature, shape=signature.whole_shape)
+        return _times(signature, y.batch_dim, self._pipeline.micro_batches)
+
+    def _prepared(self, buffers: Sequence[Buffer], results: list[Any], places: Sequence[Buffer]) -> PreparedCall:
+        parts: list[dict[int, Buffer]] = []
+        for micro_batch in range(self._pipeline.micro_batches):
+            own = {
+                number: self._part(buffer, self._pipeline.inputs[place].batch_dim, micro_batch)
+                for (place, number), buffer in zip(self._read.items(), buffers, strict=True)
+            }
+            if not self._receives:
+                self._checks.check_indices([own[n] for n in range(len(self._stage.inputs))], {})
+            parts.append(own)
+        outputs = {
+            place: raw_view(buffer.address, buffer.shape, buffer.dtype)
+            for place, buffer in zip(self._given, places, strict=True)
+        }
+        # The buffers keep the memory that the views are of.
+        return PreparedCall(parts, [*results] if results else [], _Kept(outputs, places))
+
+    def _part(self, buffer: Buffer, dim: int | None, micro_batch: int) -> Buffer:
+        """A micro-batch of a tensor that lies row by row, row by row as well."""
+        if dim is None or self._pipeline.micro_batches == 1:
+            return buffer
+        whole = raw_view(buffer.address, buffer.shape, buffer.dtype)
+        part = _cut(whole, dim, micro_batch, self._pipeline.micro_batches)
+        packed = np.ascontiguousarray(part)
+        return replace(
+            buffer,
+            address=packed.ctypes.data,
+            shape=part.shape,
+            nbytes=part.nbytes,
+            owner=(packed, buffer),
+        )
+
+    def _slice(self, prepared: PreparedCall, place: int, micro_batch: int) -> np.ndarray:
+        """The place of a micro-batch in an output of the graph."""
+        return _cut(
+            prepared.outputs[place], self._pipeline.outputs[place].batch_dim, micro_batch, self._pipeline.micro_batches
+        )
+
+    def _shards(self, prepared: PreparedCall, micro_batch: int) -> list[np.ndarray]:
+        """The memory for the stage's outputs: in the graph's where that is possible."""
+        travelling = {self._pipeline.outputs[route.output].source.number for route in self._routes if route.outlet}
+        shards = []
+        for number, signature in enumerate(self._stage.outputs):
+            shape = tuple(int(n) for n in signature.shape)
+            for place in self._given:
+                source = self._pipeline.outputs[place].source
+                if (source.stage, source.number) == (self._number, number):
+                    direct = self._slice(prepared, place, micro_batch)
+                    if direct.flags.c_contiguous:
+                        shards.append(direct)
+                        break
+            else:
+                if number in travelling:  # it is sent while the next micro-batch is computed
+                    shards.append(np.empty(shape, raw_dtype(_name(signature))))
+                else:
+                    if number not in self._scratch:
+                        self._scratch[number] = np.empty(shape, raw_dtype(_name(signature)))
+                    shards.append(self._scratch[number])
+        return shards
+
+    def _buffer(self, shard: np.ndarray, number: int) -> Buffer:
+        dtype = _name(self._stage.outputs[number])
+        return Buffer(shard.ctypes.data, shard.shape, dtype, shard.nbytes, True, (dlpack.CPU, 0), False, shard)
+
+    def _deliver(self, prepared: PreparedCall, micro_batch: int, shards: Sequence[np.ndarray]) -> None:
+        """Put the outputs of the graph that this rank computed into their places, and on their way to other ranks."""
+        computed = {}
+        for place, y in enumerate(self._pipeline.outputs):
+            if y.source.stage != self._number:
+                continue
+            shard = shards[y.source.number]
+            computed[place] = shard
+            if place in self._given:
+                into = self._slice(prepared, place, micro_batch)
+                if into.size and into.ctypes.data != shard.ctypes.data:
+                    into[...] = shard.reshape(into.shape)
+        if self._exchange is not None:
+            self._exchange.add(computed)
+
+    # Messages.
+
+    def _receive(self) -> dict[int, Buffer]:
+        """The stage's inputs that earlier stages computed, by their numbers in the stage."""
+        self._world.bind()
+        parts = [(number, inlet, inlet.receive(self._world)) for number, inlet in self._receives]
+        self._own.bind()
+        arguments = {}
+        for number, inlet, part in parts:
+            shard, signature = inlet.complete(self._own, part), self._stage.inputs[number]
+            shape = tuple(int(n) for n in signature.shape)
+            arguments[number] = Buffer(
+                shard.ctypes.data, shape, _name(signature), shard.nbytes, True, (dlpack.CPU, 0), False, shard
+            )
+        return arguments
+
+    def _send(self, shards: Sequence[np.ndarray]) -> None:
+        self._world.bind()
+        for number, outlet in self._outlets:
+            outlet.send(self._world, shards[number])
+
+    def _transfer(self, source: int, output: int, target: int, number: int | None) -> tuple[Transfer, str]:
+        """The transfer of an output of one stage to another: to its input ``number``, or replicated; and the dtype."""
+        stages = self._manifest.stages
+        y = stages[source].outputs[output]
+        shape = tuple(int(n) for n in y.whole_shape)
+        replicated = TensorShardSpec.replicated(len(shape))
+        spec = replicated if number is None else TensorShardSpec.parse(stages[target].inputs[number].spec)
+        layouts = (
+            MeshLayout(DeviceMesh(stages[source].mesh_shape), TensorShardSpec.parse(y.spec)),
+            MeshLayout(DeviceMesh(stages[target].mesh_shape), spec),
+        )
+        return plan_transfer(shape, *layouts), _name(y)
+
+    def _outlet(self, output: int, target: int, number: int | None) -> Outlet:
+        transfer, dtype = self._transfer(self._number, output, target, number)
+        return Outlet(transfer, self._ranks.index(self._rank), self._manifest.ranks_of(target), dtype)
+
+    def _result_routes(self) -> list[Route]:
+        """The ways of results that this rank has a part in, in the order that all ranks share."""
+        routes = []
+        for place, y in enumerate(self._pipeline.outputs):
+            for target in range(len(self._pipeline.stages)):
+                if target == y.source.stage or not self._pipeline.gives_results(target):
+                    continue
+                if self._number == y.source.stage:
+                    routes.append(Route(place, self._outlet(y.source.number, target, None), None))
+                elif self._number == target:
+                    transfer, dtype = self._transfer(y.source.stage, y.source.number, target, None)
+                    senders = self._manifest.ranks_of(y.source.stage)
+                    routes.append(Route(place, None, Inlet(transfer, self._ranks.index(self._rank), senders, dtype)))
+        return routes
+
+
+class _Kept(dict[int, np.ndarray]):
+    """Views, by number, with what keeps their memory."""
+
+    def __init__(self, views: Mapping[int, np.ndarray], owners: Sequence[Any]):
+        super().__init__(views)
+        self.owners = owners
+
+
+def _times(signature: TensorSignature, dim: int | None, count: int) -> TensorSignature:
+    """The signature of a tensor of ``count`` micro-batches, from that of one."""
+    if dim is None:
+        return signature
+    shape, whole = list(signature.shape), list(signature.whole_shape)
+    shape[dim], whole[dim] = int(shape[dim]) * count, int(whole[dim]) * count
+    return replace(signature, shape=tuple(shape), whole_shape=tuple(whole))
+
+
+def _cut(whole: np.ndarray, dim: int | None, number: int, count: int) -> np.ndarray:
+    """Part ``number`` of ``count`` along a dim; all of it where there is no dim."""
+    if dim is None or count == 1:
+        return whole
+    extent = whole.shape[dim] // count
+    return whole[(slice(None),) * dim + (slice(number * extent, (number + 1) * extent),)]
+
+
+def _name(signature: TensorSignature) -> str:
+    """A dtype by the name that NumPy has for it too."""
+    return "bool" if signature.dtype == "boolean" else signature.dtype

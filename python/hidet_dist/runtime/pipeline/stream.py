@@ -1,0 +1,92 @@
+"""Streams: batch after batch through a pipeline that stays full, the results in order."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+from hidet_dist.runtime.calls import Calls
+from hidet_dist.runtime.pipeline.program import PipelinedProgram, PreparedCall
+
+
+class Stream(Iterator[Any]):
+    """The results of batches, in order.
+
+    All ranks iterate over it, over as many batches each, and to the end. A batch that a rank refuses ends the stream,
+    and the partition, on all ranks: others may have sent what they computed of later batches.
+
+    Parameters
+    ----------
+    program: PipelinedProgram
+        This rank's.
+    calls: Calls
+        The partition's, of which a stream is begun.
+    batches: iterable
+        Of each batch the inputs: a sequence of them, or the only one.
+    finish: function
+        Agrees with the other ranks that the stream has ended.
+    """
+
+    def __init__(self, program: PipelinedProgram, calls: Calls, batches: Iterable[Any], finish: Callable[[], None]):
+        self._program, self._calls, self._finish = program, calls, finish
+        self._batches = iter(batches)
+        self._pending: deque[PreparedCall] = deque()
+        self._taken = True  # whether there may be batches left
+        self._open = True
+        calls.streaming = True
+
+    def __next__(self) -> Any:
+        """The results of the next batch, as a call gives them.
+
+        Raises
+        ------
+        InputError
+            When this rank refuses a batch.
+        CommunicationError
+            When a message or a collective failed on this rank or another.
+        """
+        if not self._open:
+            raise StopIteration
+        self._calls.check_caller()  # a thread that must not call ends nothing
+        try:
+            while self._taken and len(self._pending) <= self._program.lag:
+                try:
+                    batch = next(self._batches)
+                except StopIteration:
+                    self._taken = False
+                    break
+                self._calls.go_on(functools.partial(self._take, batch))
+            if self._pending:
+                return self._calls.go_on(self._results)
+            self._open = False
+            self._program.end()
+            self._finish()
+        except BaseException as error:
+            self._end_by(error)
+            raise
+        self._calls.streaming = False
+        raise StopIteration
+
+    def close(self) -> None:
+        """End the stream before its end, and with it the partition, as other ranks may be within it."""
+        if self._open:
+            self._end_by(RuntimeError("its stream was closed before the end"))
+
+    def _take(self, batch: Any) -> None:
+        inputs = batch if isinstance(batch, Sequence) else [batch]
+        prepared, _ = self._program.prepare(inputs, None)
+        self._program.process(prepared)
+        self._pending.append(prepared)
+
+    def _results(self) -> Any:
+        outputs = self._program.collect(self._pending.popleft())
+        if not self._program.gives_results:
+            return None
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _end_by(self, error: BaseException) -> None:
+        self._open = False
+        self._calls.streaming = False
+        self._program.fail(error)

@@ -1,0 +1,91 @@
+"""The simulator of pipelines: all stages, one after the other, with the transfers between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hidet_dist.errors import InputError
+from hidet_dist.partitioning import Program
+from hidet_dist.simulate.simulator import assemble, simulate_shards
+from hidet_dist.spec.pipeline import Pipeline, Port
+from hidet_dist.transfer import MeshLayout, plan_transfer, transferred
+
+
+def simulate_pipeline(
+    pipeline: Pipeline, programs: Sequence[Program], inputs: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Run a pipeline on the CPU for all ranks of all stages, and assemble its whole outputs.
+
+    Each micro-batch goes through all stages before the next, and each tensor that crosses by the messages that ranks
+    send.
+
+    Parameters
+    ----------
+    pipeline: Pipeline
+        The pipeline.
+    programs: sequence of Program
+        The program of each stage.
+    inputs: sequence of np.ndarray
+        The whole inputs of the graph, of all micro-batches.
+
+    Returns
+    -------
+    The whole outputs of the graph, of all micro-batches.
+
+    Raises
+    ------
+    InputError
+        When the inputs do not fit the pipeline.
+    PartitionError
+        When two ranks disagree on a piece of an output that both hold.
+    """
+    if len(inputs) != len(pipeline.inputs):
+        raise InputError(f"The pipeline has {len(pipeline.inputs)} inputs; {len(inputs)} were given.")
+    count = pipeline.micro_batches
+    for number, (x, own) in enumerate(zip(inputs, pipeline.inputs, strict=True)):
+        for reader in own.readers:
+            plan = programs[reader.stage].inputs[reader.number]
+            shape = list(plan.shape)
+            if own.batch_dim is not None:
+                shape[own.batch_dim] *= count
+            if list(x.shape) != shape or str(x.dtype) != plan.dtype:
+                raise InputError(f"Input {number} is {x.dtype}{list(x.shape)}, not {plan.dtype}{shape}.")
+    parts = [
+        [x] * count if own.batch_dim is None else np.split(x, count, own.batch_dim)
+        for x, own in zip(inputs, pipeline.inputs, strict=True)
+    ]
+    results = [_micro_batch(pipeline, programs, [own[number] for own in parts]) for number in range(count)]
+    return [
+        results[0][number] if y.batch_dim is None else np.concatenate([own[number] for own in results], y.batch_dim)
+        for number, y in enumerate(pipeline.outputs)
+    ]
+
+
+def _micro_batch(pipeline: Pipeline, programs: Sequence[Program], inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    source_of = {reader: one.source for one in pipeline.boundaries for reader in one.readers}
+    input_of = {reader: x for x, own in zip(inputs, pipeline.inputs, strict=True) for reader in own.readers}
+    computed: dict[Port, list[np.ndarray]] = {}
+    for stage, program in enumerate(programs):
+        mesh, shards = program.mesh, []
+        for number, plan in enumerate(program.inputs):
+            port = Port(stage, number)
+            if port in input_of:
+                whole = input_of[port]
+                ranks = range(mesh.size)
+                shards.append([whole[plan.spec.slices(whole.shape, mesh, mesh.coordinate(rank))] for rank in ranks])
+            else:
+                source = source_of[port]
+                sender = programs[source.stage]
+                sent = MeshLayout(sender.mesh, sender.outputs[source.number].spec)
+                transfer = plan_transfer(plan.shape, sent, MeshLayout(mesh, plan.spec))
+                local = plan.spec.local_shape(plan.shape, mesh)
+                moved = transferred(transfer, [np.atleast_1d(shard) for shard in computed[source]])
+                shards.append([shard.reshape(local) for shard in moved])
+        for number, own in enumerate(simulate_shards(program, shards)):
+            computed[Port(stage, number)] = own
+    return [
+        assemble(programs[y.source.stage].outputs[y.source.number], programs[y.source.stage].mesh, computed[y.source])
+        for y in pipeline.outputs
+    ]

@@ -1,0 +1,399 @@
+"""Pipelines: stages on ranks of their own, the tensors that cross between them, and the micro-batches that they take.
+
+A pipeline belongs to a plan of several stages, and to the manifest built from it. It says how the stages make up one
+graph: which operators each has, and which output of one stage is an input of another. Sharding specs are those of the
+stages' own inputs and outputs.
+
+The graph that is cut is that of one micro-batch: the whole graph where there is one micro-batch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hidet_dist.errors import SpecError
+from hidet_dist.limits import MOST_MICRO_BATCHES
+from hidet_dist.spec.reading import read_field, read_list, read_number, read_object, read_text, read_whole, read_wholes
+
+ALL, LAST = "all", "last"
+RESULTS = (ALL, LAST)
+"""The ranks that a call gives the graph's outputs on: all of them, or those of the last stage."""
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or an output of a stage: the number of the stage, and its own number there."""
+
+    stage: int
+    number: int
+
+    def to_json(self) -> list[int]:
+        """Convert to plain JSON values."""
+        return [self.stage, self.number]
+
+    @classmethod
+    def from_json(cls, data: Any) -> Port:
+        """The inverse of :meth:`to_json`. Raises SpecError."""
+        stage, number = _pair(read_wholes({"a port": data}, "a port"))
+        return cls(stage, number)
+
+    def __str__(self) -> str:
+        return f"{self.number} of stage {self.stage}"
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """A tensor that one stage computes and later ones read.
+
+    Attributes
+    ----------
+    tensor: its name in the graph that was cut, such as ``t7.0``.
+    source: the output of the stage that computes it.
+    readers: the inputs that it is, in the order of their stages; one for each stage that reads it.
+    nbytes: of the whole tensor, in one micro-batch.
+    seconds: predicted time of sending it to all readers, in one micro-batch.
+    """
+
+    tensor: str
+    source: Port
+    readers: tuple[Port, ...]
+    nbytes: int
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain JSON values."""
+        return {
+            "tensor": self.tensor,
+            "source": self.source.to_json(),
+            "readers": [reader.to_json() for reader in self.readers],
+            "nbytes": self.nbytes,
+            "seconds": self.seconds,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Boundary:
+        """The inverse of :meth:`to_json`. Raises SpecError."""
+        data = read_object(data, "a boundary")
+        return cls(
+            read_text(data, "tensor"),
+            Port.from_json(read_field(data, "source")),
+            tuple(map(Port.from_json, read_list(data, "readers"))),
+            read_whole(data, "nbytes"),
+            read_number(data, "seconds"),
+        )
+
+
+@dataclass(frozen=True)
+class PipelineInput:
+    """An input of the graph: the stages' inputs that it is, and the dim that micro-batches split; None for no dim."""
+
+    readers: tuple[Port, ...]
+    batch_dim: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain JSON values."""
+        return {"readers": [reader.to_json() for reader in self.readers], "batch_dim": self.batch_dim}
+
+    @classmethod
+    def from_json(cls, data: Any) -> PipelineInput:
+        """The inverse of :meth:`to_json`. Raises SpecError."""
+        data = read_object(data, "an input")
+        return cls(tuple(map(Port.from_json, read_list(data, "readers"))), _batch_dim(data))
+
+
+@dataclass(frozen=True)
+class PipelineOutput:
+    """An output of the graph: the stage's output that it is, and the dim that micro-batches split; None for no dim."""
+
+    source: Port
+    batch_dim: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain JSON values."""
+        return {"source": self.source.to_json(), "batch_dim": self.batch_dim}
+
+    @classmethod
+    def from_json(cls, data: Any) -> PipelineOutput:
+        """The inverse of :meth:`to_json`. Raises SpecError."""
+        data = read_object(data, "an output")
+        return cls(Port.from_json(read_field(data, "source")), _batch_dim(data))
+
+
+@dataclass(frozen=True)
+class PipelineStage:
+    """The operators of a stage, by their numbers in the graph that is cut, and its ranks, by their numbers among all.
+
+    Both ascend. A rank's place in the stage's mesh is that among the stage's ranks.
+    """
+
+    operators: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain JSON values; consecutive numbers as ranges, both ends included."""
+        return {"operators": _runs(self.operators), "ranks": _runs(self.ranks)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> PipelineStage:
+        """The inverse of :meth:`to_json`. Raises SpecError."""
+        data = read_object(data, "a pipeline's stage")
+        return cls(_numbers(data, "operators"), _numbers(data, "ranks"))
+
+
+@dataclass(frozen=True)
+class StageTensor:
+    """What a pipeline must know of a stage's input or output: dtype, shape (elements) of the whole tensor, spec.
+
+    ``replicated`` says whether every rank of the stage holds the tensor whole.
+    """
+
+    dtype: str
+    shape: tuple[int | str, ...]
+    replicated: bool
+
+
+@dataclass(frozen=True)
+class StageTensors:
+    """What a pipeline must know of a stage: its ranks' number, its inputs and outputs."""
+
+    size: int
+    inputs: tuple[StageTensor, ...]
+    outputs: tuple[StageTensor, ...]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The stages of a plan as one graph.
+
+    A stage reads what earlier stages compute, and nothing of later ones. Its ranks follow those of the stage before.
+
+    Attributes
+    ----------
+    stages: the operators and ranks of each stage.
+    boundaries: the tensors that cross, in the order of their sources.
+    inputs, outputs: those of the whole graph.
+    micro_batches: how many a call is cut into.
+    results: ``all`` or ``last``, of :data:`RESULTS`.
+    """
+
+    stages: tuple[PipelineStage, ...]
+    boundaries: tuple[Boundary, ...]
+    inputs: tuple[PipelineInput, ...]
+    outputs: tuple[PipelineOutput, ...]
+    micro_batches: int = 1
+    results: str = ALL
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain JSON values."""
+        return {
+            "stages": [stage.to_json() for stage in self.stages],
+            "boundaries": [boundary.to_json() for boundary in self.boundaries],
+            "inputs": [x.to_json() for x in self.inputs],
+            "outputs": [y.to_json() for y in self.outputs],
+            "micro_batches": self.micro_batches,
+            "results": self.results,
+        }
+
+    @classmethod
+    def from_json(cls, data: Any) -> Pipeline:
+        """The inverse of :meth:`to_json`. Raises SpecError."""
+        data = read_object(data, "a pipeline")
+        return cls(
+            tuple(map(PipelineStage.from_json, read_list(data, "stages"))),
+            tuple(map(Boundary.from_json, read_list(data, "boundaries"))),
+            tuple(map(PipelineInput.from_json, read_list(data, "inputs"))),
+            tuple(map(PipelineOutput.from_json, read_list(data, "outputs"))),
+            read_whole(data, "micro_batches", 1),
+            read_text(data, "results"),
+        )
+
+    def gives_results(self, stage: int) -> bool:
+        """Whether a call gives the graph's outputs on the ranks of a stage."""
+        return self.results == ALL or stage == len(self.stages) - 1
+
+    def interval_seconds(self, seconds: Sequence[float]) -> float:
+        """Predict the time from one micro-batch to the next, from the stages' seconds: that of the slowest stage.
+
+        A stage sends before it takes the next micro-batch, and receives before it works on it.
+        """
+        sends, receives = [0.0] * len(seconds), [0.0] * len(seconds)
+        for boundary in self.boundaries:
+            sends[boundary.source.stage] += boundary.seconds
+            for reader in boundary.readers:
+                receives[reader.stage] += boundary.seconds / len(boundary.readers)
+        return max(own + sent + got for own, sent, got in zip(seconds, sends, receives, strict=True))
+
+    def call_seconds(self, seconds: Sequence[float]) -> float:
+        """Predict the time of a call from the stages' seconds: the longest way of the first micro-batch, then the rest.
+
+        That is the sum of the stages in a chain, and once more the slowest for each further micro-batch (Zheng et al.,
+        "Alpa", OSDI 2022, section 5).
+        """
+        done: list[float] = []
+        for number, own in enumerate(seconds):
+            come = [
+                done[one.source.stage] + one.seconds
+                for one in self.boundaries
+                if any(reader.stage == number for reader in one.readers)
+            ]
+            done.append(max(come, default=0.0) + own)
+        return max(done) + (self.micro_batches - 1) * self.interval_seconds(seconds)
+
+    def check(self, stages: Sequence[StageTensors]) -> None:
+        """Refuse a pipeline that contradicts itself or its stages.
+
+        Raises
+        ------
+        SpecError
+            Naming the part that does not fit.
+        """
+        if len(stages) != len(self.stages):
+            raise SpecError(f"The pipeline has {len(self.stages)} stages; there are {len(stages)}.")
+        if self.results not in RESULTS:
+            raise SpecError(f"The pipeline's results must be one of {', '.join(RESULTS)}; got {self.results!r}.")
+        if not 1 <= self.micro_batches <= MOST_MICRO_BATCHES:
+            raise SpecError(
+                f"A pipeline has 1 to {MOST_MICRO_BATCHES} micro-batches; this one has {self.micro_batches}."
+            )
+        self._check_operators()
+        self._check_ranks(stages)
+        self._check_boundaries(stages)
+        self._check_inputs(stages)
+        self._check_outputs(stages)
+
+    def _check_operators(self) -> None:
+        for number, stage in enumerate(self.stages):
+            if not stage.operators or any(a >= b for a, b in itertools.pairwise(stage.operators)):
+                raise SpecError(f"The operators of stage {number} must be one or more, each once, and ascend.")
+        count = sum(len(stage.operators) for stage in self.stages)
+        if {number for stage in self.stages for number in stage.operators} != set(range(count)):
+            raise SpecError(f"The stages must have each of the operators 0 to {count - 1} once.")
+
+    def _check_ranks(self, stages: Sequence[StageTensors]) -> None:
+        first = 0
+        for number, (stage, own) in enumerate(zip(self.stages, stages, strict=True)):
+            if stage.ranks != tuple(range(first, first + own.size)):
+                raise SpecError(
+                    f"Stage {number} has a mesh of {own.size} devices, so that its ranks are {first} to "
+                    f"{first + own.size - 1}, after those of the stages before; got {_shown(stage.ranks)}."
+                )
+            first += own.size
+
+    def _check_boundaries(self, stages: Sequence[StageTensors]) -> None:
+        for boundary in self.boundaries:
+            what = f"the boundary {boundary.tensor}"
+            source = _output(stages, boundary.source, what)
+            readers = [reader.stage for reader in boundary.readers]
+            if not readers or any(a >= b for a, b in itertools.pairwise([boundary.source.stage, *readers])):
+                raise SpecError(
+                    f"{what} is computed by stage {boundary.source.stage}; the stages that read it must be later ones, "
+                    f"each once, and ascend; got {_shown(readers)}."
+                )
+            for reader in boundary.readers:
+                found = _input(stages, reader, what)
+                if (found.dtype, found.shape) != (source.dtype, source.shape):
+                    raise SpecError(
+                        f"{what} is computed as {_text(source)}; input {reader} must be the same, and is "
+                        f"{_text(found)}."
+                    )
+        sources = Counter(boundary.source for boundary in self.boundaries)
+        for port, count in sources.items():
+            if count > 1:
+                raise SpecError(f"Output {port} is {count} boundaries; it must be one.")
+
+    def _check_inputs(self, stages: Sequence[StageTensors]) -> None:
+        fed = Counter(reader for group in (self.boundaries, self.inputs) for one in group for reader in one.readers)
+        for number, own in enumerate(stages):
+            for place in range(len(own.inputs)):
+                if fed[Port(number, place)] != 1:
+                    raise SpecError(
+                        f"Input {Port(number, place)} must be one boundary or one input of the graph; it is "
+                        f"{fed[Port(number, place)]}."
+                    )
+        for number, x in enumerate(self.inputs):
+            what = f"input {number} of the graph"
+            found = [_input(stages, reader, what) for reader in x.readers]
+            for reader, one in zip(x.readers, found, strict=True):
+                if (one.dtype, one.shape) != (found[0].dtype, found[0].shape):
+                    raise SpecError(f"{what} is {_text(found[0])} and, as input {reader}, {_text(one)}.")
+                _check_batch_dim(what, x.batch_dim, one)
+
+    def _check_outputs(self, stages: Sequence[StageTensors]) -> None:
+        used = {boundary.source for boundary in self.boundaries} | {y.source for y in self.outputs}
+        for number, own in enumerate(stages):
+            for place in range(len(own.outputs)):
+                if Port(number, place) not in used:
+                    raise SpecError(f"Output {Port(number, place)} is neither a boundary nor an output of the graph.")
+        for number, y in enumerate(self.outputs):
+            what = f"output {number} of the graph"
+            found = _output(stages, y.source, what)
+            _check_batch_dim(what, y.batch_dim, found)
+            travels = self.results == ALL or y.source.stage != len(self.stages) - 1
+            if travels and not found.replicated:
+                raise SpecError(
+                    f"{what} is given on ranks of other stages as well, so that stage {y.source.stage} must have it "
+                    "replicated."
+                )
+
+
+def _check_batch_dim(what: str, dim: int | None, tensor: StageTensor) -> None:
+    if dim is not None and not 0 <= dim < len(tensor.shape):
+        raise SpecError(f"{what} is {_text(tensor)}; it has no dim {dim} for micro-batches.")
+
+
+def _input(stages: Sequence[StageTensors], port: Port, what: str) -> StageTensor:
+    if not (0 <= port.stage < len(stages) and 0 <= port.number < len(stages[port.stage].inputs)):
+        raise SpecError(f"{what} is read as input {port}, which there is not.")
+    return stages[port.stage].inputs[port.number]
+
+
+def _output(stages: Sequence[StageTensors], port: Port, what: str) -> StageTensor:
+    if not (0 <= port.stage < len(stages) and 0 <= port.number < len(stages[port.stage].outputs)):
+        raise SpecError(f"{what} is output {port}, which there is not.")
+    return stages[port.stage].outputs[port.number]
+
+
+def _text(tensor: StageTensor) -> str:
+    return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
+
+
+def _shown(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "") or "none"
+
+
+def _pair(numbers: tuple[int, ...]) -> tuple[int, int]:
+    if len(numbers) != 2:
+        raise SpecError(f"Two numbers are needed; got {_shown(numbers)}.")
+    return numbers[0], numbers[1]
+
+
+def _batch_dim(data: Any) -> int | None:
+    return None if read_field(data, "batch_dim") is None else read_whole(data, "batch_dim")
+
+
+def _runs(numbers: Sequence[int]) -> list[list[int]]:
+    """Write ascending numbers as ranges, both ends included."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return runs
+
+
+def _numbers(data: Any, key: str) -> tuple[int, ...]:
+    """The inverse of :func:`_runs`, of as many numbers as anything can have."""
+    runs = [_pair(read_wholes({key: run}, key)) for run in read_list(data, key)]
+    if math.fsum(max(0, last - first + 1) for first, last in runs) > MOST_RUN_NUMBERS:
+        raise SpecError(f"{key} has more than {MOST_RUN_NUMBERS} numbers.")
+    return tuple(number for first, last in runs for number in range(first, last + 1))
+
+
+MOST_RUN_NUMBERS = 2**24
+"""Operators or ranks of one stage: beyond any graph that a plan file has room for."""

@@ -1,0 +1,205 @@
+"""Transfers: the messages that take a tensor from its layout on one mesh to a layout on another mesh.
+
+The two meshes have no device in common. Each element crosses between them once: where several devices of the second
+mesh are to hold the same shard, each receives a part of it, and an all-gather within their group completes it, over the
+links of their own mesh. A shard that several devices of the first mesh hold is sent by whichever has sent least so far.
+
+The cases, and this way of treating replicas, are those of Zhuang et al., "On Optimizing the Communication of Model
+Parallelism" (MLSys 2023), section 3; their scheduling of broadcasts over hosts is not needed, as nothing is sent twice.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hidet_dist.errors import SpecError
+from hidet_dist.spec import DeviceMesh, TensorShardSpec
+
+Box = tuple[slice, ...]
+"""A part of a tensor: from ``start`` to ``stop`` in each dim."""
+
+
+@dataclass(frozen=True)
+class MeshLayout:
+    """A tensor's spec on a mesh."""
+
+    mesh: DeviceMesh
+    spec: TensorShardSpec
+
+    def box(self, shape: Sequence[int], rank: int) -> Box:
+        """The part of the whole tensor that a rank of the mesh holds."""
+        return self.spec.slices(shape, self.mesh, self.mesh.coordinate(rank))
+
+    @property
+    def replicated_axes(self) -> tuple[int, ...]:
+        """The mesh axes along which devices hold the same shard, ascending; those of one device left out."""
+        used = self.spec.mesh_axes
+        return tuple(axis for axis, size in enumerate(self.mesh.shape) if axis not in used and size > 1)
+
+
+@dataclass(frozen=True)
+class Message:
+    """A part of the whole tensor that one rank of the first mesh sends to one of the second."""
+
+    sender: int
+    receiver: int
+    box: Box
+
+
+@dataclass(frozen=True)
+class Gather:
+    """The all-gather that completes the shards of the second mesh.
+
+    Attributes
+    ----------
+    mesh_axes: of the second mesh, ascending: the group of devices that hold the same shard.
+    dim: the dim along which the group's devices receive parts. All dims before it have one element in a shard, so that
+        the parts lie one behind the other in memory. None where all dims have: the first device receives everything.
+    extent: of a part along ``dim``. The last ones may have less, or nothing.
+    elements: of a part; ``group size * elements`` is what the all-gather writes, the shard first.
+    """
+
+    mesh_axes: tuple[int, ...]
+    dim: int | None
+    extent: int
+    elements: int
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A tensor of ``shape`` (elements, whole) on its way from ``source`` to ``target``.
+
+    ``messages`` are in an order in which all ranks can send and receive them one after the other; ``gather`` is None
+    where every device of the second mesh receives its whole shard.
+    """
+
+    shape: tuple[int, ...]
+    source: MeshLayout
+    target: MeshLayout
+    messages: tuple[Message, ...]
+    gather: Gather | None
+
+    def part(self, rank: int) -> Box:
+        """The part of the whole tensor that a rank of the second mesh receives; it may be empty."""
+        return _part(self.target.box(self.shape, rank), self.target.mesh, rank, self.gather)
+
+    def crossing_elements(self) -> int:
+        """The elements of all messages: as many as the tensor has."""
+        return sum(volume(message.box) for message in self.messages)
+
+
+def volume(box: Box) -> int:
+    """The elements of a part of a tensor."""
+    return math.prod(side.stop - side.start for side in box)
+
+
+def within(box: Box, outer: Box) -> Box:
+    """A part of the whole tensor as a part of another one that contains it."""
+    return tuple(
+        slice(side.start - other.start, side.stop - other.start) for side, other in zip(box, outer, strict=True)
+    )
+
+
+@functools.lru_cache(maxsize=2**10)
+def plan_transfer(shape: tuple[int, ...], source: MeshLayout, target: MeshLayout) -> Transfer:
+    """Plan the messages that take a tensor of ``shape`` (elements, whole) from one mesh's layout to another's.
+
+    A tensor without dims is treated as one of a dim of one element.
+
+    Raises
+    ------
+    SpecError
+        When a spec does not fit the tensor, or splits a dim that it does not divide.
+    """
+    for layout in (source, target):
+        layout.spec.validate(shape, layout.mesh)
+    if not shape:  # a part of nothing can only be told from all of it where there is a dim
+        one = TensorShardSpec.replicated(1)
+        return plan_transfer((1,), MeshLayout(source.mesh, one), MeshLayout(target.mesh, one))
+    gather = _gather(shape, target)
+    holders: dict[tuple[tuple[int, int], ...], list[int]] = {}
+    for rank in range(source.mesh.size):
+        holders.setdefault(_key(source.box(shape, rank)), []).append(rank)
+    sent = dict.fromkeys(range(source.mesh.size), 0)
+    messages = []
+    for receiver in range(target.mesh.size):
+        part = _part(target.box(shape, receiver), target.mesh, receiver, gather)
+        for key, ranks in holders.items():
+            box = _overlap(part, tuple(itertools.starmap(slice, key)))
+            if volume(box) == 0:
+                continue
+            sender = min(ranks, key=lambda rank: (sent[rank], rank))
+            sent[sender] += volume(box)
+            messages.append(Message(sender, receiver, box))
+    return Transfer(tuple(shape), source, target, tuple(messages), gather)
+
+
+def transferred(transfer: Transfer, shards: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Carry a transfer out in one process: the shards of the second mesh, from those of the first, by rank.
+
+    Raises
+    ------
+    SpecError
+        When the shards are not those of the first mesh's layout.
+    """
+    shape, source, target = transfer.shape, transfer.source, transfer.target
+    expected = source.spec.local_shape(shape, source.mesh)
+    if len(shards) != source.mesh.size or any(shard.shape != expected for shard in shards):
+        raise SpecError(f"A transfer from {source.mesh} needs {source.mesh.size} shards of the shape {expected}.")
+    parts = [np.empty(_sides(transfer.part(rank)), shards[0].dtype) for rank in range(target.mesh.size)]
+    for message in transfer.messages:
+        sent = shards[message.sender][within(message.box, source.box(shape, message.sender))]
+        parts[message.receiver][within(message.box, transfer.part(message.receiver))] = sent
+    gather = transfer.gather
+    if gather is None:
+        return parts
+    local = target.spec.local_shape(shape, target.mesh)
+    result = []
+    for rank in range(target.mesh.size):
+        flat = np.concatenate([parts[peer].reshape(-1) for peer in target.mesh.peers(rank, gather.mesh_axes)])
+        result.append(flat[: math.prod(local)].reshape(local))
+    return result
+
+
+def _gather(shape: Sequence[int], target: MeshLayout) -> Gather | None:
+    axes = target.replicated_axes
+    if not axes:
+        return None
+    local, devices = target.spec.local_shape(shape, target.mesh), target.mesh.group_size(axes)
+    dim = next((number for number, extent in enumerate(local) if extent > 1), None)
+    if dim is None:
+        return Gather(axes, None, 1, 1)
+    extent = -(-local[dim] // devices)
+    return Gather(axes, dim, extent, extent * math.prod(local[dim + 1 :]))
+
+
+def _part(box: Box, mesh: DeviceMesh, rank: int, gather: Gather | None) -> Box:
+    """The part of a rank's shard that messages bring to it."""
+    if gather is None:
+        return box
+    number = mesh.peers(rank, gather.mesh_axes).index(rank)
+    if gather.dim is None:  # one element
+        return box if number == 0 else tuple(slice(side.start, side.start) for side in box)
+    side = box[gather.dim]
+    begin = min(side.start + number * gather.extent, side.stop)
+    own = slice(begin, min(begin + gather.extent, side.stop))
+    return (*box[: gather.dim], own, *box[gather.dim + 1 :])
+
+
+def _overlap(a: Box, b: Box) -> Box:
+    sides = [(max(x.start, y.start), min(x.stop, y.stop)) for x, y in zip(a, b, strict=True)]
+    return tuple(slice(begin, max(begin, end)) for begin, end in sides)
+
+
+def _key(box: Box) -> tuple[tuple[int, int], ...]:
+    return tuple((side.start, side.stop) for side in box)
+
+
+def _sides(box: Box) -> tuple[int, ...]:
+    return tuple(side.stop - side.start for side in box)

@@ -1,0 +1,112 @@
+"""Pipelines served by real processes: right on every rank, and ended on all of them when one fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import hidet
+import numpy as np
+import pytest
+
+import hidet_dist
+
+from .conftest import Rank, Start, assert_blames, load_all
+
+BATCH, MICRO_BATCHES = 4, 2
+RNG = np.random.default_rng(0)
+X, MASK = RNG.uniform(-1, 1, (BATCH, 8)).astype(np.float32), RNG.uniform(-1, 1, (1, 8)).astype(np.float32)
+W = [RNG.uniform(-1, 1, (8, 8)).astype(np.float32) for _ in range(3)]
+STAGES: list[dict[str, Any]] = [
+    {"operators": [0, 3], "mesh_shape": [2], "pins": {"w0": "(R, S0)"}},
+    {"operators": [3, 5], "mesh_shape": [1]},
+    {"operators": [5, 8], "mesh_shape": [2], "pins": {"w0": "(S0, R)"}},
+]
+RANKS = 5
+
+
+def _expected(x: np.ndarray) -> list[np.ndarray]:
+    """Both outputs: the last stage's, and the second one's."""
+    h1 = np.maximum(x @ W[0], 0) * MASK
+    h2 = np.exp(h1 @ W[1])
+    return [np.tanh(h2 @ W[2] + h1), h2]
+
+
+def _build(folder: Path, **config: Any) -> Path:
+    x, mask = hidet.symbol([BATCH, 8], "float32", "cpu"), hidet.symbol([1, 8], "float32", "cpu")
+    w0, w1, w2 = map(hidet.asarray, W)
+    h1 = hidet.ops.relu(hidet.ops.matmul(x, w0)) * mask
+    h2 = hidet.ops.exp(hidet.ops.matmul(h1, w1))
+    graph = hidet.trace_from([hidet.ops.tanh(hidet.ops.matmul(h2, w2) + h1), h2], [x, mask])
+    given = {"stages": STAGES, "micro_batches": MICRO_BATCHES, **config}
+    hidet_dist.auto_parallel(graph, {"mesh_shape": [RANKS]}, given, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _build(tmp_path_factory.mktemp("pipelines") / "all")
+
+
+def _assert_right(answer: dict[str, Any], x: np.ndarray) -> None:
+    assert "error" not in answer, answer
+    for got, want in zip(answer["result"], _expected(x), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def _call_all(ranks: Sequence[Rank], x: np.ndarray = X) -> None:
+    for rank in ranks:
+        rank.send("call_typed", inputs=[x.tolist(), MASK.tolist()], dtypes=["float32", "float32"])
+    for rank in ranks:
+        _assert_right(rank.answer(), x)
+
+
+def test_every_rank_gives_what_the_graph_computes(start: Start, pipeline: Path) -> None:
+    """Calls, streams, profiles and refused inputs, one after the other."""
+    ranks = start(RANKS)
+    load_all(ranks, pipeline)
+    for rank in ranks:
+        rank.send("warm_up", sizes={})
+    assert all("error" not in rank.answer() for rank in ranks)
+    _call_all(ranks)
+    batches = [(X + n).tolist() for n in range(7)]
+    for rank in ranks:
+        rank.send("stream", batches=[[x, MASK.tolist()] for x in batches])
+    for rank in ranks:
+        answer = rank.answer()
+        assert "error" not in answer, answer
+        for x, result in zip(batches, answer["result"], strict=True):
+            _assert_right({"result": result}, np.array(x, np.float32))
+    for number, rank in enumerate(ranks):
+        rank.send(
+            "call_typed", inputs=[X[: 3 if number == 1 else BATCH].tolist(), MASK.tolist()], dtypes=["float32"] * 2
+        )
+    answers = [rank.answer() for rank in ranks]
+    assert [answer["error"] for answer in answers] == ["InputError"] * RANKS, answers
+    assert "Rank 1 refused this call: Input 0 must have the shape [4, 8]" in answers[4]["message"], answers
+    for rank in ranks:
+        rank.send("busy", inputs=[X.tolist(), MASK.tolist()])
+    shares = [rank.answer()["result"] for rank in ranks]
+    assert all(0 < share < 1 for share in shares), shares
+    _call_all(ranks, X * 2)
+    for rank in ranks:
+        rank.do("close")
+
+
+@pytest.mark.parametrize("victim", [0, 2, 4])
+def test_all_stages_name_a_rank_that_is_killed_within_a_stream(start: Start, pipeline: Path, victim: int) -> None:
+    ranks = start(RANKS)
+    load_all(ranks, pipeline)
+    _call_all(ranks)
+    for rank in ranks:
+        rank.send("stream_forever", batch=[X.tolist(), MASK.tolist()])
+    for rank in ranks:
+        assert rank.answer()["result"] == "begun"
+    ranks[victim].kill()
+    for number, rank in enumerate(ranks):
+        if number != victim:
+            assert_blames(rank.answer(), victim, "CommunicationError")
+    other = ranks[1]
+    other.send("call_typed", inputs=[X.tolist(), MASK.tolist()], dtypes=["float32"] * 2)
+    assert_blames(other.answer(), victim, "CommunicationError")  # what has failed stays failed

@@ -1,0 +1,107 @@
+"""Pipelines beside exhaustive search: every cut, every sequence of slices, every arriving spec."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cache
+
+import hidet
+import pytest
+from hidet import ops
+
+from hidet_dist.errors import InfeasibleError
+from hidet_dist.machine import Cluster, Device, DeviceGroup, Link, unequal_cluster
+from hidet_dist.machine.slices import MeshSlice, link_between, slices_at, sub_cluster
+from hidet_dist.normalize import NormalGraph, normalize
+from hidet_dist.pipeline import PipelineOptions, search_pipeline
+from hidet_dist.pipeline.messages import delivery_seconds, message_seconds
+from hidet_dist.search import SearchOptions, find_plan
+from hidet_dist.search.formulation import stored_specs
+from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.view import GraphView
+from hidet_dist.weights import weight
+
+FAST, SLOW = Link(1e-6, 100e9), Link(1e-5, 2e9)
+
+
+def device(speed: float = 1.0, memory: int = 10**9) -> Device:
+    return Device(f"x{speed:g}", {"default": speed * 1e12}, speed * 1e11, memory, 1e-6)
+
+
+@cache
+def chain(widths: tuple[int, ...], rows: int = 64) -> NormalGraph:
+    """A product and a ReLU for each width but the first."""
+    x = y = hidet.symbol([rows, widths[0]], "float32", "cpu")
+    for n, (one, other) in enumerate(itertools.pairwise(widths)):
+        y = ops.relu(ops.matmul(y, weight(f"layers.{n}", [one, other])))
+    return normalize(hidet.trace_from(y, [x]))
+
+
+def exhaustive(graph: NormalGraph, cluster: Cluster, objective: str, outputs: str, budget: int | None = None) -> float:
+    """The least value of all pipelines of one micro-batch: all cuts, slices and arriving specs, each stage searched."""
+    view, count, devices = GraphView(graph), len(graph.nodes), cluster.mesh.size
+
+    @cache
+    def stage(begin: int, end: int, part: MeshSlice, arrival: TensorShardSpec | None) -> float:
+        own = view.subgraph(range(begin, end)).graph
+        pins = {} if end == count else {"y0": "?"}
+        memory = budget
+        if arrival is not None and objective != "latency":
+            whole = sub_cluster(cluster, part)
+            held = arrival.local_nbytes(view.shape(f"t{begin - 1}.0"), 4, whole.mesh)
+            memory = (whole.device.memory_bytes if budget is None else budget) - held
+        elif objective != "latency":
+            memory = (sub_cluster(cluster, part).device.memory_bytes if budget is None else budget) - view.nbytes("x0")
+        options = SearchOptions(mem_budget=memory, pins=pins, input_specs=[arrival], gap=1e-6)
+        try:
+            return find_plan(own, sub_cluster(cluster, part), options, report=False, overlap=False).plan.seconds
+        except InfeasibleError:
+            return math.inf
+
+    def sequences(start: int) -> list[list[MeshSlice]]:
+        if start == devices:
+            return [[]]
+        return [[part, *rest] for part in slices_at(cluster.mesh, start) for rest in sequences(part.stop)]
+
+    best = math.inf
+    for parts in sequences(0):
+        if len(parts) > count:
+            continue
+        delivery = delivery_seconds(cluster, parts[-1], view.nbytes(view.outputs[0])) if outputs == "all" else 0.0
+        for cuts in itertools.combinations(range(1, count), len(parts) - 1):
+            places = (0, *cuts, count)
+            arrivals = [
+                stored_specs(view.shape(f"t{cut - 1}.0"), sub_cluster(cluster, part).mesh, False)
+                for cut, part in zip(cuts, parts[1:], strict=True)
+            ]
+            for specs in itertools.product(*arrivals):
+                own = [stage(places[k], places[k + 1], part, ((None, *specs)[k])) for k, part in enumerate(parts)]
+                for k, spec in enumerate(specs):
+                    link = link_between(cluster, parts[k], parts[k + 1])
+                    target = sub_cluster(cluster, parts[k + 1])
+                    sent = message_seconds(view, f"t{cuts[k] - 1}.0", parts[k].size, target, spec, link)
+                    own[k] += sent
+                    if objective == "throughput":
+                        own[k + 1] += sent
+                own[-1] += delivery
+                best = min(best, sum(own) if objective == "latency" else max(own))
+    return best
+
+
+MACHINES = {
+    "two nodes": Cluster(DeviceMesh((2, 2), ("node", "gpu")), (SLOW, FAST), device()),
+    "unequal": unequal_cluster(DeviceMesh((2,)), (SLOW,), [DeviceGroup(1, device(1)), DeviceGroup(1, device(3))]),
+}
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput"])
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("widths", [(256, 512, 256), (512, 64, 1024, 128)])
+def test_no_pipeline_is_better_than_the_one_found(objective: str, machine: str, widths: tuple[int, ...]) -> None:
+    cluster, graph = MACHINES[machine], chain(widths)
+    options = PipelineOptions(objective, micro_batches=1, outputs="last")
+    found = search_pipeline(graph, cluster, pipeline=options, gap=1e-6)
+    least = exhaustive(graph, cluster, objective, "last")
+    assert found.value == pytest.approx(least, rel=1e-5)
+    assert found.bound_seconds <= found.value <= found.bound_seconds * (1 + 1e-5)
