@@ -278,11 +278,14 @@ def main() -> int:
         checks = {
             pool.submit(in_process, case, arguments.libraries, not arguments.no_processes): case.name for case in cases
         }
-        for done in as_completed(checks):
-            outcomes[checks[done]] = done.result()
-            console.print(f"{checks[done]}: {', '.join(_row(done.result()))}", markup=False, highlight=False)
-            if arguments.out is not None:
-                write(outcomes, arguments.out)
+        try:
+            for done in as_completed(checks):
+                outcomes[checks[done]] = done.result()
+                console.print(f"{checks[done]}: {', '.join(_row(done.result()))}", markup=False, highlight=False)
+                if arguments.out is not None:
+                    write(outcomes, arguments.out)
+        finally:
+            pool.shutdown(cancel_futures=True)
     outcomes = in_order(outcomes)
     table = Table("model", "verdict", "difference", "operators", "collectives", "CPU s", "why")
     for name, outcome in outcomes.items():

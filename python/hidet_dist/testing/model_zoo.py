@@ -7,9 +7,11 @@ a case is made.
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any, Literal
 
 import torch
@@ -157,13 +159,15 @@ def _torchvision(case: str, name: str) -> Case:
 
 
 def _models_of_torchvision() -> Any:
-    """The module of models, also where torchvision's own operators are for another build of PyTorch.
+    """Import torchvision's models, also where its own operators are for another build of PyTorch.
 
-    They then cannot be loaded, and the import fails at the first of them that must be known. No model here calls it.
+    Those operators then cannot be loaded, and registering derivatives and shapes for them fails. No model here calls
+    them.
     """
     with suppress(RuntimeError):
         return importlib.import_module("torchvision.models")
-    torch.library.define("torchvision::nms", "(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor")
+    for name in ("torchvision._meta_registrations", "torchvision._autograd_registrations"):
+        sys.modules[name] = ModuleType(name)
     return importlib.import_module("torchvision.models")
 
 
@@ -392,7 +396,7 @@ _MODULES: tuple[Case, ...] = (
         expand_ratios=[1, 6],
         num_block_repeats=[1, 2],
         depthwise_padding=[],
-        hidden_dim=64,
+        hidden_dim=320,
     ),
     _torchvision("EfficientNet (torchvision)", "efficientnet_b0"),
     _torchvision("MobileNetV3", "mobilenet_v3_small"),
