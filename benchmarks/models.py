@@ -43,7 +43,7 @@ from hidet_dist.weights import is_weight
 MESHES = ((2,), (2, 2))
 TOLERANCE = 1e-4  # of the largest value of an output, or of 1
 SHARE = 0.75  # of what a device without sharding needs: so that something is sharded
-SEARCH_SECONDS, GAP = 60.0, 0.3  # of a plan: any must be right
+SEARCH_SECONDS, GAP = 1200.0, 0.3  # of a plan: any must be right, and a busy machine needs its time
 SECONDS = 1800.0  # of a model; only what hangs takes as long
 RANK = Path(__file__).with_name("models_rank.py")  # the program of each process
 PRELOADED = [
