@@ -150,12 +150,21 @@ _WHISPER: dict[str, Any] = {
 }
 
 
-def _torchvision(case: str, name: str) -> Case:
-    def make() -> tuple[torch.nn.Module, Mapping[str, Any]]:
-        model = getattr(_models_of_torchvision(), name)
-        return model(weights=None, num_classes=10), {"x": torch.randn(_BATCH, 3, _IMAGE, _IMAGE)}
+def _resnet() -> tuple[torch.nn.Module, Mapping[str, Any]]:
+    module = _models_of_torchvision().resnet18(weights=None, num_classes=10)
+    return module, {"x": torch.randn(_BATCH, 3, _IMAGE, _IMAGE)}
 
-    return Case(case, make, "torchvision")
+
+def _mobilenet() -> tuple[torch.nn.Module, Mapping[str, Any]]:
+    """MobileNetV3 with a block of each kind: with and without squeeze and excitation, ReLU and hard swish."""
+    library = _models_of_torchvision().mobilenetv3
+    blocks = [
+        library.InvertedResidualConfig(16, 3, 16, 16, True, "RE", 2, 1, 1.0),
+        library.InvertedResidualConfig(16, 3, 32, 24, False, "RE", 2, 1, 1.0),
+        library.InvertedResidualConfig(24, 5, 48, 24, True, "HS", 1, 1, 1.0),
+    ]
+    module = library.MobileNetV3(blocks, last_channel=64, num_classes=10)
+    return module, {"x": torch.randn(_BATCH, 3, _IMAGE, _IMAGE)}
 
 
 def _models_of_torchvision() -> Any:
@@ -380,7 +389,7 @@ _MODULES: tuple[Case, ...] = (
         depths=[1, 2],
         layer_type="basic",
     ),
-    _torchvision("ResNet (torchvision)", "resnet18"),
+    Case("ResNet (torchvision)", _resnet, "torchvision"),
     _case(
         "EfficientNet",
         "EfficientNetModel",
@@ -398,8 +407,7 @@ _MODULES: tuple[Case, ...] = (
         depthwise_padding=[],
         hidden_dim=320,
     ),
-    _torchvision("EfficientNet (torchvision)", "efficientnet_b0"),
-    _torchvision("MobileNetV3", "mobilenet_v3_small"),
+    Case("MobileNetV3", _mobilenet, "torchvision"),
     Case("U-Net", _unet, "diffusers"),
     _case(
         "SegFormer",
