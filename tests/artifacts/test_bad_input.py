@@ -99,7 +99,7 @@ def test_unfit_configs_are_refused_and_nothing_is_written(distributed, optimizat
     ("key", "value"),
     [("bandwidth_bytes_per_second", 0), ("bandwidth_bytes_per_second", -1.5), ("latency_seconds", float("nan"))],
 )
-def test_a_machine_file_that_makes_no_sense_is_refused(key, value, tmp_path):
+def test_a_machine_file_with_invalid_figures_is_refused(key, value, tmp_path):
     file = tmp_path / "machine.json"
     save_machine(builtin("cpu", DeviceMesh((2,))), file)
     data = json.loads(file.read_text())

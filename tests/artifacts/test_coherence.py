@@ -215,7 +215,7 @@ def test_files_of_weights_are_those_of_the_program(what: str, builds: Any, tmp_p
         hidet_dist.load_partition(folder, 0)
 
 
-def test_a_launcher_that_says_nothing_is_refused(builds: Any, tmp_path: Path) -> None:
+def test_a_launcher_without_a_description_is_refused(builds: Any, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(builds["fixed"][0], tmp_path / "copy"))
     for name in ("stage0/kernels/0.so", "stage0/rank0.safetensors"):
         shutil.copyfile(folder / name, folder / "stage0/launcher.so")
@@ -224,7 +224,7 @@ def test_a_launcher_that_says_nothing_is_refused(builds: Any, tmp_path: Path) ->
             hidet_dist.load_partition(folder, 0)
 
 
-def test_kernels_that_are_none_are_refused(builds: Any, tmp_path: Path) -> None:
+def test_files_that_are_not_kernels_are_refused(builds: Any, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(builds["fixed"][0], tmp_path / "copy"))
     for name in ("stage0/launcher.so", "stage0/rank0.safetensors"):
         shutil.copyfile(builds["fixed"][0] / name, folder / "stage0/kernels/0.so")
@@ -233,6 +233,6 @@ def test_kernels_that_are_none_are_refused(builds: Any, tmp_path: Path) -> None:
             hidet_dist.load_partition(folder, 0)
 
 
-def test_what_was_built_is_coherent(builds: Any) -> None:
+def test_built_artifacts_are_coherent(builds: Any) -> None:
     for folder, _ in builds.values():
         assert Manifest.load(folder).stages[0].size == 1

@@ -26,7 +26,7 @@ def _graph() -> hidet.FlowGraph:
 
 
 @pytest.mark.parametrize("out_dir", [None, 3, b"out", ["out"], 1.5, np.zeros(2)])
-def test_what_is_no_path(out_dir: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_other_than_paths_are_refused(out_dir: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="out_dir must be the path of a folder"):
         hidet.distributed.auto_parallel(_graph(), {"mesh_shape": [1]}, {}, out_dir)
@@ -64,7 +64,7 @@ def test_places_that_cannot_be_written_to(
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to(path)], ids=["pipe", "link to itself"])
-def test_what_is_no_folder(make: Any, tmp_path: Path) -> None:
+def test_paths_other_than_folders_are_refused(make: Any, tmp_path: Path) -> None:
     make(tmp_path / "out")
     for recompile in (False, True):
         with pytest.raises(ArtifactError, match="is not a folder"):

@@ -63,7 +63,7 @@ def test_noise_of_ten_percent_moves_the_figures_by_less() -> None:
     assert found.bandwidth_bytes_per_second == pytest.approx(link.bandwidth_bytes_per_second, rel=0.1)
 
 
-def test_times_that_make_no_sense_give_no_negative_figures() -> None:
+def test_inconsistent_times_give_no_negative_figures() -> None:
     mesh = DeviceMesh((2,))
     steep = [CollectiveSample("all_gather", (0,), size, float(size) ** 2) for size in (1, 10, 100)]
     assert fit_link(mesh, steep).latency_seconds == 0
@@ -123,7 +123,7 @@ def test_a_plan_can_be_made_for_it(calibrated: Any, tmp_path: Path) -> None:
     assert 0 < result.predicted_seconds < 1
 
 
-def test_when_the_time_is_up_nothing_is_written(tmp_path: Path) -> None:
+def test_nothing_is_written_after_the_time_limit(tmp_path: Path) -> None:
     with pytest.raises(CalibrationError, match=r"the time limit of 0\.05 s is over"):
         calibrate([2], tmp_path / "host.json", dtypes=["float32"], timeout_seconds=0.05)
     assert not list(tmp_path.iterdir())

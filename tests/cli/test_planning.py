@@ -63,7 +63,7 @@ def planned():
     return plan, hidet_dist.describe(plan, graph, *configurations, title="two matrices")
 
 
-def test_the_summary_says_what_the_plan_says():
+def test_the_summary_agrees_with_the_plan():
     plan, report = planned()
     own = summarize(report)
     assert json.loads(json.dumps(own)) == own

@@ -19,7 +19,7 @@ def test_sizes_are_read(text, count):
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "0", "1e9", "60 gigabytes", "0.1"])
-def test_what_is_no_size_is_refused(text):
+def test_malformed_sizes_are_refused(text):
     with pytest.raises(ConfigError):
         parse_bytes(text)
 

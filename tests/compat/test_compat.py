@@ -227,7 +227,7 @@ def vector_product(kind, left, right):
     return graph, x, x @ (w if kind == "matmul" else np.swapaxes(w, -1, -2))
 
 
-def test_hidet_still_gives_the_product_of_a_vector_and_a_matrix_a_wrong_shape():
+def test_hidet_still_derives_a_wrong_shape_for_a_vector_times_a_matrix():
     from hidet.ir.compute import tensor_input
 
     from hidet_dist.compat import matmul_definition
@@ -316,7 +316,7 @@ def test_hidets_opaque_tasks_still_hold_the_graph():
     pickle.dumps(CommunicationOp(y, "all_reduce", [0], 2, "sum").task)
 
 
-def test_hidet_still_gives_memory_back_while_it_is_read():
+def test_hidet_still_frees_memory_that_is_still_read():
     """relu -> reshape, read by two: after the first reader the buffer must be kept for the second."""
     from hidet.drivers.build_graph import Tensor2VarMap
     from hidet.ir.expr import var
@@ -344,7 +344,7 @@ def test_hidet_still_gives_memory_back_while_it_is_read():
     assert left_for_the_second_reader(SharedCounts) == 1
 
 
-def test_what_is_reshaped_and_read_twice_is_kept(tmp_path):
+def test_a_reshaped_tensor_that_is_read_twice_is_kept(tmp_path):
     """A product that is reshaped and read at the start and at the end, with other buffers made and freed between."""
     rng = np.random.default_rng(0)
     x = hidet.symbol([2, 5, 16], "float32", "cpu")

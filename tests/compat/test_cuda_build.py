@@ -120,7 +120,7 @@ def half_product(k, n):
 
 
 @pytest.mark.parametrize(("k", "n"), [(32, 64), (64, 16)])
-def test_hidet_still_chooses_a_kernel_that_is_none_for_small_products(described, k, n):
+def test_hidet_still_chooses_an_unsupported_kernel_for_small_products(described, k, n):
     """In half precision: it has no candidates, and building it fails."""
     with described():
         (node,) = hidet.graph.optimize(half_product(k, n)).nodes

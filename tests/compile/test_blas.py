@@ -74,13 +74,13 @@ def test_products_are_right_however_their_operands_lie(case):
 
 
 @pytest.mark.parametrize("case", ["permuted key", "heads", "slice of fused qkv", "rows apart", "both permuted", "tall"])
-def test_what_blas_can_read_is_not_copied(case):
+def test_operands_that_blas_can_read_are_not_copied(case):
     output, inputs = CASES[case]()
     names, _ = optimized([output], inputs)
     assert [name for name in names if name != "Reshape"] == ["BlasMatmul"]
 
 
-def test_what_blas_cannot_read_is_copied_first():
+def test_operands_that_blas_cannot_read_are_copied_first():
     output, inputs = CASES["columns apart"]()
     names, _ = optimized([output], inputs)
     assert names == ["StridedSlice", "BlasMatmul"]
@@ -168,7 +168,7 @@ EPILOGUES = {
 
 
 @pytest.mark.parametrize("case", EPILOGUES)
-def test_what_lies_as_the_product_does_is_read_while_it_is_written(case):
+def test_operands_laid_out_as_the_product_are_read_while_it_is_written(case):
     a, b, apply, others = EPILOGUES[case]
     tensors = [symbol(*a), symbol(*b), *(symbol(*shape) for shape in others)]
     names, error = optimized([apply(ops.matmul(*tensors[:2]), *tensors[2:])], tensors)

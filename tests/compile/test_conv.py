@@ -131,7 +131,7 @@ def test_normalization_residual_and_activation_are_part_of_the_convolution(batch
     torch.testing.assert_close(result, torch.relu(expected + residual), rtol=1e-5, atol=1e-5)
 
 
-def test_what_others_read_is_written():
+def test_results_that_others_read_are_written():
     x, w = random(1, 4, 6, 6), random(8, 4, 3, 3)
     a, b = symbols(x, w)
     y = ops.conv2d(a, b)
@@ -142,7 +142,7 @@ def test_what_others_read_is_written():
         torch.testing.assert_close(result, fn(torch.conv2d(x, w)), rtol=1e-5, atol=1e-5)
 
 
-def test_what_is_broadcast_along_a_row_of_pixels_is_not_part_of_the_loop():
+def test_operands_broadcast_along_a_row_of_pixels_are_not_fused():
     x, w, across = random(1, 4, 6, 6), random(8, 4, 3, 3), random(4)
     a, b, c = symbols(x, w, across)
     graph = optimized(ops.conv2d(a, b) + c, [a, b, c])
@@ -160,7 +160,7 @@ def test_two_convolutions_that_are_added():
     torch.testing.assert_close(result, torch.relu(torch.conv2d(x, w) + torch.conv2d(x, v)), rtol=1e-5, atol=1e-5)
 
 
-def test_padding_with_something_else_is_a_pass_of_its_own():
+def test_padding_with_other_values_is_a_separate_pass():
     x, w = random(1, 4, 6, 6), random(8, 4, 3, 3)
     a, b = symbols(x, w)
     graph = optimized(ops.conv2d(ops.pad(a, [1, 1, 1, 1], value=2.0), b), [a, b])

@@ -45,7 +45,7 @@ def test_a_stack_of_products_is_a_call_for_each() -> None:
     assert work_of(y.op, split, MESH).calls == 4 * 3
 
 
-def test_what_passes_to_a_neighbour_moves_nothing() -> None:
+def test_tensors_passed_to_a_neighbour_move_no_bytes() -> None:
     y = ops.gelu(symbol(8, 16))
     split = choice(y, "(S0, R) -> (S0, R)")
     own, absorbed = work_of(y.op, split, MESH), work_of(y.op, split, MESH, 4 * 64)

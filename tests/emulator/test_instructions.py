@@ -241,7 +241,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_a_gpu_would_not_do_is_told_of(build: Build, fault: str) -> None:
+def test_the_emulator_reports_what_a_gpu_would_not_do(build: Build, fault: str) -> None:
     body, message = FAULTS[fault]
     library = build("int *y", body, threads=64, shared=64)
     with pytest.raises(EmulatedFault, match=message):

@@ -140,7 +140,7 @@ SLOW = [biased, activated, residual, heads, of_odd_rows]
 
 
 @pytest.mark.parametrize("make", [*QUICK, *(pytest.param(own, marks=pytest.mark.slow) for own in SLOW)])
-def test_what_is_fused_behind_a_product_is_right(make, capfd):  # type: ignore[no-untyped-def]
+def test_operators_fused_after_a_product_are_right(make, capfd):  # type: ignore[no-untyped-def]
     x = hidet.symbol([M, K], "float16", "cpu")
     graph = hidet.trace_from(make(x), [x])
     found = run_kernels(graph, [X])

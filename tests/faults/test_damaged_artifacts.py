@@ -81,7 +81,7 @@ def test_every_file_is_checked(copy: Path, damage: Callable[[Path], None]) -> No
         np.testing.assert_allclose(model(X), whole(X), atol=1e-4)
 
 
-def test_what_only_one_rank_finds_damaged_all_hear_of(start: Start, artifacts: Path, tmp_path: Path) -> None:
+def test_all_ranks_hear_of_damage_that_one_rank_finds(start: Start, artifacts: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(artifacts, tmp_path / "copy"))
     file = copy / "stage0" / "rank1.safetensors"
     content = file.read_bytes()
@@ -257,7 +257,7 @@ def test_links_are_not_followed(copy: Path, tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["manifest.json", "stage0/launcher.so"])
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
-def test_what_is_no_file_is_refused(copy: Path, name: str, make: Callable[[Path], None]) -> None:
+def test_paths_other_than_files_are_refused(copy: Path, name: str, make: Callable[[Path], None]) -> None:
     (copy / name).unlink()
     make(copy / name)
     with pytest.raises(ArtifactError, match=Path(name).name):

@@ -90,7 +90,7 @@ def test_a_host_that_is_gone_is_named(hosts: list[Host], artifacts: Path, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("gone", [0, 1])  # host 0 has the store
 @pytest.mark.parametrize("how", ["cut off", "killed"])
-def test_of_four_ranks_those_left_name_the_host_that_is_gone(
+def test_the_remaining_of_four_ranks_name_the_lost_host(
     hosts: list[Host], four: Path, tmp_path: Path, gone: int, how: str
 ) -> None:
     """Two ranks on each host, which share memory there."""

@@ -93,7 +93,7 @@ def test_weights_stay_in_the_file_of_the_model(tmp_path):
         np.testing.assert_array_equal(source.read(region).numpy(), want[tuple(region)])
     text = path.read_bytes()
     path.write_bytes(text[:-1] + bytes([text[-1] ^ 1]))
-    with pytest.raises(WeightsError, match="was changed"):
+    with pytest.raises(WeightsError, match="has changed"):
         source_of(named["w"]).read([slice(0, 6), slice(0, 4)])
     path.write_bytes(text)
     assert x.shape == (3, 6)
@@ -128,13 +128,13 @@ def changed(path: Path, key: str, value: str) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("location", "../weights.bin", "no file beside"),
-        ("location", "/etc/passwd", "no file beside"),
+        ("location", "../weights.bin", "not a file in or below"),
+        ("location", "/etc/passwd", "not a file in or below"),
         ("location", "missing.bin", "cannot be read"),
-        ("offset", "4000", "said to have"),
-        ("offset", "-4", "said to have"),
-        ("length", "12", "said to have"),
-        ("offset", "much", "no number"),
+        ("offset", "4000", "but the model names"),
+        ("offset", "-4", "but the model names"),
+        ("length", "12", "but the model names"),
+        ("offset", "much", "not a number"),
     ],
 )
 def test_external_data_that_is_not_where_it_should_be_is_refused(tmp_path, key, value, message):
@@ -201,14 +201,14 @@ def test_all_that_is_not_supported_is_refused_at_once(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.graph.node[0].input.__setitem__(0, "nothing"), "before, or without"),
+        (lambda m: m.graph.node[0].input.__setitem__(0, "nothing"), "which no earlier node computes"),
         (lambda m: m.opset_import[0].__setattr__("version", 11), "opset 11"),
         (lambda m: m.opset_import[0].__setattr__("version", 99), "opset 99"),
         (lambda m: m.graph.ClearField("output"), "no outputs"),
         (lambda m: m.graph.input[0].type.tensor_type.ClearField("shape"), "number of dims"),
         (lambda m: m.graph.input[0].type.tensor_type.__setattr__("elem_type", 99), "element type 99"),
         (lambda m: m.graph.input[0].type.tensor_type.shape.dim[1].__setattr__("dim_value", 5), "Node 0"),
-        (lambda m: m.graph.node[0].output.__setitem__(0, "z"), "before, or without"),
+        (lambda m: m.graph.node[0].output.__setitem__(0, "z"), "which no earlier node computes"),
     ],
 )
 def test_malformed_models_are_refused(tmp_path, change, message):

@@ -108,7 +108,7 @@ def test_tied_weights_compute_what_the_module_does():
     expect(Tied(), (torch.randint(0, 16, (2, 4)),))
 
 
-def test_what_is_written_in_place_is_what_a_skip_connection_reads():
+def test_a_skip_connection_reads_the_value_written_in_place():
     torch.manual_seed(0)
     expect(Skip(), (torch.randn(4, 8),))
 
@@ -205,7 +205,7 @@ def test_all_that_is_missing_is_named_at_once_and_where():
     assert "bessel_j0" in str(caught.value)
 
 
-def test_what_depends_on_data_and_training_are_refused():
+def test_data_dependence_and_training_are_refused():
     class Branch(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x if x.sum() > 0 else -x

@@ -57,7 +57,7 @@ def test_a_model_without_data_is_planned_and_is_not_built():
         hidet_dist.auto_parallel(graph, {"mesh_shape": [2]}, {}, "nowhere")
 
 
-def test_a_folder_gives_the_weights_of_its_files(tmp_path: Path):
+def test_a_folder_has_the_weights_of_its_files(tmp_path: Path):
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config()).eval()
     model.save_pretrained(tmp_path)
@@ -75,7 +75,7 @@ def test_a_folder_gives_the_weights_of_its_files(tmp_path: Path):
         hidet_dist.from_transformers(tmp_path, weights="files")
 
 
-def test_what_is_no_model_is_refused(tmp_path: Path):
+def test_paths_other_than_models_are_refused(tmp_path: Path):
     for arguments, message in (
         ({"model": tmp_path}, "config.json"),
         ({"model": 3}, "configuration"),

@@ -24,7 +24,7 @@ def test_a_machine_comes_back_from_its_file(tmp_path: Path) -> None:
     assert config.cluster == Cluster(config.mesh, builtin("dgx-a100-pod", MESH).links, MACHINES["dgx-a100"].device)
 
 
-def test_a_file_that_does_not_say_whether_communication_overlaps_describes_a_machine_where_it_does_not(
+def test_a_machine_file_without_an_overlap_flag_describes_a_machine_without_overlap(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "machine.json"

@@ -35,7 +35,7 @@ def test_operations_bytes_and_calls_add_up() -> None:
     assert DEVICE.kernel_seconds(Work("elementwise", 7, 0, calls=0, functions=10)) == pytest.approx(50e-9)
 
 
-def test_what_was_not_measured_has_no_cost_of_its_own() -> None:
+def test_classes_that_were_not_measured_have_no_cost() -> None:
     assert DEVICE.kernel_seconds(Work("pooling", 100, 100)) is None
     mesh = DeviceMesh((2,))
     links = (Link(1e-6, 1e9),)

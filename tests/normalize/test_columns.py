@@ -61,7 +61,7 @@ def test_each_shard_has_aligned_columns(devices):
     assert columns % (8 * devices) == 0
 
 
-def test_what_is_aligned_or_small_or_float32_or_read_elsewhere_stays():
+def test_aligned_small_float32_or_shared_weights_are_not_padded():
     x = hidet.symbol([2, 40], "float16", "cpu")
     shared = hidet.distributed.weight("shared", [40, VOCABULARY], "float16")
     given = hidet.symbol([40, VOCABULARY], "float16", "cpu")

@@ -156,7 +156,7 @@ def inside_heads(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("build", [overlapping, read_whole, by_rows, by_steps, of_activations, inside_heads])
-def test_what_would_be_computed_twice_or_is_no_cut_of_columns_is_left_alone(build):
+def test_cuts_that_would_compute_twice_or_are_not_of_columns_are_kept(build):
     graph = graph_of(build)
     assert normalize(graph).nodes == graph.nodes
 

@@ -120,7 +120,7 @@ def test_bits_of_integers():
     compare(elementwise.bitwise_not, torch.bitwise_not, x)
 
 
-def test_what_is_not_a_number_stays_so():
+def test_nan_stays_nan():
     x = torch.tensor([math.nan, 1.0, -math.inf, math.inf])
     compare(lambda v: elementwise.clamp(v, -2.0, 2.0), lambda v: v.clamp(-2, 2), x)
     compare(lambda v: elementwise.maximum(v, 0.0), lambda v: torch.maximum(v, torch.tensor(0.0)), x)

@@ -41,7 +41,7 @@ def test_several_index_tensors(places):
     compare(lambda v, *i: operators.index(v, spread(i)), lambda v, *i: torch.ops.aten.index(v, spread(i)), x, *given_)
 
 
-def test_what_indices_name_is_replaced_or_increased():
+def test_elements_at_indices_are_replaced_or_increased():
     x = floats(4, 5, 6)
     rows, columns = torch.tensor([2, 0, 1]), torch.tensor([3, -1, 0])
     put = torch.ops.aten.index_put

@@ -113,7 +113,7 @@ def test_equal_elements_keep_their_order(rows, descending, dim, floating):
     )
 
 
-def test_what_is_not_a_number_is_the_greatest():
+def test_nan_is_the_greatest():
     x = floats(3, 5)
     x[0, 2], x[1, 0] = math.nan, math.inf
     for descending in (False, True):

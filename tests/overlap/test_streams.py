@@ -20,7 +20,7 @@ def collective(seconds: float, *reads: int, nbytes: int = 0) -> Task:
     return Task(seconds, True, reads, nbytes)
 
 
-def test_what_does_not_depend_on_the_kernels_before_is_hidden_wholly() -> None:
+def test_communication_independent_of_earlier_kernels_is_hidden_completely() -> None:
     # A weight is gathered while the kernel before its reader runs.
     tasks = [kernel(5.0), collective(3.0), kernel(2.0, 0, 1)]
     found = schedule(tasks)
@@ -28,12 +28,12 @@ def test_what_does_not_depend_on_the_kernels_before_is_hidden_wholly() -> None:
     assert (found.seconds, found.exposed_seconds) == (7.0, (0.0, 0.0, 0.0))
 
 
-def test_what_takes_longer_than_the_kernels_before_is_hidden_as_far_as_these_go() -> None:
+def test_communication_longer_than_the_kernels_before_is_hidden_in_part() -> None:
     found = schedule([kernel(5.0), collective(8.0), kernel(2.0, 0, 1)])
     assert (found.seconds, found.exposed_seconds[1]) == (10.0, 3.0)
 
 
-def test_what_lies_between_two_kernels_is_not_hidden() -> None:
+def test_communication_between_two_kernels_is_not_hidden() -> None:
     tasks = [kernel(5.0), collective(3.0, 0), kernel(2.0, 1)]
     found = schedule(tasks)
     assert (found.seconds, found.exposed_seconds[1]) == (10.0, 3.0)
@@ -80,7 +80,7 @@ def test_communication_that_takes_longer_in_all_sets_the_time() -> None:
 
 
 @pytest.mark.parametrize(("room", "seconds"), [(102, 50.0), (202, 32.0), (10**6, 32.0), (None, 32.0), (0, 50.0)])
-def test_the_room_says_how_early_a_collective_starts(room: int | None, seconds: float) -> None:
+def test_the_memory_limit_decides_how_early_a_collective_starts(room: int | None, seconds: float) -> None:
     tasks = layers(10, compute=3.0, gather=2.0, nbytes=100)
     found = schedule(tasks, room)
     assert found.seconds == seconds
@@ -110,7 +110,7 @@ def test_a_view_holds_the_memory_that_it_is_in() -> None:
     assert held(tasks[:3], launches[:3]) == [10, 10, 5]
 
 
-def test_what_a_collective_sends_is_held_until_it_was_waited_for() -> None:
+def test_the_input_of_a_collective_is_held_until_the_wait_for_it() -> None:
     tasks = [kernel(1.0, nbytes=7), collective(1.0, 0, nbytes=3), kernel(1.0, nbytes=20), kernel(1.0, 1, 2)]
     launches = [Launch(RUN, 0), Launch(START, 1), Launch(RUN, 2), Launch(WAIT, 1), Launch(RUN, 3)]
     assert held(tasks, launches) == [7, 10, 30, 30, 23]
@@ -168,7 +168,7 @@ def test_every_schedule_keeps_to_its_dependences_time_and_room(tasks: list[Task]
 
 @settings(max_examples=100, deadline=None)
 @given(programs())
-def test_the_communicating_stream_is_never_behind_what_it_was_told(tasks: list[Task]) -> None:
+def test_the_communicating_stream_never_lags_behind_its_launches(tasks: list[Task]) -> None:
     found = schedule(tasks)
     order = [launch.task for launch in found.launches if launch.what == START]
     for before, after in pairwise(order):

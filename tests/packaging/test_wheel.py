@@ -61,7 +61,7 @@ def test_the_wheel_serves_in_an_empty_environment(built: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_what_is_distributed_has_the_licence_the_types_and_the_headers(built: Path) -> None:
+def test_distributions_have_the_licence_the_types_and_the_headers(built: Path) -> None:
     (wheel,) = built.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert any(name.endswith("licenses/LICENSE") for name in names)

@@ -265,7 +265,7 @@ def test_communication_is_never_fused_away():
     np.testing.assert_allclose(simulate(program, [X], optimized)[0], whole(graph, X)[0], atol=1e-5)
 
 
-def test_outputs_that_are_inputs_weights_or_each_other_have_memory_of_their_own():
+def test_outputs_that_alias_inputs_weights_or_each_other_get_separate_memory():
     x = hidet.symbol([4, 8], "float32", "cpu")
     y = hidet.ops.relu(x)
     graph = normalize(
@@ -299,7 +299,7 @@ def test_a_spec_that_the_operator_cannot_run_in_is_refused():
         ((6, 4), (2,), ["(R, S0) -> (R, S0)", "(S0, R) -> (S0, R)"], ["all_to_all", "all_gather"]),
     ],
 )
-def test_on_the_cpu_shards_are_put_where_they_belong_without_a_pass_of_their_own(shape, mesh, specs, communication):
+def test_collectives_on_the_cpu_place_shards_without_another_pass(shape, mesh, specs, communication):
     x = hidet.symbol(list(shape), "float32", "cpu")
     graph = normalize(hidet.trace_from(hidet.ops.exp(hidet.ops.relu(x)), [x]))
     program = partition_graph(graph, plan_for(graph, DeviceMesh(mesh), specs).stages[0])
@@ -313,7 +313,7 @@ def test_on_the_cpu_shards_are_put_where_they_belong_without_a_pass_of_their_own
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_on_the_cpu_a_reduce_scatter_takes_shards_from_where_they_lie(ranks):
+def test_a_reduce_scatter_on_the_cpu_reads_shards_in_place(ranks):
     x = hidet.symbol([4, 12], "float32", "cpu")
     graph = normalize(hidet.trace_from(hidet.ops.matmul(x, constant(12, 6)), [x]))
     specs = ["(R, S0), (S0, R) -> (R, S0) | reduce_scatter(sum, axes=0, dim=1)"]
@@ -326,7 +326,7 @@ def test_on_the_cpu_a_reduce_scatter_takes_shards_from_where_they_lie(ranks):
         np.testing.assert_allclose(simulate(program, [data], own)[0], whole(graph, data)[0], atol=1e-5)
 
 
-def test_shards_of_a_dim_that_is_split_minor_axis_first_are_put_where_they_belong():
+def test_shards_of_a_dim_that_is_split_minor_axis_first_are_placed_in_order():
     x = hidet.symbol([3, 8], "float32", "cpu")
     graph = normalize(hidet.trace_from(hidet.ops.exp(hidet.ops.relu(x)), [x]))
     specs = ["(R, S10) -> (R, S10)", "(R, R) -> (R, R)"]

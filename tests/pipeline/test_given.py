@@ -29,7 +29,7 @@ def plan(graph: hidet.FlowGraph) -> Plan:
     return hidet_dist.make_plan(graph, {"mesh_shape": [6]}, CONFIG)
 
 
-def test_the_plan_says_what_crosses(plan: Plan) -> None:
+def test_the_plan_lists_the_boundary_tensors(plan: Plan) -> None:
     pipeline = plan.pipeline
     assert pipeline is not None and pipeline.micro_batches == 4 and pipeline.results == "all"
     assert [stage.ranks for stage in pipeline.stages] == [(0, 1), (2,), (3, 4, 5)]

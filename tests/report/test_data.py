@@ -99,7 +99,7 @@ def test_the_cost_of_another_spec_of_a_weight_is_that_of_the_plan_with_it_pinned
             assert choice.alone_seconds >= choice.at_least_seconds * (1 - 1e-9)
 
 
-def test_the_next_best_of_a_collective_avoids_it_at_the_cost_that_is_foretold(planned, graph):
+def test_the_alternative_to_a_collective_avoids_it_at_the_predicted_cost(planned, graph):
     plan, cluster, report = planned
     possible = [one for one in report.communications if one.without is not None]
     assert possible
@@ -160,7 +160,7 @@ def test_a_report_is_refused_for_another_graph_or_mesh(planned, graph):
         collect(plan.stages[0], other, builtin("cpu", plan.stages[0].mesh))
 
 
-def test_what_is_no_report_is_refused_with_what_to_do(tmp_path):
+def test_malformed_reports_are_refused_with_what_to_do(tmp_path):
     with pytest.raises(PlanError, match=r"plan\.report\.json is missing.*hidet-dist plan"):
         Report.load(tmp_path / "plan.json")
     (tmp_path / "report.json").write_text("{}")

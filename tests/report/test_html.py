@@ -72,7 +72,7 @@ def test_the_page_asks_the_network_for_nothing_and_runs_only_its_own_program(rep
     assert not re.search(r"""(src|href)=["'](?!#)""", without_data)
 
 
-def test_what_was_measured_is_on_the_page(report, tmp_path):
+def test_measured_times_are_on_the_page(report, tmp_path):
     def profile(rank: int) -> Profile:
         operators = (
             OperatorTime(0, "matmul", 0, "float32[8, 32]", "", 0.001, 0.002),
@@ -94,7 +94,7 @@ def test_what_was_measured_is_on_the_page(report, tmp_path):
     with pytest.raises(PlanError, match="another trace of rank 1"):
         read_traces([tmp_path / "one.json", tmp_path / "both.json"])
     (tmp_path / "bad.json").write_text('{"traceEvents": [1]}')
-    with pytest.raises(PlanError, match=r"bad\.json is no trace"):
+    with pytest.raises(PlanError, match=r"bad\.json is not a trace"):
         read_traces([tmp_path / "bad.json"])
 
 

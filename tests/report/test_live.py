@@ -76,7 +76,7 @@ def test_pins_are_searched_with(address):
 
 
 @pytest.mark.parametrize("body", ["", "[1]", '{"fc1.weight": 1}', "{" * 10000, "NaN"])
-def test_what_are_no_pins_is_refused(address, body):
+def test_malformed_pins_are_refused(address, body):
     assert ask(address, "POST", address.path + "plan", body)[0].status == 400
 
 

@@ -286,9 +286,7 @@ def test_there_is_no_shorter_path(op: str | None) -> None:
         ("(S0, R)", "(R, R)", (0, 0)),
     ],
 )
-def test_where_collectives_put_shards_in_their_places_no_copy_is_counted(
-    source: str, target: str, copied: tuple[float, float]
-) -> None:
+def test_no_copy_is_counted_if_collectives_place_shards(source: str, target: str, copied: tuple[float, float]) -> None:
     copies = cluster_of((2,))
     places = dataclasses.replace(copies, device=dataclasses.replace(copies.device, places_shards=True))
     shape, size = (8, 16), 8 * 16 * 4
@@ -406,7 +404,7 @@ def test_layouts_that_do_not_fit_are_refused() -> None:
         ("slice axes=0", "Not a step"),
     ],
 )
-def test_what_is_no_step_is_refused(text: str, says: str) -> None:
+def test_malformed_steps_are_refused(text: str, says: str) -> None:
     with pytest.raises(SpecError, match=says):
         Step.parse(text)
 

@@ -212,25 +212,25 @@ def rms_norm(x: Tensor) -> Tensor:
     return ops.multiply(ops.multiply(x, scale), weight(int(x.shape[-1])))
 
 
-def test_rms_norm_goes_by_rows_and_by_features_with_a_mean_of_their_squares():
+def test_rms_norm_shards_by_rows_and_by_features_with_a_mean_of_squares():
     x = symbol(2, 4, 8)
     assert "(R, S0, R)" in through([(x, "(R, S0, R)")], rms_norm(x))
     assert "(R, R, S0)" in through([(x, "(R, R, S0)")], rms_norm(x), reduced=True)
     assert "(R, R, S0)" not in through([(x, "(R, R, S0)")], rms_norm(x))
 
 
-def test_batch_norm_goes_by_channels():
+def test_batch_norm_shards_by_channels():
     x = symbol(2, 4, 6, 6)
     scale = ops.multiply(ops.subtract(x, weight(1, 4, 1, 1)), weight(1, 4, 1, 1))
     assert through([(x, "(R, S0, R, R)")], ops.add(scale, weight(1, 4, 1, 1))) == {"(R, S0, R, R)"}
 
 
-def test_group_norm_goes_by_groups():
+def test_group_norm_shards_by_groups():
     x = symbol(2, 8, 6, 6)
     assert through([(x, "(R, S0, R, R)")], ops.group_norm(x, 4)) == {"(R, S0, R, R)"}
 
 
-def test_rotary_embedding_goes_by_heads():
+def test_rotary_embedding_shards_by_heads():
     x = symbol(2, 4, 6, 8)
     left, right = ops.split(x, 2, axis=3)
     turned = ops.concat([ops.negative(right), left], 3)
@@ -244,7 +244,7 @@ def test_heads_of_keys_are_repeated_for_the_heads_of_queries_that_a_device_has()
     assert through([(x, "(R, S0, R, R)")], ops.reshape(wide, [2, 6, 6, 8])) == {"(R, S0, R, R)"}
 
 
-def test_experts_are_on_devices_of_their_own_from_dispatch_to_combination():
+def test_experts_stay_on_separate_devices_from_dispatch_to_combination():
     """Tokens whole on every device; each device has some experts, and the sum has what all of them made."""
     x, mask = symbol(8, 6), symbol(8, 4 * 2)
     sent = ops.reshape(ops.matmul(ops.transpose(mask, [1, 0]), x), [4, 2, 6])

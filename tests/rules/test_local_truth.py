@@ -71,7 +71,7 @@ def test_operators_that_count_from_the_end_or_around_keep_their_dim_whole():
     assert choices(ops.argmax(symbol([4, 8]), 1).op) == {"(S0, R) -> (S0)"}
 
 
-def test_operators_that_write_or_read_at_places_of_the_whole_keep_those_dims_whole():
+def test_operators_with_indices_into_the_whole_keep_those_dims_whole():
     written = SetStridedSliceOp(symbol([4, 8]), 0.5, [0, 2], [4, 6], [], [1, 1])
     assert choices(written) == {"(S0, R) -> (S0, R)"}
     resized = ops.resize2d(symbol([2, 1, 4, 6]), size=(8, 6), method="linear").op
@@ -88,12 +88,12 @@ def test_a_pool_shards_no_dim_that_its_windows_slide_along(pool):
     }
 
 
-def test_an_adaptive_pool_whose_windows_depend_on_their_place_shards_neither_side_of_them():
+def test_an_adaptive_pool_with_uneven_windows_shards_neither_side():
     op = ops.adaptive_avg_pool2d(symbol([2, 4, 6, 6]), [4, 2]).op
     assert choices(op) == {"(S0, R, R, R) -> (S0, R, R, R)", "(R, S0, R, R) -> (R, S0, R, R)"}
 
 
-def test_what_is_its_own_index_is_made_whole():
+def test_operators_whose_values_are_indices_are_replicated():
     with hidet.option.context():
         hidet.option.execution_mode("symbolic")  # an operator without inputs would run right away
         made = [
@@ -135,7 +135,7 @@ def test_more_devices_than_groups_do_not_cut_a_group():
     assert choices(op, (4,)) == set()
 
 
-def test_a_kernel_as_wide_as_the_image_is_a_sum_over_it_unless_the_image_is_padded():
+def test_a_kernel_as_wide_as_the_image_sums_over_it_unless_the_image_is_padded():
     x, w = symbol([1, 3, 4, 4]), symbol([5, 3, 4, 4])
     assert choices(ops.conv2d(x, w).op) == {
         "(R, R, S0, R), (R, R, S0, R) -> (R, R, R, R) | all_reduce(sum, axes=0)",

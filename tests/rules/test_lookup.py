@@ -51,7 +51,7 @@ def test_gather_and_index_select_along_any_dim():
         assert check_operator(op, DeviceMesh((4,)), rng).failures == []
 
 
-def test_what_cannot_be_summed_keeps_its_rows_whole():
+def test_lookups_that_cannot_be_summed_keep_their_rows_whole():
     op = ops.take(symbol([8, 3], "bool"), symbol([5], "int64"), 0).op
     specs = [choice.spec.in_specs[0] for choice in derive(op).choices(DeviceMesh((2,)))]
     assert not any(spec.mesh_axes_per_dim[0] for spec in specs)

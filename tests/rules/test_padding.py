@@ -89,7 +89,7 @@ def test_a_contraction_that_does_not_divide_masks_its_operands():
     ],
     ids=lambda op: op.name,
 )
-def test_what_would_see_padding_is_not_offered(op):
+def test_choices_that_padding_would_affect_are_not_offered(op):
     assert padded(op, (4,)) == padded(op, (2,)) == 0
 
 
@@ -107,7 +107,7 @@ OPERATORS = {
 
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_padded_choices_compute_the_same_whatever_lies_in_the_padding(name, mesh):
+def test_padded_choices_compute_the_same_for_any_values_in_the_padding(name, mesh):
     op = OPERATORS[name]()
     checked = check_operator(op, DeviceMesh(mesh), np.random.default_rng(1))
     assert padded(op, mesh) >= (1 if name == "gather" else 2)
@@ -191,7 +191,7 @@ def test_a_padded_contraction_in_compiled_kernels():
 
 
 @pytest.mark.parametrize("mesh", [(2,), (4,), (2, 2)])
-def test_of_a_padded_contraction_only_the_activation_is_masked(mesh):
+def test_only_the_activation_of_a_padded_contraction_is_masked(mesh):
     graph = mlp()
     split = "S01" if len(mesh) == 2 else "S0"
     plan = pinned(graph, DeviceMesh(mesh), {"w0": f"(R, {split})", "w1": f"({split}, R)"})

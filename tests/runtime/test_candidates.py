@@ -56,7 +56,7 @@ def test_the_fastest_is_chosen_once(folder, cache):
     assert not cache.exists()
 
 
-def test_what_is_remembered_is_for_one_device_and_one_build(folder):
+def test_a_remembered_choice_is_for_one_device_and_one_build(folder):
     choices(folder).get(FakeTimer(TIMES))
     for other in (choices(folder, artifact="abd"), choices(folder, device="NVIDIA H200")):
         assert other.remembered() is None

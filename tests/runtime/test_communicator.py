@@ -160,9 +160,7 @@ def test_a_message_of_another_length_is_refused(run_ranks: RunRanks, transport: 
 @pytest.mark.parametrize(
     "what", ["kind", "dtype", "count", "large count", "reduce_op", "root", "call", "message's call"]
 )
-def test_ranks_in_different_collectives_take_none_of_each_others_data(
-    run_ranks: RunRanks, what: str, transport: str
-) -> None:
+def test_ranks_in_different_collectives_refuse_each_others_data(run_ranks: RunRanks, what: str, transport: str) -> None:
     answers = run_ranks("out_of_step", 2, environment=chosen(transport, 2), what=what)
     for answer in answers:
         assert answer.get("error") == "CommunicationError", answer

@@ -39,7 +39,7 @@ def run(tmp_path: Path, script: str, first: str = "") -> subprocess.CompletedPro
     return subprocess.run(command, capture_output=True, text=True, timeout=1000, check=False)
 
 
-def test_what_is_cut_off_is_read_as_zeros(tmp_path: Path) -> None:
+def test_a_truncated_part_of_a_file_is_read_as_zeros(tmp_path: Path) -> None:
     """By several threads at once, none of which is the one that asks."""
     script = """
 assert watched.change == NONE and memory.max() == 4
@@ -60,7 +60,7 @@ watched.forget()
 
 
 @pytest.mark.parametrize("change", ["os.utime(sys.argv[1])", "open(sys.argv[1], 'ab').write(b'x')"])
-def test_what_is_written_to_has_changed(tmp_path: Path, change: str) -> None:
+def test_a_file_that_is_written_to_has_changed(tmp_path: Path, change: str) -> None:
     done = run(tmp_path, f"assert watched.change == NONE\n{change}\nassert watched.change == CONTENT\n")
     assert done.returncode == 0, done.stderr
 
@@ -122,6 +122,6 @@ def test_they_go_to_the_handler_that_there_was_before(tmp_path: Path) -> None:
     assert "Fatal Python error: Bus error" in done.stderr
 
 
-def test_what_is_no_file_cannot_be_watched() -> None:
+def test_only_files_can_be_watched() -> None:
     with pytest.raises(ValueError, match="weights cannot be watched: Bad file descriptor"):
         native.MappedFile(-1, 0, 0, "weights")

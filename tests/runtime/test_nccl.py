@@ -164,7 +164,7 @@ def test_a_missing_package_is_refused_with_what_to_install(tmp_path: Path, monke
     assert nccl.find_library({}) == str(tmp_path / "nvidia/nccl/lib/libnccl.so.2")
 
 
-def test_ranks_that_share_a_device_need_nccl_to_be_told(ranks: Ranks) -> None:
+def test_ranks_that_share_a_device_need_an_nccl_setting(ranks: Ranks) -> None:
     ranks.environment["FAKE_CUDA_DEVICES"] = "1"
     for answer in ranks("cuda_devices", 2):
         assert answer["error"] == "ConfigError"

@@ -132,7 +132,7 @@ def test_inputs_are_read_however_they_lie(model: LoadedPartition, lay_out: Any) 
     np.testing.assert_array_equal(more.numpy() if kind is not np.ndarray else more, X + 1)
 
 
-def test_what_lies_row_by_row_is_not_copied() -> None:
+def test_row_major_inputs_are_not_copied() -> None:
     tensor, image = torch.from_numpy(X), hidet.asarray(X)
     for x, address in (
         (X, X.ctypes.data),

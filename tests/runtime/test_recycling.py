@@ -52,7 +52,7 @@ def test_a_result_is_left_alone_as_long_as_anyone_has_a_part_of_it(kind: str) ->
     assert address(memory.empty(kind, SHAPE, "float32", CPU)) == there
 
 
-def test_a_result_outlives_what_made_it() -> None:
+def test_a_result_outlives_its_partition() -> None:
     memory = HostMemory()
     result = memory.empty("numpy", SHAPE, "float32", CPU)
     result[:] = 3
@@ -63,7 +63,7 @@ def test_a_result_outlives_what_made_it() -> None:
     assert (torch.from_dlpack(result) == 3).all()
 
 
-def test_what_lies_unused_is_bounded() -> None:
+def test_unused_memory_is_bounded() -> None:
     memory = HostMemory()
     results = [memory.empty("numpy", SHAPE, "float32", CPU) for _ in range(10)]
     places = {address(x) for x in results}

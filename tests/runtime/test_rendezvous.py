@@ -87,7 +87,7 @@ def test_a_port_in_use_is_said(run_ranks: RunRanks) -> None:
     assert "using the port" in host["message"]
 
 
-def test_a_rank_that_comes_twice_is_said(run_ranks: RunRanks) -> None:
+def test_a_duplicate_rank_is_reported(run_ranks: RunRanks) -> None:
     answers = run_ranks("meet", 3, ranks=[0, 1, 1], timeout=5.0)
     assert any("two processes are rank 1" in answer["message"] for answer in answers)
     assert all(answer["error"] == "RendezvousError" for answer in answers)
@@ -209,7 +209,7 @@ NOT_LOOPBACK = "192.0.2.1"  # of no host (RFC 5737)
 
 @pytest.mark.parametrize(("secret", "says"), [(b"", "is missing"), (b"too short", "of 9 bytes is too short")])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_where_other_hosts_can_reach_the_store_a_secret_is_needed(rank: int, secret: bytes, says: str) -> None:
+def test_a_store_that_other_hosts_can_reach_needs_a_secret(rank: int, secret: bytes, says: str) -> None:
     settings = Settings(rank, 2, NOT_LOOPBACK, free_port(), secret=secret, timeout_seconds=2.0)
     with pytest.raises(ConfigError, match=f"{NOT_LOOPBACK}, which is not loopback.*{says}: set HIDET_DIST_SECRET"):
         Rendezvous(settings)

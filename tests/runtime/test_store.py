@@ -55,7 +55,7 @@ def test_numbers_are_added_to(client: StoreClient) -> None:
     assert client.add("n", 1) == 8
 
 
-def test_of_several_ranks_one_sets_a_value(client: StoreClient) -> None:
+def test_one_of_several_ranks_sets_a_value(client: StoreClient) -> None:
     assert [client.compare_set("v", "", rank) for rank in ("first", "second")] == [b"first", b"first"]
     assert client.compare_set("v", "first", "third") == b"third"
     assert client.compare_set("w", "expected", "value") == b"expected"
@@ -211,7 +211,7 @@ def test_nonsense_from_one_who_knows_the_secret_is_survived(
     assert client.add("alive", 1) > 0
 
 
-def test_strangers_that_say_nothing_are_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MAX_STRANGERS", 4)
     monkeypatch.setattr(server, "HANDSHAKE_SECONDS", 2.0)
     host = StoreServer("127.0.0.1", 0)

@@ -24,7 +24,7 @@ def test_the_ranks_of_a_host_share_its_cores(environment, ranks, threads):
     assert environment["OMP_WAIT_POLICY"] == "passive"
 
 
-def test_what_is_set_stays(environment):
+def test_values_that_are_set_stay(environment):
     environment.update(LOCAL_WORLD_SIZE="2", OMP_NUM_THREADS="7", OMP_WAIT_POLICY="active")
     wait_without_spinning()
     assert (environment["OMP_NUM_THREADS"], environment["OMP_WAIT_POLICY"]) == ("7", "active")

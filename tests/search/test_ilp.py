@@ -92,7 +92,7 @@ def test_an_unknown_solver_is_refused() -> None:
         solve(Problem([[1.0, 2.0]], [[0, 0]], 0, []), SolveOptions("gurobi"))
 
 
-def test_a_search_that_is_cut_off_gives_what_it_has() -> None:
+def test_a_search_that_is_cut_off_returns_its_best_plan() -> None:
     rng, count, choices = random.Random(0), 80, 8
     cost = [sorted(float(n) for n in rng.sample(range(100, 1000), choices)) for _ in range(count)]
     memory = [sorted(rng.sample(range(1000, 9000), choices), reverse=True) for _ in cost]

@@ -112,7 +112,7 @@ def tight() -> tuple[hidet.FlowGraph, Cluster, int]:
     return graph, cluster, int(0.8 * most)
 
 
-def test_wherever_time_runs_out_there_is_a_plan_that_fits_or_an_error_and_no_more_work(
+def test_at_any_deadline_there_is_a_plan_that_fits_or_an_error_and_no_more_work(
     tight: tuple[hidet.FlowGraph, Cluster, int],
 ) -> None:
     graph, cluster, budget = tight
@@ -267,7 +267,7 @@ def test_tables_of_earlier_eliminations_make_room() -> None:
         assert tables.nbytes <= 2 * one.nbytes
 
 
-def test_what_elimination_has_no_memory_for_goes_to_the_integer_program() -> None:
+def test_the_integer_program_solves_what_exceeds_eliminations_memory() -> None:
     problem = dense(6, 6)
     expected = optimize(problem, SolveOptions(gap=1e-6))
     needed = program_bytes(problem)

@@ -41,7 +41,7 @@ def test_an_unsharded_program_holds_what_its_tensors_need() -> None:
         ("(R, R)", "(S0, R)", 0),
     ],
 )
-def test_a_conversion_holds_what_lies_between_its_steps(source: str, target: str, extra: int) -> None:
+def test_a_conversion_holds_the_buffers_between_its_steps(source: str, target: str, extra: int) -> None:
     cluster = builtin("cpu", DeviceMesh((4,)))
     steps = cheapest_conversion((16, 16), "float32", spec(source), spec(target), cluster).steps
     assert conversion_nbytes((16, 16), 4, spec(source), steps, cluster.mesh) == extra

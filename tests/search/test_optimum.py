@@ -123,7 +123,7 @@ def test_at_given_prices_choices_are_removed_that_no_best_plan_needs(problem: Pr
 
 @settings(max_examples=100, deadline=None)
 @given(problems(activations=False), st.integers(0, 5))
-def test_what_a_choice_costs_at_least_is_never_above_what_it_costs(problem: Problem, price: int) -> None:
+def test_the_lower_bound_of_a_choice_never_exceeds_its_cost(problem: Problem, price: int) -> None:
     kept = [list(range(len(c))) for c in problem.cost]
     bounds = marginals(problem, kept, Tables(), Prices([price] + [0.0] * (problem.activations.points - 1)))
     assert bounds is not None
@@ -168,7 +168,7 @@ def with_other_costs(problem: Problem, factors: list[int]) -> Problem:
 
 @settings(max_examples=60, deadline=None)
 @given(problems(), st.lists(st.integers(0, 3), min_size=1, max_size=3))
-def test_what_was_found_for_like_problems_changes_no_optimum(problem: Problem, factors: list[int]) -> None:
+def test_solutions_of_similar_problems_change_no_optimum(problem: Problem, factors: list[int]) -> None:
     like = optimize(problem, SolveOptions(gap=1e-6))
     assert like.choices in like.known
     other = with_other_costs(problem, factors)

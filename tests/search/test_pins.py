@@ -143,7 +143,7 @@ def test_pins_count_in_the_least_budget(mlp, toy) -> None:
     assert refused.value.least_budget >= whole + whole // 4
 
 
-def test_weights_of_one_graph_lie_as_those_of_another(toy) -> None:
+def test_weights_of_one_graph_are_pinned_to_the_layout_of_another(toy) -> None:
     """A prefill and a decode graph of the same weights: what was planned for the one is pinned in the other."""
     up, down = hidet.randn([HIDDEN, INNER], device="cpu"), hidet.randn([INNER, HIDDEN], device="cpu")
 

@@ -50,13 +50,13 @@ def test_two_mesh_axes_spread_side_by_side(mlp, toy) -> None:
     ]
 
 
-def test_where_nothing_is_pinned_everything_stays_whole(mlp, toy) -> None:
+def test_without_pins_everything_stays_replicated(mlp, toy) -> None:
     plan = search(mlp, toy(), mode="propagate")
     assert all(op.spec.is_replicated for op in plan.stages[0].operators)
     assert plan.collectives() == {}
 
 
-def test_where_pins_meet_the_smaller_tensor_is_converted(toy) -> None:
+def test_the_smaller_tensor_is_converted_between_conflicting_pins(toy) -> None:
     """Rows of x and rows of w are split by the one axis: the smaller of the two is gathered."""
     for rows, kept in (
         (512, "(S0, R), (R, R) -> (S0, R)"),

@@ -141,7 +141,7 @@ def test_both_solvers_give_plans_of_the_same_time() -> None:
     assert plans[0].seconds == pytest.approx(plans[1].seconds, rel=1e-5)
 
 
-def test_the_best_plan_known_and_the_bound_are_told_as_they_change() -> None:
+def test_changes_of_the_best_plan_and_the_bound_are_reported() -> None:
     told: list[tuple[float, float]] = []
     plan = search(mlp(), toy((2, 2)), mem_budget=60_000, on_incumbent=lambda *figures: told.append(figures))
     seconds, bounds = zip(*told, strict=True)
@@ -201,7 +201,7 @@ def test_weights_and_operators_can_be_narrowed_down() -> None:
 
 
 @pytest.mark.parametrize("mesh", [(8,), (2, 4)])
-def test_where_memory_is_ample_small_weights_are_not_gathered_for_a_few_tokens(mesh: tuple[int, ...]) -> None:
+def test_with_ample_memory_small_weights_are_not_gathered_for_a_few_tokens(mesh: tuple[int, ...]) -> None:
     """Decoding 16 x 1 tokens in LLaMA-3-8B's shapes: norm weights of 8 KB are where they are read."""
     config = replace(shapes.LLAMA3_8B, layers=2, sequence=1)
     graph = normalize(shapes.llama(config))

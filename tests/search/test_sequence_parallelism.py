@@ -82,7 +82,7 @@ def test_the_tokens_are_split_between_the_products_where_it_pays_in_time() -> No
     assert str(second.spec) == "(S0, R) -> (S0, R)"
 
 
-def test_tokens_that_do_not_lie_in_one_run_are_left_whole() -> None:
+def test_tokens_that_are_not_contiguous_stay_whole() -> None:
     """Three sequences are not split over four; the tokens of each would have to be packed and unpacked."""
     found, reduced = both(blocks([3, TOKENS, HIDDEN]), cluster())
     # Each copy reads and writes the tensor: four passes, against 3/4 of the five of a residual and a norm.

@@ -61,7 +61,7 @@ def test_the_steps_are_of_every_kind() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(STEPS), st.integers(0, 2**32 - 1))
-def test_the_result_of_a_collective_lies_as_its_step_says(taken: tuple[Layout, Step, Layout], seed: int) -> None:
+def test_the_result_of_a_collective_has_the_layout_of_its_step(taken: tuple[Layout, Step, Layout], seed: int) -> None:
     layout, step, after = taken
     whole = np.random.default_rng(seed).integers(-100, 100, SHAPE)
     sent, ranks = held(whole, layout), MESH.group_size(step.mesh_axes)

@@ -21,7 +21,7 @@ def test_arithmetic_is_evaluated_as_written(batch, seq):
     assert evaluate(if_then_else(SEQ < 12, SEQ, 12), sizes) == min(seq, 12)
 
 
-def test_what_is_no_arithmetic_is_refused():
+def test_sizes_other_than_arithmetic_are_refused():
     with pytest.raises(ValueError, match="no arithmetic"):
         evaluate(hidet.ir.primitives.max(SEQ, BATCH), {"batch": 1, "seq": 1})
     with pytest.raises(ValueError, match="no arithmetic"):

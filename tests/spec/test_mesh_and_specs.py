@@ -88,7 +88,7 @@ def test_shards_tile_the_tensor(case):
 
 
 @given(placed(), st.integers(0, 40))
-def test_padded_shards_tile_the_tensor_and_what_lies_behind_it(case, less):
+def test_padded_shards_tile_the_tensor_and_its_padding(case, less):
     """Of any extents: shards of equal shape, none of them all padding, and only the last ones padded."""
     mesh, spec, shape = case
     shape = tuple(max(1, 7 * size - less) for size in shape)
@@ -177,7 +177,7 @@ def test_partial_spec_undoes_the_scatter_of_the_reduce_functions():
         ("reduce_scatter", "sum", (0,)),
     ],
 )
-def test_reduce_functions_that_are_none_are_refused(arguments):
+def test_malformed_reduce_functions_are_refused(arguments):
     with pytest.raises(SpecError):
         ReduceFn(*arguments)
 

@@ -44,12 +44,12 @@ def test_patterns_of_operators_leave_tensors_and_reduce_functions_free() -> None
 
 
 @pytest.mark.parametrize("text", ["S0", "(S0, X)", "(S0, S0)", "(??)", "", "(S0"])
-def test_what_is_no_pattern_is_refused(text: str) -> None:
+def test_malformed_patterns_are_refused(text: str) -> None:
     with pytest.raises(SpecError):
         SpecPattern.parse(text)
 
 
 @pytest.mark.parametrize("text", ["(S0)", "(S0), (R -> R", "(S0) (R) => (R)", "(S0) -> (R) | all_reduce(sum, axes=0)"])
-def test_what_is_no_operator_pattern_is_refused(text: str) -> None:
+def test_malformed_operator_patterns_are_refused(text: str) -> None:
     with pytest.raises(SpecError):
         OpSpecPattern.parse(text)

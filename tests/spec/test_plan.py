@@ -32,7 +32,7 @@ def test_a_plan_round_trips_and_tells_what_it_costs(tmp_path):
         assert step in text
 
 
-def test_operators_without_a_rule_say_so():
+def test_operators_without_a_rule_have_a_note():
     x = hidet.symbol([4, 6], "float32", "cpu")
     graph = normalize(
         hidet.trace_from(hidet.ops.transform.ViewOp(hidet.ops.exp(x), hidet.int32, [4, 6]).outputs[0], [x])

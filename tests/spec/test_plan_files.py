@@ -103,7 +103,7 @@ def test_a_damaged_report_is_a_report_or_a_plan_error(data: st.DataObject) -> No
 
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(st.one_of(st.text(), st.recursive(ODD, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))))
-def test_what_is_no_plan_is_a_plan_error(value: Any) -> None:
+def test_malformed_plans_raise_a_plan_error(value: Any) -> None:
     for text in (value if isinstance(value, str) else json.dumps(value), json.dumps({"format": 2, "stages": value})):
         with pytest.raises(PlanError):
             Plan.from_json(text)
@@ -125,7 +125,7 @@ def test_odd_texts_are_refused(text: str, says: str) -> None:
         Plan.from_json(text)
 
 
-def test_files_that_are_none_or_too_large_are_refused_before_they_are_read(tmp_path: Path) -> None:
+def test_paths_that_are_not_files_and_large_files_are_refused_before_they_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     with open(tmp_path / "large", "wb") as file:
         file.truncate(MOST_PLAN_BYTES + 1)

@@ -26,6 +26,6 @@ def test_a_size_alone_or_with_a_multiple():
         ({"batch": {"expected": 12, "multiple_of": 8}}, "'expected' = 12 is no multiple of 8"),
     ],
 )
-def test_what_is_no_declaration_is_refused(given, message):
+def test_malformed_declarations_are_refused(given, message):
     with pytest.raises(ConfigError, match=message):
         OptimizationConfig.parse({"symbols": given})

@@ -38,7 +38,7 @@ def gone(pid: int) -> bool:
     return not is_running(pid)
 
 
-def test_output_and_status_are_told() -> None:
+def test_output_and_status_are_returned() -> None:
     done = Programs().run(python("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"), 60)
     assert (done.status, done.output, done.errors) == (3, "out\n", "err\n")
 
@@ -54,7 +54,7 @@ def test_a_program_that_hangs_ends_in_time_with_what_it_started(tmp_path: Path) 
     assert gone(int((tmp_path / "child").read_text()))
 
 
-def test_what_a_program_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+def test_descendants_of_a_program_end_with_it(tmp_path: Path) -> None:
     assert Programs().run([*python(WITH_A_CHILD), str(tmp_path / "child"), "0"], 60).status == 0
     assert gone(int((tmp_path / "child").read_text()))
 

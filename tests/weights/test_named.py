@@ -110,7 +110,7 @@ def test_a_fused_projection_reads_its_parts_from_the_whole_weight(tmp_path: Path
         np.testing.assert_allclose(np.concatenate(results, 1), expected, rtol=1e-5)
 
 
-def test_weights_made_from_files_need_no_other_word(tmp_path: Path) -> None:
+def test_weights_made_from_files_need_no_configuration(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"w": torch.full((8, 6), 2.0), "half": torch.ones(3, dtype=torch.bfloat16)}, path)
     weights = dist.weights_from_safetensors(path)
@@ -144,7 +144,7 @@ def test_the_parameters_of_a_module_become_weights(tmp_path: Path) -> None:
     assert set(names) == {"model.first.weight", "model.first.bias", "model.scale"}
 
 
-def test_what_cannot_be_a_weight_is_refused() -> None:
+def test_tensors_that_cannot_be_weights_are_refused() -> None:
     x = hidet.symbol([4, 8], "float32", "cpu")
     for wrong in (hidet.ops.relu(x), hidet.zeros([2], device="cpu"), "w"):
         with pytest.raises(ConfigError, match="the weight 'w'"):
@@ -184,7 +184,7 @@ def test_weights_that_do_not_fit_are_refused_before_planning(tmp_path: Path, mon
     refused(constant, path, "has none by name", tmp_path, monkeypatch)
 
 
-def test_a_program_without_data_says_whose_it_lacks() -> None:
+def test_a_program_without_data_names_the_missing_weights() -> None:
     graph = traced()
     program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,)))).stages[0])
     with pytest.raises(WeightsError, match="'w' has no data"):

@@ -1,8 +1,8 @@
-"""Consistency of manifests: of each field, between fields, and with the descriptions that launchers carry.
+"""Consistency of manifests: of each field, between fields, and with the descriptions in launchers.
 
-Checksums say that a folder is as it was written, not that what was written makes sense. A launcher library has the
-description of its stage compiled into it, as only the code knows in which order it takes its data and its kernels. What
-a manifest says beyond what follows from that is checked here without any file.
+Checksums prove that a folder is as it was written, not that its content is consistent. A launcher library contains the
+description of its stage, since only its code determines the order in which it takes data and kernels. The rest of a
+manifest is checked here, without reading files.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from hidet_dist.artifacts.manifest import Manifest, StageManifest, TensorSignature
 
 KINDS_OF_MEMORY = ("cpu", "cuda", "hip")
-"""In the order in which a launcher names them."""
+"""In the order of a launcher's description."""
 
 
 @dataclass(frozen=True)
 class TargetFields:
-    """The fields that a manifest for a target has, beside those of all targets.
+    """The fields of a manifest that only some targets have.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class TargetFields:
 TARGETS = {"cpu": TargetFields(), "cuda": TargetFields(gpu=True, cuda_graph=True, cublas=True)}
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# Of a stage, what its launcher cannot know: where it lies, and what is asked of the launcher itself.
+# Fields of a stage that its launcher's description lacks: its folder, and figures that come from the launcher itself.
 _NOT_DESCRIBED = ("folder", "workspace_bytes")
 _OF_TARGET = ("target", "arch", "gpu", "cpu_features", "hidet_version", "abi_version")
 
@@ -56,12 +56,12 @@ _OF_TARGET = ("target", "arch", "gpu", "cpu_features", "hidet_version", "abi_ver
 def describe(
     stage: StageManifest, layouts: Mapping[str, Layout], target: Mapping[str, str | int | Sequence[str] | None]
 ) -> str:
-    """Make the description that a launcher carries of its stage, as JSON in ASCII.
+    """Make the description of a stage that its launcher contains, as JSON in ASCII.
 
     Parameters
     ----------
     stage: StageManifest
-        Its stage.
+        The stage.
     layouts: mapping
         The dtype and local shape of all of the stage's ``data``, by name.
     target: mapping
@@ -79,21 +79,21 @@ def describe(
 
 
 def check_description(manifest: Manifest, number: int, text: bytes) -> dict[str, Layout]:
-    """Compare a stage with the description that its launcher carries, and return the layouts of its data.
+    """Compare a stage with the description in its launcher, and return the layouts of its data.
 
     Raises
     ------
     ValueError
-        For the first field that differs, by name, or a text that is no description.
+        For the first field that differs, by name, or a text that is not a description.
     """
     try:
         theirs = parse_json(text)
         layouts = {name: Layout(dtype, tuple(shape)) for name, (dtype, shape) in theirs["layouts"].items()}
         described = {**{key: theirs[key] for key in _OF_TARGET}, f"stages[{number}]": theirs["stage"]}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"the launcher of stage {number} describes nothing: {error}") from error
-    own = {key: getattr(manifest, key) for key in _OF_TARGET}
-    stated = json.loads(json.dumps({**own, f"stages[{number}]": _described(manifest.stages[number])}))
+        raise ValueError(f"the launcher of stage {number} has no valid description: {error}") from error
+    stated_target = {key: getattr(manifest, key) for key in _OF_TARGET}
+    stated = json.loads(json.dumps({**stated_target, f"stages[{number}]": _described(manifest.stages[number])}))
     for what, here, there in _differences("", stated, described):
         raise ValueError(f"{what} is {shown(here)}, but the launcher was built for {shown(there)}")
     return layouts
@@ -104,23 +104,25 @@ def _described(stage: StageManifest) -> dict[str, Any]:
 
 
 def _differences(what: str, a: Any, b: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the places where two JSON values differ, with the value of each."""
+    """Yield the paths at which two JSON values differ, with both values."""
     if isinstance(a, dict) and isinstance(b, dict) and a.keys() == b.keys():
         for key in a:
             yield from _differences(f"{what}.{key}" if what else key, a[key], b[key])
     elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
-        for number, (own, other) in enumerate(zip(a, b, strict=True)):
-            yield from _differences(f"{what}[{number}]", own, other)
+        for number, (item, other) in enumerate(zip(a, b, strict=True)):
+            yield from _differences(f"{what}[{number}]", item, other)
     elif type(a) is not type(b) or a != b:
         yield what, a, b
 
 
 def check(manifest: Manifest) -> None:
-    """Raise ValueError, naming the field, where a manifest contradicts itself."""
+    """Raise ValueError, which names the field, if a manifest contradicts itself."""
     _require(manifest.target in TARGETS, "target", manifest.target, f"one of {', '.join(TARGETS)}")
     fields = TARGETS[manifest.target]
-    own = "given" if fields.gpu else "null"
-    _require((manifest.gpu is not None) == fields.gpu, "gpu", manifest.gpu, f"{own} for the target {manifest.target!r}")
+    expected = "given" if fields.gpu else "null"
+    _require(
+        (manifest.gpu is not None) == fields.gpu, "gpu", manifest.gpu, f"{expected} for the target {manifest.target!r}"
+    )
     _require(len(manifest.stages) > 0, "stages", [], "at least one")
     for number, stage in enumerate(manifest.stages):
         _check_stage(f"stages[{number}]", f"stage{number}", stage, manifest.target)
@@ -141,17 +143,17 @@ def check(manifest: Manifest) -> None:
         _require(_SHA256.fullmatch(digest) is not None, f"files[{name!r}][1]", digest, "a SHA-256 in hex")
 
 
-def _require(condition: bool, what: str, value: Any, wanted: str) -> None:
+def _require(condition: bool, what: str, value: Any, requirement: str) -> None:
     if not condition:
-        raise ValueError(f"{what} is {shown(value)}; it must be {wanted}")
+        raise ValueError(f"{what} is {shown(value)}; it must be {requirement}")
 
 
 def _check_stage(what: str, folder: str, stage: StageManifest, target: str) -> None:
-    _require(stage.folder == folder, f"{what}.folder", stage.folder, f"{folder}, as it would be not in the folder else")
+    _require(stage.folder == folder, f"{what}.folder", stage.folder, f"{folder}, as a path within the artifact folder")
     try:
         mesh = DeviceMesh(stage.mesh_shape, stage.mesh_axis_names)
     except SpecError as error:
-        raise ValueError(f"{what}.mesh_shape and mesh_axis_names describe no mesh: {error}") from error
+        raise ValueError(f"{what}.mesh_shape and mesh_axis_names do not describe a mesh: {error}") from error
     names = [symbol.name for symbol in stage.symbols]
     _require(len(set(names)) == len(names), f"{what}.symbols", names, "of distinct names")
     for number, symbol in enumerate(stage.symbols):
@@ -183,14 +185,14 @@ def _check_signature(what: str, tensor: TensorSignature, mesh: DeviceMesh) -> No
             _require(isinstance(extent, str) or extent > 0, f"{what}.{field}[{dim}]", extent, "above 0")
     try:
         spec = TensorShardSpec.parse(tensor.spec)
-        # A dim whose size is not known yet counts as one that divides.
+        # A symbolic dim counts as one that divides.
         whole = tuple(mesh.size if isinstance(extent, str) else extent for extent in tensor.whole_shape)
         local = spec.local_shape(whole, mesh)
     except SpecError as error:
         raise ValueError(f"{what}.spec does not fit: {error}") from error
-    for dim, (extent, own) in enumerate(zip(tensor.shape, local, strict=True)):
+    for dim, (extent, local_extent) in enumerate(zip(tensor.shape, local, strict=True)):
         if isinstance(extent, int) and isinstance(tensor.whole_shape[dim], int):
-            _require(extent == own, f"{what}.shape[{dim}]", extent, f"{own}, by whole_shape and spec")
+            _require(extent == local_extent, f"{what}.shape[{dim}]", extent, f"{local_extent}, by whole_shape and spec")
 
 
 def _check_interface(what: str, stage: StageManifest, whole: StageManifest | Pipeline) -> None:
@@ -251,7 +253,7 @@ def _check_data(what: str, stage: StageManifest) -> None:
     _require(stage.weight_bytes >= 0, f"{what}.weight_bytes", stage.weight_bytes, "0 or more")
     known = stage.workspace_bytes is not None
     _require(
-        known != bool(stage.symbols), f"{what}.workspace_bytes", stage.workspace_bytes, "there without symbols only"
+        known != bool(stage.symbols), f"{what}.workspace_bytes", stage.workspace_bytes, "present without symbols only"
     )
     for kind, nbytes in (stage.workspace_bytes or {}).items():
         fits = kind in KINDS_OF_MEMORY and nbytes > 0

@@ -24,14 +24,14 @@ from hidet_dist.spec.symbols import LocalSymbol, SymbolPlan
 FORMAT = 10
 NAME = "manifest.json"
 COORDINATE = "coordinate"
-"""The name, in a stage's data, of the coordinate of a rank in the stage's mesh: int32, an element a mesh axis."""
+"""The name, in a stage's data, of a rank's coordinate in the stage's mesh: int32, one element per mesh axis."""
 
 
 @dataclass(frozen=True)
 class TensorSignature:
     """An input or output of the local program: dtype name, local shape (elements), whole shape, spec as text.
 
-    A symbolic dim of an input stands there by its name, one of an output as it is written.
+    A symbolic dim of an input is written by its name, one of an output as an expression.
     """
 
     dtype: str
@@ -47,9 +47,9 @@ class TensorSignature:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel's turn in the program: the kernel's number, dtypes and shapes of what it writes, as text.
+    """One launch of a kernel in the program: the kernel's number, and the dtypes and shapes of its outputs, as text.
 
-    ``communication`` says what it communicates; it is empty for a kernel that only computes.
+    ``communication`` describes its communication; it is empty for a kernel that only computes.
     """
 
     kernel: int
@@ -63,10 +63,10 @@ Product = tuple[int | str, ...]
 
 @dataclass(frozen=True)
 class IndexCheck:
-    """Elements of an input that are indices, each of which must be from ``-rows`` to ``rows - 1``.
+    """Elements of an input that are indices; each must be from ``-rows`` to ``rows - 1``.
 
-    They are a strided view of the input, whose shape, strides and offset are in elements. ``shift`` is what the program
-    adds to them before it looks them up.
+    They are a strided view of the input; shape, strides and offset are in elements. The program adds ``shift`` to them
+    before the lookup.
     """
 
     input: int
@@ -81,14 +81,14 @@ class IndexCheck:
 class StageManifest:
     """One stage: folder, mesh, signatures, the kernels' names, and the order in which the launcher takes its data.
 
-    ``launches`` are the kernels' turns, in the order of execution; ``libraries`` what the kernels need besides the
-    runtimes of hidet and hidet_dist. ``symbols`` are the symbolic dims, ``local_symbols`` those that the program knows.
-    ``candidates`` is, for each kernel, how many candidates its library has (``hidet_launch_0`` and so on), and
-    ``cublas`` whether the last of them calls cuBLAS.
-    ``workspace_bytes`` is the room that activations take by kind of memory (``cpu``, ``cuda``), or None where that
-    depends on symbolic dims; ``weight_bytes`` what one rank's weights take. ``cuda_graph`` says whether the program
-    is run as a CUDA graph. ``index_checks`` are what a call's inputs are checked for before it runs. ``interface`` has
-    the names and nesting of the model's arguments and results; it is None for a graph that was not made of a model.
+    ``launches`` are the launches of kernels, in execution order. ``libraries`` are those that kernels need besides the
+    runtimes of hidet and hidet_dist. ``symbols`` are the symbolic dims, ``local_symbols`` those of the local program.
+    ``candidates`` is the number of candidates in each kernel's library (``hidet_launch_0`` and so on), and ``cublas``
+    whether the last of them calls cuBLAS.
+    ``workspace_bytes`` are the bytes of activations by kind of memory (``cpu``, ``cuda``), or None if they depend on
+    symbolic dims; ``weight_bytes`` those of one rank's weights. ``cuda_graph`` says whether the program is run as a
+    CUDA graph. ``index_checks`` are the checks of a call's inputs before it runs. ``interface`` has the names and
+    nesting of the model's arguments and results; it is None for a graph that was not made from a model.
     """
 
     folder: str
@@ -143,7 +143,7 @@ class StageManifest:
         return f"{self.folder}/kernels/{number}.so"
 
     def libraries_of(self) -> list[str]:
-        """The paths of the libraries that were compiled: the launcher's and the kernels'."""
+        """The paths of the compiled libraries: the launcher's and the kernels'."""
         return [self.launcher_file, *self.kernel_files()]
 
     def kernel_files(self) -> list[str]:
@@ -151,7 +151,7 @@ class StageManifest:
         return [self.kernel_file(number) for number in range(len(self.kernels))]
 
     def data_of(self, rank: int) -> list[str]:
-        """The paths of the safetensors files with what a rank holds."""
+        """The paths of the safetensors files with a rank's data."""
         return [*([self.constants_file] if self.constants else []), self.weights_file(rank)]
 
 
@@ -159,7 +159,7 @@ class StageManifest:
 class Manifest:
     """An artifact folder. ``files`` maps each file's path to its size in bytes and SHA-256.
 
-    ``arch`` is what the kernels were compiled for: ``sm_90`` of GPUs, or ``x86-64-v3`` of CPUs, whose processors must
+    ``arch`` is the architecture of the kernels: such as ``sm_90`` for GPUs, or ``x86-64-v3`` for CPUs, which must
     have the ``cpu_features``, by Linux's names. Stages without a ``pipeline`` are served each by itself.
     """
 
@@ -176,12 +176,12 @@ class Manifest:
     pipeline: Pipeline | None = None
 
     def ranks_of(self, stage: int) -> range:
-        """The ranks of a stage, by its number: stages have the ranks in their order."""
-        first = sum(own.size for own in self.stages[:stage])
+        """The ranks of a stage, by its number; ranks are numbered stage by stage."""
+        first = sum(earlier.size for earlier in self.stages[:stage])
         return range(first, first + self.stages[stage].size)
 
     def stage_of(self, rank: int) -> int:
-        """The number of the stage that a rank is of. Raises ValueError where there is no such rank."""
+        """The number of the stage of a rank. Raises ValueError if there is no such rank."""
         for number in range(len(self.stages)):
             if rank in self.ranks_of(number):
                 return number
@@ -189,11 +189,11 @@ class Manifest:
 
     @property
     def identity(self) -> str:
-        """The same for equal artifacts, and for no others: in hex."""
+        """A digest that identifies the artifacts, in hex: equal for equal artifacts only."""
         return _checksum(asdict(self))
 
     def save(self, folder: Path) -> None:
-        """Write ``manifest.json`` into a folder, whole or not at all."""
+        """Write ``manifest.json`` into a folder, atomically."""
         body = asdict(self)
         body["format"] = FORMAT
         body["checksum"] = _checksum(body)
@@ -201,12 +201,12 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: Path, directory: int | None = None) -> Manifest:
-        """Read the manifest of an artifact folder, or of that which ``directory`` is the descriptor of.
+        """Read the manifest of an artifact folder, or of the folder with the descriptor ``directory``.
 
         Raises
         ------
         ArtifactError
-            When there is none, it was altered, it is of another format, or it contradicts itself.
+            When there is none, or it was altered, has another format, or contradicts itself.
         """
         path = folder / NAME
         body = _read(folder, directory)
@@ -229,7 +229,7 @@ class Manifest:
 
 
 def holds_artifacts(folder: Path) -> bool:
-    """Whether a folder has a manifest as it was written, of this format or another one."""
+    """Whether a folder has an unaltered manifest, of this format or another one."""
     try:
         return _is_whole(_read(folder, None))
     except ArtifactError:
@@ -248,7 +248,7 @@ def _read(folder: Path, directory: int | None) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}. Build the artifacts again.") from error
     if not isinstance(body, dict):
-        raise ArtifactError(f"{path} is no manifest. Build the artifacts again.")
+        raise ArtifactError(f"{path} is not a manifest. Build the artifacts again.")
     return body
 
 
@@ -257,7 +257,7 @@ def _is_whole(body: Mapping[str, Any]) -> bool:
 
 
 def _checksum(body: Mapping[str, Any]) -> str:
-    """The SHA-256, in hex, of all else that a manifest says."""
+    """Compute the SHA-256 of a manifest without its checksum, in hex."""
     rest = {key: value for key, value in body.items() if key != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
@@ -266,9 +266,9 @@ _types_of: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
 def _read_as(kind: Any, value: Any, what: str) -> Any:
-    """A value from JSON as what a type annotation says: dataclasses, tuples and mappings of such, or plain values.
+    """Convert a JSON value to the type of an annotation: dataclasses, tuples and mappings of such, or plain values.
 
-    Raises ValueError where it is anything else.
+    Raises ValueError for a value of another type.
     """
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Interface:
@@ -279,20 +279,22 @@ def _read_as(kind: Any, value: Any, what: str) -> Any:
     if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
         types = _types_of(kind)
         if value.keys() == types.keys():
-            return kind(**{name: _read_as(own, value[name], f"{what}.{name}") for name, own in types.items()})
+            return kind(
+                **{name: _read_as(inner_type, value[name], f"{what}.{name}") for name, inner_type in types.items()}
+            )
     elif origin is tuple and isinstance(value, list):
         kinds = inner[:1] * len(value) if inner[-1] is Ellipsis else inner
         if len(value) == len(kinds):
             pairs = enumerate(zip(kinds, value, strict=True))
-            return tuple(_read_as(own, each, f"{what}[{n}]") for n, (own, each) in pairs)
+            return tuple(_read_as(inner_type, each, f"{what}[{n}]") for n, (inner_type, each) in pairs)
     elif origin is Mapping and isinstance(value, dict):
         return {key: _read_as(inner[1], each, f"{what}[{key!r}]") for key, each in value.items()}
     elif origin is UnionType:
         if Interface in inner and value is not None:
             return _read_as(Interface, value, what)
-        for own in inner:
+        for inner_type in inner:
             with suppress(ValueError):
-                return _read_as(own, value, what)
+                return _read_as(inner_type, value, what)
     elif type(value) is kind:
         return value
     raise ValueError(f"{what} cannot be {str(value)[:40]!r}")

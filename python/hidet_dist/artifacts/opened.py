@@ -1,8 +1,8 @@
-"""An artifact folder opened for loading: files that are what the manifest says, and stay so while they are used.
+"""An artifact folder opened for loading: its files are verified against the manifest, and stay so while they are used.
 
-Every file is opened once, checked against its SHA-256 through that descriptor, and then loaded or mapped through the
-same one; what may have been written to in between is checked again. A folder that is replaced meanwhile (as builds do,
-by renaming) is therefore seen as it was or as it is.
+Each file is opened once, checked against its SHA-256 through that descriptor, and then loaded or mapped through the
+same descriptor. A file that may have been written to in between is checked again. A folder that is replaced meanwhile
+(as builds do, by renaming) is therefore read either completely old or completely new.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from hidet_dist.errors import ArtifactError
 from hidet_dist.files import open_regular, state
 
 _CHUNK_BYTES = 2**20
-_MOST_THREADS = 16  # beyond that memory, not hashing, is what limits
+_MOST_THREADS = 16  # with more, memory is the limit, not hashing
 
 
 @dataclass
 class VerifiedFile:
-    """An open file whose content is what a manifest says, as far as :meth:`has_digest` and :meth:`is_unchanged` tell.
+    """An open file with the content that a manifest lists; see :meth:`has_digest` and :meth:`is_unchanged`.
 
     Attributes
     ----------
     descriptor: int
         The file's descriptor, open for reading.
     path: Path
-        What to call it in errors.
+        The file's path, for errors.
     nbytes: int
         Its size by the manifest.
     sha256: str
@@ -50,7 +50,7 @@ class VerifiedFile:
     known: tuple[int, ...]
 
     def has_digest(self) -> bool:
-        """Whether its size and every byte are the manifest's."""
+        """Whether its size and content are the manifest's."""
         if os.fstat(self.descriptor).st_size != self.nbytes:
             return False
         digest = hashlib.sha256()
@@ -62,10 +62,10 @@ class VerifiedFile:
         return digest.hexdigest() == self.sha256
 
     def is_unchanged(self) -> bool:
-        """Whether its content is what it was.
+        """Whether its content is unchanged.
 
-        Where only the time of its last status change is another, it was renamed, deleted or given other permissions, or
-        else written to and its old modification time put back: then, and only then, it is read again.
+        If only the time of its last status change differs, the file was renamed, deleted or got other permissions, or
+        it was written to and its modification time was reset. Only then it is read again.
         """
         while (now := state(os.fstat(self.descriptor))) != self.known:
             if now[:-1] != self.known[:-1] or not self.has_digest():
@@ -113,7 +113,7 @@ class OpenedArtifacts:
                 raise
 
     def is_current(self) -> bool:
-        """Whether the folder is still the one that was opened."""
+        """Whether the path still leads to the opened folder."""
         try:
             return os.path.samestat(os.stat(self.folder), os.fstat(self._directory))
         except (OSError, ValueError):
@@ -141,7 +141,7 @@ class OpenedArtifacts:
                 )
 
     def take(self, name: str) -> VerifiedFile:
-        """A verified file, whose descriptor is now the caller's to close. Raises ArtifactError where it was changed."""
+        """Return a verified file, whose descriptor the caller must close. Raises ArtifactError if it was changed."""
         file = self._files[name]
         if not file.is_unchanged():
             raise ArtifactError(f"{file.path} was changed while it was loaded. Load the artifacts again.")
@@ -183,7 +183,7 @@ class OpenedArtifacts:
 
 
 def _open_beneath(directory: int, name: str) -> int:
-    """Open a file that lies in a folder, and nothing that a name or a link leads to elsewhere.
+    """Open a file in a folder; names and links that lead elsewhere are refused.
 
     Raises ``ValueError`` or ``OSError``, with ELOOP or ENOTDIR for a link, where it does not.
     """

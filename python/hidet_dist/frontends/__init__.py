@@ -1,1 +1,1 @@
-"""Models of other libraries as graphs."""
+"""Front ends: models of other libraries as graphs."""

@@ -17,26 +17,26 @@ class Dims:
     Parameters
     ----------
     names: mapping
-        What the user calls the symbols of PyTorch's shape environment (``s77``), by their names there.
+        The user's names of the symbols of PyTorch's shape environment, by their names there (``s77``).
     """
 
     def __init__(self, names: Mapping[str, str]):
         self._names = dict(names)
 
     def extent(self, size: Any) -> Extent:
-        """A size as an int, or an expression of symbolic dims.
+        """Convert a size to an int, or an expression of symbolic dims.
 
         Raises
         ------
         ValueError
-            When it depends on data, or is no arithmetic that hidet's extents have.
+            When it depends on data, or uses arithmetic that hidet's extents lack.
         """
         if isinstance(size, int):
             return size
         return self._expression(size.node.expr)
 
     def shape(self, sizes: Sequence[Any]) -> list[Extent]:
-        """A shape; raises ValueError as :meth:`extent` does."""
+        """Convert a shape; raises ValueError as :meth:`extent` does."""
         return [self.extent(size) for size in sizes]
 
     def _expression(self, expression: Any) -> Extent:
@@ -52,7 +52,7 @@ class Dims:
             return reduce(lambda a, b: a * b, [self._expression(expression.base)] * int(expression.exp))
         parts = [self._expression(part) for part in expression.args]
         if kind == "Add":
-            # What is subtracted stands last, so that no partial sum is negative.
+            # Subtracted terms are last, so that no partial sum is negative.
             return reduce(lambda a, b: a + b, sorted(parts, key=lambda part: isinstance(part, int) and part < 0))
         if kind == "Mul":
             return reduce(lambda a, b: a * b, parts)
@@ -60,4 +60,4 @@ class Dims:
             return parts[0] // parts[1]
         if kind in ("Mod", "PythonMod"):
             return parts[0] % parts[1]
-        raise ValueError(f"the size {expression} is no sum, product, quotient or remainder of symbolic dims")
+        raise ValueError(f"the size {expression} is not a sum, product, quotient or remainder of symbolic dims")

@@ -1,4 +1,4 @@
-"""``from_transformers``: models of the transformers library, from a folder or a configuration."""
+"""``from_transformers``: trace models of the transformers library, from a folder or a configuration."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def from_transformers(
     model: str, Path or configuration
         A folder with ``config.json``, such a file, or a configuration object. Nothing is downloaded.
     weights: str, optional
-        ``"files"`` for those of the folder's safetensors, which are read slice by slice when artifacts are written;
-        ``"random"`` for random ones; None for none, which takes no memory and is enough to plan.
+        ``"files"`` for the weights of the folder's safetensors, which are read slice by slice when artifacts are
+        written; ``"random"`` for random ones; None for none, which takes no memory and suffices to plan.
     batch, seq: int
         The number of sequences or images, and of tokens in each.
     dtype: str, optional
-        ``"float32"``, ``"float16"`` or ``"bfloat16"``; by default what the configuration says, or float32.
+        ``"float32"``, ``"float16"`` or ``"bfloat16"``; by default that of the configuration, or float32.
     architecture: str, optional
-        The name of a class of transformers, such as ``"LlamaForCausalLM"``; by default what the configuration says.
+        The name of a class of transformers, such as ``"LlamaForCausalLM"``; by default that of the configuration.
     dynamic: sequence of str
-        Which of ``"batch"`` and ``"seq"`` are symbolic dims, called so.
+        The symbolic dims, of ``"batch"`` and ``"seq"``.
     example_inputs: mapping, optional
-        The arguments of one call by name, instead of those of :func:`example_inputs_of`.
+        The arguments of a call by name, instead of those of :func:`example_inputs_of`.
     seed: int
-        Of random weights.
+        The seed of random weights.
 
     Raises
     ------
@@ -72,24 +72,24 @@ def from_transformers(
     if weights == "files" and folder is None:
         raise ConfigError("weights='files' needs a folder with config.json and safetensors; got a configuration.")
     kind = _class_of(config, architecture)
-    own = _dtype(dtype, config)
-    module = _module(kind, config, own, weights == "random", seed)
+    torch_dtype = _dtype(dtype, config)
+    module = _module(kind, config, torch_dtype, weights == "random", seed)
     inputs = example_inputs_of(module, batch, seq) if example_inputs is None else dict(example_inputs)
     stored = _stored(module, weights_from_safetensors(folder)) if weights == "files" and folder is not None else None
     return from_torch(module, inputs, _dynamic_shapes(inputs, dynamic) if dynamic else None, stored=stored)
 
 
 def example_inputs_of(module: Any, batch: int = 1, seq: int = 128) -> dict[str, torch.Tensor]:
-    """The arguments that a model of transformers is traced with, by name: zeros, and masks that hide nothing.
+    """Make the arguments with which a model of transformers is traced, by name: zeros, and masks that hide nothing.
 
     * Token ids for a text model, with a mask for one that reads in both directions.
-    * Token ids for encoder and decoder alike where it has both.
+    * Token ids for both encoder and decoder, if it has both.
     * Images and spectrograms of the sizes in the configuration, with token ids for a model of images and texts.
 
     Raises
     ------
     TraceError
-        When it is another kind of model: give ``example_inputs`` yourself.
+        For another kind of model, which needs ``example_inputs``.
     """
     config = module.config
     main = getattr(module, "main_input_name", "input_ids")
@@ -105,7 +105,7 @@ def example_inputs_of(module: Any, batch: int = 1, seq: int = 128) -> dict[str, 
         both = config.is_encoder_decoder and hasattr(module, "get_decoder")
         return {"input_features": features, **({"decoder_input_ids": ids} if both else {})}
     if main != "input_ids":
-        raise TraceError(f"{type(module).__name__} takes {main!r}: say what with example_inputs.")
+        raise TraceError(f"{type(module).__name__} takes {main!r}: give its value in example_inputs.")
     if getattr(config, "is_encoder_decoder", False) and not type(module).__name__.endswith("EncoderModel"):
         return {"input_ids": ids, "decoder_input_ids": ids.clone()}
     name = type(module).__name__
@@ -125,7 +125,7 @@ def _images(config: Any, batch: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _configuration(model: Any) -> tuple[Any, Path | None]:
-    """The configuration object, and the folder that it is from."""
+    """Return the configuration object, and its folder."""
     transformers = importlib.import_module("transformers")
     if isinstance(model, str | Path):
         place = Path(model)
@@ -135,7 +135,7 @@ def _configuration(model: Any) -> tuple[Any, Path | None]:
         try:
             return transformers.AutoConfig.from_pretrained(file, local_files_only=True), file.parent
         except (ValueError, KeyError, OSError) as error:
-            raise ConfigError(f"{file} is no configuration that transformers knows: {error}") from error
+            raise ConfigError(f"{file} is not a configuration that transformers knows: {error}") from error
     if not hasattr(model, "model_type"):
         raise ConfigError(
             f"from_transformers takes a folder, a file or a configuration of transformers; got {shown(model)}."
@@ -150,8 +150,8 @@ def _class_of(config: Any, architecture: str | None) -> Any:
         mapping = transformers.MODEL_MAPPING
         if type(config) not in mapping:
             raise ConfigError(f"transformers has no model for {type(config).__name__}: name its architecture.")
-        found = mapping[type(config)]
-        return found[0] if isinstance(found, tuple | list) else found
+        value = mapping[type(config)]
+        return value[0] if isinstance(value, tuple | list) else value
     kind = getattr(transformers, name, None)
     if not isinstance(kind, type):
         raise ConfigError(f"transformers has no architecture {shown(name)}.")
@@ -159,18 +159,18 @@ def _class_of(config: Any, architecture: str | None) -> Any:
 
 
 def _dtype(dtype: str | None, config: Any) -> torch.dtype:
-    found = getattr(config, "dtype", None) if dtype is None else dtype
-    if found is None:
+    value = getattr(config, "dtype", None) if dtype is None else dtype
+    if value is None:
         return torch.float32
-    known = {name: own for own, name in DTYPES.items() if own.is_floating_point}
-    name = str(found).removeprefix("torch.")
+    known = {name: entry for entry, name in DTYPES.items() if entry.is_floating_point}
+    name = str(value).removeprefix("torch.")
     if name not in known:
-        raise ConfigError(f"dtype must be one of {', '.join(sorted(known))}; got {shown(found)}.")
+        raise ConfigError(f"dtype must be one of {', '.join(sorted(known))}; got {shown(value)}.")
     return known[name]
 
 
 def _module(kind: Any, config: Any, dtype: torch.dtype, has_data: bool, seed: int) -> Any:
-    """The module. Without data its parameters are on the meta device, and buffers, which no file has, are real."""
+    """Make the module. Without data, its parameters are on the meta device; buffers, which no file has, have data."""
     config.use_cache = False
     if has_data:
         generator = torch.random.get_rng_state()
@@ -181,13 +181,13 @@ def _module(kind: Any, config: Any, dtype: torch.dtype, has_data: bool, seed: in
             torch.random.set_rng_state(generator)
     with _parameters_on_meta():
         module = kind(config)
-    module.tie_weights()  # which goes with the initialization that is left out
+    module.tie_weights()  # part of the skipped initialization
     return module.to(dtype).eval()
 
 
 @contextlib.contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Have parameters put on the meta device as soon as they are made; buffers stay."""
+    """Move parameters to the meta device as soon as they are made; buffers stay."""
     initialization = importlib.import_module("transformers.initialization")
     register = torch.nn.Module.register_parameter
 
@@ -201,7 +201,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def _stored(module: Any, files: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The weights of files, by the names that the module has them under.
+    """Map the module's names of weights to the weights of files.
 
     Raises
     ------
@@ -214,32 +214,34 @@ def _stored(module: Any, files: Mapping[str, Tensor]) -> dict[str, Tensor]:
     tied: dict[int, list[str]] = {}
     for name, x in named.items():
         tied.setdefault(id(x), []).append(name)
-    found: dict[str, Tensor] = {}
+    value: dict[str, Tensor] = {}
     missing = []
     for name, x in {**named, **kept}.items():
         others = tied.get(id(x), [name])
         candidates = [
-            own for other in (name, *others) for own in (other, f"{prefix}.{other}", other.removeprefix(f"{prefix}."))
+            entry
+            for other in (name, *others)
+            for entry in (other, f"{prefix}.{other}", other.removeprefix(f"{prefix}."))
         ]
-        own = next((files[candidate] for candidate in candidates if candidate in files), None)
-        if own is None:
+        entry = next((files[candidate] for candidate in candidates if candidate in files), None)
+        if entry is None:
             if name in kept:
-                continue  # the module's own
+                continue  # a buffer of the module
             missing.append(name)
             continue
-        if list(own.shape) != list(x.shape):
+        if list(entry.shape) != list(x.shape):
             raise WeightsError(
-                f"The files have the weight {name!r} in the shape {list(map(int, own.shape))}, and the model in "
-                f"{list(x.shape)}: they are of another configuration."
+                f"The files have the weight {name!r} in the shape {list(map(int, entry.shape))}, and the model in "
+                f"{list(x.shape)}: the files belong to another configuration."
             )
         dtype = DTYPES[x.dtype]
-        found[name] = own if own.dtype.name == dtype else weight_as(own, dtype)
+        value[name] = entry if entry.dtype.name == dtype else weight_as(entry, dtype)
     if missing:
         raise WeightsError(
             f"The files lack {len(missing)} weights of {type(module).__name__}, such as {', '.join(missing[:3])}: name "
-            "the architecture that they are of."
+            "their architecture."
         )
-    return found
+    return value
 
 
 def _dynamic_shapes(inputs: Mapping[str, Any], dynamic: Sequence[str]) -> dict[str, Any]:
@@ -247,11 +249,11 @@ def _dynamic_shapes(inputs: Mapping[str, Any], dynamic: Sequence[str]) -> dict[s
     texts = [name for name, x in inputs.items() if isinstance(x, torch.Tensor) and x.dim() == 2]
     shapes: dict[str, Any] = {}
     for name, x in inputs.items():
-        own: dict[int, Any] = {}
+        entry: dict[int, Any] = {}
         if isinstance(x, torch.Tensor):
             if "batch" in dims:
-                own[0] = dims["batch"]
+                entry[0] = dims["batch"]
             if "seq" in dims and name in texts:
-                own[1] = dims["seq"]
-        shapes[name] = own or None
+                entry[1] = dims["seq"]
+        shapes[name] = entry or None
     return shapes

@@ -1,4 +1,4 @@
-"""The data of a report, gathered from a plan, its graph and the machine that it is planned for."""
+"""The collection of a report's data from a plan, its graph and the machine that it is planned for."""
 
 from __future__ import annotations
 
@@ -46,27 +46,27 @@ from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.symbolic.planning import planning_view
 from hidet_dist.view import GraphView
 
-_NAMED_AFTER = ("matmul", "convolution", "lookup")  # classes of kernels of which each has a matrix of its own
+_NAMED_AFTER = ("matmul", "convolution", "lookup")  # classes of kernels that each read a weight matrix
 
 
 def collect(
     stage: StagePlan, graph: NormalGraph, cluster: Cluster, title: str = "", mem_budget: int | None = None
 ) -> Report:
-    """Gather what a report shows.
+    """Collect the data of a report.
 
     Parameters
     ----------
     stage: StagePlan
-        The plan of a stage. What its search found out is in ``stage.report``; without it the report has neither bounds
-        nor alternatives.
+        The plan of a stage. The report of its search is ``stage.report``; without it the data has neither bounds nor
+        alternatives.
     graph: NormalGraph
-        The graph that it was made for.
+        The stage's graph.
     cluster: Cluster
         The machine, with the plan's mesh.
     title: str
-        What the page is called.
+        The title of the page.
     mem_budget: int, optional
-        Bytes that a device may hold, where the plan has no report; the device's memory by default.
+        Bytes that a device may hold, if the plan has no report; the device's memory by default.
 
     Raises
     ------
@@ -88,15 +88,15 @@ class _Collector:
     def __init__(self, stage: StagePlan, view: GraphView, cluster: Cluster, mem_budget: int | None):
         self.stage, self.view, self.cluster = stage, view, cluster
         self.mesh = stage.mesh
-        self.found = stage.report
-        self.budget = memory_budget(cluster, mem_budget) if self.found is None else self.found.mem_budget
+        self.searched = stage.report
+        self.budget = memory_budget(cluster, mem_budget) if self.searched is None else self.searched.mem_budget
         self.operators = self._operators()
         self.tensors = self._tensors()
         self.tensor = {tensor.name: tensor for tensor in self.tensors}
         self.readers: dict[tuple[str, TensorShardSpec], list[int]] = defaultdict(list)
-        for op, own in zip(view.operators, self.stage.operators, strict=True):
-            for x, spec in zip(op.inputs, own.spec.in_specs, strict=True):
-                self.readers[view.names[x], spec].append(own.index)
+        for op, plan in zip(view.operators, self.stage.operators, strict=True):
+            for x, spec in zip(op.inputs, plan.spec.in_specs, strict=True):
+                self.readers[view.names[x], spec].append(plan.index)
 
     def report(self, title: str) -> Report:
         stage, device = self.stage, self.cluster.device
@@ -135,8 +135,8 @@ class _Collector:
         readers = Counter(name for ins, _ in names for name in dict.fromkeys(ins) if name in labels)
         named_after: list[str | None] = []
         for op, (ins, _) in zip(view.operators, names, strict=True):
-            own = [name for name in ins if name in labels]
-            largest = max(own, key=lambda name: len(view.shape(name)), default=None)
+            plan = [name for name in ins if name in labels]
+            largest = max(plan, key=lambda name: len(view.shape(name)), default=None)
             shared = largest is not None and readers[largest] > 1 and kernel_class(op) not in _NAMED_AFTER
             named_after.append(None if shared else largest)
         modules = operator_modules(
@@ -145,28 +145,28 @@ class _Collector:
             {name: parent(label.partition("[")[0]) for name, label in labels.items()},
             named_after,
         )
-        runner_ups = [None] * len(names) if self.found is None else self.found.runner_ups
+        runner_ups = [None] * len(names) if self.searched is None else self.searched.runner_ups
         return [
             Operator(
-                own.index,
-                own.operator,
-                own.label,
+                plan.index,
+                plan.operator,
+                plan.label,
                 module,
-                str(own.spec),
+                str(plan.spec),
                 tuple(ins),
                 tuple(outs),
-                own.compute_seconds,
-                own.reduce_seconds,
-                sum(conversion.seconds for conversion in own.conversions),
-                own.note,
+                plan.compute_seconds,
+                plan.reduce_seconds,
+                sum(conversion.seconds for conversion in plan.conversions),
+                plan.note,
                 runner_up,
             )
-            for own, module, (ins, outs), runner_up in zip(stage.operators, modules, names, runner_ups, strict=True)
+            for plan, module, (ins, outs), runner_up in zip(stage.operators, modules, names, runner_ups, strict=True)
         ]
 
     def _tensors(self) -> list[Tensor]:
         view, stage = self.view, self.stage
-        alternatives = () if self.found is None else self.found.weights
+        alternatives = () if self.searched is None else self.searched.weights
         result = []
         for number, weight in enumerate(stage.weights):
             others = alternatives[number] if number < len(alternatives) else ()
@@ -174,8 +174,8 @@ class _Collector:
             result.append(self._tensor(weight.name, WEIGHT, weight.spec, weight.label, module, others))
         result += [self._tensor(x.name, INPUT, x.spec, x.label) for x in stage.inputs]
         labels = {y.name: y.label for y in stage.outputs}
-        for operator, own in zip(self.operators, stage.operators, strict=True):
-            for name, spec in zip(operator.outputs, own.spec.out_specs, strict=True):
+        for operator, plan in zip(self.operators, stage.operators, strict=True):
+            for name, spec in zip(operator.outputs, plan.spec.out_specs, strict=True):
                 result.append(self._tensor(name, ACTIVATION, spec, labels.get(name, ""), operator.module))
         known = {tensor.name for tensor in result}
         assert known == set(view.tensors), "every tensor is a weight, an input or an operator's output"
@@ -210,16 +210,16 @@ class _Collector:
     def _communications(self) -> tuple[Communication, ...]:
         hidden: dict[tuple[int | None, str, str], list[float]] = defaultdict(list)
         if self.stage.overlap is not None:
-            for one in self.stage.overlap.communications:
-                hidden[one.operator, one.tensor, one.step].append(one.hidden_seconds)
+            for entry in self.stage.overlap.communications:
+                hidden[entry.operator, entry.tensor, entry.step].append(entry.hidden_seconds)
         maker = {name: operator for operator in self.operators for name in operator.outputs}
         savings: Mapping[object, Saving] = {}
-        if self.found is not None:
+        if self.searched is not None:
             savings = {
-                (one.operator, one.tensor, one.target): Saving(
-                    one.changed, one.spec, one.at_least_seconds, one.alone_seconds
+                (entry.operator, entry.tensor, entry.target): Saving(
+                    entry.changed, entry.spec, entry.at_least_seconds, entry.alone_seconds
                 )
-                for one in self.found.savings
+                for entry in self.searched.savings
             }
         result = []
         for sent in sent_steps(self.view, self.stage):
@@ -239,13 +239,13 @@ class _Collector:
                 sent.step.op,
                 self.mesh,
             )
-            own = maker.get(sent.tensor) if sent.operator is None else self.operators[sent.operator]
+            plan = maker.get(sent.tensor) if sent.operator is None else self.operators[sent.operator]
             key = sent.operator, sent.tensor, str(sent.step)
             result.append(
                 Communication(
                     sent.operator,
                     sent.tensor,
-                    "" if own is None else own.module,
+                    "" if plan is None else plan.module,
                     purpose,
                     sent.step.kind,
                     str(sent.step),
@@ -262,7 +262,7 @@ class _Collector:
         return tuple(result)
 
     def _seconds(self, sent: SentStep) -> float:
-        """The seconds of a step as the plan counts them: a reduction by its shape, a conversion by its pieces."""
+        """Predict the seconds of a step as the plan does: a reduction by its shape, a conversion by its pieces."""
         shape, element = self.view.pieces(sent.tensor)
         if sent.reduces:
             shape, element = self.view.shape(sent.tensor), self.view.itemsize(sent.tensor)
@@ -270,9 +270,9 @@ class _Collector:
 
     def _memory(self) -> Memory:
         held = tuple(
-            Holding(one.tensor, one.what, one.begin, one.end, one.nbytes)
-            for one in holdings(self.view, self.stage)
-            if one.nbytes
+            Holding(entry.tensor, entry.what, entry.begin, entry.end, entry.nbytes)
+            for entry in holdings(self.view, self.stage)
+            if entry.nbytes
         )
         return Memory(self.budget, POINTS, tuple(point_bytes(self.view, self.stage)), held)
 
@@ -282,7 +282,7 @@ class _Collector:
         result = overlapped(planned, self.stage, self.budget)
         if not self.cluster.device.overlaps_communication:
             result = result.in_turn()
-        found = []
+        timeline = []
         for task, (begin, seconds) in enumerate(spans(result.tasks, result.schedule.launches)):
             (place, part), communication = result.places[task], result.communications[task]
             operator = place if place < len(self.operators) else None
@@ -293,15 +293,19 @@ class _Collector:
                 what = "pack or unpack, after it" if part == AFTER else "pack or unpack, before it"
             stream = COMPUTE if communication is None else COMMUNICATION
             if seconds:
-                found.append(Span(stream, operator, what, begin, seconds))
-        return tuple(sorted(found, key=lambda span: span.begin_seconds))
+                timeline.append(Span(stream, operator, what, begin, seconds))
+        return tuple(sorted(timeline, key=lambda span: span.begin_seconds))
 
     def _search(self) -> Search | None:
-        if self.found is None:
+        if self.searched is None:
             return None
         incumbents = tuple(
-            Incumbent(one.seconds, one.bound_seconds, one.elapsed_seconds) for one in self.found.incumbents
+            Incumbent(entry.seconds, entry.bound_seconds, entry.elapsed_seconds) for entry in self.searched.incumbents
         )
         return Search(
-            self.found.mode, self.found.bound_seconds, self.found.gap, self.found.time_limit_reached, incumbents
+            self.searched.mode,
+            self.searched.bound_seconds,
+            self.searched.gap,
+            self.searched.time_limit_reached,
+            incumbents,
         )

@@ -1,4 +1,4 @@
-"""The data of a report, as plain values: what a page needs to draw a plan, without the graph or the machine."""
+"""The data of a report as plain values, from which a page draws a plan without the graph or the machine."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from hidet_dist.spec.report import RunnerUp
 
 FORMAT = 1
 FILE = "report.json"
-"""The name of a report's data in an artifact folder; that of one of several stages is in the stage's folder."""
+"""The file of a report's data in an artifact folder; with several stages, it is in each stage's folder."""
 SUFFIX = ".report.json"
-"""What the name of a report's data ends in, which lies beside a plan file: that of ``plan.json`` is
-``plan.report.json``."""
+"""The suffix of a report's data beside a plan file: the report of ``plan.json`` is ``plan.report.json``."""
 
 WEIGHT, INPUT, ACTIVATION = "weight", "input", "activation"
 COMPUTE, COMMUNICATION = "compute", "communication"
@@ -26,7 +25,7 @@ CONVERT, REDUCE, DELIVER = "convert", "reduce", "deliver"
 
 
 def report_file(stage: int, stages: int) -> str:
-    """The path in an artifact folder of the report on a stage."""
+    """Return the path in an artifact folder of the report on a stage."""
     return FILE if stages == 1 else f"stage{stage}/{FILE}"
 
 
@@ -39,11 +38,11 @@ class Tensor:
     name: its name in the plan, such as ``w0``, ``x0`` or ``t5.0``.
     label: the user's name of it, empty if there is none.
     kind: ``weight``, ``input`` or ``activation``.
-    shape, dtype, nbytes: of the whole tensor; ``written`` is the shape with the names of symbolic dims.
-    spec: as it is stored, or made.
-    shard_shape, shard_nbytes: of what a device holds, padding included.
+    shape, dtype, nbytes: those of the whole tensor; ``written`` is the shape with the names of symbolic dims.
+    spec: the spec in which it is stored or computed.
+    shard_shape, shard_nbytes: those of a shard, padding included.
     module: the path of the module that it belongs to.
-    alternatives: the other specs of a weight, and what plans with them cost.
+    alternatives: the other specs of a weight, with the costs of plans that have them.
     """
 
     name: str
@@ -64,7 +63,7 @@ class Tensor:
 class Operator:
     """An operator of the graph; ``inputs`` and ``outputs`` are names of tensors, times are seconds.
 
-    ``conversion_seconds`` are those of its inputs' conversions as far as this operator is the first to need them.
+    ``conversion_seconds`` are those of the conversions that this operator is the first to need.
     """
 
     index: int
@@ -83,10 +82,10 @@ class Operator:
 
 @dataclass(frozen=True)
 class Saving:
-    """The cheapest way known to do without a collective: another spec for an operator or a tensor.
+    """The cheapest known spec of an operator or a tensor that avoids a collective.
 
-    ``at_least_seconds`` is a lower bound of all plans with it, None if unknown; ``alone_seconds`` are those of the plan
-    with this change and no other.
+    ``at_least_seconds`` is a lower bound of all plans with it, None if unknown; ``alone_seconds`` is the time of the
+    plan with only this change.
     """
 
     changed: str
@@ -101,18 +100,18 @@ class Communication:
 
     Attributes
     ----------
-    operator: where it is; None for a graph output.
-    tensor: what is communicated.
+    operator: the number of its operator; None for a graph output.
+    tensor: the communicated tensor.
     module: the path of the module that it belongs to.
-    purpose: ``reduce`` for an operator's partial result, ``convert`` for what an operator reads, ``deliver`` for a
+    purpose: ``reduce`` for an operator's partial result, ``convert`` for an operator's input, ``deliver`` for a
         graph output.
     kind, step: the kind of collective, and the whole step as text.
     source, target: the specs before and after the step.
-    devices: of each group.
-    nbytes: of the tensor that is whole within its group.
-    seconds: predicted, with the copies around it; ``hidden_seconds`` of them run beside computation.
-    why: the reason for it, as sentences.
-    without: the next best: what a plan without it would cost. None if there is no such plan, or nothing is known.
+    devices: the number of devices in each group.
+    nbytes: the bytes of the tensor, as its group together holds it.
+    seconds: the predicted time, with packing and unpacking; ``hidden_seconds`` of it run beside computation.
+    why: the reason for it, in sentences.
+    without: the cheapest known plan without it; None if there is none, or nothing is known.
     """
 
     operator: int | None
@@ -133,7 +132,7 @@ class Communication:
 
 @dataclass(frozen=True)
 class Holding:
-    """Bytes that a device holds from program point ``begin`` to ``end`` (included), and what they are of a tensor.
+    """Bytes of a tensor that a device holds from program point ``begin`` to ``end`` (included).
 
     ``what`` is ``weight``, ``input``, ``output``, ``activation``, ``converted`` or ``buffer``.
     """
@@ -147,7 +146,7 @@ class Holding:
 
 @dataclass(frozen=True)
 class Memory:
-    """The memory of a device: its budget, the bytes at each program point, and what they are made of.
+    """The memory of a device: its budget, the bytes at each program point, and the tensors that it holds.
 
     Operator i has ``points_per_operator`` points from ``i * points_per_operator``: its inputs are converted, it runs,
     its partial results are reduced. The last point is for the graph outputs.
@@ -160,7 +159,7 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """The first point at which most is held."""
+        """The first point at which the memory peaks."""
         return self.held_bytes.index(max(self.held_bytes))
 
 
@@ -180,7 +179,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Incumbent:
-    """The best plan known at a point of the search, and the bound then; elapsed seconds where they are known."""
+    """The best plan at some time of the search, and the lower bound then; elapsed seconds if they are known."""
 
     seconds: float
     bound_seconds: float
@@ -189,7 +188,7 @@ class Incumbent:
 
 @dataclass(frozen=True)
 class Search:
-    """How the search came to the plan; see :class:`hidet_dist.spec.report.SearchReport`."""
+    """The course of the search; see :class:`hidet_dist.spec.report.SearchReport`."""
 
     mode: str
     bound_seconds: float
@@ -200,7 +199,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Variant:
-    """Layers that are planned alike, but not as most of their family, and how they differ from those."""
+    """Layers with equal plans that differ from most of their family, and the differences."""
 
     members: tuple[int, ...]
     differences: tuple[str, ...]
@@ -208,14 +207,14 @@ class Variant:
 
 @dataclass(frozen=True)
 class Family:
-    """Modules that differ in a number only, such as ``layers.0`` to ``layers.31``.
+    """Modules whose paths differ only in a number, such as ``layers.0`` to ``layers.31``.
 
     Attributes
     ----------
-    prefix: what stands before the number, such as ``layers``.
+    prefix: the path before the number, such as ``layers``.
     members: the numbers.
-    usual: the members that are planned alike, the largest such group.
-    variants: the others.
+    usual: the largest group of members with equal plans.
+    variants: the other members.
     """
 
     prefix: str
@@ -226,7 +225,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine that costs are predicted for; a link for each mesh axis."""
+    """The machine for which costs are predicted; a link for each mesh axis."""
 
     device: str
     memory_bytes: int
@@ -237,19 +236,19 @@ class Machine:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that a report shows.
+    """The data of a report.
 
     Attributes
     ----------
-    title: what is planned.
+    title: the name of the model.
     mesh_shape, mesh_axes: devices along each mesh axis, and its name.
-    fingerprint: of the graph.
-    seconds: predicted for one run, one operator or collective after the other; ``makespan_seconds`` with communication
-        beside computation.
-    overlapped_bytes: what a device holds at most where communication runs beside computation; None where it does not.
-    collectives: how many there are of each kind.
-    search: None where the plan was not searched.
-    origin: the options that ``hidet-dist plan`` was given, by name; empty where the plan was made otherwise.
+    fingerprint: the fingerprint of the graph.
+    seconds: the predicted time of one run, one operator or collective after the other; ``makespan_seconds`` with
+        overlap.
+    overlapped_bytes: the peak memory of a device with overlap; None without.
+    collectives: the number of collectives of each kind.
+    search: the course of the search; None if the plan was not searched.
+    origin: the options of ``hidet-dist plan``, by name; empty for plans made otherwise.
     """
 
     title: str
@@ -272,16 +271,16 @@ class Report:
     origin: dict[str, str] = field(default_factory=dict)
 
     def to_data(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
+        """Convert to plain JSON values."""
         return {"format": FORMAT, **asdict(self)}
 
     def to_json(self) -> str:
-        """The report as JSON text, the same for the same report."""
+        """Convert to JSON text; equal reports have equal text."""
         return json.dumps(self.to_data(), separators=(",", ":")) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        """The report that :meth:`to_json` wrote. Raises PlanError for anything else."""
+        """Parse the text of :meth:`to_json`. Raises PlanError for anything else."""
         try:
             data = parse_json(text)
             if not isinstance(data, dict) or data.get("format") != FORMAT:
@@ -297,48 +296,51 @@ class Report:
         points = self.memory.points_per_operator * len(self.operators) + 1
         tensors = {tensor.name for tensor in self.tensors}
         numbers = [operator.index for operator in self.operators]
-        places = [one.operator for one in self.communications] + [one.operator for one in self.timeline]
+        places = [part.operator for part in self.communications] + [part.operator for part in self.timeline]
         named = [name for operator in self.operators for name in (*operator.inputs, *operator.outputs)]
-        named += [one.tensor for one in self.communications] + [one.tensor for one in self.memory.holdings]
+        named += [part.tensor for part in self.communications] + [part.tensor for part in self.memory.holdings]
         if (
             not self.mesh_shape
             or min(self.mesh_shape) < 1
             or len(self.mesh_axes) != len(self.mesh_shape)
             or numbers != list(range(len(numbers)))
             or len(self.memory.held_bytes) != points
-            or not all(0 <= one.begin <= one.end < points for one in self.memory.holdings)
+            or not all(0 <= part.begin <= part.end < points for part in self.memory.holdings)
             or not all(place is None or 0 <= place < len(numbers) for place in places)
             or not tensors.issuperset((*named, *self.outputs))
         ):
             raise PlanError("The data of the report contradicts itself; make it again from the plan and its model.")
 
     def save(self, path: str | Path) -> None:
-        """Write the report to a JSON file, whole or not at all."""
+        """Write the report to a JSON file, atomically."""
         write_text(Path(path), self.to_json())
 
     @classmethod
     def load(cls, path: str | Path, stage: int = 0) -> Report:
-        """Read the report of an artifact folder, of a plan file with a report beside it, or of its own file.
+        """Read the report of an artifact folder, of a plan file with a report beside it, or of a report file.
 
-        ``stage`` is the number of the stage, where an artifact folder has several.
+        ``stage`` is the number of the stage, if an artifact folder has several.
 
         Raises
         ------
         PlanError
             When there is none, or it is malformed.
         """
-        given = Path(path)
-        place = given
-        if given.is_dir():
-            place = next((own for own in (given / report_file(stage, 2), given / FILE) if own.is_file()), given / FILE)
+        requested = Path(path)
+        place = requested
+        if requested.is_dir():
+            place = next(
+                (file for file in (requested / report_file(stage, 2), requested / FILE) if file.is_file()),
+                requested / FILE,
+            )
         if place.name != FILE and not place.name.endswith(SUFFIX):
             place = place.with_name(place.name.removesuffix(".json") + SUFFIX)
         try:
             text = read_text(place, MOST_PLAN_BYTES)
         except FileNotFoundError as error:
             raise PlanError(
-                f"There is no report of {given}: {place} is missing. `hidet-dist plan --out` writes a plan with it, "
-                "`hidet-dist build` artifacts."
+                f"There is no report of {requested}: {place} is missing. `hidet-dist plan --out` writes a plan with "
+                "it, `hidet-dist build` artifacts."
             ) from error
         except (OSError, ValueError) as error:
             raise PlanError(f"Cannot read the report {place}: {error}") from error

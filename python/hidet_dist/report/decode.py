@@ -17,14 +17,14 @@ _SCALARS = {str: "text", int: "a whole number", float: "a number", bool: "true o
 
 
 def decode(kind: type[_T], value: Any, where: str = "the data") -> _T:
-    """The dataclass ``kind`` from a JSON object that has its fields; fields with defaults may be missing.
+    """Decode a JSON object to the dataclass ``kind``; fields with defaults may be missing.
 
     Fields may be text, numbers, flags, None, dataclasses, tuples and dicts of these, and unions.
 
     Raises
     ------
     SpecError
-        Naming the place of the first value that does not fit.
+        When a value does not fit; the message names its place.
     """
     result: _T = _decode(kind, value, where)
     return result
@@ -38,12 +38,12 @@ def _decode(kind: Any, value: Any, where: str) -> Any:
         (element, _) = typing.get_args(kind)
         if not isinstance(value, list):
             raise SpecError(f"{where} must be a list; got {shown(value)}.")
-        return tuple(_decode(element, one, f"{where}[{number}]") for number, one in enumerate(value))
+        return tuple(_decode(element, item, f"{where}[{number}]") for number, item in enumerate(value))
     if origin is dict:
         _, element = typing.get_args(kind)
         if not isinstance(value, dict):
             raise SpecError(f"{where} must be an object; got {shown(value)}.")
-        return {_decode(str, key, where): _decode(element, one, f"{where}.{key}") for key, one in value.items()}
+        return {_decode(str, key, where): _decode(element, item, f"{where}.{key}") for key, item in value.items()}
     if dataclasses.is_dataclass(kind):
         return _object(kind, value, where)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
@@ -73,22 +73,22 @@ def _union(kind: Any, value: Any, where: str) -> Any:
 
 @functools.cache
 def _fields(kind: Any) -> tuple[tuple[str, Any, bool], ...]:
-    """The name and type of each field of a dataclass, and whether it must be given."""
+    """List the name and type of each field of a dataclass, and whether it is required."""
     hints = typing.get_type_hints(kind)
     missing = dataclasses.MISSING
     return tuple(
-        (own.name, hints[own.name], own.default is missing and own.default_factory is missing)
-        for own in dataclasses.fields(kind)
+        (declared.name, hints[declared.name], declared.default is missing and declared.default_factory is missing)
+        for declared in dataclasses.fields(kind)
     )
 
 
 def _object(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise SpecError(f"{where} must be an object; got {shown(value)}.")
-    given = {}
-    for name, own, needed in _fields(kind):
+    values = {}
+    for name, declared, needed in _fields(kind):
         if name in value:
-            given[name] = _decode(own, value[name], f"{where}.{name}")
+            values[name] = _decode(declared, value[name], f"{where}.{name}")
         elif needed:
             raise SpecError(f"{where} has no {name!r}.")
-    return kind(**given)
+    return kind(**values)

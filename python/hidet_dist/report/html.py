@@ -1,4 +1,4 @@
-"""A report as one HTML page, with its data, style and program in it: it needs no network."""
+"""A report as one HTML page that contains its data, style and script, and needs no network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hidet_dist.report.data import Report
 from hidet_dist.report.measured import Trace
 from hidet_dist.report.pack import pack
 
-# In the order in which they are put together to one program.
+# In the order in which they are joined to one script.
 _SCRIPTS = (
     "base.js", "shards.js", "tables.js", "model.js", "collectives.js", "memory.js", "timeline.js", "start.js",
 )  # fmt: skip
@@ -28,7 +28,7 @@ def render(report: Report, traces: Sequence[Trace] = (), live: bool = False) -> 
     report: Report
         Its data.
     traces: sequence of Trace
-        What was measured of runs of the plan, shown beside what was predicted.
+        Measured runs of the plan, shown beside the prediction.
     live: bool
         Whether the page is served by :mod:`hidet_dist.report.live`, so that weights can be pinned on it.
     """
@@ -51,13 +51,13 @@ def render(report: Report, traces: Sequence[Trace] = (), live: bool = False) -> 
         "DATA": as_script_data(data),
         "SCRIPT": script,
     }
-    # What is put in is never looked through for further marks.
+    # Inserted text is not searched for further marks.
     pieces = _read("page.html").split("%%")
     return "".join(parts[piece] if n % 2 else piece for n, piece in enumerate(pieces))
 
 
 def as_script_data(value: object) -> str:
-    """JSON that may stand in a script element whatever texts are in it: ``</script>`` is written with escapes."""
+    """Write JSON that is safe in a script element: ``</script>`` in texts is escaped."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).translate(_UNSAFE)
 
 

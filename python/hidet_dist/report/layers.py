@@ -1,4 +1,4 @@
-"""Families of layers, and which of their members are planned otherwise than most."""
+"""Families of layers, and those of their members whose plans differ from most."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from hidet_dist.report.data import ACTIVATION, Communication, Family, Operator, Tensor, Variant
 from hidet_dist.report.modules import SEPARATOR
 
-_MOST_OPERATORS = 3  # that are listed with their specs
+_MOST_OPERATORS = 3  # operators that are listed with their specs
 
 
 @dataclass
 class _Member:
-    """What is planned of one layer, with names relative to it."""
+    """The plan of one layer, with names relative to it."""
 
     weights: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     operators: list[tuple[str, str]] = field(default_factory=list)
@@ -33,7 +33,7 @@ class _Member:
 def families(
     tensors: Sequence[Tensor], operators: Sequence[Operator], communications: Sequence[Communication]
 ) -> tuple[Family, ...]:
-    """Find the modules that differ in a number only, and those among them that are planned otherwise than most."""
+    """Find modules whose paths differ only in a number, and those among them whose plans differ from most."""
     members: dict[str, dict[int, _Member]] = defaultdict(lambda: defaultdict(_Member))
     for tensor in tensors:
         if tensor.kind != ACTIVATION and tensor.label:
@@ -42,17 +42,17 @@ def families(
                     members[prefix][number].weights[rest] = tensor.spec, tensor.shape
     for operator in operators:
         for prefix, number, _ in _splits(operator.module):
-            own = members[prefix][number]
-            own.operators.append((operator.kind, operator.spec))
-            own.numbers.append(operator.index)
-    for one in communications:
-        for prefix, number, _ in _splits(one.module):
-            members[prefix][number].collectives[one.step] += 1
-    return tuple(_family(prefix, dict(own)) for prefix, own in sorted(members.items()) if len(own) > 1)
+            member = members[prefix][number]
+            member.operators.append((operator.kind, operator.spec))
+            member.numbers.append(operator.index)
+    for communication in communications:
+        for prefix, number, _ in _splits(communication.module):
+            members[prefix][number].collectives[communication.step] += 1
+    return tuple(_family(prefix, dict(member)) for prefix, member in sorted(members.items()) if len(member) > 1)
 
 
 def _splits(path: str) -> Iterator[tuple[str, int, str]]:
-    """Yield each number in a path with what stands before and behind it."""
+    """Yield each number in a path, with the path before and after it."""
     parts = path.split(SEPARATOR)
     for n, part in enumerate(parts):
         if n and part.isdecimal() and len(part) < 7:
@@ -65,40 +65,44 @@ def _family(prefix: str, members: dict[int, _Member]) -> Family:
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for number in numbers:
         alike[members[number].key].append(number)
-    usual = max(alike.values(), key=lambda own: (len(own), middle in own))
+    usual = max(alike.values(), key=lambda group: (len(group), middle in group))
     model = members[usual[len(usual) // 2]]
     variants = tuple(
-        Variant(tuple(own), tuple(_differences(members[own[0]], model))) for own in alike.values() if own is not usual
+        Variant(tuple(group), tuple(_differences(members[group[0]], model)))
+        for group in alike.values()
+        if group is not usual
     )
     return Family(prefix, tuple(numbers), tuple(usual), variants)
 
 
-def _differences(own: _Member, usual: _Member) -> Iterator[str]:
-    for name in [*usual.weights, *(name for name in own.weights if name not in usual.weights)]:
-        if name not in own.weights:
+def _differences(layer: _Member, usual: _Member) -> Iterator[str]:
+    for name in [*usual.weights, *(name for name in layer.weights if name not in usual.weights)]:
+        if name not in layer.weights:
             yield f"has no {name}"
         elif name not in usual.weights:
-            yield f"has {name}, {own.weights[name][0]}, which the others lack"
+            yield f"has {name}, {layer.weights[name][0]}, which the others lack"
         else:
-            (spec, shape), (usual_spec, usual_shape) = own.weights[name], usual.weights[name]
+            (spec, shape), (usual_spec, usual_shape) = layer.weights[name], usual.weights[name]
             if shape != usual_shape:
                 yield f"{name} has the shape {list(shape)}, not {list(usual_shape)}"
             if spec != usual_spec:
                 yield f"{name} is {spec}, not {usual_spec}"
-    for step in sorted({*own.collectives, *usual.collectives}):
-        more = own.collectives[step] - usual.collectives[step]
+    for step in sorted({*layer.collectives, *usual.collectives}):
+        more = layer.collectives[step] - usual.collectives[step]
         if more:
             yield f"{abs(more)} {step} {'more' if more > 0 else 'less'}"
-    if [kind for kind, _ in own.operators] == [kind for kind, _ in usual.operators]:
+    if [kind for kind, _ in layer.operators] == [kind for kind, _ in usual.operators]:
         others = [
             f"{kind} {number} is {spec}, not {usual_spec}"
-            for number, (kind, spec), (_, usual_spec) in zip(own.numbers, own.operators, usual.operators, strict=True)
+            for number, (kind, spec), (_, usual_spec) in zip(
+                layer.numbers, layer.operators, usual.operators, strict=True
+            )
             if spec != usual_spec
         ]
         yield from others[:_MOST_OPERATORS]
         if len(others) > _MOST_OPERATORS:
             yield f"{len(others) - _MOST_OPERATORS} more operators have other specs"
-    elif len(own.operators) != len(usual.operators):
-        yield f"has {len(own.operators)} operators, not {len(usual.operators)}"
+    elif len(layer.operators) != len(usual.operators):
+        yield f"has {len(layer.operators)} operators, not {len(usual.operators)}"
     else:
         yield "has other operators"

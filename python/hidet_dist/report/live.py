@@ -1,8 +1,8 @@
-"""A report served on loopback, on whose page weights are pinned and the plan is searched anew.
+"""A report served on loopback: its page pins weights and searches the plan anew.
 
-Only the user's own browser gets at it: the server binds to 127.0.0.1, the address has a random token in it, requests
-by any other host name (DNS rebinding) or from another page (the Origin header) are refused, and the page may connect to
-nothing else (its Content Security Policy).
+Only the user's browser has access: the server binds to 127.0.0.1, the address contains a random token, requests with
+any other host name (DNS rebinding) or from another page (the Origin header) are refused, and the page may not connect
+elsewhere (its Content Security Policy).
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from hidet_dist.report.pack import pack
 HOST = "127.0.0.1"
 _MOST_BODY_BYTES = 2**20
 _TOKEN_BYTES = 16
-_SECONDS_TO_SEND = 30  # that a request may take to arrive
+_SECONDS_TO_SEND = 30  # the time limit of a request's arrival
 
 Search = Callable[[Mapping[str, str]], Report]
-"""Searches a plan with pins of weights, specs by name, and reports on it."""
+"""A function that searches a plan with pins of weights (specs by name), and reports on it."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -80,12 +80,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_json(HTTPStatus.OK, {"report": pack(report)})
 
     def _is_meant(self, place: str) -> bool:
-        """Whether the request is for this server, by one who was given its address; else it is refused."""
+        """Whether the request is for this server and has the token; otherwise refuse it."""
         origin = self.headers.get("Origin")
         mine = self.headers.get("Host") in self.server.names
-        own = origin is None or origin in [f"http://{name}" for name in self.server.names]
+        same_origin = origin is None or origin in [f"http://{name}" for name in self.server.names]
         known = hmac.compare_digest(self.path.encode(), f"/{self.server.token}{place}".encode())
-        if not (mine and own and known):
+        if not (mine and same_origin and known):
             self._send(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"There is nothing here.\n")
             return False
         return True
@@ -99,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
             ("Content-Type", kind),
             ("Content-Length", str(len(body))),
             ("Cache-Control", "no-store"),
-            ("Referrer-Policy", "no-referrer"),  # which would tell the token
+            ("Referrer-Policy", "no-referrer"),  # a referrer would reveal the token
             ("X-Content-Type-Options", "nosniff"),
         ):
             self.send_header(name, value)
@@ -107,12 +107,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing: the address has the token in it."""
+        """Log nothing: the address contains the token."""
 
 
 @contextmanager
 def serving(report: Report, search: Search) -> Iterator[str]:
-    """Serve a report until the block ends; gives its address."""
+    """Serve a report until the block ends; yields its address."""
     server = _Server(report, search)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""Measured runs of a plan, read from Chrome traces that profiles were saved to."""
+"""Measured runs of a plan, read from the Chrome traces of saved profiles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_NAME = 200
 
 @dataclass(frozen=True)
 class MeasuredSpan:
-    """A kernel or collective as it was measured: its name, what it communicates if it does, and its times."""
+    """A measured kernel or collective: its name, its communication if any, and its times."""
 
     stream: str
     name: str
@@ -38,25 +38,25 @@ class Trace:
 
 
 def read_traces(paths: Sequence[str | Path]) -> list[Trace]:
-    """Read files that ``Profile.save`` or ``merge_traces`` wrote, one trace a rank, by rank.
+    """Read files that ``Profile.save`` or ``merge_traces`` wrote: one trace per rank, by rank.
 
     Raises
     ------
     PlanError
-        When a file is no such trace, or two are of one rank.
+        When a file is not such a trace, or two are of one rank.
     """
-    found: dict[int, Trace] = {}
+    by_rank: dict[int, Trace] = {}
     for path in paths:
         try:
             data = parse_json(read_text(path, MOST_PLAN_BYTES))
             traces = _traces(data["traceEvents"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise PlanError(f"{path} is no trace of a profile: {type(error).__name__}: {error}.") from error
+            raise PlanError(f"{path} is not a trace of a profile: {type(error).__name__}: {error}.") from error
         for trace in traces:
-            if trace.rank in found:
+            if trace.rank in by_rank:
                 raise PlanError(f"{path}: there is another trace of rank {trace.rank}; give one of each rank.")
-            found[trace.rank] = trace
-    return [found[rank] for rank in sorted(found)]
+            by_rank[trace.rank] = trace
+    return [by_rank[rank] for rank in sorted(by_rank)]
 
 
 def _traces(events: list[dict[str, Any]]) -> list[Trace]:
@@ -82,9 +82,10 @@ def _traces(events: list[dict[str, Any]]) -> list[Trace]:
         end = max(span.begin_seconds + span.seconds for span in spans)
         begin = min(span.begin_seconds for span in spans)
         begin, seconds = calls.get(rank, (begin, end - begin))
-        own = sorted(spans, key=lambda span: span.begin_seconds)
+        ordered = sorted(spans, key=lambda span: span.begin_seconds)
         shifted = tuple(
-            MeasuredSpan(span.stream, span.name, span.what, span.begin_seconds - begin, span.seconds) for span in own
+            MeasuredSpan(span.stream, span.name, span.what, span.begin_seconds - begin, span.seconds)
+            for span in ordered
         )
         result.append(Trace(rank, seconds, shifted))
     return result

@@ -1,4 +1,4 @@
-"""Dataclasses as short JSON: fields by position, texts by number, and a schema by which the page reads them."""
+"""Dataclasses as compact JSON: fields by position, texts by number, and a schema with which the page reads them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import types
 import typing
 from typing import Any
 
-_DIGITS = 7  # of a number that is not whole: seconds are shown with fewer
+_DIGITS = 7  # digits of a number that is not whole: seconds are shown with fewer
 
 
 def pack(value: Any) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def pack(value: Any) -> dict[str, Any]:
 
 
 def _type(kind: Any, schema: dict[str, list[tuple[str, Any]]]) -> Any:
-    """The type of a field as the schema has it, with the dataclasses that it needs put into the schema."""
+    """Convert the type of a field for the schema, and add the dataclasses that it needs to the schema."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         others = [option for option in typing.get_args(kind) if option is not type(None)]
         return _type(others[0], schema) if len(others) == 1 and dataclasses.is_dataclass(others[0]) else "raw"
@@ -44,7 +44,7 @@ def _type(kind: Any, schema: dict[str, list[tuple[str, Any]]]) -> Any:
 
 def _hints(kind: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
-    return {own.name: hints[own.name] for own in dataclasses.fields(kind)}
+    return {declared.name: hints[declared.name] for declared in dataclasses.fields(kind)}
 
 
 def _pack(kind: Any, value: Any, schema: dict[str, list[tuple[str, Any]]], texts: dict[str, int]) -> Any:
@@ -55,13 +55,13 @@ def _pack(kind: Any, value: Any, schema: dict[str, list[tuple[str, Any]]], texts
     if kind == "raw":
         return _rounded(value)
     if isinstance(kind, list):
-        return [_pack(kind[1], one, schema, texts) for one in value]
-    return [_pack(own, getattr(value, name), schema, texts) for name, own in schema[kind]]
+        return [_pack(kind[1], item, schema, texts) for item in value]
+    return [_pack(declared, getattr(value, name), schema, texts) for name, declared in schema[kind]]
 
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{_DIGITS}g}")
     if isinstance(value, tuple | list):
-        return [_rounded(one) for one in value]
+        return [_rounded(item) for item in value]
     return value

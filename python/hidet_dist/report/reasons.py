@@ -1,4 +1,4 @@
-"""The reasons for collectives, as sentences."""
+"""The reasons for collectives, in sentences."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _MOST_READERS = 3
 
 
 def operator_name(operator: Operator) -> str:
-    """What a reader calls an operator: its kind and number, and the weight or module it belongs to."""
+    """Name an operator for readers: its kind and number, and its weight or module."""
     where = operator.label or operator.module
     return f"{operator.kind} {operator.index}" + (f" ({where})" if where else "")
 
 
 def tensor_name(tensor: Tensor) -> str:
-    """What a reader calls a tensor: the user's name of it, if there is one."""
+    """Name a tensor for readers: by the user's name, if there is one."""
     return tensor.label or tensor.name
 
 
 def axes_text(axes: Sequence[int], mesh: DeviceMesh) -> str:
-    """Mesh axes by name, such as ``node and gpu``."""
+    """Join the names of mesh axes, such as ``node and gpu``."""
     return " and ".join(mesh.axis_names[axis] for axis in sorted(axes))
 
 
 def spec_text(spec: TensorShardSpec, mesh: DeviceMesh) -> str:
-    """A spec in words, such as ``dim 1 split over gpu``."""
+    """Write a spec in words, such as ``dim 1 split over gpu``."""
     split = [f"dim {dim} split over {axes_text(axes, mesh)}" for dim, axes in enumerate(spec.mesh_axes_per_dim) if axes]
     return ", ".join(split) or "whole on every device"
 
@@ -44,7 +44,7 @@ def reason(
     reduce_op: str,
     mesh: DeviceMesh,
 ) -> str:
-    """Say why a conversion or a reduction is there.
+    """Write the reason for a conversion or a reduction.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def reason(
     maker: Operator, optional
         The operator that makes the tensor; None for weights and inputs.
     readers: sequence of Operator
-        Those that need the result.
+        The operators that need the result.
     source, target: TensorShardSpec
         The specs before all steps, and after them.
     axes: sequence of int

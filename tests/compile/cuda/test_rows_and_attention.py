@@ -84,7 +84,7 @@ def test_softmax_is_one_kernel(run, length, dtype, most):
     assert torch.allclose(y.sum(-1), torch.ones(()).double(), atol=most * 4)
 
 
-def test_what_is_none_is_left_to_hidet(run):
+def test_unmatched_operators_are_left_to_hidet(run):
     """Along another dim; with what lies between read elsewhere, too."""
     x = random(4, 6)
     y, names = run(lambda x: ops.softmax(x, 0), x)

@@ -44,7 +44,7 @@ def test_without_nvcc_nothing_is_planned_or_written(nowhere, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_what_does_not_run_or_is_not_nvidias_is_named(nowhere, tmp_path, monkeypatch):
+def test_a_compiler_that_does_not_run_or_is_not_nvidias_is_named(nowhere, tmp_path, monkeypatch):
     nvcc = script(tmp_path / "broken" / "bin" / "nvcc", "exit 3")
     monkeypatch.setenv("CUDA_HOME", str(tmp_path / "broken"))
     with pytest.raises(CompileError, match=f"{nvcc} does not run"):

@@ -142,7 +142,7 @@ def test_its_workspace_counts(stand_ins: Path, program: Path) -> None:
         (program / "choices").mkdir(exist_ok=True)
 
 
-def test_ranks_run_the_same_or_none_runs_it(stand_ins: Path, tmp_path: Path) -> None:
+def test_either_all_ranks_run_a_candidate_or_none(stand_ins: Path, tmp_path: Path) -> None:
     folder = build(stand_ins, tmp_path / "artifacts", 2)
     for versions, wanted in ((("130100", "130200"), 0), (("130100", "130100"), 1)):
         each = [{"FAKE_CUBLAS_VERSION": version} for version in versions]
@@ -223,7 +223,7 @@ def test_a_product_that_cublas_does_not_take_is_reported(handle: Callable[[], st
 
 
 @pytest.mark.slow
-def test_what_is_built_for_a_gpu_computes_the_product(handle: Callable[[], str | None], tmp_path: Path) -> None:
+def test_a_program_built_for_a_gpu_computes_the_product(handle: Callable[[], str | None], tmp_path: Path) -> None:
     """Of a candidate of cuBLAS's, all code is the host's."""
     try:
         find_toolkit()

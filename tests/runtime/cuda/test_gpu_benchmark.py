@@ -57,7 +57,7 @@ def test_it_measures_every_variant(stand_ins: Path, tmp_path: Path, cases: str, 
 
 
 @pytest.mark.slow
-def test_what_crashes_or_hangs_is_left_out_and_the_rest_is_measured(stand_ins: Path, tmp_path: Path) -> None:
+def test_cases_that_crash_or_hang_are_skipped_and_the_rest_is_measured(stand_ins: Path, tmp_path: Path) -> None:
     done = benchmark(stand_ins, tmp_path, CASES="gpt", EAGER="1", ENDS="gpt-1-graph=crash,gpt-2-graph=hang")
     assert done.returncode == 1, done.stdout + done.stderr
     said = json.loads(done.stdout.splitlines()[-1])
@@ -69,7 +69,7 @@ def test_what_crashes_or_hangs_is_left_out_and_the_rest_is_measured(stand_ins: P
 
 
 @pytest.mark.slow
-def test_what_fails_is_left_out_and_the_rest_is_measured(stand_ins: Path, tmp_path: Path) -> None:
+def test_cases_that_fail_are_skipped_and_the_rest_is_measured(stand_ins: Path, tmp_path: Path) -> None:
     """Two ranks on one device, which NCCL refuses."""
     done = benchmark(stand_ins, tmp_path, CASES="gpt", EAGER="1", FAKE_NCCL_VERSION="22907")
     assert done.returncode == 1, done.stdout + done.stderr

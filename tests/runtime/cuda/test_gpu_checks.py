@@ -49,7 +49,7 @@ def test_a_wrong_answer_fails_and_is_reported(stand_ins: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_what_crashes_or_hangs_leaves_the_others_going(stand_ins: Path, tmp_path: Path) -> None:
+def test_cases_that_crash_or_hang_do_not_stop_the_others(stand_ins: Path, tmp_path: Path) -> None:
     ends = {"ENDS": "plain=crash,graph=hang"}
     done = checks(stand_ins, tmp_path, "--ranks", "1", "--only", "gpt2, float32, 1 ranks", **ends)
     assert done.returncode == 1

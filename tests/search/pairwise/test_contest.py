@@ -93,7 +93,7 @@ def test_a_malformed_instance_is_refused_by_name(path, value, message, tmp_path)
         load_problem(write(data, tmp_path / "bad.json"))
 
 
-def test_files_that_are_none_are_refused(tmp_path):
+def test_paths_that_are_not_files_are_refused(tmp_path):
     (tmp_path / "text.json").write_text("[" * 200_000)
     (tmp_path / "cut.json.gz").write_bytes(gzip.compress(json.dumps(example()).encode())[:-20])
     os.mkfifo(tmp_path / "pipe")

@@ -1,4 +1,4 @@
-"""ONNX models as graphs: nodes become operators of hidet, and initializers become weights that stay in their files."""
+"""ONNX models as graphs: nodes become hidet operators; initializers become weights whose data stays in its files."""
 
 from hidet_dist.errors import ConfigError
 

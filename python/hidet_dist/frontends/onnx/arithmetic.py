@@ -86,9 +86,9 @@ def _unary(node: Node) -> Tensor:
 @lowers("Div")
 def _div(node: Node) -> Tensor:
     x, y = node.operand(0), node.operand(1)
-    own = x if isinstance(x, Tensor) else node.tensor(1)
-    # Integers are divided as C divides them.
-    return elementwise.div(x, y, None if own.dtype.is_float() else "trunc")
+    typed = x if isinstance(x, Tensor) else node.tensor(1)
+    # The division of integers truncates, as in C.
+    return elementwise.div(x, y, None if typed.dtype.is_float() else "trunc")
 
 
 @lowers("Mod")
@@ -109,8 +109,8 @@ def _pow(node: Node) -> Tensor:
 @lowers("Max", "Min", "Sum", "Mean")
 def _variadic(node: Node) -> Tensor:
     combine = {"Max": elementwise.maximum, "Min": elementwise.minimum}.get(node.operator, elementwise.add)
-    whole = reduce(combine, (node.tensor(place) for place in range(len(node.inputs))))
-    return elementwise.div(whole, float(len(node.inputs))) if node.operator == "Mean" else whole
+    total = reduce(combine, (node.tensor(place) for place in range(len(node.inputs))))
+    return elementwise.div(total, float(len(node.inputs))) if node.operator == "Mean" else total
 
 
 @lowers("Clip")
@@ -231,7 +231,7 @@ def _reduce(node: Node) -> Tensor:
 @lowers("ArgMax", "ArgMin")
 def _place(node: Node) -> Tensor:
     if node.get("select_last_index", 0):
-        raise Refused("the last place of several extremes is not supported")
+        raise Refused("the last index of several extremes is not supported")
     function = reductions.argmax if node.operator == "ArgMax" else reductions.argmin
     return function(node.tensor(0), node.get("axis", 0), bool(node.get("keepdims", 1)))
 
@@ -287,5 +287,5 @@ def _einsum(node: Node) -> Tensor:
 def _lp_normalization(node: Node) -> Tensor:
     x, dim = node.tensor(0), node.get("axis", -1)
     size = reductions.linalg_vector_norm(x, node.get("p", 2), dim % rank_of(x), keepdim=True)
-    # As the standard has it: what has no length stays zero.
+    # As in the standard: vectors of length 0 stay zero.
     return elementwise.where(elementwise.eq(size, 0), elementwise.mul(x, 0), elementwise.div(x, size))

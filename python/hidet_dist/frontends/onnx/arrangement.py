@@ -1,4 +1,4 @@
-"""Lowerings of operators on shapes and places: reshaping, slicing, lookups, padding, and constants."""
+"""Lowerings of operators on shapes and indices: reshaping, slicing, lookups, padding, and constants."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def _size(node: Node) -> np.ndarray:
 
 @lowers("Reshape")
 def _reshape(node: Node) -> Tensor:
-    x, wanted = node.tensor(0), _extents(node.known(1, "the sizes of Reshape"))
+    x, requested = node.tensor(0), _extents(node.known(1, "the sizes of Reshape"))
     if not node.get("allowzero", 0):
-        own = extents_of(x)
-        wanted = [own[dim] if isinstance(n, int) and n == 0 else n for dim, n in enumerate(wanted)]
-    return ops.reshape(x, wanted)
+        extents = extents_of(x)
+        requested = [extents[dim] if isinstance(n, int) and n == 0 else n for dim, n in enumerate(requested)]
+    return ops.reshape(x, requested)
 
 
 @lowers("Flatten")
 def _flatten(node: Node) -> Tensor:
     x, axis = node.tensor(0), node.get("axis", 1)
-    own = extents_of(x)
-    axis = axis + len(own) if axis < 0 else axis
+    extents = extents_of(x)
+    axis = axis + len(extents) if axis < 0 else axis
     head: Any = 1
-    for size in own[:axis]:
+    for size in extents[:axis]:
         head = head * size
     return ops.reshape(x, [head, -1])
 
@@ -65,9 +65,9 @@ def _flatten(node: Node) -> Tensor:
 @lowers("Squeeze")
 def _squeeze(node: Node) -> Tensor:
     x, axes = node.tensor(0), node.integers(1, "axes")
-    own = extents_of(x)
-    dims = [d for d, n in enumerate(own) if isinstance(n, int) and n == 1] if axes is None else axes
-    dims = sorted(d % len(own) for d in dims)
+    extents = extents_of(x)
+    dims = [d for d, n in enumerate(extents) if isinstance(n, int) and n == 1] if axes is None else axes
+    dims = sorted(d % len(extents) for d in dims)
     return ops.squeeze(x, dims)
 
 
@@ -99,12 +99,12 @@ def _split(node: Node) -> tuple[Tensor, ...]:
     x, sizes = node.tensor(0), node.integers(1, "split")
     axis = node.get("axis", 0) % rank_of(x)
     count = len(node.outputs)
-    whole = static(x, axis, "the dim that is split")
+    size = static(x, axis, "the dim that is split")
     if sizes is None:
-        most = -(-whole // int(node.get("num_outputs", count)))
-        sizes = [min(most, whole - most * part) for part in range(count)]
-    if sum(sizes) != whole or min(sizes) < 1:
-        raise Refused(f"a dim of {whole} is split into {sizes}")
+        most = -(-size // int(node.get("num_outputs", count)))
+        sizes = [min(most, size - most * part) for part in range(count)]
+    if sum(sizes) != size or min(sizes) < 1:
+        raise Refused(f"a dim of {size} is split into {sizes}")
     ends = np.cumsum(sizes)
     return tuple(
         ops.strided_slice(x, [int(end - size)], [int(end)], [axis]) for size, end in zip(sizes, ends, strict=True)
@@ -145,11 +145,11 @@ def _sliced(x: Tensor, start: int, end: int, dim: int, step: int) -> Tensor:
 
 @lowers("Expand")
 def _expand(node: Node) -> Tensor:
-    x, wanted = node.tensor(0), _extents(node.known(1, "the sizes of Expand"))
-    own: list[Any] = list(extents_of(x))
-    rank = max(len(own), len(wanted))
-    own, wanted = [1] * (rank - len(own)) + own, [1] * (rank - len(wanted)) + wanted
-    both = [a if isinstance(b, int) and b == 1 else b for a, b in zip(own, wanted, strict=True)]
+    x, requested = node.tensor(0), _extents(node.known(1, "the sizes of Expand"))
+    extents: list[Any] = list(extents_of(x))
+    rank = max(len(extents), len(requested))
+    extents, requested = [1] * (rank - len(extents)) + extents, [1] * (rank - len(requested)) + requested
+    both = [a if isinstance(b, int) and b == 1 else b for a, b in zip(extents, requested, strict=True)]
     return ops.broadcast(x, both)
 
 
@@ -188,11 +188,11 @@ def _gather(node: Node) -> Tensor:
     axis %= rank_of(x)
     places = node.value(1)
     if isinstance(places, np.ndarray) and places.size == 1 and isinstance(extents_of(x)[axis], int):
-        # One place that is known is a slice, which shards where a lookup does not.
+        # A single known index is a slice, which shards where a lookup does not.
         place = int(places.reshape(-1)[0]) % static(x, axis, "a dim")
         part = ops.strided_slice(x, [place], [place + 1], [axis])
-        own = list(extents_of(part))
-        return ops.reshape(part, [*own[:axis], *places.shape, *own[axis + 1 :]])
+        extents = list(extents_of(part))
+        return ops.reshape(part, [*extents[:axis], *places.shape, *extents[axis + 1 :]])
     return ops.take(x, node.tensor(1), axis)
 
 
@@ -202,7 +202,7 @@ def _gather_elements(node: Node) -> Tensor:
 
 
 def _coordinates(index: Tensor, count: int) -> list[Tensor]:
-    """The index tensors of coordinates, which are the last dim."""
+    """Split coordinates, which are along the last dim, into index tensors."""
     last = rank_of(index) - 1
     return [ops.squeeze(ops.strided_slice(index, [n], [n + 1], [last]), [last]) for n in range(count)]
 
@@ -285,7 +285,7 @@ def _space_to_depth(node: Node) -> Tensor:
     return ops.reshape(ops.permute_dims(split, [0, 3, 5, 1, 2, 4]), [batch, channels * r * r, height // r, width // r])
 
 
-# Made from nothing
+# Without inputs
 
 
 @lowers("Constant")
@@ -317,8 +317,8 @@ def _range(node: Node) -> np.ndarray:
         raise Refused("a range up to a symbolic dim is not supported: give the size in dims")
     if delta == 0 or abs(float(limit - start) / float(delta)) > MOST_ELEMENTS:
         raise Refused(f"a range from {start} to {limit} by {delta} is not supported")
-    made: np.ndarray = np.arange(start.item(), limit.item(), delta.item()).astype(start.dtype)
-    return made
+    values: np.ndarray = np.arange(start.item(), limit.item(), delta.item()).astype(start.dtype)
+    return values
 
 
 @lowers("If")

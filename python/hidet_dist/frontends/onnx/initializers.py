@@ -1,9 +1,9 @@
 """The initializers of ONNX files as weights whose data stays in the files.
 
-Data that is external to the model is read from where it lies. Data within the model lies somewhere in its file, too:
-the encoding of protocol buffers is a sequence of fields, each a number, a wire type and a value
-(https://protobuf.dev/programming-guides/encoding), so that a scan of the outer messages finds the byte at which it
-begins without decoding the rest.
+External data is read from its file. Data within the model is read from the model's file: the encoding of protocol
+buffers is a sequence of fields, each a number, a wire type and a value
+(https://protobuf.dev/programming-guides/encoding), so a scan of the outer messages finds the byte at which the data
+begins, without decoding the rest.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ DTYPES: dict[int, str] = {
 """hidet's names of ONNX's element types."""
 
 KNOWN_ELEMENTS = 1024
-"""The most elements of an initializer whose values are looked at while a model is traced, unless an operator asks."""
+"""The most elements of an initializer whose values are read while a model is traced, unless an operator needs them."""
 
 
 def dtype_name(element_type: int) -> str:
-    """hidet's name of an element type. Raises TraceError for one that hidet has not."""
+    """Return hidet's name of an element type. Raises TraceError for one that hidet lacks."""
     if element_type not in DTYPES:
         known = (
             onnx.TensorProto.DataType.Name(element_type) if element_type in onnx.TensorProto.DataType.values() else ""
@@ -61,7 +61,7 @@ def dtype_name(element_type: int) -> str:
 
 
 class ModelFile:
-    """An ONNX file: its model, and where the data of its initializers lies."""
+    """An ONNX file: its model, and the places of its initializers' data."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -74,20 +74,20 @@ class ModelFile:
         except (OSError, ValueError) as error:
             raise TraceError(f"{path} cannot be read: {error}.") from error
         except Exception as error:
-            # protobuf has its own errors, of a class that depends on how it was built.
+            # The class of protobuf's errors depends on its build.
             if type(error).__name__ != "DecodeError":
                 raise
-            raise TraceError(f"{path} is no ONNX model: {error}.") from error
+            raise TraceError(f"{path} is not an ONNX model: {error}.") from error
 
     def weight(self, proto: onnx.TensorProto) -> Tensor:
-        """An initializer as a weight by its name, whose data stays in the file.
+        """Make a weight by name from an initializer; its data stays in the file.
 
         Raises
         ------
         TraceError
             When it has a dtype or shape that weights cannot have.
         WeightsError
-            When its data is not where the model says.
+            When its data is not at the place that the model names.
         """
         name, dtype, shape = proto.name, dtype_name(proto.data_type), tuple(proto.dims)
         nbytes = math.prod(shape) * ITEMSIZE[dtype]
@@ -99,7 +99,7 @@ class ModelFile:
         return held_weight(name, torch.from_numpy(self.values(proto)))
 
     def values(self, proto: onnx.TensorProto) -> np.ndarray:
-        """The values of an initializer. Raises WeightsError when they are not where the model says."""
+        """Read the values of an initializer. Raises WeightsError if they are not at the place that the model names."""
         if proto.data_location == onnx.TensorProto.EXTERNAL:
             dtype, shape = dtype_name(proto.data_type), tuple(proto.dims)
             stored = self._external(proto, dtype, shape, math.prod(shape) * ITEMSIZE[dtype])
@@ -116,32 +116,34 @@ class ModelFile:
         entries = {entry.key: entry.value for entry in proto.external_data}
         location = entries.get("location", "")
         where = f"The initializer {proto.name!r} of {self.path}"
-        # As the standard has it: a path relative to the model's folder, and within it.
+        # By the standard: a path relative to the model's folder, and within it.
         if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
-            raise WeightsError(f"{where} has its data in {location!r}, which is no file beside or below the model.")
+            raise WeightsError(
+                f"{where} has its data in {location!r}, which is not a file in or below the model's folder."
+            )
         try:
             begin, length = int(entries.get("offset", 0)), int(entries.get("length", nbytes))
         except ValueError:
-            raise WeightsError(f"{where} has an offset or a length that is no number.") from None
+            raise WeightsError(f"{where} has an offset or a length that is not a number.") from None
         path = self.path.parent / location
         try:
             file = open_regular(path)
         except (OSError, ValueError) as error:
             raise WeightsError(f"{where} has its data in {path}, which cannot be read: {error}.") from error
         try:
-            own = os.fstat(file)
+            file_status = os.fstat(file)
         finally:
             os.close(file)
-        if length != nbytes or begin < 0 or begin + nbytes > own.st_size:
+        if length != nbytes or begin < 0 or begin + nbytes > file_status.st_size:
             raise WeightsError(
-                f"{where} is {dtype}{list(shape)} of {nbytes} bytes, and is said to have {length} at {begin} of "
-                f"{path}, which has {own.st_size}."
+                f"{where} is {dtype}{list(shape)} of {nbytes} bytes, but the model names {length} bytes at {begin} of "
+                f"{path}, which has {file_status.st_size}."
             )
-        return StoredTensor(path, proto.name, dtype, shape, begin, state(own))
+        return StoredTensor(path, proto.name, dtype, shape, begin, state(file_status))
 
 
 def _fields(data: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """The number and wire type of each field of a message, and where its value begins and ends."""
+    """Yield the number and wire type of each field of a message, and the begin and end of its value."""
     at = begin
     while at < end:
         key, at = _varint(data, at, end)
@@ -156,7 +158,7 @@ def _fields(data: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int, 
         else:
             raise ValueError(f"a field at byte {at} has the wire type {kind}")
         if stop > end:
-            raise ValueError(f"a field at byte {at} is longer than what it is in")
+            raise ValueError(f"a field at byte {at} is longer than its message")
         yield key >> 3, kind, value, stop
         at = stop
 
@@ -175,15 +177,15 @@ def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
 
 
 def _raw_data(data: bytes) -> Iterator[tuple[str, int]]:
-    """The name of each initializer of a model that has raw data, and the byte at which that begins."""
+    """Map the name of each initializer with raw data to the byte at which the data begins."""
     for field, kind, begin, end in _fields(data, 0, len(data)):
         if (field, kind) != (_GRAPH, _BYTES):
             continue
-        for own, own_kind, own_begin, own_end in _fields(data, begin, end):
-            if (own, own_kind) != (_INITIALIZER, _BYTES):
+        for number, wire_type, value_begin, value_end in _fields(data, begin, end):
+            if (number, wire_type) != (_INITIALIZER, _BYTES):
                 continue
             name, raw = "", None
-            for part, _, first, last in _fields(data, own_begin, own_end):
+            for part, _, first, last in _fields(data, value_begin, value_end):
                 if part == _NAME:
                     name = data[first:last].decode()
                 elif part == _RAW_DATA:

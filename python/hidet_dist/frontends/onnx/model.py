@@ -34,24 +34,24 @@ def from_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> FlowGr
     Parameters
     ----------
     path: path
-        The model, of opset 13 to 21. Its initializers become named weights, whose data stays in the model's file, or in
-        the files beside it that hold external data, until the shards of it are read.
+        The model, of opset 13 to 21. Its initializers become weights by name; their data stays in the model's file, or
+        in the files beside it with external data, until its shards are read.
     dims: mapping, optional
         Sizes of named dims (``dim_param``), such as ``{"batch_size": 1}``. All others are symbolic dims, and their
         expected sizes are declared in ``optimization_config["symbols"]``.
 
     Returns
     -------
-    The graph, on the CPU. Its inputs and outputs have the names that they have in the model; a call gives a dict.
+    The graph, on the CPU. Its inputs and outputs have the model's names; a call returns a dict.
 
     Raises
     ------
     TraceError
-        When the file is no ONNX model, or is malformed, or is of another opset.
+        When the file is not an ONNX model, is malformed, or has another opset.
     UnsupportedModelError
-        When there are operators that are not supported; it names all of them, and the nodes that are of them.
+        When there are unsupported operators; it names all of them, with their nodes.
     WeightsError
-        When the data of an initializer is not where the model says.
+        When the data of an initializer is not at the place that the model names.
     """
     file = ModelFile(Path(path))
     _check_opset(file)
@@ -75,7 +75,7 @@ def _check_opset(file: ModelFile) -> None:
 
 
 class _Missing:
-    """The output of a node that is not supported: what depends on it cannot be lowered, and is not blamed."""
+    """The output of an unsupported node: nodes that depend on it are not lowered, and not reported."""
 
 
 _MISSING = _Missing()
@@ -95,7 +95,7 @@ class _Lowerer:
         model = self.file.model.graph
         values: dict[str, Any] = {}
         self._declare(model)
-        inputs = {own.name: self._input(own) for own in model.input if own.name not in self.initializers}
+        inputs = {item.name: self._input(item) for item in model.input if item.name not in self.initializers}
         if unknown := set(self.dims) - set(_named_dims(model)):
             raise ConfigError(
                 f"The model has no dim {min(unknown)!r}; it has {', '.join(_named_dims(model)) or 'none with a name'}."
@@ -104,7 +104,7 @@ class _Lowerer:
         self._lower(model, values)
         if self.missing:
             raise UnsupportedModelError(str(self.file.path), self.missing)
-        outputs = {own.name: self._output(own.name, values) for own in model.output}
+        outputs = {item.name: self._output(item.name, values) for item in model.output}
         if not outputs:
             raise TraceError(f"{self.file.path} has no outputs.")
         graph = hidet.trace_from(list(outputs.values()), list(inputs.values()))
@@ -122,7 +122,9 @@ class _Lowerer:
     def _input(self, proto: onnx.ValueInfoProto) -> Tensor:
         kind = proto.type.tensor_type
         if not proto.type.HasField("tensor_type") or not kind.HasField("shape"):
-            raise TraceError(f"The input {proto.name!r} of {self.file.path} is no tensor with a known number of dims.")
+            raise TraceError(
+                f"The input {proto.name!r} of {self.file.path} is not a tensor with a known number of dims."
+            )
         shape: list[int | str] = []
         for number, dim in enumerate(kind.shape.dim):
             if dim.HasField("dim_value"):
@@ -143,12 +145,12 @@ class _Lowerer:
         )
 
     def _value(self, name: str, values: Mapping[str, Any]) -> Value:
-        """The value of a name: of a node's output, an input of the model, or an initializer."""
+        """Return the value of a name: a node's output, an input of the model, or an initializer."""
         if name in values:
             return values[name]
         proto = self.initializers.get(name)
         if proto is None:
-            raise TraceError(f"{self.file.path} uses the value {name!r} before, or without, its being computed.")
+            raise TraceError(f"{self.file.path} uses the value {name!r}, which no earlier node computes.")
         count = math.prod(proto.dims)
         if count == 0 or (count <= KNOWN_ELEMENTS and (_integral(proto) or count == 1)):
             return self.file.values(proto)
@@ -157,8 +159,8 @@ class _Lowerer:
         return self.weights[name]
 
     def _stored(self, x: Tensor) -> np.ndarray | None:
-        """The values of a weight; None for any other tensor."""
-        name = next((name for name, own in self.weights.items() if own is x), None)
+        """Read the values of a weight; None for any other tensor."""
+        name = next((name for name, item in self.weights.items() if item is x), None)
         return None if name is None else self.file.values(self.initializers[name])
 
     def _lower(self, model: onnx.GraphProto, values: dict[str, Any]) -> None:
@@ -174,9 +176,9 @@ class _Lowerer:
         except HidetDistError:
             raise
         except (ArithmeticError, AssertionError, LookupError, TypeError, ValueError) as error:
-            # The model or the shapes in it are malformed in a way that an operator noticed.
+            # An operator noticed that the model, or a shape in it, is malformed.
             raise TraceError(
-                f"Node {number} ({proto.op_type} {proto.name!r}) of {self.file.path} cannot be made: "
+                f"Node {number} ({proto.op_type} {proto.name!r}) of {self.file.path} cannot be lowered: "
                 f"{type(error).__name__}: {error}"
             ) from error
         for name, value in zip(proto.output, outputs, strict=False):
@@ -195,44 +197,44 @@ class _Lowerer:
         lowering = lowering_of(proto.op_type) if proto.domain in _STANDARD else None
         if lowering is None:
             raise Refused("it has no lowering")
-        given = [self._value(name, values) if name else None for name in proto.input]
-        if any(value is _MISSING for value in given):
+        inputs = [self._value(name, values) if name else None for name in proto.input]
+        if any(value is _MISSING for value in inputs):
             return itertools.repeat(_MISSING)
-        attributes = {own.name: _attribute(own) for own in proto.attribute}
-        known = self._folded(proto, given)
+        attributes = {item.name: _attribute(item) for item in proto.attribute}
+        known = self._folded(proto, inputs)
         if known is not None:
             return known
         node = Node(
             proto.op_type,
             self.opset,
-            given,
+            inputs,
             attributes,
             list(proto.output),
             self.like,
             lambda branch: self._branch(branch, values),
             self._stored,
         )
-        found = lowering(node)
-        return found if isinstance(found, tuple) else (found,)
+        outputs = lowering(node)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
 
     def _branch(self, model: onnx.GraphProto, outer: Mapping[str, Any]) -> list[Value]:
         values = dict(outer)
         self._declare(model)
         self._lower(model, values)
-        return [self._value(own.name, values) for own in model.output]
+        return [self._value(item.name, values) for item in model.output]
 
-    def _folded(self, proto: onnx.NodeProto, given: list[Value]) -> list[Any] | None:
-        """The values of a node's outputs where they are known from known inputs; None where they are not.
+    def _folded(self, proto: onnx.NodeProto, inputs: list[Value]) -> list[Any] | None:
+        """Compute a node's outputs if all its inputs are known; None if they are not.
 
-        Computed by ONNX's reference evaluator, or for shapes with symbolic dims by arithmetic on expressions.
+        ONNX's reference evaluator computes them; for shapes with symbolic dims, arithmetic on expressions.
         """
-        there = [value for value in given if value is not None]
+        there = [value for value in inputs if value is not None]
         if not there or not all(isinstance(value, np.ndarray) for value in there):
             return None
         if proto.op_type in ("If", "Constant", "ConstantOfShape", "Range", "Shape"):
             return None
         if any(value.dtype == object for value in there):
-            return evaluate_shapes(proto.op_type, given, {own.name: _attribute(own) for own in proto.attribute})
+            return evaluate_shapes(proto.op_type, inputs, {item.name: _attribute(item) for item in proto.attribute})
         if sum(value.size for value in there) > MOST_ELEMENTS:
             return None
         if proto.op_type in _GROWS and there[0].size * math.prod(map(int, there[1].reshape(-1))) > MOST_ELEMENTS:
@@ -252,7 +254,7 @@ class _Lowerer:
         try:
             results = iter(ReferenceEvaluator(model).run(None, feed))
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
-            return None  # it does not take all that the standard allows: GatherElements of one row, for one
+            return None  # it does not support all of the standard, such as GatherElements of one row
         return [np.asarray(next(results)) if name else None for name in proto.output]
 
 
@@ -261,7 +263,7 @@ def _integral(proto: onnx.TensorProto) -> bool:
 
 
 def _named_dims(model: onnx.GraphProto) -> list[str]:
-    dims = (dim for own in model.input for dim in own.type.tensor_type.shape.dim)
+    dims = (dim for item in model.input for dim in item.type.tensor_type.shape.dim)
     return list(dict.fromkeys(dim.dim_param for dim in dims if dim.dim_param))
 
 

@@ -1,4 +1,4 @@
-"""Nodes of ONNX models, and the lowerings of their operators, found by the operator's name."""
+"""Nodes of ONNX models, and the registry of lowerings by operator name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hidet_dist.operators.dtypes import Operand, constant
 from hidet_dist.spec.extents import extents_of
 
 Value = Any
-"""A tensor of the graph, an array whose values are known while tracing, or None for an optional one that is missing.
+"""A tensor of the graph, an array whose values are known while tracing, or None for a missing optional value.
 
 An array of kind object holds a shape with symbolic dims.
 """
@@ -22,11 +22,11 @@ Lowering = Callable[["Node"], Any]
 
 
 class Refused(Exception):
-    """An operator, or a way to use it, that is not supported; the message says why."""
+    """An operator, or a use of it, that is not supported; the message has the reason."""
 
 
 MOST_ELEMENTS = 2**20
-"""The most elements of a value that is computed while tracing; a larger one is part of the graph, or refused."""
+"""The most elements of a value that is computed while tracing; larger ones become part of the graph, or are refused."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,18 @@ class Node:
     operator: str
         Its type, such as ``Conv``.
     opset: int
-        The version of ONNX's operators that the model is written for.
+        The version of ONNX's operators in the model.
     inputs: sequence of Value
     attributes: mapping
         Its attributes as Python values; tensors are arrays.
     outputs: sequence of str
-        The names of its outputs; empty for one that is not wanted.
+        The names of its outputs; empty for an unused one.
     like: Tensor
         A tensor of the graph, on whose device constants are made.
     run: callable
-        Gives the values of a subgraph's outputs.
+        Returns the values of a subgraph's outputs.
     stored: callable
-        Gives the values of a weight of the model; None for any other tensor.
+        Returns the values of a weight of the model; None for any other tensor.
     """
 
     operator: str
@@ -62,22 +62,22 @@ class Node:
     stored: Callable[[Tensor], np.ndarray | None]
 
     def value(self, place: int) -> Value:
-        """An input; None where it is missing."""
+        """Return an input; None if it is missing."""
         return self.inputs[place] if place < len(self.inputs) else None
 
     def tensor(self, place: int) -> Tensor:
-        """An input as a tensor of the graph. Raises Refused where it is missing."""
+        """Return an input as a tensor of the graph. Raises Refused if it is missing."""
         value = self.value(place)
         if value is None:
             raise Refused(f"input {place} is missing")
         return self.as_tensor(value)
 
     def optional(self, place: int) -> Tensor | None:
-        """An input as a tensor of the graph; None where it is missing."""
+        """Return an input as a tensor of the graph; None if it is missing."""
         return None if self.value(place) is None else self.tensor(place)
 
     def as_tensor(self, value: Value) -> Tensor:
-        """A value as a tensor of the graph."""
+        """Convert a value to a tensor of the graph."""
         if isinstance(value, Tensor):
             return value
         if value.dtype == object:
@@ -85,7 +85,7 @@ class Node:
         return constant(value, value.dtype.name, self.like)
 
     def operand(self, place: int) -> Operand:
-        """An input of an element-wise operator: a tensor, or a number where that is what is known."""
+        """Return an input of an element-wise operator: a number if it is known to be one, else a tensor."""
         value = self.value(place)
         if isinstance(value, np.ndarray) and value.size == 1 and value.dtype != object and value.ndim <= 1:
             number: Operand = value.item()
@@ -93,7 +93,7 @@ class Node:
         return self.tensor(place)
 
     def known(self, place: int, what: str) -> np.ndarray:
-        """The values of an input. Raises Refused where they depend on the model's inputs."""
+        """Return the known values of an input. Raises Refused if they depend on the model's inputs."""
         value = self.value(place)
         if isinstance(value, Tensor):
             value = self.stored(value)
@@ -102,11 +102,11 @@ class Node:
         return value
 
     def integers(self, place: int, name: str) -> list[int] | None:
-        """Integers that are an input in newer opsets and were an attribute before; None where they are missing."""
+        """Return integers that are an input in newer opsets and were an attribute before; None if they are missing."""
         if self.value(place) is not None:
             return [int(n) for n in self.known(place, name).reshape(-1)]
-        given = self.attributes.get(name)
-        return None if given is None else [int(n) for n in given]
+        numbers = self.attributes.get(name)
+        return None if numbers is None else [int(n) for n in numbers]
 
     def get(self, name: str, default: Any) -> Any:
         """An attribute."""
@@ -117,7 +117,7 @@ _LOWERINGS: dict[str, Lowering] = {}
 
 
 def lowers(*operators: str) -> Callable[[Lowering], Lowering]:
-    """Register a function as the lowering of operators. It gives the output, or a tuple of several."""
+    """Register a function as the lowering of operators. It returns the output, or a tuple of several."""
 
     def register(lowering: Lowering) -> Lowering:
         for operator in operators:
@@ -129,12 +129,12 @@ def lowers(*operators: str) -> Callable[[Lowering], Lowering]:
 
 
 def lowering_of(operator: str) -> Lowering | None:
-    """The lowering of an operator; None where there is none."""
+    """Return the lowering of an operator; None if there is none."""
     return _LOWERINGS.get(operator)
 
 
 def supported() -> list[str]:
-    """All operators that have a lowering."""
+    """List all operators with a lowering."""
     return sorted(_LOWERINGS)
 
 
@@ -144,7 +144,7 @@ def rank_of(x: Tensor) -> int:
 
 
 def static(x: Tensor, dim: int, what: str) -> int:
-    """A size that must be known. Raises Refused for a symbolic one."""
+    """Return a size that must be known. Raises Refused for a symbolic one."""
     size = extents_of(x)[dim]
     if not isinstance(size, int):
         raise Refused(f"{what} is {size}, which must be known while the model is traced: give it in dims")

@@ -1,4 +1,4 @@
-"""Arithmetic on shapes with symbolic dims, which models compute to reshape, expand and slice by."""
+"""Arithmetic on shapes with symbolic dims, which models compute as arguments of reshape, expand and slice."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _plain(value: Any) -> Any:
 
 
 def _held(values: Any, shape: Sequence[int]) -> np.ndarray:
-    """An array of the values: of integers where all are known."""
+    """Make an array of values; of integers if all are known."""
     flat = [_plain(value) for value in values]
     if all(isinstance(value, int) for value in flat):
         return np.array(flat, np.int64).reshape(shape)
@@ -44,7 +44,7 @@ def _combined(function: Callable[[Any, Any], Any], a: np.ndarray, b: np.ndarray)
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two sizes are equal. Raises Refused where that depends on a symbolic dim."""
+    """Whether two sizes are equal. Raises Refused if that depends on a symbolic dim."""
     a, b = _plain(a), _plain(b)
     if isinstance(a, int) and isinstance(b, int):
         return a == b
@@ -55,40 +55,40 @@ def _same(a: Any, b: Any) -> bool:
     raise Refused(f"the model compares the size {a} with {b}: give the size in dims")
 
 
-def evaluate_shapes(name: str, given: Sequence[Any], attributes: Mapping[str, Any]) -> list[Any]:
-    """The outputs of an operator on shapes, some of which are symbolic.
+def evaluate_shapes(name: str, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> list[Any]:
+    """Compute an operator's outputs for shapes, some of which are symbolic.
 
     Raises
     ------
     Refused
-        For an operator that shapes are not made with here.
+        For an operator that is not supported on shapes.
     """
-    x = given[0]
+    x = inputs[0]
     if name in _ARITHMETIC:
-        return [_combined(_ARITHMETIC[name], given[0], given[1])]
+        return [_combined(_ARITHMETIC[name], inputs[0], inputs[1])]
     if name in ("Identity", "Cast"):
         return [x]
     if name == "Gather":
-        found = np.take(x, given[1].astype(np.int64), attributes.get("axis", 0))
-        return [_held(np.asarray(found, object).reshape(-1), np.shape(given[1]))] if x.ndim == 1 else [found]
+        taken = np.take(x, inputs[1].astype(np.int64), attributes.get("axis", 0))
+        return [_held(np.asarray(taken, object).reshape(-1), np.shape(inputs[1]))] if x.ndim == 1 else [taken]
     if name == "Concat":
-        flat = [value for part in given for value in part.reshape(-1)]
+        flat = [value for part in inputs for value in part.reshape(-1)]
         return [_held(flat, [len(flat)])]
     if name in ("Unsqueeze", "Squeeze", "Reshape"):
-        # Of shapes, which have at most one dim.
-        scalar = name == "Squeeze" or (name == "Reshape" and given[1].size == 0)
+        # Shapes have at most one dim.
+        scalar = name == "Squeeze" or (name == "Reshape" and inputs[1].size == 0)
         return [_held(x.reshape(-1), [] if scalar and x.size == 1 else [x.size])]
     if name == "Slice":
-        start, stop = int(given[1].reshape(-1)[0]), int(given[2].reshape(-1)[0])
-        step = int(given[4].reshape(-1)[0]) if len(given) > 4 and given[4] is not None else 1
+        start, stop = int(inputs[1].reshape(-1)[0]), int(inputs[2].reshape(-1)[0])
+        step = int(inputs[4].reshape(-1)[0]) if len(inputs) > 4 and inputs[4] is not None else 1
         part = x[start:stop:step]
         return [_held(part, [len(part)])]
     if name == "Equal":
-        a, b = np.broadcast_arrays(given[0], given[1])
+        a, b = np.broadcast_arrays(inputs[0], inputs[1])
         pairs = zip(a.reshape(-1), b.reshape(-1), strict=True)
         return [np.array([_same(p, q) for p, q in pairs], bool).reshape(a.shape)]
     if name == "Where":
-        condition, a, b = np.broadcast_arrays(*given)
+        condition, a, b = np.broadcast_arrays(*inputs)
         chosen = [p if c else q for c, p, q in zip(condition.reshape(-1), a.reshape(-1), b.reshape(-1), strict=True)]
         return [_held(chosen, condition.shape)]
     if name == "ReduceProd":

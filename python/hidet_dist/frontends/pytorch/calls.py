@@ -1,4 +1,4 @@
-"""Lowerings: how each ATen operator is made of hidet's, found by the operator's name."""
+"""Lowerings of ATen operators to hidet's, and their registry by operator name."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ Lowering = Callable[..., Any]
 
 
 class Refused(Exception):
-    """An operator, or a way to call it, that is not supported; the message says why."""
+    """An operator, or a use of it, that is not supported; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """The shape and dtype that PyTorch gives one output of an operator."""
+    """The shape and dtype of an operator's output in PyTorch."""
 
     shape: tuple[Extent, ...]
     dtype: str
@@ -52,13 +52,13 @@ class Call:
     name: str
         The operator, such as ``aten.add.Tensor``.
     results: tuple of Result
-        What PyTorch says of its outputs.
+        The outputs' shapes and dtypes in PyTorch.
     fakes: tuple
         PyTorch's stand-ins for its positional arguments, for questions of dtype.
     shared: dict
-        What lowerings of one graph share, such as masks made once for all layers.
+        Values that lowerings of one graph share, such as masks made once for all layers.
     known: callable
-        The values of a tensor that is known while tracing; None for any other.
+        Returns the values of a tensor that is known while tracing; None for any other.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Call:
     known: Callable[[Tensor], torch.Tensor | None]
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What ``make`` gives, made once in a graph for each key."""
+        """Return the value that ``make`` makes, once per graph and key."""
         if key not in self.shared:
             self.shared[key] = make()
         return self.shared[key]
@@ -84,7 +84,7 @@ class Call:
         return self.results[0].dtype
 
     def common_dtype(self, *places: int) -> str:
-        """The dtype in which PyTorch computes with the positional arguments at ``places``, after type promotion."""
+        """Return the dtype in which PyTorch computes with these positional arguments, after type promotion."""
         fakes = [_for_promotion(self.fakes[place]) for place in places]
         return DTYPES[reduce(torch.promote_types, [torch.result_type(a, b) for a in fakes for b in fakes])]
 
@@ -103,8 +103,8 @@ _LOWERINGS: dict[str, Lowering] = {}
 def lowers(*names: str) -> Callable[[Lowering], Lowering]:
     """Register a function as the lowering of ATen operators, named without ``aten.``.
 
-    It takes the :class:`Call` and the operator's arguments as its schema names them: tensors of hidet, numbers, and
-    expressions for symbolic sizes. It gives the output, or a tuple of several.
+    It takes the :class:`Call` and the operator's arguments, with the names of its schema: tensors of hidet, numbers,
+    and expressions for symbolic sizes. It returns the output, or a tuple of several.
     """
 
     def register(lowering: Lowering) -> Lowering:
@@ -118,17 +118,17 @@ def lowers(*names: str) -> Callable[[Lowering], Lowering]:
 
 
 def lowering_of(name: str) -> Lowering | None:
-    """The lowering of an operator, by its full name; None where there is none."""
+    """Return the lowering of an operator, by its full name; None if there is none."""
     return _LOWERINGS.get(name)
 
 
 def supported() -> list[str]:
-    """The full names of all operators that have a lowering."""
+    """List the full names of all operators with a lowering."""
     return sorted(_LOWERINGS)
 
 
 def constant(value: Any, dtype: str) -> Any:
-    """A number of a dtype, as hidet's operators take it."""
+    """Convert a number to a constant of a dtype, as hidet's operators take it."""
     kind = data_type(dtype)
     if isinstance(value, bool | int | float):
         value = bool(value) if dtype == "bool" else float(value) if kind.is_float() else int(value)
@@ -136,20 +136,20 @@ def constant(value: Any, dtype: str) -> Any:
 
 
 def operand(x: Any, dtype: str) -> Any:
-    """An operand of arithmetic: a tensor cast to ``dtype``, or a number of it."""
+    """Convert an operand of arithmetic: cast a tensor to ``dtype``, or make a number a constant of it."""
     return to_dtype(x, dtype) if isinstance(x, Tensor) else constant(x, dtype)
 
 
 def whole_dims(dims: Any, rank: int) -> list[int]:
-    """Dims counted from the front; all of them for None or an empty list."""
+    """Count dims from the front; all dims for None or an empty list."""
     if dims is None or (isinstance(dims, Sequence) and not dims):
         return list(range(rank))
-    given = [dims] if isinstance(dims, int) else list(dims)
-    return [int(dim) % rank if rank else 0 for dim in given]
+    listed = [dims] if isinstance(dims, int) else list(dims)
+    return [int(dim) % rank if rank else 0 for dim in listed]
 
 
 def static(value: Any, what: str) -> int:
-    """A number that must be known when the model is traced. Raises Refused."""
+    """Return a number that must be known when the model is traced. Raises Refused."""
     if isinstance(value, bool | int):
         return int(value)
     raise Refused(f"{what} is {value}, which must be known when the model is traced")

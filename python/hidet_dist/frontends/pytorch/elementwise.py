@@ -1,4 +1,4 @@
-"""Operators that compute each element of their output from the elements at its place."""
+"""Lowerings of element-wise operators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNARY = (
     *("clamp", "clamp.Tensor", "clamp_min", "clamp_min.Tensor", "clamp_max", "clamp_max.Tensor"),
     *("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar"),
 )
-"""Those that take their arguments as :mod:`hidet_dist.operators.elementwise` does; without an overload, the default."""
+"""Operators with the arguments of :mod:`hidet_dist.operators.elementwise`; the default overload if none is named."""
 
 _BINARY = {
     "add": ("add.Tensor", "add.Scalar"),
@@ -57,13 +57,13 @@ def _plain(function: Callable[..., Tensor]) -> Lowering:
 
 
 def _of_two(name: str, function: Callable[..., Tensor]) -> Lowering:
-    """A function of two operands, one of which may be a number that symbolic dims make."""
+    """Lower a function of two operands, one of which may be a number computed from symbolic dims."""
 
     def lowering(call: Call, x: Any, y: Any, *rest: Any, **options: Any) -> Tensor:
         if not any(isinstance(operand, Expr) for operand in (x, y)):
             return function(x, y, *rest, **options)
         if rest or options:
-            raise Refused("a factor, or a rounding mode, beside a number that symbolic dims make is not supported")
+            raise Refused("a factor or a rounding mode with a number computed from symbolic dims is not supported")
         dtype = call.common_dtype(0, 1) if name in ("eq", "ne", "lt", "le", "gt", "ge") else call.dtype
         swapped = not isinstance(x, Tensor)
         tensor, number = (y, x) if swapped else (x, y)

@@ -1,4 +1,4 @@
-"""Operators that look elements up by number, write them, or order them."""
+"""Lowerings of operators that look elements up by index, write them, or sort them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def _gather(call: Call, x: Tensor, dim: int, index: Tensor, **_: Any) -> Tensor:
 
 @lowers("index.Tensor", "_unsafe_index.Tensor")
 def _index(call: Call, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-    given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
-    if any(index.dtype.name in ("bool", "uint8") for _, index in given):
-        raise Refused("indexing by a mask is not supported: the size of what it gives depends on data")
-    if len(given) == 1:
-        return ops.take(x, given[0][1], given[0][0])
+    indexed = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if any(index.dtype.name in ("bool", "uint8") for _, index in indexed):
+        raise Refused("indexing by a mask is not supported: the size of the result depends on data")
+    if len(indexed) == 1:
+        return ops.take(x, indexed[0][1], indexed[0][0])
     return operators.index(x, list(indices))
 
 

@@ -1,4 +1,4 @@
-"""An exported program as one graph of hidet's operators."""
+"""The lowering of an exported program to a graph of hidet's operators."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from hidet_dist.spec.extents import extents_of, same_shape
 from hidet_dist.weights.named import held_weight, weight
 
 MOST_COMPUTED_BYTES = 2**27
-"""The largest tensor that is computed from constants while tracing."""
+"""The most elements of a tensor that is computed from constants while tracing."""
 MOST_CONSTANT_BYTES = 2**22
-"""The largest of these that become constants of the graph. What is larger (a mask of many positions) stays a
-computation of the graph, which takes no memory until it runs."""
+"""The most elements of such a tensor that becomes a constant of the graph. A larger one (a mask of many positions)
+remains a computation of the graph, which takes no memory until it runs."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """A tensor that is known while tracing, and how it is computed in a graph."""
+    """A tensor that is known while tracing, and a function that builds its computation in the graph."""
 
     value: torch.Tensor
     build: Callable[[], Tensor | None] | None = None
@@ -51,23 +51,23 @@ _SIZES: dict[Any, Callable[..., Any]] = {
 def lower(
     program: ExportedProgram, module: torch.nn.Module, dims: Dims, stored: Mapping[str, Tensor] | None = None
 ) -> FlowGraph:
-    """The graph of an exported program, on the CPU.
+    """Build the graph of an exported program, on the CPU.
 
     Parameters
     ----------
     program: ExportedProgram
-        What :func:`hidet_dist.frontends.pytorch.export.exported` made of ``module``.
+        The result of :func:`hidet_dist.frontends.pytorch.export.exported` for ``module``.
     module: torch.nn.Module
-        Holds the data of weights and constants; weights on the meta device have none.
+        The module with the data of weights and constants; weights on the meta device have none.
     dims: Dims
         The symbolic dims.
     stored: mapping, optional
-        Weights by their names in the state dict, to be taken instead of the module's.
+        Weights by name in the state dict, which replace the module's.
 
     Raises
     ------
     UnsupportedModelError
-        Naming all operators that are not supported, and where the module calls them.
+        When there are unsupported operators; it names all of them, and where the module calls them.
     """
     with hidet.option.context():
         hidet.option.execution_mode("symbolic")
@@ -81,7 +81,7 @@ class _Lowerer:
     dims: Dims
     stored: Mapping[str, Tensor]
     missing: list[MissingOperator] = field(default_factory=list)
-    made: dict[Any, Any] = field(default_factory=dict)
+    results_by_key: dict[Any, Any] = field(default_factory=dict)
     constants: dict[_Known, Tensor | None] = field(default_factory=dict)
     weights: dict[int, Tensor] = field(default_factory=dict)
     known: dict[Tensor, torch.Tensor] = field(default_factory=dict)
@@ -89,18 +89,18 @@ class _Lowerer:
     patterns: dict[Any, Pattern] = field(default_factory=dict)
 
     def graph(self) -> FlowGraph:
-        """The graph. Raises UnsupportedModelError."""
+        """Build the graph. Raises UnsupportedModelError."""
         inputs, values = self.arguments()
         nodes = self.program.graph_module.graph
         outputs = [self.tensor(value) for value in self.run(nodes, values)]
         if self.missing:
             raise UnsupportedModelError(type(self.module).__name__, self.missing)
         specs = self.program.graph_signature.output_specs
-        own = [y for y, spec in zip(outputs, specs, strict=True) if spec.kind is OutputKind.USER_OUTPUT]
-        return FlowGraph([y for y in own if y is not None], inputs).update_nodes()
+        user_outputs = [y for y, spec in zip(outputs, specs, strict=True) if spec.kind is OutputKind.USER_OUTPUT]
+        return FlowGraph([y for y in user_outputs if y is not None], inputs).update_nodes()
 
     def arguments(self) -> tuple[list[Tensor], dict[torch.fx.Node, Any]]:
-        """The inputs of the graph, and the value of each placeholder."""
+        """Make the inputs of the graph, and the value of each placeholder."""
         inputs: list[Tensor] = []
         values: dict[torch.fx.Node, Any] = {}
         placeholders = [node for node in self.program.graph_module.graph.nodes if node.op == "placeholder"]
@@ -122,10 +122,10 @@ class _Lowerer:
         return inputs, values
 
     def weight(self, spec: Any) -> Any:
-        """A parameter or buffer: a weight by its name, or a constant where it is no part of the state dict."""
+        """Convert a parameter or buffer to a weight by name, or to a constant if it is not in the state dict."""
         name = str(spec.target)
-        owner, _, own = name.rpartition(".")
-        data = getattr(self.module.get_submodule(owner), own)
+        owner, _, attribute = name.rpartition(".")
+        data = getattr(self.module.get_submodule(owner), attribute)
         assert isinstance(data, torch.Tensor)
         if spec.kind is InputKind.BUFFER and not spec.persistent and data.device.type != "meta":
             return _Known(data.detach())
@@ -140,21 +140,21 @@ class _Lowerer:
         return self.weights[id(data)]
 
     def run(self, nodes: torch.fx.Graph, values: dict[torch.fx.Node, Any]) -> Sequence[Any]:
-        """What a graph of PyTorch gives back."""
+        """Lower a graph of PyTorch; return its results."""
         needed = _needed(nodes)
         for node in nodes.nodes:
             if node.op == "output":
                 flat, _ = pytree.tree_flatten(self.resolve(node.args[0], values))
                 return flat
             if node.op == "get_attr":
-                found = _attribute(nodes.owning_module, str(node.target))
-                values[node] = _Known(found) if isinstance(found, torch.Tensor) else found
+                result = _attribute(nodes.owning_module, str(node.target))
+                values[node] = _Known(result) if isinstance(result, torch.Tensor) else result
             elif node.op == "call_function" and node in needed:
                 values[node] = self.call(node, values)
         raise AssertionError("a graph of PyTorch has no output")
 
     def resolve(self, argument: Any, values: Mapping[torch.fx.Node, Any]) -> Any:
-        """An argument with values in the place of nodes."""
+        """Replace nodes in an argument by their values."""
         return torch.fx.node.map_arg(argument, lambda node: values[node])
 
     def call(self, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> Any:
@@ -168,15 +168,15 @@ class _Lowerer:
         if isinstance(meta, int | float | bool | torch.SymInt | torch.SymFloat | torch.SymBool):
             return self.size(node, meta, args)
         key = self.key(target, args, kwargs)
-        if key is not None and key in self.made:
-            return self.made[key][0]
+        if key is not None and key in self.results_by_key:
+            return self.results_by_key[key][0]
         result = self.computed(node, meta, args, kwargs)
         if key is not None:
-            self.made[key] = result, (args, kwargs)  # what is told by its identity stays alive
+            self.results_by_key[key] = result, (args, kwargs)  # keeps the arguments alive, whose ids are in the key
         return result
 
     def size(self, node: torch.fx.Node, meta: Any, args: Sequence[Any]) -> Any:
-        """What is computed from sizes."""
+        """Compute a value from sizes."""
         try:
             return self.value(meta)
         except ValueError as error:
@@ -196,7 +196,7 @@ class _Lowerer:
         return meta
 
     def inlined(self, node: torch.fx.Node, args: Sequence[Any]) -> Any:
-        """The results of a block (such as one without gradients), computed in place."""
+        """Lower a block (such as one without gradients) in place; return its results."""
         target = node.target
         name = target.name() if isinstance(target, torch._ops.HigherOrderOperator) else str(target)
         block = next((x for x in args if isinstance(x, torch.fx.GraphModule)), None)
@@ -207,16 +207,16 @@ class _Lowerer:
         if is_autocast and args[2]:
             self.refuse(node, "a block with autocast: cast the module, or use optimization_config['precision']")
         operands = args[list(args).index(block) + 1 :]
-        placeholders = [own for own in block.graph.nodes if own.op == "placeholder"]
+        placeholders = [entry for entry in block.graph.nodes if entry.op == "placeholder"]
         return tuple(self.run(block.graph, dict(zip(placeholders, operands, strict=True))))
 
     def computed(self, node: torch.fx.Node, meta: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The results of an operator: folded, where all that it reads is constant, or lowered."""
+        """Compute the results of an operator: fold it if all its operands are constant, else lower it."""
         folded = self.folded(node, meta, args, kwargs)
         return self.lowered(node, meta, args, kwargs) if folded is None else folded
 
     def lowered(self, node: torch.fx.Node, meta: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """The results of an operator, made of hidet's."""
+        """Lower an operator; return its results."""
         name = str(node.target)
         lowering = lowering_of(name)
         if lowering is None:
@@ -225,22 +225,22 @@ class _Lowerer:
         try:
             results = self.results(meta)
             call = Call(name, results, tuple(_fakes(node.args)), self.shared, self.known.get)
-            found = self.repeated(call, lowering, self.operands(args, call), self.operands(kwargs, call))
+            result = self.repeated(call, lowering, self.operands(args, call), self.operands(kwargs, call))
         except Refused as refused:
             self.refuse(node, str(refused))
             return self.stand_in(meta)
         except (ValueError, TypeError, NotImplementedError, AssertionError, AttributeError, KeyError) as error:
             if self.missing:
-                return self.stand_in(meta)  # it may have been led astray by a stand-in
+                return self.stand_in(meta)  # a stand-in may have caused the error
             where = traceback.extract_tb(error.__traceback__)[-1]
             self.refuse(node, f"{type(error).__name__}: {error} ({PurePath(where.filename).name}:{where.lineno})")
             return self.stand_in(meta)
         if not self.missing:
-            self.check(node, found, results)
-        return found
+            self.check(node, result, results)
+        return result
 
     def repeated(self, call: Call, lowering: Lowering, args: Any, kwargs: Any) -> Any:
-        """What a lowering gives; copied from an equal call before, as most layers of a model are like the first."""
+        """Run a lowering, or copy the operators of an equal earlier call: most layers of a model are equal."""
         leaves, spec = pytree.tree_flatten((list(args), dict(kwargs)))
         tensors = list({id(x): x for x in leaves if isinstance(x, Tensor)}.values())
         places = {id(x): place for place, x in enumerate(tensors)}
@@ -249,15 +249,15 @@ class _Lowerer:
         if pattern is not None:
             return pattern.copy(tensors)
         before = {*self.shared.keys()}
-        found = lowering(call, *args, **kwargs)
-        if before == {*self.shared.keys()}:  # what is made once is made
-            own = Pattern.of(found, tensors, [x for x in pytree.tree_leaves(self.shared) if isinstance(x, Tensor)])
-            if own is not None:
-                self.patterns[key] = own
-        return found
+        result = lowering(call, *args, **kwargs)
+        if before == {*self.shared.keys()}:  # the lowering has made no new shared values
+            pattern = Pattern.of(result, tensors, [x for x in pytree.tree_leaves(self.shared) if isinstance(x, Tensor)])
+            if pattern is not None:
+                self.patterns[key] = pattern
+        return result
 
     def likeness(self, leaf: Any, places: Mapping[int, int]) -> Any:
-        """What a lowering may go by in an argument."""
+        """Make a key of the properties of an argument that a lowering may depend on."""
         if not isinstance(leaf, Tensor):
             return type(leaf), str(leaf)
         if leaf in self.known:
@@ -265,7 +265,7 @@ class _Lowerer:
         return places[id(leaf)], leaf.dtype.name, tuple(map(str, leaf.shape))
 
     def folded(self, node: torch.fx.Node, meta: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What PyTorch computes of constants, None where an operand is none, or the result is large."""
+        """Compute an operator on constants by PyTorch; None if an operand is not constant, or the result is large."""
         leaves = pytree.tree_leaves((list(args), dict(kwargs)))
         if any(isinstance(x, Tensor | hidet.ir.Expr) for x in leaves):
             return None
@@ -281,13 +281,13 @@ class _Lowerer:
         if "device" in plain_kwargs:
             plain_kwargs["device"] = "cpu"
         with torch.no_grad():
-            found = target(*plain_args, **plain_kwargs)
-        if isinstance(found, torch.Tensor):
-            return _Known(found, lambda: self.lowered(node, meta, args, kwargs))
-        return pytree.tree_map_only(torch.Tensor, _Known, found)
+            result = target(*plain_args, **plain_kwargs)
+        if isinstance(result, torch.Tensor):
+            return _Known(result, lambda: self.lowered(node, meta, args, kwargs))
+        return pytree.tree_map_only(torch.Tensor, _Known, result)
 
     def key(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """What tells equal computations; None where there is no telling."""
+        """Make a key that is equal for equal computations; None if arguments cannot be compared."""
         try:
             leaves, spec = pytree.tree_flatten((list(args), dict(kwargs)))
             key = (target, spec, *(_identity(leaf) for leaf in leaves))
@@ -297,7 +297,7 @@ class _Lowerer:
         return key
 
     def operands(self, values: Any, call: Call) -> Any:
-        """Arguments with hidet's tensors in the place of constants; constants without dims are numbers."""
+        """Convert constants in arguments to hidet's tensors; constants without dims become numbers."""
         scalars = call.name not in _TENSORS_ONLY
 
         def operand(x: Any) -> Any:
@@ -308,7 +308,7 @@ class _Lowerer:
         return pytree.tree_map(operand, values)
 
     def tensor(self, value: Any) -> Tensor | None:
-        """A value as hidet's tensor."""
+        """Convert a value to hidet's tensor."""
         if not isinstance(value, _Known):
             return value if isinstance(value, Tensor) else None
         if value not in self.constants:
@@ -318,7 +318,7 @@ class _Lowerer:
         return self.constants[value]
 
     def constant(self, known: _Known) -> Tensor | None:
-        """A known tensor as a constant of the graph; a broadcast one as the broadcast of a smaller constant."""
+        """Convert a known tensor to a constant of the graph; a broadcast one to the broadcast of a smaller constant."""
         value = known.value.detach()
         strides = zip(value.shape, value.stride(), strict=True)
         repeated = [dim for dim, (size, stride) in enumerate(strides) if size > 1 and stride == 0]
@@ -330,33 +330,33 @@ class _Lowerer:
 
     def results(self, meta: Any) -> tuple[Result, ...]:
         fakes = [meta] if isinstance(meta, torch.Tensor) else list(meta or ())
-        found = []
+        described = []
         for fake in fakes:
             if not isinstance(fake, torch.Tensor):
                 continue
             if fake.dtype not in DTYPES:
                 raise Refused(f"tensors of {fake.dtype} are not supported")
             try:
-                found.append(Result(tuple(self.dims.shape(fake.shape)), DTYPES[fake.dtype]))
+                described.append(Result(tuple(self.dims.shape(fake.shape)), DTYPES[fake.dtype]))
             except ValueError as error:
                 raise Refused(str(error)) from error
-        return tuple(found)
+        return tuple(described)
 
-    def check(self, node: torch.fx.Node, found: Any, results: Sequence[Result]) -> None:
-        """Raise VerificationError where an operator gives another shape or dtype than PyTorch's."""
-        tensors = list(found) if isinstance(found, tuple | list) else [found]
+    def check(self, node: torch.fx.Node, lowered: Any, results: Sequence[Result]) -> None:
+        """Raise VerificationError if a lowered operator has another shape or dtype than PyTorch's."""
+        tensors = list(lowered) if isinstance(lowered, tuple | list) else [lowered]
         for y, result in zip(tensors, results, strict=False):
             if y is None:
                 continue
             shape, dtype = extents_of(y), y.dtype.name
             if dtype != result.dtype or not same_shape(shape, result.shape):
                 raise VerificationError(
-                    f"{node.target} was lowered to {dtype}{list(map(str, shape))}, and PyTorch gives "
+                    f"{node.target} was lowered to {dtype}{list(map(str, shape))}, but PyTorch has "
                     f"{result.dtype}{list(map(str, result.shape))}: a defect of hidet_dist."
                 )
 
     def stand_in(self, meta: Any) -> Any:
-        """Symbols for what could not be lowered, so that all that is missing is found."""
+        """Make symbols in place of results that could not be lowered, so that all unsupported operators are found."""
         if isinstance(meta, torch.Tensor):
             try:
                 return hidet.symbol(self.dims.shape(meta.shape), DTYPES.get(meta.dtype, "float32"), "cpu")
@@ -390,7 +390,7 @@ _TENSORS_ONLY = frozenset(
         "where.self",
     )
 )
-"""Operators that take tensors without dims as such; to all others they are numbers."""
+"""Operators that take tensors without dims as tensors; all others take them as numbers."""
 
 
 def _identity(leaf: Any) -> Any:
@@ -406,7 +406,7 @@ def _fakes(args: Sequence[Any]) -> list[Any]:
 
 
 def _needed(nodes: torch.fx.Graph) -> set[torch.fx.Node]:
-    """The nodes that an output depends on; assertions are none of them."""
+    """Collect the nodes on which an output depends, without assertions."""
     needed: set[torch.fx.Node] = set()
     pending = [node for node in nodes.nodes if node.op == "output"]
     while pending:
@@ -424,14 +424,14 @@ def _attribute(owner: Any, path: str) -> Any:
 
 
 def _place(node: torch.fx.Node) -> str:
-    """The path of the module that calls an operator."""
+    """Return the path of the module that calls an operator."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = str(stack[-1][0]) if stack else ""
     return path.removeprefix("L['self'].").removeprefix("L['self']")
 
 
 def _line(node: torch.fx.Node) -> str:
-    """The file and line of the module's code that calls an operator."""
+    """Return the file and line of the module's code that calls an operator."""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines()]
     frames = [line for line in lines if line.startswith("File ")]
     if not frames:

@@ -1,4 +1,4 @@
-"""Operators copied for other operands: to define one anew takes hidet milliseconds, and models repeat their layers."""
+"""Copies of operators for other operands: defining one takes hidet milliseconds, and models repeat their layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 @dataclass(frozen=True)
 class Pattern:
-    """The operators between some operands and the tensors that are made of them, in the order of execution."""
+    """The operators between some operands and the results computed from them, in execution order."""
 
     operators: tuple[Operator, ...]
     operands: tuple[Tensor, ...]
@@ -21,9 +21,9 @@ class Pattern:
 
     @classmethod
     def of(cls, results: Any, operands: Sequence[Tensor], shared: Sequence[Tensor]) -> Pattern | None:
-        """How ``results`` are made of ``operands``; ``shared`` tensors are the same in every copy.
+        """Collect the operators that compute ``results`` from ``operands``; copies share the ``shared`` tensors.
 
-        None where they are made of anything else, such as of what an operand is itself made of, or not of all operands.
+        None if the results depend on other tensors, such as an operand's own inputs, or not on all operands.
         """
         ends, reached = {id(x) for x in (*operands, *shared)}, set()
         order: dict[int, Operator] = {}
@@ -45,14 +45,14 @@ class Pattern:
         return cls(tuple(order.values()), tuple(operands), results)
 
     def copy(self, operands: Sequence[Tensor]) -> Any:
-        """The results, made of other operands of the same dtypes and shapes."""
-        made = {id(old): new for old, new in zip(self.operands, operands, strict=True)}
+        """Copy the operators for other operands of the same dtypes and shapes; return the results."""
+        replaced = {id(old): new for old, new in zip(self.operands, operands, strict=True)}
         for op in self.operators:
-            own = copy.copy(op)
-            own.inputs = [made.get(id(x), x) for x in op.inputs]
-            own.outputs = [
-                Tensor(shape=y.shape, dtype=y.dtype.name, device=y.device, storage=None, trace=(own, number))
+            copied = copy.copy(op)
+            copied.inputs = [replaced.get(id(x), x) for x in op.inputs]
+            copied.outputs = [
+                Tensor(shape=y.shape, dtype=y.dtype.name, device=y.device, storage=None, trace=(copied, number))
                 for number, y in enumerate(op.outputs)
             ]
-            made.update((id(old), new) for old, new in zip(op.outputs, own.outputs, strict=True))
-        return pytree.tree_map_only(Tensor, lambda x: made.get(id(x), x), self.results)
+            replaced.update((id(old), new) for old, new in zip(op.outputs, copied.outputs, strict=True))
+        return pytree.tree_map_only(Tensor, lambda x: replaced.get(id(x), x), self.results)

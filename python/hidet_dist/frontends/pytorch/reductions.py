@@ -1,4 +1,4 @@
-"""Operators that reduce dims: sums, means, extremes, softmax."""
+"""Lowerings of operators that reduce dims: sums, means, extremes, softmax."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hidet_dist.spec.extents import extents_of
 
 
 def _in_result_dtype(function: Callable[..., Tensor]) -> Lowering:
-    """A reduction of what was cast to the dtype of its result first."""
+    """Lower a reduction whose operand is cast to the dtype of the result first."""
 
     def lowering(call: Call, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
         return function(to_dtype(x, call.dtype), dim, keepdim, dtype=call.dtype)
@@ -43,16 +43,16 @@ _register()
 @lowers("var.correction", "var.dim", "var.default", "std.correction", "std.dim", "std.default")
 def _var(call: Call, x: Tensor, *args: Any, **options: Any) -> Tensor:
     dims, keepdim, correction = _of_variance(call, args, **options)
-    found = variance(x, dims, keepdim, correction)
-    return ops.sqrt(found) if call.name.startswith("aten.std.") else found
+    result = variance(x, dims, keepdim, correction)
+    return ops.sqrt(result) if call.name.startswith("aten.std.") else result
 
 
 @lowers("var_mean.correction", "var_mean.dim", "var_mean.default", "std_mean.correction", "std_mean.dim")
 def _var_mean(call: Call, x: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
     dims, keepdim, correction = _of_variance(call, args, **options)
-    found = variance(x, dims, keepdim, correction)
-    found = ops.sqrt(found) if call.name.startswith("aten.std") else found
-    return found, reductions.mean(x, dims, keepdim)
+    result = variance(x, dims, keepdim, correction)
+    result = ops.sqrt(result) if call.name.startswith("aten.std") else result
+    return result, reductions.mean(x, dims, keepdim)
 
 
 def _of_variance(
@@ -63,30 +63,30 @@ def _of_variance(
     keepdim: bool = False,
     correction: Any = None,
 ) -> tuple[Any, bool, float]:
-    """The dims, whether they are kept, and the correction, from the arguments of any of the overloads."""
+    """Extract the dims, whether they are kept, and the correction from the arguments of any overload."""
     if call.name.endswith(".correction"):
         dim = args[0] if args else dim
         return dim, keepdim, 1.0 if correction is None else float(correction)
     if call.name.endswith(".default"):
         return None, False, float(args[0] if args else unbiased)
-    given = [*args, *(dim, unbiased, keepdim)[len(args) :]]
-    return given[0], given[2], float(given[1])
+    arguments = [*args, *(dim, unbiased, keepdim)[len(args) :]]
+    return arguments[0], arguments[2], float(arguments[1])
 
 
 def variance(x: Tensor, dim: Any, keepdim: bool, correction: float) -> Tensor:
-    """The variance along dims, symbolic ones among them: so many degrees of freedom less than elements."""
+    """Compute the variance along dims, symbolic ones included; the divisor is their number less ``correction``."""
     axes = whole_dims(dim, len(x.shape))
     squares = ops.square(ops.subtract(x, ops.mean(x, axes, True)))
-    found = ops.mean(squares, axes, keepdim)
+    result = ops.mean(squares, axes, keepdim)
     if correction == 0:
-        return found
+        return result
     count: Any = 1
     for axis in axes:
         count = extents_of(x)[axis] * count
     if isinstance(count, int):
-        return ops.multiply(found, constant(count / (count - correction), x.dtype.name))
+        return ops.multiply(result, constant(count / (count - correction), x.dtype.name))
     kind = x.dtype
-    return ops.multiply(found, kind(count) / (kind(count) - kind(correction)))
+    return ops.multiply(result, kind(count) / (kind(count) - kind(correction)))
 
 
 @lowers("linalg_vector_norm.default")

@@ -1,4 +1,4 @@
-"""Operators that move elements: reshapes, transposes, slices, concatenations."""
+"""Lowerings of operators that move elements: reshapes, transposes, slices, concatenations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hidet_dist.frontends.pytorch.calls import Call, constant, lowers, operand, 
 from hidet_dist.operators import shaping, to_dtype
 from hidet_dist.spec.extents import extents_of, same_extent, same_shape
 
-_WHOLE = 2**62  # slices end there when they go to the end
+_WHOLE = 2**62  # the end of slices to the end of a dim
 
 
 @lowers(
@@ -36,7 +36,7 @@ def _reshape(call: Call, x: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 def reshaped(x: Tensor, shape: Sequence[Any]) -> Tensor:
-    """A tensor in another shape; itself where it has that shape."""
+    """Reshape a tensor; return the tensor itself if it has that shape."""
     return x if same_shape(extents_of(x), tuple(shape)) else ops.reshape(x, list(shape))
 
 
@@ -51,7 +51,7 @@ def _permute(call: Call, x: Tensor, dims: Sequence[int]) -> Tensor:
 
 
 def permuted(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """A tensor's dims in another order; itself where they stay."""
+    """Permute a tensor's dims; return the tensor itself if they stay."""
     return x if list(axes) == list(range(len(x.shape))) else ops.permute_dims(x, list(axes))
 
 
@@ -87,7 +87,7 @@ def _expand(call: Call, x: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 def expanded(x: Tensor, shape: Sequence[Any]) -> Tensor:
-    """A tensor broadcast to a shape; itself where it has that shape."""
+    """Broadcast a tensor; return the tensor itself if it has that shape."""
     return x if same_shape(extents_of(x), tuple(shape)) else ops.broadcast(x, list(shape))
 
 
@@ -111,11 +111,11 @@ def _start(start: Any, size: Any) -> Any:
 
 
 def sliced(x: Tensor, dim: int, start: Any, count: Any, step: int = 1) -> Tensor:
-    """``count`` elements of a dim from ``start`` on; the tensor itself where these are all."""
+    """Slice ``count`` elements of a dim from ``start`` on; return the tensor itself if these are all."""
     size = extents_of(x)[dim]
     if isinstance(start, int) and start == 0 and step == 1 and same_extent(size, count):
         return x
-    # The end is what the shape follows from, where it is a multiple of the step after the start.
+    # The shape follows from an end that is a multiple of the step after the start.
     end = start + count * step
     if isinstance(end, int) and isinstance(size, int):
         end = min(end, size)
@@ -125,7 +125,7 @@ def sliced(x: Tensor, dim: int, start: Any, count: Any, step: int = 1) -> Tensor
 
 
 class _SliceOp(StridedSliceOp):
-    """A slice within bounds that are symbolic: hidet would write its size as a choice between them and the dim's."""
+    """A slice with symbolic bounds within the dim: hidet would write its size as a minimum with the dim's."""
 
     def __init__(self, data: Tensor, starts: list[Any], ends: list[Any], axes: list[int], strides: list[int]):
         task = StridedSliceTask(input_like(data, "data"), starts, ends, axes, strides)
@@ -301,7 +301,7 @@ def _full(call: Call, like: Any, *args: Any, **__: Any) -> Tensor:
 
 
 def filled(call: Call, value: Any) -> Tensor:
-    """A tensor of the call's shape with one value everywhere."""
+    """Make a tensor of the call's shape with one value everywhere."""
     if isinstance(value, Tensor):
         return expanded(to_dtype(value, call.dtype), call.shape)
     return ops.full(call.shape, constant(value, call.dtype), call.dtype)
@@ -311,7 +311,7 @@ def filled(call: Call, value: Any) -> Tensor:
     "zeros.default",
     "zeros_like.default",
     "new_zeros.default",
-    # What is not written before it is read would be any number.
+    # Uninitialized elements are zero here.
     "empty.memory_format",
     "empty_like.default",
     "new_empty.default",

@@ -1,4 +1,4 @@
-"""Operators over windows of an image: pooling, resampling, and the elements of windows themselves."""
+"""Lowerings of operators over windows of an image: pooling, resampling, and im2col."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hidet_dist.spec.extents import extents_of
 
 
 def _rank(call: Call) -> int:
-    """How many dims of an image an operator is of, by its name, such as ``aten.max_pool2d.default``."""
+    """Return the number of an operator's spatial dims, from its name, such as ``aten.max_pool2d.default``."""
     return int(call.name.split("d.")[0].split("d_")[0][-1])
 
 
@@ -23,7 +23,7 @@ def _max_pool(call: Call, x: Tensor, kernel_size: Any, stride: Any = (), *args: 
 
 
 def _given(stride: Any) -> Any:
-    """A stride; None where it is the size of the window."""
+    """Return a stride; None if it is the size of the window."""
     return stride if isinstance(stride, int) or (stride is not None and len(stride)) else None
 
 
@@ -79,13 +79,13 @@ def _bicubic(call: Call, x: Tensor, size: Any, align_corners: bool, *args: Any, 
 
 
 def _scales(call: Call, args: Any) -> list[float] | None:
-    """The factors that were given; where there are none, they follow from the sizes."""
+    """Return the given factors; None if they follow from the sizes."""
     rank = len(call.shape) - 2
     if call.name.endswith(".vec"):
-        given = args[1] if len(args) > 1 else None
-        return None if given is None else [float(factor) for factor in given]
-    given = args[1 : 1 + rank]
-    return [float(factor) for factor in given] if len(given) == rank and None not in given else None
+        factors = args[1] if len(args) > 1 else None
+        return None if factors is None else [float(factor) for factor in factors]
+    factors = args[1 : 1 + rank]
+    return [float(factor) for factor in factors] if len(factors) == rank and None not in factors else None
 
 
 def _resized(call: Call, x: Tensor, mode: str, align_corners: bool, scales: list[float] | None) -> Tensor:
