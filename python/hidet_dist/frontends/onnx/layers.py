@@ -244,8 +244,8 @@ def _directions(node: Node) -> list[list[Tensor | None]]:
         raise Refused(f"a recurrent layer with the activations {given} is not supported")
     parts: list[list[Tensor | None]] = []
     for direction in range(directions):
-        given = [node.optional(place) for place in (1, 2, 3, 5, 6)]
-        parts.append([None if x is None else shaping.select(x, 0, direction) for x in given])
+        tensors = [node.optional(place) for place in (1, 2, 3, 5, 6)]
+        parts.append([None if x is None else shaping.select(x, 0, direction) for x in tensors])
     return parts
 
 
