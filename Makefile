@@ -1,5 +1,5 @@
 # Targets: setup, demo, models, test, slow-test, docs, wheel, soundness, bench, bench-search, bench-budget, bench-rules,
-# bench-collectives, bench-kernels, gpu-test, gpu-bench, format, clean. PYTHON makes the environment; RANKS is the demo's
+# bench-collectives, bench-kernels, bench-stages, gpu-test, gpu-bench, format, clean. PYTHON makes the environment; RANKS is the demo's
 # process count.
 PYTHON ?= python3
 RANKS ?= 2
@@ -15,7 +15,7 @@ CPP := $(shell find hidet_dist -name '*.[ch]pp' -o -name '*.h' 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks docs)
 
-.PHONY: setup demo models test lint slow-test docs wheel soundness bench bench-search bench-budget bench-iopddl bench-rules bench-collectives bench-kernels gpu-test gpu-bench format clean FORCE
+.PHONY: setup demo models test lint slow-test docs wheel soundness bench bench-search bench-budget bench-iopddl bench-rules bench-collectives bench-kernels bench-stages gpu-test gpu-bench format clean FORCE
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/installed
@@ -102,6 +102,10 @@ bench-budget: setup
 
 bench-rules: setup
 	$(BIN)/python benchmarks/rules.py
+
+# Pipelines: planned beside other ways to cut a graph; ARGS="gpt3_39b_8x8" takes some cases. The last line is JSON.
+bench-stages: setup
+	$(BIN)/python benchmarks/stages $(ARGS)
 
 bench-collectives: setup
 	$(BIN)/python benchmarks/collectives.py $(RANKS)

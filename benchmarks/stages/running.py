@@ -1,13 +1,13 @@
 """Pipelines that run on this host, beside one rank; the last line is JSON.
 
-    python benchmarks/stages/running.py [--rounds N] [--seconds S] [case ...]
+    python benchmarks/stages/running.py [--rounds N] [--seconds S] [--machine M] [case ...]
 
-This machine is calibrated first. Each model is built for one rank of one thread, for two stages of one rank each, and
-for two stages of two ranks each. One rank and the two stages stream batches in turn, several rounds of each; of a
-figure the median counts. ``speedup`` is the two stages' throughput over one rank's, with the pipeline full;
-``predicted_over_measured`` is the predicted time from one batch to the next over the measured one; ``max_abs_err`` is
-the greatest difference between the outputs of a pipeline and those of one rank. Four ranks share two cores here, so
-that they are checked and not timed.
+This machine is calibrated first, unless another one is named. Each model is built for one rank of one thread, for two
+stages of one rank each, and for two stages of two ranks each. One rank and the two stages stream batches in turn,
+several rounds of each; of a figure the median counts. ``speedup`` is the two stages' throughput over one rank's, with
+the pipeline full; ``predicted_over_measured`` is the predicted time from one batch to the next over the measured one;
+``max_abs_err`` is the greatest difference between the outputs of a pipeline and those of one rank. Four ranks share two
+cores here, so that they are checked and not timed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WARM_UP = 4  # batches that do not count
 class Case:
     """One model: its builds, and the rounds of each."""
 
-    def __init__(self, name: str, folder: Path, machine: Path):
+    def __init__(self, name: str, folder: Path, machine: str):
         self.name, self.folder = name, folder / name
         self.folder.mkdir()
         weights = CASES[name].weights(folder)
@@ -121,13 +121,16 @@ def _last_json(arguments: list[Any]) -> dict[str, Any]:
     return result
 
 
-def show(console: Console, names: list[str], rounds: int, seconds: float) -> dict[str, Any]:
+def show(
+    console: Console, names: list[str], rounds: int = 3, seconds: float = 15.0, machine: str | None = None
+) -> dict[str, Any]:
     """Measure the cases and print a table; the figures by case."""
     results: dict[str, Any] = {"host": describe()}
     with tempfile.TemporaryDirectory(dir=os.environ.get("BENCH_DIR")) as place:
         folder = Path(place)
-        machine = folder / "machine.json"
-        calibrate([2], machine, dtypes=["float32"])
+        if machine is None:
+            machine = str(folder / "machine.json")
+            calibrate([2], machine, dtypes=["float32"])
         for name in names:
             case = Case(name, folder, machine)
             console.print(f"{CASES[name].title}: built", highlight=False)
@@ -159,8 +162,10 @@ if __name__ == "__main__":
     parser.add_argument("cases", nargs="*", default=list(RUNS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=15.0, help="how long a round of one rank takes, about")
+    parser.add_argument("--machine", help="a built-in machine or a machine file, in place of a calibration")
     options = parser.parse_args()
     unknown = [name for name in options.cases if name not in CASES]
     if unknown:
         sys.exit(f"No case {unknown[0]!r}; there are {', '.join(CASES)}.")
-    print(json.dumps(show(Console(width=160), options.cases, options.rounds, options.seconds)))
+    console = Console(width=160)
+    print(json.dumps(show(console, options.cases, options.rounds, options.seconds, options.machine)))

@@ -26,7 +26,7 @@ from hidet_dist.normalize.precision import in_precision
 from hidet_dist.overlap.planned import resident_bytes
 from hidet_dist.partitioning import Program, partition_graph, stage_graphs
 from hidet_dist.partitioning.proof import prove
-from hidet_dist.pipeline import plan_given, stage_cluster
+from hidet_dist.pipeline import plan_given, search_pipeline, stage_cluster
 from hidet_dist.pipeline.given import with_seconds
 from hidet_dist.progress import Progress
 from hidet_dist.report.collect import collect
@@ -276,7 +276,7 @@ class _Request:
         """Refuse a given plan that contradicts the configuration. Raises ConfigError or PlanError."""
         if not isinstance(plan, Plan):
             raise PlanError(f"auto_parallel takes a Plan (see Plan.load) as plan; got a {type(plan).__name__}.")
-        steering = ("pins", "input_specs", "output_specs", "stages")
+        steering = ("pins", "input_specs", "output_specs", "stages", "objective")
         for key, default in (*((key, None) for key in steering), ("mode", "search")):
             if getattr(self.optimization, key) != default:
                 raise ConfigError(
@@ -339,15 +339,20 @@ class _Build:
                 planning.say(f"Planning: best {seconds * 1e3:.3f} ms, lower bound {bound * 1e3:.3f} ms")
 
             options = self.optimization.search_options()
-            if self.optimization.stages is not None:
+            given = self.optimization.given_stages
+            if given is not None:
                 return plan_given(
                     self.graph,
                     self.cluster,
-                    self.optimization.stages,
+                    given,
                     replace(options, names=self.names, on_incumbent=show),
-                    micro_batches=self.optimization.micro_batches,
+                    micro_batches=self.optimization.micro_batches or 1,
                     results=self.optimization.outputs,
                 )
+            pipeline = self.optimization.pipeline_options()
+            if pipeline is not None:
+                found = search_pipeline(self.graph, self.cluster, options, pipeline, names=self.names)
+                return found.plan(self.cluster, pipeline.outputs)
             return search(self.graph, self.cluster, options, names=self.names, on_incumbent=show)
 
     def reports(self, plan: Plan, title: str = "") -> list[Report]:
@@ -380,7 +385,8 @@ class _Build:
     def cluster_of(self, stage: StagePlan, graph: NormalGraph, plan: Plan) -> Cluster:
         """The machine, or the part of it, that a stage of a plan is for."""
         if plan.pipeline is not None:
-            return stage_cluster(self.cluster, stage.mesh)
+            ranks = plan.pipeline.stages[plan.stages.index(stage)].ranks
+            return stage_cluster(self.cluster, stage.mesh, ranks)
         return cluster_of(stage, graph, self.cluster)
 
     def stages(self, plan: Plan) -> list[tuple[StagePlan, NormalGraph]]:

@@ -15,7 +15,8 @@ from hidet_dist.limits import MOST_MICRO_BATCHES
 from hidet_dist.machine import Cluster, Device, builtin, load_machine
 from hidet_dist.machine.gpu import MACHINE_OF_ARCH
 from hidet_dist.normalize.precision import PRECISIONS
-from hidet_dist.pipeline import GivenStage
+from hidet_dist.pipeline import GivenStage, PipelineOptions, StageConstraint, parse_stages
+from hidet_dist.pipeline.options import OBJECTIVES
 from hidet_dist.search.labels import parse_names
 from hidet_dist.search.limits import MEMORY_LIMIT_BYTES, TIME_LIMIT_SECONDS
 from hidet_dist.search.options import REQUIREMENTS, SearchOptions, check_option
@@ -162,12 +163,20 @@ class OptimizationConfig:
         keys and values on four devices), and take the better plan. See :mod:`hidet_dist.search.refine`.
     weights: path or sequence of paths, optional
         The data of the graph's weights by name: safetensors files, an index of them, or a folder.
-    stages: sequence of GivenStage, optional
-        The stages of a pipeline, each on devices of its own, in their order, such as
-        ``[{"operators": [0, 12], "mesh_shape": [2]}, {"operators": [12, 30], "mesh_shape": [2], "pins": {...}}]``;
-        one stage has operators 0 to 11. Each is searched, with its pins. See :class:`hidet_dist.pipeline.GivenStage`.
-    micro_batches: int
-        How many equal parts the batch of a call is cut into, on which the stages of a pipeline work at once.
+    objective: str, optional
+        ``latency``, ``throughput`` or ``batch`` to search for a pipeline: stages, the devices and the sharding of each,
+        and micro-batches, together; one stage is among the candidates. By default there is one stage. See
+        :class:`hidet_dist.pipeline.PipelineOptions`.
+    stages: int or sequence of dict, optional
+        The stages of a pipeline, each on devices of its own, in their order. Given whole, such as
+        ``[{"operators": [0, 12], "mesh_shape": [2]}, {"operators": [12, 30], "mesh_shape": [2], "pins": {...}}]``,
+        where one stage has operators 0 to 11, each is searched, with its pins: see
+        :class:`hidet_dist.pipeline.GivenStage`. Given in part, the rest is searched by the ``objective`` (``latency``
+        if none is named): their number, or for each any of ``ranks`` (``[0, 4]`` for ranks 0 to 3), ``operators`` and
+        ``weights`` (names, with ``*``): see :class:`hidet_dist.pipeline.StageConstraint`.
+    micro_batches: int, optional
+        How many equal parts the batch of a call is cut into, on which the stages of a pipeline work at once. Searched
+        for the objectives ``throughput`` and ``batch``, else 1, if not given.
     outputs: str
         The ranks that a call of a pipeline gives outputs on: ``all``, or ``last`` for those of the last stage.
     recompile: bool
@@ -195,8 +204,9 @@ class OptimizationConfig:
     symbols: Mapping[str, SymbolSize] = field(default_factory=dict)
     refine_mesh: bool = True
     weights: str | Path | Sequence[str | Path] | None = None
-    stages: tuple[GivenStage, ...] | None = None
-    micro_batches: int = 1
+    objective: str | None = None
+    stages: int | tuple[GivenStage, ...] | tuple[StageConstraint, ...] | None = None
+    micro_batches: int | None = None
     outputs: str = ALL
     recompile: bool = False
 
@@ -236,26 +246,56 @@ class OptimizationConfig:
         """The options of the search."""
         return SearchOptions(**{name: getattr(self, key) for name, key in _SEARCH_KEYS.items()})
 
+    @property
+    def given_stages(self) -> tuple[GivenStage, ...] | None:
+        """The stages that are given whole; None where they are not."""
+        if not isinstance(self.stages, tuple):
+            return None
+        return tuple(one for one in self.stages if isinstance(one, GivenStage)) or None
+
+    def pipeline_options(self) -> PipelineOptions | None:
+        """The options of a search for a pipeline; None where none is to be searched."""
+        if self.given_stages is not None or (self.objective is None and self.stages is None):
+            return None
+        constraints: int | tuple[StageConstraint, ...] | None = None
+        if isinstance(self.stages, tuple):
+            constraints = tuple(one for one in self.stages if isinstance(one, StageConstraint))
+        else:
+            constraints = self.stages
+        return PipelineOptions(self.objective or "latency", self.micro_batches, self.outputs, constraints)
+
     def _check_pipeline(self) -> None:
         _choice("outputs", self.outputs, RESULTS)
-        if not is_whole(self.micro_batches, 1, MOST_MICRO_BATCHES):
+        if self.objective is not None:
+            _choice("objective", self.objective, OBJECTIVES)
+        if self.micro_batches is not None and not is_whole(self.micro_batches, 1, MOST_MICRO_BATCHES):
             raise ConfigError(
                 "optimization_config['micro_batches'] must be a whole number from 1 to "
                 f"{MOST_MICRO_BATCHES}; got {shown(self.micro_batches)}."
             )
-        if self.stages is None:
+        if self.stages is None and self.objective is None:
             for key in ("micro_batches", "outputs"):
                 if getattr(self, key) != _DEFAULTS[key]:
-                    raise ConfigError(f"optimization_config[{key!r}] is for pipelines: give their 'stages' as well.")
+                    raise ConfigError(
+                        f"optimization_config[{key!r}] is for pipelines: give an 'objective' or 'stages' as well."
+                    )
             return
-        for key in ("pins", "input_specs", "output_specs", "symbols"):
-            if getattr(self, key):
+        if self.given_stages is not None:
+            if self.objective is not None:
                 raise ConfigError(
-                    f"optimization_config[{key!r}] is not for a graph that is cut into stages: pin the tensors of each "
-                    "stage in 'stages', and trace the graph for one size."
+                    "optimization_config['objective'] is for stages that are searched; these are given whole. Leave it "
+                    "out, or give the stages in part."
                 )
+            for key in ("pins", "input_specs", "output_specs", "symbols"):
+                if getattr(self, key):
+                    raise ConfigError(
+                        f"optimization_config[{key!r}] is not for a graph that is cut into stages: pin the tensors of "
+                        "each stage in 'stages', and trace the graph for one size."
+                    )
         if self.target != "cpu":
-            raise ConfigError(f"Pipelines run on CPUs so far, not on the target {self.target!r}: leave 'stages' out.")
+            raise ConfigError(
+                f"Pipelines run on CPUs so far, not on the target {self.target!r}: leave 'stages' and 'objective' out."
+            )
 
     def _check_target(self) -> None:
         _choice("target", self.target, tuple(TARGETS))
@@ -311,11 +351,20 @@ def _choice(key: str, value: Any, choices: Sequence[str | int]) -> None:
         )
 
 
-def _stages(given: Any) -> tuple[GivenStage, ...]:
-    if not is_list(given) or not given:
-        raise ConfigError(f"optimization_config['stages'] must be a list with a dict a stage; got {shown(given)}.")
+def _stages(given: Any) -> int | tuple[GivenStage, ...] | tuple[StageConstraint, ...] | None:
+    what = "optimization_config['stages']"
+    if not is_list(given):
+        return parse_stages(given, what)
+    whole = [isinstance(one, GivenStage) or (isinstance(one, Mapping) and "mesh_shape" in one) for one in given]
+    if not any(whole):
+        return parse_stages(given, what)
+    if not all(whole):
+        raise ConfigError(
+            f"{what}[{whole.index(False)}] is given in part, and {what}[{whole.index(True)}] whole, with mesh_shape: "
+            "give all stages whole (operators, mesh_shape), or all in part (ranks, operators, weights)."
+        )
     return tuple(
-        one if isinstance(one, GivenStage) else GivenStage.parse(one, f"optimization_config['stages'][{number}]")
+        one if isinstance(one, GivenStage) else GivenStage.parse(one, f"{what}[{number}]")
         for number, one in enumerate(given)
     )
 

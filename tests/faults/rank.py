@@ -71,6 +71,16 @@ def stream_forever(batch: list[Any]) -> str:
     return "the end"
 
 
+def stream_partly(batch: list[Any]) -> str:
+    """Take two results of a long stream, and close the partition."""
+    assert model is not None
+    results = model.stream(itertools.repeat(_arrays(batch), 1000))
+    for _ in range(2):
+        next(results)
+    model.close()
+    return "closed"
+
+
 def busy(inputs: list[Any]) -> float:
     """Profile it: the share of the call in which this rank computed."""
     assert model is not None
@@ -285,6 +295,7 @@ FUNCTIONS = (
     call_repeated,
     stream,
     stream_forever,
+    stream_partly,
     busy,
     call_torch,
     call_elsewhere,

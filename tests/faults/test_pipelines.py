@@ -17,7 +17,7 @@ from hidet_dist.artifacts import Manifest
 from hidet_dist.errors import ArtifactError
 from hidet_dist.spec.pipeline import Port
 
-from .conftest import Rank, Start, assert_blames, load_all
+from .conftest import PATIENCE_SECONDS, Rank, Start, assert_blames, load_all
 
 BATCH, MICRO_BATCHES = 4, 2
 RNG = np.random.default_rng(0)
@@ -142,13 +142,10 @@ def test_the_last_stage_alone_gives_results_over_gloo(start: Start, tmp_path: Pa
         assert_blames(rank.answer(), 1, "CommunicationError")
 
 
-def _edited(folder: Path, pipeline: Any) -> None:
-    dataclasses.replace(Manifest.load(folder), pipeline=pipeline).save(folder)
-
-
 def test_a_manifest_whose_pipeline_contradicts_itself_is_refused(pipeline: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(pipeline, tmp_path / "copy"))
-    known = Manifest.load(copy).pipeline
+    manifest = Manifest.load(copy)
+    known = manifest.pipeline
     assert known is not None
     crossing, *others = known.boundaries
     for wrong, says in (
@@ -161,8 +158,8 @@ def test_a_manifest_whose_pipeline_contradicts_itself_is_refused(pipeline: Path,
             "must be later ones",
         ),
     ):
-        _edited(copy, wrong)
-        if says is None:  # nobody would read what stage 1 computes for it, but stage 2 does
+        dataclasses.replace(manifest, pipeline=wrong).save(copy)
+        if says is None:  # stage 2 still reads what would be the other output
             Manifest.load(copy)
             continue
         with pytest.raises(ArtifactError, match=f"contradicts itself: pipeline does not fit: .*{says}"):
@@ -181,3 +178,17 @@ def test_a_batch_that_one_rank_refuses_ends_a_stream_on_all(start: Start, pipeli
     assert answers[0]["error"] == "InputError" and "must have the shape [4, 8]" in answers[0]["message"], answers
     for answer in answers[1:]:
         assert_blames(answer, 0, "CommunicationError", "must have the shape [4, 8]")
+
+
+def test_a_rank_that_closes_within_a_stream_ends_it_on_all(start: Start, pipeline: Path) -> None:
+    ranks = start(RANKS)
+    load_all(ranks, pipeline)
+    batch = [X.tolist(), MASK.tolist()]
+    for number, rank in enumerate(ranks):
+        rank.send("stream_partly", batch=batch) if number == 4 else rank.send("stream", batches=[batch] * 100)
+    answers = [rank.answer() for rank in ranks]
+    assert answers[4]["result"] == "closed", answers
+    for answer in answers[:4]:
+        assert_blames(answer, 4, "CommunicationError", "closed within a stream")
+    ranks[4].dismiss()
+    assert ranks[4].process.wait(PATIENCE_SECONDS) == 0

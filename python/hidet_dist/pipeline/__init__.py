@@ -1,5 +1,6 @@
 """Pipelines: a graph cut into stages, each on a slice of the machine, that work on micro-batches at once."""
 
+from hidet_dist.pipeline.constraints import StageConstraint, parse_stages
 from hidet_dist.pipeline.given import GivenStage, plan_given, stage_cluster
 from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.planner import Message, PipelineResult, PlannedStage, search_pipeline
@@ -10,6 +11,8 @@ __all__ = [
     "PipelineOptions",
     "PipelineResult",
     "PlannedStage",
+    "StageConstraint",
+    "parse_stages",
     "plan_given",
     "search_pipeline",
     "stage_cluster",

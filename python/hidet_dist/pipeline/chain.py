@@ -3,8 +3,8 @@
 Stages take the slices of the mesh in the order of their ranks, and all ranks. A state is a unit that a stage begins
 with, the slice that it begins on, and the spec in which data arrives there; the program runs from the last device to
 the first. What a stage sends and receives keeps it from computing: it counts for the stage's period, the time from one
-micro-batch to the next. The slice before a stage is not known yet then, so that a stage's period counts what it
-receives as from the slice that sends it fastest.
+micro-batch to the next. So a state also has the number of streams in which its data arrives, which is that of the
+devices of the smaller of the two slices.
 
 For N micro-batches, which take ``sum + (N - 1) * slowest`` (Zheng et al., Alpa, OSDI 2022, section 5), the least sum of
 stages that take no longer than some time is found for several such times. Between two of them, the lesser time and the
@@ -68,7 +68,8 @@ class ChainProblem:
     bounds: by slice, ``[i, j, s]``: seconds of the units i to j whose data arrives in spec s; infinite for none.
     send: ``[i, s]``: seconds to send what enters unit i from one slice to another, where it arrives in spec s; infinite
         for the first unit, which nothing enters.
-    receive: ``[i, s]``: the least seconds in which what enters unit i arrives on a slice in spec s; 0 for the first.
+    receive: ``[i, s]``: seconds in which what enters unit i arrives on a slice in so many streams in spec s; 0 for the
+        first unit.
     deliver: seconds to send the results of the last stage's slice to all others.
     stages: what is prescribed of each stage, None where even their number is open (two or more).
     """
@@ -77,7 +78,7 @@ class ChainProblem:
     starts: Mapping[int, Sequence[MeshSlice]]
     bounds: Mapping[MeshSlice, Array]
     send: Callable[[MeshSlice, MeshSlice], Array]
-    receive: Callable[[MeshSlice], Array]
+    receive: Callable[[MeshSlice, int], Array]
     deliver: Callable[[MeshSlice], float]
     stages: Sequence[Allowed] | None = None
 
@@ -105,9 +106,15 @@ class _Program:
         self.units = bounds.shape[0]
         layers = [None] if problem.stages is None else list(problem.stages)
         self.count = len(layers)
-        # Value of a stage that begins with unit i and spec s, by the number of the stage (if prescribed) and its slice.
-        self.value: dict[tuple[int, MeshSlice], Array] = {}
+        # Value of a stage that begins with unit i and spec s, by the number of the stage (if prescribed), its slice,
+        # and the streams in which its data arrives.
+        self.value: dict[tuple[int, MeshSlice, int], Array] = {}
         self._ways: dict[tuple[int, MeshSlice], _Ways | None] = {}
+        every = [part for parts in problem.starts.values() for part in parts]
+        self.streams = {
+            part: sorted({min(other.size, part.size) for other in every if other.stop == part.start}) or [0]
+            for part in every
+        }
         ranks = sorted(problem.starts, reverse=True)
         for k in range(self.count - 1, -1, -1):
             for rank in ranks:
@@ -115,9 +122,10 @@ class _Program:
                     allowed = layers[k]
                     if allowed is not None and allowed.parts is not None and part not in allowed.parts:
                         continue
-                    own = self._stage(k, part, allowed)
-                    if own is not None:
-                        self.value[k, part] = own
+                    for streams in self.streams[part]:
+                        own = self._stage(k, part, allowed, streams)
+                        if own is not None:
+                            self.value[k, part, streams] = own
 
     def _following(self, k: int) -> int | None:
         if self.problem.stages is None:
@@ -130,14 +138,14 @@ class _Program:
             return bounds
         return np.where(allowed.runs[:, :, None], bounds, np.inf)
 
-    def _stage(self, k: int, part: MeshSlice, allowed: Allowed | None) -> Array | None:
+    def _stage(self, k: int, part: MeshSlice, allowed: Allowed | None, streams: int) -> Array | None:
         problem = self.problem
         bounds = self._masked(part, allowed)
         if part.stop == problem.devices:
             if problem.stages is not None and k + 1 < self.count:
                 return None
             own: Array = bounds[:, self.units] + (problem.deliver(part) if part.start else 0.0)
-            period = own + problem.receive(part)
+            period = own + problem.receive(part, streams)
             return period if self.maximum else np.where(period <= self.most, own, np.inf)
         following = self._following(k)
         ways = None if following is None else self._behind(following, part)
@@ -147,7 +155,7 @@ class _Program:
         for rank in range(ways.send.shape[1]):
             send, value = (own[None, :, rank, None] for own in (ways.send, ways.value))
             busy = bounds[:, : self.units] + send
-            period = busy + problem.receive(part)[:, None, :]
+            period = busy + problem.receive(part, streams)[:, None, :]
             total = self._joined(period, busy, value)
             best = np.minimum(best, total.min(axis=1))
         return best
@@ -157,12 +165,14 @@ class _Program:
         key = k, part
         if key not in self._ways:
             others = [
-                (n, other) for n, other in enumerate(self.problem.starts.get(part.stop, ())) if (k, other) in self.value
+                (n, other)
+                for n, other in enumerate(self.problem.starts.get(part.stop, ()))
+                if (k, other, min(part.size, other.size)) in self.value
             ]
             if not others:
                 self._ways[key] = None
                 return None
-            values = [self.value[k, other] for _, other in others]
+            values = [self.value[k, other, min(part.size, other.size)] for _, other in others]
             send = np.concatenate([self.problem.send(part, other) for _, other in others], axis=1)
             value = np.concatenate(values, axis=1)
             number = np.concatenate([np.full(v.shape[1], n) for (n, _), v in zip(others, values, strict=True)])
@@ -195,9 +205,9 @@ class _Program:
         """The best pipeline; None if there is none."""
         problem, layers = self.problem, self.problem.stages
         firsts = [
-            (float(self.value[0, part][0, 0]), part)
+            (float(self.value[0, part, 0][0, 0]), part)
             for part in problem.starts[0]
-            if (0, part) in self.value and (layers is not None or part.stop < problem.devices)
+            if (0, part, 0) in self.value and (layers is not None or part.stop < problem.devices)
         ]
         value, part = min(firsts, default=(math.inf, MeshSlice(0, 1)))
         if not math.isfinite(value):
@@ -205,10 +215,10 @@ class _Program:
         stages: list[ChainStage] = []
         busy_seconds: list[float] = []
         periods: list[float] = []
-        k, unit, arrival = 0, 0, 0
+        k, unit, arrival, streams = 0, 0, 0, 0
         while True:
             bounds = self._masked(part, None if layers is None else layers[k])[unit, :, arrival]
-            receive = float(problem.receive(part)[unit, arrival])
+            receive = float(problem.receive(part, streams)[unit, arrival])
             if part.stop == problem.devices:
                 stages.append(ChainStage(unit, self.units, part, arrival))
                 busy_seconds.append(float(bounds[self.units]) + (problem.deliver(part) if part.start else 0.0))
@@ -225,7 +235,8 @@ class _Program:
             busy_seconds.append(float(busy[j, n]))
             periods.append(float(period[j, n]))
             k, unit, arrival = following, int(j), int(ways.arrival[j, n])
-            part = problem.starts[part.stop][int(ways.part[j, n])]
+            other = problem.starts[part.stop][int(ways.part[j, n])]
+            part, streams = other, min(part.size, other.size)
 
 
 def least_sum(problem: ChainProblem, most: float = math.inf) -> Chain | None:

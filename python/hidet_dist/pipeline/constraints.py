@@ -29,7 +29,7 @@ _RESULT = re.compile(r"^y(\d+)$")
 
 
 @dataclass(frozen=True)
-class GivenStage:
+class StageConstraint:
     """What is given of one stage; None or empty for what is searched.
 
     Attributes
@@ -44,10 +44,11 @@ class GivenStage:
     weights: tuple[str, ...] = ()
 
 
-GivenStages = int | tuple[GivenStage, ...] | None
+StageConstraints = int | tuple[StageConstraint, ...] | None
+"""None where all is searched, the number of stages, or what is given of each."""
 
 
-def parse_stages(given: Any, what: str = "stages") -> GivenStages:
+def parse_stages(given: Any, what: str = "stages") -> StageConstraints:
     """Parse the user's ``stages``: None, their number, or a list with a mapping for each stage. Raises ConfigError."""
     if given is None or (is_whole(given, 1) and given <= MOST_DEVICES):
         return None if given is None else int(given)
@@ -71,7 +72,7 @@ def parse_stages(given: Any, what: str = "stages") -> GivenStages:
         for name in weights:
             if not isinstance(name, str):
                 raise ConfigError(f"{own}['weights'] must be a list of names; got {shown(name)} among them.")
-        stages.append(GivenStage(_range(one, "ranks", own), _range(one, "operators", own), tuple(weights)))
+        stages.append(StageConstraint(_range(one, "ranks", own), _range(one, "operators", own), tuple(weights)))
     return tuple(stages)
 
 
@@ -84,7 +85,7 @@ def _range(one: Mapping[str, Any], key: str, what: str) -> tuple[int, int] | Non
     return int(value[0]), int(value[1])
 
 
-def check_parts(stages: Sequence[GivenStage], mesh: DeviceMesh) -> list[MeshSlice | None]:
+def check_parts(stages: Sequence[StageConstraint], mesh: DeviceMesh) -> list[MeshSlice | None]:
     """The given slice of each stage, None where it is open.
 
     Raises ConfigError, which names the stages, where the slices are none, or contradict each other or the mesh.
@@ -123,7 +124,7 @@ def check_parts(stages: Sequence[GivenStage], mesh: DeviceMesh) -> list[MeshSlic
 
 
 def operators_of_weights(
-    stages: Sequence[GivenStage], view: GraphView, names: Mapping[str, hidet.Tensor]
+    stages: Sequence[StageConstraint], view: GraphView, names: Mapping[str, hidet.Tensor]
 ) -> list[dict[int, str]]:
     """The operators that each stage must have, with the given name for which.
 

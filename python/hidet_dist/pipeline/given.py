@@ -11,6 +11,8 @@ from hidet_dist.checks import is_list, is_whole, shown
 from hidet_dist.cost.transfer import transfer_seconds
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster
+from hidet_dist.machine.groups import slowest
+from hidet_dist.machine.slices import MeshSlice, link_between, slice_sizes, sub_cluster
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning.micro_batches import micro_batch
 from hidet_dist.partitioning.stages import cut_graph
@@ -87,17 +89,30 @@ class GivenStage:
         return cls(tuple(number for one in ranges for number in range(*one)), mesh, dict(pins or {}))
 
 
-def stage_cluster(cluster: Cluster, mesh: DeviceMesh) -> Cluster:
-    """A part of a machine with the mesh of a stage: its axes go over the links of the machine's last axes.
+def stage_cluster(cluster: Cluster, mesh: DeviceMesh, ranks: Sequence[int]) -> Cluster:
+    """The part of a machine that a stage has: consecutive ranks, with a mesh of its own on them.
+
+    Its axes go over the links of the machine's last axes; where the ranks are a slice of the machine
+    (:mod:`hidet_dist.machine.slices`) and the mesh is the slice's, it is that slice.
 
     Raises
     ------
     ConfigError
         When the mesh has more axes than the machine's.
     """
+    part = MeshSlice(ranks[0], ranks[-1] + 1)
+    if part.size in slice_sizes(cluster.mesh) and part.start % part.size == 0:
+        found = sub_cluster(cluster, part)
+        if found.mesh.shape == mesh.shape:
+            return replace(found, mesh=mesh)
     if mesh.ndim > cluster.mesh.ndim:
         raise ConfigError(f"The mesh {mesh} of a stage has more axes than the machine's, {cluster.mesh}.")
-    return Cluster(mesh, cluster.links[cluster.mesh.ndim - mesh.ndim :], cluster.device)
+    rows = cluster.mesh.size // cluster.mesh.shape[0]
+    devices = [cluster.device]
+    if cluster.groups:
+        of_row = [group.device for group in cluster.groups for _ in range(group.count)]
+        devices = of_row[part.start // rows : (part.stop - 1) // rows + 1]
+    return Cluster(mesh, cluster.links[cluster.mesh.ndim - mesh.ndim :], slowest(devices))
 
 
 def plan_given(
@@ -138,7 +153,9 @@ def plan_given(
         As a search.
     """
     options = SearchOptions.of(options, {})
-    devices = sum(stage.mesh.size for stage in stages)
+    ends = [sum(stage.mesh.size for stage in stages[: number + 1]) for number in range(len(stages))]
+    ranks = [range(end - stage.mesh.size, end) for end, stage in zip(ends, stages, strict=True)]
+    devices = ends[-1] if ends else 0
     if devices != cluster.mesh.size:
         raise ConfigError(
             f"The meshes of the stages have {devices} devices together; the machine's mesh {cluster.mesh} has "
@@ -148,12 +165,11 @@ def plan_given(
     planned = []
     for number, (stage, own) in enumerate(zip(stages, cut.graphs, strict=True)):
         try:
-            found = search(own, stage_cluster(cluster, stage.mesh), options, pins=dict(stage.pins) or None)
+            part = stage_cluster(cluster, stage.mesh, ranks[number])
+            found = search(own, part, options, pins=dict(stage.pins) or None)
         except ConfigError as error:
             raise ConfigError(f"Stage {number}: {error}") from error
         planned.append(found.stages[0])
-    ends = [sum(stage.mesh.size for stage in stages[: number + 1]) for number in range(len(stages))]
-    ranks = [range(end - stage.mesh.size, end) for end, stage in zip(ends, stages, strict=True)]
     pipeline = cut.pipeline([stage.operators for stage in stages], ranks, results)
     plan = Plan(tuple(planned), with_seconds(pipeline, planned, cluster))
     plan.check_pipeline()
@@ -161,8 +177,9 @@ def plan_given(
 
 
 def with_seconds(pipeline: Pipeline, stages: Sequence[StagePlan], cluster: Cluster) -> Pipeline:
-    """Predict the time of each boundary: what is sent goes over the link of the machine's first axis."""
+    """Predict the time of each boundary, over the link that joins the ranks of its stages."""
     boundaries = []
+    parts = [MeshSlice(stage.ranks[0], stage.ranks[-1] + 1) for stage in pipeline.stages]
     for boundary in pipeline.boundaries:
         source = stages[boundary.source.stage]
         tensor = source.outputs[boundary.source.number]
@@ -173,6 +190,8 @@ def with_seconds(pipeline: Pipeline, stages: Sequence[StagePlan], cluster: Clust
             transfer = plan_transfer(
                 tensor.shape, MeshLayout(source.mesh, tensor.spec), MeshLayout(stage.mesh, target.spec)
             )
-            seconds += transfer_seconds(transfer, boundary.nbytes, cluster.links[0], stage_cluster(cluster, stage.mesh))
+            link = link_between(cluster, parts[boundary.source.stage], parts[reader.stage])
+            part = stage_cluster(cluster, stage.mesh, pipeline.stages[reader.stage].ranks)
+            seconds += transfer_seconds(transfer, boundary.nbytes, link, part)
         boundaries.append(replace(boundary, seconds=seconds))
     return replace(pipeline, boundaries=tuple(boundaries))

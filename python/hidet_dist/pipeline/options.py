@@ -7,11 +7,11 @@ from typing import Any
 
 from hidet_dist.checks import is_whole, shown
 from hidet_dist.errors import ConfigError
-from hidet_dist.pipeline.constraints import GivenStages
+from hidet_dist.limits import MOST_MICRO_BATCHES
+from hidet_dist.pipeline.constraints import StageConstraints
+from hidet_dist.spec.pipeline import RESULTS
 
 OBJECTIVES = ("latency", "throughput", "batch")
-OUTPUTS = ("all", "last")
-MOST_MICRO_BATCHES = 2**16
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class PipelineOptions:
     objective: str = "latency"
     micro_batches: int | None = None
     outputs: str = "all"
-    stages: GivenStages = None
+    stages: StageConstraints = None
 
     def __post_init__(self) -> None:
         check_pipeline_option("objective", self.objective, "objective")
@@ -45,6 +45,6 @@ def check_pipeline_option(name: str, value: Any, what: str) -> None:
         if value is not None and not is_whole(value, 1, MOST_MICRO_BATCHES):
             raise ConfigError(f"{what} must be a whole number from 1 to {MOST_MICRO_BATCHES}; got {shown(value)}.")
         return
-    choices = OBJECTIVES if name == "objective" else OUTPUTS
+    choices = OBJECTIVES if name == "objective" else RESULTS
     if not isinstance(value, str) or value not in choices:
         raise ConfigError(f"{what} must be one of {', '.join(choices)}; got {shown(value)}.")

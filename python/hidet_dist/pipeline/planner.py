@@ -16,11 +16,13 @@ from typing import Any
 
 import numpy as np
 
+from hidet_dist.cost.transfer import transfer_seconds
 from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.slices import MeshSlice, link_between, slices_at, sub_cluster
 from hidet_dist.normalize import NormalGraph
-from hidet_dist.pipeline.batching import MicroBatch, batch_divisors, micro_batch
+from hidet_dist.partitioning.micro_batches import MicroBatch, batch_dims, micro_batch
+from hidet_dist.partitioning.stages import cut_graph
 from hidet_dist.pipeline.chain import (
     Allowed,
     Array,
@@ -32,6 +34,7 @@ from hidet_dist.pipeline.chain import (
     least_sum,
 )
 from hidet_dist.pipeline.constraints import GraphOptions, check_parts, operators_of_weights
+from hidet_dist.pipeline.given import with_seconds
 from hidet_dist.pipeline.messages import delivery_seconds, message_seconds
 from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.tables import StageBounds, part_names
@@ -41,7 +44,8 @@ from hidet_dist.search.labels import parse_names
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.pins import parse_pins
 from hidet_dist.search.planner import SearchResult, search_result
-from hidet_dist.spec import StagePlan, TensorShardSpec
+from hidet_dist.spec import Plan, StagePlan, TensorShardSpec
+from hidet_dist.transfer import MeshLayout, plan_transfer
 from hidet_dist.view import GraphView
 
 ONE_STAGE_SHARE = 0.4  # of the time left that planning the whole graph may take before several stages are tried
@@ -99,6 +103,15 @@ class PipelineResult:
     def gap(self) -> float:
         """The relative distance between the value and the bound."""
         return max(0.0, 1 - self.bound_seconds / self.value) if self.value else 0.0
+
+    def plan(self, cluster: Cluster, outputs: str) -> Plan:
+        """Make the plan, for ``outputs`` on all ranks or the last stage's; without a pipeline if it is one stage."""
+        plans = [stage.plan for stage in self.stages]
+        if len(plans) == 1 and self.micro.count == 1:
+            return Plan((plans[0],))
+        operators = [stage.operators for stage in self.stages]
+        pipeline = cut_graph(self.micro, operators).pipeline(operators, [s.part.ranks for s in self.stages], outputs)
+        return Plan(tuple(plans), with_seconds(pipeline, plans, cluster))
 
     @property
     def periods(self) -> list[float]:
@@ -216,7 +229,9 @@ def _counts(graph: NormalGraph, pipeline: PipelineOptions) -> list[int]:
         return [pipeline.micro_batches]
     if pipeline.objective == "latency" or pipeline.stages == 1:
         return [1]
-    return batch_divisors(GraphView(graph))
+    sizes = [x.shape[dim] for x, dim in zip(graph.inputs or [], batch_dims(graph), strict=False) if dim is not None]
+    batch = math.gcd(*(int(size) for size in sizes)) if sizes else 1
+    return [count for count in range(1, batch + 1) if batch % count == 0]
 
 
 def _one_stage(
@@ -289,7 +304,6 @@ class _Joint:
         self.crossing = {name for begin in begins for name in crossings.at(begin)}
         self._real: dict[Hashable, _Real | InfeasibleError] = {}
         self._send: dict[Hashable, Array] = {}
-        self._receive: dict[MeshSlice, Array] = {}
         self.results_nbytes = sum(self.view.nbytes(name) for name in dict.fromkeys(self.view.outputs))
 
     def _usable(self, part: MeshSlice) -> bool:
@@ -391,21 +405,19 @@ class _Joint:
             self.starts,
             {part: bounds[cluster].seconds for part, cluster in self.clusters.items()},
             lambda part, other: self._sent(bounds, part, other),
-            lambda part: self._received(bounds, part),
+            lambda part, streams: self._received(bounds, part, streams),
             self._delivered,
             self.allowed,
         )
 
-    def _received(self, bounds: Mapping[Cluster, StageBounds], part: MeshSlice) -> Array:
-        """The least seconds in which what enters each unit arrives on a slice, by arriving spec."""
-        before = [other for other in self.clusters if other.stop == part.start]
-        width = bounds[self.clusters[part]].seconds.shape[2]
-        if part not in self._receive:
-            least = np.zeros((len(self.units), width))
-            if before:
-                least = np.minimum.reduce([self._sent(bounds, other, part) for other in before])
-            self._receive[part] = np.where(np.isfinite(least), least, 0.0)
-        return self._receive[part]
+    def _received(self, bounds: Mapping[Cluster, StageBounds], part: MeshSlice, streams: int) -> Array:
+        """Seconds in which what enters each unit arrives on a slice in so many streams, by arriving spec."""
+        before = [
+            other for other in self.clusters if other.stop == part.start and min(other.size, part.size) == streams
+        ]
+        if not before:
+            return np.zeros((len(self.units), bounds[self.clusters[part]].seconds.shape[2]))
+        return self._sent(bounds, before[0], part)
 
     def _delivered(self, part: MeshSlice) -> float:
         return delivery_seconds(self.cluster, part, self.results_nbytes) if self.pipeline.outputs == "all" else 0.0
@@ -417,10 +429,13 @@ class _Joint:
         if key not in self._send:
             own = bounds[target]
             send = np.full((len(self.units), own.seconds.shape[2]), np.inf)
+            # A chain's first unit is entered by nothing: its row stays infinite, as do specs that there are not.
             known: dict[Hashable, float] = {}
             for n, unit in enumerate(self.units):
                 shape = self.view.shape(unit.entering) if unit.entering else ()
                 for s, spec in enumerate(own.arrivals[n]):
+                    if not spec.fits(shape, target.mesh):  # padding is not sent
+                        continue
                     one = shape, self.view.itemsize(unit.entering), spec
                     if one not in known:
                         known[one] = message_seconds(self.view, unit.entering, part.size, target, spec, link)
@@ -570,7 +585,8 @@ class _Joint:
         required: TensorShardSpec,
         stages: Sequence[PlannedStage],
     ) -> Message:
-        first, second = stages[source].part, stages[target].part
-        link = link_between(self.cluster, first, second)
-        seconds = message_seconds(self.view, name, first.size, stages[target].cluster, required, link)
-        return Message(name, source, target, produced, required, self.view.nbytes(name), seconds)
+        sender, receiver = stages[source], stages[target]
+        link, nbytes = link_between(self.cluster, sender.part, receiver.part), self.view.nbytes(name)
+        layouts = MeshLayout(sender.cluster.mesh, produced), MeshLayout(receiver.cluster.mesh, required)
+        seconds = transfer_seconds(plan_transfer(self.view.shape(name), *layouts), nbytes, link, receiver.cluster)
+        return Message(name, source, target, produced, required, nbytes, seconds)

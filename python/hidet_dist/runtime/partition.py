@@ -251,7 +251,8 @@ class LoadedPartition:
 
         A pipeline stays full meanwhile: each stage goes on to the next batch while later stages work on those before. A
         result comes some batches after its inputs were taken. All ranks iterate over their streams together, each over
-        as many batches, and to the end; until then there are no other calls.
+        as many batches, and to the end; until then there are no other calls. Others wait for a rank that pauses, for as
+        long as the time-out.
 
         Parameters
         ----------
@@ -469,6 +470,8 @@ class LoadedPartition:
         """
         with self._calls.closing() as was_open:
             if was_open:
+                if self._pipelined is not None:
+                    self._pipelined.close()
                 native.bind(None)
                 for communicator in self._communicators:
                     communicator.close()

@@ -7,6 +7,7 @@ by micro-batch, output, and stage that receives; and what is computed does not w
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 from collections.abc import Mapping, Sequence
@@ -52,6 +53,7 @@ class Exchange:
         self._done: queue.SimpleQueue[dict[int, np.ndarray] | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="hidet_dist-results", daemon=True)
         self._thread.start()
+        atexit.register(self._abort)  # before communicators are closed, which were registered earlier
 
     def add(self, computed: Computed) -> None:
         """Exchange the results of the next micro-batch, which this rank has computed its part of."""
@@ -69,6 +71,12 @@ class Exchange:
 
     def end(self) -> None:
         """Return when the thread has ended: after what was added, or once the communicator has failed."""
+        self._todo.put(None)
+        self._thread.join()
+        atexit.unregister(self._abort)
+
+    def _abort(self) -> None:
+        self._communicator.interrupt("its process ends within a call")
         self._todo.put(None)
         self._thread.join()
 

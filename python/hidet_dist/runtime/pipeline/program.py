@@ -218,6 +218,11 @@ class PipelinedProgram:
         if exchange is not None:
             exchange.end()
 
+    def close(self) -> None:
+        """End what a stream has begun and not ended, so that communicators can be closed."""
+        if self._exchange is not None:
+            self.fail(RuntimeError("the partition was closed within a stream"))
+
     def process(self, prepared: PreparedCall, intervals: list[Interval] | None = None) -> None:
         """Take part in the forward way of all micro-batches of a call.
 
