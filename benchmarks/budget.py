@@ -46,7 +46,7 @@ SMALL_LLAMA = shapes.LlamaConfig(4, 512, 8, 4, 1024, 1000, 2, 64, "float32")  # 
 
 @dataclass(frozen=True)
 class Model:
-    """What to plan on which machine, and the budgets, as multiples of the least that any plan needs."""
+    """A case: a model, a machine, and the budgets as multiples of the least that any plan needs."""
 
     build: Callable[[], FlowGraph]
     mesh: tuple[int, ...]

@@ -39,7 +39,7 @@ def seconds(comm: Communicator, buffer: np.ndarray, group: int) -> float:
 
 
 def measure() -> None:
-    """What one rank does; rank 0 prints."""
+    """Run the benchmark on one rank; rank 0 prints."""
     session.init()
     settings = session.current()
     assert settings is not None

@@ -96,7 +96,7 @@ def chain() -> FlowGraph:
 
 @dataclass(frozen=True)
 class Case:
-    """What to plan, on which mesh and machine, and by which dim Megatron splits the matrices of a layer.
+    """A case: a model, a mesh and machine, and the dim by which Megatron splits the matrices of a layer.
 
     ``budget_share`` is the budget as a part of what the best plan without one holds; None for the device's memory.
     """
@@ -286,7 +286,7 @@ def measure_layers(layers: int) -> float:
 
 
 def child(*arguments: str) -> Any:
-    """What this program prints last in a process of its own, so that one's peak and caches are not another's."""
+    """Run this program in a separate process, for its peak memory and caches, and return the last line it prints."""
     done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(arguments)} failed:\n{done.stderr}")

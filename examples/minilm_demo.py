@@ -111,7 +111,7 @@ def cosines(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
 
 def similarity_table(embeddings: np.ndarray) -> Table:
-    """How alike the sentences are, for a person to judge the model by."""
+    """The similarities of the sentences, by which a person can judge the model."""
     table = Table("sentence", title="Cosine similarity of the sentences, from rank 0")
     for index in range(len(embeddings)):
         table.add_column(str(index), justify="right")

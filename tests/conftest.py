@@ -1,4 +1,4 @@
-"""What every test starts from, and what tests of several folders share."""
+"""The set-up of every test, and fixtures that several folders share."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from hidet_dist.spec.symbols import SymbolSize
 
 
 class Unprintable:
-    """Whatever is done to show it fails."""
+    """An object that cannot be shown: every method fails."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no text")

@@ -1,4 +1,4 @@
-"""What importing the package gives."""
+"""The import of the package."""
 
 import subprocess
 import sys

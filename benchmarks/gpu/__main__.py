@@ -152,7 +152,7 @@ class GpuBenchmark:
         return found
 
     def _run(self, arguments: list[str], what: str) -> str | None:
-        """What the builder prints; None if it fails."""
+        """The output of the builder; None if it fails."""
         left = min(BUILD_SECONDS, self.last_begin - self.elapsed())
         if left <= 0:
             return None
@@ -364,7 +364,7 @@ def report(run: GpuBenchmark, machine: dict[str, Any], out: Path) -> dict[str, A
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Measures hidet_dist beside PyTorch on this machine's GPU.")
     parser.add_argument("--cases", default=",".join(CASES), help=f"some of {','.join(CASES)}")
     parser.add_argument("--quick", action="store_true", help="few calls: to see that all works")

@@ -1,4 +1,4 @@
-"""What is measured on a GPU: language models of random weights that a graph and PyTorch's model share."""
+"""The cases on a GPU: language models with random weights, the same for the graph and PyTorch's model."""
 
 from __future__ import annotations
 

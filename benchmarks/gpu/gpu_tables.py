@@ -1,4 +1,4 @@
-"""What a person sees of a run on a GPU."""
+"""The tables of a run on a GPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def cases_table(cases: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def memory_table(cases: Mapping[str, Mapping[str, Any]]) -> Table:
-    """What a device holds: by the plan, by the program that was made of it, and as measured."""
+    """The memory of a device: by the plan, by the compiled program, and measured."""
     table = _table("Memory of a rank [MiB]", "weights", "workspace", "planned", "held")
     for own in cases.values():
         for number, (variant, profile) in enumerate(own["profile"].items()):

@@ -1,4 +1,4 @@
-"""What is measured: models as hidet graphs, with weights and inputs that PyTorch's models get too."""
+"""The cases: models as hidet graphs, with the same weights and inputs as PyTorch's models."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hidet.testing.models.resnet import Bottleneck, ResNet
 from safetensors.numpy import save_file
 
 from hidet_dist.normalize import normalize
-from hidet_dist.testing import bert, shapes
+from hidet_dist.testing import bert, minilm, shapes
 from hidet_dist.view import GraphView
 from hidet_dist.weights import as_weights
 from hidet_dist.weights.named import mark_of
@@ -61,7 +61,7 @@ def _minilm(batch: int) -> Case:
         return [ids, (np.arange(SEQUENCE) < lengths[:, None]).astype(np.float32)]
 
     return Case(
-        f"MiniLM, batch {batch}", "minilm", batch, lambda _: bert.minilm_dir(), graph, inputs, 1.2, "tensor parallel"
+        f"MiniLM, batch {batch}", "minilm", batch, lambda _: minilm.minilm_dir(), graph, inputs, 1.2, "tensor parallel"
     )
 
 

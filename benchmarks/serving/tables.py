@@ -1,4 +1,4 @@
-"""What a person sees of a run."""
+"""The tables of a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _columns(cases: Mapping[str, Mapping[str, Any]], key: str) -> list[str]:
 
 
 def answers_table(cases: Mapping[str, Mapping[str, Any]]) -> Table:
-    """How far the answers of each variant are from PyTorch eager's."""
+    """The differences between the outputs of each variant and those of PyTorch eager."""
     columns = _columns(cases, "max_abs_error")
     table = _table("Largest absolute difference from PyTorch eager's answers", "model", columns)
     for own in cases.values():
@@ -62,7 +62,7 @@ def goals_table(rows: Mapping[str, Mapping[str, Goal]]) -> Table:
 
 
 def prediction_table(cases: Mapping[str, Mapping[str, Any]]) -> Table:
-    """What the cost model said beforehand, and what was measured."""
+    """The predicted and the measured times."""
     table = _table("The cost model of this machine, as calibrated, against reality [ms]", "model", [])
     table.add_column("variant")
     for column in ("predicted", "measured", "error"):
@@ -86,7 +86,7 @@ def all_reduce_table(times: Mapping[str, Mapping[str, float]]) -> Table:
 
 
 def kernels_table(title: str, parts: Mapping[str, float], profile: Mapping[str, Any]) -> Table:
-    """What each class of kernels was predicted to take, and what the kernels took that were longest."""
+    """The predicted time of each class of kernels, and the longest measured kernels."""
     table = _table(f"Kernels of {title} [ms]", "kernel", [])
     table.add_column("writes")
     for column in ("count", "predicted", "measured"):

@@ -107,7 +107,7 @@ class Variant:
         return [max(own) for own in zip(*times, strict=True)]
 
     def profile(self, calls: int) -> dict[str, Any]:
-        """What the first rank says of the kernels of a call (hidet_dist only)."""
+        """The first rank's profile of a call's kernels (hidet_dist only)."""
         self._send({"do": "profile", "calls": calls})
         return self._replies(self._call_seconds * calls)[0]
 

@@ -1,11 +1,11 @@
-"""Transfers: the messages that take a tensor from its layout on one mesh to a layout on another mesh.
+"""Transfers: the messages that convert a tensor from its layout on one mesh to a layout on another mesh.
 
-The two meshes have no device in common. Each element crosses between them once: where several devices of the second
-mesh are to hold the same shard, each receives a part of it, and an all-gather within their group completes it, over the
-links of their own mesh. A shard that several devices of the first mesh hold is sent by whichever has sent least so far.
+The two meshes are disjoint. Each element crosses between them once. If several devices of the second mesh hold the same
+shard, each receives a part of it, and an all-gather within their group completes it over the links of the second mesh.
+If several devices of the first mesh hold the same shard, the one that has sent least so far sends it.
 
-The cases, and this way of treating replicas, are those of Zhuang et al., "On Optimizing the Communication of Model
-Parallelism" (MLSys 2023), section 3; their scheduling of broadcasts over hosts is not needed, as nothing is sent twice.
+This follows Zhuang et al., "On Optimizing the Communication of Model Parallelism" (MLSys 2023), section 3. Their
+scheduling of broadcasts over hosts is not needed, because nothing is sent twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hidet_dist.errors import SpecError
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 
 Box = tuple[slice, ...]
-"""A part of a tensor: from ``start`` to ``stop`` in each dim."""
+"""A part of a tensor: a slice with ``start`` and ``stop`` for each dim."""
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,12 @@ class MeshLayout:
     spec: TensorShardSpec
 
     def box(self, shape: Sequence[int], rank: int) -> Box:
-        """The part of the whole tensor that a rank of the mesh holds."""
+        """Compute the part of the whole tensor that a rank of the mesh holds."""
         return self.spec.slices(shape, self.mesh, self.mesh.coordinate(rank))
 
     @property
     def replicated_axes(self) -> tuple[int, ...]:
-        """The mesh axes along which devices hold the same shard, ascending; those of one device left out."""
+        """The mesh axes of two devices or more along which devices hold the same shard, ascending."""
         used = self.spec.mesh_axes
         return tuple(axis for axis, size in enumerate(self.mesh.shape) if axis not in used and size > 1)
 
@@ -58,11 +58,11 @@ class Gather:
 
     Attributes
     ----------
-    mesh_axes: of the second mesh, ascending: the group of devices that hold the same shard.
-    dim: the dim along which the group's devices receive parts. All dims before it have one element in a shard, so that
-        the parts lie one behind the other in memory. None where all dims have: the first device receives everything.
-    extent: of a part along ``dim``. The last ones may have less, or nothing.
-    elements: of a part; ``group size * elements`` is what the all-gather writes, the shard first.
+    mesh_axes: the axes of the second mesh, ascending, along which devices hold the same shard.
+    dim: the dim along which the group's devices receive parts. All dims before it have extent 1 in a shard, so that
+        the parts are consecutive in memory. None if all dims have extent 1: the first device receives everything.
+    extent: the extent of a part along ``dim``. The last parts may be smaller or empty.
+    elements: the elements of a part. The all-gather writes ``group size * elements``, of which the first are the shard.
     """
 
     mesh_axes: tuple[int, ...]
@@ -73,10 +73,10 @@ class Gather:
 
 @dataclass(frozen=True)
 class Transfer:
-    """A tensor of ``shape`` (elements, whole) on its way from ``source`` to ``target``.
+    """The transfer of a tensor of ``shape`` (elements, whole) from the layout ``source`` to the layout ``target``.
 
-    ``messages`` are in an order in which all ranks can send and receive them one after the other; ``gather`` is None
-    where every device of the second mesh receives its whole shard.
+    All ranks can send and receive ``messages`` in their order. ``gather`` is None if every device of the second mesh
+    receives its whole shard.
     """
 
     shape: tuple[int, ...]
@@ -86,21 +86,21 @@ class Transfer:
     gather: Gather | None
 
     def part(self, rank: int) -> Box:
-        """The part of the whole tensor that a rank of the second mesh receives; it may be empty."""
+        """Compute the part of the whole tensor that a rank of the second mesh receives; it may be empty."""
         return _part(self.target.box(self.shape, rank), self.target.mesh, rank, self.gather)
 
     def crossing_elements(self) -> int:
-        """The elements of all messages: as many as the tensor has."""
+        """Count the elements of all messages, which are as many as the tensor's."""
         return sum(volume(message.box) for message in self.messages)
 
 
 def volume(box: Box) -> int:
-    """The elements of a part of a tensor."""
+    """Count the elements of a part of a tensor."""
     return math.prod(side.stop - side.start for side in box)
 
 
 def within(box: Box, outer: Box) -> Box:
-    """A part of the whole tensor as a part of another one that contains it."""
+    """Make the coordinates of a part relative to another part that contains it."""
     return tuple(
         slice(side.start - other.start, side.stop - other.start) for side, other in zip(box, outer, strict=True)
     )
@@ -108,18 +108,18 @@ def within(box: Box, outer: Box) -> Box:
 
 @functools.lru_cache(maxsize=2**10)
 def plan_transfer(shape: tuple[int, ...], source: MeshLayout, target: MeshLayout) -> Transfer:
-    """Plan the messages that take a tensor of ``shape`` (elements, whole) from one mesh's layout to another's.
+    """Plan the transfer of a tensor of ``shape`` (elements, whole) from one mesh's layout to another's.
 
-    A tensor without dims is treated as one of a dim of one element.
+    A scalar is treated as a tensor of shape [1].
 
     Raises
     ------
     SpecError
-        When a spec does not fit the tensor, or splits a dim that it does not divide.
+        When a spec does not fit the tensor, or splits a dim that is not divisible.
     """
     for layout in (source, target):
         layout.spec.validate(shape, layout.mesh)
-    if not shape:  # a part of nothing can only be told from all of it where there is a dim
+    if not shape:  # only with a dim, an empty part differs from the whole
         one = TensorShardSpec.replicated(1)
         return plan_transfer((1,), MeshLayout(source.mesh, one), MeshLayout(target.mesh, one))
     gather = _gather(shape, target)
@@ -141,7 +141,7 @@ def plan_transfer(shape: tuple[int, ...], source: MeshLayout, target: MeshLayout
 
 
 def transferred(transfer: Transfer, shards: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Carry a transfer out in one process: the shards of the second mesh, from those of the first, by rank.
+    """Execute a transfer in one process: from the shards of the first mesh's ranks to those of the second's.
 
     Raises
     ------
@@ -180,7 +180,7 @@ def _gather(shape: Sequence[int], target: MeshLayout) -> Gather | None:
 
 
 def _part(box: Box, mesh: DeviceMesh, rank: int, gather: Gather | None) -> Box:
-    """The part of a rank's shard that messages bring to it."""
+    """Compute the part of a rank's shard that it receives in messages."""
     if gather is None:
         return box
     number = mesh.peers(rank, gather.mesh_axes).index(rank)
@@ -188,8 +188,8 @@ def _part(box: Box, mesh: DeviceMesh, rank: int, gather: Gather | None) -> Box:
         return box if number == 0 else tuple(slice(side.start, side.start) for side in box)
     side = box[gather.dim]
     begin = min(side.start + number * gather.extent, side.stop)
-    own = slice(begin, min(begin + gather.extent, side.stop))
-    return (*box[: gather.dim], own, *box[gather.dim + 1 :])
+    received = slice(begin, min(begin + gather.extent, side.stop))
+    return (*box[: gather.dim], received, *box[gather.dim + 1 :])
 
 
 def _overlap(a: Box, b: Box) -> Box:

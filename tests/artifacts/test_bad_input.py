@@ -1,4 +1,4 @@
-"""What is refused, before any collective starts: each with a message that says what and where."""
+"""Invalid input that is refused before any collective starts, with a message that says what is wrong and where."""
 
 import dataclasses
 import hashlib

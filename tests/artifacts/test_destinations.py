@@ -1,4 +1,4 @@
-"""Where artifacts may go, and folders that are none: refused before work starts, and nothing is left behind."""
+"""Destinations of artifacts: invalid ones are refused before work starts, and no files are left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the serving benchmark makes of what it measures. The models themselves are measured by `make bench`."""
+"""The serving benchmark's tables of measurements. The models are measured by `make bench`."""
 
 from __future__ import annotations
 

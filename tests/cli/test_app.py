@@ -28,7 +28,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 def heavy_libraries_of(*arguments: str) -> str:
-    """What a command prints, and then which heavy libraries it has loaded."""
+    """The output of a command, and the heavy libraries that it loaded."""
     program = f"""
 import sys
 from hidet_dist.cli import main

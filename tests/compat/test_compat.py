@@ -59,7 +59,7 @@ def test_rewrites_are_back_in_place_afterwards():
 
 @pytest.fixture
 def rewrites_of_a_gpu():
-    """What hidet registers where it finds a GPU when it is imported."""
+    """The registrations of hidet when it finds a GPU at its import."""
     from hidet.graph.transforms.graph_patterns import base
 
     registered_before = hidet.graph.transforms.registered_rewrite_rules()

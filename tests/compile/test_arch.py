@@ -1,4 +1,4 @@
-"""What kernels for the CPU are compiled for, and the processors that programs are refused on."""
+"""The architectures of CPU kernels, and the processors that programs are refused on."""
 
 import dataclasses
 import shutil

@@ -51,7 +51,7 @@ def floats() -> np.ndarray:
 def computed(
     folder: Path, functions: Iterable[Callable[[hidet.Tensor], hidet.Tensor]], x: torch.Tensor, arch: str
 ) -> list[torch.Tensor]:
-    """What a program of these functions of one input answers, compiled for ``arch``."""
+    """The outputs of a program of these functions of one input, compiled for ``arch``."""
     own = hidet.symbol(list(x.shape), str(x.dtype).removeprefix("torch."), "cpu")
     graph = hidet.trace_from([function(own) for function in functions], [own])
     hidet_dist.auto_parallel(graph, {"mesh_shape": [1]}, {"arch": arch}, folder)
@@ -63,7 +63,7 @@ def computed(
 
 
 def error_in_ulps(result: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """How far results are from exact ones, in units in the last place; 0 where both are NaN or the same infinity."""
+    """The error of results in units in the last place; 0 if both are NaN or the same infinity."""
     _, exponent = np.frexp(exact)
     unit = np.ldexp(1.0, np.maximum(exponent - 24, -149))
     with np.errstate(over="ignore", invalid="ignore"):

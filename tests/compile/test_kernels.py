@@ -291,7 +291,7 @@ def test_sums_of_varying_extent_stay_with_hidet():
 
 
 def _type_inferences(monkeypatch, length):
-    """How many elements' types hidet infers while it optimizes a chain of element-wise operators."""
+    """Count the type inferences of hidet while it optimizes a chain of element-wise operators."""
     calls = 0
     infer = TypeInfer.visit_TensorElement
 

@@ -22,7 +22,7 @@ class EmulatedFault(Exception):
 
 @dataclass(frozen=True)
 class Emulator:
-    """Where nvcc's substitute is installed: what ``CUDA_HOME`` is to be."""
+    """The folder of nvcc's substitute, to be used as ``CUDA_HOME``."""
 
     home: Path
 

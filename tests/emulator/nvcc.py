@@ -39,7 +39,7 @@ def install(nvcc: str, home: Path, hidet_include: Path) -> Path:
 
 
 def include_folder(nvcc: str) -> Path:
-    """Where the CUDA headers lie."""
+    """The folder of the CUDA headers."""
     plan = _said(nvcc, "--dryrun", "-c", "-x", "cu", "/dev/null", "-o", "/dev/null")
     found = re.search(r"#\$ TOP=(.+)", plan)
     assert found is not None, plan

@@ -1,4 +1,4 @@
-"""What a GPU does, done on the CPU: by kernels of a few lines; and what a GPU would not do is told of."""
+"""Instructions of a GPU, emulated on the CPU in short kernels; behaviour that a GPU does not define is reported."""
 
 from __future__ import annotations
 

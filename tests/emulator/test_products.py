@@ -50,7 +50,7 @@ def built(
 
 
 def run_kernels(graph: FlowGraph, inputs: list[np.ndarray]) -> np.ndarray:
-    """What the kernels of a program give, one after the other; they are told apart by the names of their operators."""
+    """The results of a program's kernels, in order. Kernels are identified by their operators' names."""
     compiled, values = built(graph, inputs)
     for node, number in zip(compiled.graph.nodes, compiled.kernel_of_node, strict=True):
         given = [values[x] for x in node.inputs]
@@ -85,7 +85,7 @@ def residual_in_float32(x: Tensor) -> Tensor:
 
 
 def by_rows(x: Tensor) -> Tensor:
-    """What is broadcast along the columns."""
+    """A vector that is broadcast along the columns."""
     return ops.matmul(x, constant(K, 72)) * constant(M, 1)
 
 

@@ -101,7 +101,7 @@ def _operand(text: str) -> str:
 
 
 def _closing(text: str, opened: int) -> int:
-    """Where the parenthesis at ``opened`` is closed; what strings hold does not count."""
+    """The position of the parenthesis that closes the one at ``opened``; strings are skipped."""
     depth, quoted, at = 0, False, opened
     while True:
         c = text[at]

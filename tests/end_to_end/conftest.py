@@ -8,13 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import hidet_dist
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.search import search
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.spec import DeviceMesh
-from hidet_dist.testing import bert, models
+from hidet_dist.testing import minilm as sentences
+from hidet_dist.testing import models
 from hidet_dist.view import GraphView
 
 SERVE = Path(__file__).with_name("serve.py")
@@ -22,9 +25,9 @@ SENTENCES = ["Two ranks share one model.", "The weather is fine today.", "Shardi
 
 
 def minilm():
-    graph = bert.trace(bert.load_minilm()[0], len(SENTENCES), 16)
-    ids, mask = bert.Tokenizer().tokenize(SENTENCES, 16)
-    return graph, [ids, mask], [bert.torch_reference(ids, mask)]
+    model, tokens = sentences.load_minilm(), sentences.tokenize(SENTENCES, 16)
+    graph = hidet_dist.from_torch(model, {name: torch.from_numpy(x) for name, x in tokens.items()})
+    return graph, list(tokens.values()), [sentences.embed(model, tokens)]
 
 
 def gpt2():
@@ -58,7 +61,8 @@ def on_models(*quick):
 
 
 def weight_bytes(graph):
-    return bert.weight_bytes(graph)
+    view = GraphView(normalize(graph))
+    return sum(view.nbytes(name) for name in view.weights)
 
 
 def budget(graph, ranks):

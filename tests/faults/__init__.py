@@ -1,5 +1,5 @@
-"""What goes wrong while serving, each with real processes. The others name the rank and the cause within the time-out
-plus five seconds, nothing hangs, nothing is left behind, and the next run works.
+"""Failures while serving, each with real processes. The other ranks name the rank and the cause within the time-out
+plus five seconds, nothing hangs, no resources are left, and the next run works.
 
 ======================================================================  ==============================================
 what goes wrong                                                         where it is tested

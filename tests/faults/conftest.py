@@ -23,14 +23,14 @@ from hidet_dist.launch import free_port
 from hidet_dist.runtime.store import StoreClient
 
 INTERPRETER = [sys.executable]
-"""What runs a rank."""
+"""The program of a rank."""
 
 MARK = "HIDET_DIST_FAULT_TEST"
 PATIENCE_SECONDS = 120.0
-"""How long a test waits for a rank's answer, however busy the machine is."""
+"""The longest time, in seconds, that a test waits for a rank's answer, also on a busy machine."""
 
 TIMEOUT_SECONDS = 100.0
-"""How long the ranks wait for one another, where something else than this time-out is to end the wait."""
+"""The ranks' time-out, in seconds, in tests where something else ends the wait."""
 
 SHORT_SECONDS = 5.0
 """The same, where it is to pass: long enough for what comes before."""
@@ -47,7 +47,7 @@ def weights(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def whole(x: np.ndarray, seed: int = 0) -> np.ndarray:
-    """What the unsharded model answers."""
+    """The outputs of the unsharded model."""
     first, second = weights(seed)
     return np.maximum(x @ first, 0) @ second + np.arange(8, dtype=np.float32)
 

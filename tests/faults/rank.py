@@ -124,7 +124,7 @@ def profile(inputs: list[Any], repeats: int) -> int:
 
 
 class Alarm(Exception):
-    """What a signal handler raises to end a request that takes too long."""
+    """Raised by a signal handler to end a request that takes too long."""
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ def reference(x: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarra
 
 
 def held() -> dict[str, int]:
-    """What this process holds: resident bytes, open descriptors, threads."""
+    """The resources of this process: resident bytes, open descriptors, threads."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return {
         "bytes": pages * os.sysconf("SC_PAGE_SIZE"),

@@ -26,7 +26,7 @@ from .hosts import Host
 
 PROGRAM = str(Path(__file__).with_name("host_rank.py"))
 PATIENCE_SECONDS = 120.0
-"""How long a test waits for what must happen, however busy the machine is."""
+"""The longest time, in seconds, that a test waits for an event, also on a busy machine."""
 
 
 @pytest.fixture

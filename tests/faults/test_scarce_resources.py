@@ -1,4 +1,4 @@
-"""What the system does not give: shared memory has no name and no folder, and without it Gloo will do."""
+"""Missing resources of the system: shared memory needs no name or folder, and Gloo works without it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def table(rows: int, seed: int) -> np.ndarray:
 
 
 def expected(ids: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """What the unsharded model answers."""
+    """The outputs of the unsharded model."""
     return table(WORDS, 0)[ids] + table(POSITIONS, 1)[places + 2]
 
 

@@ -29,6 +29,7 @@ from hidet_dist.search import search
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import bert, shapes, torch_models
+from hidet_dist.testing.minilm import minilm_dir
 from hidet_dist.testing.rounding import tolerance
 from hidet_dist.view import GraphView
 from hidet_dist.weights import as_weights
@@ -59,7 +60,7 @@ def minilm(_: Path) -> Case:
     ids = rng.integers(1000, 30000, (batch, seq)).astype(np.int32)
     mask = (np.arange(seq) < np.array([[seq], [9], [20], [1]])).astype(np.float32)
     try:
-        folder = Path(os.environ[MINILM]) if MINILM in os.environ else bert.minilm_dir()
+        folder = Path(os.environ[MINILM]) if MINILM in os.environ else minilm_dir()
     except ModuleNotFoundError:
         config = bert.BertConfig(30522, 384, 6, 12, 1536, 512)
         weights = bert.random_weights(config, 0)

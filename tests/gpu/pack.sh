@@ -10,7 +10,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from hidet_dist.testing.bert import minilm_dir
+from hidet_dist.testing.minilm import minilm_dir
 
 out = Path(".gpu-models/minilm")
 out.mkdir(parents=True, exist_ok=True)

@@ -172,7 +172,7 @@ def test_a_graph_has_one_normal_form():
 
 
 def test_a_traced_graph_is_not_planned_as_it_is():
-    """What it would be planned as is up to who normalises it, once: a view rewrites nothing."""
+    """The caller normalises a graph, once, before planning: a view rewrites nothing."""
     graph = graph_of(biased_split)
     with pytest.raises(ConfigError, match=r"FlowGraph is not known to be in normal form.*normalize\(graph\)"):
         GraphView(graph)

@@ -128,7 +128,7 @@ def bound() -> Iterator[list[int]]:
 def run(
     compiled: CompiledProgram, program: Program, double: Double, x: np.ndarray, handles: list[int]
 ) -> tuple[np.ndarray, int]:
-    """What a rank computes, in one launch after another; and the communicator."""
+    """The results of a rank, launch after launch, and the communicator."""
     hidet_runtime()
     handle = native.create_communicator(double.table, (RANKS,), 0)
     handles.append(handle)

@@ -1,4 +1,4 @@
-"""What ``make wheel`` makes, installed where nothing else is."""
+"""The wheel of ``make wheel``, installed in an empty environment."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def traced() -> hidet.FlowGraph:
 
 
 def expected(x: np.ndarray = X, m: np.ndarray = M) -> list[np.ndarray]:
-    """What the whole graph computes."""
+    """The outputs of the whole graph."""
     h1 = np.maximum(x @ W[0], 0) * m
     h2 = np.exp(h1 @ W[1])
     return [np.tanh(h2 @ W[2] + h1), h2]

@@ -67,8 +67,8 @@ def _edited(plan: Plan, change: Any) -> str:
     [
         (lambda p: p["boundaries"].pop(), "Input 0 of stage 2 must be one boundary or one input of the graph; it is 0"),
         (lambda p: p["boundaries"][0].update(source=[1, 0]), "must be later ones"),
-        (lambda p: p["boundaries"][0].update(source=[0, 7]), "is output 7 of stage 0, which there is not"),
-        (lambda p: p["boundaries"][1].update(readers=[[2, 9]]), "is read as input 9 of stage 2, which there is not"),
+        (lambda p: p["boundaries"][0].update(source=[0, 7]), "is output 7 of stage 0, which does not exist"),
+        (lambda p: p["boundaries"][1].update(readers=[[2, 9]]), "is read as input 9 of stage 2, which does not exist"),
         (lambda p: p["boundaries"][1].update(readers=[]), "must be later ones"),
         (lambda p: p["stages"][1].update(ranks=[[3, 3]]), "its ranks are 2 to 2"),
         (lambda p: p["stages"][1].update(operators=[[3, 5]]), "each of the operators 0 to 8 once"),

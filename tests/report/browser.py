@@ -60,7 +60,7 @@ class Browser:
             time.sleep(0.05)
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """What the body of a function returns on the page."""
+        """Evaluate the body of a function on the page."""
         return self._call("POST", f"{self._session}/execute/sync", {"script": script, "args": arguments})
 
     def press(self, *keys: str) -> None:
@@ -73,7 +73,7 @@ class Browser:
         return str(self.run("return document.querySelector(arguments[0]).innerText", selector))
 
     def complaints(self) -> list[str]:
-        """What was logged to the console since the last call."""
+        """The console's log since the last call."""
         return [entry["message"] for entry in self._call("POST", f"{self._session}/se/log", {"type": "browser"})]
 
     def close(self) -> None:

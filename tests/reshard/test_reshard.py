@@ -70,7 +70,7 @@ def place(rank: int, axes: Sequence[int], mesh: DeviceMesh) -> int:
 
 
 def distribute(whole: np.ndarray, layout: Layout, mesh: DeviceMesh) -> list[np.ndarray]:
-    """What each rank holds; where that is partial, values that differ and reduce to the shard. NaN lies in padding."""
+    """The shard of each rank. Partial ones differ, and reduce to the shard. Padding is NaN."""
     spec = split_of(layout)
     values = []
     for rank in range(mesh.size):
@@ -102,7 +102,7 @@ def assert_holds(values: list[np.ndarray], whole: np.ndarray, layout: Layout, me
 
 
 def run(step: Step, values: list[np.ndarray], local: Sequence[int], mesh: DeviceMesh) -> list[np.ndarray]:
-    """What each step means for what all ranks hold; ``local`` is the shape of a shard after it."""
+    """The semantics of a step on all ranks' shards; ``local`` is the shape of a shard after it."""
     results = []
     n = mesh.group_size(step.mesh_axes)
     for rank, own in enumerate(values):
@@ -256,7 +256,7 @@ def test_a_detour_is_never_cheaper(case: tuple[tuple[int, ...], Cluster], data: 
 
 @pytest.mark.parametrize("op", [None, "sum"])
 def test_there_is_no_shorter_path(op: str | None) -> None:
-    """What a shortest path is: no step from anywhere improves on the seconds of where it leads."""
+    """The property of shortest paths: no step from any layout improves the seconds of the layout it leads to."""
     shape, cluster = (4, 1, 8), cluster_of((2, 2))
     mesh = cluster.mesh
     source: Layout = parse("(S0, R, R)")

@@ -38,7 +38,7 @@ def choices(op: Operator, mesh: tuple[int, ...] = (4,)) -> set[str]:
 
 
 def padded(op: Operator, mesh: tuple[int, ...]) -> int:
-    """How many choices of an operator have padding."""
+    """Count an operator's choices with padding."""
     tensors = [*op.inputs, *op.outputs]
     found = 0
     for choice in derive(op).choices(DeviceMesh(mesh)):

@@ -1,4 +1,4 @@
-"""How long ranks wait in tests, and waiting for one another's failures instead of for a time."""
+"""Time limits of ranks in tests, and waiting for the failures of other ranks instead of for a fixed time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.liveness import verdict_key
 
 MAX_SECONDS = 60.0
-"""How long a scenario may take."""
+"""The longest time, in seconds, for a scenario."""
 
 LONG_SECONDS = 50.0
 """A time-out of collectives that never passes where something else ends the wait."""

@@ -325,7 +325,7 @@ def wrong_call(who: int) -> float:
 
 
 def after_failure(who: int) -> list[float]:
-    """How long a hundred collectives take after one has failed, and two later checks."""
+    """The seconds of a hundred collectives after a failed one, and two later checks."""
     comm = session.communicator_for((2,), timeout_seconds=SHORT_SECONDS)
     comm.bind()
     if comm.rank == who:

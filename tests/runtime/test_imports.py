@@ -1,4 +1,4 @@
-"""What a process that serves imports: seconds of start-up go into what it does not need."""
+"""The imports of serving processes, which must not take seconds for modules that serving does not need."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Ranks:
         return self._run(scenario, world_size, environment=[self.environment] * world_size, **arguments)
 
     def log(self, rank: int) -> list[str]:
-        """What a rank told NCCL to do with communicators."""
+        """A rank's calls of NCCL on communicators."""
         return (self.exchange / f"log.{rank}").read_text().splitlines()
 
 

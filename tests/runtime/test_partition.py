@@ -1,4 +1,4 @@
-"""What callers give and get: tensors of three libraries, outputs of their own, threads, warming up, closing."""
+"""Partitions as callers use them: tensors of three libraries, the caller's outputs, threads, warm-up, closing."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_traces_of_ranks_are_merged(tmp_path: Path) -> None:
     for traces, says in (
         ([], "No traces"),
         ([profile_of(0), tmp_path / "rank0.json"], "Two traces are of rank 0"),
-        ([tmp_path / "none.json"], "none.json is no trace"),
+        ([tmp_path / "none.json"], "none.json is not a trace"),
     ):
         with pytest.raises(HidetDistError, match=says):
             merge_traces(traces)

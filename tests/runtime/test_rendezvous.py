@@ -1,4 +1,4 @@
-"""How ranks meet, and what is said where they do not."""
+"""The meeting of ranks, and the errors when it fails."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ NOBODY = 65534
 
 
 def _as_nobody(function: Callable[[], object]) -> str:
-    """What a function raises in a process of another user; an empty string if nothing."""
+    """The error of a function in a process of another user; an empty string if there is none."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""What makes no sense is refused before any work: before a rule is derived, through both calls that plan."""
+"""Invalid input is refused before any work, such as the derivation of rules, by both calls that plan."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def cut_off_points(readings: float, count: int = 6) -> list[int]:
 
 
 def warned(plan: Callable[[], T]) -> T:
-    """What ``plan`` returns; it must warn that the time limit was reached, unless it raises."""
+    """Return the result of ``plan``, which must warn that the time limit was reached, unless it raises."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = plan()

@@ -1,4 +1,4 @@
-"""What others report of their searches, under their own rules of cost."""
+"""Published results of other searches, under their cost models."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ EACH = [pytest.param(COLLECTIVES[name], id=name) for name in COMMUNICATING]
 
 
 def held(whole: np.ndarray, layout: Layout) -> list[np.ndarray]:
-    """What each rank holds of a tensor; partial results add up to it."""
+    """The shard of each rank; partial shards add up to the tensor."""
     shards = []
     count = MESH.group_size(partial_axes(layout))
     for rank in range(MESH.size):

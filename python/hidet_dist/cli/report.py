@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hidet_dist.cli.job import check_destination
+from hidet_dist.cli.request import check_destination
 from hidet_dist.cli.summary import print_summary
 from hidet_dist.files import write_text
 from hidet_dist.report import Report, render

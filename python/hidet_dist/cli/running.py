@@ -17,7 +17,7 @@ import numpy as np
 from hidet_dist import launch
 from hidet_dist.artifacts.manifest import Manifest, StageManifest
 from hidet_dist.checks import shown
-from hidet_dist.cli.job import check_destination
+from hidet_dist.cli.request import check_destination
 from hidet_dist.errors import ArtifactError, ConfigError, HidetDistError, InputError
 from hidet_dist.runtime.partition import load_partition
 from hidet_dist.runtime.profile import merge_traces
@@ -74,7 +74,7 @@ def run(folder: Path, ranks: int | None, given: Path, output: Path | None, profi
 
 
 def _summary(array: np.ndarray) -> dict[str, Any]:
-    """Dtype, shape and range of an array; JSON has no number for what is not finite."""
+    """Dtype, shape and range of an array. A bound that is not finite is None, as JSON has no such number."""
     least, most = (float(value) if np.isfinite(value) else None for value in (array.min(), array.max()))
     return {"dtype": str(array.dtype), "shape": list(array.shape), "least": least, "most": most}
 
@@ -101,35 +101,37 @@ def _save(path: Path, arrays: _Arrays) -> None:
 
 
 def _interface(folder: Path) -> tuple[StageManifest, tuple[list[list[str]], list[str]]]:
-    """The only stage of artifacts, the names that each input may have, and the name of each output."""
+    """Load the only stage of artifacts, the names that each input may have, and the name of each output."""
     stages = Manifest.load(folder).stages
     plan = Plan.load(folder / "plan.json")
     if len(stages) != 1 or len(plan.stages) != 1:
         raise ArtifactError(f"{folder} has {len(stages)} stages; `run` takes artifacts of one.")
-    own = plan.stages[0]
-    if not all(tensor.spec.is_replicated for tensor in (*own.inputs, *own.outputs)):
+    stage_plan = plan.stages[0]
+    if not all(tensor.spec.is_replicated for tensor in (*stage_plan.inputs, *stage_plan.outputs)):
         raise ArtifactError(f"{folder} takes or gives shards; load it in a program of ranks instead.")
     interface = stages[0].interface
-    given = [tensor.label for tensor in own.inputs] if interface is None else interface.input_names
-    made = [tensor.label for tensor in own.outputs] if interface is None else interface.output_names
-    inputs = [[name for name in (label, x.name) if name] for label, x in zip(given, own.inputs, strict=True)]
+    given = [tensor.label for tensor in stage_plan.inputs] if interface is None else interface.input_names
+    made = [tensor.label for tensor in stage_plan.outputs] if interface is None else interface.output_names
+    inputs = [[name for name in (label, x.name) if name] for label, x in zip(given, stage_plan.inputs, strict=True)]
     return stages[0], (inputs, [name or f"y{number}" for number, name in enumerate(made)])
 
 
 def _ordered(arrays: _Arrays, names: list[list[str]], path: Path) -> list[np.ndarray]:
     """The arrays in the order of the inputs. Raises InputError."""
-    found = []
-    for own in names:
-        name = next((name for name in own if name in arrays), None)
+    ordered = []
+    for allowed in names:
+        name = next((name for name in allowed if name in arrays), None)
         if name is None:
-            raise InputError(f"{path} has no array {own[0]!r}; the inputs are {', '.join(one[0] for one in names)}.")
-        found.append(arrays[name])
-    known = {name for own in names for name in own}
+            raise InputError(
+                f"{path} has no array {allowed[0]!r}; the inputs are {', '.join(one[0] for one in names)}."
+            )
+        ordered.append(arrays[name])
+    known = {name for allowed in names for name in allowed}
     for name in arrays:
         if name not in known:
-            inputs = ", ".join(own[0] for own in names)
+            inputs = ", ".join(allowed[0] for allowed in names)
             raise InputError(f"{path} has the array {shown(name)}; the inputs are {inputs}.")
-    return found
+    return ordered
 
 
 def main(folder: str, given: str, output: str, traces: str | None = None) -> int:

@@ -51,27 +51,27 @@ def _operator_text(report: Report, number: int) -> str:
 
 
 def _held(report: Report, point: int) -> dict[str, int]:
-    """Bytes held at a point, by what they are."""
+    """Bytes held at a program point, by kind."""
     held = {"weights_bytes": 0, "inputs_and_outputs_bytes": 0, "activations_bytes": 0}
     kinds = {"weight": "weights_bytes", "input": "inputs_and_outputs_bytes", "output": "inputs_and_outputs_bytes"}
-    for one in report.memory.holdings:
-        if one.begin <= point <= one.end:
-            held[kinds.get(one.what, "activations_bytes")] += one.nbytes
+    for holding in report.memory.holdings:
+        if holding.begin <= point <= holding.end:
+            held[kinds.get(holding.what, "activations_bytes")] += holding.nbytes
     return held
 
 
 def _collectives(report: Report) -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = {}
-    for one in report.communications:
-        own = found.setdefault(one.kind, {"count": 0, "bytes": 0, "seconds": 0.0})
-        own["count"] += 1
-        own["bytes"] += one.nbytes
-        own["seconds"] += one.seconds
-    return dict(sorted(found.items()))
+    totals: dict[str, dict[str, float]] = {}
+    for communication in report.communications:
+        total = totals.setdefault(communication.kind, {"count": 0, "bytes": 0, "seconds": 0.0})
+        total["count"] += 1
+        total["bytes"] += communication.nbytes
+        total["seconds"] += communication.seconds
+    return dict(sorted(totals.items()))
 
 
 def _runner_up(report: Report) -> dict[str, Any] | None:
-    """The choice of an operator that differs from the plan's and costs least, by its bound or alone."""
+    """The best choice that differs from the plan's: of the least bound, then the least seconds of its operator."""
     others = [(operator, operator.runner_up) for operator in report.operators if operator.runner_up is not None]
     if not others:
         return None
@@ -105,8 +105,8 @@ def show(report: Report, console: Console) -> None:
         table.add_row(Text(name), Text(text))
 
     overlap = ""
-    if own["seconds"] < own["seconds_without_overlap"] * (1 - 1e-6):
-        overlap = f" ({seconds_text(own['seconds_without_overlap'])} without overlap)"
+    if (alone := seconds_text(own["seconds_without_overlap"])) != seconds_text(own["seconds"]):
+        overlap = f" ({alone} without overlap)"
     line("predicted time", f"{seconds_text(own['seconds'])} a run{overlap}")
     if own["bound_seconds"] is not None:
         distance = f"at most {own['gap']:.2%}" if own["gap"] > 1e-12 else "none: the plan is optimal"

@@ -1,8 +1,8 @@
-"""The graph of one micro-batch: the same operators on a part of the batch, where they are proven not to mix it.
+"""The graph of one micro-batch: the same operators on a part of the batch, if they are proven not to mix it.
 
-A micro-batch is to a graph what a rank is that holds a part of the batch and nobody to talk to. So the proof is that of
-sharding: with the batch split over a mesh of as many devices as there are micro-batches, every operator must have a
-choice by its rule (:mod:`hidet_dist.rules`) that needs no reduce function, no conversion and no device's coordinate.
+The proof is that of sharding. A micro-batch is like a rank that holds a part of the batch and does not communicate. So
+the batch is split over a mesh with one device per micro-batch, and every operator must have a choice by its rule
+(:mod:`hidet_dist.rules`) without a reduce function, a conversion, or a use of the device's coordinate.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class MicroBatch:
 
     Attributes
     ----------
-    graph: its operators have the numbers of the whole graph's, and its weights are the whole graph's.
-    count: how many micro-batches there are.
-    input_dims, output_dims: the dim of each graph input and output that they split; None for one that they do not.
+    graph: the graph, with the same operator numbers and the same weights as the whole graph.
+    count: the number of micro-batches.
+    input_dims, output_dims: the dim of each graph input and output that micro-batches split, or None.
     """
 
     graph: NormalGraph
@@ -41,7 +41,7 @@ class MicroBatch:
 
 
 def batch_dims(graph: NormalGraph) -> tuple[int | None, ...]:
-    """The dim of each input that is its batch: the first, where it has the size that the first input's has."""
+    """Find the batch dim of each input: dim 0, if it has the size of dim 0 of the first input; else None."""
     sizes = [x.shape[0] if x.shape else None for x in _inputs(graph)]
     return tuple(0 if size is not None and str(size) == str(sizes[0]) else None for size in sizes)
 
@@ -54,7 +54,7 @@ def micro_batch(graph: NormalGraph, count: int, dims: Sequence[int | None] | Non
     graph: NormalGraph
         The graph in normal form.
     count: int
-        The number of micro-batches. The graph is that of the whole batch where it is 1.
+        The number of micro-batches. If it is 1, the graph is returned as it is.
     dims: sequence of int or None, optional
         The dim of each graph input to split, None for an input that all micro-batches have whole; by default
         :func:`batch_dims`.
@@ -100,7 +100,7 @@ def _split(ndim: int, dim: int | None) -> TensorShardSpec:
 
 
 class _Choices:
-    """A choice for each operator, such that tensors are read as they are computed: arc consistency, then trial."""
+    """The choice of a spec for each operator without conversions on edges: by arc consistency, then by trial."""
 
     def __init__(self, view: GraphView, mesh: DeviceMesh, given: Mapping[str, TensorShardSpec]):
         self._view = view
@@ -134,7 +134,7 @@ class _Choices:
         ]
 
     def run(self) -> list[OpShardSpec]:
-        """The chosen spec of each operator. Raises ConfigError that names an operator which mixes the batch."""
+        """Choose the spec of each operator. Raises ConfigError, with the operator's name, when one mixes the batch."""
         view = self._view
         for number, op in enumerate(view.operators):  # forward first, so that the operator at fault is known
             if not self._narrow(number):
@@ -147,8 +147,8 @@ class _Choices:
         for number, op in enumerate(view.operators):
             for spec in sorted(self._allowed(number), key=lambda one: -_splits(one)):
                 before = dict(self._possible)
-                for y, own in zip(op.outputs, spec.out_specs, strict=True):
-                    self._possible[view.names[y]] = frozenset([own])
+                for y, out_spec in zip(op.outputs, spec.out_specs, strict=True):
+                    self._possible[view.names[y]] = frozenset([out_spec])
                 if self._settle(self._near[number]):
                     break
                 self._possible = before
@@ -166,13 +166,16 @@ class _Choices:
             spec
             for spec in self._specs[number]
             if all(
-                name not in self._possible or own in self._possible[name]
-                for name, own in zip(names, (*spec.in_specs, *spec.out_specs), strict=True)
+                name not in self._possible or tensor_spec in self._possible[name]
+                for name, tensor_spec in zip(names, (*spec.in_specs, *spec.out_specs), strict=True)
             )
         ]
 
     def _narrow(self, number: int) -> set[str]:
-        """Keep what the operator's choices allow of its tensors; the names of all of them, none where nothing is."""
+        """Keep those specs of the operator's tensors that its choices allow.
+
+        Returns the names of changed tensors, and an empty name; an empty set when no choice is left.
+        """
         view, op = self._view, self._view.operators[number]
         specs = self._allowed(number)
         if not specs:
@@ -188,7 +191,7 @@ class _Choices:
         return changed
 
     def _settle(self, operators: Iterable[int]) -> bool:
-        """Narrow until nothing changes; False where an operator has no choice left."""
+        """Narrow until nothing changes. False if an operator has no choice left."""
         waiting = dict.fromkeys(operators)
         while waiting:
             number = next(iter(waiting))
@@ -213,7 +216,7 @@ def _built(
     dims: Sequence[int | None],
     count: int,
 ) -> MicroBatch:
-    """The graph of one micro-batch, its operators rebuilt."""
+    """Build the graph of one micro-batch from the whole graph's operators."""
     specs = dict(given)
     made: dict[Tensor, Tensor] = {}
     for name in view.inputs:
@@ -228,7 +231,7 @@ def _built(
             )
 
         shapes = [
-            own.local_shape(view.shape(view.names[y]), mesh) for y, own in zip(op.outputs, spec.out_specs, strict=True)
+            out.local_shape(view.shape(view.names[y]), mesh) for y, out in zip(op.outputs, spec.out_specs, strict=True)
         ]
         outputs = localize(op, [made.get(x, x) for x in op.inputs], spec.in_specs, shapes, mesh, refuse)
         made.update(zip(op.outputs, outputs, strict=True))

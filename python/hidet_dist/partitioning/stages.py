@@ -1,4 +1,4 @@
-"""The parts of a graph that the stages of a plan compute, and the tensors between them."""
+"""The cut of a graph into the graphs of a plan's stages, and the tensors that cross between stages."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Cut:
     Attributes
     ----------
     graphs: the graph of each stage, for one micro-batch.
-    inputs, outputs: of each stage, the names in the graph of one micro-batch of its inputs and outputs.
-    boundaries: the tensors that cross.
+    inputs, outputs: for each stage, the names of its inputs and outputs in the graph of one micro-batch.
+    boundaries: the tensors that cross between stages.
     graph_inputs, graph_outputs: the inputs and outputs of the whole graph.
     batch: the graph that was cut.
     """
@@ -41,8 +41,8 @@ class Cut:
     def pipeline(
         self, operators: Sequence[Sequence[int]], ranks: Sequence[Sequence[int]], results: str = ALL
     ) -> Pipeline:
-        """The pipeline of these stages on these ranks."""
-        stages = (PipelineStage(tuple(own), tuple(places)) for own, places in zip(operators, ranks, strict=True))
+        """Make the pipeline of stages with these operators on these ranks."""
+        stages = (PipelineStage(tuple(numbers), tuple(group)) for numbers, group in zip(operators, ranks, strict=True))
         return Pipeline(
             tuple(stages), self.boundaries, self.graph_inputs, self.graph_outputs, self.batch.count, results
         )
@@ -56,31 +56,31 @@ def cut_graph(batch: MicroBatch, operators: Sequence[Sequence[int]]) -> Cut:
     batch: MicroBatch
         The graph; see :func:`hidet_dist.partitioning.micro_batches.micro_batch`.
     operators: sequence of sequences of int
-        The operators of each stage, ascending. A stage may read what earlier ones compute, not what later ones do.
+        The operators of each stage, ascending. A stage may read tensors of earlier stages only.
 
     Raises
     ------
     ConfigError
-        When the stages do not have each operator once, one reads what a later one computes, the graph has symbolic
-        dims, or an output of it is an input or a weight.
+        When an operator is not in exactly one stage, a stage reads a tensor of a later one, the graph has symbolic
+        dims, or an output of the graph is an input or a weight.
     """
     graph = batch.graph
     graph.update_nodes()
     view = GraphView(graph)
     if graph_symbols(graph):
         raise ConfigError("A graph with symbolic dims cannot be cut into stages; trace it for one size.")
-    numbers = [number for own in operators for number in own]
+    numbers = [number for of_stage in operators for number in of_stage]
     if sorted(numbers) != list(range(len(graph.nodes))):
         raise ConfigError(f"The stages must have each of the operators 0 to {len(graph.nodes) - 1} once.")
     for place, name in enumerate(view.outputs):
         if not name.startswith("t"):
             raise ConfigError(f"Output {place} of the graph is {name}, which no operator computes; leave it out.")
-    parts = [subgraph(graph, own) for own in operators]
+    parts = [subgraph(graph, of_stage) for of_stage in operators]
     read = [[x for x in part.inputs if not is_weight(x)] for part in parts]
     computed = {y: Port(stage, place) for stage, part in enumerate(parts) for place, y in enumerate(part.outputs)}
     readers: dict[Tensor, list[Port]] = {}
-    for stage, own in enumerate(read):
-        for place, x in enumerate(own):
+    for stage, tensors in enumerate(read):
+        for place, x in enumerate(tensors):
             readers.setdefault(x, []).append(Port(stage, place))
             if x in computed and computed[x].stage >= stage:
                 raise ConfigError(
@@ -96,7 +96,7 @@ def cut_graph(batch: MicroBatch, operators: Sequence[Sequence[int]]) -> Cut:
     outputs = [view.tensors[name] for name in view.outputs]
     return Cut(
         tuple(NormalGraph.of(part.graph) for part in parts),
-        tuple(tuple(_names(view.names, own)) for own in read),
+        tuple(tuple(_names(view.names, tensors)) for tensors in read),
         tuple(tuple(_names(view.names, part.outputs)) for part in parts),
         tuple(boundaries),
         tuple(PipelineInput(tuple(readers.get(x, ())), dim) for x, dim in zip(inputs, batch.input_dims, strict=True)),
@@ -112,14 +112,14 @@ def _names(names: Mapping[Tensor, str], tensors: Sequence[Tensor]) -> list[str]:
 def stage_graphs(plan: Plan, graph: NormalGraph) -> list[NormalGraph]:
     """Cut a graph into the graphs of a plan's stages.
 
-    The stages of a pipeline have the operators that it says, on one micro-batch. Stages without a pipeline are of
-    consecutive operators, the first ones for the first stage. The only stage of a plan is of the whole graph.
+    The stages of a pipeline have the operators that the pipeline says, on one micro-batch. Without a pipeline, stages
+    have consecutive operators, in order. The only stage of a plan has the whole graph.
 
     Raises
     ------
     PlanError
-        When the plan has no stage, its stages have not as many operators as the graph, or its pipeline is not what
-        cutting the graph gives.
+        When the plan has no stage, its stages and the graph have different numbers of operators, or its pipeline
+        differs from that of the graph.
     """
     if plan.pipeline is not None:
         return list(_cut_as_planned(plan, plan.pipeline, graph).graphs)
@@ -138,7 +138,7 @@ def stage_graphs(plan: Plan, graph: NormalGraph) -> list[NormalGraph]:
 
 
 def _cut_as_planned(plan: Plan, pipeline: Pipeline, graph: NormalGraph) -> Cut:
-    """Cut a graph as a pipeline says, and compare the two. Raises PlanError where they differ."""
+    """Cut a graph as a plan's pipeline says, and compare the result with it. Raises PlanError when they differ."""
     plan.check_pipeline()
     operators = [stage.operators for stage in pipeline.stages]
     try:
@@ -146,17 +146,19 @@ def _cut_as_planned(plan: Plan, pipeline: Pipeline, graph: NormalGraph) -> Cut:
         cut = cut_graph(micro_batch(graph, pipeline.micro_batches, dims), operators)
     except ConfigError as error:
         raise PlanError(f"The plan's pipeline does not fit the graph: {error}") from error
-    for what, planned, found in (
+    for what, planned, actual in (
         ("inputs", pipeline.inputs, cut.graph_inputs),
         ("outputs", pipeline.outputs, cut.graph_outputs),
     ):
-        if planned != found:
+        if planned != actual:
             raise PlanError(f"The {what} of the plan's pipeline are not those of the graph. Plan it anew.")
     planned_ends = [(one.tensor, one.source, one.readers, one.nbytes) for one in pipeline.boundaries]
-    found_ends = [(one.tensor, one.source, one.readers, one.nbytes) for one in cut.boundaries]
-    for ours, theirs in zip(planned_ends, found_ends, strict=False):
-        if ours != theirs:
-            raise PlanError(f"The plan's boundary {ours[0]} is not {theirs[0]}, which crosses there. Plan it anew.")
-    if len(planned_ends) != len(found_ends):
-        raise PlanError(f"The plan has {len(planned_ends)} boundaries; the graph has {len(found_ends)}. Plan it anew.")
+    actual_ends = [(one.tensor, one.source, one.readers, one.nbytes) for one in cut.boundaries]
+    for expected, actual_end in zip(planned_ends, actual_ends, strict=False):
+        if expected != actual_end:
+            raise PlanError(
+                f"The plan's boundary {expected[0]} is not {actual_end[0]}, which crosses there. Plan it anew."
+            )
+    if len(planned_ends) != len(actual_ends):
+        raise PlanError(f"The plan has {len(planned_ends)} boundaries; the graph has {len(actual_ends)}. Plan it anew.")
     return cut

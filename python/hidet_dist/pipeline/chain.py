@@ -51,7 +51,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class Allowed:
-    """What the user prescribes of one stage: the slices it may have, and which runs ``[begin, end]`` of units."""
+    """The user's constraints on one stage: the slices that it may have, and the runs ``[begin, end]`` of units."""
 
     parts: frozenset[MeshSlice] | None
     runs: npt.NDArray[np.bool_] | None

@@ -1,4 +1,4 @@
-"""What the user gives of a pipeline: pins and specs of the whole graph, translated to its parts; stages in part.
+"""The user's constraints on a pipeline: partly given stages, and pins and specs of the whole graph, per stage.
 
 A pin or spec names mesh axes, and each stage has a mesh of its own: they are of use where the slices of all stages are
 given, and refused elsewhere.
@@ -30,7 +30,7 @@ _RESULT = re.compile(r"^y(\d+)$")
 
 @dataclass(frozen=True)
 class StageConstraint:
-    """What is given of one stage; None or empty for what is searched.
+    """The user's constraints on one stage; None or empty for properties that are searched.
 
     Attributes
     ----------

@@ -1,9 +1,8 @@
-"""The predicted seconds of tensors on their way from one sub-mesh to another.
+"""The predicted seconds of transfers between sub-meshes.
 
-Each byte crosses the link between the two once. Senders and receivers work in pairs, each pair with a link of its own,
-so that as many streams run at once as the smaller of the two has devices. A tensor that several devices of the
-receiving mesh hold alike is sent to them in equal parts, which they then gather among themselves (Zhuang et al., MLSys
-2023).
+Each byte crosses the link between the two once. Senders and receivers work in pairs, each pair over a separate link, so
+that the smaller sub-mesh's number of devices is that of parallel streams. If several devices of the receiving mesh hold
+the same shard, each receives an equal part, and an all-gather completes the shard (Zhuang et al., MLSys 2023).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _ALL_GATHER = COLLECTIVES["all_gather"]
 def message_seconds(
     view: GraphView, name: str, senders: int, receivers: Cluster, spec: TensorShardSpec, link: Link
 ) -> float:
-    """Seconds to send a tensor from ``senders`` devices to a sub-mesh, where it arrives in ``spec``."""
+    """Predict the seconds to send a tensor from ``senders`` devices to a sub-mesh, where it arrives in ``spec``."""
     mesh = receivers.mesh
     streams = min(senders, mesh.size)
     seconds = link.latency_seconds + view.nbytes(name) / (streams * link.bandwidth_bytes_per_second)
@@ -32,10 +31,10 @@ def message_seconds(
 
 
 def delivery_seconds(cluster: Cluster, part: MeshSlice, nbytes: int) -> float:
-    """Seconds to send ``nbytes`` of outputs from a slice to all other ranks of the machine; 0 where there are none.
+    """Predict the seconds to send ``nbytes`` of outputs from a slice to all other ranks; 0 if there are none.
 
-    Each byte leaves the slice once, in as many streams as there are pairs of ranks, and the others gather the rest
-    among themselves in a ring.
+    Each byte leaves the slice once, in as many streams as there are pairs of ranks. A ring all-gather among the other
+    ranks completes the outputs there.
     """
     others = cluster.mesh.size - part.size
     if not others:

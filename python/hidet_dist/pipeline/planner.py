@@ -312,7 +312,7 @@ class _Joint:
         return any(one.parts is None or part in one.parts for one in self.allowed)
 
     def _allowed(self) -> list[Allowed] | None:
-        """What is given of each stage, in units and slices. Raises ConfigError when it cannot be."""
+        """Translate the user's constraints on stages to units and slices. Raises ConfigError if they cannot be met."""
         given = self.pipeline.stages
         if given is None:
             return None

@@ -1,14 +1,13 @@
-"""Lower bounds of the seconds of stages: any run of units, on one kind of sub-mesh, by the spec in which data arrives.
+"""Lower bounds of stages' seconds: for any run of units on one kind of sub-mesh, by the spec of the entering tensor.
 
-Each unit has a table: the least seconds of its operators for each spec of the tensor that enters it and each of the one
-that leaves it. The tables come from elimination over the unit alone
-(:func:`hidet_dist.search.eliminate.boundary_table`), and equal units share them. The table of a run of units is their
-min-plus product.
+Each unit has a table: the least seconds of its operators for each spec of the entering and of the leaving tensor. The
+tables come from elimination over the unit alone (:func:`hidet_dist.search.eliminate.boundary_table`), and equal units
+share them. The table of a run of units is the min-plus product of theirs.
 
-The bound is exact for a run without a budget, but for what a cut costs by itself (operators that it keeps from sharing
-a kernel) and for tensors that several units read: how these are converted is left out. A budget enters by prices on the
-bytes of weights (Lagrangian relaxation; Everett, Operations Research 11(3), 1963): at any price, the least of seconds
-plus paid bytes, less the price of the whole budget, is a bound.
+Without a budget, the bound of a run is exact, except that it leaves out two costs: those of the cut itself (operators
+that can no longer share a kernel), and conversions of tensors that several units read. A budget enters by prices on the
+bytes of weights (Lagrangian relaxation; Everett, Operations Research 11(3), 1963): at any price, the least seconds plus
+paid bytes, less the price of the whole budget, are a bound.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ Table = npt.NDArray[np.float64]
 
 
 class UnitCost(PredictedCost):
-    """The costs of a unit's operators as parts of the whole graph, where they may share kernels with others."""
+    """The costs of a unit's operators in the whole graph, where they may share kernels with other operators."""
 
     def __init__(self, cluster: Cluster, fused: Mapping[int, Fused]):
         super().__init__(cluster)
         self._fused = fused
 
     def fused(self, view: GraphView) -> Mapping[int, Fused]:
-        """The fusions of the whole graph that the unit's operators are in."""
+        """The fusions of the unit's operators in the whole graph."""
         return self._fused
 
 
@@ -56,8 +55,9 @@ class UnitCost(PredictedCost):
 class _Formulated:
     """The formulation of a unit, and the names of tensors in it.
 
-    ``entering`` and ``leaving`` are the unit's names of the tensors that it is joined by, or empty. ``free`` are the
-    tensors whose conversions are not counted here, and ``uncounted`` the entities whose memory is not.
+    ``entering`` and ``leaving`` are the unit's names of the tensors from the previous and to the next unit, or empty.
+    ``free`` are the tensors whose conversions are not counted here, ``uncounted`` the entities whose memory is not, and
+    ``undelivered`` the entities of outputs that are not outputs of the whole graph.
     """
 
     view: GraphView
@@ -69,17 +69,17 @@ class _Formulated:
     undelivered: frozenset[int]
 
     def produced(self) -> list[TensorShardSpec]:
-        """List the specs in which the tensor that leaves is made."""
+        """List the specs in which the leaving tensor is computed."""
         number, output = self.maker()
         return list(dict.fromkeys(choice.spec.out_specs[output] for choice in self.formulation.choices[number]))
 
     def maker(self) -> tuple[int, int]:
-        """The operator that makes the tensor that leaves, and the number of its output."""
+        """The number of the operator that computes the leaving tensor, and that of its output."""
         number, _, output = self.leaving[1:].partition(".")
         return int(number), int(output)
 
     def required(self) -> list[TensorShardSpec]:
-        """List the specs in which operators read the tensor that enters."""
+        """List the specs in which operators read the entering tensor."""
         layouts, names = self.formulation.layouts[self.entering], list(self.formulation.layouts)
         return list(
             dict.fromkeys(
@@ -92,7 +92,7 @@ class _Formulated:
 
 
 def part_names(whole: GraphView, part: Subgraph, view: GraphView, operators: range) -> dict[str, str]:
-    """Map the names of tensors in a graph to those in the view of a part of it."""
+    """Map a graph's names of tensors to those in the view of a part of the graph."""
     names = {whole.names[x]: view.names[y] for x, y in zip(part.inputs, part.graph.inputs or [], strict=True)}
     for number in operators:
         op = whole.operators[number]
@@ -118,9 +118,9 @@ class StageBounds:
 
     Attributes
     ----------
-    arrivals: for each unit the specs in which the tensor that enters it may arrive at the sub-mesh; none for the first.
-    rules: the sharding rules on its mesh.
-    seconds: ``[i, j, s]``, a bound of the stage of the units i to j (excluded) whose data arrives in spec s.
+    arrivals: for each unit, the specs in which the entering tensor may arrive at the sub-mesh; none for the first unit.
+    rules: the sharding rules on the sub-mesh.
+    seconds: ``[i, j, s]``, a bound of the stage of units i to j (excluded) whose entering tensor arrives in spec s.
     """
 
     def __init__(
@@ -154,9 +154,9 @@ class StageBounds:
         self.price(0.0)
 
     def price(self, second_per_byte: float) -> bool:
-        """Raise the bounds by those at a price of memory; whether it is a new one.
+        """Raise the bounds to those at a price of memory. Returns whether the price is a new one.
 
-        Prices are rounded to two binary digits, so that near ones are not tried one after the other.
+        Prices are rounded to three significant binary digits, so that similar prices are not tried again.
         """
         mantissa, exponent = math.frexp(second_per_byte)
         rounded = math.ldexp(round(mantissa * 8) / 8, exponent)
@@ -175,8 +175,8 @@ class StageBounds:
             line = 0
             for i in range(j - 1, -1, -1):
                 if not np.isfinite(self.seconds[i, j, 0]) and not np.isfinite(self.seconds[i, j]).any():
-                    break  # a longer run holds more
-                # What leaves the last unit may be in any spec.
+                    break  # a longer run has more weights
+                # The last unit's leaving tensor may have any spec.
                 key = (number_of[i], line) if i < j - 1 else (number_of[i], -1)
                 if key not in known:
                     table = tables[i]
@@ -184,12 +184,12 @@ class StageBounds:
                     known[key] = len(lines)
                     lines.append(least)
                 line = known[key]
-                own = self.seconds[i, j, : len(lines[line])]
-                np.maximum(own, lines[line] - paid, out=own)
+                bounds = self.seconds[i, j, : len(lines[line])]
+                np.maximum(bounds, lines[line] - paid, out=bounds)
         return True
 
     def raise_to(self, runs: Sequence[tuple[int, int]], arrival: int, seconds: float) -> None:
-        """Raise the bound of equal runs of units, whose data arrives in one spec, to what was found of one of them."""
+        """Raise the bound of equal runs of units for one arriving spec to a bound that was proven of one of them."""
         for i, j in runs:
             self.seconds[i, j, arrival] = max(self.seconds[i, j, arrival], seconds)
 
@@ -198,22 +198,22 @@ class StageBounds:
         if unit.key not in self._formulated:
             part = self.view.subgraph(unit.operators)
             view = GraphView(part.graph)
-            own = part_names(self.view, part, view, unit.operators)
+            part_tensors = part_names(self.view, part, view, unit.operators)
             begin = unit.operators.start
             fused = {
-                number - begin: Fused(own[one.tensor], one.prologue)
+                number - begin: Fused(part_tensors[one.tensor], one.prologue)
                 for number, one in self._whole.items()
                 if number in unit.operators
             }
-            given = self.options.of_part(self.view, own, view, unit.operators, self.cluster.mesh)
+            given = self.options.of_part(self.view, part_tensors, view, unit.operators, self.cluster.mesh)
             options = SearchOptions(input_specs=given.input_specs, output_specs=given.output_specs)
             formulation = formulate(
                 view, self.cluster, UnitCost(self.cluster, fused), options, given.pins, None, self.limits, self.rules
             )
             whole_inputs = set(self.view.inputs)
-            free = {own[name] for name in own if name in self.shared and name != unit.entering}
+            free = {part_tensors[name] for name in part_tensors if name in self.shared and name != unit.entering}
             free |= {
-                own[self.view.names[x]]
+                part_tensors[self.view.names[x]]
                 for x in part.inputs
                 if self.view.names[x] not in whole_inputs and self.view.names[x] != unit.entering
             }
@@ -226,8 +226,8 @@ class StageBounds:
             self._formulated[unit.key] = _Formulated(
                 view,
                 formulation,
-                own.get(unit.entering, ""),
-                own.get(unit.leaving, ""),
+                part_tensors.get(unit.entering, ""),
+                part_tensors.get(unit.leaving, ""),
                 frozenset(free),
                 frozenset(uncounted),
                 frozenset(undelivered),
@@ -235,7 +235,7 @@ class StageBounds:
         return self._formulated[unit.key]
 
     def _states(self, n: int) -> list[TensorShardSpec]:
-        """List the specs of the tensor that enters a unit: those that it is made or read in, and replicated."""
+        """List the specs of a unit's entering tensor: those in which it is computed or read, and replicated."""
         if not self.units[n].entering:
             return []
         made, read = self._formulate(n - 1).produced(), self._formulate(n).required()
@@ -243,7 +243,7 @@ class StageBounds:
         return list(dict.fromkeys((TensorShardSpec.replicated(ndim), *made, *read)))
 
     def _least_weights(self) -> list[int]:
-        """The bytes of weights that the units before each one hold at least on a device."""
+        """Compute, for each unit, the least bytes of weights of all units before it on a device."""
         sums = [0]
         for n in range(len(self.units)):
             one = self._formulate(n)
@@ -253,7 +253,7 @@ class StageBounds:
         return sums
 
     def _table(self, n: int, second_per_byte: float) -> Table:
-        """The table of a unit: seconds and paid bytes, by the spec that enters and the one that leaves."""
+        """Compute a unit's table: seconds plus paid bytes, by the specs of the entering and the leaving tensor."""
         behind = self.arrivals[n + 1] if n + 1 < len(self.units) else []
         key = self.units[n].key, tuple(self.arrivals[n]), tuple(behind), second_per_byte
         if key not in self._known:
@@ -274,17 +274,17 @@ class StageBounds:
     def _problem(
         self, one: _Formulated, arrivals: Sequence[TensorShardSpec], behind: Sequence[TensorShardSpec], price: float
     ) -> tuple[Problem, list[int], float]:
-        """The problem of a unit, with an entity more for each tensor that it is joined by.
+        """Make the problem of a unit, with an additional entity for the entering and for the leaving tensor.
 
-        The numbers of these entities, and a cost from which on a plan is none.
+        Returns also the numbers of these entities, and a cost that only impossible assignments reach.
         """
         problem, names = one.formulation.problem, list(one.formulation.layouts)
-        cost = [list(own) for own in problem.cost]
-        memory = [[0] * len(own) if e in one.uncounted else list(own) for e, own in enumerate(problem.memory)]
+        cost = [list(values) for values in problem.cost]
+        memory = [[0] * len(values) if e in one.uncounted else list(values) for e, values in enumerate(problem.memory)]
         tensor = len(names)
         ends: list[int] = []
         edges: list[Edge] = []
-        gratis: dict[tuple[int, int], tuple[tuple[float, ...], ...]] = {}
+        zeros: dict[tuple[int, int], tuple[tuple[float, ...], ...]] = {}
         entering = len(cost)
         convert: tuple[tuple[float, ...], ...] = ()
         place: dict[TensorShardSpec, int] = {}
@@ -306,7 +306,7 @@ class StageBounds:
                 edges.append(Edge(tensor, entering, edge.consumer, numbers, consumed, convert))
             elif name in one.free:
                 size = len(edge.convert), len(edge.convert[0])
-                nothing = gratis.setdefault(size, ((0.0,) * size[1],) * size[0])
+                nothing = zeros.setdefault(size, ((0.0,) * size[1],) * size[0])
                 edges.append(Edge(edge.tensor, edge.producer, edge.consumer, edge.produced, edge.consumed, nothing))
             else:
                 edges.append(edge)

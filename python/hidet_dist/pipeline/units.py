@@ -1,11 +1,10 @@
-"""Units of a graph: the runs of operators between the places where it may be cut.
+"""Units of a graph: the runs of operators between the points where it may be cut.
 
-A graph in execution order may be cut where one tensor carries on what was computed: between the layers of a deep model,
-or anywhere in a chain. Tensors that cross very many places beside it (a mask that every layer reads, keys that are
-returned at the end) do not stand in the way; graph inputs and weights never do, since every stage has those that it
-reads.
+A graph in execution order may be cut at a point that one computed tensor crosses: between the layers of a deep model,
+or anywhere in a chain. Tensors with a very long live interval (a mask that every layer reads, keys that are returned at
+the end) are not counted, nor are graph inputs and weights, because every stage has those that it reads.
 
-Units of equal structure have equal *keys*, so that what is known of one is known of all.
+Units of equal structure have equal *keys*, so that results for one hold for all.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ LONG_LIVED_LEAST = 64  # operators that a tensor must be alive for, whatever the
 
 @dataclass(frozen=True)
 class Unit:
-    """A run of operators between two neighbouring cuts.
+    """A run of operators between two consecutive points where the graph may be cut.
 
     Attributes
     ----------
-    operators: their numbers in the graph.
-    entering, leaving: the tensor that carries on from the unit before, and to the one behind; empty at the ends.
+    operators: the operators' numbers in the graph.
+    entering, leaving: the tensor from the previous unit, and that to the next one; empty at the ends of the graph.
     key: equal for units of equal structure.
     """
 
@@ -40,12 +39,11 @@ class Unit:
 
 @dataclass(frozen=True)
 class Crossings:
-    """The tensors that operators compute, by the places between operators that they cross.
+    """The live intervals of computed tensors.
 
     Attributes
     ----------
-    begin, end: the operator that makes each tensor, and the last that reads it; the number of operators for an output
-        of the graph.
+    begin, end: the operator that computes each tensor, and the last operator that reads it.
     """
 
     begin: dict[str, int]
@@ -53,7 +51,7 @@ class Crossings:
 
     @classmethod
     def of(cls, view: GraphView) -> Crossings:
-        """Find where the tensors of a view are made and last read."""
+        """Find the live intervals of a view's computed tensors."""
         begin = {view.names[y]: number for number, op in enumerate(view.operators) for y in op.outputs}
         end: dict[str, int] = {}
         for name, use in view.uses():
@@ -62,12 +60,12 @@ class Crossings:
         return cls(begin, end)
 
     def at(self, place: int) -> list[str]:
-        """List the computed tensors that operators before ``place`` make and operators from there on read."""
+        """List the tensors that an operator before ``place`` computes and one from ``place`` on reads."""
         return [name for name, last in self.end.items() if self.begin[name] < place <= last]
 
 
 def find_units(view: GraphView) -> list[Unit]:
-    """Divide a graph into units: all of it, in order."""
+    """Divide a whole graph into units, in order."""
     crossings = Crossings.of(view)
     count = len(view.operators)
     long = max(LONG_LIVED_LEAST, LONG_LIVED_SHARE * count)
@@ -80,7 +78,7 @@ def find_units(view: GraphView) -> list[Unit]:
         carrying = alive[place]
         if len(carrying) > 1:
             carrying = [name for name in carrying if crossings.end[name] - crossings.begin[name] <= long]
-        # A tensor that carries on at two places at once would leave a unit between them that computes nothing of use.
+        # Two cuts at the same tensor would leave a unit between them that computes nothing that later units read.
         if len(carrying) == 1 and (not cuts or cuts[-1][1] != carrying[0]):
             cuts.append((place, carrying[0]))
     places = [0, *(place for place, _ in cuts), count]
@@ -108,9 +106,9 @@ def _units_that_read(view: GraphView, places: list[int]) -> dict[str, int]:
 
 
 def _key(view: GraphView, operators: range, entering: str, leaving: str, readers: dict[str, int]) -> Hashable:
-    """Describe all that the costs of a unit depend on: its operators, how they are joined, and what it shares.
+    """Describe everything that a unit's costs depend on: its operators, their edges, and the tensors that it shares.
 
-    Tensors that other units read too go by their names: two units that share a mask are not two with a mask each.
+    Tensors that other units also read are named: two units that share one mask differ from two with a mask each.
     """
     inside: dict[str, str] = {}
     outputs = set(view.outputs)
@@ -123,8 +121,8 @@ def _key(view: GraphView, operators: range, entering: str, leaving: str, readers
             name = view.names[x]
             if name not in inside:
                 kind = "weight" if name in weights else "input" if name in view.inputs else "computed"
-                own = name if name != entering and readers[name] > 1 else str(len(inside))
-                inside[name] = f"{kind} {'entering' if name == entering else own}"
+                label = name if name != entering and readers[name] > 1 else str(len(inside))
+                inside[name] = f"{kind} {'entering' if name == entering else label}"
             read.append(inside[name])
         made = []
         for o, y in enumerate(op.outputs):

@@ -1,1 +1,1 @@
-"""The processes' side of a parallel run: they find one another, and communicate for the compiled kernels."""
+"""Serving processes: they meet, load artifacts, and run compiled programs that communicate."""

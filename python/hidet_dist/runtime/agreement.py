@@ -57,7 +57,7 @@ class Agreement:
         self._row = np.zeros(self._reason_at + _MOST_REASON_BYTES // 8, np.int64)
 
     def ask(self, call: int, purpose: Purpose, sizes: Mapping[str, int]) -> HidetDistError | None:
-        """Return what all ranks are to raise instead of making the call, or None where all can make it.
+        """Return the error that all ranks must raise instead of making the call, or None if all can make it.
 
         That is an InputError where a rank has refused it, or has another purpose or other sizes, and a CallError where
         a rank has failed.
@@ -78,7 +78,7 @@ class Agreement:
         return self._refused(rows) or self._different(rows)
 
     def tell(self, call: int, error: Exception) -> None:
-        """Tell the other ranks that this one cannot make the call, and why. Return once all have come to it.
+        """Tell the other ranks that this one cannot make the call, and why. Returns once all have reached the call.
 
         Raises
         ------
@@ -135,7 +135,7 @@ class Agreement:
 
 
 def describe(error: BaseException) -> str:
-    """An error in a line: its message, after the name of its type where that is none of hidet_dist's."""
+    """Format an error in one line: its message, after the name of its type if that is not a type of hidet_dist."""
     message = str(error)
     if isinstance(error, HidetDistError):
         return message

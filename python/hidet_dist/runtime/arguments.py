@@ -56,14 +56,14 @@ class Signature:
         return buffers
 
     def packed(self, inputs: Sequence[Buffer]) -> list[Buffer]:
-        """The inputs row by row: themselves, or copies of those that do not lie so. Raises InputError, MemoryError."""
+        """Make inputs contiguous: copy those that are not. Raises InputError, MemoryError."""
         return [
             buffer if buffer.contiguous else self._memory.packed(buffer, f"Input {self._numbers[number]}")
             for number, buffer in enumerate(inputs)
         ]
 
     def sizes(self, inputs: Sequence[Buffer]) -> dict[str, int]:
-        """The size of each symbolic dim that the program knows. Raises InputError where it may not have that size."""
+        """Compute the size of each symbolic dim of the program. Raises InputError for a size that is not allowed."""
         if not self._stage.symbols:
             return {}
         written = [x.shape for x in self._stage.inputs]
@@ -77,7 +77,7 @@ class Signature:
     def outputs(
         self, given: Sequence[Any], shapes: Sequence[tuple[int, ...]], inputs: Sequence[Buffer]
     ) -> list[Buffer]:
-        """Locate the tensors that the caller gives for the outputs.
+        """Locate the caller's tensors for the outputs.
 
         Raises
         ------
@@ -125,11 +125,11 @@ class Signature:
         ]
 
     def scratch(self, shapes: Sequence[tuple[int, ...]]) -> list[Buffer]:
-        """Make outputs that are thrown away."""
+        """Make outputs that nobody reads."""
         return [self._memory.zeros(shape, dtype) for shape, dtype in zip(shapes, self._outputs, strict=True)]
 
     def kind(self, given: Sequence[Any]) -> str:
-        """The library that outputs are made by: that of the first input.
+        """The library of new outputs: that of the first input.
 
         Raises
         ------
@@ -167,7 +167,7 @@ class Signature:
 
 
 def _dtype(signature: TensorSignature) -> str:
-    """The dtype by the name that NumPy and DLPack have for it too."""
+    """Map a dtype to its name in NumPy and DLPack."""
     return "bool" if signature.dtype == "boolean" else signature.dtype
 
 

@@ -187,7 +187,7 @@ class Calls:
 
     @contextmanager
     def closing(self) -> Iterator[bool]:
-        """Close, after the call that runs: whether it was open before. In a child of the process it never was.
+        """Close after the call that runs. Returns whether it was open before; a child of the process gets False.
 
         Raises
         ------

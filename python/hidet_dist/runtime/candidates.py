@@ -171,7 +171,7 @@ class Choices:
 
 
 def _seconds(time: Timer, kernel: int, candidate: int) -> float:
-    """Time a candidate; infinity for one that cannot run, or whose time makes no sense."""
+    """Time a candidate. Infinity for one that cannot run, or whose time is not a positive number."""
     try:
         seconds = float(time(kernel, candidate))
     except (HidetDistError, OSError, RuntimeError, ValueError):

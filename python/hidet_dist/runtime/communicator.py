@@ -1,4 +1,4 @@
-"""One rank's end of a mesh of processes: made, bound to a thread before kernels are launched, and checked after."""
+"""Communicators: made for a mesh of processes, bound to a thread before kernels are launched, and checked after."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Communicator:
         _open_communicators.add(self)
 
     def bind(self) -> None:
-        """Make it the calling thread's current communicator, which the thread's collectives act on."""
+        """Make it the calling thread's current communicator, which the thread's collectives use."""
         native.bind(self._open_handle())
 
     def begin_call(self, call: int) -> None:
@@ -107,7 +107,7 @@ class Communicator:
 
     @property
     def sequence(self) -> int:
-        """The number of collectives started on it."""
+        """The number of collectives that were started on the communicator."""
         return native.sequence(self._open_handle())
 
     @property
@@ -193,7 +193,7 @@ class Communicator:
         self._fail(reason)
 
     def close(self) -> None:
-        """Free it, once; it must not be in use. A thread that it is still bound to must be bound anew."""
+        """Free the communicator, once. It must not be in use. A thread that is bound to it must be bound to another."""
         if not self._owner.is_this_process:
             self.abandon()
         handle, self._handle = self._handle, None
@@ -208,7 +208,7 @@ class Communicator:
             self._transport.destroy()
 
     def abandon(self) -> None:
-        """Leave it to the parent of this process, to which it belongs; it cannot be used here."""
+        """Leave the communicator to the parent of this process, which owns it. It cannot be used here."""
         _open_communicators.discard(self)
         # Its native part is leaked: freeing it would tell the other ranks, through shared memory, that this rank is
         # gone. The destructors of Gloo's objects wait for threads that are not here.

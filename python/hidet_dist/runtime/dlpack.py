@@ -1,4 +1,4 @@
-"""Reading tensors of any library through DLPack, where they lie: address, shape, strides, dtype and device.
+"""Access to tensors of any library through DLPack, in place: address, shape, strides, dtype and device.
 
 The structures are those of dlpack.h, version 1 (https://dmlc.github.io/dlpack/latest/c_api.html), and the protocol is
 the array API standard's (``__dlpack__`` and ``__dlpack_device__``). NumPy's own reader knows no bfloat16.
@@ -73,7 +73,7 @@ _VERSIONED, _VERSIONED_USED = b"dltensor_versioned", b"used_dltensor_versioned"
 
 
 class Export:
-    """A tensor that its library has exported. The memory is there as long as this is.
+    """A tensor that its library has exported. The memory lives as long as this object.
 
     Parameters
     ----------

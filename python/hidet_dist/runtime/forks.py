@@ -23,7 +23,7 @@ class Owner:
 
     @property
     def is_this_process(self) -> bool:
-        """Whether it is the calling one, not a child of it."""
+        """Whether it is the calling process, and not its parent."""
         return os.getpid() == self.process
 
     def check(self, what: str, remedy: str) -> None:

@@ -75,7 +75,7 @@ class IndexChecks:
 
 
 class _Range:
-    """A check at some sizes: ``least`` and ``greatest`` are what an input's elements may be."""
+    """A check at given sizes: an input's elements may be from ``least`` to ``greatest``."""
 
     def __init__(self, check: IndexCheck, dtype: str, extents: Sequence[int], sizes: Mapping[str, int]):
         shape, strides = ([_value(product, sizes) for product in products] for products in (check.shape, check.strides))
@@ -96,7 +96,7 @@ class _Range:
         self._range = native.StridedRange(self.itemsize, signed, shape, strides, *bounds)
 
     def first_outside(self, buffer: Buffer) -> tuple[int, int] | None:
-        """The place in a contiguous tensor of the first element that is outside, and its value."""
+        """Find the first element of a contiguous tensor that is out of range: its place and value."""
         outside = self._range.first_outside(buffer.address + self.offset * self.itemsize)
         return None if outside is None else (self.offset + outside[0], outside[1])
 

@@ -1,4 +1,4 @@
-"""The compiled function that launches a whole program: its set-up, its calls and its timing."""
+"""The launcher: the compiled function that launches a whole program, with its set-up, calls and timing."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Launcher:
         self._sizes = (ctypes.c_int64 * len(KINDS_OF_MEMORY))()
 
     def workspaces(self) -> dict[str, int]:
-        """The bytes that activations take, as :meth:`workspace_bytes`, for each kind of memory that has any."""
+        """The bytes of activations, as :meth:`workspace_bytes`, by kind of memory."""
         self._library.hidet_get_workspace_size(self._sizes)
         return {kind: size for kind, size in zip(KINDS_OF_MEMORY, self._sizes, strict=True) if size}
 
@@ -98,4 +98,4 @@ class Launcher:
         return self._times
 
     def close(self) -> None:
-        """Give back what was made for launching."""
+        """Free the resources for launching."""

@@ -1,4 +1,4 @@
-"""Loading what the kernels need, the kernels, and the function that launches them all."""
+"""Loading of a program's libraries: those that kernels need, the kernels, and the launcher."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Libraries:
         self.close.atexit = False
 
     def load_shared(self, file: int) -> ctypes.CDLL:
-        """Load a library that keeps nothing between calls, such as a kernel, by its descriptor, which is taken.
+        """Load a library without state, such as a kernel, from a descriptor. Takes over the descriptor.
 
         The loader takes two libraries of the same path for one, even when the file has been replaced in between: a
         process that loads artifacts, builds them anew and loads them again would run the old kernels. So the path is
@@ -44,7 +44,7 @@ class Libraries:
         return library
 
     def load_own(self, file: int) -> ctypes.CDLL:
-        """Load a copy of a library that keeps something of its own, such as a launcher. The descriptor is taken."""
+        """Load a separate copy of a library with state, such as a launcher. Takes over the descriptor."""
         copy = os.memfd_create("hidet_dist_launcher")
         with os.fdopen(file, "rb") as source, os.fdopen(copy, "wb", closefd=False) as target:
             target.write(source.read())
@@ -69,7 +69,7 @@ class Libraries:
         return kernels
 
     def load_launcher(self, file: VerifiedFile) -> tuple[ctypes.CDLL, bytes]:
-        """A launcher, whose descriptor is taken, and what it says of itself.
+        """Load a launcher and its description of the program. Takes over the descriptor.
 
         Raises
         ------
@@ -111,7 +111,7 @@ def load_needed(names: Sequence[str], folder: Path) -> None:
 
 
 def hidet_runtime() -> ctypes.CDLL:
-    """hidet's runtime library, which kernels need; found without importing hidet, whose compiler is not needed here."""
+    """hidet's runtime library, which kernels need. It is located without importing hidet and its compiler."""
     module = importlib.util.find_spec("hidet")
     if module is None or not module.submodule_search_locations:
         raise HidetDistError("hidet is not installed; install hidet==0.6.1.")

@@ -1,4 +1,4 @@
-"""Heartbeats of ranks, from which the ranks to blame for a failed collective are found."""
+"""Heartbeats of ranks, from which a failed collective is attributed to ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from hidet_dist.runtime.store import Store
 
 BEAT_SECONDS = 0.5
-"""How often each rank publishes a heartbeat."""
+"""Seconds between two heartbeats of a rank."""
 
 SILENCE_SECONDS = 3.0
 """A rank whose heartbeat does not change for this long counts as dead; several beats, as busy machines are late."""
@@ -258,7 +258,7 @@ def blame(store: Store, communicator: str, rank: int, world_size: int, progress:
 
 
 def publish(store: Store, communicator: str, verdict: Verdict) -> Verdict:
-    """Publish a verdict, and return it or an earlier one; itself too where the store cannot be reached."""
+    """Publish a verdict. Returns an earlier one if there is one, else this one, also if the store cannot be reached."""
     try:
         return run_bounded(
             lambda: Verdict.loads(store.compare_set(verdict_key(communicator), "", verdict.dumps())), 1.0

@@ -1,4 +1,4 @@
-"""Loading as one: either all ranks have loaded the same artifacts, or all of them know which one has not, and why."""
+"""Collective loading: either all ranks load the same artifacts, or all learn which rank did not, and why."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FAILED = "failed"
 
 
 class Loading:
-    """One turn of loading, which all ranks take in the same order.
+    """One collective loading. All ranks do theirs in the same order.
 
     Parameters
     ----------

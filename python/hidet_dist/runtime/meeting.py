@@ -1,4 +1,4 @@
-"""Waiting for other ranks to say something in the rendezvous store, without waiting for those that are gone."""
+"""Waiting for keys of other ranks in the rendezvous store, but not for ranks that are gone."""
 
 from __future__ import annotations
 

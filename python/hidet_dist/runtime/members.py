@@ -1,4 +1,4 @@
-"""Some of the ranks that met, as a group with a rendezvous of its own: the ranks of one stage."""
+"""Groups of ranks, such as those of one stage, each with a separate rendezvous."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hidet_dist.runtime.rendezvous import Rendezvous
 
 
 class Members(Rendezvous):
-    """The ranks of one group, in the store of all; they are counted from 0 within the group.
+    """The ranks of one group, numbered from 0 within the group. They use the store of all ranks.
 
     What becomes of one group's communicators, another group does not hear of.
 

@@ -435,7 +435,7 @@ class LoadedPartition:
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
-        """While it lasts, kernels can be launched, and the weights are what they were."""
+        """The context in which kernels can be launched and the weights are unchanged."""
         with self._device.memory.active(), self._checking_weights():
             yield
 
@@ -524,7 +524,7 @@ def load_partition(
 
 
 def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> OpenedArtifacts:
-    """Artifacts that this process can load, their files verified; those that replace them meanwhile instead of them."""
+    """Open artifacts that this process can load, their files verified; if they are replaced meanwhile, the new ones."""
     while True:
         artifacts = OpenedArtifacts(folder)
         try:
@@ -556,7 +556,7 @@ def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> Open
 
 
 def _files_of(manifest: Manifest, rank: int) -> list[str]:
-    """The files that a rank relies on: those of its stage but for what other ranks hold, and those of no stage."""
+    """List the files that a rank uses: those of its stage, other ranks' data aside, and those of no stage."""
     number = manifest.stage_of(rank)
     stage_manifest, ranks = manifest.stages[number], manifest.ranks_of(number)
     others = {stage_manifest.weights_file(other - ranks.start) for other in ranks if other != rank}
@@ -566,7 +566,7 @@ def _files_of(manifest: Manifest, rank: int) -> list[str]:
 
 
 def _enter_session(rank: int | None, world_size: int, timeout_seconds: float | None, folder: Path) -> int:
-    """Take the place among the ranks that the arguments or the environment give; refuse one that does not fit."""
+    """Join the ranks as the arguments or the environment say. Refuses a rank or a number of ranks that does not fit."""
     if rank is not None and not 0 <= rank < world_size:
         raise ConfigError(f"{folder} has the ranks 0 to {world_size - 1}; there is no rank {rank}.")
     if session.current() is None:

@@ -30,7 +30,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 @functools.cache
 def features() -> frozenset[str]:
-    """The features that processes can use, by Linux's names, such as ``avx512f``; empty where it tells none."""
+    """The features that processes can use, by Linux's names, such as ``avx512f``; empty if Linux lists none."""
     try:
         with _CPUINFO.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:

@@ -195,7 +195,7 @@ def _events(trace: str | Path | Profile) -> Sequence[dict[str, Any]]:
         try:
             events = json.loads(Path(trace).read_text(encoding="utf-8"))["traceEvents"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise HidetDistError(f"{trace} is no trace: {type(error).__name__}: {error}.") from error
+            raise HidetDistError(f"{trace} is not a trace: {type(error).__name__}: {error}.") from error
     if not isinstance(events, list) or not all(isinstance(event, dict) and "pid" in event for event in events):
-        raise HidetDistError(f"{trace} is no trace of a rank: its events name no process.")
+        raise HidetDistError(f"{trace} is not a trace of a rank: its events name no process.")
     return events

@@ -133,7 +133,7 @@ class Program:
     def run(
         self, prepared: Prepared, communicator: Communicator, record: bool = False
     ) -> tuple[list[Any], np.ndarray | None]:
-        """Make a run: the outputs, and where ``record``, when each kernel began and ended, as the launcher tells it.
+        """Make a run. Returns the outputs, and with ``record`` the times of the kernels as the launcher returns them.
 
         Raises
         ------

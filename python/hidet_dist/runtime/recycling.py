@@ -19,7 +19,7 @@ LEAST_BYTES = 2**20
 
 
 class Recycler:
-    """Gives memory, and takes it back by itself. From any thread.
+    """Lends memory, and takes it back when its users are gone. Any thread may use it.
 
     What lies unused is at most twice as large as the largest piece that was asked for.
     """
@@ -60,7 +60,7 @@ class Recycler:
                 break
 
     def close(self) -> None:
-        """Let go of what is unused, and of the rest as it comes back."""
+        """Free the unused memory, and the rest as it is returned."""
         self._most_bytes = 0
         self._unused.clear()
 

@@ -26,10 +26,10 @@ SECRET_VARIABLE = "HIDET_DIST_SECRET"
 """The environment variable with the secret that the ranks share."""
 
 LEAST_SECRET_BYTES = 16
-"""Where other hosts can reach the store, a shorter secret is refused: it could be found out by trying."""
+"""The least length of the secret if other hosts can reach the store: a shorter one could be guessed."""
 
 LINGER_SECONDS = 5.0
-"""How long the store's host waits at its end, at most, for the others to be done with the store."""
+"""The longest time, in seconds, that the store's host waits at its end for the other ranks to close the store."""
 
 _CONNECTIONS = 3  # to the store, of each rank: for collectives, failures and heartbeats
 _HOST_DESCRIPTORS = 5  # of the store's host: to listen, to select, to be woken, and a spare one
@@ -351,7 +351,7 @@ class Rendezvous:
             time.sleep(_POLL_SECONDS)
 
     def _connect(self, deadline: float, problem: Exception | None = None) -> StoreClient:
-        """A connection, tried for until the deadline; ``problem`` is what an earlier one ended with."""
+        """Connect, with retries until the deadline; ``problem`` is the error of an earlier connection."""
         settings = self.settings
         where = self._where
         while (left := deadline - time.monotonic()) > 0:
@@ -451,7 +451,7 @@ def _join(ranks: list[int]) -> str:
 
 
 def own_address(address: str, port: int) -> str:
-    """This host's address on the way to another; on loopback, if that is where the other one is, or in this host."""
+    """This host's address on the route to another; loopback if the other one is on loopback or on this host."""
     if is_within_host(address):
         return "127.0.0.1"
     family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
@@ -480,7 +480,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _agent_store(settings: Settings, deadline: float) -> Any:
-    """A connection to the store of torchrun's agent: PyTorch's own, which is imported for this only."""
+    """Connect to the store of torchrun's agent, with PyTorch's client, which is imported only for this."""
     from datetime import timedelta
 
     from torch.distributed import TCPStore

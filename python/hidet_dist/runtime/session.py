@@ -109,7 +109,7 @@ def shutdown() -> None:
 
 
 def _forked() -> None:
-    """Leave the session in a child of a rank, which may enter one of its own."""
+    """Leave the session in a child of a rank, which may enter another."""
     global _session
     session, _session = _session, None
     if session is not None:

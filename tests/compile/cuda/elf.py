@@ -1,4 +1,4 @@
-"""What a shared library says of itself: the device code in it, and what it needs. No tool of CUDA is needed to ask."""
+"""The device code and the dependencies of a shared library, read without tools of CUDA."""
 
 import re
 import struct

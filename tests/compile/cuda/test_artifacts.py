@@ -1,4 +1,4 @@
-"""What is built for a GPU, on a machine that need not have one."""
+"""Artifacts for a GPU, built on a machine with or without one."""
 
 import math
 import subprocess

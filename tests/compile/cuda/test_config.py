@@ -1,4 +1,4 @@
-"""What the target's keys take, and what they refuse."""
+"""The values of the target's keys, valid and invalid."""
 
 import hidet
 import pytest

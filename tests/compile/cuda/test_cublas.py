@@ -34,7 +34,7 @@ def toolkit(monkeypatch, tmp_path):
 
 
 def multiply(product, a, b):
-    """What :func:`hidet_dist_cublas_product` is to compute, from where operands lie."""
+    """The expected result of :func:`hidet_dist_cublas_product`, from the operands' layouts."""
     batch, m, n, k = (int(each) for each in (product.batch, product.m, product.n, product.k))
     b_shape = (n, k) if product.transposed else (k, n)
 

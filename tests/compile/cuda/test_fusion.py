@@ -1,4 +1,4 @@
-"""Which kernels a program becomes for CUDA. Nothing is compiled here: the nvcc is one that is never called."""
+"""The fusion of operators into CUDA kernels. Nothing is compiled here: nvcc is a substitute that is never called."""
 
 from collections import Counter
 from dataclasses import replace

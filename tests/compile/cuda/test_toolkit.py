@@ -1,4 +1,4 @@
-"""Where nvcc is looked for, and what is said where there is none."""
+"""The search for nvcc, and the error when there is none."""
 
 import os
 import stat

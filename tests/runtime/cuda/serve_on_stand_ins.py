@@ -43,7 +43,7 @@ def answers(model: LoadedPartition) -> object:
 
 
 def refusals(model: LoadedPartition) -> object:
-    """What each bad input is told."""
+    """The error of each invalid input."""
     messages = []
     for x in (OnDevice(X, 1), OnDevice(np.asfortranarray(X), 0), X.astype(np.float64)):
         try:
@@ -54,7 +54,7 @@ def refusals(model: LoadedPartition) -> object:
 
 
 def profile(model: LoadedPartition) -> object:
-    """What the profile says, in seconds: the call, the one kernel, and where it began."""
+    """The seconds in the profile: of the call, of the only kernel, and of its begin."""
     model.warm_up()
     found = model.profile(X)
     (operator,) = found.operators
@@ -76,7 +76,7 @@ def product(model: LoadedPartition) -> object:
 
 
 def calls(model: LoadedPartition) -> object:
-    """What each array of the file beside the artifacts is answered with, from the host and from the device in turn."""
+    """The outputs for each array of the file beside the artifacts, passed from the host and from the device in turn."""
     with np.load(f"{sys.argv[2]}.npz") as data:
         xs = [data[name] for name in data.files]
     return [np.asarray(model(x if number % 2 else OnDevice(x, 0))).tolist() for number, x in enumerate(xs)]

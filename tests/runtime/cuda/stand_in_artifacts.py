@@ -97,7 +97,7 @@ def run_on_one_gpu(
 def serve(
     stand_ins: Path, mode: str, folder: Path, ranks: int = 1, each: Sequence[Mapping[str, str]] = (), **more: str
 ) -> list[Any]:
-    """What each rank printed, or its error; ``each`` is what is in its environment alone, ``more`` what is in all."""
+    """The output of each rank, or its error; ``each`` are variables of one rank's environment, ``more`` of all."""
     exchange = folder.parent / "exchange"
     exchange.mkdir(exist_ok=True)
     port = str(free_port())

@@ -133,7 +133,7 @@ def test_a_kernel_with_nothing_else_is_refused(stand_ins: Path, program: Path, t
 
 
 def test_its_workspace_counts(stand_ins: Path, program: Path) -> None:
-    """Where it is used, and only there."""
+    """cuBLAS is loaded if kernels use it, and only then."""
     ((with_it, _),) = serve(stand_ins, "memory", program)
     for without in ({"FAKE_CUBLAS_FAIL": "create"}, {"FAKE_CUBLAS_FAIL": "product"}):
         shutil.rmtree(program / "choices")

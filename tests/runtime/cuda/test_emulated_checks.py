@@ -18,7 +18,7 @@ PROGRAM = Path(__file__).with_name("checks_emulated.py")
 
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Where hidet keeps the kernels that the checks share."""
+    """The folder of hidet's kernels, which the checks share."""
     return str(tmp_path_factory.mktemp("kernels"))
 
 

@@ -122,7 +122,7 @@ def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _names_of_dims(program: ExportedProgram, dynamic_shapes: Any) -> dict[str, str]:
-    """What the user calls the symbols of a program's shapes."""
+    """Map the symbols of a program's shapes to the user's names."""
     if dynamic_shapes is None:
         return {}
     wanted = [

@@ -98,6 +98,9 @@ const isSame = (difference, whole) => Math.abs(difference) <= 1e-6 * Math.abs(wh
 
 // ---- Names
 
+// Numbers in names count as numbers. One collator for all: making one takes longer than most comparisons.
+const byName = new Intl.Collator('en', {numeric: true}).compare;
+
 const shapeText = tensor => `[${(tensor.written.length ? tensor.written : tensor.shape).join(', ')}]`;
 const nameOf = tensor => tensor.label || tensor.name;
 // Equal names but for the numbers in them: layers.3.up is layers.*.up.

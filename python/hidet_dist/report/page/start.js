@@ -39,7 +39,7 @@ function drawTop() {
     el('h1', {}, report.title || 'Plan'),
     el('p', {class: 'quiet'}, `on ${meshText()} of ${report.machine.device}; graph ${report.fingerprint}`),
     el('dl', {class: 'figures'},
-      figure('Predicted time of a run', time(report.makespan_seconds), report.makespan_seconds < report.seconds * (1 - 1e-6) ? `${time(report.seconds)} without overlap` : ''),
+      figure('Predicted time of a run', time(report.makespan_seconds), time(report.makespan_seconds) !== time(report.seconds) ? `${time(report.seconds)} without overlap` : ''),
       figure('Communication', percent(sent / report.seconds), Object.entries(report.collectives).map(([kind, number]) => `${number} ${kind}`).join(', ') || 'none'),
       figure('Memory of a device', bytes(peak), `${percent(peak / report.memory.budget_bytes)} of ${bytes(report.memory.budget_bytes)}`),
       figure('Weights of a device', bytes(weights), ''),
@@ -108,7 +108,7 @@ function replicationAnswer() {
     output.replaceChildren(el('strong', {}, addedText(replicatedOf(weight))), ` more a run and `, el('strong', {}, bytes(extra)), ` more a device, which ${fitText(extra)}${each}.`);
   };
   const select = el('select', {'aria-label': 'Weight', onchange: event => show(event.target.value)},
-    [...named.keys()].sort((a, b) => a.localeCompare(b, 'en', {numeric: true})).map(name => el('option', {value: name}, name)));
+    [...named.keys()].sort(byName).map(name => el('option', {value: name}, name)));
   const [largest] = [...named.entries()].sort((a, b) => b[1][0].nbytes * b[1].length - a[1][0].nbytes * a[1].length)[0];
   select.value = largest;
   show(largest);

@@ -30,7 +30,7 @@ function dataTable(rows, columns, options) {
       const sign = order.descending ? -1 : 1;
       own = [...own].sort((a, b) => {
         const [x, y] = [key(a), key(b)];
-        return sign * (typeof x === 'string' ? x.localeCompare(y, 'en', {numeric: true}) : x - y);
+        return sign * (typeof x === 'string' ? byName(x, y) : x - y);
       });
     }
     heads.forEach((head, n) => {

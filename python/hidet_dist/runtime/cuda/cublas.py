@@ -1,4 +1,4 @@
-"""cuBLAS, for the candidates of matrix products that call it: found, loaded, and made ready for one partition."""
+"""cuBLAS, for the candidates of matrix products that call it: its location, loading, and a handle per partition."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ LIBRARY_VARIABLE = "HIDET_DIST_CUBLAS_LIBRARY"
 """The environment variable with the path of libcublas.so.13 (or 12); by default it is looked for."""
 
 WORKSPACE_BYTES = 2**25
-"""What NVIDIA recommends for Hopper (cuBLAS Library, cublasSetWorkspace); other architectures are content with less."""
+"""The size that NVIDIA recommends for Hopper (cuBLAS Library, cublasSetWorkspace); other architectures need less."""
 
 _VERSIONS = ("13", "12")
 _INSTALL = "pip install nvidia-cublas (or nvidia-cublas-cu12)"
 
 
 def find_library() -> str:
-    """The path, or name, of cuBLAS: what the environment says, what is loaded, or that of a package or a toolkit.
+    """Find the path or name of cuBLAS: from the environment, the loaded libraries, a package or a toolkit.
 
     Raises
     ------
@@ -119,7 +119,7 @@ class Cublas:
                 raise ConfigError(f"cuBLAS cannot be used on CUDA device {memory.device}: {error}") from None
 
     def bind(self) -> None:
-        """Have kernels use it that this thread launches."""
+        """Make the kernels that this thread launches use the handle."""
         self._native.bind()
 
     def close(self) -> None:

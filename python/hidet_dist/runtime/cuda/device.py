@@ -19,7 +19,7 @@ from hidet_dist.runtime.program import Program
 
 
 def open_cuda_device(manifest: Manifest, stage: StageManifest, rank: int) -> CudaDevice:
-    """Open the device of a rank. Raises ConfigError where there is none that runs the manifest's code."""
+    """Open the device of a rank. Raises ConfigError if no device runs the manifest's code."""
     number = device_of_rank(rank)
     check_architecture(manifest.arch, number)
     return CudaDevice(CudaMemory(number, static=stage.cuda_graph))

@@ -29,7 +29,7 @@ class Graphs:
         self._executables: dict[Hashable, int | None] = {}  # None where it has run, but was not captured yet
 
     def run(self, key: Hashable, launch: Callable[[], None], check: Callable[[], None]) -> None:
-        """Put the program on the stream.
+        """Launch the program on the stream.
 
         Parameters
         ----------

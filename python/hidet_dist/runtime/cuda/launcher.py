@@ -52,11 +52,11 @@ class CudaLauncher(Launcher):
         self._events: ctypes.Array[ctypes.c_void_p] | None = None
 
     def use(self, kernel: int, address: int) -> None:
-        """Take another candidate of a kernel."""
+        """Switch to another candidate of a kernel."""
         self._table[kernel] = address
 
     def launch(self, addresses: Sequence[int], sizes: tuple[int, ...], check: Callable[[], None]) -> None:
-        """Put the program on the stream, as a graph where it is one."""
+        """Launch the program on the stream, as a CUDA graph if it is run as one."""
         if self._cublas is not None:
             self._cublas.bind()
         if self._graphs is None:
@@ -98,7 +98,7 @@ class CudaLauncher(Launcher):
         return float((times[:, 1] - times[:, 0]).sum()) / _NANOSECONDS
 
     def leave_cublas(self) -> None:
-        """Free cuBLAS's handle and workspace: no kernel that is used calls it. The memory must be active."""
+        """Free cuBLAS's handle and workspace, because no chosen candidate calls it. The memory must be active."""
         cublas, self._cublas = self._cublas, None
         if cublas is not None:
             cublas.close()

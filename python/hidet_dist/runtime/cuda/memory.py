@@ -1,4 +1,4 @@
-"""Device memory of one partition: its weights, workspace and staging, and the stream that everything happens on."""
+"""Device memory of one partition: weights, workspace and staging, and the stream of its work."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _BLOCK_BYTES = 2**24  # of pinned memory that weights pass through; two of them
 
 @dataclass
 class _Resources:
-    """The resources that are given back when the partition goes."""
+    """The resources that are freed with the partition."""
 
     driver: Driver
     device: int
@@ -201,7 +201,7 @@ class CudaMemory:
         """The weights are copies: they are what they were."""
 
     def workspace(self, nbytes: int) -> int:
-        """The address of at least ``nbytes`` bytes for activations; what was there before is given up."""
+        """Allocate at least ``nbytes`` bytes for activations in place of the earlier ones; return their address."""
         address, size = self._workspace
         if size < nbytes:
             with self._context():
@@ -218,7 +218,7 @@ class CudaMemory:
             return self._allocate(nbytes)
 
     def release(self, address: int) -> None:
-        """Give up what :meth:`reserve` found; nothing on the device may use it any more."""
+        """Free memory of :meth:`reserve`; nothing on the device may use it any more."""
         with self._context():
             self._free(address)
 
@@ -239,7 +239,7 @@ class CudaMemory:
         return host_zeros(shape, dtype)
 
     def stage(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> list[int]:
-        """Locate inputs and outputs on the device: where they lie, or in copies there."""
+        """Locate inputs and outputs on the device: the tensors themselves, or copies on the device."""
         addresses = []
         for place, buffer in enumerate((*inputs, *outputs)):
             if not self._needs_copy(buffer):
@@ -252,7 +252,7 @@ class CudaMemory:
         return addresses
 
     def deliver(self, outputs: Sequence[Buffer], addresses: Sequence[int]) -> None:
-        """Copy outputs that are elsewhere to where they belong, once the program is through."""
+        """Copy staged outputs to the caller's tensors after the program."""
         copied = [
             (buffer, address) for buffer, address in zip(outputs, addresses, strict=True) if buffer.address != address
         ]

@@ -1,4 +1,4 @@
-"""NCCL's library: where it is, loading it with the CUDA driver, and what a rank uses of the devices.
+"""NCCL's library: its location, loading it with the CUDA driver, and the devices of ranks.
 
 NCCL and the CUDA driver are loaded when a transport is made, and by nothing else.
 """

@@ -1,4 +1,4 @@
-"""Integers outside of a range, found in memory."""
+"""The search for integers outside of a range in memory."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class MappedFile:
 
     @property
     def change(self) -> Change:
-        """``CONTENT`` where it is not what it was, or a page of it could not be read, and was taken for zeros.
+        """``CONTENT`` if the content has changed, or a page could not be read and was replaced by zeros.
 
         ``STATUS`` where it may be what it was: its status was changed, such as by renaming it, or by putting back the
         modification time after writing to it.
@@ -44,11 +44,11 @@ class MappedFile:
         return Change(library().hidet_dist_mapped_file_change(self.handle))
 
     def renew(self) -> None:
-        """Take the file's status for the known one. Its content is to be checked after that."""
+        """Accept the file's present status as the known one. The caller must check the content after that."""
         library().hidet_dist_mapped_file_renew(self.handle)
 
     def condemn(self) -> None:
-        """Count the file as one whose content was changed from now on."""
+        """Treat the file's content as changed from now on."""
         library().hidet_dist_mapped_file_condemn(self.handle)
 
     def forget(self) -> None:

@@ -96,7 +96,7 @@ class Nccl:
         return any(group >> axis & 1 and extent > 1 for axis, extent in enumerate(self._mesh_shape))
 
     def has(self, group: int) -> bool:
-        """Whether a group's communicator is there."""
+        """Whether a group has a communicator."""
         return bool(library().hidet_dist_nccl_has(self._handle, group))
 
     def await_all(self) -> None:

@@ -52,7 +52,7 @@ BlocksPointer = POINTER(Blocks)
 
 
 class Envelope(ctypes.Structure):
-    """``hidet_dist_envelope``: what a rank says of its collective to the others."""
+    """``hidet_dist_envelope``: a rank's description of its collective for the other ranks."""
 
     _fields_ = (
         ("call", c_int64),

@@ -1,1 +1,1 @@
-"""Pipelines in serving processes: a rank's stage, the messages between stages, and results on their way to ranks."""
+"""Pipelines in serving processes: a rank's stage, the messages between stages, and the delivery of results to ranks."""

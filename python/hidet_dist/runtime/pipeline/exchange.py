@@ -60,7 +60,7 @@ class Exchange:
         self._todo.put(computed)
 
     def take(self) -> dict[int, np.ndarray]:
-        """The parts that this rank has received of the oldest micro-batch, once all its messages are through.
+        """Return the parts that this rank received of the oldest micro-batch, once all its messages are complete.
 
         Raises CommunicationError.
         """

@@ -1,4 +1,4 @@
-"""A rank's ends of the transfers between stages: what it sends of a tensor, and what it receives of one."""
+"""A rank's part of the transfers between stages: the messages that it sends and receives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def raw_view(address: int, shape: Sequence[int], dtype: str) -> np.ndarray:
 
 
 class _End:
-    """How the elements of one dtype are sent: as such where collectives know it, else as bytes."""
+    """The encoding of one dtype in messages: its elements if collectives support the dtype, else bytes."""
 
     def __init__(self, dtype: str):
         self.dtype = dtype
@@ -58,9 +58,9 @@ class Outlet:
     def __init__(self, transfer: Transfer, rank: int, readers: range, dtype: str):
         self._end = _End(dtype)
         self._local = transfer.source.spec.local_shape(transfer.shape, transfer.source.mesh)
-        own = transfer.source.box(transfer.shape, rank)
+        held = transfer.source.box(transfer.shape, rank)
         self._messages = [
-            (readers[message.receiver], within(message.box, own))
+            (readers[message.receiver], within(message.box, held))
             for message in transfer.messages
             if message.sender == rank
         ]
@@ -125,7 +125,7 @@ class Inlet:
         return part
 
     def complete(self, communicator: Communicator, part: np.ndarray) -> np.ndarray:
-        """This rank's shard, row by row, from the parts that the ranks of its group received.
+        """Assemble this rank's shard, contiguous, from the parts that the ranks of its group received.
 
         The communicator is the stage's, bound to this thread. Raises CommunicationError.
         """

@@ -53,7 +53,7 @@ class PreparedCall:
 
 @dataclass(frozen=True)
 class Interval:
-    """What a rank did from ``begin`` to ``end``, by time.perf_counter_ns, in a micro-batch.
+    """An action of a rank in a micro-batch, from ``begin`` to ``end`` by time.perf_counter_ns.
 
     ``name`` is ``receive``, ``run`` or ``send``; ``kernels`` are the times of the kernels of a run: int64[kernels, 2].
     """
@@ -133,7 +133,7 @@ class PipelinedProgram:
 
     @staticmethod
     def exchanges_results(pipeline: Pipeline) -> bool:
-        """Whether results travel between stages."""
+        """Whether results are sent between stages."""
         return any(
             stage != y.source.stage and pipeline.gives_results(stage)
             for y in pipeline.outputs
@@ -142,12 +142,12 @@ class PipelinedProgram:
 
     @property
     def gives_results(self) -> bool:
-        """Whether this rank gives the outputs of the graph."""
+        """Whether this rank returns the outputs of the graph."""
         return self._pipeline.gives_results(self._number)
 
     @property
     def lag(self) -> int:
-        """How many batches of a stream a rank of this stage takes before it gives the results of the first.
+        """The number of batches of a stream that a rank of this stage takes before it returns the results of the first.
 
         So many that those have come when it asks for them, where the pipeline is full.
         """
@@ -224,7 +224,7 @@ class PipelinedProgram:
             self.fail(RuntimeError("the partition was closed within a stream"))
 
     def process(self, prepared: PreparedCall, intervals: list[Interval] | None = None) -> None:
-        """Take part in the forward way of all micro-batches of a call.
+        """Run this rank's stage on all micro-batches of a call, receiving and sending.
 
         Raises
         ------
@@ -293,7 +293,7 @@ class PipelinedProgram:
     # Shapes and places.
 
     def _call_signature(self) -> StageManifest:
-        """The stage as one call sees it: with the graph's inputs that it reads and outputs that it gives."""
+        """The signature of a call on this stage: the graph's inputs that it reads and the outputs that it returns."""
         count = self._pipeline.micro_batches
         inputs = tuple(
             _times(self._stage.inputs[number], self._pipeline.inputs[place].batch_dim, count)
@@ -303,7 +303,7 @@ class PipelinedProgram:
         return replace(self._stage, inputs=inputs, outputs=outputs, index_checks=())
 
     def _call_output(self, place: int) -> TensorSignature:
-        """An output of the graph as this rank gives it."""
+        """An output of the graph on this rank."""
         y = self._pipeline.outputs[place]
         signature = self._manifest.stages[y.source.stage].outputs[y.source.number]
         if y.source.stage != self._number:  # it is replicated
@@ -328,7 +328,7 @@ class PipelinedProgram:
         return PreparedCall(parts, [*results] if results else [], _Kept(outputs, places))
 
     def _part(self, buffer: Buffer, dim: int | None, micro_batch: int) -> Buffer:
-        """A micro-batch of a tensor that lies row by row, row by row as well."""
+        """Make a micro-batch of a contiguous tensor, contiguous as well."""
         if dim is None or self._pipeline.micro_batches == 1:
             return buffer
         whole = raw_view(buffer.address, buffer.shape, buffer.dtype)

@@ -1,4 +1,4 @@
-"""Streams: batch after batch through a pipeline that stays full, the results in order."""
+"""Streams: batches that keep a pipeline full, and their results in order."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ class SecretError(StoreError):
 
 
 class FullError(OSError):
-    """The store's host has no file descriptor left for another connection; it may have some later."""
+    """The store's host has no file descriptor for another connection now."""
 
 
 class Store(Protocol):

@@ -26,7 +26,7 @@ def is_within_host(address: str) -> bool:
 
 
 def written(address: str, port: int) -> str:
-    """An address and a port as errors have them."""
+    """Format an address and a port for errors."""
     return address if is_within_host(address) else f"{address}:{port}"
 
 
@@ -51,7 +51,7 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def connect(address: str, port: int, timeout_seconds: float) -> socket.socket:
-    """A connection to what listens there. Raises OSError where nothing does, PermissionError where it is another's."""
+    """Connect to a listener. Raises OSError if there is none, PermissionError if it is another user's."""
     if is_within_host(address):
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:

@@ -15,10 +15,10 @@ from hidet_dist.runtime.store import place, wire
 from hidet_dist.runtime.store.wire import Channel, ProtocolError
 
 HANDSHAKE_SECONDS = 10.0
-"""How long a connection may take to prove itself."""
+"""The longest time, in seconds, for the proof of a connection."""
 
 MAX_STRANGERS = 128
-"""How many connections may be about to prove themselves; of more, the oldest is closed."""
+"""The limit of connections whose proof is not complete; beyond it, the oldest is closed."""
 
 MAX_STORE_BYTES = 1 << 28
 """The most that keys and values may take together."""
@@ -28,7 +28,7 @@ _PAUSE_SECONDS = 0.1
 
 
 class _Table:
-    """The values, and what can be asked of them. A refused request raises ``ValueError``."""
+    """The values, and the requests for them. A refused request raises ``ValueError``."""
 
     def __init__(self) -> None:
         self._values: dict[bytes, bytes] = {}
@@ -95,7 +95,7 @@ class _Connection:
         return self._channel is not None
 
     def receive(self) -> None:
-        """Take what has come. Raises ``OSError`` or ``ProtocolError`` where this is the end of the connection."""
+        """Receive the bytes that have arrived. Raises ``OSError`` or ``ProtocolError`` when the connection must end."""
         data = self.peer.recv(_READ_BYTES)
         if not data:
             raise ConnectionResetError("closed")
@@ -108,7 +108,7 @@ class _Connection:
                 del self.outgoing[: self.peer.send(self.outgoing)]
 
     def work(self, table: _Table) -> None:
-        """Answer what has come whole, one request after the other, each once the answer before it has gone out."""
+        """Answer the complete requests, one after the other, each once the previous answer was sent."""
         while not self.outgoing:
             if self._channel is None:
                 if not self._prove():

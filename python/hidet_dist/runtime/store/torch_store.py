@@ -1,4 +1,4 @@
-"""The ranks' store as PyTorch wants one, for its process groups."""
+"""The ranks' store as a store of PyTorch, for its process groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol of transports, what each of them is made with, and how their callbacks fail."""
+"""The protocol of transports, their common arguments, and the failures of their callbacks."""
 
 from __future__ import annotations
 

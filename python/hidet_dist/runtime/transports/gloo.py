@@ -90,7 +90,7 @@ class GlooTransport:
 
     @property
     def overlap(self) -> None:
-        """None, as a collective that has returned is over."""
+        """Always None, because a collective that has returned is over."""
         return None
 
     @property

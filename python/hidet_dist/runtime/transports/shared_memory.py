@@ -56,7 +56,7 @@ class SharedMemoryTransport:
 
     @property
     def overlap(self) -> None:
-        """None, as a collective that has returned is over."""
+        """Always None, because a collective that has returned is over."""
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""What ``hidet-dist plan`` and ``build`` are asked for, checked before anything heavy is imported."""
+"""Requests of ``hidet-dist plan`` and ``build``, checked before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _FORMS = "name a folder of transformers, its config.json, or a .onnx file"
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is planned, and for what: the options that ``plan`` and ``build`` share, as they were written."""
+class PlanRequest:
+    """The options that ``plan`` and ``build`` share, as the user wrote them: the model, the mesh and the machine."""
 
     model: Path
     mesh: str
@@ -34,7 +34,7 @@ class Job:
     time_limit: float | None = None
 
     def check(self) -> None:
-        """Refuse options that make no sense, and models that cannot be read. Takes milliseconds. Raises ConfigError."""
+        """Refuse invalid options, and models that cannot be read. Takes milliseconds. Raises ConfigError."""
         self._check_machine()
         if self.budget is not None:
             parse_bytes(self.budget)
@@ -80,7 +80,7 @@ class Job:
             raise ConfigError(f"{place} is of no known form: {_FORMS}.")
 
     def check_weights(self, random: bool) -> None:
-        """Refuse a folder without weights, and random ones of a model that has its own. Raises ConfigError."""
+        """Refuse a folder without weights, and random weights for a model that has weights. Raises ConfigError."""
         if self.model.suffix == ".onnx":
             if random:
                 raise ConfigError(f"{self.model} has weights; --random-weights is for models of transformers.")
@@ -107,7 +107,7 @@ class Job:
         return {name: str(value) for name, value in values.items() if value is not None}
 
     @classmethod
-    def of_origin(cls, origin: Mapping[str, str]) -> Job:
+    def of_origin(cls, origin: Mapping[str, str]) -> PlanRequest:
         """The inverse of :meth:`origin`. Raises ConfigError for anything else."""
         kinds: dict[str, Any] = {
             "model": Path,
@@ -125,7 +125,7 @@ class Job:
 
     @property
     def title(self) -> str:
-        """What the model is called: the name of its folder or file."""
+        """The name of the model: that of its folder or file."""
         path = self.model.parent if self.model.name == "config.json" else self.model
         return path.resolve().name
 
