@@ -425,7 +425,7 @@ _MODULES: tuple[Case, ...] = (
     ),
 )
 _EXPORTED = (
-    *("BERT", "RoBERTa", "MPNet", "ALBERT", "DistilBERT", "GPT-2", "GPT-NeoX", "LLaMA", "Qwen2", "T5 encoder"),
+    *("BERT", "RoBERTa", "MPNet", "ALBERT", "DistilBERT", "GPT-2", "GPT-NeoX", "LLaMA", "Qwen2"),
     *("BART decoder", "Whisper encoder", "CLIP", "ViT", "DINOv2", "Swin", "ConvNeXt", "ResNet (transformers)"),
     "SegFormer",
 )
