@@ -1,6 +1,6 @@
-# Targets: setup, demo, models, test, slow-test, docs, wheel, soundness, bench, bench-search, bench-budget, bench-rules,
-# bench-collectives, bench-kernels, bench-stages, gpu-test, gpu-bench, format, clean. PYTHON makes the environment; RANKS is the demo's
-# process count.
+# Targets: setup, demo, models, test, slow-test, docs, wheel, soundness, bench, bench-search, bench-budget,
+# bench-planning, bench-rules, bench-collectives, bench-kernels, bench-stages, gpu-test, gpu-bench, format, clean. PYTHON
+# makes the environment; RANKS is the demo's process count.
 PYTHON ?= python3
 RANKS ?= 2
 DIST ?= dist
@@ -15,7 +15,7 @@ CPP := $(shell find hidet_dist -name '*.[ch]pp' -o -name '*.h' 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks docs)
 
-.PHONY: setup demo models test lint slow-test docs wheel soundness bench bench-search bench-budget bench-iopddl bench-rules bench-collectives bench-kernels bench-stages gpu-test gpu-bench format clean FORCE
+.PHONY: setup demo models test lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-iopddl bench-rules bench-collectives bench-kernels bench-stages gpu-test gpu-bench format clean FORCE
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/installed
@@ -99,6 +99,11 @@ bench-search: setup
 # Planning under tight memory; ARGS="--cases minilm_4 llama3_8b_8@1.2" takes some. The last line is JSON.
 bench-budget: setup
 	$(BIN)/python benchmarks/budget.py $(ARGS)
+
+# Models of transformers from the start of a process to their plans; ARGS="--cases llama3_8b_8" takes one. The last line
+# is JSON.
+bench-planning: setup
+	$(BIN)/python benchmarks/planning.py $(ARGS)
 
 bench-rules: setup
 	$(BIN)/python benchmarks/rules.py

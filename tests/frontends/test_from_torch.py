@@ -246,3 +246,16 @@ def test_attention_with_dropout_or_two_masks_is_refused(masked: bool):
 
     with pytest.raises(TraceError, match="mask" if masked else "dropout"):
         hidet_dist.from_torch(Attention().eval(), (torch.randn(2, 4, 5, 8), torch.ones(5, 5, dtype=torch.bool)))
+
+
+def test_differences_of_neighbours_are_what_pytorch_computes():
+    torch.manual_seed(0)
+
+    class Differences(nn.Module):
+        def forward(self, x: torch.Tensor, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            edges = torch.diff(ids, dim=1, prepend=ids[:, :1], append=ids[:, :2])
+            return torch.diff(x), torch.diff(x, n=2, dim=0), edges, torch.diff(x > 0)
+
+    inputs = (torch.randn(4, 6), torch.randint(0, 9, (4, 6)))
+    for got, want in zip(sharded(Differences(), inputs), Differences()(*inputs), strict=True):
+        np.testing.assert_allclose(got, want.numpy(), rtol=1e-6)

@@ -24,11 +24,11 @@ def test_random_cuts_compute_the_whole_graph(name: str) -> None:
 def test_cuts_are_of_all_kinds() -> None:
     """Several stages, operators that do not follow one another, micro-batches."""
     rng = np.random.default_rng(0)
-    graph = normalize(GRAPHS["mlp"](rng))
-    drawn = [cuts.random_pipeline(graph, {}, rng) for _ in range(12)]
-    assert {1, 2} <= {one.cut.batch.count for one in drawn}
-    assert max(len(one.operators) for one in drawn) == cuts.MOST_STAGES
-    assert any(own[-1] - own[0] >= len(own) for one in drawn for own in one.operators)
+    graph = normalize(GRAPHS["attention"](rng))
+    drawn = [cuts.random_stages(graph, rng) for _ in range(40)]
+    assert {len(one) for one in drawn} == set(range(1, cuts.MOST_STAGES + 1))
+    assert any(own[-1] - own[0] >= len(own) for one in drawn for own in one)
+    assert {cuts.random_micro_batch(graph, rng).count for _ in range(8)} == {1, 2}
 
 
 def test_a_message_that_goes_astray_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from typing import Protocol
 from hidet.graph import Operator
 
 from hidet_dist.cost.fusion import Fused, fused_operators
-from hidet_dist.cost.work import MEASURED_DTYPE, local_work, work_of
+from hidet_dist.cost.work import MEASURED_DTYPES, local_work, work_of
 from hidet_dist.machine import Cluster
 from hidet_dist.reshard import Conversion, Element, cheapest_conversion, conversion_seconds, reduce_seconds
 from hidet_dist.rules.rule import Choice
@@ -97,7 +97,7 @@ class PredictedCost:
     def local(self, op: Operator, sizes: Mapping[str, int]) -> float:
         """An operator of a sharded program, whose shapes are a rank's, at given sizes of symbolic dims."""
         work, device, dtype = local_work(op, sizes), self.cluster.device, op.outputs[0].dtype.name
-        measured = device.kernel_seconds(work) if device.kernels and dtype == MEASURED_DTYPE else None
+        measured = device.kernel_seconds(work) if device.kernels and dtype in MEASURED_DTYPES else None
         if measured is not None:
             return device.launch_seconds + measured
         return device.operator_seconds(work.operations, work.moved_bytes, dtype)
@@ -105,7 +105,7 @@ class PredictedCost:
     def _measured(self, op: Operator, choice: Choice, passing_bytes: int | None = None) -> float | None:
         """Seconds of a kernel by its measured class, without its launch; None if its class was not measured."""
         device = self.cluster.device
-        if not device.kernels or op.outputs[0].dtype.name != MEASURED_DTYPE:
+        if not device.kernels or op.outputs[0].dtype.name not in MEASURED_DTYPES:
             return None
         return device.kernel_seconds(work_of(op, choice, self.cluster.mesh, passing_bytes))
 

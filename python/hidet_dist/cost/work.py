@@ -23,8 +23,9 @@ from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.extents import evaluate, extents_of
 from hidet_dist.weights.named import is_weight
 
-MEASURED_DTYPE = "float32"
-"""The dtype of the kernels that are measured."""
+MEASURED_DTYPES = ("float32", "float16", "bfloat16")
+"""The dtypes that measured costs of kernels hold for. Kernels are measured in float32; those of half types compute in
+float32 as well, and move fewer bytes."""
 
 _CLASSES: dict[type[Operator], str] = {
     MatmulOp: "matmul",

@@ -51,8 +51,8 @@ class Device:
     overlaps_communication: whether collectives run beside computation, in a separate stream.
     cache_bytes: the size of the cache in which a kernel finds data that was just written. Bytes beyond it, and weights,
         take at least the time that memory needs.
-    kernels: the measured cost of each class of float32 kernels (:data:`hidet_dist.machine.kernels.KERNEL_CLASSES`).
-        Classes that were not measured are predicted by the roofline.
+    kernels: the measured cost of each class of float32 kernels (:data:`hidet_dist.machine.kernels.KERNEL_CLASSES`),
+        which hold for half types as well. Classes that were not measured are predicted by the roofline.
     places_shards: whether collectives read and write the shards of any dim in place, without packing or unpacking.
         Those in host memory do, since they copy anyway.
     """

@@ -43,9 +43,9 @@ def cheapest_conversion(
     """Find the cheapest steps that convert a tensor of ``shape`` (whole, in elements) from ``source`` to ``target``.
 
     Dijkstra's algorithm runs over the layouts that fit the shape. :func:`hidet_dist.reshard.moves` lists the steps,
-    :func:`hidet_dist.reshard.step_seconds` prices them. Among paths of equal cost, the path with the fewest steps wins,
-    then the first one in the order of ``moves``. On a mesh of more than four axes a path uses only the axes of the
-    source and the target; on smaller meshes it may detour over any axis.
+    :func:`hidet_dist.reshard.step_seconds` prices them. Among paths of equal cost, the path with the fewest collectives
+    wins, then that with the fewest steps, then the first one in the order of ``moves``. On a mesh of more than four
+    axes a path uses only the axes of the source and the target; on smaller meshes it may detour over any axis.
 
     Raises
     ------
@@ -69,6 +69,23 @@ def conversion_seconds(
     """
     ways = _checked(shape, dtype, sources, targets, cluster)
     return tuple(tuple(ways(source, target).tree(source).seconds(target) for target in targets) for source in sources)
+
+
+def conversion_collectives(
+    shape: Sequence[int],
+    dtype: Element,
+    sources: Sequence[Layout],
+    targets: Sequence[Layout],
+    cluster: Cluster,
+) -> tuple[tuple[int, ...], ...]:
+    """The number of collectives of :func:`cheapest_conversion`, from each source (rows) to each target (columns).
+
+    Raises SpecError as it does.
+    """
+    ways = _checked(shape, dtype, sources, targets, cluster)
+    return tuple(
+        tuple(ways(source, target).tree(source).collectives(target) for target in targets) for source in sources
+    )
 
 
 def _checked(
@@ -132,7 +149,7 @@ class _Ways:
             self._out[node] = [
                 (
                     self.number(after),
-                    _price(step_seconds(step, before, after, self._shape, self._element_bytes, self._cluster)),
+                    _price(step, step_seconds(step, before, after, self._shape, self._element_bytes, self._cluster)),
                     step,
                 )
                 for step, after in moves(before, self._shape, self._cluster.mesh, self._usable)
@@ -147,12 +164,13 @@ class _Ways:
         return self._trees[number]
 
 
-# A price is ticks * _STEPS + number of steps, so that one comparison orders by cost, then by length.
-_STEPS = 2**16
+# A price is (ticks * _MOST + number of collectives) * _MOST + number of steps, so that one comparison orders by cost,
+# then by collectives, then by length.
+_MOST = 2**16
 
 
-def _price(seconds: float) -> int:
-    return int(math.ldexp(seconds, _TICKS_LOG2)) * _STEPS + 1
+def _price(step: Step, seconds: float) -> int:
+    return (int(math.ldexp(seconds, _TICKS_LOG2)) * _MOST + step.collective.communicates) * _MOST + 1
 
 
 class _Tree:
@@ -169,7 +187,11 @@ class _Tree:
 
     def seconds(self, target: Layout) -> float:
         """The cost of the cheapest path to a layout. A path exists: gathering and slicing reach every spec."""
-        return (self._reach(target) // _STEPS) / 2**_TICKS_LOG2
+        return (self._reach(target) // _MOST**2) / 2**_TICKS_LOG2
+
+    def collectives(self, target: Layout) -> int:
+        """The number of steps of the cheapest path to a layout that communicate."""
+        return self._reach(target) // _MOST % _MOST
 
     def path(self, target: Layout) -> tuple[tuple[Step, ...], float]:
         """The steps of the cheapest path to a layout, and its seconds."""

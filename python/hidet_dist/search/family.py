@@ -157,6 +157,7 @@ class _Joint:
     ):
         self.views, self.formulations, self.frequencies = views, formulations, frequencies
         cost: list[list[float]] = []
+        collectives: list[list[int]] = []
         memory: list[list[int]] = []
         self.entities: list[list[int]] = []
         self.kept: list[dict[int, list[int]]] = [{} for _ in views]
@@ -184,6 +185,7 @@ class _Joint:
                     kept_choices = kept
                 entities.append(len(cost))
                 cost.append([frequencies[g] * costs[k] for k in kept_choices])
+                collectives.append([formulation.problem.collectives[entity][k] for k in kept_choices])
                 nbytes = [formulation.problem.memory[entity][k] for k in kept_choices]
                 if entity >= formulation.weights.stop:  # an input or output is held while its graph runs
                     points = formulation.problem.activations.points
@@ -207,7 +209,8 @@ class _Joint:
                 producer, consumer = self.entities[g][edge.producer], self.entities[g][edge.consumer]
                 convert = weighted[id(edge.convert)]
                 span = edge.begin + start[g], edge.end + start[g]
-                edges.append(Edge(tensors + edge.tensor, producer, consumer, produced, edge.consumed, convert, *span))
+                own = tensors + edge.tensor, producer, consumer, produced, edge.consumed, convert
+                edges.append(Edge(*own, *span, edge.collectives))
             activations = formulation.problem.activations
             for interval in activations.intervals:
                 entity = self.entities[g][interval.entity]
@@ -216,7 +219,8 @@ class _Joint:
                 )
             converted.update((tensors + tensor, memory_) for tensor, memory_ in activations.tensors.items())
             tensors += 1 + max((edge.tensor for edge in formulation.problem.edges), default=0)
-        self.problem = Problem(cost, memory, budget, edges, Activations(start[-1], tuple(intervals), converted))
+        activations = Activations(start[-1], tuple(intervals), converted)
+        self.problem = Problem(cost, memory, budget, edges, activations, collectives)
 
     def _common_specs(self, group: tuple[tuple[int, int], ...]) -> list[TensorShardSpec]:
         """List the specs that a shared weight may have in all graphs. Raises ConfigError."""

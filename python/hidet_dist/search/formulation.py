@@ -12,6 +12,8 @@ from hidet_dist.cost.fusion import Fused
 from hidet_dist.cost.model import CostModel, compute_seconds, reduction_seconds, split_seconds
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import Cluster
+from hidet_dist.reshard import conversion_collectives
+from hidet_dist.reshard.cost import itemsize
 from hidet_dist.rules.rule import Choice, RuleTable
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.memory import (
@@ -115,10 +117,10 @@ def formulate(
         memory.append([spec.local_nbytes(view.shape(name), view.itemsize(name), mesh) for spec in specs])
 
     tensors = _Tensors(view, fused, choices, (*weights, *inputs), outputs)
-    edges = tensors.edges(_Conversions(view, model, mesh, fused, limits))
+    edges = tensors.edges(_Conversions(view, cluster, model, fused, limits))
     activations = _activations(view, model, mesh, choices, outputs, tensors)
     budget = cluster.device.memory_bytes if options.mem_budget is None else options.mem_budget
-    problem = Problem(cost, memory, budget, edges, activations)
+    problem = Problem(cost, memory, budget, edges, activations, _collectives(choices, cost))
     layouts = {name: [spec for spec, _ in numbers_of_layouts] for name, numbers_of_layouts in tensors.numbers.items()}
     return Formulation(problem, fused, choices, notes, numbers, weights, inputs, outputs, pins, layouts)
 
@@ -164,6 +166,15 @@ def _operator_costs(
             ]
         costs.append(known[key])
     return costs
+
+
+def _collectives(choices: Sequence[tuple[Choice, ...]], cost: Sequence[Sequence[float]]) -> list[list[int]]:
+    """Count the collectives of each entity's choices: those that reduce the outputs of operators."""
+    known: dict[int, list[int]] = {}
+    for own in choices:
+        if id(own) not in known:
+            known[id(own)] = [sum(map(len, choice.spec.reduce_fns)) for choice in own]
+    return [known[id(own)] for own in choices] + [[0] * len(costs) for costs in cost[len(choices) :]]
 
 
 @dataclass(frozen=True)
@@ -247,18 +258,20 @@ class _Tensors:
                     conversions.seconds(use.tensor, tuple(layouts)),
                     use.begin,
                     use.end,
+                    conversions.collectives(use.tensor, tuple(layouts)),
                 )
             )
         return edges
 
 
 class _Conversions:
-    """The time of conversions between the layouts of tensors, in seconds; equal tensors share a table."""
+    """The costs of conversions between the layouts of tensors; equal tensors share a table."""
 
-    def __init__(self, view: GraphView, model: CostModel, mesh: DeviceMesh, fused: Mapping[int, Fused], limits: Limits):
-        self.view, self.model, self.mesh, self.limits = view, model, mesh, limits
+    def __init__(self, view: GraphView, cluster: Cluster, model: CostModel, fused: Mapping[int, Fused], limits: Limits):
+        self.view, self.cluster, self.model, self.mesh, self.limits = view, cluster, model, cluster.mesh, limits
         self.split = {one.tensor: one for one in fused.values()}
         self.tables: dict[Hashable, _Table] = {}
+        self.counts: dict[Hashable, tuple[tuple[int, ...], ...]] = {}
 
     def seconds(self, name: str, layouts: tuple[_Layout, ...]) -> _Table:
         """Predict the time from each layout to each other, including that of splitting a fused kernel."""
@@ -279,6 +292,16 @@ class _Conversions:
                 )
             self.tables[key] = seconds
         return self.tables[key]
+
+    def collectives(self, name: str, layouts: tuple[_Layout, ...]) -> tuple[tuple[int, ...], ...]:
+        """Count the collectives of the conversion from each layout to each other."""
+        shape, dtype = self.view.pieces(name)
+        specs = tuple(spec for spec, _ in layouts)
+        key = shape, itemsize(dtype), specs
+        if key not in self.counts:
+            self.limits.check()
+            self.counts[key] = conversion_collectives(shape, dtype, specs, specs, self.cluster)
+        return self.counts[key]
 
 
 class _Sizes:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from hidet_dist.errors import HidetDistError, InfeasibleError, SolverError
 from hidet_dist.search import tuning
+from hidet_dist.search.descent import descend
 from hidet_dist.search.eliminate import Tables, TooWide, eliminate, marginals
 from hidet_dist.search.ilp import NothingFitsError, StoppedError, TooLargeError, solve, solve_peak
 from hidet_dist.search.limits import Limits, OutOfTimeError
@@ -24,6 +25,7 @@ from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.presolve import Presolve, Reduction
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Problem, Solution, evaluate, held_bytes, peaks, readers, restricted
+from hidet_dist.search.ties import charge_collectives
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,8 @@ class _State:
 def optimize(problem: Problem, options: SolveOptions | None = None, like: Solution | None = None) -> Solution:
     """Solve the problem to a relative gap, or until the time limit.
 
-    ``like`` is the solution of a problem that differs only in its costs: the search starts from its plans.
+    Of plans of equal cost, one with few collectives is taken (:mod:`hidet_dist.search.ties`). ``like`` is the solution
+    of a problem that differs only in its costs: the search starts from its plans.
 
     Raises
     ------
@@ -128,6 +131,11 @@ def optimize(problem: Problem, options: SolveOptions | None = None, like: Soluti
         When the solver fails, or the time limit or the memory limit is reached before there is a plan.
     """
     options = SolveOptions() if options is None else options
+    charged = charge_collectives(problem, options.gap)
+    return charged.solution(_optimize(charged.problem, charged.options(options), like))
+
+
+def _optimize(problem: Problem, options: SolveOptions, like: Solution | None) -> Solution:
     limits = options.limits
     state = _State(problem, options, [list(range(len(costs))) for costs in problem.cost])
     tables = Tables(limits)
@@ -160,6 +168,7 @@ def optimize(problem: Problem, options: SolveOptions | None = None, like: Soluti
             state.record_simple_plans()
     if not state.best:
         raise state.refusal or _not_found(state)
+    state.record(descend(problem, state.groups, state.best, limits))
     gap = max(0.0, 1 - state.bound / state.seconds) if state.seconds else 0.0
     known = (*(probe.choices for probe in state.known_plans[-tuning.KNOWN_PLANS :]), state.best)
     return Solution(
@@ -192,7 +201,7 @@ def _at(point: int, price: float, count: int) -> Prices:
 def _without_activations(state: _State, tables: Tables) -> None:
     """Find the best plan for a negligible price, then for none: of plans of equal time, the one that holds less."""
     problem = state.problem
-    trifle = state.options.gap / 1000 * sum(map(min, problem.cost)) / max(1, sum(map(max, problem.memory)))
+    trifle = state.options.gap * tuning.TIE_SHARE * sum(map(min, problem.cost)) / max(1, sum(map(max, problem.memory)))
     count = problem.activations.points
     # Before the first operator a device holds little but what it holds during the whole run.
     for price in (trifle, 0.0):

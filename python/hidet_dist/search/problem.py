@@ -12,7 +12,7 @@ adds to the tables of the cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -61,7 +61,8 @@ class Edge:
     """One use of a tensor: its ``producer`` and one ``consumer`` (entity numbers).
 
     ``produced[k]`` is the number of the spec that the producer's choice k makes. ``consumed[k]`` is the number of the
-    spec that the consumer's choice k requires. ``convert[s][d]`` is the time of converting from s to d, in seconds.
+    spec that the consumer's choice k requires. ``convert[s][d]`` is the time of converting from s to d, in seconds,
+    and ``collectives[s][d]`` the number of collectives in that, where it is known.
     Edges of one ``tensor`` share the producer and the numbering of specs. A converted tensor is held for this consumer
     from program point ``begin`` to ``end``.
     """
@@ -74,6 +75,7 @@ class Edge:
     convert: tuple[tuple[float, ...], ...]
     begin: int = 0
     end: int = 0
+    collectives: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ class Problem:
     """``cost[e][k]`` in seconds, ``memory[e][k]`` and ``budget`` in bytes, for entity e and its choice k.
 
     ``memory`` is held during the whole run. ``activations`` are held besides, during live intervals.
+    ``collectives[e][k]`` is the number of collectives in the cost, where it is known.
     """
 
     cost: Sequence[Sequence[float]]
@@ -88,6 +91,7 @@ class Problem:
     budget: int
     edges: Sequence[Edge]
     activations: Activations = NO_ACTIVATIONS
+    collectives: Sequence[Sequence[int]] = ()
 
 
 @dataclass(frozen=True)
@@ -139,23 +143,29 @@ def held_bytes(problem: Problem, groups: Mapping[int, Iterable[Edge]], choices: 
         change[interval.end + 1] -= nbytes
     for tensor, group in groups.items():
         memory = activations.tensors.get(tensor)
-        if memory is None:
-            continue
-        layout = memory.layout
-        spans: dict[int, tuple[int, int]] = {}
-        source = -1
-        for edge in group:
-            source, required = edge.produced[choices[edge.producer]], edge.consumed[choices[edge.consumer]]
-            if layout[source] != layout[required]:
-                begin, end = spans.get(required, (edge.begin, edge.end))
-                spans[required] = min(begin, edge.begin), max(end, edge.end)
-        for required, (begin, end) in spans.items():
-            change[begin] += memory.nbytes[required]
-            change[end + 1] -= memory.nbytes[required]
-            working = memory.working(source, required)
-            change[begin] += working
-            change[begin + 1] -= working
+        if memory is not None:
+            add_converted(change, memory, group, choices)
     return list(accumulate(change))[:-1]
+
+
+def add_converted(
+    change: MutableSequence[int], memory: ConvertedTensor, group: Iterable[Edge], choices: Sequence[int]
+) -> None:
+    """Add the bytes that a tensor's conversions hold to the changes of the bytes held from point to point."""
+    layout = memory.layout
+    spans: dict[int, tuple[int, int]] = {}
+    source = -1
+    for edge in group:
+        source, required = edge.produced[choices[edge.producer]], edge.consumed[choices[edge.consumer]]
+        if layout[source] != layout[required]:
+            begin, end = spans.get(required, (edge.begin, edge.end))
+            spans[required] = min(begin, edge.begin), max(end, edge.end)
+    for required, (begin, end) in spans.items():
+        change[begin] += memory.nbytes[required]
+        change[end + 1] -= memory.nbytes[required]
+        working = memory.working(source, required)
+        change[begin] += working
+        change[begin + 1] -= working
 
 
 def peaks(nbytes: Sequence[int], points: Iterable[int]) -> list[int]:
@@ -184,4 +194,7 @@ def restricted(problem: Problem, kept: Sequence[Sequence[int]]) -> Problem:
         memory=[[nbytes[k] for k in choices] for nbytes, choices in zip(problem.memory, kept, strict=True)],
         edges=edges,
         activations=replace(problem.activations, intervals=intervals),
+        collectives=[[own[k] for k in choices] for own, choices in zip(problem.collectives, kept, strict=True)]
+        if problem.collectives
+        else (),
     )

@@ -6,6 +6,13 @@ None of them affects whether a plan is right, or its bound valid. They were chos
 # Presolve (presolve.py).
 PRESOLVE_ROUNDS = 3  # over all entities; later ones remove little
 
+# Ties (ties.py, optimum.py).
+TIE_SHARE = 1e-3  # of the gap that the charges of all collectives, or those of memory, may come to
+
+# Coordinate descent (descent.py).
+DESCENT_STEPS = 20_000  # entities looked at
+ROUNDING = 1e-12  # relative, of sums of seconds; a choice that is better by less is none
+
 # Elimination (eliminate.py).
 TENSOR_ENTRIES = 2**22  # entries of the table of one tensor, above which the tensor is relaxed
 READERS_LIMITS = (3, 8, 2, 1)  # tensors of more readers are relaxed; tried in this order until the gap is small

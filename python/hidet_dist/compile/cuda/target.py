@@ -10,10 +10,7 @@ from typing import Any, ClassVar
 
 from hidet.graph import FlowGraph, Operator, Tensor
 
-from hidet_dist.compat.cublas_products import product_of
 from hidet_dist.compile.communication import check_communication
-from hidet_dist.compile.cuda.build import building_for
-from hidet_dist.compile.cuda.launches import fewer_launches
 from hidet_dist.compile.guards import guard_graph
 from hidet_dist.errors import ConfigError
 from hidet_dist.machine import Device
@@ -98,18 +95,23 @@ class CudaTarget:
 
     def optimizing(self) -> AbstractContextManager[None]:
         """Compile for the GPU."""
-        return building_for(self.gpu, self.space, self.mma, self.cublas)
+        return self.building()
 
     def building(self) -> AbstractContextManager[None]:
         """Compile for the GPU."""
+        # hidet takes a second to import its kernels for GPUs, which planning does without.
+        from hidet_dist.compile.cuda.build import building_for
+
         return building_for(self.gpu, self.space, self.mma, self.cublas)
 
     def building_launcher(self) -> AbstractContextManager[None]:
         """Compile for the GPU."""
-        return building_for(self.gpu, self.space, self.mma, self.cublas)
+        return self.building()
 
     def before_fusion(self, program: Program) -> FlowGraph:
         """Guard all lookups, as inputs on a GPU are not checked, and fuse operators to have fewer kernels."""
+        from hidet_dist.compile.cuda.launches import fewer_launches
+
         graph = fewer_launches(guard_graph(program, ()))
         check_communication(program.graph, graph)
         return graph
@@ -127,4 +129,8 @@ class CudaTarget:
 
     def calls_cublas(self, node: Operator) -> bool:
         """Whether it is a matrix product, and cuBLAS may compute it."""
-        return self.cublas and product_of(node.task) is not None
+        if not self.cublas:
+            return False
+        from hidet_dist.compat.cublas_products import product_of
+
+        return product_of(node.task) is not None

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.export import ExportedProgram
+from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.utils import _pytree as pytree
 
 from hidet_dist.errors import TraceError
@@ -38,7 +39,14 @@ def exported(
             f"{type(module).__name__} is in training mode, in which dropout and batch norms do something else: call "
             "module.eval() first."
         )
-    with torch.no_grad(), _without_memory(module), _lines_known(lines), warnings.catch_warnings():
+    with (
+        torch.no_grad(),
+        _without_memory(module),
+        _lines_known(lines),
+        # The graphs between PyTorch's passes are not run, so that there is no need to generate code of each.
+        _use_lazy_graph_module(True),
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch's own calls
         warnings.filterwarnings("ignore", "The tensor attributes .*_flat_weights")  # of PyTorch's own recurrent layers
         given = pytree.tree_map_only(torch.Tensor, _placeholder, (tuple(args), dict(kwargs)))

@@ -167,6 +167,19 @@ def _cat(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     return parts[0] if len(parts) == 1 else ops.concat(parts, dim % len(parts[0].shape))
 
 
+@lowers("diff.default")
+def _diff(call: Call, x: Tensor, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
+    """The differences of neighbours, ``n`` times; of truth values whether they differ."""
+    dim %= len(x.shape)
+    parts = [part for part in (prepend, x, append) if part is not None]
+    y = to_dtype(ops.concat(parts, dim) if len(parts) > 1 else x, call.dtype)
+    for _ in range(n):
+        count = extents_of(y)[dim] - 1
+        before, after = sliced(y, dim, 0, count), sliced(y, dim, 1, count)
+        y = ops.not_equal(after, before) if call.dtype == "bool" else after - before
+    return y
+
+
 @lowers("stack.default")
 def _stack(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     dim %= len(tensors[0].shape) + 1

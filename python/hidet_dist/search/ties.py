@@ -1,0 +1,85 @@
+"""Ties between plans: of plans that cost the same, the one with fewer collectives is the better one.
+
+On rings an all-reduce costs what a reduce-scatter and an all-gather do, so that such plans are common. Each collective
+is therefore charged a trifle, far below the gap to which plans are told apart. The trifles of all collectives that a
+plan could have come to a small part of its least cost; that much is taken off the bound again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hidet_dist.search import tuning
+from hidet_dist.search.options import SolveOptions
+from hidet_dist.search.problem import Edge, Problem, Solution, evaluate, readers
+
+_Table = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Charged:
+    """A problem in which collectives are charged.
+
+    Attributes
+    ----------
+    problem: the problem to solve.
+    most_seconds: what the charges of a plan come to at most.
+    """
+
+    original: Problem
+    problem: Problem
+    most_seconds: float
+
+    def options(self, given: SolveOptions) -> SolveOptions:
+        """The options for solving the problem, so that the original is solved as asked for."""
+        if self.problem is self.original:
+            return given
+        report = given.on_incumbent
+
+        def on_incumbent(choices: Sequence[int], seconds: float, bound: float, elapsed: float) -> None:
+            assert report is not None
+            own = evaluate(self.original, choices)
+            report(choices, own, min(own, max(0.0, bound - self.most_seconds)), elapsed)
+
+        gap = given.gap * (1 - 2 * tuning.TIE_SHARE)
+        return replace(given, gap=gap, on_incumbent=None if report is None else on_incumbent)
+
+    def solution(self, found: Solution) -> Solution:
+        """A solution of the problem as one of the original."""
+        if self.problem is self.original:
+            return found
+        seconds = evaluate(self.original, found.choices)
+        bound = max(0.0, found.seconds * (1 - found.gap) - self.most_seconds)
+        return replace(found, seconds=seconds, gap=max(0.0, 1 - bound / seconds) if seconds else 0.0)
+
+
+def charge_collectives(problem: Problem, gap: float) -> Charged:
+    """Charge each collective of a problem that is to be solved to a relative gap; nothing where the gap is 0."""
+    groups = readers(problem)
+    count = sum(map(max, problem.collectives)) + sum(
+        len(group) * max(map(max, group[0].collectives)) for group in groups.values() if group[0].collectives
+    )
+    most = gap * tuning.TIE_SHARE * sum(map(min, problem.cost))
+    if not count or not most:
+        return Charged(problem, problem, 0.0)
+    trifle = most / count
+    tables: dict[tuple[int, int], _Table] = {}
+
+    def charged(edge: Edge) -> Edge:
+        key = id(edge.convert), id(edge.collectives)
+        if key not in tables:
+            tables[key] = tuple(
+                tuple(seconds + trifle * own for seconds, own in zip(line, counts, strict=True))
+                for line, counts in zip(edge.convert, edge.collectives, strict=True)
+            )
+        return replace(edge, convert=tables[key], collectives=())
+
+    cost = problem.cost
+    if problem.collectives:
+        cost = [
+            [seconds + trifle * n for seconds, n in zip(costs, own, strict=True)]
+            for costs, own in zip(cost, problem.collectives, strict=True)
+        ]
+    edges = [charged(edge) if edge.collectives else edge for edge in problem.edges]
+    return Charged(problem, replace(problem, cost=cost, edges=edges, collectives=()), most)
