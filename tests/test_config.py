@@ -252,8 +252,8 @@ def _machine_file(path: Path, what: str) -> None:
         ("sparse", f"at most {MOST_MACHINE_BYTES}"),
         ("nested", "nested too deeply"),
         ("9" * 10_000, "Cannot read"),
-        ('{"device": {"name": []}}', "must have the keys"),
-        ('{"device": 1e999}', "must have the keys"),
+        ('{"device": {"name": []}}', "must be a list with one link per mesh axis"),
+        ('{"device": 1e999}', "must be a list with one link per mesh axis"),
     ],
 )
 def test_machine_files_that_are_none(what: str, says: str, tmp_path: Path) -> None:

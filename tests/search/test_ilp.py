@@ -71,7 +71,7 @@ def test_the_least_budget_is_feasible_and_less_is_not(problem: Problem) -> None:
     assert solve(problem).seconds == pytest.approx(best, abs=1e-6)
     if sum(map(min, problem.memory)):
         short = Problem(problem.cost, problem.memory, problem.budget - 1, problem.edges)
-        with pytest.raises(SolverError, match="No plan fits"):
+        with pytest.raises(SolverError, match="no plan fits"):
             solve(short)
 
 

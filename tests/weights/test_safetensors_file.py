@@ -123,16 +123,16 @@ ENTRY = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"data_offsets": [0, 20]}, "does not fit the bytes 0 to 20"),
-        ({"data_offsets": [8, 32]}, "does not fit the bytes 8 to 32"),
-        ({"data_offsets": [-24, 0]}, r"the shape \[2, 3\] at -24"),
+        ({"data_offsets": [0, 20]}, "does not fit its bytes, 0 to 20"),
+        ({"data_offsets": [8, 32]}, "does not fit its bytes, 8 to 32"),
+        ({"data_offsets": [-24, 0]}, r"shape or offset \[2, 3\], -24"),
         ({"data_offsets": [0]}, "ValueError"),
-        ({"shape": [-2, -3]}, r"the shape \[-2, -3\]"),
-        ({"shape": [2.0, 3]}, r"the shape \[2.0, 3\]"),
+        ({"shape": [-2, -3]}, r"shape or offset \[-2, -3\]"),
+        ({"shape": [2.0, 3]}, r"shape or offset \[2.0, 3\]"),
         ({"shape": None}, "TypeError"),
         ({"dtype": "F4"}, "has the dtype 'F4'"),
         ({"dtype": []}, r"has the dtype \[\]"),
-        ({"shape": [True, 6]}, r"the shape \[True, 6\]"),
+        ({"shape": [True, 6]}, r"shape or offset \[True, 6\]"),
         ({"data_offsets": [0, 10**400]}, "does not fit"),
     ],
 )
@@ -195,7 +195,7 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         SafetensorsFiles.open([path, other])
     stored = SafetensorsFiles.open(path).find("a", "float32", [1000])
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(WeightsError, match=r"a.safetensors has changed since its header was read: 'a' may be anything"):
+    with pytest.raises(WeightsError, match=r"a.safetensors has changed since its header was read, so 'a' is unknown"):
         stored.read((slice(0, 1000),))
     with pytest.raises(WeightsError, match=r"a.safetensors cannot be read as a safetensors file"):
         SafetensorsFiles.open(path)

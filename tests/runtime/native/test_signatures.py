@@ -118,7 +118,7 @@ def tabled(header: Header) -> dict[str, Any]:
 def texts() -> dict[str, str]:
     """The headers that declare functions of the library."""
     each = {path.name: path.read_text(encoding="utf-8") for path in INCLUDE.glob("*.h")}
-    return {name: text for name, text in each.items() if f"HIDET_DIST_API int32_t {PREFIX}" in text}
+    return {name: text for name, text in each.items() if re.search(rf"HIDET_DIST_API \w+ \*?{PREFIX}", text)}
 
 
 def opaque_structures() -> set[str]:
