@@ -1,4 +1,4 @@
-# Targets: setup, demo, models, test, slow-test, docs, wheel, soundness, bench, bench-search, bench-budget,
+# Targets: setup, demo, models, models-hidet, test, slow-test, docs, wheel, soundness, bench, bench-search, bench-budget,
 # bench-planning, bench-rules, bench-collectives, bench-kernels, bench-stages, gpu-test, gpu-bench, format, clean. PYTHON
 # makes the environment; RANKS is the demo's process count.
 PYTHON ?= python3
@@ -15,7 +15,7 @@ CPP := $(shell find hidet_dist -name '*.[ch]pp' -o -name '*.h' 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
 SOURCES := $(wildcard python tests examples benchmarks docs)
 
-.PHONY: setup demo models test lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-iopddl bench-rules bench-collectives bench-kernels bench-stages gpu-test gpu-bench format clean FORCE
+.PHONY: setup demo models models-hidet test lint slow-test docs wheel soundness bench bench-search bench-budget bench-planning bench-iopddl bench-rules bench-collectives bench-kernels bench-stages gpu-test gpu-bench format clean FORCE
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/installed
@@ -46,6 +46,11 @@ demo: setup
 # ARGS="BERT LLaMA --no-processes" takes some of them, and leaves the two processes out. The last line is JSON.
 models: setup $(STAMPS)/models
 	$(BIN)/python benchmarks/models.py --libraries $(VENV)/torchvision $(if $(ARGS),$(ARGS),--out benchmarks/results/models.json)
+
+# hidet's own tests through auto_parallel on two ranks; FOLDER is a clone of hidet at v0.6.1. ARGS="--cases 2 frontends".
+# The last line is JSON.
+models-hidet: setup $(STAMPS)/models
+	$(BIN)/python benchmarks/hidet_suite $(FOLDER) $(ARGS)
 
 # torchvision lies apart: transformers would import it, which fails where it is for another build of PyTorch.
 $(STAMPS)/models: $(STAMPS)/installed

@@ -26,13 +26,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import hidet
 import numpy as np
+from hidet import ops
 from hidet.graph import FlowGraph
 from rich.console import Console
 from rich.table import Table
 
 from hidet_dist.errors import InfeasibleError, SolverError
-from hidet_dist.machine import Cluster, DeviceGroup, Link, builtin, unequal_cluster
+from hidet_dist.machine import Cluster, Device, DeviceGroup, Link, builtin, unequal_cluster
 from hidet_dist.machine.slices import MeshSlice, slices_at, sub_cluster
 from hidet_dist.normalize import NormalGraph, normalize
 from hidet_dist.pipeline import PipelineOptions, PipelineResult, search_pipeline
@@ -45,6 +47,7 @@ from hidet_dist.spec import DeviceMesh
 from hidet_dist.testing import shapes
 from hidet_dist.testing.sizes import GPTConfig
 from hidet_dist.view import GraphView
+from hidet_dist.weights import weight
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from search import GPT_LAYER, LLAMA_LAYER, experts
@@ -53,6 +56,7 @@ GPT3_39B = GPTConfig(layers=48, hidden=8192, heads=64, vocabulary=51200, batch=8
 """GPT-39B of Alpa's table 4; a batch of inference."""
 CLUSTERS = 16  # uniform clusters of layers that Alpa's program cuts between
 UNLIMITED = 2**62
+TIME_LIMIT_SECONDS = 600.0  # of one search: what others get must not depend on the machine's speed
 
 
 def _pod(machine: str, *shape: int) -> Cluster:
@@ -100,7 +104,7 @@ def measure(name: str) -> dict[str, Any]:
     begin, cpu = time.perf_counter(), time.process_time()
     graph = normalize(traced)
     options = PipelineOptions(case.objective, case.micro_batches, "last")
-    result = search_pipeline(graph, cluster, pipeline=options)
+    result = search_pipeline(graph, cluster, pipeline=options, time_limit_seconds=TIME_LIMIT_SECONDS)
     seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     others = {
@@ -135,7 +139,8 @@ def least(
     found = []
     for stages in given:
         try:
-            result = search_pipeline(graph, cluster, pipeline=replace(options, stages=stages))
+            given_stages = replace(options, stages=stages)
+            result = search_pipeline(graph, cluster, pipeline=given_stages, time_limit_seconds=TIME_LIMIT_SECONDS)
         except (InfeasibleError, SolverError):
             continue
         found.append(result.value)
@@ -145,7 +150,8 @@ def least(
 def one_stage(graph: NormalGraph, cluster: Cluster, options: PipelineOptions) -> float | None:
     """The value of the best plan for the whole machine."""
     try:
-        return search_pipeline(graph, cluster, pipeline=replace(options, stages=1)).value
+        whole = replace(options, stages=1)
+        return search_pipeline(graph, cluster, pipeline=whole, time_limit_seconds=TIME_LIMIT_SECONDS).value
     except InfeasibleError:
         return None
 
@@ -154,7 +160,16 @@ def tensor_parallel(graph: NormalGraph, cluster: Cluster, layer: tuple[int, ...]
     """The seconds of the best plan with Megatron's splits; None where it does not fit the memory."""
     pins, allow = experts(graph, cluster.mesh, layer)["megatron"]
     try:
-        return find_plan(graph, cluster, pins=pins, allow=allow, report=False, overlap=False).plan.seconds
+        found = find_plan(
+            graph,
+            cluster,
+            pins=pins,
+            allow=allow,
+            report=False,
+            overlap=False,
+            time_limit_seconds=TIME_LIMIT_SECONDS,
+        )
+        return found.plan.seconds
     except (InfeasibleError, SolverError):
         return None
 
@@ -275,11 +290,15 @@ def show(console: Console, names: Sequence[str]) -> dict[str, Any]:
 
 
 def three_objectives(console: Console) -> dict[str, Any]:
-    """Plan GPT-2 for two nodes of one A100 by each of the objectives, which pick different plans."""
-    graph = normalize(shapes.gpt(shapes.GPT2))
-    cluster = _pod("dgx-a100-pod", 2, 2)
+    """Plan four layers, of which no device has room for all, by each of the objectives: they pick different plans."""
+    x = y = hidet.symbol([8, 128], "float32", "cpu")
+    for number in range(4):
+        y = ops.tanh(ops.matmul(y, weight(f"layers.{number}", [128, 128])))
+    graph = normalize(hidet.trace_from(y, [x]))
+    device = Device("slow", {"default": 1e9}, 1e9, 150_000, 1e-9)
+    cluster = Cluster(DeviceMesh((4,)), (Link(5e-5, 1e8),), device)
     results = {}
-    table = Table(title="GPT-2 on 2x2 A100, by objective")
+    table = Table(title="Four layers on four small devices, by objective")
     for column in ("objective", "stages", "micro-batches", "seconds", "gap"):
         table.add_column(column)
     for objective in ("latency", "throughput", "batch"):

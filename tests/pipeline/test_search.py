@@ -90,6 +90,22 @@ def test_the_rest_of_what_is_given_is_searched(graph: hidet.FlowGraph, weights: 
     assert str(plan.stages[0].operators[0].spec.out_specs[0]) == "(S0, R)"
 
 
+def test_stages_boundaries_and_idle_time_are_seen(graph: hidet.FlowGraph) -> None:
+    plan = plan_of(graph, {"objective": "throughput", "stages": 2, "micro_batches": 4, "outputs": "last"})
+    assert plan.pipeline is not None
+    (boundary,) = plan.pipeline.boundaries
+    assert f"{boundary.tensor} to stage 1" in plan.table().columns[1].cells
+    data = plan.explain().to_data()["pipeline"]
+    assert data["interval_seconds"] == max(stage["period_seconds"] for stage in data["stages"])
+    assert data["interval_seconds"] == pytest.approx(plan.interval_seconds / 4)
+    assert min(stage["idle_share"] for stage in data["stages"]) == 0
+    first = data["stages"][0]
+    assert first["period_seconds"] == pytest.approx(first["seconds"] + boundary.seconds)
+    text = str(plan.explain())
+    assert "Pipeline of 2 stages and 4 micro-batches" in text
+    assert f"{boundary.nbytes} bytes" in text and boundary.nbytes == 8 // 4 * 32 * 4
+
+
 @pytest.mark.parametrize(
     ("config", "says"),
     [

@@ -19,6 +19,7 @@ from hidet_dist.spec.report import Incumbent, Row
 
 if TYPE_CHECKING:
     from hidet_dist.spec import Plan, StagePlan
+    from hidet_dist.spec.pipeline import Pipeline
 
 FORMAT = 1
 _WIDTH = 160  # columns of the text form
@@ -69,7 +70,28 @@ class Explanation(_Printed):
             "format": FORMAT,
             "seconds": self.plan.seconds,
             "makespan_seconds": self.plan.makespan_seconds,
+            **({} if self.plan.pipeline is None else {"pipeline": self._pipeline_data(self.plan.pipeline)}),
             "stages": [stage.to_data() for stage in self.stages],
+        }
+
+    def _pipeline_data(self, pipeline: Pipeline) -> dict[str, Any]:
+        """The stages of a pipeline as plain JSON values, with how long each works on a micro-batch and then waits."""
+        seconds = [stage.makespan_seconds for stage in self.plan.stages]
+        interval = pipeline.interval_seconds(seconds)
+        return {
+            "micro_batches": pipeline.micro_batches,
+            "interval_seconds": interval,
+            "stages": [
+                {
+                    "operators": [stage.operators[0], stage.operators[-1]],
+                    "ranks": [stage.ranks[0], stage.ranks[-1]],
+                    "seconds": own,
+                    "period_seconds": period,
+                    "idle_share": 1 - period / interval if interval else 0.0,
+                }
+                for stage, own, period in zip(pipeline.stages, seconds, pipeline.period_seconds(seconds), strict=True)
+            ],
+            "boundaries": [boundary.to_json() for boundary in pipeline.boundaries],
         }
 
     def to_json(self) -> str:
@@ -77,10 +99,38 @@ class Explanation(_Printed):
         return json.dumps(self.to_data(), indent=1) + "\n"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.plan.pipeline is not None:
+            yield from self._pipeline_tables(self._pipeline_data(self.plan.pipeline))
         for number, stage in enumerate(self.stages):
             if len(self.stages) > 1:
                 yield Text(f"Stage {number}", style="bold")
             yield stage
+
+    def _pipeline_tables(self, data: dict[str, Any]) -> Iterator[Table | Text]:
+        """The tables of stages and of boundaries."""
+        yield Text(
+            f"Pipeline of {len(data['stages'])} stages and {data['micro_batches']} micro-batches: "
+            f"{_time(self.plan.makespan_seconds)} a call, {_time(data['interval_seconds'])} between micro-batches"
+        )
+        stages = Table(title=Text("Stages [µs]"))
+        for column in ("stage", "operators", "ranks", "computes", "with messages", "idle"):
+            stages.add_column(column, justify="right")
+        for number, stage in enumerate(data["stages"]):
+            stages.add_row(
+                str(number),
+                *("-".join(map(str, dict.fromkeys(stage[key]))) for key in ("operators", "ranks")),
+                f"{stage['seconds'] * 1e6:.1f}",
+                f"{stage['period_seconds'] * 1e6:.1f}",
+                f"{stage['idle_share']:.0%}",
+            )
+        yield stages
+        boundaries = Table(title=Text("What stages send"))
+        for column in ("stage", "tensor", "leaves as", "arrives as", "size", "time [µs]"):
+            boundaries.add_column(column, overflow="fold")
+        for number in range(len(self.stages)):
+            for row in self.plan.boundaries_from(number):
+                boundaries.add_row(str(number), *map(Text, row))
+        yield boundaries
 
 
 @dataclass(frozen=True)

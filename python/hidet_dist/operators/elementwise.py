@@ -77,7 +77,7 @@ _MAPS: Mapping[str, Callable[..., Expr]] = {
     "mish": lambda v, d: v * primitives.tanh(_softplus(v, d, 1.0, 20.0)),
     "tanhshrink": lambda v, d: v - primitives.tanh(v),
     "hardshrink": lambda v, d, bound: if_then_else(ir.logical_or(v < d(-bound), v > d(bound)), v, d.zero),
-    "sign": lambda v, d: if_then_else(v > d.zero, d.one, if_then_else(v < d.zero, d(-1), d.zero)),
+    "sign": lambda v, d: if_then_else(v > d.zero, d.one, if_then_else(v < d.zero, d.zero - d.one, d.zero)),
     "exp2": lambda v, d: primitives.exp(v * d(math.log(2.0))),
     "logit": lambda v, d: primitives.log(v / (d.one - v)),
     "integer_power": _integer_power,
@@ -343,7 +343,7 @@ def _power(x: Tensor, exponent: Scalar) -> Tensor:
         simple = {2.0: ops.square, 1.0: lambda v: v, 0.5: sqrt, -0.5: rsqrt, -1.0: reciprocal}
         if exponent in simple:
             return simple[float(exponent)](x)  # type: ignore[arg-type]
-        if float(exponent) == int(exponent) and 0 <= exponent <= 8:  # type: ignore[arg-type, operator]
+        if float(exponent).is_integer() and 0 <= exponent <= 8:  # type: ignore[arg-type, operator]
             return MapOp(x, "integer_power", [int(exponent)]).outputs[0]  # type: ignore[arg-type]
         return MapOp(x, "power", [float(exponent)]).outputs[0]  # type: ignore[arg-type]
     if exponent < 0:  # type: ignore[operator]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hidet import ops
@@ -176,7 +176,14 @@ def logsumexp(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
 def softmax(x: Tensor, dim: int, dtype: DataType | str | None = None) -> Tensor:
     """``exp(x)`` divided by its sum along ``dim``."""
     x = x if dtype is None else to_dtype(x, dtype)
-    return ops.softmax(x, dim % len(x.shape))
+    return _along(ops.softmax, x, dim)
+
+
+def _along(function: Callable[[Tensor, int], Tensor], x: Tensor, dim: int) -> Tensor:
+    """A function along a dim; a tensor without dims is one of one element."""
+    if not x.shape:
+        return ops.reshape(function(ops.reshape(x, [1]), 0), [])
+    return function(x, dim % len(x.shape))
 
 
 def safe_softmax(x: Tensor, dim: int, dtype: DataType | str | None = None) -> Tensor:
@@ -189,7 +196,7 @@ def safe_softmax(x: Tensor, dim: int, dtype: DataType | str | None = None) -> Te
 def log_softmax(x: Tensor, dim: int, dtype: DataType | str | None = None) -> Tensor:
     """The logarithm of the softmax along ``dim``."""
     x = x if dtype is None else to_dtype(x, dtype)
-    return ops.logsoftmax(x, dim % len(x.shape))
+    return _along(ops.logsoftmax, x, dim)
 
 
 class CumulativeOp(Operator):

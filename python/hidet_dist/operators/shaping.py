@@ -68,6 +68,9 @@ def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: Scalar | N
     if mode not in ("reflect", "replicate", "circular"):
         raise ValueError(f"There is no padding mode {mode!r}.")
     rank = len(x.shape)
+    if mode == "circular" and min(pad, default=0) < 0:
+        # What is cut off is not repeated.
+        x, pad = constant_pad_nd(x, [min(size, 0) for size in pad]), [max(size, 0) for size in pad]
     for number in range(len(pad) // 2):
         before, after, dim = int(pad[2 * number]), int(pad[2 * number + 1]), rank - 1 - number
         if not before and not after:

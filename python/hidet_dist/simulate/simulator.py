@@ -8,8 +8,10 @@ from functools import reduce as fold
 
 import hidet
 import numpy as np
+import torch
 from hidet.ffi import runtime_api
 from hidet.graph import FlowGraph, Tensor
+from hidet.graph.frontend.torch.utils import dtype_to_torch
 
 from hidet_dist.artifacts.manifest import COORDINATE
 from hidet_dist.compat.cpu_build import precompile_headers
@@ -118,7 +120,9 @@ def _communicate(mesh: DeviceMesh, op: CommunicationOp, sent: list[np.ndarray]) 
             lambda part: _split_blocks(part, op),
             lambda blocks: _join_blocks(blocks, op),
         )
-        received.append(hidet.asarray(np.array(y, order="C")))
+        # NumPy has no bfloat16: such tensors were sent as float32.
+        whole = torch.from_numpy(np.array(y, order="C"))
+        received.append(hidet.from_torch(whole.to(dtype_to_torch(op.outputs[0].dtype))))
     return received
 
 

@@ -217,7 +217,11 @@ class Pipeline:
         return self.results == ALL or stage == len(self.stages) - 1
 
     def interval_seconds(self, seconds: Sequence[float]) -> float:
-        """Predict the seconds from one micro-batch to the next, which are those of the slowest stage.
+        """Predict the seconds from one micro-batch to the next, which are those of the slowest stage."""
+        return max(self.period_seconds(seconds))
+
+    def period_seconds(self, seconds: Sequence[float]) -> list[float]:
+        """Predict for each stage the seconds for which one micro-batch keeps it busy.
 
         A stage receives a micro-batch, computes, and sends its results before it takes the next micro-batch.
         """
@@ -226,10 +230,10 @@ class Pipeline:
             sends[boundary.source.stage] += boundary.seconds
             for reader in boundary.readers:
                 receives[reader.stage] += boundary.seconds / len(boundary.readers)
-        return max(
+        return [
             computing + sending + receiving
             for computing, sending, receiving in zip(seconds, sends, receives, strict=True)
-        )
+        ]
 
     def call_seconds(self, seconds: Sequence[float]) -> float:
         """Predict the seconds of a call from those of the stages.

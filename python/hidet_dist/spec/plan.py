@@ -534,8 +534,31 @@ class Plan:
                 specs = str(conversion.source), str(conversion.target)
                 cost = f"{conversion.seconds * 1e6:.1f}"
                 table.add_row("", "graph output", *specs, "; ".join(conversion.steps), cost)
+            for boundary in self.boundaries_from(number):
+                table.add_row("", *boundary)
             table.add_section()
         return table
+
+    def boundaries_from(self, stage: int) -> list[tuple[str, str, str, str, str]]:
+        """Describe what a stage of a pipeline sends: to which stages, in which specs, how many bytes, and the µs."""
+        if self.pipeline is None:
+            return []
+        rows = []
+        for boundary in self.pipeline.boundaries:
+            if boundary.source.stage != stage:
+                continue
+            readers = ", ".join(f"stage {reader.stage}" for reader in boundary.readers)
+            arriving = [self.stages[reader.stage].inputs[reader.number].spec for reader in boundary.readers]
+            rows.append(
+                (
+                    f"{boundary.tensor} to {readers}",
+                    str(self.stages[stage].outputs[boundary.source.number].spec),
+                    ", ".join(map(str, arriving)),
+                    f"{boundary.nbytes} bytes",
+                    f"{boundary.seconds * 1e6:.1f}",
+                )
+            )
+        return rows
 
     def to_json(self) -> str:
         """The plan as JSON text; equal plans have equal text."""

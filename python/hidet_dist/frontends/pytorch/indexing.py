@@ -24,7 +24,7 @@ def _index_select(call: Call, x: Tensor, dim: int, index: Tensor) -> Tensor:
     return ops.take(x, reshaped(index, [call.shape[dim]]), dim % len(x.shape))
 
 
-@lowers("gather.default", "take_along_dim.default")
+@lowers("gather.default")
 def _gather(call: Call, x: Tensor, dim: int, index: Tensor, **_: Any) -> Tensor:
     return operators.gather(x, dim, index)
 

@@ -14,7 +14,7 @@ import hidet
 import torch
 from hidet.graph import FlowGraph, Tensor
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, OutputKind
+from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from hidet_dist.errors import MissingOperator, TraceError, UnsupportedModelError, VerificationError
@@ -38,6 +38,17 @@ class _Known:
     value: torch.Tensor
     build: Callable[[], Tensor | None] | None = None
 
+
+_UNFIT = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+)
+"""What a lowering raises for arguments that it does not know; VerificationError is none of these."""
 
 _SIZES: dict[Any, Callable[..., Any]] = {
     operator.add: lambda a, b: a + b,
@@ -95,9 +106,27 @@ class _Lowerer:
         outputs = [self.tensor(value) for value in self.run(nodes, values)]
         if self.missing:
             raise UnsupportedModelError(type(self.module).__name__, self.missing)
-        specs = self.program.graph_signature.output_specs
-        user_outputs = [y for y, spec in zip(outputs, specs, strict=True) if spec.kind is OutputKind.USER_OUTPUT]
-        return FlowGraph([y for y in user_outputs if y is not None], inputs).update_nodes()
+        return FlowGraph(self.results_of(outputs), inputs).update_nodes()
+
+    def results_of(self, outputs: Sequence[Tensor | None]) -> list[Tensor]:
+        """Those of a program's outputs that the module gives back. Raises TraceError where the module has a state."""
+        own = []
+        name = type(self.module).__name__
+        for y, spec in zip(outputs, self.program.graph_signature.output_specs, strict=True):
+            if spec.kind is OutputKind.BUFFER_MUTATION:
+                raise TraceError(
+                    f"{name} writes to its buffer {spec.target!r} when it is called, and a graph keeps nothing between "
+                    "calls: make what is kept an argument and a result."
+                )
+            if spec.kind is not OutputKind.USER_OUTPUT or isinstance(spec.arg, ConstantArgument):
+                continue
+            if y is None:
+                raise TraceError(
+                    f"{name} gives back {spec.arg.name!r}, which is no tensor: only tensors, and what is the same in "
+                    "every call, are supported."
+                )
+            own.append(y)
+        return own
 
     def arguments(self) -> tuple[list[Tensor], dict[torch.fx.Node, Any]]:
         """Make the inputs of the graph, and the value of each placeholder."""
@@ -161,7 +190,11 @@ class _Lowerer:
         target = node.target
         args, kwargs = self.resolve((node.args, dict(node.kwargs)), values)
         if target is operator.getitem:
-            return args[0][args[1]]
+            found = args[0][args[1]]
+            if found is None and isinstance(node.meta.get("val"), torch.Tensor):
+                self.refuse(node.args[0], f"its result {args[1]} is not supported")
+                return self.stand_in(node.meta["val"])
+            return found
         if isinstance(target, torch._ops.HigherOrderOperator):
             return self.inlined(node, args)
         meta = node.meta.get("val")
@@ -229,7 +262,7 @@ class _Lowerer:
         except Refused as refused:
             self.refuse(node, str(refused))
             return self.stand_in(meta)
-        except (ValueError, TypeError, NotImplementedError, AssertionError, AttributeError, KeyError) as error:
+        except _UNFIT as error:
             if self.missing:
                 return self.stand_in(meta)  # a stand-in may have caused the error
             where = traceback.extract_tb(error.__traceback__)[-1]
@@ -277,6 +310,9 @@ class _Lowerer:
                 return None
         target = node.target
         assert callable(target)
+        if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
+            self.refuse(node, "it gives random numbers: make them an argument of the module")
+            return self.stand_in(meta)
         plain_args, plain_kwargs = pytree.tree_map_only(_Known, lambda x: x.value, (args, dict(kwargs)))
         if "device" in plain_kwargs:
             plain_kwargs["device"] = "cpu"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -84,7 +85,8 @@ def variance(x: Tensor, dim: Any, keepdim: bool, correction: float) -> Tensor:
     for axis in axes:
         count = extents_of(x)[axis] * count
     if isinstance(count, int):
-        return ops.multiply(result, constant(count / (count - correction), x.dtype.name))
+        factor = count / (count - correction) if count > correction else math.inf  # the variance of one is not defined
+        return ops.multiply(result, constant(factor, x.dtype.name))
     kind = x.dtype
     return ops.multiply(result, kind(count) / (kind(count) - kind(correction)))
 

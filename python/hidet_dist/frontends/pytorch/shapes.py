@@ -164,6 +164,8 @@ def _unbind(call: Call, x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
 @lowers("cat.default", "concat.default")
 def _cat(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     parts = [to_dtype(x, call.dtype) for x in tensors if 0 not in extents_of(x)]
+    if not parts:
+        return filled(call, 0)
     return parts[0] if len(parts) == 1 else ops.concat(parts, dim % len(parts[0].shape))
 
 
@@ -279,8 +281,8 @@ def _select_scatter(call: Call, x: Tensor, source: Tensor, dim: int, index: Any)
 
 
 @lowers("copy.default")
-def _copy(call: Call, x: Tensor, source: Tensor, *_: Any) -> Tensor:
-    return expanded(to_dtype(source, call.dtype), call.shape)
+def _copy(call: Call, x: Tensor, source: Any, *_: Any) -> Tensor:
+    return filled(call, source)
 
 
 @lowers("diagonal.default")

@@ -9,7 +9,7 @@ from hidet.graph import Tensor
 from hidet_dist import operators
 from hidet_dist.frontends.pytorch.calls import Call, lowers
 from hidet_dist.operators import reductions
-from hidet_dist.spec.extents import extents_of
+from hidet_dist.spec.extents import extents_of, same_extent, same_shape
 
 
 def _rank(call: Call) -> int:
@@ -89,10 +89,18 @@ def _scales(call: Call, args: Any) -> list[float] | None:
 
 
 def _resized(call: Call, x: Tensor, mode: str, align_corners: bool, scales: list[float] | None) -> Tensor:
-    size = call.shape[2:]
-    if extents_of(x)[2:] == tuple(size):
+    own, size = extents_of(x)[2:], call.shape[2:]
+    factors: list[float | None] = [None] * len(size) if scales is None else [*scales]
+    # A factor such as 1.1 may leave a dim as long as it is. PyTorch's kernels then copy it, or resample it by the
+    # factor: linear ones copy, and that of nearest elements of two dims, which doubles dims without the factor, too.
+    exact = [1] if "linear" in mode else [1, 2] if mode == "nearest" and len(size) == 2 else []
+    factors = [
+        None if any(same_extent(out, times * extent) for times in exact) else factor
+        for out, extent, factor in zip(size, own, factors, strict=True)
+    ]
+    if same_shape(own, tuple(size)) and not any(factors):
         return x
-    return operators.interpolate(x, size, mode, align_corners, scales)
+    return operators.interpolate(x, size, mode, align_corners, factors)
 
 
 @lowers("unfold.default")

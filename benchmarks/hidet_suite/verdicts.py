@@ -1,0 +1,225 @@
+"""A plugin of pytest that runs hidet's tests with the ranks in hidet's place, and says how each went."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hidet.graph import FlowGraph
+from hidet.ir.expr import SymbolVar
+from hooks import Compute, Run, Session, hooked
+
+from hidet_dist.errors import CompileError, HidetDistError, PartitionError, SolverError, VerificationError
+
+RIGHT, REFUSED, WRONG, OUTSIDE = "right", "refused", "wrong", "outside"
+TOLERANCE = 1e-4  # of the largest value of an output, or of 1, where a test has no reference of its own
+SYMBOL_SIZE = 4  # of each symbolic dim of a graph that a test builds and does not run
+_DEFECTS = (CompileError, PartitionError, SolverError, VerificationError)  # errors that are no refusals
+_NEEDS_GPU = "test requires CUDA GPUs"
+_MOST_REASON = 160
+_NO_REFERENCE = {"test_empty_like": "it compares memory that is not initialized"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one case of a test went, and why."""
+
+    test: str
+    case: str
+    verdict: str
+    reason: str
+    cpu_seconds: float
+
+
+class Suite:
+    """The plugin: verdicts of all cases, in the order in which they ran."""
+
+    def __init__(self, compute: Compute, report: Callable[[Verdict], None], most_cases: int | None = None):
+        self.compute, self.report, self.most_cases = compute, report, most_cases
+        self.verdicts: list[Verdict] = []
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Run what hidet's own configuration leaves out where there is no GPU: the device is the CPU here."""
+        for item in items:
+            item.own_markers = [
+                mark
+                for mark in item.own_markers
+                if not (mark.name == "skip" and mark.kwargs.get("reason") == _NEEDS_GPU)
+            ]
+        if self.most_cases is not None:
+            items[:] = _spread(items, self.most_cases)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Run a test with the hooks, and judge it."""
+        name = item.nodeid.partition("[")[0].rpartition("::")[2]
+        if name in _NO_REFERENCE:
+            self.note(item.nodeid, OUTSIDE, _NO_REFERENCE[name], 0.0)
+            pytest.skip(_NO_REFERENCE[name])
+        random.seed(0)
+        np.random.seed(0)
+        torch.manual_seed(0)
+        session, begin, error = Session(self.compute), time.process_time(), None
+        try:
+            with hooked(session), small_models():
+                result = yield
+        except BaseException as caught:
+            error = caught
+            if isinstance(caught, KeyboardInterrupt):
+                raise
+            result = None
+        verdict, reason = judged(session, error)
+        self.note(item.nodeid, verdict, reason, time.process_time() - begin)
+        return result
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Report verdicts, where output is not captured, and note what was skipped or could not be set up."""
+        if report.when == "setup" and report.outcome != "passed":
+            self.note(report.nodeid, OUTSIDE, _skip_reason(report), 0.0)
+        elif report.when != "call":
+            return
+        self.report(self.verdicts[-1])
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Note files that cannot be imported, such as for a package that is not there."""
+        if report.outcome == "failed":
+            lines = [line for line in str(report.longrepr).splitlines() if line.startswith("E ")]
+            self.note(report.nodeid, OUTSIDE, lines[-1][1:].strip() if lines else "it cannot be imported", 0.0)
+            self.report(self.verdicts[-1])
+
+    def note(self, nodeid: str, verdict: str, reason: str, seconds: float) -> None:
+        """Keep a verdict."""
+        test, bracket, case = nodeid.partition("[")
+        self.verdicts.append(Verdict(test, bracket + case, verdict, " ".join(reason.split())[:_MOST_REASON], seconds))
+
+
+def _spread(items: Sequence[pytest.Item], most: int) -> list[pytest.Item]:
+    """At most so many cases of each test, at equal distances, the first and the last among them."""
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chosen = []
+    for own in tests.values():
+        count = min(most, len(own))
+        places = {round(n * (len(own) - 1) / max(1, count - 1)) for n in range(count)}
+        chosen += [item for place, item in enumerate(own) if place in places]
+    return chosen
+
+
+def _skip_reason(report: pytest.TestReport) -> str:
+    found = report.longrepr
+    if isinstance(found, tuple):
+        return str(found[2]).removeprefix("Skipped: ")
+    lines = [line for line in str(found).splitlines() if line.startswith("E ")]
+    return lines[-1][1:].strip() if lines else "it cannot be set up"
+
+
+def judged(session: Session, error: BaseException | None) -> tuple[str, str]:
+    """Whether what a test computed is right, refused or wrong, or the test is none of this project's, and why."""
+    if session.errors:
+        return _of_error(session)
+    if isinstance(error, pytest.skip.Exception):
+        return OUTSIDE, f"skipped: {error}"
+    if session.runs:
+        if error is None:
+            return RIGHT, f"{len(session.runs)} graphs"
+        text = f"{type(error).__name__}: {error}"
+        if not _as_whole(session.runs):
+            return WRONG, text
+        # A model may have no such inputs as the test asks for, such as an empty cache.
+        return _of_built(session) if session.built else (OUTSIDE, f"hidet fails as well: {text}")
+    if session.built:
+        return _of_built(session)
+    return OUTSIDE, "it computes nothing" if error is None else f"fails before: {type(error).__name__}: {error}"
+
+
+def _of_error(session: Session) -> tuple[str, str]:
+    error = session.errors[0]
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, HidetDistError) and not isinstance(error, _DEFECTS):
+        return REFUSED, text
+    last = session.runs[-1] if session.runs else None
+    if last is not None and last.is_hidets and last.outputs is None and _fails(last):
+        return OUTSIDE, f"hidet cannot compute it on CPUs: {text}"
+    return WRONG, text
+
+
+def _fails(run: Run) -> bool:
+    """Whether hidet itself cannot compute a graph."""
+    try:
+        run.whole()
+    except Exception:
+        return True
+    return False
+
+
+def _as_whole(runs: Sequence[Run]) -> bool:
+    """Whether hidet itself computes the same."""
+    try:
+        return all(run.is_hidets and differs(run.outputs or [], run.whole()) <= TOLERANCE for run in runs)
+    except Exception:
+        return False
+
+
+def differs(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:
+    """The largest difference of two results, relative to the largest value of each tensor, or to 1."""
+    worst = 0.0
+    for a, b in zip(got, want, strict=True):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return float("inf")
+        if b.numel():
+            x, y = a.to(torch.complex128), b.to(torch.complex128)
+            same = (x == y) | (torch.isnan(x.abs()) & torch.isnan(y.abs()))
+            scale = max(1.0, float(torch.nan_to_num(y.abs(), posinf=0.0).max()))
+            worst = max(worst, float(torch.where(same, torch.zeros_like(x), x - y).abs().max()) / scale)
+    return worst
+
+
+def _of_built(session: Session) -> tuple[str, str]:
+    """The verdict of graphs that a test built and could not run, by random inputs beside hidet's own computation."""
+    for graph in session.built:
+        inputs = random_inputs(graph)
+        try:
+            got = session.run(graph, inputs)
+        except Exception:
+            return _of_error(session)
+        off = differs(got, session.runs[-1].whole())
+        if not off <= TOLERANCE:
+            return WRONG, f"off by {off:.1e} of hidet's own on random inputs"
+    return RIGHT, f"{len(session.built)} graphs, on random inputs"
+
+
+def random_inputs(graph: FlowGraph) -> list[torch.Tensor]:
+    """Random inputs of a graph: small numbers for integers, which are mostly places in tables."""
+    made = []
+    for x in graph.inputs or ():
+        shape = [SYMBOL_SIZE if isinstance(size, SymbolVar) else int(size) for size in x.shape]
+        dtype = getattr(torch, x.dtype.name)
+        made.append(torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.randint(0, 2, shape).to(dtype))
+    return made
+
+
+@contextlib.contextmanager
+def small_models() -> Iterator[None]:
+    """Have small models with random weights in the place of released ones, which would be downloaded."""
+    import transformers
+
+    config = transformers.GPT2Config(vocab_size=96, n_positions=64, n_embd=64, n_layer=2, n_head=4)
+    with contextlib.ExitStack() as stack:
+        for owner, made in (
+            (transformers.GPT2Config, lambda *_, **__: config),
+            (transformers.GPT2LMHeadModel, lambda *_, **__: transformers.GPT2LMHeadModel(config).eval()),
+        ):
+            stack.enter_context(mock.patch.object(owner, "from_pretrained", made))
+        stack.enter_context(mock.patch.dict(os.environ, {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}))
+        yield

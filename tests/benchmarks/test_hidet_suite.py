@@ -1,0 +1,81 @@
+"""Whether `make models-hidet` tells right, refused, wrong and other tests apart, with a clone made up for it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUITE = Path(__file__).parents[2] / "benchmarks" / "hidet_suite"
+
+TESTS = """
+import hidet
+import numpy as np
+import pytest
+import torch
+
+
+def test_eager():
+    x, w = np.random.randn(4, 6).astype("float32"), np.random.randn(6, 8).astype("float32")
+    y = hidet.ops.relu(hidet.asarray(x, device="cuda") @ hidet.asarray(w).cuda()).cpu().numpy()
+    np.testing.assert_allclose(y, np.maximum(x @ w, 0), atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4])
+def test_symbolic_graph(rows):
+    x = hidet.symbol(["rows", 4])
+    graph = hidet.graph.optimize(hidet.trace_from(hidet.ops.exp(x))).build()
+    given = hidet.randn([rows, 4])
+    np.testing.assert_allclose(graph(given).numpy(), np.exp(given.numpy()), rtol=1e-4)
+
+
+def test_module():
+    linear, x = torch.nn.Linear(4, 4).eval(), torch.randn(2, 4, device="cuda")
+    compiled = torch.compile(lambda x: linear(x), backend="hidet")
+    torch.testing.assert_close(compiled(x), linear(x))
+
+
+def test_module_that_is_not_supported():
+    torch.compile(torch.nonzero, backend="hidet")(torch.randn(2, 4))
+
+
+def test_wrong_reference():
+    assert (hidet.ops.exp(hidet.ones([2])).numpy() == 0).all()
+
+
+def test_module_with_a_wrong_reference():
+    assert (torch.compile(torch.exp, backend="hidet")(torch.ones(2)) == 0).all()
+
+
+def test_computes_nothing():
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_verdicts_of_all_kinds(tmp_path: Path):
+    folder = tmp_path / "hidet" / "tests" / "operators_core"
+    folder.mkdir(parents=True)
+    (folder / "test_kinds.py").write_text(TESTS)
+    command = [sys.executable, str(SUITE), str(tmp_path / "hidet"), "operators_core", "--cases", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, cwd=tmp_path, check=False)
+    found = json.loads(done.stdout.splitlines()[-1])
+    names = {kind: sorted(name.partition("::test_")[2] for name in own) for kind, own in found["by_name"].items()}
+    assert names == {
+        "right": ["eager", "module", "symbolic_graph"],
+        "refused": ["module_that_is_not_supported"],
+        "wrong": ["module_with_a_wrong_reference"],
+        "outside": ["computes_nothing", "wrong_reference"],
+    }
+    assert found["models"] == 5
+    assert found["cases"] == {"right": 4, "refused": 1, "wrong": 1, "outside": 2}
+    assert done.returncode == 1
+
+
+def test_another_folder_is_refused(tmp_path: Path):
+    done = subprocess.run([sys.executable, str(SUITE), str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "is no clone of hidet" in done.stderr
