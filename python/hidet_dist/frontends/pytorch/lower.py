@@ -192,7 +192,7 @@ class _Lowerer:
         if target is operator.getitem:
             found = args[0][args[1]]
             if found is None and isinstance(node.meta.get("val"), torch.Tensor):
-                self.refuse(node.args[0], f"its result {args[1]} is not supported")
+                self.refuse(node.all_input_nodes[0], f"its result {args[1]} is not supported")
                 return self.stand_in(node.meta["val"])
             return found
         if isinstance(target, torch._ops.HigherOrderOperator):
