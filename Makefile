@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 TORCH := torch==2.13.0
+TORCHVISION := torchvision==0.28.0
 NATIVE := CMakeLists.txt $(shell find hidet_dist -type f 2>/dev/null)
 CPP := $(shell find hidet_dist -name '*.[ch]pp' -o -name '*.h' 2>/dev/null)
 # What there is of the folders that hold Python: a clone may lack some.
@@ -41,18 +42,20 @@ $(STAMPS)/installed: $(STAMPS)/torch $(STAMPS)/modules pyproject.toml $(NATIVE)
 demo: setup
 	$(BIN)/python examples/minilm_demo.py --ranks $(RANKS)
 
-# Which models of transformers and diffusers (and torchvision, where that is installed) are traced right; ARGS="--processes BERT" runs two processes
-# of one. The last line is JSON.
+# Which models of transformers, diffusers and torchvision are computed right, traced from PyTorch and read from ONNX;
+# ARGS="BERT LLaMA --no-processes" takes some of them, and leaves the two processes out. The last line is JSON.
 models: setup $(STAMPS)/models
-	$(BIN)/python benchmarks/models.py $(ARGS)
+	$(BIN)/python benchmarks/models.py --libraries $(VENV)/torchvision $(if $(ARGS),$(ARGS),--out benchmarks/results/models.json)
 
 # hidet's own tests through auto_parallel on two ranks; FOLDER is a clone of hidet at v0.6.1. ARGS="--cases 2 frontends".
 # The last line is JSON.
 models-hidet: setup $(STAMPS)/models
 	$(BIN)/python benchmarks/hidet_suite $(FOLDER) $(ARGS)
 
+# torchvision lies apart: transformers would import it, which fails where it is for another build of PyTorch.
 $(STAMPS)/models: $(STAMPS)/installed
 	$(BIN)/python -m pip install --disable-pip-version-check --editable ".[models]"
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --upgrade --target $(VENV)/torchvision "$(TORCHVISION)"
 	@touch $@
 
 lint: setup

@@ -1,7 +1,11 @@
-"""Pages of the site that are made from other files: the reference, the configuration keys, the RFCs, the changelog."""
+"""Pages of the site that are made from other files.
+
+The reference, the configuration keys, the table of models, the RFCs and the changelog.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from dataclasses import MISSING, fields
@@ -33,6 +37,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the generated pages."""
     pages = {f"reference/{name}.md": text for name, text in reference().items()}
     pages["configuration.md"] = configuration()
+    pages["models.md"] = models()
     pages |= {f"rfcs/{path.name}": path.read_text(encoding="utf-8") for path in sorted((ROOT / "rfcs").glob("*.md"))}
     pages |= {page: (ROOT / name).read_text(encoding="utf-8") for page, name in FROM_ROOT.items()}
     for uri, text in pages.items():
@@ -70,6 +75,32 @@ def _module(path: Path) -> str:
     if path.stem == "__init__":
         return f"\n::: {name.removesuffix('.__init__')}\n    options: {{members: false}}\n"
     return f"\n::: {name}\n"
+
+
+def models() -> str:
+    """The page of the models that were compared with PyTorch, from the results of ``make models``."""
+    outcomes = json.loads((ROOT / "benchmarks" / "results" / "models.json").read_text(encoding="utf-8"))["results"]
+    rows = ["| model | | largest difference | operators | collectives on (2) | on (2, 2) |", "|" + " --- |" * 6]
+    for name, own in outcomes.items():
+        if own["verdict"] == "right":
+            counts = [own["collectives"][mesh] for mesh in ("2", "2x2")]
+            cells = ["right", f"{own['difference']:.1e}", own["operators"], *counts]
+        else:
+            cells = [f"{own['verdict']}: {own['reason']}", "", "", "", ""]
+        rows.append("| " + " | ".join(map(str, (name, *cells))) + " |")
+    right = sum(own["verdict"] == "right" for own in outcomes.values())
+    return _MODELS.format(right=right, all=len(outcomes)) + "\n".join(rows) + "\n"
+
+
+_MODELS = """# Models that were compared with PyTorch
+
+`make models` traces models of transformers, diffusers and torchvision with small random configurations, plans them on
+two devices and on a mesh of 2 x 2 with too little memory for all weights on each device, runs all ranks in the
+simulator, and then two processes from artifacts. A model is right when no output is further from PyTorch's than 1e-4 of
+the output's largest value (or of 1), in float32. What is said to be from ONNX was exported by `torch.onnx.export` and
+read by `from_onnx`. This is what it found: {right} of {all} are right.
+
+"""
 
 
 def configuration() -> str:

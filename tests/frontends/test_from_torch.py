@@ -236,6 +236,18 @@ def test_attention_is_what_pytorch_computes(masked: str):
     np.testing.assert_allclose(got, Attention()(*inputs).numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_with_dropout_or_two_masks_is_refused(masked: bool):
+    class Attention(nn.Module):
+        def forward(self, q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            if masked:
+                return functional.scaled_dot_product_attention(q, q, q, attn_mask=mask, is_causal=True)
+            return functional.scaled_dot_product_attention(q, q, q, dropout_p=0.1)
+
+    with pytest.raises(TraceError, match="mask" if masked else "dropout"):
+        hidet_dist.from_torch(Attention().eval(), (torch.randn(2, 4, 5, 8), torch.ones(5, 5, dtype=torch.bool)))
+
+
 def test_differences_of_neighbours_are_what_pytorch_computes():
     torch.manual_seed(0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,59 +13,25 @@ import hidet_dist
 from hidet_dist.errors import ConfigError, WeightsError
 from hidet_dist.simulate import simulate
 from hidet_dist.spec.interface import interface_of
-from hidet_dist.testing.model_zoo import CASES, case_named
+from hidet_dist.testing.model_zoo import case_named
 
 transformers = pytest.importorskip("transformers")
 
-QUICK = ("GPT-2",)
 
-
-def assert_close(got: Any, want: Any) -> None:
-    if isinstance(want, torch.Tensor):
-        scale = max(1.0, float(want.abs().max())) if want.numel() else 1.0
-        np.testing.assert_allclose(got / scale, want.numpy() / scale, rtol=0, atol=1e-4)
-    elif isinstance(want, Mapping):
-        for key, value in want.items():
-            assert_close(got[key], value)
-    elif isinstance(want, tuple | list):
-        for a, b in zip(got, want, strict=True):
-            assert_close(a, b)
-    else:
-        assert got == want
-
-
-def check(name: str, meshes: tuple[tuple[int, ...], ...]) -> None:
-    module, inputs = case_named(name).build()
+def test_a_sharded_model_computes_what_pytorch_does():
+    module, inputs = case_named("GPT-2").build()
     graph = hidet_dist.from_torch(module, inputs)
     interface = interface_of(graph)
     assert interface is not None
     with torch.no_grad():
-        want = module(**inputs)
+        want = module(**inputs).logits.numpy()
+    free = hidet_dist.make_plan(graph, {"mesh_shape": [2]})
+    budget = int(0.75 * free.stages[0].weight_bytes_per_device)
+    plan = hidet_dist.make_plan(graph, {"mesh_shape": [2]}, {"mem_budget": budget})
+    assert any(weight.spec.mesh_axes for weight in plan.stages[0].weights)
     flat = [x.numpy() for x in interface.flatten(**inputs)]
-    for mesh in meshes:
-        config = {"mesh_shape": list(mesh)}
-        free = hidet_dist.make_plan(graph, config)
-        budget = int(0.75 * free.stages[0].weight_bytes_per_device)
-        try:
-            plan = hidet_dist.make_plan(graph, config, {"mem_budget": budget})
-        except hidet_dist.errors.InfeasibleError as error:
-            plan = hidet_dist.make_plan(graph, config, {"mem_budget": error.least_budget})
-        assert any(weight.spec.mesh_axes for weight in plan.stages[0].weights)
-        assert_close(interface.nest(simulate(hidet_dist.partition(graph, plan), flat)), want)
-
-
-@pytest.mark.parametrize("name", QUICK)
-def test_a_sharded_model_computes_what_pytorch_does(name: str):
-    check(name, ((2,),))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [case.name for case in CASES if case.name not in QUICK])
-def test_each_model_is_right_or_refused(name: str):
-    try:
-        check(name, ((2,), (2, 2)))
-    except (hidet_dist.errors.TraceError, ModuleNotFoundError) as error:
-        pytest.skip(str(error))
+    got = interface.nest(simulate(hidet_dist.partition(graph, plan), flat))
+    np.testing.assert_allclose(got.logits, want, rtol=1e-4, atol=1e-4)
 
 
 def config(**options: Any) -> Any:

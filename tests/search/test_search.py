@@ -212,3 +212,13 @@ def test_with_ample_memory_small_weights_are_not_gathered_for_a_few_tokens(mesh:
     converted = {c.tensor: c.steps for op in plan.stages[0].operators for c in op.conversions}
     for name in small & set(converted):
         assert all(step.startswith("slice") for step in converted[name])
+
+
+def test_operators_that_read_constants_cost_otherwise_than_equal_ones_that_read_activations():
+    with hidet.option.context():
+        hidet.option.execution_mode("symbolic")
+        x, constant = hidet.symbol([64, 64], "float32", "cpu"), hidet.randn([64, 64], device="cpu")
+        y = hidet.ops.exp(hidet.ops.exp(x * constant) * x)
+        graph = normalize(hidet.trace_from(hidet.ops.softmax(y, 1), [x]))
+    # Their predicted costs differ; the search checks each plan's against the sum over its operators.
+    assert find_plan(graph, builtin("cpu", DeviceMesh((2,)))).plan.seconds > 0

@@ -8,6 +8,7 @@ Use the functions of ``elementwise`` and ``reductions`` with the module's name, 
 built-in functions.
 """
 
+from hidet_dist.operators.attention import scaled_dot_product_attention
 from hidet_dist.operators.convolution import conv_transpose, convolution
 from hidet_dist.operators.dtypes import promoted_dtype, to_dtype
 from hidet_dist.operators.indexing import (
@@ -37,7 +38,7 @@ from hidet_dist.operators.normalization import (
     rms_norm,
 )
 from hidet_dist.operators.pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, max_pool
-from hidet_dist.operators.products import addmm, grouped_matmul, linear, matmul, scaled_dot_product_attention
+from hidet_dist.operators.products import addmm, grouped_matmul, linear, matmul
 from hidet_dist.operators.reductions import cumprod, cumsum, log_softmax, logsumexp, softmax, std, var, var_mean
 from hidet_dist.operators.resampling import interpolate
 from hidet_dist.operators.shaping import (

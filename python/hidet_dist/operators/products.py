@@ -1,27 +1,29 @@
-"""Matrix products, attention, and products by experts."""
+"""Matrix products, and products by experts."""
 
 from __future__ import annotations
-
-import math
-from typing import Any
 
 import numpy as np
 from hidet import ops
 from hidet.graph import Tensor
 from hidet.graph.ops.matmul.matmul import MatmulOp
-from hidet.ir.dtypes import boolean
+from hidet.graph.ops.transform import PermuteDimsOp
 
 from hidet_dist.operators import elementwise, reductions
 from hidet_dist.operators.dtypes import Scalar, constant, to_dtype
 
 
-def matmul(x: Tensor, y: Tensor) -> Tensor:
-    """``x @ y``, leading dims broadcast; of vectors their dot product."""
+def matmul(x: Tensor, y: Tensor, transposed: bool = False) -> Tensor:
+    """``x @ y``, or with the last two dims of ``y`` swapped; leading dims broadcast; of vectors their dot product."""
     if len(x.shape) == 1 and len(y.shape) == 1:
         return reductions.sum(elementwise.mul(x, y), dtype=x.dtype)
     if x.dtype.is_float():
-        return ops.matmul(x, y)
+        if not transposed and (source := _swapped_from(y)) is not None:
+            y, transposed = source, True  # what was transposed only to be multiplied by is read as it lies
+        return MatmulOp(x, y, transpose_b=transposed).outputs[0]
     # hidet sums integers up in float32.
+    if transposed:
+        rank = len(y.shape)
+        y = ops.permute_dims(y, [*range(rank - 2), rank - 1, rank - 2])
     if len(x.shape) == 1:
         return ops.squeeze(matmul(ops.unsqueeze(x, 0), y), len(y.shape) - 2)
     if len(y.shape) == 1:
@@ -33,9 +35,18 @@ def matmul(x: Tensor, y: Tensor) -> Tensor:
 mm = bmm = mv = dot = matmul
 
 
+def _swapped_from(y: Tensor) -> Tensor | None:
+    """The tensor whose last two dims were swapped to give ``y``, where ``y`` is nothing else."""
+    rank = len(y.shape)
+    if rank < 2 or not isinstance(y.op, PermuteDimsOp):
+        return None
+    swapped = [*range(rank - 2), rank - 1, rank - 2]
+    return y.op.inputs[0] if list(y.op.attrs["axes"]) == swapped else None
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias`` of ``weight[out, in]``."""
-    y = MatmulOp(x, weight, transpose_b=True).outputs[0]
+    """``x @ weight.T + bias`` of ``weight[out, in]``, or of ``weight[in]``."""
+    y = matmul(x, weight, transposed=len(weight.shape) > 1)
     return y if bias is None else elementwise.add(y, bias)
 
 
@@ -49,56 +60,6 @@ def addmm(x: Tensor, a: Tensor, b: Tensor, beta: Scalar = 1, alpha: Scalar = 1) 
 
 
 baddbmm = addmv = addmm
-
-
-def scaled_dot_product_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """``softmax(query @ key.T * scale + mask) @ value``, shapes [..., heads, length, size].
-
-    A mask is bool (true where a key is seen) or is added. ``is_causal`` lets query i see the keys up to i. With
-    ``enable_gqa`` there may be fewer heads of keys and values, each for as many heads of queries. Dropout is that of
-    inference: none.
-
-    Raises ValueError when there are a mask and causality, or dropout.
-    """
-    if dropout_p:
-        raise ValueError(f"Attention has dropout {dropout_p}: put the model into inference mode (eval()).")
-    if attn_mask is not None and is_causal:
-        raise ValueError("Attention takes either a mask or is_causal=True.")
-    if enable_gqa and query.shape[-3] != key.shape[-3]:
-        key, value = (_repeated_heads(x, query.shape[-3]) for x in (key, value))
-    scale = 1.0 / math.sqrt(int(query.shape[-1])) if scale is None else scale
-    rank = len(key.shape)
-    turned = ops.permute_dims(key, [*range(rank - 2), rank - 1, rank - 2])
-    scores = elementwise.mul(matmul(query, turned), scale)
-    hides = False
-    if is_causal:
-        rows, columns = int(query.shape[-2]), int(key.shape[-2])
-        attn_mask = constant(np.tril(np.ones([rows, columns], bool)), boolean, query)
-    if attn_mask is not None and attn_mask.dtype.is_boolean():
-        hides = not is_causal
-        scores = elementwise.where(attn_mask, scores, -math.inf)
-    elif attn_mask is not None:
-        hides = True
-        scores = elementwise.add(scores, attn_mask)
-    # A query that sees no key has no weights; PyTorch gives it zeros.
-    weights = reductions.safe_softmax(scores, -1) if hides else reductions.softmax(scores, -1)
-    return matmul(weights, value)
-
-
-def _repeated_heads(x: Tensor, heads: Any) -> Tensor:
-    *batch, groups, length, size = x.shape
-    wide = ops.broadcast(ops.unsqueeze(x, len(batch) + 1), [*batch, groups, heads // groups, length, size])
-    return ops.reshape(wide, [*batch, heads, length, size])
 
 
 def grouped_matmul(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:

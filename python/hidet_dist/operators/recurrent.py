@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from hidet import ops
 from hidet.graph import Tensor
-from hidet.graph.ops.matmul.matmul import MatmulOp
 
-from hidet_dist.operators import elementwise
+from hidet_dist.operators import elementwise, shaping
+from hidet_dist.operators.products import linear
+from hidet_dist.spec.extents import extents_of
 
-
-def _by_transposed(x: Tensor, weight: Tensor) -> Tensor:
-    return MatmulOp(x, weight, transpose_b=True).outputs[0]
+Biases = tuple[Tensor, Tensor]
 
 
 def _rows(x: Tensor, start: int, stop: int) -> Tensor:
     return ops.strided_slice(x, [start], [stop], [0])
+
+
+def _gates(x: Tensor, size: int, order: str) -> dict[str, Tensor]:
+    """The columns of each gate, ``size`` of them, by its letter."""
+    return {gate: ops.strided_slice(x, [n * size], [(n + 1) * size], [1]) for n, gate in enumerate(order)}
 
 
 def _start(x: Tensor, first: Tensor | None, size: int) -> Tensor:
@@ -22,80 +26,101 @@ def _start(x: Tensor, first: Tensor | None, size: int) -> Tensor:
 
 
 def _steps(x: Tensor, reverse: bool) -> list[int]:
-    steps = list(range(int(x.shape[0])))
-    return steps[::-1] if reverse else steps
+    count = extents_of(x)[0]
+    if not isinstance(count, int):
+        raise ValueError(f"A recurrent layer over {count} steps cannot be unrolled: their number must be known.")
+    return list(range(count))[:: -1 if reverse else 1]
 
 
-def _stacked(outputs: dict[int, Tensor]) -> Tensor:
-    rows = [ops.unsqueeze(outputs[step], 0) for step in sorted(outputs)]
-    return rows[0] if len(rows) == 1 else ops.concat(rows, 0)
+def _in_order(outputs: dict[int, Tensor]) -> Tensor:
+    return shaping.stack([outputs[step] for step in sorted(outputs)], 0)
 
 
 def lstm(
     x: Tensor,
     weight: Tensor,
     recurrence: Tensor,
-    bias: Tensor | None = None,
+    biases: Biases | None = None,
     hidden: Tensor | None = None,
     cell: Tensor | None = None,
+    *,
+    order: str,
+    projection: Tensor | None = None,
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One direction of a long short-term memory (Hochreiter and Schmidhuber 1997), its gates in ONNX's order.
+    """One direction of a long short-term memory (Hochreiter and Schmidhuber 1997).
 
     Parameters
     ----------
     x: Tensor
         [steps, batch, inputs].
     weight, recurrence: Tensor
-        [4 * size, inputs] and [4 * size, size]: of the input gate, the output gate, the forget gate and the cell.
-    bias: Tensor, optional
-        [8 * size]: those of the weight, then those of the recurrence.
+        [4 * size, inputs] and [4 * size, outputs]; outputs are as many as ``size`` without a projection.
+    biases: pair of Tensor, optional
+        [4 * size] each: that of the weight and that of the recurrence.
     hidden, cell: Tensor, optional
-        [batch, size], the states before the first step; zeros unless given.
+        [batch, outputs] and [batch, size], the states before the first step; zeros unless given.
+    order: str
+        The order of the gates in the rows of all of these: ``i`` for input, ``f`` for forget, ``o`` for output and
+        ``g`` for the cell; ``"iofg"`` in ONNX and ``"ifgo"`` in PyTorch.
+    projection: Tensor, optional
+        [outputs, size]: makes the hidden state of the gated cell (Sak et al. 2014).
+    reverse: bool
+        Whether the last step comes first.
 
     Returns
     -------
     tuple of Tensor
-        The hidden state after each step [steps, batch, size], and both states after the last one.
+        The hidden state after each step [steps, batch, outputs], and both states after the last one.
+
+    Raises
+    ------
+    ValueError
+        When the number of steps is symbolic.
     """
-    size = int(recurrence.shape[1])
-    h, c = _start(x, hidden, size), _start(x, cell, size)
-    inputs = _by_transposed(x, weight)
-    if bias is not None:
-        inputs = elementwise.add(inputs, elementwise.add(_rows(bias, 0, 4 * size), _rows(bias, 4 * size, 8 * size)))
+    size = int(weight.shape[0]) // 4
+    h, c = _start(x, hidden, int(recurrence.shape[1])), _start(x, cell, size)
+    inputs = linear(x, weight, None if biases is None else elementwise.add(*biases))
     outputs: dict[int, Tensor] = {}
     for step in _steps(x, reverse):
-        own = ops.squeeze(_rows(inputs, step, step + 1), [0])
-        gates = elementwise.add(own, _by_transposed(h, recurrence))
-        i, o, f, g = (ops.strided_slice(gates, [n * size], [(n + 1) * size], [1]) for n in range(4))
-        kept = elementwise.mul(elementwise.sigmoid(f), c)
-        c = elementwise.add(kept, elementwise.mul(elementwise.sigmoid(i), elementwise.tanh(g)))
-        h = elementwise.mul(elementwise.sigmoid(o), elementwise.tanh(c))
+        own = shaping.select(inputs, 0, step)
+        gates = _gates(elementwise.add(own, linear(h, recurrence)), size, order)
+        kept = elementwise.mul(elementwise.sigmoid(gates["f"]), c)
+        c = elementwise.add(kept, elementwise.mul(elementwise.sigmoid(gates["i"]), elementwise.tanh(gates["g"])))
+        h = elementwise.mul(elementwise.sigmoid(gates["o"]), elementwise.tanh(c))
+        h = h if projection is None else linear(h, projection)
         outputs[step] = h
-    return _stacked(outputs), h, c
+    return _in_order(outputs), h, c
 
 
 def gru(
     x: Tensor,
     weight: Tensor,
     recurrence: Tensor,
-    bias: Tensor | None = None,
+    biases: Biases | None = None,
     hidden: Tensor | None = None,
+    *,
+    order: str,
     reverse: bool = False,
     linear_before_reset: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """One direction of a gated recurrent unit (Cho et al. 2014), its gates in ONNX's order.
+    """One direction of a gated recurrent unit (Cho et al. 2014).
 
     Parameters
     ----------
     x: Tensor
         [steps, batch, inputs].
     weight, recurrence: Tensor
-        [3 * size, inputs] and [3 * size, size]: of the update gate, the reset gate and the hidden state.
-    bias: Tensor, optional
-        [6 * size]: those of the weight, then those of the recurrence.
+        [3 * size, inputs] and [3 * size, size].
+    biases: pair of Tensor, optional
+        [3 * size] each: that of the weight and that of the recurrence.
     hidden: Tensor, optional
         [batch, size], the state before the first step; zeros unless given.
+    order: str
+        The order of the gates in the rows of all of these: ``z`` for update, ``r`` for reset and, last, ``n`` for the
+        new state; ``"zrn"`` in ONNX and ``"rzn"`` in PyTorch.
+    reverse: bool
+        Whether the last step comes first.
     linear_before_reset: bool
         Whether the reset gate is applied to the product with the recurrence, as PyTorch does, or to the state before.
 
@@ -103,31 +128,28 @@ def gru(
     -------
     tuple of Tensor
         The hidden state after each step [steps, batch, size], and that after the last one.
+
+    Raises
+    ------
+    ValueError
+        When the number of steps is symbolic.
     """
     size = int(recurrence.shape[1])
     h = _start(x, hidden, size)
-    inputs = _by_transposed(x, weight)
-    own_bias = None if bias is None else _rows(bias, 3 * size, 6 * size)
-    if bias is not None:
-        inputs = elementwise.add(inputs, _rows(bias, 0, 3 * size))
+    own_bias, back_bias = (None, None) if biases is None else biases
+    inputs = linear(x, weight, own_bias)
     outputs: dict[int, Tensor] = {}
-
-    def part(gates: Tensor, number: int) -> Tensor:
-        return ops.strided_slice(gates, [number * size], [(number + 1) * size], [1])
-
     for step in _steps(x, reverse):
-        own = ops.squeeze(_rows(inputs, step, step + 1), [0])
-        back = _by_transposed(h, recurrence)
-        back = back if own_bias is None else elementwise.add(back, own_bias)
-        update = elementwise.sigmoid(elementwise.add(part(own, 0), part(back, 0)))
-        reset = elementwise.sigmoid(elementwise.add(part(own, 1), part(back, 1)))
+        own = _gates(shaping.select(inputs, 0, step), size, order)
+        back = _gates(linear(h, recurrence, back_bias), size, order)
+        update = elementwise.sigmoid(elementwise.add(own["z"], back["z"]))
+        reset = elementwise.sigmoid(elementwise.add(own["r"], back["r"]))
         if linear_before_reset:
-            remembered = elementwise.mul(reset, part(back, 2))
+            remembered = elementwise.mul(reset, back["n"])
         else:
-            remembered = _by_transposed(elementwise.mul(reset, h), _rows(recurrence, 2 * size, 3 * size))
-            if own_bias is not None:
-                remembered = elementwise.add(remembered, _rows(own_bias, 2 * size, 3 * size))
-        new = elementwise.tanh(elementwise.add(part(own, 2), remembered))
+            bias = None if back_bias is None else _rows(back_bias, 2 * size, 3 * size)
+            remembered = linear(elementwise.mul(reset, h), _rows(recurrence, 2 * size, 3 * size), bias)
+        new = elementwise.tanh(elementwise.add(own["n"], remembered))
         h = elementwise.add(new, elementwise.mul(update, elementwise.sub(h, new)))
         outputs[step] = h
-    return _stacked(outputs), h
+    return _in_order(outputs), h

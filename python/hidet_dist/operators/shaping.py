@@ -18,6 +18,21 @@ def take_along(x: Tensor, places: Sequence[int] | np.ndarray, dim: int) -> Tenso
     return ops.take(x, constant(np.asarray(places, np.int64), int64, x), dim % len(x.shape))
 
 
+def select(x: Tensor, dim: int, place: int) -> Tensor:
+    """The slice of ``x`` at a place of a dim, without that dim."""
+    return ops.squeeze(ops.strided_slice(x, [place], [place + 1], [dim]), [dim])
+
+
+def concat(tensors: Sequence[Tensor], dim: int) -> Tensor:
+    """Tensors one after the other along a dim; a single one as it is."""
+    return tensors[0] if len(tensors) == 1 else ops.concat(list(tensors), dim)
+
+
+def stack(tensors: Sequence[Tensor], dim: int) -> Tensor:
+    """Tensors of one shape along a new dim."""
+    return concat([ops.unsqueeze(x, [dim]) for x in tensors], dim)
+
+
 def constant_pad_nd(x: Tensor, pad: Sequence[int], value: Scalar = 0) -> Tensor:
     """``x`` with ``pad`` elements of ``value`` (before, after) for the last dim, the one before it and so on.
 

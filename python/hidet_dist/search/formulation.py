@@ -30,6 +30,7 @@ from hidet_dist.search.problem import Activations, ConvertedTensor, Edge, LiveIn
 from hidet_dist.spec import DeviceMesh, OpShardSpec, SpecPattern, TensorShardSpec
 from hidet_dist.symbolic.planning import rule_table
 from hidet_dist.view import GraphView
+from hidet_dist.weights.named import is_weight
 
 Allow = Callable[[Operator, OpShardSpec], bool]
 Specs = list[TensorShardSpec]
@@ -150,11 +151,13 @@ def _operator_costs(
     limits: Limits,
 ) -> list[list[float]]:
     """Predict the seconds of each operator's choices, reduce functions included."""
-    known: dict[tuple[int, bool, bool], list[float]] = {}  # equal operators share their tuple of choices
+    # Equal operators share their tuple of choices; kernels that read weights or constants have costs of their own.
+    known: dict[tuple[int, bool, bool, tuple[bool, ...]], list[float]] = {}
     costs = []
     for number, op in enumerate(view.operators):
         limits.check()
-        key = id(choices[number]), number in fused, number in fused and fused[number].prologue
+        held = tuple(x.storage is not None or is_weight(x) for x in op.inputs)
+        key = id(choices[number]), number in fused, number in fused and fused[number].prologue, held
         if key not in known:
             known[key] = [
                 compute_seconds(model, view, number, choice, fused.get(number), mesh)

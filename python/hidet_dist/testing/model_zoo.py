@@ -1,15 +1,18 @@
 """Models of transformers, torchvision and diffusers with tiny random configurations, for comparison with PyTorch.
 
-Each is a case: a name, and a function that makes the module and the arguments of a call. Libraries are imported when a
-case is built; cases of torchvision and diffusers are skipped if these are not installed.
+Each is a case: a name, and a function that makes the module and the arguments of one call. Libraries are imported when
+a case is made.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any, Literal
 
 import torch
 
@@ -19,10 +22,20 @@ _IMAGE, _PATCH = 32, 8
 
 @dataclass(frozen=True)
 class Case:
-    """A model: its name, and a function that makes the module and its arguments by name."""
+    """A model of a library.
+
+    Attributes
+    ----------
+    name: what it is called.
+    make: makes the module and its arguments by name.
+    library: the library that has it.
+    form: what is traced, the module itself or what ``torch.onnx.export`` makes of it.
+    """
 
     name: str
     make: Callable[[], tuple[torch.nn.Module, Mapping[str, Any]]]
+    library: str = "transformers"
+    form: Literal["torch", "onnx"] = "torch"
 
     def build(self) -> tuple[torch.nn.Module, Mapping[str, Any]]:
         """Make the module, in evaluation mode with random weights far from 0 and 1, and its arguments."""
@@ -137,12 +150,34 @@ _WHISPER: dict[str, Any] = {
 }
 
 
-def _torchvision(name: str, **options: Any) -> Callable[[], tuple[torch.nn.Module, Mapping[str, Any]]]:
-    def make() -> tuple[torch.nn.Module, Mapping[str, Any]]:
-        models = importlib.import_module("torchvision.models")
-        return getattr(models, name)(weights=None, num_classes=10, **options), {"x": torch.randn(_BATCH, 3, 32, 32)}
+def _resnet() -> tuple[torch.nn.Module, Mapping[str, Any]]:
+    module = _models_of_torchvision().resnet18(weights=None, num_classes=10)
+    return module, {"x": torch.randn(_BATCH, 3, _IMAGE, _IMAGE)}
 
-    return make
+
+def _mobilenet() -> tuple[torch.nn.Module, Mapping[str, Any]]:
+    """MobileNetV3 with a block of each kind: with and without squeeze and excitation, ReLU and hard swish."""
+    library = _models_of_torchvision().mobilenetv3
+    blocks = [
+        library.InvertedResidualConfig(16, 3, 16, 16, True, "RE", 2, 1, 1.0),
+        library.InvertedResidualConfig(16, 3, 32, 24, False, "RE", 2, 1, 1.0),
+        library.InvertedResidualConfig(24, 5, 48, 24, True, "HS", 1, 1, 1.0),
+    ]
+    module = library.MobileNetV3(blocks, last_channel=64, num_classes=10)
+    return module, {"x": torch.randn(_BATCH, 3, _IMAGE, _IMAGE)}
+
+
+def _models_of_torchvision() -> Any:
+    """Import torchvision's models, also where its own operators are for another build of PyTorch.
+
+    Those operators then cannot be loaded, and registering derivatives and shapes for them fails. No model here calls
+    them.
+    """
+    with suppress(RuntimeError):
+        return importlib.import_module("torchvision.models")
+    for name in ("torchvision._meta_registrations", "torchvision._autograd_registrations"):
+        sys.modules[name] = ModuleType(name)
+    return importlib.import_module("torchvision.models")
 
 
 def _unet() -> tuple[torch.nn.Module, Mapping[str, Any]]:
@@ -177,7 +212,7 @@ def _swin_options() -> dict[str, Any]:
     }
 
 
-CASES: tuple[Case, ...] = (
+_MODULES: tuple[Case, ...] = (
     _case("BERT", "BertModel", "BertConfig", _masked, **_COMMON),
     _case("RoBERTa", "RobertaModel", "RobertaConfig", _masked, **_COMMON, **_SPECIAL),
     _case(
@@ -354,7 +389,7 @@ CASES: tuple[Case, ...] = (
         depths=[1, 2],
         layer_type="basic",
     ),
-    Case("ResNet (torchvision)", _torchvision("resnet18")),
+    Case("ResNet (torchvision)", _resnet, "torchvision"),
     _case(
         "EfficientNet",
         "EfficientNetModel",
@@ -370,11 +405,10 @@ CASES: tuple[Case, ...] = (
         expand_ratios=[1, 6],
         num_block_repeats=[1, 2],
         depthwise_padding=[],
-        hidden_dim=64,
+        hidden_dim=320,
     ),
-    Case("EfficientNet (torchvision)", _torchvision("efficientnet_b0")),
-    Case("MobileNetV3", _torchvision("mobilenet_v3_small")),
-    Case("U-Net", _unet),
+    Case("MobileNetV3", _mobilenet, "torchvision"),
+    Case("U-Net", _unet, "diffusers"),
     _case(
         "SegFormer",
         "SegformerModel",
@@ -390,7 +424,17 @@ CASES: tuple[Case, ...] = (
         mlp_ratios=[2, 2],
     ),
 )
-"""The cases by name."""
+_EXPORTED = (
+    *("BERT", "RoBERTa", "MPNet", "ALBERT", "DistilBERT", "GPT-2", "GPT-NeoX", "LLaMA", "Qwen2"),
+    *("BART decoder", "Whisper encoder", "CLIP", "ViT", "DINOv2", "Swin", "ConvNeXt", "ResNet (transformers)"),
+    "SegFormer",
+)
+
+CASES: tuple[Case, ...] = (
+    *_MODULES,
+    *(replace(case, name=f"{case.name} from ONNX", form="onnx") for case in _MODULES if case.name in _EXPORTED),
+)
+"""The models, by what they are called."""
 
 
 def case_named(name: str) -> Case:

@@ -244,13 +244,9 @@ def _directions(node: Node) -> list[list[Tensor | None]]:
         raise Refused(f"a recurrent layer with the activations {given} is not supported")
     parts: list[list[Tensor | None]] = []
     for direction in range(directions):
-        row = [None if node.value(place) is None else _part(node.tensor(place), direction) for place in (1, 2, 3, 5, 6)]
-        parts.append(row)
+        tensors = [node.optional(place) for place in (1, 2, 3, 5, 6)]
+        parts.append([None if x is None else shaping.select(x, 0, direction) for x in tensors])
     return parts
-
-
-def _part(x: Tensor, number: int) -> Tensor:
-    return ops.squeeze(ops.strided_slice(x, [number], [number + 1], [0]), [0])
 
 
 @lowers("LSTM", "GRU")
@@ -261,15 +257,22 @@ def _recurrent(node: Node) -> tuple[Tensor, ...]:
     for number, (weight, recurrence, bias, first, cell) in enumerate(parts):
         assert weight is not None and recurrence is not None
         reverse = direction == "reverse" or number == 1
+        biases = None if bias is None else _halves(bias)
         if node.operator == "LSTM":
-            y, last, state = lstm(x, weight, recurrence, bias, first, cell, reverse)
+            y, last, state = lstm(x, weight, recurrence, biases, first, cell, order="iofg", reverse=reverse)
             cells.append(state)
         else:
-            y, last = gru(x, weight, recurrence, bias, first, reverse, bool(node.get("linear_before_reset", 0)))
-        outputs.append(ops.unsqueeze(y, 1))
-        hidden.append(ops.unsqueeze(last, 0))
-    joined = [outputs[0] if len(outputs) == 1 else ops.concat(outputs, 1)]
-    for states in (hidden, [ops.unsqueeze(state, 0) for state in cells]):
-        if states:
-            joined.append(states[0] if len(states) == 1 else ops.concat(states, 0))
-    return tuple(joined)
+            resets_last = bool(node.get("linear_before_reset", 0))
+            y, last = gru(
+                x, weight, recurrence, biases, first, order="zrn", reverse=reverse, linear_before_reset=resets_last
+            )
+        outputs.append(y)
+        hidden.append(last)
+    return shaping.stack(outputs, 1), *(shaping.stack(states, 0) for states in (hidden, cells) if states)
+
+
+def _halves(bias: Tensor) -> tuple[Tensor, Tensor]:
+    """The biases of the weight and of the recurrence."""
+    size = static(bias, 0, "the size of a bias")
+    cut = size // 2
+    return ops.strided_slice(bias, [0], [cut], [0]), ops.strided_slice(bias, [cut], [size], [0])

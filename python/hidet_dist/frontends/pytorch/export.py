@@ -48,6 +48,7 @@ def exported(
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore", FutureWarning)  # of PyTorch's own calls
+        warnings.filterwarnings("ignore", "The tensor attributes .*_flat_weights")  # of PyTorch's own recurrent layers
         given = pytree.tree_map_only(torch.Tensor, _placeholder, (tuple(args), dict(kwargs)))
         try:
             program = functional(torch.export.export(module, *given, dynamic_shapes=dynamic_shapes, strict=False))
@@ -159,12 +160,11 @@ def _without_memory(module: torch.nn.Module) -> Iterator[None]:
 
     Tensors of two devices in one operator are refused by PyTorch, and inputs, masks and positions are on the CPU.
     """
-    changed: list[tuple[Any, str, torch.Tensor]] = []
+    changed: list[tuple[torch.nn.Module, str, torch.Tensor]] = []
     made: dict[int, torch.Tensor] = {}
     for part in module.modules():
-        own: Any
         for own in (part._parameters, part._buffers):
-            for name, x in own.items():
+            for name, x in list(own.items()):
                 if x is None or x.device.type != "meta":
                     continue
                 if id(x) not in made:
@@ -174,10 +174,10 @@ def _without_memory(module: torch.nn.Module) -> Iterator[None]:
                         if isinstance(x, torch.nn.Parameter)
                         else stand_in
                     )
-                changed.append((own, name, x))
-                own[name] = made[id(x)]
+                changed.append((part, name, x))
+                setattr(part, name, made[id(x)])  # recurrent layers keep a list of their weights besides
     try:
         yield
     finally:
-        for own, name, x in changed:
-            own[name] = x
+        for part, name, x in changed:
+            setattr(part, name, x)

@@ -19,6 +19,7 @@ from hidet_dist.frontends.pytorch import (  # noqa: F401  # they register loweri
     indexing,
     norms,
     products,
+    recurrent,
     reductions,
     shapes,
     windows,

@@ -2,54 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from hidet.graph import Tensor, ops
-from hidet.graph.ops.matmul.matmul import MatmulOp
-from hidet.graph.ops.transform import BroadcastOp
 
 from hidet_dist import operators
-from hidet_dist.frontends.pytorch.calls import Call, Refused, constant, lowers, static
+from hidet_dist.frontends.pytorch.calls import Call, Refused, lowers, static
 from hidet_dist.frontends.pytorch.shapes import permuted, reshaped
-from hidet_dist.operators import elementwise, reductions, to_dtype
-from hidet_dist.operators.elementwise import SelectOp
-from hidet_dist.spec.extents import extents_of, same_extent
-
-
-def product(a: Tensor, b: Tensor, transposed: bool = False) -> Tensor:
-    """``a @ b``, or with the last two dims of ``b`` swapped; vectors are rows and columns, as NumPy has it."""
-    if len(a.shape) == 1 and len(b.shape) == 1:
-        return ops.sum(a * b, [0])
-    if not transposed and b.op is not None and len(b.shape) >= 2:
-        # What was transposed only to be multiplied by is read as it lies.
-        swapped = [*range(len(b.shape) - 2), len(b.shape) - 1, len(b.shape) - 2]
-        if list(b.op.attrs.get("axes", ())) == swapped and type(b.op).__name__ == "PermuteDimsOp":
-            return MatmulOp(a, b.op.inputs[0], transpose_b=True).outputs[0]
-    return MatmulOp(a, b, transpose_b=transposed).outputs[0]
+from hidet_dist.operators import attention, elementwise
+from hidet_dist.spec.extents import extents_of
 
 
 @lowers("linear.default")
 def _linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    found = product(x, weight, transposed=len(weight.shape) > 1)
-    return found if bias is None else found + bias
+    return operators.linear(x, weight, bias)
 
 
 @lowers("matmul.default", "mm.default", "bmm.default", "mv.default", "dot.default", "vdot.default")
 def _matmul(call: Call, a: Tensor, b: Tensor) -> Tensor:
-    return product(a, b)
+    return operators.matmul(a, b)
 
 
 @lowers("addmm.default", "baddbmm.default", "addmv.default")
 def _addmm(call: Call, x: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    found = product(a, b)
-    if alpha != 1:
-        found = ops.multiply(found, constant(alpha, call.dtype))
-    if beta == 0:
-        return found
-    return found + (x if beta == 1 else ops.multiply(x, constant(beta, call.dtype)))
+    return operators.addmm(x, a, b, beta, alpha)
 
 
 @lowers("outer.default")
@@ -66,80 +43,25 @@ def _attention(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    enable_gqa: bool = False,
+    **options: Any,
 ) -> Tensor:
     if dropout_p:
-        raise Refused(f"attention has dropout {dropout_p}: pass 0 in evaluation mode")
-    # The mask is a tensor of the graph: an operator that hid it could be sharded wrongly.
-    size = extents_of(q)[-1]
-    if scale is None:
-        scale = 1 / math.sqrt(static(size, "the size of a head"))
-    if enable_gqa:
-        heads = extents_of(q)[-3]
-        k, v = _grouped(k, heads), _grouped(v, heads)
-    scores = ops.multiply(product(q, k, transposed=True), constant(float(scale), q.dtype.name))
-    dtype, rows, columns = q.dtype.name, extents_of(q)[-2], extents_of(k)[-2]
-    empty = None
-    if is_causal:
-        scores = scores + _causal(call, rows, columns, dtype)
-    if attn_mask is not None:
-        bias, empty = call.once(("mask", attn_mask, dtype), lambda: _bias(call, attn_mask, rows, columns, dtype))
-        scores = scores + bias
-    found = product(ops.softmax(scores, len(scores.shape) - 1), v)
-    if empty is None:
-        return found
-    # Rows without any key are 0, as PyTorch has them.
-    return elementwise.where(empty, 0.0, found)
+        raise Refused(f"attention has dropout {dropout_p}: pass 0 for it in evaluation mode")
+    if attn_mask is not None and is_causal:
+        raise Refused("attention has a mask and is_causal=True: let the mask hide later keys too")
+    mask = _mask_of(call, attn_mask, is_causal, extents_of(q)[-2], extents_of(k)[-2], q.dtype.name)
+    return operators.scaled_dot_product_attention(q, k, v, mask, **options)
 
 
-def _grouped(x: Tensor, heads: Any) -> Tensor:
-    """Each head of keys or values once for every head of queries in its group."""
-    *batch, own, rows, size = extents_of(x)
-    if same_extent(own, heads):
-        return x
-    wide = ops.broadcast(ops.unsqueeze(x, [len(batch) + 1]), [*batch, own, heads // own, rows, size])
-    return reshaped(wide, [*batch, heads, rows, size])
-
-
-def _causal(call: Call, rows: Any, columns: Any, dtype: str) -> Tensor:
-    """What is added to scores so that no query sees later keys: 0, and the dtype's least number above the diagonal."""
-
-    def make() -> Tensor:
-        return ops.triu(ops.full([rows, columns], constant(_LEAST[dtype], dtype), dtype), 1)
-
-    found: Tensor = call.once(("causal", str(rows), str(columns), dtype), make)
-    return found
-
-
-_LEAST: dict[str, float] = {
-    "float16": -65504.0,
-    "bfloat16": -3.3895313892515355e38,
-    "float32": -3.4028234663852886e38,
-    "float64": -1.7976931348623157e308,
-}
-
-
-def _bias(call: Call, mask: Tensor, rows: Any, columns: Any, dtype: str) -> tuple[Tensor, Tensor | None]:
-    """A mask as what is added to scores, and which rows it leaves no key; None where it leaves each row some."""
-    values = call.known(mask)
-    while isinstance(mask.op, BroadcastOp) and len(mask.op.inputs[0].shape) == len(mask.shape):
-        mask = mask.op.inputs[0]  # sums broadcast by themselves
-    is_bool = mask.dtype.name == "bool"
-    if values is not None:
-        seen = values if is_bool else values > float("-inf")
-        if is_bool and bool((seen == torch.ones(rows, columns, dtype=torch.bool).tril()).all()):
-            return _causal(call, rows, columns, dtype), None
-    if is_bool:
-        bias = SelectOp(mask, 0.0, _LEAST[dtype], dtype).outputs[0]
-    else:
-        bias = elementwise.clamp_min(to_dtype(mask, dtype), _LEAST[dtype])
-    if values is not None and bool(seen.any(-1).all()):
-        return bias, None
-    # The least number itself is no -inf: a row of it is the mean of all values.
-    keys = mask if is_bool else elementwise.ge(to_dtype(mask, dtype), _LEAST[dtype])
-    return bias, elementwise.logical_not(reductions.any(keys, -1, True))
+def _mask_of(call: Call, x: Tensor | None, is_causal: bool, queries: Any, keys: Any, dtype: str) -> Any:
+    """The mask, made once for all layers."""
+    values = None if x is None else call.known(x)
+    if is_causal or (values is not None and attention.is_causal_mask(values, queries, keys)):
+        key = ("causal", str(queries), str(keys), dtype)
+        return call.once(key, lambda: attention.causal_mask(queries, keys, dtype))
+    if x is None:
+        return None
+    return call.once(("mask", x, dtype), lambda: attention.attention_mask(x, dtype, values))
 
 
 @lowers("einsum.default")
@@ -180,7 +102,7 @@ def _contracted(a: Tensor, own: str, b: Tensor, other: str, later: set[str]) -> 
     left = reshaped(left, [*outer, extent(rows), extent(inner)])
     right = reshaped(right, [*outer, extent(inner), extent(columns)])
     names = [*batch, *rows, *columns]
-    return reshaped(product(left, right), [sizes[name] for name in names]), "".join(names)
+    return reshaped(operators.matmul(left, right), [sizes[name] for name in names]), "".join(names)
 
 
 def _without(x: Tensor, own: str, kept: set[str]) -> tuple[Tensor, str]:
@@ -190,7 +112,7 @@ def _without(x: Tensor, own: str, kept: set[str]) -> tuple[Tensor, str]:
 
 @lowers("_grouped_mm.default", "transformers.grouped_mm_fallback.default")
 def _grouped_mm(call: Call, a: Tensor, b: Tensor, offs: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
-    return product(a, b) if offs is None else operators.grouped_matmul(a, b, offs)
+    return operators.matmul(a, b) if offs is None else operators.grouped_matmul(a, b, offs)
 
 
 @lowers("conv1d.default", "conv2d.default", "conv3d.default")
