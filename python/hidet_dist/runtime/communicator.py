@@ -171,7 +171,8 @@ class Communicator:
             blamed = f"; to blame, counted among all: {', '.join(f'rank {rank}' for rank in ranks)}" if ranks else ""
             counted = f". Ranks are named within their group here, whose rank 0 is rank {first} of all{blamed}."
         raise CommunicationError(
-            f"rank {self.rank}: collective {native.sequence(handle)} failed: {verdict.reason}{who}.{more}{counted}", ranks
+            f"rank {self.rank}: collective {native.sequence(handle)} failed: {verdict.reason}{who}.{more}{counted}",
+            ranks,
         )
 
     def rely_on(self, files: Iterable[native.MappedFile]) -> None:
