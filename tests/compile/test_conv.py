@@ -109,7 +109,7 @@ def convolutions(draw):
 
 
 @given(convolutions())
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_convolution_is_right(convolution):
     check(*convolution)
 

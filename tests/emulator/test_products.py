@@ -135,8 +135,8 @@ def test_all_candidates_are_right(dtype: str) -> None:
         )
 
 
-QUICK = [by_odd_columns, residual_in_float32, by_rows, heads_transposed]
-SLOW = [biased, activated, residual, heads, of_odd_rows]
+QUICK = [by_odd_columns]
+SLOW = [residual_in_float32, by_rows, heads_transposed, biased, activated, residual, heads, of_odd_rows]
 
 
 @pytest.mark.parametrize("make", [*QUICK, *(pytest.param(own, marks=pytest.mark.slow) for own in SLOW)])

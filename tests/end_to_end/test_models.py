@@ -36,7 +36,7 @@ def close(results, expected):
         np.testing.assert_allclose(result, whole, rtol=0, atol=TOLERANCE)
 
 
-@on_models("gpt2")  # test_graphs has convolutions and LLaMA over two processes
+@on_models()  # test_graphs has convolutions and LLaMA over two processes
 def test_two_processes_answer_as_one_would(model, tmp_path):
     _, graph, inputs, expected = model
     out = tmp_path / "artifacts"
@@ -64,8 +64,8 @@ def test_two_processes_answer_as_one_would(model, tmp_path):
         close(outputs, expected)
 
 
-@on_models("gpt2")
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
+@on_models()
+@pytest.mark.parametrize("ranks", [2, 4])
 def test_the_simulator_answers_as_one_rank_would(model, ranks):
     _, graph, inputs, expected = model
     plan = search(normalize(graph), builtin("cpu", DeviceMesh((ranks,))), mem_budget=budget(graph, ranks), gap=GAP)

@@ -7,6 +7,7 @@ import hidet
 import pytest
 
 from hidet_dist.compile import optimize_program
+from hidet_dist.compile.cpu.target import CPU
 from hidet_dist.compile.cuda import build
 from hidet_dist.compile.cuda.target import CudaTarget
 from hidet_dist.machine import builtin
@@ -136,8 +137,8 @@ def test_the_kernels_are_as_many_however_many_ranks_there_are():
 def test_the_same_program_for_the_cpu_is_on_the_cpu():
     graph = normalize(mlp())
     plan = search(graph, builtin("dgx-h100", DeviceMesh((2,))))
-    for device, kind in ((None, "cpu"), ("cpu", "cpu"), ("cuda:0", "cuda")):
-        program = partition_graph(graph, plan.stages[0], device=device)
+    for target, kind in ((None, "cpu"), (CPU, "cpu"), (H100, "cuda")):
+        program = partition_graph(graph, plan.stages[0], target=target)
         tensors = [*program.graph.inputs, *program.graph.outputs, *(y for n in program.graph.nodes for y in n.outputs)]
         assert {x.device.kind for x in tensors} == {kind}
 
@@ -147,12 +148,12 @@ def test_a_graph_on_a_device_and_named_weights_become_a_program_for_it():
     with hidet.option.context():
         hidet.option.execution_mode("symbolic")
         x = hidet.symbol([16, 32], "float32", "cuda:0")
-        w = hidet.distributed.weight("w", [32, 64], target=H100)
+        w = hidet.distributed.weight("w", [32, 64], device="cuda:0")
         y = hidet.ops.relu(x @ w) + hidet.full([16, 64], 2.0, "float32", "cuda:0")
         graph = normalize(hidet.trace_from(y, [x]))
     nodes = launched(graph, 2, pins={"w0": "(R, S0)"})
     assert {node.build_target for node in nodes} == {"cuda"}
-    on_cpu = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,)))).stages[0], device="cpu").graph
+    on_cpu = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((2,)))).stages[0], target=CPU).graph
     assert {node.build_target for node in on_cpu.nodes} == {"cpu"}
 
 

@@ -68,6 +68,7 @@ def test_nothing_is_begun_once_the_time_is_over(stand_ins: Path, tmp_path: Path)
     assert "0 ok, 0 failed, 6 not run" in done.stdout, done.stdout
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_gpu_is_named(stand_ins: Path, tmp_path: Path) -> None:
     done = checks(stand_ins, tmp_path, "--only", "gpt2", FAKE_CUDA_DEVICES="0")
     assert done.returncode == 2
