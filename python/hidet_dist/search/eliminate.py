@@ -141,15 +141,7 @@ class _Network:
     def minimum(self) -> tuple[float, list[int]]:
         """Find the least sum, and values of all variables with that sum. Raises TooWide."""
         for v in self._order():
-            self.tables.limits.check()
-            factors = self.factors[v]
-            neighbours = tuple(dict.fromkeys(u for _, variables in factors for u in variables if u != v))
-            for u in neighbours:
-                self.factors[u] = [factor for factor in self.factors[u] if v not in factor[1]]
-            message, offset = self._eliminate(v, factors, neighbours)
-            self.constant += offset
-            self.buckets.append(_Bucket(v, factors, neighbours, message, offset))
-            self.add(message, neighbours)
+            self.buckets.append(self._remove(v))
         values = [0] * len(self.sizes)
         for bucket in reversed(self.buckets):
             line = np.zeros(self.sizes[bucket.variable])
@@ -162,20 +154,25 @@ class _Network:
     def least_over(self, kept: Sequence[int]) -> Table:
         """Tabulate the least sum for all values of the variables ``kept``, in their order. Raises TooWide."""
         for v in self._order(frozenset(kept)):
-            self.tables.limits.check()
-            factors = self.factors[v]
-            neighbours = tuple(dict.fromkeys(u for _, variables in factors for u in variables if u != v))
-            for u in neighbours:
-                self.factors[u] = [factor for factor in self.factors[u] if v not in factor[1]]
-            message, offset = self._eliminate(v, factors, neighbours)
-            self.constant += offset
-            self.add(message, neighbours)
+            self._remove(v)
         left: list[Factor] = []
         for n, v in enumerate(kept):
             left += [factor for factor in self.factors[v] if not set(kept[:n]) & set(factor[1])]
         shape = tuple(self.sizes[v] for v in kept)
         self.tables.reserve(math.prod(shape))
         return np.broadcast_to(_sum(self._parts(left, tuple(kept))), shape) + self.constant
+
+    def _remove(self, v: int) -> _Bucket:
+        """Replace a variable's factors by one of its neighbours, its least sums. Raises TooWide."""
+        self.tables.limits.check()
+        factors = self.factors[v]
+        neighbours = tuple(dict.fromkeys(u for _, variables in factors for u in variables if u != v))
+        for u in neighbours:
+            self.factors[u] = [factor for factor in self.factors[u] if v not in factor[1]]
+        message, offset = self._eliminate(v, factors, neighbours)
+        self.constant += offset
+        self.add(message, neighbours)
+        return _Bucket(v, factors, neighbours, message, offset)
 
     def marginals(self) -> list[Table] | None:
         """Find the least sum for each value of each variable, after :meth:`minimum`; None if that would take long."""
