@@ -94,11 +94,17 @@ def test_stages_boundaries_and_idle_time_are_seen(graph: hidet.FlowGraph) -> Non
     plan = plan_of(graph, {"objective": "throughput", "stages": 2, "micro_batches": 4, "outputs": "last"})
     assert plan.pipeline is not None
     (boundary,) = plan.pipeline.boundaries
-    assert f"{boundary.tensor} to stage 1" in plan.table().columns[1].cells
+    table = plan.table()
+    names = list(table.columns[1].cells)
+    assert f"{boundary.tensor} to stage 1" in names
+    assert names.index("stage 0") == 0 and names.index("stage 1") == names.index(f"{boundary.tensor} to stage 1") + 1
     data = plan.explain().to_data()["pipeline"]
     assert data["interval_seconds"] == max(stage["period_seconds"] for stage in data["stages"])
     assert data["interval_seconds"] == pytest.approx(plan.interval_seconds / 4)
     assert min(stage["idle_share"] for stage in data["stages"]) == 0
+    shown = [list(table.columns[column].cells)[names.index(f"stage {n}")] for n in range(2) for column in (2, 4)]
+    idle = [f"a micro-batch, idle {stage['idle_share']:.0%}" for stage in data["stages"]]
+    assert shown == ["ranks 0-1", idle[0], "ranks 2-3", idle[1]]
     first = data["stages"][0]
     assert first["period_seconds"] == pytest.approx(first["seconds"] + boundary.seconds)
     text = str(plan.explain())

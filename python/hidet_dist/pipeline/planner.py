@@ -35,10 +35,11 @@ from hidet_dist.pipeline.chain import (
 )
 from hidet_dist.pipeline.constraints import GraphOptions, check_parts, operators_of_weights
 from hidet_dist.pipeline.given import with_seconds
-from hidet_dist.pipeline.messages import delivery_seconds, message_seconds
+from hidet_dist.pipeline.messages import delivery_seconds, least_seconds, message_seconds
 from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.tables import StageBounds, part_names
 from hidet_dist.pipeline.units import Crossings, find_units
+from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import SearchOptions, find_plan
 from hidet_dist.search.labels import parse_names
 from hidet_dist.search.limits import Limits, OutOfTimeError
@@ -162,8 +163,8 @@ def search_pipeline(
     best: PipelineResult | None = None
     bound = math.inf
     errors: list[InfeasibleError | SolverError] = []
-    counts = _counts(graph, pipeline)
-    for count in counts:
+    rules = RuleTable(cluster.mesh)
+    for count in _counts(graph, pipeline):
         if best is not None and limits.expired():
             bound = 0.0
             break
@@ -176,7 +177,7 @@ def search_pipeline(
         several = pipeline.stages != 1 and cluster.mesh.size > 1
         if pipeline.stages in (None, 1) and (count == 1 or pipeline.micro_batches is not None):
             try:
-                best = _better(best, _one_stage(micro, cluster, options, pipeline, limits, several))
+                best = _better(best, _one_stage(micro, cluster, options, pipeline, limits, several, rules))
                 bound = min(bound, best.bound_seconds)
             except InfeasibleError as error:
                 errors.append(error)
@@ -184,7 +185,7 @@ def search_pipeline(
                 bound = 0.0  # nothing is known of one stage
                 errors.append(error)
         if several:
-            joint = _Joint(micro, cluster, options, pipeline, limits)
+            joint = _Joint(micro, cluster, options, pipeline, limits, rules)
             found = joint.search(math.inf if best is None else best.value)
             bound = min(bound, joint.bound)
             errors += joint.errors
@@ -241,11 +242,12 @@ def _one_stage(
     pipeline: PipelineOptions,
     limits: Limits,
     several: bool,
+    rules: RuleTable,
 ) -> PipelineResult:
     """Plan the whole graph for the whole machine, as without stages; a share of the time is left to others."""
     part = limits.part(ONE_STAGE_SHARE) if several else limits
     changed = replace(options, time_limit_seconds=part.seconds_left())
-    result = search_result(micro.graph, cluster, changed, changed.limits())
+    result = search_result(micro.graph, cluster, changed, changed.limits(), None if options.symbols else rules)
     stage = result.plan.stages[0]
     times = micro.count if pipeline.objective != "latency" else 1
     view = GraphView(micro.graph)
@@ -284,8 +286,10 @@ class _Joint:
         options: SearchOptions,
         pipeline: PipelineOptions,
         limits: Limits,
+        rules: RuleTable,
     ):
         self.micro, self.cluster, self.options, self.pipeline, self.limits = micro, cluster, options, pipeline, limits
+        self.rules = rules
         self.view = GraphView(micro.graph)
         self.units = find_units(self.view)
         self.bound = 0.0
@@ -367,6 +371,10 @@ class _Joint:
             if len(self.units) < 2:
                 self.bound = math.inf
                 return None
+            floor = self._floor()
+            if floor >= best_value * (1 - self.options.gap):
+                self.bound = floor
+                return None
             bounds = self._bounds()
             while True:
                 problem = self._problem(bounds)
@@ -387,11 +395,35 @@ class _Joint:
         except OutOfTimeError:
             return best
 
+    def _floor(self) -> float:
+        """Bound the value of pipelines of several stages by the least that is sent; 0 where one stage may be given."""
+        given = self.pipeline.stages
+        if given is not None and (given if isinstance(given, int) else len(given)) < 2:
+            return 0.0
+        pairs = [(part, other) for part in self.clusters for other in self.clusters if other.start == part.stop]
+        nbytes = min(self.view.nbytes(unit.entering) for unit in self.units[1:])
+        links = (link_between(self.cluster, part, other) for part, other in pairs)
+        sent = min(
+            (least_seconds(nbytes, a.size, b.size, link) for (a, b), link in zip(pairs, links, strict=True)),
+            default=0.0,
+        )
+        lasts = [part for part in self.clusters if part.start and part.stop == self.cluster.mesh.size]
+        # The last stage receives a message and delivers the outputs in each micro-batch.
+        period = sent + min(map(self._delivered, lasts), default=0.0)
+        return period if self.pipeline.objective == "latency" else self.micro.count * period
+
     def _bounds(self) -> dict[Cluster, StageBounds]:
         """The bounds of stages on each kind of sub-mesh."""
         return {
             cluster: StageBounds(
-                self.view, self.units, frozenset(self.crossing), cluster, self.given, self._budget(cluster), self.limits
+                self.view,
+                self.units,
+                frozenset(self.crossing),
+                cluster,
+                self.given,
+                self._budget(cluster),
+                self.limits,
+                self.rules,
             )
             for cluster in dict.fromkeys(self.clusters.values())
         }
