@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import hidet
@@ -14,7 +15,7 @@ from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import Cluster, Device, Link
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph, stage_graphs
-from hidet_dist.pipeline import PipelineOptions, search_pipeline
+from hidet_dist.pipeline import PipelineOptions, planner, search_pipeline
 from hidet_dist.simulate import simulate_pipeline
 from hidet_dist.spec import DeviceMesh
 
@@ -181,3 +182,14 @@ def test_a_budget_too_small_for_one_stage_is_met_by_several(graph: hidet.FlowGra
     assert len(found.stages) > 1
     with pytest.raises(InfeasibleError):
         search_pipeline(normal, CLUSTER, pipeline=PipelineOptions("throughput"), mem_budget=500)
+
+
+def test_messages_that_take_longer_than_one_stage_decide_at_once(
+    graph: hidet.FlowGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No sub-mesh is looked at, and the result is proven all the same."""
+    cluster = replace(CLUSTER, links=(Link(1.0, 1e8),))
+    monkeypatch.setattr(planner, "StageBounds", None)  # which a search of sub-meshes calls
+    for objective in ("latency", "throughput", "batch"):
+        found = search_pipeline(normalize(graph), cluster, pipeline=PipelineOptions(objective))
+        assert len(found.stages) == 1 and found.gap < 1e-3

@@ -390,7 +390,7 @@ class LoadedPartition:
             for launch in self.stage.launches
         ]
         known: list[tuple[tuple[str, int, str, str], int, int]] = []
-        for interval in times if isinstance(times, list) else [Interval("run", 0, begin, end, times)]:
+        for interval in times if isinstance(times, list) else [Interval("run", 0, begin, end, kernels=times)]:
             if interval.kernels is None:
                 known.append((self._message(interval.name), interval.begin, interval.end))
             else:
