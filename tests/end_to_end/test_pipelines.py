@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import hidet
@@ -30,6 +31,36 @@ def _mlp() -> tuple[hidet.FlowGraph, list[np.ndarray], list[np.ndarray]]:
         y = hidet.ops.tanh(hidet.ops.matmul(y, hidet.asarray(layer)))
         want = np.tanh(want @ layer)
     return hidet.trace_from(y, [x]), [data], [want]
+
+
+def _towers() -> tuple[hidet.FlowGraph, list[np.ndarray], list[np.ndarray]]:
+    """The sum of two towers of products; the inputs, and the outputs by NumPy."""
+    rng = np.random.default_rng(0)
+    data = [rng.uniform(-1, 1, (1, 128)).astype(np.float32) for _ in range(2)]
+    inputs = [hidet.symbol([1, 128], "float32", "cpu") for _ in data]
+    results, wanted = list(inputs), list(data)
+    for tower in range(2):
+        for _ in range(3):
+            layer = rng.uniform(-1, 1, (128, 128)).astype(np.float32) / 8
+            results[tower] = hidet.ops.tanh(hidet.ops.matmul(results[tower], hidet.asarray(layer)))
+            wanted[tower] = np.tanh(wanted[tower] @ layer)
+    return hidet.trace_from(results[0] + results[1], inputs), data, [wanted[0] + wanted[1]]
+
+
+@pytest.mark.slow
+def test_two_towers_are_served_side_by_side(tmp_path: Path) -> None:
+    graph, inputs, expected = _towers()
+    out = tmp_path / "artifacts"
+    cluster = replace(CLUSTER, mesh=DeviceMesh((3,)), links=(Link(1e-4, 1e8),))
+    result = hidet_dist.auto_parallel(
+        graph, {"mesh_shape": [3], "machine": cluster}, {"objective": "latency", "outputs": "last"}, out
+    )
+    assert result.plan.pipeline is not None
+    ends = [(one.source.stage, one.readers[0].stage) for one in result.plan.pipeline.boundaries]
+    assert ends == [(0, 2), (1, 2)]
+    *others, outputs = serve(3, out, inputs, tmp_path)
+    assert others == [[], []]
+    np.testing.assert_allclose(outputs[0], expected[0], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["mlp", pytest.param("minilm", marks=pytest.mark.slow)])
