@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import hidet
 import numpy as np
@@ -65,16 +66,17 @@ def test_two_towers_are_served_side_by_side(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["mlp", pytest.param("minilm", marks=pytest.mark.slow)])
 def test_a_searched_pipeline_is_built_and_served(name: str, tmp_path: Path) -> None:
-    """Only the objective is given: cuts, slices, specs and micro-batches are searched."""
+    """Cuts, slices, specs and micro-batches are searched; of MiniLM, one stage would be better."""
     graph, inputs, expected = _mlp() if name == "mlp" else made(name)[1:]
     out = tmp_path / "artifacts"
-    config = {"objective": "throughput", "mem_budget": budget(graph, 2), "solver_gap": 1e-2}
+    config: dict[str, Any] = {"objective": "throughput", "solver_gap": 1e-2}
+    config |= {"mem_budget": budget(graph, 2)} if name == "mlp" else {"stages": 2}
     result = hidet_dist.auto_parallel(graph, {"mesh_shape": [2], "machine": CLUSTER}, config, out)
     pipeline = result.plan.pipeline
     assert pipeline is not None
     assert [stage.ranks for stage in pipeline.stages] == [(0,), (1,)]
-    shares = [stage.seconds / result.plan.seconds for stage in result.plan.stages]
-    assert max(shares) < 0.6  # the cut is near the middle
+    products = [sum("Matmul" in op.operator for op in stage.operators) for stage in result.plan.stages]
+    assert products == [2, 2] if name == "mlp" else all(products)
     assert Plan.load(out / "plan.json") == result.plan
     assert Manifest.load(out).pipeline == pipeline
     for outputs in serve(2, out, inputs, tmp_path):
