@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -170,19 +171,30 @@ def _dtype(dtype: str | None, config: Any) -> torch.dtype:
 
 
 def _module(kind: Any, config: Any, dtype: torch.dtype, has_data: bool, seed: int) -> Any:
-    """Make the module. Without data, its parameters are on the meta device; buffers, which no file has, have data."""
+    """Make a module in evaluation mode, with the dtypes that transformers gives it when it loads files.
+
+    Without data, its parameters are on the meta device. Buffers that no file has always have data.
+    """
+    config = copy.deepcopy(config)  # the caller's stays as it is
     config.use_cache = False
     if has_data:
         generator = torch.random.get_rng_state()
         try:
             torch.manual_seed(seed)
-            return kind(config).to(dtype).eval()
+            module = kind._from_config(config, dtype=dtype)
         finally:
             torch.random.set_rng_state(generator)
-    with _parameters_on_meta():
-        module = kind(config)
-    module.tie_weights()  # part of the skipped initialization
-    return module.to(dtype).eval()
+    else:
+        with _parameters_on_meta():
+            module = kind._from_config(config, dtype=dtype)
+        module.tie_weights()  # part of the skipped initialization
+    kept = set(getattr(module, "_keep_in_fp32_modules_strict", None) or ())
+    if dtype == torch.float16:
+        kept.update(getattr(module, "_keep_in_fp32_modules", None) or ())
+    for name, x in (*module.named_parameters(), *module.named_buffers()):
+        if kept.intersection(name.split(".")):
+            x.data = x.data.float()
+    return module.eval()
 
 
 @contextlib.contextmanager
