@@ -17,6 +17,7 @@ from onnx.reference import ReferenceEvaluator
 
 import hidet_dist
 from hidet_dist.errors import ConfigError, TraceError, UnsupportedModelError, WeightsError
+from hidet_dist.frontends.load import load_model
 from hidet_dist.soundness.plans import evaluate_graph
 from hidet_dist.spec.interface import interface_of
 from hidet_dist.weights import is_weight, names_of, source_of
@@ -179,8 +180,22 @@ def test_named_dims_are_symbolic_unless_they_are_given(tmp_path):
     assert graph.inputs[0].shape[0].name == "batch_size"
     check(tmp_path, model, {"x": x}, dims={"batch size": 5})
     assert hidet_dist.from_onnx(tmp_path / "model.onnx", {"batch size": 5}).outputs[0].shape == (5, 6, 2)
-    with pytest.raises(ConfigError, match="no dim 'seq'"):
+    assert hidet_dist.from_onnx(tmp_path / "model.onnx", {"batch_size": 5}).outputs[0].shape == (5, 6, 2)
+    with pytest.raises(ConfigError, match="no dim 'seq'; it has batch size"):
         hidet_dist.from_onnx(tmp_path / "model.onnx", {"seq": 5})
+    for size in (0, -1, 2.0, True, "5"):
+        with pytest.raises(ConfigError, match="'batch size' must be a whole number"):
+            hidet_dist.from_onnx(tmp_path / "model.onnx", {"batch size": size})
+
+
+def test_dims_without_a_name_are_called_by_their_input(tmp_path):
+    model = made([helper.make_node("Relu", ["x"], ["y"])], {"x": ("float32", [None, 3])}, ["y"])
+    onnx.save(model, tmp_path / "model.onnx")
+    assert hidet_dist.from_onnx(tmp_path / "model.onnx").inputs[0].shape[0].name == "x_0"
+    assert hidet_dist.from_onnx(tmp_path / "model.onnx", {"x_0": 4}).inputs[0].shape == (4, 3)
+    with pytest.raises(ConfigError, match="--dim x_0=1"):
+        load_model(tmp_path / "model.onnx")
+    assert load_model(tmp_path / "model.onnx", dims={"x_0": 4}).inputs[0].shape == (4, 3)
 
 
 def test_all_that_is_not_supported_is_refused_at_once(tmp_path):
@@ -243,6 +258,57 @@ def test_branches_of_a_known_condition(tmp_path):
     nodes.insert(0, helper.make_node("Shape", ["x"], ["s"]))
     model = made(nodes, {"x": ("float32", [2, 3])}, ["y"], {"two": np.array(2)})
     check(tmp_path, model, {"x": floats(2, 3)})
+
+
+def test_subgraphs_beside_each_other_may_use_the_same_names(tmp_path):
+    weights = [floats(4, 4), floats(4, 4)]
+
+    def branch(weight: np.ndarray, operator: str) -> onnx.GraphProto:
+        nodes = [helper.make_node("MatMul", ["x", "w"], ["t"]), helper.make_node(operator, ["t"], ["out"])]
+        initializers = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.array([1]), "unused")]
+        return helper.make_graph(nodes, "branch", [], [onnx.ValueInfoProto(name="out")], initializers)
+
+    nodes = [
+        helper.make_node(
+            "If", ["yes"], ["a"], then_branch=branch(weights[0], "Neg"), else_branch=branch(weights[1], "Exp")
+        ),
+        helper.make_node(
+            "If", ["no"], ["b"], then_branch=branch(weights[0], "Neg"), else_branch=branch(weights[1], "Exp")
+        ),
+        helper.make_node("Add", ["a", "b"], ["c"]),
+        helper.make_node("Mul", ["c", "w_1"], ["y"]),
+    ]
+    known = {"yes": np.array([True]), "no": np.array([False]), "w_1": floats(3, 4)}
+    model = made(nodes, {"x": ("float32", [3, 4])}, ["y"], known)
+    check(tmp_path, model, {"x": floats(3, 4)})
+    graph = hidet_dist.from_onnx(tmp_path / "model.onnx")
+    assert set(names_of({x for op in graph.nodes for x in op.inputs})) == {"w", "w_2", "w_1"}
+
+
+@pytest.mark.parametrize(
+    "equation", ["ij,ij->ij", "ij,kj->ik", "bhid,bhjd->bhij", "bijd,bjhd->bihd", "ij,k->i", "ij,jk,kl->il", "ijk->ki"]
+)
+def test_products_over_named_dims(tmp_path, equation):
+    sizes = {"i": 2, "j": 3, "k": 4, "l": 2, "b": 5, "h": 2, "d": 3}
+    terms = equation.partition("->")[0].split(",")
+    inputs = {f"x{n}": floats(*(sizes[letter] for letter in term)) for n, term in enumerate(terms)}
+    node = helper.make_node("Einsum", list(inputs), ["y"], equation=equation)
+    check(tmp_path, made([node], inputs, ["y"]), inputs)
+
+
+def test_a_shape_that_may_be_zero_is_not_taken_for_another(tmp_path):
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Sub", ["s", "one"], ["before"]),
+        helper.make_node("Equal", ["before", "zero"], ["is_one"]),
+        helper.make_node("Where", ["is_one", "one", "s"], ["to"]),
+        helper.make_node("Reshape", ["x", "to"], ["y"]),
+    ]
+    model = made(nodes, {"x": ("float32", ["n"])}, ["y"], {"one": np.array([1]), "zero": np.array([0])})
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(UnsupportedModelError, match="give the size in dims"):
+        hidet_dist.from_onnx(tmp_path / "model.onnx")
+    check(tmp_path, model, {"x": floats(3)}, dims={"n": 3})
 
 
 @pytest.mark.parametrize("operator", ["LSTM", "GRU", "GRU before"])
