@@ -23,7 +23,12 @@ from hidet_dist.spec.interface import interface_of
 from hidet_dist.weights import is_weight, names_of, source_of
 
 RNG = np.random.default_rng(0)
-KINDS = {"float32": onnx.TensorProto.FLOAT, "int64": onnx.TensorProto.INT64, "bool": onnx.TensorProto.BOOL}
+KINDS = {
+    "float32": onnx.TensorProto.FLOAT,
+    "bfloat16": onnx.TensorProto.BFLOAT16,
+    "int64": onnx.TensorProto.INT64,
+    "bool": onnx.TensorProto.BOOL,
+}
 
 
 def floats(*shape: int) -> np.ndarray:
@@ -114,6 +119,25 @@ def test_external_data_is_read_in_place(tmp_path):
     (own,) = (x for op in graph.nodes for x in op.inputs if is_weight(x))
     part = source_of(own).read([slice(3, 5), slice(0, 30)])
     np.testing.assert_array_equal(part.numpy(), weight[3:5])
+
+
+@pytest.mark.parametrize("place", ["raw", "numbers", "external"])
+def test_bfloat16_is_read_wherever_it_is(tmp_path, place):
+    bfloat16 = helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)
+    known = {"w": floats(6, 4).astype(bfloat16), "half": np.array(0.5, bfloat16)}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["t"]), helper.make_node("Mul", ["t", "half"], ["y"])]
+    model = made(nodes, {"x": ("bfloat16", [2, 6])}, ["y"], known)
+    if place == "numbers":
+        del model.graph.initializer[:]
+        model.graph.initializer.extend(
+            helper.make_tensor(name, onnx.TensorProto.BFLOAT16, value.shape, value.astype(np.float32).reshape(-1))
+            for name, value in known.items()
+        )
+    options = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0}
+    onnx.save(model, tmp_path / "model.onnx", **(options if place == "external" else {}))
+    x = floats(2, 6)
+    found = run(tmp_path / "model.onnx", {"x": x})["y"]
+    np.testing.assert_allclose(found, x.astype(np.float64) @ known["w"].astype(np.float64) * 0.5)
 
 
 def changed(path: Path, key: str, value: str) -> None:

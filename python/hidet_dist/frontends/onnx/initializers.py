@@ -29,6 +29,8 @@ _GRAPH, _INITIALIZER, _NAME, _RAW_DATA = 7, 5, 8, 9
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MOST_VARINT_BYTES = 10
 
+_BFLOAT16 = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)
+
 DTYPES: dict[int, str] = {
     onnx.TensorProto.FLOAT: "float32",
     onnx.TensorProto.DOUBLE: "float64",
@@ -113,15 +115,14 @@ class ModelFile:
         offset = self._offsets.get(proto.name) if is_outermost else None
         if offset is not None and len(proto.raw_data) == nbytes:
             return stored_weight(StoredTensor(self.path, name, dtype, shape, offset, self.state))
-        return held_weight(name, torch.from_numpy(self.values(proto)))
+        return held_weight(name, _tensor(self.values(proto)))
 
     def values(self, proto: onnx.TensorProto) -> np.ndarray:
         """Read the values of an initializer. Raises WeightsError if they are not where the model says."""
         if proto.data_location == onnx.TensorProto.EXTERNAL:
             dtype, shape = dtype_name(proto.data_type), tuple(proto.dims)
             stored = self._external(proto, dtype, shape, math.prod(shape) * ITEMSIZE[dtype])
-            data: np.ndarray = stored.read([slice(0, size) for size in shape]).numpy()
-            return data
+            return _array(stored.read([slice(0, size) for size in shape]))
         try:
             return np.array(onnx.numpy_helper.to_array(proto))
         except (TypeError, ValueError) as error:
@@ -158,6 +159,20 @@ class ModelFile:
                 f"{path}, which has {file_status.st_size}."
             )
         return StoredTensor(path, proto.name, dtype, shape, offset, state(file_status))
+
+
+def _tensor(values: np.ndarray) -> torch.Tensor:
+    """Convert an array to a tensor of PyTorch, which does not know NumPy's bfloat16."""
+    if values.dtype == _BFLOAT16:
+        return torch.from_numpy(values.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(values)
+
+
+def _array(x: torch.Tensor) -> np.ndarray:
+    """Convert a tensor of PyTorch to an array; the inverse of :func:`_tensor`."""
+    is_bfloat16 = x.dtype == torch.bfloat16
+    values: np.ndarray = x.view(torch.uint16).numpy() if is_bfloat16 else x.numpy()
+    return values.view(_BFLOAT16) if is_bfloat16 else values
 
 
 def _fields(data: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
