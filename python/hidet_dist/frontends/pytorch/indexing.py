@@ -1,4 +1,4 @@
-"""Lowerings of operators that look elements up by index, write them, or sort them."""
+"""Lowerings of operators that read or write elements by index, and of sorting."""
 
 from __future__ import annotations
 
