@@ -73,12 +73,17 @@ def search(graph: NormalGraph, cluster: Cluster, options: SearchOptions | None =
     return result.plan
 
 
-def search_result(graph: NormalGraph, cluster: Cluster, options: SearchOptions, limits: Limits) -> SearchResult:
-    """Find a plan as :func:`search` does, with the bound that was proven, and without a warning."""
+def search_result(
+    graph: NormalGraph, cluster: Cluster, options: SearchOptions, limits: Limits, rules: RuleTable | None = None
+) -> SearchResult:
+    """Find a plan as :func:`search` does, with the bound that was proven, and without a warning.
+
+    ``rules`` are those of the cluster's mesh, where they are shared with other graphs without symbolic dims.
+    """
     free = options.mode == "search" and not options.pins and not options.symbols
     finer = refine(graph, cluster) if options.refine_mesh and free else None
     if finer is None:
-        result = _search(graph, cluster, options, limits)
+        result = _search(graph, cluster, options, limits, rules=rules)
     else:
         result = _search_both(graph, cluster, finer, options, limits)
     return result
