@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hidet_dist.runtime.store import SecretError, StoreClient, StoreError, StoreServer, server, wire
-from hidet_dist.runtime.store.place import within_host
+from hidet_dist.runtime.store.addresses import host_local_address
 
 SECRET = b"correct horse battery staple"
 PATIENCE = 60.0
@@ -273,7 +273,7 @@ def test_another_program_is_told_from_a_store() -> None:
 
 
 def test_a_store_within_a_host_is_no_other() -> None:
-    address = within_host(f"hidet_dist-test-{os.getpid()}")
+    address = host_local_address(f"hidet_dist-test-{os.getpid()}")
     with contextlib.closing(StoreServer(address, 0, SECRET)):
         with pytest.raises(OSError, match="in use"):
             StoreServer(address, 0, SECRET)
@@ -313,7 +313,7 @@ def _as_nobody(function: Callable[[], object]) -> str:
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes another user")
 def test_within_a_host_other_users_are_refused() -> None:
     """Neither do they reach a store, nor can they stand in for one, even where there is no secret."""
-    address = within_host(f"hidet_dist-users-{os.getpid()}")
+    address = host_local_address(f"hidet_dist-users-{os.getpid()}")
     with contextlib.closing(StoreServer(address, 0)):
         assert _as_nobody(lambda: StoreClient(address, 0, timeout_seconds=PATIENCE)).startswith("PermissionError")
 
