@@ -42,7 +42,7 @@ def test_values_are_kept_by_key(client: StoreClient) -> None:
     assert client.multi_get(["b", "a"]) == [b"\0\xff", b"2"]
     assert client.check(["a", "b"]) and not client.check(["a", "c"])
     assert client.delete("a") and not client.delete("a") and not client.check(["a"])
-    with pytest.raises(StoreError, match=r"no value of a within 0\.05 s"):
+    with pytest.raises(StoreError, match=r"no value was set for a within 0\.05 s"):
         client.wait(["b", "a"], 0.05)
 
 
@@ -105,7 +105,7 @@ def test_too_much_is_refused(client: StoreClient, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("secret", [b"", b"Correct horse battery staple"])
 def test_another_secret_is_found_out(host: StoreServer, secret: bytes) -> None:
-    with pytest.raises(SecretError, match="another secret"):
+    with pytest.raises(SecretError, match="different secret"):
         StoreClient("127.0.0.1", host.port, secret, timeout_seconds=PATIENCE)
 
 
@@ -267,7 +267,7 @@ def test_another_program_is_told_from_a_store() -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(StoreError, match="no store"):
+        with pytest.raises(StoreError, match="not a store"):
             StoreClient("127.0.0.1", listener.getsockname()[1], timeout_seconds=PATIENCE)
         thread.join()
 
@@ -278,7 +278,7 @@ def test_a_store_within_a_host_is_no_other() -> None:
         with pytest.raises(OSError, match="in use"):
             StoreServer(address, 0, SECRET)
         with pytest.raises(SecretError):
-            StoreClient(address, 0, b"another secret")
+            StoreClient(address, 0, b"different secret")
         with contextlib.closing(StoreClient(address, 0, SECRET, timeout_seconds=PATIENCE)) as client:
             client.set("a", bytes(1 << 19))
             other = client.clone()

@@ -161,13 +161,15 @@ class Calls:
         if self._closed or self._owner != threading.get_ident() or self._lock.locked():
             return  # the call was refused for that reason, and another thread may be using the communicator
 
-        def tell() -> None:
-            self._communicator.begin_call(number)
-            self._asked = number
-            agreement.tell(number, error)
-            self._refused = number
-
         if self._asked != number and isinstance(error, Exception):
+            reason = error
+
+            def tell() -> None:
+                self._communicator.begin_call(number)
+                self._asked = number
+                agreement.tell(number, reason)
+                self._refused = number
+
             with suppress(Exception):
                 self._exclusively(tell)
         if self._refused != number:
