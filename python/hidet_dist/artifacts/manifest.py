@@ -41,7 +41,7 @@ class TensorSignature:
 
     @property
     def is_symbolic(self) -> bool:
-        """Whether the shape depends on symbolic dims."""
+        """True if the shape depends on symbolic dims."""
         return any(isinstance(extent, str) for extent in self.shape)
 
 

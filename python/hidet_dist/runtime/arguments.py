@@ -175,7 +175,7 @@ def _dtype(signature: TensorSignature) -> str:
 
 
 def _fits(shape: Sequence[int], signature: TensorSignature) -> bool:
-    """Whether a shape fits the signature; its symbolic dims may have any size."""
+    """Tell whether a shape fits the signature; its symbolic dims may have any size."""
     return len(shape) == len(signature.shape) and all(
         isinstance(extent, str) or size == extent for size, extent in zip(shape, signature.shape, strict=True)
     )

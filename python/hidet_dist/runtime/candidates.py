@@ -70,7 +70,7 @@ class Choices:
 
     @property
     def is_needed(self) -> bool:
-        """Whether a kernel has several candidates."""
+        """True if a kernel has several candidates."""
         return any(count > 1 for count in self.usable)
 
     def get(self, time: Timer) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ class Owner:
 
     @property
     def is_this_process(self) -> bool:
-        """Whether the owner is the calling process, and not its parent."""
+        """True if the owner is the calling process, and not its parent."""
         return os.getpid() == self.process
 
     def check(self, what: str, remedy: str) -> None:

@@ -219,7 +219,7 @@ class _Mapped:
     watched: native.MappedFile
 
     def is_changed(self) -> bool:
-        """Whether the content was changed. Where only the file's status was, its content is compared again."""
+        """Tell whether the content was changed. Where only the file's status was, its content is compared again."""
         while (change := self.watched.change) is native.Change.STATUS:
             self.watched.renew()  # before reading, so that a write during it counts as another change
             if not self.file.is_unchanged():

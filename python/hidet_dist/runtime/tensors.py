@@ -69,7 +69,7 @@ class Buffer:
         )
 
     def overlaps(self, other: Buffer) -> bool:
-        """Whether two contiguous tensors share bytes."""
+        """Tell whether two contiguous tensors share bytes."""
         return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
 
 
@@ -191,7 +191,7 @@ def _numpy_name(dtype: np.dtype) -> str:
 
 
 def has_dtype(kind: str, dtype: str) -> bool:
-    """Whether a library (``numpy``, ``torch`` or ``hidet``) has a dtype, by hidet's name."""
+    """Tell whether a library (``numpy``, ``torch`` or ``hidet``) has a dtype, by hidet's name."""
     if kind == TORCH:
         import torch
 

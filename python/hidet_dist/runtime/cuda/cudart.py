@@ -15,7 +15,7 @@ _NAME = re.compile(r"libcudart\.so\.\d+")
 
 
 def is_runtime(name: str) -> bool:
-    """Whether a library's name is that of a CUDA runtime, such as ``libcudart.so.13``."""
+    """Tell whether a library's name is that of a CUDA runtime, such as ``libcudart.so.13``."""
     return _NAME.fullmatch(name) is not None
 
 

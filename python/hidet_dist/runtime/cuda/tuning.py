@@ -139,7 +139,7 @@ class CandidateTuning:
         return usable, 0, reason
 
     def _calls_cublas(self, chosen: Sequence[int]) -> bool:
-        """Whether a chosen candidate calls cuBLAS: the last one of a kernel that has such a candidate."""
+        """Tell whether a chosen candidate calls cuBLAS: the last one of a kernel that has such a candidate."""
         return any(
             calls and candidate == count - 1
             for candidate, count, calls in zip(chosen, self._stage.candidates, self._stage.cublas, strict=True)

@@ -92,11 +92,11 @@ class Nccl:
         library().hidet_dist_nccl_overlap(self._handle, ctypes.byref(self.overlap))
 
     def spans(self, group: int) -> bool:
-        """Whether a group has two ranks or more."""
+        """Tell whether a group has two ranks or more."""
         return any(group >> axis & 1 and extent > 1 for axis, extent in enumerate(self._mesh_shape))
 
     def has(self, group: int) -> bool:
-        """Whether a group has a communicator."""
+        """Tell whether a group has a communicator."""
         return bool(library().hidet_dist_nccl_has(self._handle, group))
 
     def await_all(self) -> None:
@@ -130,7 +130,7 @@ class Nccl:
 
     @property
     def failed_by_peer(self) -> bool:
-        """Whether a collective failed because of another rank."""
+        """True if a collective failed because of another rank."""
         return self._handle is not None and bool(library().hidet_dist_nccl_failed_by_peer(self._handle))
 
     def close(self) -> None:

@@ -72,7 +72,7 @@ class SharedMemory:
 
     @property
     def failed_by_peer(self) -> bool:
-        """Whether a collective failed because of another rank."""
+        """True if a collective failed because of another rank."""
         return bool(library().hidet_dist_shm_failed_by_peer(self._handle))
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ def host_local_address(name: str) -> str:
 
 
 def is_host_local(address: str) -> bool:
-    """Whether an address is a name within this host."""
+    """Tell whether an address is a name within this host."""
     return address.startswith(_MARK)
 
 

@@ -152,7 +152,7 @@ class StoreClient:
         return self._call(b"compare_set", self._key(key), _bytes(expected), _bytes(value))[1]
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all of the keys have values."""
+        """Tell whether all of the keys have values."""
         return self._call(b"check", *map(self._key, keys))[1] == b"1"
 
     def wait(self, keys: Sequence[str], timeout_seconds: float | None = None) -> None:

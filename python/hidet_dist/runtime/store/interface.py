@@ -40,7 +40,7 @@ class Store(Protocol):
         """
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all of the keys have values."""
+        """Tell whether all of the keys have values."""
 
     def wait(self, keys: Sequence[str], timeout_seconds: float | None = None) -> None:
         """Wait until all of the keys have values."""

@@ -34,7 +34,7 @@ class TorchStore(dist.Store):
         return self._store.compare_set(key, expected_value, desired_value)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all of the keys have values."""
+        """Tell whether all of the keys have values."""
         return self._store.check(keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:

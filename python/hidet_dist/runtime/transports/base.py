@@ -25,7 +25,7 @@ class Transport(Protocol):
 
     @property
     def failed_by_peer(self) -> bool:
-        """Whether a collective failed because of another rank."""
+        """True if a collective failed because of another rank."""
 
     @property
     def shared_groups(self) -> Sequence[tuple[int, ...]]:

@@ -96,7 +96,7 @@ class GlooTransport:
 
     @property
     def failed_by_peer(self) -> bool:
-        """Whether a collective failed because of another rank."""
+        """True if a collective failed because of another rank."""
         return self._setup.failures.by_peer
 
     def warm_up(self, groups: Iterable[int]) -> None:
