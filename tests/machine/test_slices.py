@@ -30,7 +30,7 @@ def test_slices_are_aligned_blocks_of_ranks() -> None:
     for part, says in (
         (MeshSlice(2, 6), "not a slice of the mesh .* begin at a multiple of their size"),
         (MeshSlice(0, 3), "slices have 1, 2, 4, 8, 16 ranks"),
-        (MeshSlice(8, 24), "has the ranks 0 to 15; 8-23 are none"),
+        (MeshSlice(8, 24), "has the ranks 0 to 15; 8-23 are outside"),
     ):
         with pytest.raises(ConfigError, match=says):
             sub_cluster(POD, part)
