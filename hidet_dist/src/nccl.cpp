@@ -177,7 +177,8 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     library_.cu_ctx_set_current(context_);
     const auto ranks = static_cast<size_t>(mesh_.group_size(group));
     const auto bytes = static_cast<size_t>(mesh_.size()) * kWarmUpBytesARank;
-    int error = internal_stream_ != nullptr ? 0 : library_.cu_stream_create(&internal_stream_, nccl::kNonBlockingStream);
+    int error =
+        internal_stream_ != nullptr ? 0 : library_.cu_stream_create(&internal_stream_, nccl::kNonBlockingStream);
     if (error == 0 && scratch_ == 0) error = library_.cu_mem_alloc(&scratch_, 2 * bytes);
     if (error != 0) return fail_with_cuda(error, "preparing to warm up");
     auto *send = reinterpret_cast<char *>(scratch_);
