@@ -79,13 +79,13 @@ def test_the_optimum_is_found_and_proven_without_an_integer_program(problem: Pro
 
 
 def test_equal_layers_of_which_only_some_fit_are_decided_by_a_frontier(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The budget lets 133 of 300 layers be whole: no price of memory decides about the last one.
-    problem = replace(knapsack(300), budget=700)
+    # The budget lets 53 of 160 layers be whole: no price of memory decides about the last bytes.
+    problem = replace(knapsack(160), budget=160 + 3 * 53 + 2)
 
     def refused(*arguments: object, **options: object) -> None:
         raise AssertionError("an integer program was solved")
 
     monkeypatch.setattr("hidet_dist.search.optimum.solve", refused)
-    solution = optimize(problem, SolveOptions(gap=1e-4))
-    assert solution.seconds == 600 - 133
-    assert solution.gap <= 1e-4
+    solution = optimize(problem, SolveOptions(gap=5e-4))
+    assert solution.seconds == 320 - 53
+    assert solution.gap <= 5e-4

@@ -560,6 +560,7 @@ def _exhaust(state: _State, tables: Tables, prices: Prices) -> None:
         if state.open_choices() > tuning.FRONTIER_CHOICES:
             return
         limit = min(state.cutoff(), state.bound * (1 + gap))
+        gap *= 2
         try:
             frontier = Frontier(state.problem, state.kept, tables, prices, limit)
             _record_frontier(state, frontier)
@@ -567,7 +568,7 @@ def _exhaust(state: _State, tables: Tables, prices: Prices) -> None:
                 kept = [list(choices) for choices in state.kept]
                 for tensor in frontier.relaxed:
                     fix_required(state.groups[tensor], state.best, kept, False)
-                most = min(state.seconds, limit * (1 + gap))
+                most = min(state.seconds, limit * (1 + state.options.gap))
                 _record_frontier(state, Frontier(state.problem, kept, tables, prices, most, frontier.relaxed))
         except TooWide:
             return
