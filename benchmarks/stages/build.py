@@ -1,16 +1,20 @@
 """Plans and compiles one case in stages, in a process of its own.
 
-    python build.py CASE MESHES WEIGHTS MACHINE OUT INPUTS
+    python build.py CASE MESHES WEIGHTS MACHINE OUT INPUTS [CUTS [SHARE]]
 
-``MESHES`` has the number of ranks of each stage, such as ``1,1``. The graph is cut into as many runs of operators whose
-predicted times are as even as can be. The last line is JSON.
+``MESHES`` has the number of ranks of each stage, such as ``1,1``. With the ``CUTS`` ``even``, the graph is cut into as
+many runs of operators whose predicted times are as even as can be; with ``searched``, the cuts are searched. The last
+stage's devices have a ``SHARE`` of the machine's speed, 1 by default. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import hidet
 import numpy as np
@@ -19,30 +23,69 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "serving"))
 from cases import CASES
 
 import hidet_dist  # noqa: F401  adds auto_parallel to hidet.distributed
+from hidet_dist.machine import Cluster, Device, DeviceGroup, builtin, unequal_cluster
+from hidet_dist.machine.builtin import MACHINES
+from hidet_dist.machine.file import load_machine
+from hidet_dist.machine.kernels import KernelCost
+from hidet_dist.spec import DeviceMesh
 
 
 def even_cuts(seconds: list[float], count: int) -> list[int]:
-    """Where to cut operators of such seconds into ``count`` runs of nearly the same time: the end of each run."""
+    """Cut operators of such seconds into ``count`` runs of nearly the same time; return the end of each run."""
     done = np.cumsum(seconds)
     ends = [int(np.abs(done - done[-1] * (number + 1) / count).argmin()) + 1 for number in range(count)]
     return [*ends[:-1], len(seconds)]
 
 
-def main(name: str, meshes: str, weights: str, machine: str, out: str, inputs: str) -> None:
+def slowed(device: Device, share: float) -> Device:
+    """Describe a device that has a share of another one's speed."""
+    return replace(
+        device,
+        name=f"{device.name}, {share:.0%}",
+        flops_per_second={dtype: rate * share for dtype, rate in device.flops_per_second.items()},
+        memory_bandwidth_bytes_per_second=device.memory_bandwidth_bytes_per_second * share,
+        launch_seconds=device.launch_seconds / share,
+        kernels={
+            name: KernelCost(
+                cost.seconds_per_operation / share, cost.seconds_per_byte / share, cost.seconds_per_call / share
+            )
+            for name, cost in device.kernels.items()
+        },
+    )
+
+
+def cluster_of(machine: str, sizes: list[int], share: float) -> Cluster:
+    """Describe the ranks of all stages as a machine."""
+    mesh = DeviceMesh((sum(sizes),))
+    whole = builtin(machine, mesh) if machine in MACHINES else load_machine(machine, mesh)
+    if share == 1:
+        return whole
+    groups = [DeviceGroup(sum(sizes[:-1]), whole.device), DeviceGroup(sizes[-1], slowed(whole.device, share))]
+    return unequal_cluster(whole.mesh, whole.links, groups)
+
+
+def main(
+    name: str, meshes: str, weights: str, machine: str, out: str, inputs: str, cuts: str = "even", share: str = "1"
+) -> None:
     case, sizes = CASES[name], [int(size) for size in meshes.split(",")]
     graph = case.graph(Path(weights))
     np.savez(inputs, *case.inputs())
-    options = {"weights": weights, "recompile": True} if case.named_weights else {"recompile": True}
-    config = {"mesh_shape": [sum(sizes)], "machine": machine}
+    options: dict[str, Any] = {"recompile": True}
+    if case.named_weights:
+        options["weights"] = weights
+    config = {"mesh_shape": [sum(sizes)], "machine": cluster_of(machine, sizes, float(share))}
     if len(sizes) > 1:
-        whole = hidet.distributed.make_plan(graph, {"mesh_shape": [1], "machine": "cpu"}, {})
+        options["outputs"] = "last"
+    if len(sizes) > 1 and cuts == "searched":
+        ranks = [list(ends) for ends in pairwise(accumulate(sizes, initial=0))]
+        options |= {"objective": "throughput", "micro_batches": 1, "stages": [{"ranks": ends} for ends in ranks]}
+    elif len(sizes) > 1:
+        whole = hidet.distributed.make_plan(graph, {"mesh_shape": [1], "machine": machine}, {})
         ends = even_cuts([op.compute_seconds for op in whole.stages[0].operators], len(sizes))
-        starts = [0, *ends[:-1]]
         options["stages"] = [
             {"operators": [start, end], "mesh_shape": [size]}
-            for start, end, size in zip(starts, ends, sizes, strict=True)
+            for start, end, size in zip([0, *ends[:-1]], ends, sizes, strict=True)
         ]
-        options["outputs"] = "last"
     result = hidet.distributed.auto_parallel(graph, config, options, out)
     plan = result.plan
     print(
@@ -51,6 +94,7 @@ def main(name: str, meshes: str, weights: str, machine: str, out: str, inputs: s
                 "interval_seconds": plan.interval_seconds,
                 "call_seconds": plan.makespan_seconds,
                 "stage_seconds": [stage.makespan_seconds for stage in plan.stages],
+                "stage_operators": [len(stage.operators) for stage in plan.stages],
                 "boundary_bytes": [one.nbytes for one in plan.pipeline.boundaries] if plan.pipeline else [],
                 "compile_seconds": result.compile_seconds,
             }

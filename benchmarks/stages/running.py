@@ -8,6 +8,9 @@ several rounds of each; of a figure the median counts. ``speedup`` is the two st
 the pipeline full; ``predicted_over_measured`` is the predicted time from one batch to the next over the measured one;
 ``max_abs_err`` is the greatest difference between the outputs of a pipeline and those of one rank. Four ranks share two
 cores here, so that they are checked and not timed.
+
+One model also runs with the second rank slowed to half its speed: with the even cut, and with the cut that is searched
+for such ranks. ``slowed`` has the gain of the searched cut, predicted and measured.
 """
 
 from __future__ import annotations
@@ -34,7 +37,12 @@ from hidet_dist.calibration import calibrate
 
 HERE = Path(__file__).parent
 RUNS = ("minilm_8", "gpt2_1", "gpt2_8")
-SHAPES = {"one rank": "1", "two stages": "1,1", "two stages of two": "2,2"}
+SHAPES = {"one rank": ["1"], "two stages": ["1,1"], "two stages of two": ["2,2"]}
+SLOWED_RUN, SLOWED_SHARE = "minilm_8", 0.5
+SLOWED_SHAPES = {
+    "slowed, even": ["1,1", "even", str(SLOWED_SHARE)],
+    "slowed, searched": ["1,1", "searched", str(SLOWED_SHARE)],
+}
 TIMEOUT_SECONDS = 1800
 WARM_UP = 4  # batches that do not count
 
@@ -45,12 +53,13 @@ class Case:
     def __init__(self, name: str, folder: Path, machine: str):
         self.name, self.folder = name, folder / name
         self.folder.mkdir()
+        self.shapes = SHAPES | (SLOWED_SHAPES if name == SLOWED_RUN else {})
         weights = CASES[name].weights(folder)
-        self.built = {
-            title: _last_json([HERE / "build.py", name, sizes, weights, machine, self._artifacts(title), self._inputs])
-            for title, sizes in SHAPES.items()
-        }
-        self.rounds: dict[str, list[list[dict[str, float]]]] = {title: [] for title in SHAPES}
+        self.built: dict[str, dict[str, Any]] = {}
+        for title, (sizes, *cuts) in self.shapes.items():
+            files = [weights, machine, self._artifacts(title), self._inputs]
+            self.built[title] = _last_json([HERE / "build.py", name, sizes, *files, *cuts])
+        self.rounds: dict[str, list[list[dict[str, float]]]] = {title: [] for title in self.shapes}
 
     @property
     def _inputs(self) -> Path:
@@ -59,27 +68,31 @@ class Case:
     def _artifacts(self, title: str) -> Path:
         return self.folder / title.replace(" ", "_")
 
+    def _ranks(self, title: str) -> int:
+        return sum(int(size) for size in self.shapes[title][0].split(","))
+
     def run(self, title: str, batches: int) -> None:
-        """One round: the figures of each rank."""
-        ranks = sum(int(size) for size in SHAPES[title].split(","))
+        """Run one round, and keep the figures of each rank."""
+        ranks = self._ranks(title)
         out = self.folder / f"{title.replace(' ', '_')}.out"
         arguments = [HERE / "serve.py", self._artifacts(title), self._inputs, out, WARM_UP, batches]
         launcher = ["-m", "hidet_dist.launch", "-n", str(ranks)] if ranks > 1 else []
-        _checked([*launcher, *arguments])
+        slowed = {"SLOWED_RANK": str(ranks - 1), "SLOWED_SHARE": str(SLOWED_SHARE)} if title in SLOWED_SHAPES else {}
+        _checked([*launcher, *arguments], **slowed)
         self.rounds[title].append([json.loads(Path(f"{out}.{rank}.json").read_text()) for rank in range(ranks)])
 
     def seconds(self, title: str) -> float:
-        """From one batch to the next, where results come out."""
+        """Return the seconds from one batch to the next, where results come out."""
         return statistics.median(ranks[-1]["seconds_per_batch"] for ranks in self.rounds[title])
 
     def outputs(self, title: str) -> list[np.ndarray]:
-        """What the last rank gave."""
-        last = sum(int(size) for size in SHAPES[title].split(",")) - 1
+        """Read the last rank's outputs."""
+        last = self._ranks(title) - 1
         with np.load(f"{self.folder / title.replace(' ', '_')}.out.{last}.npz") as arrays:
             return [arrays[name] for name in arrays.files]
 
     def figures(self) -> dict[str, Any]:
-        """The last line's entry of the model."""
+        """Make the model's entry of the last line."""
 
         def error(title: str) -> float:
             pairs = zip(self.outputs(title), self.outputs("one rank"), strict=True)
@@ -92,17 +105,32 @@ class Case:
         return {
             "speedup": one / two,
             "predicted_over_measured": self.built["two stages"]["interval_seconds"] / two,
-            "max_abs_err": max(error("two stages"), error("two stages of two")),
+            "max_abs_err": max(error(title) for title in self.shapes if title != "one rank"),
             "seconds_one_rank": one,
             "seconds_two_stages": two,
             "predicted_stage_seconds": self.built["two stages"]["stage_seconds"],
             "boundary_bytes": self.built["two stages"]["boundary_bytes"],
             "busy_share_in_a_call": busy,
+            **({"slowed": self._slowed()} if self.name == SLOWED_RUN else {}),
+        }
+
+    def _slowed(self) -> dict[str, Any]:
+        """Compare the cuts where the second rank is slowed."""
+        even, searched = SLOWED_SHAPES
+        predicted = {title: self.built[title]["interval_seconds"] for title in SLOWED_SHAPES}
+        measured = {title: self.seconds(title) for title in SLOWED_SHAPES}
+        return {
+            "share": SLOWED_SHARE,
+            "predicted_gain": predicted[even] / predicted[searched],
+            "measured_gain": measured[even] / measured[searched],
+            "predicted_seconds": list(predicted.values()),
+            "measured_seconds": list(measured.values()),
+            "operators": [self.built[title]["stage_operators"] for title in SLOWED_SHAPES],
         }
 
 
-def _checked(arguments: list[Any]) -> str:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def _checked(arguments: list[Any], **variables: str) -> str:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
         env=environment,
@@ -122,7 +150,7 @@ def _last_json(arguments: list[Any]) -> dict[str, Any]:
 
 
 def show(
-    console: Console, names: list[str], rounds: int = 3, seconds: float = 15.0, machine: str | None = None
+    console: Console, names: list[str], rounds: int = 3, seconds: float = 12.0, machine: str | None = None
 ) -> dict[str, Any]:
     """Measure the cases and print a table; the figures by case."""
     results: dict[str, Any] = {"host": describe()}
@@ -140,8 +168,17 @@ def show(
             for _ in range(rounds):
                 case.run("one rank", batches)
                 case.run("two stages", batches)
+                for title in SLOWED_SHAPES:
+                    if title in case.shapes:
+                        case.run(title, max(8, batches // 2))
             case.run("two stages of two", 4)
             results[name] = case.figures()
+    for name in names:
+        if "slowed" in results[name]:
+            slowed = results[name]["slowed"]
+            gains = f"{slowed['measured_gain']:.2f} times (predicted: {slowed['predicted_gain']:.2f})"
+            title = f"{CASES[name].title}, second rank at {slowed['share']:.0%}"
+            console.print(f"{title}: the searched cut is {gains} as fast as the even one", highlight=False)
     table = Table("model", "one rank [ms]", "two stages [ms]", "speedup", "predicted / measured", "max abs err")
     for name in names:
         own = results[name]
@@ -161,7 +198,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", default=list(RUNS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=15.0, help="how long a round of one rank takes, about")
+    parser.add_argument("--seconds", type=float, default=12.0, help="how long a round of one rank takes, about")
     parser.add_argument("--machine", help="a built-in machine or a machine file, in place of a calibration")
     options = parser.parse_args()
     unknown = [name for name in options.cases if name not in CASES]

@@ -3,26 +3,65 @@
     python serve.py ARTIFACTS INPUTS OUT WARM_UP BATCHES
 
 ``INPUTS`` is an ``.npz`` file. Each rank writes ``OUT.<rank>.json``, and those that have results ``OUT.<rank>.npz``.
+With the environment variable ``SLOWED_RANK``, that rank runs for only ``SLOWED_SHARE`` of the time, as with a quota of
+the CPU's time: another process stops and continues it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 import hidet_dist
 
+QUOTA_PERIOD_SECONDS = 0.004
+# Stops and continues a process until it is told to end; the process runs when it does.
+QUOTA = """
+import os, signal, sys, time
+process, share, period = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+ended = []
+signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
+try:
+    while not ended and os.getppid() == process:
+        os.kill(process, signal.SIGSTOP)
+        time.sleep(period * (1 - share))
+        os.kill(process, signal.SIGCONT)
+        time.sleep(period * share)
+finally:
+    os.kill(process, signal.SIGCONT)
+"""
+
+
+@contextlib.contextmanager
+def quota(share: float) -> Iterator[None]:
+    """Let this process run for a share of the time only."""
+    arguments = [sys.executable, "-c", QUOTA, os.getpid(), share, QUOTA_PERIOD_SECONDS]
+    process = subprocess.Popen([str(argument) for argument in arguments])
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
 
 def main(artifacts: str, inputs: str, out: str, warm_up: str, batches: str) -> None:
     with np.load(inputs) as arrays:
         batch = [arrays[name] for name in arrays.files]
-    with hidet_dist.load_partition(artifacts, timeout_seconds=300) as model:
+    with contextlib.ExitStack() as stack:
+        model = stack.enter_context(hidet_dist.load_partition(artifacts, timeout_seconds=300))
         model.warm_up()
+        if os.environ.get("SLOWED_RANK") == str(model.rank):
+            stack.enter_context(quota(float(os.environ["SLOWED_SHARE"])))
         for _ in model.stream(itertools.repeat(batch, int(warm_up))):
             pass
         # From the first result to the last: the pipeline is full all the while.

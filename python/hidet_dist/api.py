@@ -34,6 +34,9 @@ from hidet_dist.report.data import Report
 from hidet_dist.search import SearchOptions, search
 from hidet_dist.search.family import Family, FamilyMember, Specs
 from hidet_dist.search.family import search_family as search_normal_family
+from hidet_dist.search.pairwise import encode, save_problem
+from hidet_dist.search.planner import formulate_problem
+from hidet_dist.search.problem import Problem
 from hidet_dist.search.recost import check_budget, recost_stage
 from hidet_dist.search.refine import cluster_of
 from hidet_dist.spec import Plan, StagePlan
@@ -165,6 +168,30 @@ def make_plan(
         check_weights(build.view().tensors.values(), files)
     with Progress() as progress:
         return build.plan(progress)
+
+
+def export_problem(
+    graph: FlowGraph,
+    distributed_config: Mapping[str, Any],
+    optimization_config: Mapping[str, Any] | None,
+    path: str | Path,
+) -> float:
+    """Write the problem that :func:`make_plan` solves for the given mesh, in the format of google/iopddl.
+
+    Its costs are integers. Returns the seconds of one unit of them, which the problem's name in the file says too.
+
+    Raises
+    ------
+    ConfigError
+        For unknown keys and unfit values, and for pipelines, which are planned as many problems.
+    ProblemError
+        When a cost is not finite.
+    """
+    build = _Request.of("export_problem", graph, distributed_config, optimization_config).prepared()
+    with Progress() as progress, progress.task("Exporting"):
+        encoded = encode(build.problem())
+        save_problem(encoded.problem, path, f"costs in {encoded.unit_seconds:.0e} s")
+    return encoded.unit_seconds
 
 
 def describe(
@@ -354,6 +381,13 @@ class _Build:
                 found = search_pipeline(self.graph, self.cluster, options, pipeline, names=self.names)
                 return found.plan(self.cluster, pipeline.outputs)
             return search(self.graph, self.cluster, options, names=self.names, on_incumbent=show)
+
+    def problem(self) -> Problem:
+        """Formulate the problem that the search solves. Raises ConfigError for a pipeline."""
+        optimization = self.optimization
+        if optimization.given_stages is not None or optimization.pipeline_options() is not None:
+            raise ConfigError("A pipeline is planned as many problems; export a plan without stages.")
+        return formulate_problem(self.graph, self.cluster, optimization.search_options(), names=self.names)
 
     def reports(self, plan: Plan, title: str = "") -> list[Report]:
         """Collect the data of a report on each stage, without measured times."""

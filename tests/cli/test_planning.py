@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +22,7 @@ from hidet_dist.cli.app import app
 from hidet_dist.cli.summary import summarize
 from hidet_dist.report import Report
 from hidet_dist.report.measured import read_traces
+from hidet_dist.search.pairwise import load_problem, solve
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -121,6 +124,18 @@ def test_an_onnx_file_is_planned_at_the_sizes_that_are_given(tmp_path):
     assert summary["memory"]["weights_bytes"] in (64 * 256 * 4, 64 * 256 * 2)
 
 
+def test_an_exported_problem_has_the_plans_optimum(tmp_path):
+    model, exported = str(onnx_model(tmp_path / "product.onnx", 8)), tmp_path / "problem.json.gz"
+    done = invoke("plan", model, "--mesh", "2", "--budget", "60000", "--export", str(exported), "--json")
+    assert done.exit_code == 0, done.output
+    summary = json.loads(done.stdout)
+    problem = load_problem(exported)
+    assert problem.byte_limit == 60_000
+    unit = re.fullmatch("costs in (1e-..) s", json.loads(gzip.decompress(exported.read_bytes()))["problem"]["name"])
+    found = solve(problem, rounds=20)
+    assert found.cost * float(unit[1]) == pytest.approx(summary["seconds_without_overlap"], rel=1e-3)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -141,6 +156,7 @@ def test_an_onnx_file_is_planned_at_the_sizes_that_are_given(tmp_path):
         (("plan", "model.onnx", "--mesh", "2", "--seq", "8"), "--seq is for models of transformers"),
         (("plan", "small", "--mesh", "2", "--html", "none/out.html"), "its folder is missing"),
         (("plan", "small", "--mesh", "2", "--out", "empty"), "it is a folder"),
+        (("plan", "small", "--mesh", "2", "--export", "none/problem.json"), "its folder is missing"),
         (("build", "small", "--mesh", "2", "--out", "artifacts"), "--random-weights makes weights up"),
         (("build", "model.onnx", "--mesh", "2", "--out", "artifacts", "--random-weights"), "model.onnx has weights"),
         (("run", "nothing", "--input", "x.npz"), "nothing"),

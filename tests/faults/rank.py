@@ -81,10 +81,11 @@ def stream_partly(batch: list[Any]) -> str:
     return "closed"
 
 
-def busy(inputs: list[Any]) -> float:
-    """Profile it: the share of the call in which this rank computed."""
+def trace(inputs: list[Any]) -> dict[str, Any]:
+    """Profile a call: the share of it in which this rank computed, and the Chrome trace."""
     assert model is not None
-    return model.profile(*_arrays(inputs)).busy_share
+    profiled = model.profile(*_arrays(inputs))
+    return {"busy": profiled.busy_share, "trace": profiled.chrome_trace()}
 
 
 def _arrays(inputs: list[Any]) -> list[np.ndarray]:
@@ -296,11 +297,11 @@ FUNCTIONS = (
     stream,
     stream_forever,
     stream_partly,
-    busy,
     call_torch,
     call_elsewhere,
     warm_up,
     profile,
+    trace,
     interrupted,
     serve,
     close,

@@ -60,6 +60,29 @@ def _assert_right(answer: dict[str, Any], x: np.ndarray) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+def _assert_trace(traces: Sequence[dict[str, Any]]) -> None:
+    """Every rank shows its stage, and its steps on each micro-batch with the bytes that cross to other stages."""
+    crossing: dict[str, dict[tuple[int, int, str], int]] = {"send": {}, "receive": {}}
+    for rank, trace in enumerate(traces):
+        events = trace["traceEvents"]
+        (name,) = (event["args"]["name"] for event in events if event["name"] == "process_name")
+        assert name == f"rank {rank} of {RANKS}, stage {(0, 0, 1, 2, 2)[rank]}"
+        steps = [event for event in events if event.get("cat") == "pipeline"]
+        wanted = [f"{step} {n}" for n in range(MICRO_BATCHES) for step in ("receive", "run", "send")]
+        assert [event["name"] for event in steps] == [*wanted, "results"]
+        ends = [event["ts"] + event["dur"] for event in steps]
+        assert all(end <= after["ts"] + 0.1 for end, after in zip(ends, steps[1:], strict=False))
+        for event in steps[:-1]:
+            step, _, number = event["name"].partition(" ")
+            for peer, nbytes in event["args"].items():
+                other = int(peer.removeprefix("bytes, rank "))
+                sender, receiver = (rank, other) if step == "send" else (other, rank)
+                crossing[step][sender, receiver, number] = nbytes
+    assert crossing["send"] == crossing["receive"]
+    # h1 goes to both later stages, h2 to the last one, in each micro-batch.
+    assert sum(crossing["send"].values()) == 3 * BATCH * 8 * 4
+
+
 def _call_all(ranks: Sequence[Rank], x: np.ndarray = X) -> None:
     for rank in ranks:
         rank.send("call_typed", inputs=[x.tolist(), MASK.tolist()], dtypes=["float32", "float32"])
@@ -91,9 +114,10 @@ def test_every_rank_gives_what_the_graph_computes(start: Start, pipeline: Path) 
     assert [answer["error"] for answer in answers] == ["InputError"] * RANKS, answers
     assert "Rank 1 refused this call: Input 0 must have the shape [4, 8]" in answers[4]["message"], answers
     for rank in ranks:
-        rank.send("busy", inputs=[X.tolist(), MASK.tolist()])
-    shares = [rank.answer()["result"] for rank in ranks]
-    assert all(0 < share < 1 for share in shares), shares
+        rank.send("trace", inputs=[X.tolist(), MASK.tolist()])
+    profiles = [rank.answer()["result"] for rank in ranks]
+    assert all(0 < one["busy"] < 1 for one in profiles), profiles
+    _assert_trace([one["trace"] for one in profiles])
     _call_all(ranks, X * 2)
     for rank in ranks:
         rank.do("close")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import hidet
@@ -14,7 +15,7 @@ from hidet_dist.errors import ConfigError, InfeasibleError
 from hidet_dist.machine import Cluster, Device, Link
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph, stage_graphs
-from hidet_dist.pipeline import PipelineOptions, search_pipeline
+from hidet_dist.pipeline import PipelineOptions, planner, search_pipeline
 from hidet_dist.simulate import simulate_pipeline
 from hidet_dist.spec import DeviceMesh
 
@@ -94,11 +95,17 @@ def test_stages_boundaries_and_idle_time_are_seen(graph: hidet.FlowGraph) -> Non
     plan = plan_of(graph, {"objective": "throughput", "stages": 2, "micro_batches": 4, "outputs": "last"})
     assert plan.pipeline is not None
     (boundary,) = plan.pipeline.boundaries
-    assert f"{boundary.tensor} to stage 1" in plan.table().columns[1].cells
+    table = plan.table()
+    names = list(table.columns[1].cells)
+    assert f"{boundary.tensor} to stage 1" in names
+    assert names.index("stage 0") == 0 and names.index("stage 1") == names.index(f"{boundary.tensor} to stage 1") + 1
     data = plan.explain().to_data()["pipeline"]
     assert data["interval_seconds"] == max(stage["period_seconds"] for stage in data["stages"])
     assert data["interval_seconds"] == pytest.approx(plan.interval_seconds / 4)
     assert min(stage["idle_share"] for stage in data["stages"]) == 0
+    shown = [list(table.columns[column].cells)[names.index(f"stage {n}")] for n in range(2) for column in (2, 4)]
+    idle = [f"a micro-batch, idle {stage['idle_share']:.0%}" for stage in data["stages"]]
+    assert shown == ["ranks 0-1", idle[0], "ranks 2-3", idle[1]]
     first = data["stages"][0]
     assert first["period_seconds"] == pytest.approx(first["seconds"] + boundary.seconds)
     text = str(plan.explain())
@@ -175,3 +182,14 @@ def test_a_budget_too_small_for_one_stage_is_met_by_several(graph: hidet.FlowGra
     assert len(found.stages) > 1
     with pytest.raises(InfeasibleError):
         search_pipeline(normal, CLUSTER, pipeline=PipelineOptions("throughput"), mem_budget=500)
+
+
+def test_messages_that_take_longer_than_one_stage_decide_at_once(
+    graph: hidet.FlowGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No sub-mesh is looked at, and the result is proven all the same."""
+    cluster = replace(CLUSTER, links=(Link(1.0, 1e8),))
+    monkeypatch.setattr(planner, "StageBounds", None)  # which a search of sub-meshes calls
+    for objective in ("latency", "throughput", "batch"):
+        found = search_pipeline(normalize(graph), cluster, pipeline=PipelineOptions(objective))
+        assert len(found.stages) == 1 and found.gap < 1e-3

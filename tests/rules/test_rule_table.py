@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hidet
+import pytest
 from hidet import ops
 
+from hidet_dist.rules import rule
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.spec import DeviceMesh
 
@@ -44,3 +48,24 @@ def test_a_deep_model_is_analysed_as_fast_as_a_shallow_one():
             rules.append(table(y.op)[0])
     assert len(rules) == 4 * 24
     assert len({id(rule) for rule in rules}) == 4
+
+
+def test_tables_of_other_meshes_share_proofs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choices are those of a table of its own, and no local operator is proven twice."""
+    rebuilt: list[str] = []
+    real = rule.rebuild
+
+    def counted(*arguments: Any) -> list[hidet.Tensor]:
+        rebuilt.append(arguments[0].name)
+        return real(*arguments)
+
+    monkeypatch.setattr(rule, "rebuild", counted)
+    op = ops.matmul(symbol([8, 8]), symbol([8, 8])).op
+    whole = RuleTable(DeviceMesh((2, 2)))
+    whole(op)
+    before = len(rebuilt)
+    assert before > 0
+    slices = [RuleTable(DeviceMesh((size,)), whole) for size in (1, 2, 4)]
+    choices = [table(op)[1] for table in slices]
+    assert len(rebuilt) == before
+    assert choices == [RuleTable(table.mesh)(op)[1] for table in slices]

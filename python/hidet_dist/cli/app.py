@@ -90,6 +90,10 @@ def plan(
     time_limit: Seconds = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the plan, with its report beside it.")] = None,
     html: Annotated[Path | None, typer.Option(help="Where to write the report's page.")] = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(help="Where to write the problem in the format of google/iopddl, for other solvers."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Plan a model for a machine that need not be there, without its weights, and print a summary."""
@@ -98,7 +102,7 @@ def plan(
         from hidet_dist.cli.request import PlanRequest
 
         request = PlanRequest(model, mesh, machine, dtype, budget, batch, seq, tuple(dim or ()), time_limit)
-        command(request, out, html, as_json)
+        command(request, out, html, export, as_json)
 
 
 @app.command()

@@ -13,6 +13,7 @@ from hidet_dist.cli.request import BATCH, SEQ, PlanRequest, check_destination
 from hidet_dist.cli.summary import print_summary
 from hidet_dist.errors import SearchLimitWarning
 from hidet_dist.files import write_text
+from hidet_dist.progress import report_console
 from hidet_dist.report.data import SUFFIX, Report
 
 
@@ -38,17 +39,22 @@ def trace(request: PlanRequest, weights: str | None) -> Any:
     )
 
 
-def plan(request: PlanRequest, out: Path | None, html: Path | None, as_json: bool) -> None:
-    """Plan a model, print the summary, and write the plan with its report, or the page, where asked for."""
+def plan(request: PlanRequest, out: Path | None, html: Path | None, export: Path | None, as_json: bool) -> None:
+    """Plan a model, print the summary, and write the plan with its report, the page, or the problem where asked for."""
     request.check()
-    check_destination(out)
-    check_destination(html)
+    for path in (out, html, export):
+        check_destination(path)
 
-    from hidet_dist.api import describe, make_plan
+    from hidet_dist.api import describe, export_problem, make_plan
     from hidet_dist.report import render
 
     distributed, optimization = request.configurations()
     graph = trace(request, None)
+    if export is not None:
+        # First: the problem of a budget that nothing fits, or that takes too long, is one to export as well.
+        unit = export_problem(graph, distributed, optimization, export)
+        if not as_json:
+            report_console().print(f"Exported to {export}, with costs in units of {unit:.0e} s.")
     planned = make_plan(graph, distributed, optimization)
     report = replace(describe(planned, graph, distributed, optimization, request.title), origin=request.origin())
     if out is not None:

@@ -1,14 +1,14 @@
 """Dynamic programs over the cuts of a chain of units and the slices of the mesh.
 
-Stages take the slices of the mesh in the order of their ranks, and all ranks. A state is a unit that a stage begins
-with, the slice that it begins on, and the spec in which data arrives there; the program runs from the last device to
-the first. What a stage sends and receives keeps it from computing: it counts for the stage's period, the time from one
-micro-batch to the next. So a state also has the number of streams in which its data arrives, which is that of the
+Stages take slices of the mesh in the order of their ranks, and together all ranks. A state is the first unit of a
+stage, the slice of the stage, and the spec in which data arrives there. The program runs from the last device to the
+first. A stage does not compute while it sends and receives, so messages count for its period, the time from one
+micro-batch to the next. A state therefore also has the number of streams in which its data arrives: the number of
 devices of the smaller of the two slices.
 
-For N micro-batches, which take ``sum + (N - 1) * slowest`` (Zheng et al., Alpa, OSDI 2022, section 5), the least sum of
-stages that take no longer than some time is found for several such times. Between two of them, the lesser time and the
-sum for the greater one bound all pipelines: halving the interval with the least bound closes the gap.
+N micro-batches take ``sum + (N - 1) * slowest`` (Zheng et al., Alpa, OSDI 2022, section 5). The least sum of stages
+whose periods are below a limit is computed for several limits. Between two limits, the lesser limit and the sum for the
+greater one bound all pipelines: halving the interval with the least bound closes the gap.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class ChainStage:
 
 @dataclass(frozen=True)
 class Chain:
-    """Stages in order, and lower bounds: ``total`` of their seconds with what is sent, ``slowest`` of the periods."""
+    """Stages in order, with lower bounds: ``total`` of their seconds with messages, ``slowest`` of their periods."""
 
     stages: tuple[ChainStage, ...]
     total: float
     slowest: float
 
     def seconds(self, micro_batches: int) -> float:
-        """Seconds of so many micro-batches."""
+        """Bound the seconds of a batch of micro-batches."""
         return self.total + (micro_batches - 1) * self.slowest
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """The user's constraints on one stage: the slices that it may have, and the runs ``[begin, end]`` of units."""
+    """The user's constraints on one stage: its possible slices and runs ``[begin, end]`` of units; None for all."""
 
     parts: frozenset[MeshSlice] | None
     runs: npt.NDArray[np.bool_] | None
@@ -59,19 +59,20 @@ class Allowed:
 
 @dataclass(frozen=True)
 class ChainProblem:
-    """The bounds of all stages that there may be.
+    """The bounds of all possible stages.
 
     Attributes
     ----------
-    devices: in all.
-    starts: for each rank at which a slice may begin, the slices.
-    bounds: by slice, ``[i, j, s]``: seconds of the units i to j whose data arrives in spec s; infinite for none.
-    send: ``[i, s]``: seconds to send what enters unit i from one slice to another, where it arrives in spec s; infinite
-        for the first unit, which nothing enters.
-    receive: ``[i, s]``: seconds in which what enters unit i arrives on a slice in so many streams in spec s; 0 for the
-        first unit.
-    deliver: seconds to send the results of the last stage's slice to all others.
-    stages: what is prescribed of each stage, None where even their number is open (two or more).
+    devices: the number of all devices.
+    starts: the slices that begin at each rank.
+    bounds: by slice, ``[i, j, s]``: seconds of the units i to j (excluded) whose data arrives in spec s; infinite if
+        there is no such stage.
+    send: ``[i, s]``: seconds to send the tensor that enters unit i from one slice to another, where it arrives in spec
+        s; infinite for the first unit, which has no such tensor.
+    receive: ``[i, s]``: seconds to receive the tensor that enters unit i on a slice, in a number of streams and in spec
+        s; 0 for the first unit.
+    deliver: seconds to send the results from the last stage's slice to all others.
+    stages: the constraints on each stage; None for any number of stages, two or more.
     """
 
     devices: int
@@ -85,10 +86,11 @@ class ChainProblem:
 
 @dataclass(frozen=True)
 class _Ways:
-    """The ways to go on behind a cut, by unit (first dim): those that send less are dearer later.
+    """The continuations after a cut before each unit (first dim): those that send less have a greater value.
 
-    ``send`` and ``value`` are the seconds sent and the value of the rest, infinite where there are fewer ways; ``part``
-    is the number of the slice among those that may follow, ``arrival`` the arriving spec.
+    ``send`` is the seconds of the message and ``value`` the value of the later stages; both are infinite where there
+    are fewer continuations. ``part`` is the number of the next slice among those that begin there, ``arrival`` the
+    number of the arriving spec.
     """
 
     send: Array
@@ -98,7 +100,7 @@ class _Ways:
 
 
 class _Program:
-    """One pass of the dynamic program: the least sum of stages of at most ``most`` seconds, or the least maximum."""
+    """One pass of the dynamic program: the least sum of stages with periods up to ``most``, or the least period."""
 
     def __init__(self, problem: ChainProblem, most: float, maximum: bool):
         self.problem, self.most, self.maximum = problem, most, maximum
@@ -106,14 +108,14 @@ class _Program:
         self.units = bounds.shape[0]
         layers = [None] if problem.stages is None else list(problem.stages)
         self.count = len(layers)
-        # Value of a stage that begins with unit i and spec s, by the number of the stage (if prescribed), its slice,
-        # and the streams in which its data arrives.
+        # The value of a stage that begins with unit i and spec s, by the stage's number (0 without constraints), its
+        # slice, and the streams in which its data arrives.
         self.value: dict[tuple[int, MeshSlice, int], Array] = {}
         self._ways: dict[tuple[int, MeshSlice], _Ways | None] = {}
-        every = [part for parts in problem.starts.values() for part in parts]
+        slices = [part for parts in problem.starts.values() for part in parts]
         self.streams = {
-            part: sorted({min(other.size, part.size) for other in every if other.stop == part.start}) or [0]
-            for part in every
+            part: sorted({min(other.size, part.size) for other in slices if other.stop == part.start}) or [0]
+            for part in slices
         }
         ranks = sorted(problem.starts, reverse=True)
         for k in range(self.count - 1, -1, -1):
@@ -123,9 +125,9 @@ class _Program:
                     if allowed is not None and allowed.parts is not None and part not in allowed.parts:
                         continue
                     for streams in self.streams[part]:
-                        own = self._stage(k, part, allowed, streams)
-                        if own is not None:
-                            self.value[k, part, streams] = own
+                        value = self._stage(k, part, allowed, streams)
+                        if value is not None:
+                            self.value[k, part, streams] = value
 
     def _following(self, k: int) -> int | None:
         if self.problem.stages is None:
@@ -144,24 +146,24 @@ class _Program:
         if part.stop == problem.devices:
             if problem.stages is not None and k + 1 < self.count:
                 return None
-            own: Array = bounds[:, self.units] + (problem.deliver(part) if part.start else 0.0)
-            period = own + problem.receive(part, streams)
-            return period if self.maximum else np.where(period <= self.most, own, np.inf)
+            busy: Array = bounds[:, self.units] + (problem.deliver(part) if part.start else 0.0)
+            period = busy + problem.receive(part, streams)
+            return period if self.maximum else np.where(period <= self.most, busy, np.inf)
         following = self._following(k)
-        ways = None if following is None else self._behind(following, part)
+        ways = None if following is None else self._continuations(following, part)
         if ways is None:
             return None
         best = np.full((bounds.shape[0], bounds.shape[2]), np.inf)
         for rank in range(ways.send.shape[1]):
-            send, value = (own[None, :, rank, None] for own in (ways.send, ways.value))
+            send, value = (array[None, :, rank, None] for array in (ways.send, ways.value))
             busy = bounds[:, : self.units] + send
             period = busy + problem.receive(part, streams)[:, None, :]
             total = self._joined(period, busy, value)
             best = np.minimum(best, total.min(axis=1))
         return best
 
-    def _behind(self, k: int, part: MeshSlice) -> _Ways | None:
-        """The ways to go on with stage ``k`` behind a slice, for a cut before each unit."""
+    def _continuations(self, k: int, part: MeshSlice) -> _Ways | None:
+        """Find the continuations with stage ``k`` after a slice, for a cut before each unit."""
         key = k, part
         if key not in self._ways:
             others = [
@@ -196,13 +198,13 @@ class _Program:
         return self._ways[key]
 
     def _joined(self, period: Array, busy: Array, value: Array) -> Array:
-        """The value of a stage and the rest behind it."""
+        """Combine a stage and the value of the later stages."""
         if self.maximum:
             return np.maximum(period, value)
         return np.where(period <= self.most, busy + value, np.inf)
 
     def best(self) -> Chain | None:
-        """The best pipeline; None if there is none."""
+        """Return the best pipeline; None if there is none."""
         problem, layers = self.problem, self.problem.stages
         firsts = [
             (float(self.value[0, part, 0][0, 0]), part)
@@ -225,7 +227,7 @@ class _Program:
                 periods.append(busy_seconds[-1] + receive)
                 return Chain(tuple(stages), math.fsum(busy_seconds), max(periods))
             following = self._following(k)
-            ways = None if following is None else self._behind(following, part)
+            ways = None if following is None else self._continuations(following, part)
             assert following is not None and ways is not None
             busy = bounds[: self.units, None] + ways.send
             period = busy + receive
@@ -235,23 +237,23 @@ class _Program:
             busy_seconds.append(float(busy[j, n]))
             periods.append(float(period[j, n]))
             k, unit, arrival = following, int(j), int(ways.arrival[j, n])
-            other = problem.starts[part.stop][int(ways.part[j, n])]
-            part, streams = other, min(part.size, other.size)
+            next_part = problem.starts[part.stop][int(ways.part[j, n])]
+            part, streams = next_part, min(part.size, next_part.size)
 
 
 def least_sum(problem: ChainProblem, most: float = math.inf) -> Chain | None:
-    """Find the pipeline of the least sum whose stages take at most ``most`` seconds each; None if there is none."""
+    """Find the pipeline of the least sum whose periods are at most ``most`` seconds; None if there is none."""
     return _Program(problem, most, False).best()
 
 
 def least_slowest(problem: ChainProblem) -> Chain | None:
-    """Find the pipeline whose slowest stage is the fastest; None if there is none."""
+    """Find the pipeline with the least period of its slowest stage; None if there is none."""
     return _Program(problem, math.inf, True).best()
 
 
 @dataclass(frozen=True)
 class Batched:
-    """The best pipeline for some micro-batches that was found, and a bound of all."""
+    """A pipeline for a number of micro-batches, and a bound of all pipelines."""
 
     chain: Chain
     bound: float
@@ -270,7 +272,7 @@ def least_batch(problem: ChainProblem, micro_batches: int, gap: float) -> Batche
     assert quickest is not None
     if quickest.seconds(micro_batches) < best.seconds(micro_batches):
         best = quickest
-    # Intervals of the slowest stage's seconds: (bound, from, up to, least sum of all that are up to there).
+    # Intervals of the slowest stage's period: (bound, least, greatest, least sum of pipelines up to the greatest).
     floor = quickest.slowest
     intervals = [(first.total + waits * floor, floor, first.slowest, first.total)]
     closed = math.inf
@@ -288,7 +290,7 @@ def least_batch(problem: ChainProblem, micro_batches: int, gap: float) -> Batche
         if chain is not None:
             if chain.seconds(micro_batches) < value:
                 best = chain
-            # What is between this pipeline's slowest stage and the middle is no better than it.
+            # Pipelines between this one's slowest stage and the middle are no better.
             intervals.append((chain.total + waits * low, low, chain.slowest, chain.total))
         intervals.append((least + waits * middle, middle, high, least))
     value = best.seconds(micro_batches)

@@ -1,7 +1,7 @@
 """The user's constraints on a pipeline: partly given stages, and pins and specs of the whole graph, per stage.
 
-A pin or spec names mesh axes, and each stage has a mesh of its own: they are of use where the slices of all stages are
-given, and refused elsewhere.
+A pin or spec names mesh axes, and each stage has its own mesh. So pins and specs need given slices for all stages, and
+are refused otherwise.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class StageConstraint:
 
 
 StageConstraints = int | tuple[StageConstraint, ...] | None
-"""None where all is searched, the number of stages, or what is given of each."""
+"""The user's ``stages``: None if everything is searched, the number of stages, or a constraint for each stage."""
 
 
 def parse_stages(given: Any, what: str = "stages") -> StageConstraints:
-    """Parse the user's ``stages``: None, their number, or a list with a mapping for each stage. Raises ConfigError."""
+    """Parse the user's ``stages``: None, a number, or a list of one mapping per stage. Raises ConfigError."""
     if given is None or (is_whole(given, 1) and given <= MOST_DEVICES):
         return None if given is None else int(given)
     if not is_list(given) or not given:
@@ -58,26 +58,29 @@ def parse_stages(given: Any, what: str = "stages") -> StageConstraints:
             f"[{{'ranks': [0, 4]}}, {{'ranks': [4, 8]}}]; got {shown(given)}."
         )
     stages = []
-    for number, one in enumerate(given):
-        own = f"{what}[{number}]"
-        if not isinstance(one, Mapping):
-            raise ConfigError(f"{own} must be a dict with any of the keys {', '.join(_STAGE_KEYS)}; got {shown(one)}.")
-        for key in one:
+    for number, entry in enumerate(given):
+        name_of = f"{what}[{number}]"
+        if not isinstance(entry, Mapping):
+            raise ConfigError(
+                f"{name_of} must be a dict with any of the keys {', '.join(_STAGE_KEYS)}; got {shown(entry)}."
+            )
+        for key in entry:
             if key not in _STAGE_KEYS:
-                raise ConfigError(f"Unknown key {shown(key)} in {own}; the keys are {', '.join(_STAGE_KEYS)}.")
-        weights = one.get("weights", ())
+                raise ConfigError(f"Unknown key {shown(key)} in {name_of}; the keys are {', '.join(_STAGE_KEYS)}.")
+        weights = entry.get("weights", ())
         weights = (weights,) if isinstance(weights, str) else weights
         if not is_list(weights) and not isinstance(weights, tuple):
-            raise ConfigError(f"{own}['weights'] must be a list of names; got {shown(weights)}.")
+            raise ConfigError(f"{name_of}['weights'] must be a list of names; got {shown(weights)}.")
         for name in weights:
             if not isinstance(name, str):
-                raise ConfigError(f"{own}['weights'] must be a list of names; got {shown(name)} among them.")
-        stages.append(StageConstraint(_range(one, "ranks", own), _range(one, "operators", own), tuple(weights)))
+                raise ConfigError(f"{name_of}['weights'] must be a list of names; got {shown(name)} among them.")
+        ranks, operators = (_range(entry, key, name_of) for key in ("ranks", "operators"))
+        stages.append(StageConstraint(ranks, operators, tuple(weights)))
     return tuple(stages)
 
 
-def _range(one: Mapping[str, Any], key: str, what: str) -> tuple[int, int] | None:
-    value = one.get(key)
+def _range(entry: Mapping[str, Any], key: str, what: str) -> tuple[int, int] | None:
+    value = entry.get(key)
     if value is None:
         return None
     if not is_list(value) or len(value) != 2 or not all(is_whole(v, 0) for v in value) or value[0] >= value[1]:
@@ -86,12 +89,15 @@ def _range(one: Mapping[str, Any], key: str, what: str) -> tuple[int, int] | Non
 
 
 def check_parts(stages: Sequence[StageConstraint], mesh: DeviceMesh) -> list[MeshSlice | None]:
-    """The given slice of each stage, None where it is open.
+    """Return the given slice of each stage, or None for a stage whose slice is searched.
 
-    Raises ConfigError, which names the stages, where the slices are none, or contradict each other or the mesh.
+    Raises
+    ------
+    ConfigError
+        When ranks are not a slice of the mesh, or contradict other stages; it names the stages.
     """
     parts: list[MeshSlice | None] = []
-    behind, last = 0, -1
+    taken, last = 0, -1  # the ranks before ``taken`` belong to stages up to ``last``
     for number, stage in enumerate(stages):
         if stage.ranks is None:
             parts.append(None)
@@ -101,24 +107,24 @@ def check_parts(stages: Sequence[StageConstraint], mesh: DeviceMesh) -> list[Mes
             check_slice(mesh, part)
         except ConfigError as error:
             raise ConfigError(f"stages[{number}]['ranks']: {error}") from error
-        if part.start < behind:
+        if part.start < taken:
             raise ConfigError(
                 f"stages[{number}]['ranks'] = {list(stage.ranks)} contradicts stages[{last}]['ranks'] = "
                 f"{list(stages[last].ranks or ())}: stages take the ranks in order, each its own."
             )
         between = number - last - 1
-        if (part.start > behind and not between) or part.start - behind < between:
+        if (part.start > taken and not between) or part.start - taken < between:
             raise ConfigError(
-                f"stages[{number}]['ranks'] = {list(stage.ranks)} leaves the ranks {behind} to {part.start - 1} to "
+                f"stages[{number}]['ranks'] = {list(stage.ranks)} leaves the ranks {taken} to {part.start - 1} to "
                 f"{between} stages before it: each stage needs a rank, and each rank a stage."
             )
         parts.append(part)
-        behind, last = part.stop, number
-    left, open_ = mesh.size - behind, len(stages) - last - 1
-    if (left and not open_) or left < open_:
+        taken, last = part.stop, number
+    left, searched = mesh.size - taken, len(stages) - last - 1
+    if (left and not searched) or left < searched:
         raise ConfigError(
-            f"The stages leave the ranks {behind} to {mesh.size - 1} of the mesh {mesh} to {open_} stages: each stage "
-            "needs a rank, and each rank a stage."
+            f"The stages leave the ranks {taken} to {mesh.size - 1} of the mesh {mesh} to {searched} stages: each "
+            "stage needs a rank, and each rank a stage."
         )
     return parts
 
@@ -126,27 +132,31 @@ def check_parts(stages: Sequence[StageConstraint], mesh: DeviceMesh) -> list[Mes
 def operators_of_weights(
     stages: Sequence[StageConstraint], view: GraphView, names: Mapping[str, hidet.Tensor]
 ) -> list[dict[int, str]]:
-    """The operators that each stage must have, with the given name for which.
+    """Map, for each stage, the operators that it must have to the given name of the weight.
 
-    Raises ConfigError when the graph has no such weight, or two stages must have one operator.
+    Raises ConfigError when the graph has no such weight, or two stages must have the same operator.
     """
     labels = tensor_labels(view, names)
-    called: dict[str, list[str]] = {name: [name] for name in view.weights}
+    names_of: dict[str, list[str]] = {name: [name] for name in view.weights}
     for name, label in labels.items():
-        if name in called:
-            called[name].append(label)
+        if name in names_of:
+            names_of[name].append(label)
     readers: dict[str, list[int]] = {}
     for name, use in view.uses():
-        if name in called and use.operator is not None:
+        if name in names_of and use.operator is not None:
             readers.setdefault(name, []).append(use.operator)
     result: list[dict[int, str]] = []
     taken: dict[int, tuple[int, str]] = {}
     for number, stage in enumerate(stages):
-        own: dict[int, str] = {}
+        required: dict[int, str] = {}
         for pattern in stage.weights:
-            matching = [name for name, all_ in called.items() if any(fnmatch.fnmatchcase(x, pattern) for x in all_)]
+            matching = [
+                name
+                for name, synonyms in names_of.items()
+                if any(fnmatch.fnmatchcase(synonym, pattern) for synonym in synonyms)
+            ]
             if not matching:
-                known = [all_[-1] for all_ in called.values()]
+                known = [synonyms[-1] for synonyms in names_of.values()]
                 raise ConfigError(
                     f"stages[{number}]['weights'] names {pattern!r}; the graph has no such weight. It has "
                     f"{', '.join(known[:8])}{', ...' if len(known) > 8 else ''}."
@@ -159,8 +169,8 @@ def operators_of_weights(
                             f"stages[{other[0]}]['weights'] {other[1]!r} and stages[{number}]['weights'] {pattern!r} "
                             f"contradict each other: operator {operator} reads weights of both."
                         )
-                    own[operator] = pattern
-        result.append(own)
+                    required[operator] = pattern
+        result.append(required)
     return result
 
 
@@ -191,34 +201,29 @@ class GraphOptions:
         operators: range,
         mesh: DeviceMesh,
     ) -> PartOptions:
-        """Translate to a part of the graph; ``part_tensors`` are the part's names of tensors by the whole graph's."""
+        """Translate to a part of the graph; ``part_tensors`` maps names of tensors to those in the part."""
         labels = {label: name for name, label in tensor_labels(view, dict(self.names or {})).items()}
-        own: list[Pin] = []
+        pins: list[Pin] = []
         for pin in self.pins:
             name = self._translated(pin.name, view, labels, part_tensors, operators, part_view)
             if name is not None:
-                own.append(replace(pin, name=name))
-        inputs = (
-            None
-            if self.input_specs is None
-            else self._of(self.input_specs, view.inputs, part_tensors, part_view.inputs)
-        )
-        outputs = (
-            None
-            if self.output_specs is None
-            else self._of(self.output_specs, view.outputs, part_tensors, part_view.outputs)
-        )
-        return PartOptions(Pins(part_view, mesh, own), tuple(own), inputs, outputs)
+                pins.append(replace(pin, name=name))
+        inputs = self._specs_of(self.input_specs, view.inputs, part_tensors, part_view.inputs)
+        outputs = self._specs_of(self.output_specs, view.outputs, part_tensors, part_view.outputs)
+        return PartOptions(Pins(part_view, mesh, pins), tuple(pins), inputs, outputs)
 
     @staticmethod
-    def _of(
-        specs: Sequence[TensorShardSpec | None],
+    def _specs_of(
+        specs: Sequence[TensorShardSpec | None] | None,
         names: Sequence[str],
         part_tensors: Mapping[str, str],
         part_names: Sequence[str],
-    ) -> list[TensorShardSpec | None]:
-        found = {part_tensors[name]: spec for name, spec in zip(names, specs, strict=True) if name in part_tensors}
-        return [found.get(name) for name in part_names]
+    ) -> list[TensorShardSpec | None] | None:
+        """Translate the specs of the graph's inputs or outputs, called ``names``, to those of the part."""
+        if specs is None:
+            return None
+        spec_of = {part_tensors[name]: spec for name, spec in zip(names, specs, strict=True) if name in part_tensors}
+        return [spec_of.get(name) for name in part_names]
 
     @staticmethod
     def _translated(
@@ -229,20 +234,19 @@ class GraphOptions:
         operators: range,
         part_view: GraphView,
     ) -> str | None:
-        """The part's name of what a pin of the whole graph is about; None where it is about another part."""
+        """Return the name in the part of what a pin of the graph names; None if that is not in the part."""
         if name.startswith(OPERATOR):
             number = Pins(view, DeviceMesh((1,)), ()).operator_number(name)
             return f"{OPERATOR}{number - operators.start}" if number in operators else None
         result = _RESULT.match(name)
         if result is not None and name not in labels:
-            whole = view.outputs[int(result.group(1))]
-            own = part_tensors.get(whole)
-            return f"y{part_view.outputs.index(own)}" if own in part_view.outputs else None
-        whole = labels.get(name, name)
-        if whole not in view.tensors:
+            output = part_tensors.get(view.outputs[int(result.group(1))])
+            return f"y{part_view.outputs.index(output)}" if output in part_view.outputs else None
+        tensor = labels.get(name, name)
+        if tensor not in view.tensors:
             raise ConfigError(f"The graph has nothing called {name!r} whose spec could be pinned.")
-        activation = _ACTIVATION.match(whole)
+        activation = _ACTIVATION.match(tensor)
         if activation is not None:
             number = int(activation.group(1))
             return f"t{number - operators.start}.{activation.group(2)}" if number in operators else None
-        return part_tensors.get(whole)
+        return part_tensors.get(tensor)

@@ -1,4 +1,4 @@
-"""Pipelines whose stages the user gives: the operators and the mesh of each. Each stage is searched, with pins."""
+"""Pipelines of given stages: the user gives the operators and the mesh of each, and the specs are searched."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KEYS = ("operators", "mesh_shape", "mesh_axis_names", "pins")
 
 @dataclass(frozen=True)
 class GivenStage:
-    """A stage as the user gives it.
+    """A stage with given operators and mesh.
 
     Attributes
     ----------
@@ -44,20 +44,20 @@ class GivenStage:
 
     @classmethod
     def parse(cls, given: Any, what: str) -> GivenStage:
-        """A stage written as ``{"operators": [0, 12], "mesh_shape": [2]}``, with operators 0 to 11.
+        """Parse a stage such as ``{"operators": [0, 12], "mesh_shape": [2]}``, which has the operators 0 to 11.
 
         Parameters
         ----------
         given: mapping
-            ``operators`` is a range, its end not included, or a list of such ranges. ``mesh_axis_names`` and ``pins``
-            may be left out.
+            ``operators`` is a range without its end, or a list of such ranges. ``mesh_axis_names`` and ``pins`` are
+            optional.
         what: str
-            What to call it in errors.
+            The stage's name in errors.
 
         Raises
         ------
         ConfigError
-            For unknown keys and unfit values.
+            For unknown keys and invalid values.
         """
         if not isinstance(given, Mapping):
             raise ConfigError(f"{what} must be a dict with operators and mesh_shape; got {shown(given)}.")
@@ -90,10 +90,10 @@ class GivenStage:
 
 
 def stage_cluster(cluster: Cluster, mesh: DeviceMesh, ranks: Sequence[int]) -> Cluster:
-    """The part of a machine that a stage has: consecutive ranks, with a mesh of its own on them.
+    """Describe the part of a machine that a stage has: consecutive ranks, with a mesh of their own.
 
-    Its axes go over the links of the machine's last axes; where the ranks are a slice of the machine
-    (:mod:`hidet_dist.machine.slices`) and the mesh is the slice's, it is that slice.
+    If the ranks are a slice of the machine (:mod:`hidet_dist.machine.slices`) and the mesh has the slice's shape, the
+    part is that slice. Otherwise, the mesh axes use the links of the machine's last axes.
 
     Raises
     ------
@@ -102,9 +102,9 @@ def stage_cluster(cluster: Cluster, mesh: DeviceMesh, ranks: Sequence[int]) -> C
     """
     part = MeshSlice(ranks[0], ranks[-1] + 1)
     if part.size in slice_sizes(cluster.mesh) and part.start % part.size == 0:
-        found = sub_cluster(cluster, part)
-        if found.mesh.shape == mesh.shape:
-            return replace(found, mesh=mesh)
+        sliced = sub_cluster(cluster, part)
+        if sliced.mesh.shape == mesh.shape:
+            return replace(sliced, mesh=mesh)
     if mesh.ndim > cluster.mesh.ndim:
         raise ConfigError(f"The mesh {mesh} of a stage has more axes than the machine's, {cluster.mesh}.")
     rows = cluster.mesh.size // cluster.mesh.shape[0]
@@ -125,20 +125,20 @@ def plan_given(
     batch_dims: Sequence[int | None] | None = None,
     results: str = ALL,
 ) -> Plan:
-    """Plan a pipeline of given stages, each of them by a search of its own.
+    """Plan a pipeline of given stages, with a search for each.
 
     Parameters
     ----------
     graph: NormalGraph
         The graph in normal form, of the whole batch.
     cluster: Cluster
-        The machine. Stages take its devices in their order, all together all of them.
+        The machine. The stages take all of its devices, in order.
     stages: sequence of GivenStage
-        The stages. One may read what earlier ones compute.
+        The stages. A stage may read tensors of earlier stages.
     options: SearchOptions, optional
         The options of each stage's search; pins are those of the stages.
     micro_batches: int
-        How many micro-batches a call is cut into.
+        The number of micro-batches of a call.
     batch_dims: sequence of int or None, optional
         The dim of each graph input that they split; see
         :func:`hidet_dist.partitioning.micro_batches.micro_batch`.
@@ -150,7 +150,7 @@ def plan_given(
     ConfigError
         When the stages do not fit the graph or the machine, or the batch cannot be cut.
     InfeasibleError, SolverError
-        As a search.
+        When the search for a stage fails.
     """
     options = SearchOptions.of(options, {})
     ends = [sum(stage.mesh.size for stage in stages[: number + 1]) for number in range(len(stages))]
@@ -163,13 +163,13 @@ def plan_given(
         )
     cut = cut_graph(micro_batch(graph, micro_batches, batch_dims), [stage.operators for stage in stages])
     planned = []
-    for number, (stage, own) in enumerate(zip(stages, cut.graphs, strict=True)):
+    for number, (stage, stage_graph) in enumerate(zip(stages, cut.graphs, strict=True)):
         try:
             part = stage_cluster(cluster, stage.mesh, ranks[number])
-            found = search(own, part, options, pins=dict(stage.pins) or None)
+            plan_of_stage = search(stage_graph, part, options, pins=dict(stage.pins) or None)
         except ConfigError as error:
             raise ConfigError(f"Stage {number}: {error}") from error
-        planned.append(found.stages[0])
+        planned.append(plan_of_stage.stages[0])
     pipeline = cut.pipeline([stage.operators for stage in stages], ranks, results)
     plan = Plan(tuple(planned), with_seconds(pipeline, planned, cluster))
     plan.check_pipeline()
@@ -177,7 +177,7 @@ def plan_given(
 
 
 def with_seconds(pipeline: Pipeline, stages: Sequence[StagePlan], cluster: Cluster) -> Pipeline:
-    """Predict the time of each boundary, over the link that joins the ranks of its stages."""
+    """Add the predicted seconds of each boundary, over the link between the ranks of its stages."""
     boundaries = []
     parts = [MeshSlice(stage.ranks[0], stage.ranks[-1] + 1) for stage in pipeline.stages]
     for boundary in pipeline.boundaries:

@@ -16,13 +16,17 @@ from hidet_dist.view import GraphView
 _ALL_GATHER = COLLECTIVES["all_gather"]
 
 
+def least_seconds(nbytes: int, senders: int, receivers: int, link: Link) -> float:
+    """Predict the seconds to send ``nbytes`` from some devices to others over ``link``, each byte once."""
+    return link.latency_seconds + nbytes / (min(senders, receivers) * link.bandwidth_bytes_per_second)
+
+
 def message_seconds(
     view: GraphView, name: str, senders: int, receivers: Cluster, spec: TensorShardSpec, link: Link
 ) -> float:
     """Predict the seconds to send a tensor from ``senders`` devices to a sub-mesh, where it arrives in ``spec``."""
     mesh = receivers.mesh
-    streams = min(senders, mesh.size)
-    seconds = link.latency_seconds + view.nbytes(name) / (streams * link.bandwidth_bytes_per_second)
+    seconds = least_seconds(view.nbytes(name), senders, mesh.size, link)
     alike = [axis for axis in range(mesh.ndim) if axis not in spec.mesh_axes and mesh.shape[axis] > 1]
     if alike:
         local = spec.local_nbytes(view.shape(name), view.itemsize(name), mesh)

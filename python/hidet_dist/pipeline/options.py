@@ -20,12 +20,12 @@ class PipelineOptions:
 
     Attributes
     ----------
-    objective: what is minimised, in seconds: ``latency`` for the way of one micro-batch through all stages, what is
-        sent included; ``throughput`` for what the slowest stage takes for a batch, with what it sends, the pipeline
-        being kept full; ``batch`` for one batch of N micro-batches, ``sum + (N - 1) * slowest``.
-    micro_batches: how many micro-batches a batch is divided into; None to search for it. For ``latency`` that is one.
+    objective: the seconds to minimise. ``latency``: of one micro-batch through all stages, with messages.
+        ``throughput``: of the slowest stage for a batch, with its messages, in a full pipeline. ``batch``: of one batch
+        of N micro-batches, ``sum + (N - 1) * slowest``.
+    micro_batches: the number of micro-batches of a batch; None to search for it, except that ``latency`` then uses one.
     outputs: the ranks that get the graph's outputs: ``all``, or those of the ``last`` stage.
-    stages: None for stages that are searched, one being among the candidates; their number; or what is given of each.
+    stages: None to search for the stages, of which there may be one; their number; or a constraint for each.
     """
 
     objective: str = "latency"
@@ -40,7 +40,7 @@ class PipelineOptions:
 
 
 def check_pipeline_option(name: str, value: Any, what: str) -> None:
-    """Refuse what the option ``name`` cannot be; ``what`` is the user's name of it. Raises ConfigError."""
+    """Raise ConfigError for a value that the option ``name`` cannot have; ``what`` is the user's name of the option."""
     if name == "micro_batches":
         if value is not None and not is_whole(value, 1, MOST_MICRO_BATCHES):
             raise ConfigError(f"{what} must be a whole number from 1 to {MOST_MICRO_BATCHES}; got {shown(value)}.")

@@ -1,10 +1,10 @@
 """The search for a pipeline: cuts, slices of the mesh, specs and micro-batches together.
 
 The bounds of all stages (:mod:`hidet_dist.pipeline.tables`) and a dynamic program over them
-(:mod:`hidet_dist.pipeline.chain`) give a pipeline and a bound that no pipeline is below. Its stages are planned in
-earnest, each as a graph of its own under its memory budget (:func:`hidet_dist.search.find_plan`), and the bounds of all
-equal stages are raised to what is proven of them. This is repeated until the best pipeline that was planned is within
-the gap of the bound.
+(:mod:`hidet_dist.pipeline.chain`) give a pipeline and a lower bound of all pipelines. Its stages are then planned, each
+as a separate graph under its memory budget (:func:`hidet_dist.search.find_plan`), and the bounds of all equal stages
+are raised to the proven bounds of these plans. This is repeated until the best planned pipeline is within the gap of
+the bound.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ from hidet_dist.pipeline.chain import (
 )
 from hidet_dist.pipeline.constraints import GraphOptions, check_parts, operators_of_weights
 from hidet_dist.pipeline.given import with_seconds
-from hidet_dist.pipeline.messages import delivery_seconds, message_seconds
+from hidet_dist.pipeline.messages import delivery_seconds, least_seconds, message_seconds
 from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.tables import StageBounds, part_names
 from hidet_dist.pipeline.units import Crossings, find_units
+from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import SearchOptions, find_plan
 from hidet_dist.search.labels import parse_names
 from hidet_dist.search.limits import Limits, OutOfTimeError
@@ -53,9 +54,14 @@ ONE_STAGE_SHARE = 0.4  # of the time left that planning the whole graph may take
 
 @dataclass(frozen=True)
 class Message:
-    """A tensor on its way between stages: what it is called in the graph, from and to which stage, and in which specs.
+    """A tensor that is sent from stage ``source`` to stage ``target``, in one micro-batch.
 
-    ``seconds`` are predicted, ``nbytes`` those of the whole tensor.
+    Attributes
+    ----------
+    tensor: its name in the graph.
+    produced, required: its specs on the two stages.
+    nbytes: bytes of the whole tensor.
+    seconds: predicted.
     """
 
     tensor: str
@@ -69,7 +75,7 @@ class Message:
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """A stage: its operators by number, its slice of the mesh as ranks and as a machine, and its plan."""
+    """A stage: its operators by number, its slice of the mesh, the slice as a machine, and its plan."""
 
     operators: range
     part: MeshSlice
@@ -79,17 +85,16 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class PipelineResult:
-    """The best pipeline that was found.
+    """The best pipeline of a search.
 
     Attributes
     ----------
-    micro: the graph of a micro-batch, the whole graph where there is one.
-    stages: in order; one stage on the whole machine where no pipeline is better.
-    messages: all tensors sent between stages for one micro-batch.
-    delivery_seconds: predicted, of the outputs from the last stage to the ranks of all others.
-    value: what the objective minimises, in seconds.
-    bound_seconds: no pipeline that was looked for has less; 0 where the time limit kept some from being looked at.
-    gap: ``1 - bound_seconds / value``.
+    micro: the graph of a micro-batch; the whole graph if there is only one micro-batch.
+    stages: in order; one stage on the whole machine if no pipeline is better.
+    messages: the tensors that are sent between stages, in one micro-batch.
+    delivery_seconds: predicted, to send the outputs from the last stage to the ranks of all others.
+    value: the objective's value, in seconds.
+    bound_seconds: a lower bound of the value of all candidates; 0 if the time limit left candidates out.
     """
 
     micro: MicroBatch
@@ -105,7 +110,7 @@ class PipelineResult:
         return max(0.0, 1 - self.bound_seconds / self.value) if self.value else 0.0
 
     def plan(self, cluster: Cluster, outputs: str) -> Plan:
-        """Make the plan, for ``outputs`` on all ranks or the last stage's; without a pipeline if it is one stage."""
+        """Make the plan, with ``outputs`` on ``all`` ranks or those of the ``last`` stage."""
         plans = [stage.plan for stage in self.stages]
         if len(plans) == 1 and self.micro.count == 1:
             return Plan((plans[0],))
@@ -136,24 +141,24 @@ def search_pipeline(
     pipeline: PipelineOptions | None = None,
     **changes: Any,
 ) -> PipelineResult:
-    """Find the pipeline that is best by the objective; one stage on the whole machine is among the candidates.
+    """Find the best pipeline by the objective; one stage on the whole machine is among the candidates.
 
     Parameters
     ----------
     graph: the graph in normal form.
     cluster: the machine.
     options: the options of a search; the memory budget is each device's.
-    pipeline: the objective, micro-batches, outputs, and what is given of the stages.
+    pipeline: the objective, the micro-batches, the ranks of outputs, and the constraints on stages.
     changes: fields of ``options``, by name.
 
     Raises
     ------
     ConfigError
-        When what is given does not fit the graph or the machine, or contradicts itself.
+        When options or constraints do not fit the graph or the machine, or contradict each other.
     InfeasibleError
-        When nothing fits the memory budget.
+        When no pipeline fits the memory budget.
     SolverError
-        When nothing was found in time.
+        When the time limit was reached before there was a plan.
     """
     options = SearchOptions.of(options, changes)
     pipeline = PipelineOptions() if pipeline is None else pipeline
@@ -162,8 +167,8 @@ def search_pipeline(
     best: PipelineResult | None = None
     bound = math.inf
     errors: list[InfeasibleError | SolverError] = []
-    counts = _counts(graph, pipeline)
-    for count in counts:
+    rules = RuleTable(cluster.mesh)
+    for count in _counts(graph, pipeline):
         if best is not None and limits.expired():
             bound = 0.0
             break
@@ -172,24 +177,24 @@ def search_pipeline(
         except ConfigError:
             if pipeline.micro_batches is not None:
                 raise
-            continue  # the batch is mixed: it stays whole
+            continue  # an operator mixes the batch
         several = pipeline.stages != 1 and cluster.mesh.size > 1
         if pipeline.stages in (None, 1) and (count == 1 or pipeline.micro_batches is not None):
             try:
-                best = _better(best, _one_stage(micro, cluster, options, pipeline, limits, several))
+                best = _better(best, _one_stage(micro, cluster, options, pipeline, limits, several, rules))
                 bound = min(bound, best.bound_seconds)
             except InfeasibleError as error:
                 errors.append(error)
             except SolverError as error:
-                bound = 0.0  # nothing is known of one stage
+                bound = 0.0  # one stage has no proven bound
                 errors.append(error)
         if several:
-            joint = _Joint(micro, cluster, options, pipeline, limits)
-            found = joint.search(math.inf if best is None else best.value)
+            joint = _Joint(micro, cluster, options, pipeline, limits, rules)
+            pipelined = joint.search(math.inf if best is None else best.value)
             bound = min(bound, joint.bound)
             errors += joint.errors
-            if found is not None:
-                best = _better(best, found)
+            if pipelined is not None:
+                best = _better(best, pipelined)
     if best is None:
         unfit = [error for error in errors if isinstance(error, InfeasibleError)]
         if unfit:
@@ -203,7 +208,7 @@ def _better(best: PipelineResult | None, other: PipelineResult) -> PipelineResul
 
 
 def _check(options: SearchOptions, pipeline: PipelineOptions, cluster: Cluster) -> None:
-    """Refuse options that several stages cannot be searched with. Raises ConfigError."""
+    """Raise ConfigError for options with which several stages cannot be searched."""
     if pipeline.stages == 1 or cluster.mesh.size == 1:
         return
     if options.symbols:
@@ -224,7 +229,7 @@ def _check(options: SearchOptions, pipeline: PipelineOptions, cluster: Cluster) 
 
 
 def _counts(graph: NormalGraph, pipeline: PipelineOptions) -> list[int]:
-    """The numbers of micro-batches to look at."""
+    """List the numbers of micro-batches to try."""
     if pipeline.micro_batches is not None:
         return [pipeline.micro_batches]
     if pipeline.objective == "latency" or pipeline.stages == 1:
@@ -241,11 +246,12 @@ def _one_stage(
     pipeline: PipelineOptions,
     limits: Limits,
     several: bool,
+    rules: RuleTable,
 ) -> PipelineResult:
-    """Plan the whole graph for the whole machine, as without stages; a share of the time is left to others."""
+    """Plan the whole graph for the whole machine; with ``several``, some of the time is left to several stages."""
     part = limits.part(ONE_STAGE_SHARE) if several else limits
     changed = replace(options, time_limit_seconds=part.seconds_left())
-    result = search_result(micro.graph, cluster, changed, changed.limits())
+    result = search_result(micro.graph, cluster, changed, changed.limits(), None if options.symbols else rules)
     stage = result.plan.stages[0]
     times = micro.count if pipeline.objective != "latency" else 1
     view = GraphView(micro.graph)
@@ -260,21 +266,13 @@ def _one_stage(
     )
 
 
-@dataclass(frozen=True)
-class _Real:
-    """A stage that was planned: its plan, the names of tensors in it by those of the whole graph, and its bound."""
-
-    result: SearchResult
-    names: Mapping[str, str]
-
-
 class _Joint:
     """The search for several stages, for one number of micro-batches.
 
     Attributes
     ----------
-    bound: no pipeline has less.
-    errors: why stages cannot be planned, where they cannot.
+    bound: a lower bound of the value of all pipelines of several stages.
+    errors: the errors of stages that cannot be planned.
     """
 
     def __init__(
@@ -284,8 +282,10 @@ class _Joint:
         options: SearchOptions,
         pipeline: PipelineOptions,
         limits: Limits,
+        rules: RuleTable,
     ):
         self.micro, self.cluster, self.options, self.pipeline, self.limits = micro, cluster, options, pipeline, limits
+        self.rules = rules
         self.view = GraphView(micro.graph)
         self.units = find_units(self.view)
         self.bound = 0.0
@@ -302,7 +302,7 @@ class _Joint:
         crossings = Crossings.of(self.view)
         begins = [unit.operators.start for unit in self.units[1:]]
         self.crossing = {name for begin in begins for name in crossings.at(begin)}
-        self._real: dict[Hashable, _Real | InfeasibleError] = {}
+        self._planned: dict[Hashable, SearchResult | InfeasibleError] = {}
         self._send: dict[Hashable, Array] = {}
         self.results_nbytes = sum(self.view.nbytes(name) for name in dict.fromkeys(self.view.outputs))
 
@@ -361,11 +361,15 @@ class _Joint:
         return allowed
 
     def search(self, best_value: float) -> PipelineResult | None:
-        """Find the best pipeline; None where there is none that is better than ``best_value`` by the gap."""
+        """Find the best pipeline; None if none is better than ``best_value`` by more than the gap."""
         best: PipelineResult | None = None
         try:
             if len(self.units) < 2:
                 self.bound = math.inf
+                return None
+            floor = self._floor()
+            if floor >= best_value * (1 - self.options.gap):
+                self.bound = floor
                 return None
             bounds = self._bounds()
             while True:
@@ -379,19 +383,43 @@ class _Joint:
                 self.bound = max(self.bound, value)
                 if self.bound >= min(best_value, math.inf if best is None else best.value) * (1 - self.options.gap):
                     return best
-                found, news = self._realise(chain, bounds)
-                if found is not None:
-                    best = found if best is None or found.value < best.value else best
-                if not news or self.limits.expired():
+                pipeline, raised = self._plan_chain(chain, bounds)
+                if pipeline is not None:
+                    best = _better(best, pipeline)
+                if not raised or self.limits.expired():
                     return best
         except OutOfTimeError:
             return best
 
+    def _floor(self) -> float:
+        """Bound the value of pipelines of several stages by the least that is sent; 0 where one stage may be given."""
+        given = self.pipeline.stages
+        if given is not None and (given if isinstance(given, int) else len(given)) < 2:
+            return 0.0
+        pairs = [(part, other) for part in self.clusters for other in self.clusters if other.start == part.stop]
+        nbytes = min(self.view.nbytes(unit.entering) for unit in self.units[1:])
+        links = (link_between(self.cluster, part, other) for part, other in pairs)
+        sent = min(
+            (least_seconds(nbytes, a.size, b.size, link) for (a, b), link in zip(pairs, links, strict=True)),
+            default=0.0,
+        )
+        lasts = [part for part in self.clusters if part.start and part.stop == self.cluster.mesh.size]
+        # The last stage receives a message and delivers the outputs in each micro-batch.
+        period = sent + min(map(self._delivered, lasts), default=0.0)
+        return period if self.pipeline.objective == "latency" else self.micro.count * period
+
     def _bounds(self) -> dict[Cluster, StageBounds]:
-        """The bounds of stages on each kind of sub-mesh."""
+        """Bound the stages on each kind of sub-mesh."""
         return {
             cluster: StageBounds(
-                self.view, self.units, frozenset(self.crossing), cluster, self.given, self._budget(cluster), self.limits
+                self.view,
+                self.units,
+                frozenset(self.crossing),
+                cluster,
+                self.given,
+                self._budget(cluster),
+                self.limits,
+                self.rules,
             )
             for cluster in dict.fromkeys(self.clusters.values())
         }
@@ -411,7 +439,7 @@ class _Joint:
         )
 
     def _received(self, bounds: Mapping[Cluster, StageBounds], part: MeshSlice, streams: int) -> Array:
-        """Seconds in which what enters each unit arrives on a slice in so many streams, by arriving spec."""
+        """Bound the seconds to receive the tensor that enters each unit, in a number of streams, by arriving spec."""
         before = [
             other for other in self.clusters if other.stop == part.start and min(other.size, part.size) == streams
         ]
@@ -423,28 +451,28 @@ class _Joint:
         return delivery_seconds(self.cluster, part, self.results_nbytes) if self.pipeline.outputs == "all" else 0.0
 
     def _sent(self, bounds: Mapping[Cluster, StageBounds], part: MeshSlice, other: MeshSlice) -> Array:
-        """Seconds to send what enters each unit from one slice to another, by arriving spec."""
+        """Bound the seconds to send the tensor that enters each unit to another slice, by arriving spec."""
         target, link = self.clusters[other], link_between(self.cluster, part, other)
         key = part.size, target, link
         if key not in self._send:
-            own = bounds[target]
-            send = np.full((len(self.units), own.seconds.shape[2]), np.inf)
-            # A chain's first unit is entered by nothing: its row stays infinite, as do specs that there are not.
+            arrivals = bounds[target].arrivals
+            # Infinite for the first unit, which no tensor enters, and for specs that a unit does not have.
+            send = np.full((len(self.units), bounds[target].seconds.shape[2]), np.inf)
             known: dict[Hashable, float] = {}
             for n, unit in enumerate(self.units):
                 shape = self.view.shape(unit.entering) if unit.entering else ()
-                for s, spec in enumerate(own.arrivals[n]):
+                for s, spec in enumerate(arrivals[n]):
                     if not spec.fits(shape, target.mesh):  # padding is not sent
                         continue
-                    one = shape, self.view.itemsize(unit.entering), spec
-                    if one not in known:
-                        known[one] = message_seconds(self.view, unit.entering, part.size, target, spec, link)
-                    send[n, s] = known[one]
+                    sent = shape, self.view.itemsize(unit.entering), spec
+                    if sent not in known:
+                        known[sent] = message_seconds(self.view, unit.entering, part.size, target, spec, link)
+                    send[n, s] = known[sent]
             self._send[key] = send
         return self._send[key]
 
     def _solve(self, problem: ChainProblem) -> tuple[Chain, float] | None:
-        """Find the best chain by the bounds, and the bound of its value."""
+        """Find the best chain by the bounds, and a lower bound of the value of all chains."""
         if self.pipeline.objective == "batch":
             batched = least_batch(problem, self.micro.count, self.options.gap / 2)
             return None if batched is None else (batched.chain, batched.bound)
@@ -454,51 +482,50 @@ class _Joint:
         chain = least_sum(problem)
         return None if chain is None else (chain, chain.total)
 
-    def _realise(self, chain: Chain, bounds: Mapping[Cluster, StageBounds]) -> tuple[PipelineResult | None, bool]:
-        """Plan the stages of a chain; the pipeline, if all can be planned, and whether any bound was raised."""
-        news, stages = False, []
+    def _plan_chain(self, chain: Chain, bounds: Mapping[Cluster, StageBounds]) -> tuple[PipelineResult | None, bool]:
+        """Plan the stages of a chain. Returns the pipeline, if all can be planned, and whether any bound was raised."""
+        raised, results = False, []
         for stage in chain.stages:
             cluster = self.clusters[stage.part]
-            own = bounds[cluster]
-            key = self._key(stage, cluster, own)
-            if key not in self._real:
-                news = True
-                self._real[key] = self._plan(stage, cluster, own)
-                real = self._real[key]
-                value = math.inf if isinstance(real, InfeasibleError) else real.result.bound_seconds
-                own.raise_to(list(self._equal_runs(stage)), stage.arrival, value)
-                if isinstance(real, InfeasibleError):
-                    self.errors.append(real)
-                elif real.result.second_per_byte:
-                    own.price(real.result.second_per_byte)
-            stages.append(self._real[key])
-        if any(isinstance(real, InfeasibleError) for real in stages):
-            return None, news
-        return self._result(chain, [real for real in stages if isinstance(real, _Real)]), news
+            stage_bounds = bounds[cluster]
+            key = self._key(stage, cluster, stage_bounds)
+            if key not in self._planned:
+                raised = True
+                result = self._planned[key] = self._plan(stage, cluster, stage_bounds)
+                proven = math.inf if isinstance(result, InfeasibleError) else result.bound_seconds
+                stage_bounds.raise_to(list(self._equal_runs(stage)), stage.arrival, proven)
+                if isinstance(result, InfeasibleError):
+                    self.errors.append(result)
+                elif result.second_per_byte:
+                    stage_bounds.price(result.second_per_byte)
+            results.append(self._planned[key])
+        planned = [result for result in results if isinstance(result, SearchResult)]
+        return (self._result(chain, planned) if len(planned) == len(results) else None), raised
 
-    def _key(self, stage: ChainStage, cluster: Cluster, own: StageBounds) -> Hashable:
+    def _key(self, stage: ChainStage, cluster: Cluster, bounds: StageBounds) -> Hashable:
+        """Make a key that is equal for stages with equal plans."""
         run = tuple(unit.key for unit in self.units[stage.begin : stage.end])
-        arrival = own.arrivals[stage.begin][stage.arrival] if own.arrivals[stage.begin] else None
+        arrival = bounds.arrivals[stage.begin][stage.arrival] if bounds.arrivals[stage.begin] else None
         return run, stage.begin == 0, cluster, arrival
 
     def _equal_runs(self, stage: ChainStage) -> Iterator[tuple[int, int]]:
-        """The runs of units that are equal to a stage's."""
+        """Find the runs of units that are equal to a stage's."""
         keys = [unit.key for unit in self.units]
         length = stage.end - stage.begin
-        own = keys[stage.begin : stage.end]
+        run = keys[stage.begin : stage.end]
         for i in range(len(keys) - length + 1):
-            if (i == 0) == (stage.begin == 0) and keys[i : i + length] == own:
+            if (i == 0) == (stage.begin == 0) and keys[i : i + length] == run:
                 yield i, i + length
 
-    def _plan(self, stage: ChainStage, cluster: Cluster, own: StageBounds) -> _Real | InfeasibleError:
-        """Plan a stage as a graph of its own."""
+    def _plan(self, stage: ChainStage, cluster: Cluster, bounds: StageBounds) -> SearchResult | InfeasibleError:
+        """Plan a stage as a separate graph; return the error if nothing fits its memory budget."""
         operators = range(self.units[stage.begin].operators.start, self.units[stage.end - 1].operators.stop)
         part = self.view.subgraph(operators)
         view = GraphView(part.graph)
         names = part_names(self.view, part, view, operators)
         given = self.given.of_part(self.view, names, view, operators, cluster.mesh)
         entering = names.get(self.units[stage.begin].entering)
-        arrival = own.arrivals[stage.begin][stage.arrival] if entering else None
+        arrival = bounds.arrivals[stage.begin][stage.arrival] if entering else None
         specs = list(given.input_specs or [None] * len(view.inputs))
         for n, name in enumerate(view.inputs):
             if name == entering:
@@ -529,21 +556,21 @@ class _Joint:
             on_incumbent=None,
         )
         try:
-            found = find_plan(part.graph, cluster, options, report=False, overlap=False, rules=own.rules)
-            return _Real(found, names)
+            return find_plan(part.graph, cluster, options, report=False, overlap=False, rules=bounds.rules)
         except InfeasibleError as error:
             return error
 
-    def _result(self, chain: Chain, reals: Sequence[_Real]) -> PipelineResult:
+    def _result(self, chain: Chain, results: Sequence[SearchResult]) -> PipelineResult:
+        """Make the pipeline of a chain's planned stages."""
         stages = []
-        for stage, real in zip(chain.stages, reals, strict=True):
+        for stage, result in zip(chain.stages, results, strict=True):
             operators = range(self.units[stage.begin].operators.start, self.units[stage.end - 1].operators.stop)
-            stages.append(PlannedStage(operators, stage.part, self.clusters[stage.part], real.result.plan.stages[0]))
+            stages.append(PlannedStage(operators, stage.part, self.clusters[stage.part], result.plan.stages[0]))
         messages = tuple(self._messages(stages))
         delivery = self._delivered(stages[-1].part)
-        own = periods([stage.plan.seconds for stage in stages], messages, delivery)
-        total = math.fsum([*(stage.plan.seconds for stage in stages), *(one.seconds for one in messages), delivery])
-        slowest, count = max(own), self.micro.count
+        seconds = [stage.plan.seconds for stage in stages]
+        total = math.fsum([*seconds, *(message.seconds for message in messages), delivery])
+        slowest, count = max(periods(seconds, messages, delivery)), self.micro.count
         value = {
             "latency": total,
             "throughput": count * slowest,
@@ -552,7 +579,7 @@ class _Joint:
         return PipelineResult(self.micro, tuple(stages), messages, delivery, value, 0.0)
 
     def _messages(self, stages: Sequence[PlannedStage]) -> Iterator[Message]:
-        """The tensors that go from stage to stage, in the order of their targets."""
+        """Find the tensors that are sent between stages, in the order of their targets."""
         maker = {self.view.names[y]: n for n, op in enumerate(self.view.operators) for y in op.outputs}
         stage_of = [k for k, stage in enumerate(stages) for _ in stage.operators]
         views = []
@@ -563,11 +590,11 @@ class _Joint:
         results = [{tensor.name: tensor.spec for tensor in stage.plan.outputs} for stage in stages]
         last = len(stages) - 1
         for target, names in enumerate(views):
-            for name, own in names.items():
-                if name in maker and own in inputs[target]:
+            for name, part_name in names.items():
+                if name in maker and part_name in inputs[target]:
                     source = stage_of[maker[name]]
                     yield self._message(
-                        name, source, target, results[source][views[source][name]], inputs[target][own], stages
+                        name, source, target, results[source][views[source][name]], inputs[target][part_name], stages
                     )
             if target == last:
                 for name in dict.fromkeys(self.view.outputs):

@@ -115,6 +115,7 @@ class StageBounds:
     cluster: the sub-mesh as a machine.
     options: the user's pins and specs, by graph.
     budget: bytes that a device may hold.
+    rules: the sharding rules on any mesh; those on the sub-mesh share their proofs.
 
     Attributes
     ----------
@@ -132,11 +133,12 @@ class StageBounds:
         options: GraphOptions,
         budget: int,
         limits: Limits,
+        rules: RuleTable | None = None,
     ):
         self.view, self.units, self.shared, self.cluster = view, units, shared, cluster
         self.options, self.budget, self.limits = options, budget, limits
         self.model = PredictedCost(cluster)
-        self.rules = RuleTable(cluster.mesh)
+        self.rules = RuleTable(cluster.mesh, rules)
         self._whole = self.model.fused(view)
         self._formulated: dict[Hashable, _Formulated] = {}
         self._known: dict[Hashable, Table] = {}

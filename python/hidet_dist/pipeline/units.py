@@ -27,7 +27,7 @@ class Unit:
     Attributes
     ----------
     operators: the operators' numbers in the graph.
-    entering, leaving: the tensor from the previous unit, and that to the next one; empty at the ends of the graph.
+    entering, leaving: the tensors from the previous unit and to the next one; empty at the ends of the graph.
     key: equal for units of equal structure.
     """
 
@@ -60,7 +60,7 @@ class Crossings:
         return cls(begin, end)
 
     def at(self, place: int) -> list[str]:
-        """List the tensors that an operator before ``place`` computes and one from ``place`` on reads."""
+        """List the tensors that are computed before operator ``place`` and read by it or a later operator."""
         return [name for name, last in self.end.items() if self.begin[name] < place <= last]
 
 
@@ -78,7 +78,7 @@ def find_units(view: GraphView) -> list[Unit]:
         carrying = alive[place]
         if len(carrying) > 1:
             carrying = [name for name in carrying if crossings.end[name] - crossings.begin[name] <= long]
-        # Two cuts at the same tensor would leave a unit between them that computes nothing that later units read.
+        # Between two cuts at the same tensor, there would be a unit whose results no later unit reads.
         if len(carrying) == 1 and (not cuts or cuts[-1][1] != carrying[0]):
             cuts.append((place, carrying[0]))
     places = [0, *(place for place, _ in cuts), count]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import hidet
@@ -65,6 +65,8 @@ class Rule:
     reduce_ops: Mapping[Digit, tuple[tuple[int, str], ...]] = None  # type: ignore[assignment]
     paddable: frozenset[Digit] = frozenset()
     note: str = ""
+    # What is proven of shards, by their shapes and the extents of sharded digits. A proof holds on any mesh.
+    _proofs: dict[Any, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def notation(self) -> str:
         """The rule in Shardy's notation: ``([i,k],[k,j])->([i,j]) {i=8,j=16,k=32} reduction={k}``.
@@ -213,15 +215,30 @@ class Rule:
             in_specs = (in_specs[0].with_dim(dim, ()), *in_specs[1:])
             extents = {digit: extent for digit, extent in extents.items() if digit != rows}
         try:
-            locals_ = [
-                hidet.symbol(list(spec.local_shape(self._shape(x), mesh)), x.dtype, x.device)
-                for x, spec in zip(self.op.inputs, in_specs, strict=True)
-            ]
-            out_shapes = [
-                spec.local_shape(self._shape(y), mesh) for y, spec in zip(self.op.outputs, partial, strict=True)
-            ]
-            local = rebuild(self.op, locals_, out_shapes)[0].op
-            definition = analyze(definition_of(local))
+            in_shapes, out_shapes = (
+                tuple(spec.local_shape(self._shape(x), mesh) for x, spec in zip(tensors, specs, strict=True))
+                for tensors, specs in ((self.op.inputs, in_specs), (self.op.outputs, partial))
+            )
+        except SpecError:
+            return False
+        key = in_shapes, out_shapes, frozenset(extents.items())
+        if key not in self._proofs:
+            self._proofs[key] = self._rebuilds(in_shapes, out_shapes, extents)
+        return self._proofs[key]
+
+    def _rebuilds(
+        self,
+        in_shapes: Sequence[tuple[int, ...]],
+        out_shapes: Sequence[tuple[int, ...]],
+        extents: Mapping[Digit, int],
+    ) -> bool:
+        """Whether the operator, rebuilt on shards of these shapes, has the definition of the whole one."""
+        assert self.definition is not None
+        locals_ = [
+            hidet.symbol(list(shape), x.dtype, x.device) for x, shape in zip(self.op.inputs, in_shapes, strict=True)
+        ]
+        try:
+            definition = analyze(definition_of(rebuild(self.op, locals_, out_shapes)[0].op))
         except (SpecError, UnsupportedDefinition, ValueError):
             return False
         return bool(rename(definition.canonical, {}) == rename(self.definition.canonical, extents))
@@ -417,11 +434,19 @@ def _letters() -> Iterable[str]:
 
 
 class RuleTable:
-    """Rules and choices of a graph's operators, derived once for operators that differ only in their data."""
+    """Rules and choices of a graph's operators, derived once for operators that differ only in their data.
 
-    def __init__(self, mesh: DeviceMesh):
+    Parameters
+    ----------
+    mesh: DeviceMesh
+        The mesh of the choices.
+    like: RuleTable, optional
+        A table for any mesh, with which this one shares rules and proofs: they do not depend on the mesh.
+    """
+
+    def __init__(self, mesh: DeviceMesh, like: RuleTable | None = None):
         self.mesh = mesh
-        self._rules: dict[Any, Rule] = {}
+        self._rules: dict[Any, Rule] = {} if like is None else like._rules
         self._choices: dict[Any, tuple[Choice, ...]] = {}
         self._choice_of: dict[tuple[Any, OpShardSpec], Choice | None] = {}
 

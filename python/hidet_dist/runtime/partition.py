@@ -30,7 +30,7 @@ from hidet_dist.runtime.libraries import Libraries, hidet_runtime, load_needed
 from hidet_dist.runtime.pipeline.program import Interval, PipelinedProgram
 from hidet_dist.runtime.pipeline.stream import Stream
 from hidet_dist.runtime.processor import check_features
-from hidet_dist.runtime.profile import OperatorTime, Profile
+from hidet_dist.runtime.profile import OperatorTime, PipelineStep, Profile
 from hidet_dist.runtime.program import Program
 from hidet_dist.runtime.stored import check_coordinate, places_in
 from hidet_dist.runtime.targets import DEVICE_KINDS
@@ -390,7 +390,7 @@ class LoadedPartition:
             for launch in self.stage.launches
         ]
         known: list[tuple[tuple[str, int, str, str], int, int]] = []
-        for interval in times if isinstance(times, list) else [Interval("run", 0, begin, end, times)]:
+        for interval in times if isinstance(times, list) else [Interval("run", 0, begin, end, kernels=times)]:
             if interval.kernels is None:
                 known.append((self._message(interval.name), interval.begin, interval.end))
             else:
@@ -400,14 +400,28 @@ class LoadedPartition:
             for place, (one, start, stop) in enumerate(known)
         )
         seconds = begin / _NANOSECONDS, (end - begin) / _NANOSECONDS
-        return Profile(self.rank, self.world_size, *seconds, operators)
+        if not isinstance(times, list):
+            return Profile(self.rank, self.world_size, *seconds, operators)
+        steps = tuple(
+            PipelineStep(
+                one.name,
+                one.micro_batch,
+                (one.begin - begin) / _NANOSECONDS,
+                (one.end - one.begin) / _NANOSECONDS,
+                one.nbytes,
+            )
+            for one in times
+        )
+        return Profile(self.rank, self.world_size, *seconds, operators, self._stage_number, steps)
 
     def _message(self, name: str) -> tuple[str, int, str, str]:
         """Name, kernel, output and communication of a step of a pipeline, as profiles have them."""
         kernels = len(self.stage.kernels)
-        if name == "receive":
-            return name, kernels, "inputs of the stage", "messages from earlier stages"
-        return name, kernels + 1, "", "messages to later stages"
+        return {
+            "receive": (name, kernels, "inputs of the stage", "messages from earlier stages"),
+            "send": (name, kernels + 1, "", "messages to later stages"),
+            "results": (name, kernels + 2, "outputs of the graph", "messages from other stages"),
+        }[name]
 
     def _prepare(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> tuple[Any, Mapping[str, int]]:
         """Prepare a run, or a call of a pipeline, and tell the sizes of symbolic dims."""

@@ -1,15 +1,16 @@
 """Profiles of calls, operator by operator: as values, as a table, and as a Chrome trace.
 
 Traces are in Chrome's trace event format (JSON object format, complete events), which chrome://tracing and Perfetto
-show; a rank is a process there. Times are those of the host's monotonic clock, so that the traces of ranks on one host
-fit together.
+show; a rank is a process there. In a pipeline, a second row of a rank shows its steps on each micro-batch. A step that
+receives includes the wait for the other stage (the bubble). Times are those of the host's monotonic clock, so that the
+traces of ranks on one host fit together.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 COMPUTE, COMMUNICATION = "compute", "communication"
+_STEPS_ROW = 1  # of a rank in a trace; row 0 has its operators
 _MICROSECONDS = 1e6  # in a second: the unit of times in a trace
 
 
@@ -53,6 +55,27 @@ class OperatorTime:
 
 
 @dataclass(frozen=True)
+class PipelineStep:
+    """A step of a rank of a pipeline in a call.
+
+    Attributes
+    ----------
+    name: ``receive``, ``run`` or ``send`` for a step on one micro-batch, or ``results`` for the wait for the results of
+        other stages, at the end of a call.
+    micro_batch: the number of the micro-batch; None for ``results``.
+    begin_seconds: from the beginning of the call.
+    seconds: its duration. For ``receive`` that includes the wait for the other stage.
+    nbytes: bytes received or sent, by the other rank.
+    """
+
+    name: str
+    micro_batch: int | None
+    begin_seconds: float
+    seconds: float
+    nbytes: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Profile:
     """One call of a partition on one rank.
 
@@ -62,6 +85,8 @@ class Profile:
     begin_seconds: when the call began, by the host's monotonic clock (``time.perf_counter``).
     call_seconds: the whole call, from checking the inputs to the outputs being there.
     operators: the operators, in the order of execution.
+    stage: the number of the rank's stage in a pipeline; None without a pipeline.
+    steps: the steps of the rank in a pipeline, in their order.
     """
 
     rank: int
@@ -69,6 +94,8 @@ class Profile:
     begin_seconds: float
     call_seconds: float
     operators: tuple[OperatorTime, ...]
+    stage: int | None = None
+    steps: tuple[PipelineStep, ...] = ()
 
     @property
     def compute_seconds(self) -> float:
@@ -121,23 +148,26 @@ class Profile:
         """Make a Chrome trace of the call: plain values, ready for JSON. Times are in microseconds."""
         begin = self.begin_seconds * _MICROSECONDS
 
-        def event(name: str, category: str, start: float, seconds: float, details: dict[str, Any]) -> dict[str, Any]:
+        def event(
+            name: str, category: str, start: float, seconds: float, details: dict[str, Any], row: int = 0
+        ) -> dict[str, Any]:
             return {
                 "name": name,
                 "cat": category,
                 "ph": "X",
                 "pid": self.rank,
-                "tid": 0,
+                "tid": row,
                 "ts": begin + start * _MICROSECONDS,
                 "dur": seconds * _MICROSECONDS,
                 "args": details,
             }
 
-        def label(what: str, value: dict[str, Any]) -> dict[str, Any]:
-            return {"name": what, "ph": "M", "pid": self.rank, "tid": 0, "args": value}
+        def label(what: str, value: dict[str, Any], row: int = 0) -> dict[str, Any]:
+            return {"name": what, "ph": "M", "pid": self.rank, "tid": row, "args": value}
 
+        stage = "" if self.stage is None else f", stage {self.stage}"
         events = [
-            label("process_name", {"name": f"rank {self.rank} of {self.world_size}"}),
+            label("process_name", {"name": f"rank {self.rank} of {self.world_size}{stage}"}),
             label("process_sort_index", {"sort_index": self.rank}),
             label("thread_name", {"name": "kernels"}),
             event("call", "call", 0.0, self.call_seconds, {}),
@@ -147,6 +177,12 @@ class Profile:
             if operator.communication:
                 details["communicates"] = operator.communication
             events.append(event(operator.name, operator.kind, operator.begin_seconds, operator.seconds, details))
+        if self.steps:
+            events.append(label("thread_name", {"name": "micro-batches"}, _STEPS_ROW))
+        for step in self.steps:
+            name = step.name if step.micro_batch is None else f"{step.name} {step.micro_batch}"
+            bytes_of = {f"bytes, rank {rank}": nbytes for rank, nbytes in step.nbytes.items()}
+            events.append(event(name, "pipeline", step.begin_seconds, step.seconds, bytes_of, _STEPS_ROW))
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def save(self, path: str | Path) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from hidet_dist.errors import HidetDistError, InfeasibleError, SolverError
-from hidet_dist.search import tuning
+from hidet_dist.search import tuning, wide
 from hidet_dist.search.descent import descend
 from hidet_dist.search.eliminate import Table, Tables, TooWide, eliminate, fix_required, marginals
 from hidet_dist.search.frontier import Frontier
@@ -60,6 +60,7 @@ class _State:
     second_per_byte: tuple[float, ...] = ()
     peaks: dict[int, None] = field(default_factory=dict)  # program points at which plans exceeded the budget
     refusal: HidetDistError | None = None  # the error to raise if no plan turns up
+    narrowed: bool = False  # whether choices were dropped because plans with them reach the cutoff
 
     def __post_init__(self) -> None:
         self.groups = readers(self.problem)
@@ -96,6 +97,9 @@ class _State:
         self.record(tuple(min(range(len(values)), key=values.__getitem__) for values in memory))
 
     def raise_bound(self, bound: float) -> None:
+        """Raise the lower bound of all plans to that of the choices that are kept."""
+        if self.narrowed:
+            bound = min(bound, self.cutoff())  # plans with dropped choices cost no less than that
         if bound > self.bound:
             self.bound = bound
             self.tell()
@@ -105,6 +109,10 @@ class _State:
         if self.options.on_incumbent is not None and self.best:
             bound = min(self.bound, self.seconds)
             self.options.on_incumbent(self.best, self.seconds, bound, self.limits.elapsed_seconds())
+
+    def keeps(self, choices: Sequence[int]) -> bool:
+        """Tell whether none of a plan's choices was dropped."""
+        return all(k in kept for k, kept in zip(choices, self.kept, strict=True))
 
     def open_choices(self) -> int:
         """Count the remaining choices of entities that have more than one."""
@@ -149,9 +157,11 @@ def _optimize(problem: Problem, options: SolveOptions, like: Solution | None) ->
             if sum(map(min, problem.memory)) > problem.budget:
                 _any_plan(state, limits.part(tuning.REFUSAL_SHARE))  # raises: no plan fits
             # The bound without activations holds with them; if this plan fits with them, it is the best.
-            _without_activations(state, tables)
-            if not state.done():
+            try:
+                _without_activations(state, tables)
+            finally:
                 state.kept = [list(range(len(costs))) for costs in problem.cost]
+            if not state.done():
                 plans, mixture = _relax(state, tables)
                 state.second_per_byte = tuple(mixture.prices)
                 state.known_plans = plans
@@ -160,7 +170,8 @@ def _optimize(problem: Problem, options: SolveOptions, like: Solution | None) ->
                 if not state.done():
                     _improve(state, tables, plans, mixture)
         except TooWide:
-            pass
+            if state.open_choices() > tuning.FEW_CHOICES:
+                _search_wide(state)
         del tables
         if not state.done() and (options.prove or not state.best or state.open_choices() <= tuning.VERY_FEW_CHOICES):
             _integer_program(state)
@@ -175,6 +186,17 @@ def _optimize(problem: Problem, options: SolveOptions, like: Solution | None) ->
     return Solution(
         state.best, state.seconds, gap, state.second_per_byte, tuple(state.peaks), tuple(dict.fromkeys(known))
     )
+
+
+def _search_wide(state: _State) -> None:
+    """Search a graph that is too wide for elimination, and has too many choices for the integer program alone."""
+    try:
+        solution = wide.solve(restricted(state.problem, state.kept), state.options)
+    except StoppedError as error:
+        state.raise_bound(error.bound)
+        return
+    state.raise_bound(solution.seconds * (1 - solution.gap))
+    state.record(tuple(choices[k] for choices, k in zip(state.kept, solution.choices, strict=True)))
 
 
 def _not_found(state: _State) -> SolverError:
@@ -245,7 +267,7 @@ def _relax(state: _State, tables: Tables) -> tuple[list[_Probe], _Mixture]:
     # Near the best price where the budget costs a few per cent of the time, as it mostly does.
     limit = low.seconds / max(1, low.peak - budget) / tuning.FIRST_PRICE_PARTS or 1.0
     mixture = _mixture(state, plans, limit)
-    coarse = True
+    coarse, narrow_at = True, tuning.NARROW_GAP
     for _ in range(tuning.PROBES):
         if bound >= state.cutoff():
             break
@@ -253,7 +275,8 @@ def _relax(state: _State, tables: Tables) -> tuple[list[_Probe], _Mixture]:
             plans.append(_any_plan(state))
             mixture = _mixture(state, plans, limit)
         known = {probe.choices for probe in plans}
-        probe = state.probe(tables, Prices(mixture.prices), coarse=coarse)
+        prices = Prices(mixture.prices)
+        probe = state.probe(tables, prices, coarse=coarse)
         bound = max(bound, probe.bound)
         state.raise_bound(bound)
         plans.append(probe)
@@ -267,6 +290,12 @@ def _relax(state: _State, tables: Tables) -> tuple[list[_Probe], _Mixture]:
             if raises > tuning.PRICE_RAISES and not state.best:
                 plans.append(_any_plan(state))
             limit *= tuning.PRICE_RAISE
+        gap = 1 - probe.bound / state.seconds
+        if gap < narrow_at and state.open_choices() > tuning.VERY_FEW_CHOICES and not state.done():
+            # The rest is a smaller problem, whose relaxation is cheaper, and tighter.
+            _narrow(state, tables, prices)
+            narrow_at = gap * tuning.NARROW_AGAIN
+            plans = [probe for probe in plans if state.keeps(probe.choices)]
         mixture = _mixture(state, plans, limit)
     return plans, mixture
 
@@ -296,6 +325,9 @@ def _mixture(state: _State, plans: Sequence[_Probe], limit: float) -> _Mixture:
 def _improve(state: _State, tables: Tables, plans: Sequence[_Probe], mixture: _Mixture) -> None:
     """Find better plans than those of the relaxation, as long as the integer program would have many choices."""
     prices = Prices(mixture.prices)
+    if not state.best:
+        # All plans so far exceed the budget, however little. One that fits is the other end of the mixtures below.
+        state.known_plans.append(_any_plan(state))
     if not mixture.over:
         _mix(state, tables, mixture)
     _narrow(state, tables, prices)
@@ -533,6 +565,7 @@ def _narrow(state: _State, tables: Tables, prices: Prices) -> None:
     if bounds is not None:
         limit = state.cutoff() + prices.total * state.problem.budget
         state.kept = _below(state, bounds, limit)
+        state.narrowed = True
 
 
 def _bounds(state: _State, tables: Tables, prices: Prices) -> list[Table] | None:

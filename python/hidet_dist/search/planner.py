@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hidet.graph import Tensor
+
 from hidet_dist.cost.model import CostModel, PredictedCost
 from hidet_dist.errors import InfeasibleError, SearchLimitWarning, SolverError, VerificationError
 from hidet_dist.machine import Cluster
@@ -25,6 +27,7 @@ from hidet_dist.search.optimum import optimize
 from hidet_dist.search.options import SearchOptions
 from hidet_dist.search.overlap import OverlapSearch
 from hidet_dist.search.pins import Pins, parse_pins
+from hidet_dist.search.problem import Problem
 from hidet_dist.search.propagate import propagate
 from hidet_dist.search.refine import Refinement, refine
 from hidet_dist.search.report import Incumbents, write_report
@@ -70,12 +73,17 @@ def search(graph: NormalGraph, cluster: Cluster, options: SearchOptions | None =
     return result.plan
 
 
-def search_result(graph: NormalGraph, cluster: Cluster, options: SearchOptions, limits: Limits) -> SearchResult:
-    """Find a plan as :func:`search` does, with the bound that was proven, and without a warning."""
+def search_result(
+    graph: NormalGraph, cluster: Cluster, options: SearchOptions, limits: Limits, rules: RuleTable | None = None
+) -> SearchResult:
+    """Find a plan as :func:`search` does, with the bound that was proven, and without a warning.
+
+    ``rules`` are those of the cluster's mesh, where they are shared with other graphs without symbolic dims.
+    """
     free = options.mode == "search" and not options.pins and not options.symbols
     finer = refine(graph, cluster) if options.refine_mesh and free else None
     if finer is None:
-        result = _search(graph, cluster, options, limits)
+        result = _search(graph, cluster, options, limits, rules=rules)
     else:
         result = _search_both(graph, cluster, finer, options, limits)
     return result
@@ -190,15 +198,9 @@ def _search(
 ) -> SearchResult:
     """Search for one mesh."""
     budget = memory_budget(cluster, options.mem_budget)
-    symbols = options.symbols or {}
-    view = planning_view(graph, symbols, cluster.mesh)
-    check_specs(view, cluster.mesh, "input", view.inputs, options.input_specs)
-    check_specs(view, cluster.mesh, "output", view.outputs, options.output_specs)
-    tensors = parse_names(options.names)
-    tensors |= {name: x for name, x in names_of(view.tensors.values()).items() if name not in tensors}
-    pins = Pins(view, cluster.mesh, parse_pins(options.pins), tensors)
     model = PredictedCost(cluster) if cost_model is None else cost_model
     overlaps = overlap and cost_model is None and cluster.device.overlaps_communication
+    view, tensors, pins = _named(graph, cluster, options)
     with collector_paused(), limits_as_errors(limits):
         formulation = formulate(view, cluster, model, options, pins, allow, limits, rules)
         incumbents = Incumbents()
@@ -246,6 +248,30 @@ def _search(
             report_of = write_report(view, formulation, stage, picks, known, options.mode, gap, budget, limits)
             stage = replace(stage, report=report_of)
     return SearchResult(Plan((stage,)), gap, bound, limits.time_reached, price)
+
+
+def formulate_problem(
+    graph: NormalGraph, cluster: Cluster, options: SearchOptions | None = None, **changes: Any
+) -> Problem:
+    """Formulate the planning of a graph, for the given mesh alone, as the problem that solvers take.
+
+    Raises as :func:`search` does for options that do not fit the graph.
+    """
+    options = SearchOptions.of(options, changes)
+    limits = options.limits()
+    view, _, pins = _named(graph, cluster, options)
+    with collector_paused(), limits_as_errors(limits):
+        return formulate(view, cluster, PredictedCost(cluster), options, pins, limits=limits).problem
+
+
+def _named(graph: NormalGraph, cluster: Cluster, options: SearchOptions) -> tuple[GraphView, dict[str, Tensor], Pins]:
+    """View a graph with the sizes of its symbols; return its tensors by the user's names too, and its pins."""
+    view = planning_view(graph, options.symbols or {}, cluster.mesh)
+    check_specs(view, cluster.mesh, "input", view.inputs, options.input_specs)
+    check_specs(view, cluster.mesh, "output", view.outputs, options.output_specs)
+    tensors = parse_names(options.names)
+    tensors |= {name: x for name, x in names_of(view.tensors.values()).items() if name not in tensors}
+    return view, tensors, Pins(view, cluster.mesh, parse_pins(options.pins), tensors)
 
 
 @contextmanager

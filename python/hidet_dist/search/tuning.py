@@ -37,6 +37,8 @@ PEAK_RISE = 0.05  # raise, relative to the sum of all prices, for the point that
 PEAK_RISE_GROWTH = 1.15  # factor from one raise to the next
 PRICE_RAISE = 8.0  # factor of one raise of the limit on prices
 FIRST_PRICE_PARTS = 20  # the first limit on prices spends 1/20 of the unbudgeted plan's seconds on its excess
+NARROW_GAP = 0.07  # relative gap between plan and bound below which choices are dropped while prices are looked for
+NARROW_AGAIN = 0.5  # share of the gap of the last time at which they are dropped again
 EQUAL = 1e-6  # relative difference below which two priced costs count as equal
 PRICE_FACTORS = (0.25, 0.5, 0.7, 0.85, 1.2, 1.4, 2.0, 4.0)  # of the best prices, for more plans to recombine
 KNOWN_PLANS = 40  # plans from which the search of a similar problem starts
@@ -64,6 +66,9 @@ POINTS_AT_ONCE = 30  # program points that get a row in one round
 ROW_TOLERANCE = 1e-6  # relative excess of a row that solvers tolerate
 VARIABLE_BYTES = 3000  # bytes per variable in PuLP and HiGHS; estimates are 0.95 to 1.4 times the measured bytes
 TERM_BYTES = 500  # bytes per coefficient of a row
+
+# Wide graphs (wide.py).
+WIDE_ROUNDS = 12  # of the pairwise solver; later ones gain little on graphs of a few thousand nodes
 
 # Overlap of communication with computation (overlap.py).
 OVERLAP_ROUNDS = 4  # solutions of discounted problems at most

@@ -520,6 +520,8 @@ class Plan:
             table.add_column(column, overflow="fold")  # nothing is cut off on a narrow terminal
         table.add_column("cost [µs]", justify="right")
         for number, stage in enumerate(self.stages):
+            if self.pipeline is not None:
+                table.add_row(*self._stage_row(self.pipeline, number))
             for op in stage.operators:
                 note = f" ({op.note})" if op.note else ""
                 table.add_row(
@@ -538,6 +540,20 @@ class Plan:
                 table.add_row("", *boundary)
             table.add_section()
         return table
+
+    def _stage_row(self, pipeline: Pipeline, number: int) -> tuple[str, ...]:
+        """Describe a stage of a pipeline: its ranks, its mesh, its idle share (the bubble), and the µs it is busy."""
+        periods = pipeline.period_seconds([stage.makespan_seconds for stage in self.stages])
+        ranks = pipeline.stages[number].ranks
+        idle = 1 - periods[number] / max(periods) if max(periods) else 0.0
+        return (
+            "",
+            f"stage {number}",
+            f"{'ranks' if len(ranks) > 1 else 'rank'} {'-'.join(map(str, dict.fromkeys((ranks[0], ranks[-1]))))}",
+            str(self.stages[number].mesh),
+            f"a micro-batch, idle {idle:.0%}",
+            f"{periods[number] * 1e6:.1f}",
+        )
 
     def boundaries_from(self, stage: int) -> list[tuple[str, str, str, str, str]]:
         """Describe what a stage of a pipeline sends: to which stages, in which specs, how many bytes, and the µs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -128,9 +129,7 @@ class TensorShardSpec:
 
     def local_shape(self, shape: Sequence[int], mesh: DeviceMesh) -> tuple[int, ...]:
         """The shape of one shard of a tensor of ``shape``, padding included. Raises SpecError when it does not fit."""
-        self.validate(shape, mesh, padded=True)
-        groups = (mesh.group_size(axes) for axes in self.mesh_axes_per_dim)
-        return tuple(padded_shard(size, shards, mesh) or 0 for size, shards in zip(shape, groups, strict=True))
+        return _local_shape(self, tuple(shape), mesh)
 
     def padded_shape(self, shape: Sequence[int], mesh: DeviceMesh) -> tuple[int, ...]:
         """The shape that the shards tile: ``shape`` with padding at the end of dims that do not divide.
@@ -185,3 +184,10 @@ class TensorShardSpec:
         if not inner:
             return cls(())
         return cls(tuple(_parse_dim(token.strip(), text) for token in inner.split(",")))
+
+
+@functools.lru_cache(maxsize=2**14)  # a search asks for the same few shards many times
+def _local_shape(spec: TensorShardSpec, shape: tuple[int, ...], mesh: DeviceMesh) -> tuple[int, ...]:
+    spec.validate(shape, mesh, padded=True)
+    groups = (mesh.group_size(axes) for axes in spec.mesh_axes_per_dim)
+    return tuple(padded_shard(size, shards, mesh) or 0 for size, shards in zip(shape, groups, strict=True))

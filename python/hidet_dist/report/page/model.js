@@ -23,16 +23,16 @@ function moduleTree() {
 }
 
 function measure(node) {
-  const own = {bytes: 0, compute: 0, communication: 0, first: Infinity};
+  const own = {bytes: 0, compute: 0, resharding: 0, first: Infinity};
   for (const child of node.modules.values()) {
     const inner = measure(child);
-    own.bytes += inner.bytes; own.compute += inner.compute; own.communication += inner.communication;
+    own.bytes += inner.bytes; own.compute += inner.compute; own.resharding += inner.resharding;
     own.first = Math.min(own.first, inner.first);
   }
   own.bytes += sum(node.weights, weight => weight.shard_nbytes);
   for (const operator of node.operators) {
     own.compute += operator.compute_seconds;
-    own.communication += operator.reduce_seconds + operator.conversion_seconds;
+    own.resharding += operator.reduce_seconds + operator.conversion_seconds;
     own.first = Math.min(own.first, operator.index);
   }
   node.total = own;
@@ -108,14 +108,14 @@ function rowText(node) {
   const members = node.kind === 'group' ? node.members : [node];
   const total = {
     bytes: sum(members, one => one.total.bytes), compute: sum(members, one => one.total.compute),
-    communication: sum(members, one => one.total.communication),
+    resharding: sum(members, one => one.total.resharding),
   };
-  const seconds = total.compute + total.communication;
+  const seconds = total.compute + total.resharding;
   const badge = [
     node.kind === 'group' ? el('span', {class: 'badge quiet'}, `${members.length} alike`) : '',
     node.variant ? el('span', {class: 'badge'}, members.length > 1 ? 'differ' : 'differs') : '',
   ];
-  const share = seconds ? `${percent(total.communication / seconds)} communication` : '';
+  const share = total.resharding ? `${percent(total.resharding / seconds)} resharding` : '';
   return {
     name: node.name, badge, what: node.variant ? node.variant.differences[0] : share, spec: '',
     bytes: total.bytes ? bytes(total.bytes) : '', time: seconds ? time(seconds) : '',
@@ -254,18 +254,18 @@ function details(node) {
   if (node.kind === 'operator') return operatorDetails(node.operator);
   const members = node.kind === 'group' ? node.members : [node];
   if (node.kind === 'inputs') return [el('h3', {}, 'Inputs'), el('p', {}, 'Graph inputs, as they arrive.')];
-  if (node.kind === 'operators') return [el('h3', {}, 'Operators'), el('p', {}, 'Operators of this module that no part of it names.')];
-  const seconds = sum(members, one => one.total.compute + one.total.communication);
-  const sent = sum(members, one => one.total.communication);
+  if (node.kind === 'operators') return [el('h3', {}, 'Operators'), el('p', {}, 'Operators of this module that belong to none of its submodules.')];
+  const seconds = sum(members, one => one.total.compute + one.total.resharding);
+  const sent = sum(members, one => one.total.resharding);
   return [
     el('h3', {}, members.length > 1 ? `${members[0].path} to ${members[members.length - 1].path}` : node.path || node.name),
-    members.length > 1 ? el('p', {}, `${members.length} layers that are planned alike. What is below is shown of ${members[0].path}.`) : null,
-    node.variant ? el('div', {}, el('p', {}, 'Planned otherwise than most layers of the kind:'),
+    members.length > 1 ? el('p', {}, `${members.length} layers that are planned alike. The entries below are those of ${members[0].path}.`) : null,
+    node.variant ? el('div', {}, el('p', {}, 'Differs from most layers of its kind:'),
       el('ul', {}, node.variant.differences.map(text => el('li', {}, text)))) : null,
     facts([
       ['Weights a device', bytes(sum(members, one => one.total.bytes))],
       ['Predicted', time(seconds)],
-      ['of that, communication', seconds ? `${time(sent)} (${percent(sent / seconds)})` : '0 s'],
+      ['of that, resharding', seconds ? `${time(sent)} (${percent(sent / seconds)})` : '0 s'],
     ]),
     node.path ? null : el('div', {}, el('h4', {}, 'The mesh'), legend()),
   ];

@@ -170,7 +170,7 @@ function drawOperators() {
     {title: 'module', sort: operator => operator.module, cell: operator => operator.module},
     {title: 'spec', cell: operator => el('code', {}, operator.spec)},
     {title: 'kernel', number: true, sort: operator => operator.compute_seconds, cell: operator => time(operator.compute_seconds)},
-    {title: 'communication', number: true, sort: operator => seconds(operator) - operator.compute_seconds, cell: operator => {
+    {title: 'resharding', number: true, sort: operator => seconds(operator) - operator.compute_seconds, cell: operator => {
       const own = seconds(operator) - operator.compute_seconds;
       return own ? time(own) : '–';
     }},

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from hidet_dist.runtime.arguments import Signature
 from hidet_dist.runtime.communicator import Communicator
 from hidet_dist.runtime.memory import Memory
 from hidet_dist.runtime.pipeline.exchange import Exchange, Route
-from hidet_dist.runtime.pipeline.messages import Inlet, Outlet, blamed, raw_dtype, raw_view
+from hidet_dist.runtime.pipeline.messages import Crossing, Inlet, Outlet, blamed, raw_dtype, raw_view
 from hidet_dist.runtime.program import Program
 from hidet_dist.runtime.tensors import NUMPY, Buffer
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
@@ -53,15 +53,22 @@ class PreparedCall:
 
 @dataclass(frozen=True)
 class Interval:
-    """An action of a rank in a micro-batch, from ``begin`` to ``end`` by time.perf_counter_ns.
+    """A step of a rank in a call, from ``begin`` to ``end`` by time.perf_counter_ns.
 
-    ``name`` is ``receive``, ``run`` or ``send``; ``kernels`` are the times of the kernels of a run: int64[kernels, 2].
+    Attributes
+    ----------
+    name: ``receive``, ``run`` or ``send`` for a step on one micro-batch, or ``results`` for the wait for the results of
+        other stages, at the end of a call.
+    micro_batch: the number of the micro-batch; None for ``results``.
+    nbytes: bytes received or sent, by the other rank.
+    kernels: the times of the kernels of a run: int64[kernels, 2].
     """
 
     name: str
-    micro_batch: int
+    micro_batch: int | None
     begin: int
     end: int
+    nbytes: Mapping[int, int] = field(default_factory=dict)
     kernels: np.ndarray | None = None
 
 
@@ -125,7 +132,8 @@ class PipelinedProgram:
                     self._outlets.append((source.number, self._outlet(source.number, reader.stage, reader.number)))
                 if number == reader.stage:
                     transfer, dtype = self._transfer(source.stage, source.number, reader.stage, reader.number)
-                    inlet = Inlet(transfer, self._ranks.index(rank), manifest.ranks_of(source.stage), dtype)
+                    peers = manifest.ranks_of(source.stage)
+                    inlet = Inlet(Crossing(transfer, self._ranks.index(rank), peers, dtype))
                     self._receives.append((reader.number, inlet))
         self._routes = self._result_routes()
         self._scratch: dict[int, np.ndarray] = {}
@@ -199,7 +207,12 @@ class PipelinedProgram:
         self.begin(number)
         try:
             self.process(prepared, intervals if record else None)
+            processed = time.perf_counter_ns()
             results = self.collect(prepared)
+            if record and self._exchange is not None:
+                inlets = [route.inlet for route in self._routes if route.inlet is not None]
+                nbytes = _summed(inlets, len(prepared.inputs))
+                intervals.append(Interval("results", None, processed, time.perf_counter_ns(), nbytes))
         except BaseException as error:
             self.fail(error)
             raise
@@ -249,9 +262,12 @@ class PipelinedProgram:
             self._deliver(prepared, micro_batch, shards)
             times.append(time.perf_counter_ns())
             if intervals is not None:
-                for place, name in enumerate(("receive", "run", "send")):
-                    times_of = kernels if name == "run" else None
-                    intervals.append(Interval(name, micro_batch, times[place], times[place + 1], times_of))
+                received, sent = ([end for _, end in ends] for ends in (self._receives, self._outlets))
+                intervals += [
+                    Interval("receive", micro_batch, times[0], times[1], _summed(received)),
+                    Interval("run", micro_batch, times[1], times[2], kernels=kernels),
+                    Interval("send", micro_batch, times[2], times[3], _summed(sent)),
+                ]
 
     def collect(self, prepared: PreparedCall) -> list[Any]:
         """Return the outputs of a call that was processed, once they have come from other stages.
@@ -425,7 +441,7 @@ class PipelinedProgram:
 
     def _outlet(self, output: int, target: int, number: int | None) -> Outlet:
         transfer, dtype = self._transfer(self._number, output, target, number)
-        return Outlet(transfer, self._ranks.index(self._rank), self._manifest.ranks_of(target), dtype)
+        return Outlet(Crossing(transfer, self._ranks.index(self._rank), self._manifest.ranks_of(target), dtype))
 
     def _result_routes(self) -> list[Route]:
         """The ways of results that this rank has a part in, in the order that all ranks share."""
@@ -439,7 +455,8 @@ class PipelinedProgram:
                 elif self._number == target:
                     transfer, dtype = self._transfer(y.source.stage, y.source.number, target, None)
                     senders = self._manifest.ranks_of(y.source.stage)
-                    routes.append(Route(place, None, Inlet(transfer, self._ranks.index(self._rank), senders, dtype)))
+                    inlet = Inlet(Crossing(transfer, self._ranks.index(self._rank), senders, dtype))
+                    routes.append(Route(place, None, inlet))
         return routes
 
 
@@ -449,6 +466,15 @@ class _Kept(dict[int, np.ndarray]):
     def __init__(self, views: Mapping[int, np.ndarray], owners: Sequence[Any]):
         super().__init__(views)
         self.owners = owners
+
+
+def _summed(ends: Sequence[Inlet | Outlet], times: int = 1) -> dict[int, int]:
+    """Sum the bytes that cross at several ends, by the other rank, in so many micro-batches."""
+    result: dict[int, int] = {}
+    for end in ends:
+        for rank, nbytes in end.nbytes.items():
+            result[rank] = result.get(rank, 0) + times * nbytes
+    return result
 
 
 def _times(signature: TensorSignature, dim: int | None, count: int) -> TensorSignature:

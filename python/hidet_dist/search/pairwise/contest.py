@@ -46,14 +46,18 @@ def load_problem(path: str | Path) -> PairwiseProblem:
         raise ProblemError(f"{path} is not a problem in the contest's format: {error}") from error
 
 
-def save_problem(problem: PairwiseProblem, path: str | Path) -> None:
-    """Write a problem, gzipped if the name ends in ``.gz``, atomically. Costs and bytes are rounded to integers."""
+def save_problem(problem: PairwiseProblem, path: str | Path, name: str = "") -> None:
+    """Write a problem, gzipped if the path ends in ``.gz``, atomically. Costs and bytes are rounded to integers.
+
+    ``name`` is its name in the file.
+    """
     sizes, begin = problem.sizes, problem.strategy_begin
     matrices = [
         _integers(problem.entries[start : start + int(sizes[u] * sizes[v])])
         for (u, v), start in zip(problem.edge_nodes, problem.matrix_begin[problem.edge_matrix], strict=True)
     ]
-    body: dict[str, Any] = {
+    body: dict[str, Any] = {"name": name} if name else {}
+    body |= {
         "nodes": {
             "intervals": problem.interval.tolist(),
             "costs": [_integers(problem.cost[a:b]) for a, b in itertools.pairwise(begin)],

@@ -51,7 +51,7 @@ def solve(
     rounds: int | None = None,
     gap: float = 1e-9,
     seed: int = 0,
-    on_incumbent: Callable[[float, float, float], None] | None = None,
+    on_incumbent: Callable[[float, float, float], bool | None] | None = None,
 ) -> PairwiseSolution:
     """Find an assignment of low cost within the limit, and a lower bound.
 
@@ -72,7 +72,8 @@ def solve(
         The seed of random choices.
     on_incumbent: callable, optional
         Called as ``(seconds, cost, bound)`` at the first assignment and after each round; the cost is infinite as long
-        as there is no assignment. An exception from it ends the search and is raised again.
+        as there is no assignment. If it returns True, the search ends with the best assignment so far. An exception
+        from it ends the search and is raised again.
 
     Raises
     ------
@@ -93,12 +94,10 @@ def solve(
 
     def progress(_context: int | None, elapsed: float, cost: float, bound: float) -> int:
         try:
-            if on_incumbent is not None:
-                on_incumbent(elapsed, cost if cost < FORBIDDEN else math.inf, bound)
+            return int(bool(on_incumbent and on_incumbent(elapsed, cost if cost < FORBIDDEN else math.inf, bound)))
         except BaseException as error:
             raised.append(error)
             return 1
-        return 0
 
     def pointer(array: np.ndarray) -> ctypes.Array | ctypes._Pointer:
         kind = ctypes.c_int64 if array.dtype == np.int64 else ctypes.c_double
