@@ -270,7 +270,8 @@ class Network:
 
     def _greedy_order(self, by_table: bool, kept: frozenset[int]) -> tuple[list[int], float, float]:
         """Eliminate symbolically: return the order, its total additions, and those of its largest step."""
-        adjacent: list[set[int]] = [set() for _ in self.sizes]
+        sizes = self.sizes
+        adjacent: list[set[int]] = [set() for _ in sizes]
         for v, factors in enumerate(self.factors):
             for _, variables in factors:
                 adjacent[v].update(variables)
@@ -278,10 +279,14 @@ class Network:
 
         def key(v: int) -> tuple[float, float]:
             # An array cannot have more dims.
-            table = math.prod(self.sizes[u] for u in adjacent[v]) if len(adjacent[v]) < _DIMS else math.inf
-            return (table, table * self.sizes[v]) if by_table else (table * self.sizes[v], 0.0)
+            table: float = 1
+            for u in adjacent[v]:
+                table *= sizes[u]
+            if len(adjacent[v]) >= _DIMS:
+                table = math.inf
+            return (table, table * sizes[v]) if by_table else (table * sizes[v], 0.0)
 
-        keys = [key(v) for v in range(len(self.sizes))]
+        keys = [key(v) for v in range(len(sizes))]
         heap = [(priority, v) for v, priority in enumerate(keys) if v not in kept]
         heapq.heapify(heap)
         alive = [v not in kept for v in range(len(self.sizes))]
@@ -489,24 +494,29 @@ def network_of(
             price = prices.span(interval.begin, interval.end)
             if price:
                 priced_intervals.setdefault(interval.entity, []).append((price, interval.nbytes))
+    # Equal entities mostly share their lists: the lists' identity saves reading them.
+    known: dict[Hashable, int] = {}
     for entity, choices in enumerate(kept):
         network.variable(len(choices))
-        paid, memory = problem.cost[entity], problem.memory[entity]
-        costs = tuple(
-            paid[k]
-            + prices.total * memory[k]
-            + sum(price * nbytes[k] for price, nbytes in priced_intervals.get(entity, ()))
-            for k in choices
-        )
-        key: Hashable = ("costs", costs)
-        number = tables.find(key)
-        network.give(tables.add(key, tables.rounded(np.array(costs))) if number is None else number, (entity,))
+        paid, memory, live = problem.cost[entity], problem.memory[entity], priced_intervals.get(entity, ())
+        same = id(paid), id(memory), tuple(choices), tuple((price, id(nbytes)) for price, nbytes in live)
+        number = known.get(same)
+        if number is None:
+            costs = tuple(
+                paid[k] + prices.total * memory[k] + sum(price * nbytes[k] for price, nbytes in live) for k in choices
+            )
+            key: Hashable = ("costs", costs)
+            number = tables.find(key)
+            if number is None:
+                number = tables.add(key, tables.rounded(np.array(costs)))
+            known[same] = number
+        network.give(number, (entity,))
     relaxed = []
     for tensor, group in readers(problem).items():
         tables.limits.check()
         producer = group[0].producer
-        produced = tuple(group[0].produced[k] for k in kept[producer])
-        consumed = [tuple(edge.consumed[k] for k in kept[edge.consumer]) for edge in group]
+        produced = tuple(map(group[0].produced.__getitem__, kept[producer]))
+        consumed = [tuple(map(edge.consumed.__getitem__, kept[edge.consumer])) for edge in group]
         convert = group[0].convert
         memory_ = problem.activations.tensors.get(tensor) if prices.total else None
         if memory_ is not None and not prices.span(min(e.begin for e in group), max(e.end for e in group)):

@@ -290,12 +290,12 @@ def _relax(state: _State, tables: Tables) -> tuple[list[_Probe], _Mixture]:
             if raises > tuning.PRICE_RAISES and not state.best:
                 plans.append(_any_plan(state))
             limit *= tuning.PRICE_RAISE
-        gap = 1 - probe.bound / state.seconds
+        gap = 1 - probe.bound / state.seconds if state.seconds else 0.0
         if gap < narrow_at and state.open_choices() > tuning.VERY_FEW_CHOICES and not state.done():
             # The rest is a smaller problem, whose relaxation is cheaper, and tighter.
             _narrow(state, tables, prices)
             narrow_at = gap * tuning.NARROW_AGAIN
-            plans = [probe for probe in plans if state.keeps(probe.choices)]
+            plans = [one for one in plans if state.keeps(one.choices)] or [probe]
         mixture = _mixture(state, plans, limit)
     return plans, mixture
 
