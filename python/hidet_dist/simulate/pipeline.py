@@ -8,7 +8,7 @@ import numpy as np
 
 from hidet_dist.errors import InputError
 from hidet_dist.partitioning import Program
-from hidet_dist.simulate.simulator import assemble, simulate_shards
+from hidet_dist.simulate.simulator import assemble, simulate_shards, split
 from hidet_dist.spec.pipeline import Pipeline, Port
 from hidet_dist.transfer import MeshLayout, plan_transfer, transferred
 
@@ -72,9 +72,7 @@ def _micro_batch(pipeline: Pipeline, programs: Sequence[Program], inputs: Sequen
         for number, plan in enumerate(program.inputs):
             port = Port(stage, number)
             if port in input_of:
-                whole = input_of[port]
-                ranks = range(mesh.size)
-                shards.append([whole[plan.spec.slices(whole.shape, mesh, mesh.coordinate(rank))] for rank in ranks])
+                shards.append(split(plan, mesh, input_of[port]))
             else:
                 source = source_of[port]
                 sender = programs[source.stage]

@@ -61,10 +61,7 @@ def simulate(program: Program, inputs: Sequence[np.ndarray], graph: FlowGraph | 
     sizes = program.sizes([x.shape for x in inputs])
     for name, size in sizes.items():
         runtime_api.set_symbol_value(name, size)
-    shards = [
-        [x[plan.spec.slices(x.shape, mesh, mesh.coordinate(rank))] for rank in range(mesh.size)]
-        for x, plan in zip(inputs, program.inputs, strict=True)
-    ]
+    shards = [split(plan, mesh, x) for x, plan in zip(inputs, program.inputs, strict=True)]
     outputs = simulate_shards(program, shards, graph)
     return [assemble(plan, mesh, own) for plan, own in zip(program.outputs, outputs, strict=True)]
 
@@ -139,6 +136,11 @@ def _join_blocks(blocks: Sequence[np.ndarray], op: CommunicationOp) -> np.ndarra
     whole = np.concatenate(blocks, axis=dim)
     extent = op.outputs[0].shape[dim]
     return whole.take(range(int(extent)), axis=dim) if isinstance(extent, int) else whole
+
+
+def split(plan: TensorPlan, mesh: DeviceMesh, whole: np.ndarray) -> list[np.ndarray]:
+    """The shards of a whole input, by rank."""
+    return [whole[plan.spec.slices(whole.shape, mesh, mesh.coordinate(rank))] for rank in range(mesh.size)]
 
 
 def assemble(plan: TensorPlan, mesh: DeviceMesh, shards: Sequence[np.ndarray]) -> np.ndarray:
