@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,10 @@ from torch.utils import _pytree as pytree
 import hidet_dist
 from hidet_dist.compile.build import optimize_program
 from hidet_dist.errors import HidetDistError, InfeasibleError, TraceError
-from hidet_dist.simulate import simulate
+from hidet_dist.simulate import assemble, simulate, split
 from hidet_dist.spec.interface import Interface, interface_of
 from hidet_dist.testing.model_zoo import CASES, Case, case_named
-from hidet_dist.testing.processes import Programs
+from hidet_dist.testing.rank_pool import RankPool
 from hidet_dist.weights import is_weight
 
 MESHES = ((2,), (2, 2))
@@ -45,7 +46,6 @@ TOLERANCE = 1e-4  # of the largest value of an output, or of 1
 SHARE = 0.75  # of what a device without sharding needs: so that something is sharded
 SEARCH_SECONDS, GAP = 1200.0, 0.3  # of a plan: any must be right, and a busy machine needs its time
 SECONDS = 1800.0  # of a model; only what hangs takes as long
-RANK = Path(__file__).with_name("models_rank.py")  # the program of each process
 PRELOADED = [
     "transformers",
     "torch.export",
@@ -154,30 +154,15 @@ def simulated(model: Model, plan: hidet_dist.Plan) -> tuple[float, int]:
     return model.compare(outputs), len(program.communications())
 
 
-def served(model: Model, plan: hidet_dist.Plan, programs: Programs) -> float:
+def served(model: Model, plan: hidet_dist.Plan) -> float:
     """How far two processes are off that load artifacts. Raises RuntimeError where they fail."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        stage = plan.stages[0]
-        hidet_dist.auto_parallel(model.graph, {"mesh_shape": [2]}, None, folder / "artifacts", plan=plan)
-        for rank in range(2):
-            own = [
-                x[i.spec.slices(x.shape, stage.mesh, stage.mesh.coordinate(rank))]
-                for x, i in zip(model.inputs, stage.inputs, strict=True)
-            ]
-            np.savez(folder / f"inputs{rank}.npz", *own)
-        command = [sys.executable, "-m", "hidet_dist.launch", "-n", "2", str(RANK), str(folder)]
-        done = programs.run(command, SECONDS)
-        if done.status != 0:
-            raise RuntimeError(f"the processes ended with status {done.status}: {done.errors[-600:]}")
-        outputs = []
-        for number, y in enumerate(stage.outputs):
-            parts = [np.load(folder / f"outputs{rank}.npz")[f"arr_{number}"] for rank in range(2)]
-            value = np.empty(y.shape, parts[0].dtype)
-            for rank, part in enumerate(parts):
-                value[y.spec.slices(value.shape, stage.mesh, stage.mesh.coordinate(rank))] = part
-            outputs.append(value)
-        return model.compare(outputs)
+    with tempfile.TemporaryDirectory() as name, RankPool(2, SECONDS) as ranks:
+        artifacts = Path(name) / "artifacts"
+        hidet_dist.auto_parallel(model.graph, {"mesh_shape": [2]}, None, artifacts, plan=plan)
+        (stage,) = plan.stages
+        shards = zip(*map(split, stage.inputs, repeat(stage.mesh), model.inputs), strict=True)
+        outputs = zip(*ranks.run(artifacts, list(shards)), strict=True)
+        return model.compare(list(map(assemble, stage.outputs, repeat(stage.mesh), outputs)))
 
 
 def check(case: Case, processes: bool) -> Outcome:
@@ -193,7 +178,7 @@ def check(case: Case, processes: bool) -> Outcome:
                 worst = max(worst, off)
                 outcome.collectives = {**(outcome.collectives or {}), "x".join(map(str, mesh)): collectives}
             if processes:
-                worst = max(worst, served(model, plans[2,], Programs()))
+                worst = max(worst, served(model, plans[2,]))
                 outcome.processes = 2
             outcome.difference = worst
             if not worst <= TOLERANCE:

@@ -78,8 +78,8 @@ def _module(path: Path) -> str:
 
 
 def models() -> str:
-    """The page of the models that were compared with PyTorch, from the results of ``make models``."""
-    outcomes = json.loads((ROOT / "benchmarks" / "results" / "models.json").read_text(encoding="utf-8"))["results"]
+    """The page of the models that were compared: from the results of ``make models`` and of ``make models-hidet``."""
+    outcomes = _results("models")
     rows = ["| model | | largest difference | operators | collectives on (2) | on (2, 2) |", "|" + " --- |" * 6]
     for name, own in outcomes.items():
         if own["verdict"] == "right":
@@ -89,7 +89,25 @@ def models() -> str:
             cells = [f"{own['verdict']}: {own['reason']}", "", "", "", ""]
         rows.append("| " + " | ".join(map(str, (name, *cells))) + " |")
     right = sum(own["verdict"] == "right" for own in outcomes.values())
-    return _MODELS.format(right=right, all=len(outcomes)) + "\n".join(rows) + "\n"
+    return _MODELS.format(right=right, all=len(outcomes)) + "\n".join(rows) + "\n" + _tests_of_hidet()
+
+
+def _tests_of_hidet() -> str:
+    outcomes = _results("models-hidet")
+    kinds = ("right", "refused", "wrong", "outside")
+    rows = [f"| test | {' | '.join(kinds)} | why not all are right |", "|" + " --- |" * (len(kinds) + 2)]
+    for name, own in outcomes.items():
+        cells = (name, *(str(own[kind] or "") for kind in kinds), own["why"])
+        rows.append("| " + " | ".join(re.sub(r"([|<>*_`\[\]\\])", r"\\\1", cell) for cell in cells) + " |")
+    cases = {kind: sum(own[kind] for own in outcomes.values()) for kind in kinds}
+    return _TESTS_OF_HIDET.format(tests=len(outcomes), **cases) + "\n".join(rows) + "\n"
+
+
+def _results(name: str) -> dict[str, Any]:
+    """The results of a benchmark, by what was measured."""
+    path = ROOT / "benchmarks" / "results" / f"{name}.json"
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["results"]
+    return results
 
 
 _MODELS = """# Models that were compared with PyTorch
@@ -99,6 +117,18 @@ two devices and on a mesh of 2 x 2 with too little memory for all weights on eac
 simulator, and then two processes from artifacts. A model is right when no output is further from PyTorch's than 1e-4 of
 the output's largest value (or of 1), in float32. What is said to be from ONNX was exported by `torch.onnx.export` and
 read by `from_onnx`. This is what it found: {right} of {all} are right.
+
+"""
+
+_TESTS_OF_HIDET = """
+## hidet's own tests
+
+`make models-hidet` runs tests of operators, graphs, models and front ends of hidet 0.6.1 with `auto_parallel` in
+hidet's place: what they compute is planned on two devices with too little memory for all weights on each, built, and
+computed by two processes from artifacts. The tests compare with what they always compare with. Of a test with many
+cases a few are taken. A case is *outside* if it computes nothing, needs a GPU, a download or a package that is missing,
+or if hidet alone fails as well. {tests} tests were run: {right} cases are right, {refused} refused, {wrong} wrong, and
+{outside} outside.
 
 """
 

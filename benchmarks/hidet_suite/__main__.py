@@ -2,9 +2,9 @@
 
 The folder is a clone of hidet at 0.6.1. Each of its tests of operators, graphs, models and front ends runs as it is,
 and compares with what it compares with; but what it has hidet compute is planned for two ranks under a tight memory
-budget, and computed by them in the simulator. A case is ``right``, ``refused`` (with the reason) or ``wrong``; or
-``outside``: it never gets as far (it needs a GPU's operators, a download or a package that is not installed), or hidet
-alone fails as well. The exit status is 1 if any is wrong.
+budget, built, and computed by two processes from the artifacts; with ``--no-processes`` in the simulator. A case is
+``right``, ``refused`` (with the reason) or ``wrong``; or ``outside``: it never gets as far (it needs a GPU's operators,
+a download or a package that is not installed), or hidet alone fails as well. The exit status is 1 if any is wrong.
 """
 
 from __future__ import annotations
@@ -17,14 +17,18 @@ import sys
 import tempfile
 import warnings
 from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import hidet
 import pytest
-from ranks import computed
+from ranks import RANKS, computed
 from rich.console import Console
 from rich.table import Table
 from verdicts import OUTSIDE, REFUSED, RIGHT, WRONG, Suite, Verdict
+
+from hidet_dist.testing.rank_pool import RankPool
 
 VERSION = "0.6.1"
 FOLDERS = ("operators_core", "operators_vision", "flowgraph", "models", "frontends", "minimal", "unit_tests")
@@ -39,7 +43,9 @@ def main() -> int:
     parser.add_argument("tests", nargs="*", help="files or folders below tests/; all by default")
     parser.add_argument("-k", help="an expression that chooses tests by name, as pytest has it", default="")
     parser.add_argument("--cases", type=int, help="the most cases of a test, spread over all of them; all by default")
-    arguments = parser.parse_args()
+    parser.add_argument("--no-processes", action="store_true", help="compute in the simulator, without processes")
+    parser.add_argument("--out", type=Path, help="a file for the verdicts of each test, as JSON; other tests' stay")
+    arguments = parser.parse_intermixed_args()
     tests = (arguments.folder / "tests").resolve()
     if not (tests / "operators_core").is_dir():
         parser.error(f"{arguments.folder} is no clone of hidet: it has no tests/operators_core")
@@ -51,7 +57,8 @@ def main() -> int:
     def report(own: Verdict) -> None:
         console.print(f"{own.test}{own.case}: {own.verdict}, {own.reason}", markup=False, highlight=False)
 
-    suite = Suite(computed, report, arguments.cases)
+    pool = None if arguments.no_processes else RankPool(RANKS, SECONDS)
+    suite = Suite(lambda graph, inputs: computed(graph, inputs, pool), report, arguments.cases)
     chosen = [str(tests / name) for name in arguments.tests or FOLDERS]
     options = ["-p", "no:cacheprovider", "-p", "no:terminal", "-c", os.devnull, "--rootdir", str(tests)]
     options += [
@@ -61,33 +68,81 @@ def main() -> int:
     ]
     hidet.option.cache_dir(str(Path(hidet.option.get_cache_dir()).resolve()))  # tests run, and write, in another folder
     with tempfile.TemporaryDirectory() as place, contextlib.chdir(place), contextlib.redirect_stdout(sys.stderr):
-        status = pytest.main([*options, *chosen], plugins=[suite])
+        try:
+            status = pytest.main([*options, *chosen], plugins=[suite])
+        finally:
+            if pool is not None:
+                pool.close()
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
         parser.error(f"pytest ended with {status!r}")
     show(suite.verdicts, console)
+    if arguments.out is not None:
+        write(suite.verdicts, arguments.out)
     return 1 if any(own.verdict == WRONG for own in suite.verdicts) else 0
 
 
-def show(verdicts: list[Verdict], console: Console) -> None:
-    """Print the table, and the JSON."""
+@dataclass(frozen=True)
+class Outcome:
+    """The verdicts of the cases of one test.
+
+    Attributes
+    ----------
+    right, refused, wrong, outside: the number of cases.
+    why: the reason of the first wrong case; or refused, or outside, where there is none.
+    cpu_seconds: of the test's own process.
+    """
+
+    right: int
+    refused: int
+    wrong: int
+    outside: int
+    why: str
+    cpu_seconds: float
+
+    @classmethod
+    def of(cls, verdicts: Sequence[Verdict]) -> Outcome:
+        """Count the verdicts of a test."""
+        counts = Counter(own.verdict for own in verdicts)
+        why = next((own.reason for kind in (WRONG, REFUSED, OUTSIDE) for own in verdicts if own.verdict == kind), "")
+        seconds = sum(own.cpu_seconds for own in verdicts)
+        return cls(*(counts[kind] for kind in (RIGHT, REFUSED, WRONG, OUTSIDE)), why, round(seconds, 1))
+
+    @property
+    def verdict(self) -> str:
+        """The verdict of the whole test: the worst of its cases, where "outside" is none at all."""
+        return next((kind for kind in (WRONG, REFUSED, RIGHT) if getattr(self, kind)), OUTSIDE)
+
+
+def outcomes_of(verdicts: Sequence[Verdict]) -> dict[str, Outcome]:
+    """The outcome of each test, in the order in which they ran."""
     tests: dict[str, list[Verdict]] = defaultdict(list)
     for own in verdicts:
         tests[own.test].append(own)
+    return {test: Outcome.of(own) for test, own in tests.items()}
+
+
+def show(verdicts: Sequence[Verdict], console: Console) -> None:
+    """Print the table, and the JSON."""
     table = Table("test", RIGHT, REFUSED, WRONG, OUTSIDE, "why", "CPU s")
     by_name: dict[str, list[str]] = {RIGHT: [], REFUSED: [], WRONG: [], OUTSIDE: []}
-    for test, own in tests.items():
-        counts = Counter(one.verdict for one in own)
-        worst = next(kind for kind in (WRONG, REFUSED, RIGHT, OUTSIDE) if counts[kind])
-        by_name[worst].append(test)
-        why = next((one.reason for kind in (WRONG, REFUSED, OUTSIDE) for one in own if one.verdict == kind), "")
-        numbers = [str(counts[kind] or "") for kind in (RIGHT, REFUSED, WRONG, OUTSIDE)]
-        table.add_row(test, *numbers, why, f"{sum(one.cpu_seconds for one in own):.1f}")
+    for test, own in outcomes_of(verdicts).items():
+        by_name[own.verdict].append(test)
+        counts = [str(count or "") for count in (own.right, own.refused, own.wrong, own.outside)]
+        table.add_row(test, *counts, own.why, f"{own.cpu_seconds:.1f}")
     console.print(table)
     counted = {kind: len(names) for kind, names in by_name.items()}
     cases = Counter(one.verdict for one in verdicts)
     models = sum(count for kind, count in counted.items() if kind != OUTSIDE)
     result = {"models": models, **counted, "cases": {kind: cases[kind] for kind in by_name}, "by_name": by_name}
     print(json.dumps(result), flush=True)
+
+
+def write(verdicts: Sequence[Verdict], path: Path) -> None:
+    """Write the outcome of each test to a file, in which those of other tests stay."""
+    results = json.loads(path.read_text())["results"] if path.exists() else {}
+    results |= {test: asdict(own) for test, own in outcomes_of(verdicts).items()}
+    document = {"benchmark": "benchmarks/hidet_suite", "hidet": VERSION, "results": dict(sorted(results.items()))}
+    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

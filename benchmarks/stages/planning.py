@@ -127,9 +127,7 @@ def measure(name: str) -> dict[str, Any]:
 
 def described(result: PipelineResult) -> list[str]:
     """The operators and ranks of each stage."""
-    return [
-        f"operators {stage.operators.start}-{stage.operators.stop - 1} on ranks {stage.part}" for stage in result.stages
-    ]
+    return [f"operators {stage.operators[0]}-{stage.operators[-1]} on ranks {stage.part}" for stage in result.stages]
 
 
 def least(

@@ -112,7 +112,7 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
   }
   ~hidet_dist_nccl() override {
     close();
-    if (own_stream_ != nullptr) library_.cu_stream_destroy(own_stream_);
+    if (internal_stream_ != nullptr) library_.cu_stream_destroy(internal_stream_);
     if (side_stream_ != nullptr) library_.cu_stream_destroy(side_stream_);
     for (const auto &[ticket, event] : events_) library_.cu_event_destroy(event);
     for (const Event event : idle_events_) library_.cu_event_destroy(event);
@@ -177,21 +177,22 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     library_.cu_ctx_set_current(context_);
     const auto ranks = static_cast<size_t>(mesh_.group_size(group));
     const auto bytes = static_cast<size_t>(mesh_.size()) * kWarmUpBytesARank;
-    int error = own_stream_ != nullptr ? 0 : library_.cu_stream_create(&own_stream_, nccl::kNonBlockingStream);
+    int error =
+        internal_stream_ != nullptr ? 0 : library_.cu_stream_create(&internal_stream_, nccl::kNonBlockingStream);
     if (error == 0 && scratch_ == 0) error = library_.cu_mem_alloc(&scratch_, 2 * bytes);
     if (error != 0) return fail_with_cuda(error, "preparing to warm up");
     auto *send = reinterpret_cast<char *>(scratch_);
     char *recv = send + bytes;
     const Result result =
-        library_.all_reduce(send, recv, kWarmUpBytesARank, nccl::kUint8, nccl::kMax, comm, own_stream_);
+        library_.all_reduce(send, recv, kWarmUpBytesARank, nccl::kUint8, nccl::kMax, comm, internal_stream_);
     const int32_t status = settle(comm, result, "ncclAllReduce");
     if (status != HIDET_DIST_OK) return status;
     return exchange(comm, [&](auto enqueue) {
       for (size_t group_rank = 0; group_rank < ranks; ++group_rank) {
         const int peer = static_cast<int>(group_rank);
         const size_t offset = group_rank * kWarmUpBytesARank;
-        enqueue(library_.send(send + offset, kWarmUpBytesARank, nccl::kUint8, peer, comm, own_stream_));
-        enqueue(library_.recv(recv + offset, kWarmUpBytesARank, nccl::kUint8, peer, comm, own_stream_));
+        enqueue(library_.send(send + offset, kWarmUpBytesARank, nccl::kUint8, peer, comm, internal_stream_));
+        enqueue(library_.recv(recv + offset, kWarmUpBytesARank, nccl::kUint8, peer, comm, internal_stream_));
       }
     });
   }
@@ -290,7 +291,7 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     return error == 0 ? HIDET_DIST_OK : fail_with_cuda(error, "cuMemcpyAsync");
   }
 
-  Stream own_stream() const { return own_stream_; }
+  Stream internal_stream() const { return internal_stream_; }
 
   // Collectives go to a stream of their own, which first waits for the current one. An event that is waited for may be
   // recorded anew at once: the stream waits for what it stood for when it was told to.
@@ -542,7 +543,7 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
   bool waits_ = false;
   Clock::time_point wait_start_{};
   bool closed_ = false;
-  Stream own_stream_ = nullptr;
+  Stream internal_stream_ = nullptr;
   Stream side_stream_ = nullptr;  // of collectives beside computation
   bool forked_ = false;
   std::map<int64_t, Event> events_;  // by ticket: the end of what was started and not waited for
@@ -654,7 +655,7 @@ int32_t hidet_dist_nccl_progress(hidet_dist_nccl *transport) { return transport-
 
 int32_t hidet_dist_nccl_warm_up(hidet_dist_nccl *transport, int32_t group) { return transport->warm_up(group); }
 
-void *hidet_dist_nccl_own_stream(const hidet_dist_nccl *transport) { return transport->own_stream(); }
+void *hidet_dist_nccl_internal_stream(const hidet_dist_nccl *transport) { return transport->internal_stream(); }
 
 int32_t hidet_dist_nccl_wait(hidet_dist_nccl *transport, void *stream, double seconds) {
   return transport->wait(stream, hidet_dist::from_seconds(seconds));

@@ -229,7 +229,7 @@ def test_files_that_are_not_kernels_are_refused(builds: Any, tmp_path: Path) -> 
     for name in ("stage0/launcher.so", "stage0/rank0.safetensors"):
         shutil.copyfile(builds["fixed"][0] / name, folder / "stage0/kernels/0.so")
         _resign(folder, "stage0/kernels/0.so")
-        with pytest.raises(ArtifactError, match=r"kernels/0.so has no 1 candidates"):
+        with pytest.raises(ArtifactError, match=r"kernels/0.so is not a library with 1 candidates"):
             hidet_dist.load_partition(folder, 0)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 SUITE = Path(__file__).parents[2] / "benchmarks" / "hidet_suite"
+RESULTS = SUITE.parent / "results" / "models-hidet.json"
 
 TESTS = """
 import hidet
@@ -60,7 +61,9 @@ def test_verdicts_of_all_kinds(tmp_path: Path):
     folder = tmp_path / "hidet" / "tests" / "operators_core"
     folder.mkdir(parents=True)
     (folder / "test_kinds.py").write_text(TESTS)
-    command = [sys.executable, str(SUITE), str(tmp_path / "hidet"), "operators_core", "--cases", "2"]
+    table = tmp_path / "table.json"
+    chosen = ["--cases", "2", "--out", str(table), "operators_core"]
+    command = [sys.executable, str(SUITE), str(tmp_path / "hidet"), *chosen]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1500, cwd=tmp_path, check=False)
     found = json.loads(done.stdout.splitlines()[-1])
     names = {kind: sorted(name.partition("::test_")[2] for name in own) for kind, own in found["by_name"].items()}
@@ -72,6 +75,9 @@ def test_verdicts_of_all_kinds(tmp_path: Path):
     }
     assert found["models"] == 5
     assert found["cases"] == {"right": 4, "refused": 1, "wrong": 1, "outside": 2}
+    results = json.loads(table.read_text())["results"]
+    assert len(results) == 7
+    assert {own["wrong"] for name, own in results.items() if name.endswith("wrong_reference")} == {0, 1}
     assert done.returncode == 1
 
 
@@ -79,3 +85,10 @@ def test_another_folder_is_refused(tmp_path: Path):
     done = subprocess.run([sys.executable, str(SUITE), str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "is no clone of hidet" in done.stderr
+
+
+def test_no_test_of_the_published_table_is_wrong():
+    outcomes = json.loads(RESULTS.read_text())["results"]
+    assert all(own["wrong"] == 0 for own in outcomes.values())
+    assert sum(own["right"] for own in outcomes.values()) > 0
+    assert all(own["why"] for own in outcomes.values() if own["refused"] or own["outside"])

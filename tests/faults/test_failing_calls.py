@@ -99,7 +99,7 @@ def test_kinds_of_outputs_of_which_one_rank_cannot_have_its_own(start: Start, ha
     load_all(ranks, halves, timeout=60.0)  # PyTorch takes its time to import
     numpy, torch = ask(ranks, on(X), {"command": "call_torch", "inputs": [X.tolist()]})
     assert numpy["error"] == torch["error"] == "InputError", (numpy, torch)
-    assert "Output 0 is bfloat16, which numpy has not" in numpy["message"]
+    assert "Output 0 is bfloat16, which numpy lacks" in numpy["message"]
     assert "Rank 0 refused this call: Output 0 is bfloat16" in torch["message"]
     first, second = weights(0)
     x = X + 1

@@ -17,12 +17,18 @@ from onnx.reference import ReferenceEvaluator
 
 import hidet_dist
 from hidet_dist.errors import ConfigError, TraceError, UnsupportedModelError, WeightsError
+from hidet_dist.frontends.load import load_model
 from hidet_dist.soundness.plans import evaluate_graph
 from hidet_dist.spec.interface import interface_of
 from hidet_dist.weights import is_weight, names_of, source_of
 
 RNG = np.random.default_rng(0)
-KINDS = {"float32": onnx.TensorProto.FLOAT, "int64": onnx.TensorProto.INT64, "bool": onnx.TensorProto.BOOL}
+KINDS = {
+    "float32": onnx.TensorProto.FLOAT,
+    "bfloat16": onnx.TensorProto.BFLOAT16,
+    "int64": onnx.TensorProto.INT64,
+    "bool": onnx.TensorProto.BOOL,
+}
 
 
 def floats(*shape: int) -> np.ndarray:
@@ -115,6 +121,25 @@ def test_external_data_is_read_in_place(tmp_path):
     np.testing.assert_array_equal(part.numpy(), weight[3:5])
 
 
+@pytest.mark.parametrize("place", ["raw", "numbers", "external"])
+def test_bfloat16_is_read_wherever_it_is(tmp_path, place):
+    bfloat16 = helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)
+    known = {"w": floats(6, 4).astype(bfloat16), "half": np.array(0.5, bfloat16)}
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["t"]), helper.make_node("Mul", ["t", "half"], ["y"])]
+    model = made(nodes, {"x": ("bfloat16", [2, 6])}, ["y"], known)
+    if place == "numbers":
+        del model.graph.initializer[:]
+        model.graph.initializer.extend(
+            helper.make_tensor(name, onnx.TensorProto.BFLOAT16, value.shape, value.astype(np.float32).reshape(-1))
+            for name, value in known.items()
+        )
+    options = {"save_as_external_data": True, "location": "weights.bin", "size_threshold": 0}
+    onnx.save(model, tmp_path / "model.onnx", **(options if place == "external" else {}))
+    x = floats(2, 6)
+    found = run(tmp_path / "model.onnx", {"x": x})["y"]
+    np.testing.assert_allclose(found, x.astype(np.float64) @ known["w"].astype(np.float64) * 0.5)
+
+
 def changed(path: Path, key: str, value: str) -> None:
     model = onnx.load(path, load_external_data=False)
     entries = model.graph.initializer[0].external_data
@@ -179,8 +204,22 @@ def test_named_dims_are_symbolic_unless_they_are_given(tmp_path):
     assert graph.inputs[0].shape[0].name == "batch_size"
     check(tmp_path, model, {"x": x}, dims={"batch size": 5})
     assert hidet_dist.from_onnx(tmp_path / "model.onnx", {"batch size": 5}).outputs[0].shape == (5, 6, 2)
-    with pytest.raises(ConfigError, match="no dim 'seq'"):
+    assert hidet_dist.from_onnx(tmp_path / "model.onnx", {"batch_size": 5}).outputs[0].shape == (5, 6, 2)
+    with pytest.raises(ConfigError, match="no dim 'seq'; it has batch size"):
         hidet_dist.from_onnx(tmp_path / "model.onnx", {"seq": 5})
+    for size in (0, -1, 2.0, True, "5"):
+        with pytest.raises(ConfigError, match="'batch size' must be a whole number"):
+            hidet_dist.from_onnx(tmp_path / "model.onnx", {"batch size": size})
+
+
+def test_dims_without_a_name_are_called_by_their_input(tmp_path):
+    model = made([helper.make_node("Relu", ["x"], ["y"])], {"x": ("float32", [None, 3])}, ["y"])
+    onnx.save(model, tmp_path / "model.onnx")
+    assert hidet_dist.from_onnx(tmp_path / "model.onnx").inputs[0].shape[0].name == "x_0"
+    assert hidet_dist.from_onnx(tmp_path / "model.onnx", {"x_0": 4}).inputs[0].shape == (4, 3)
+    with pytest.raises(ConfigError, match="--dim x_0=1"):
+        load_model(tmp_path / "model.onnx")
+    assert load_model(tmp_path / "model.onnx", dims={"x_0": 4}).inputs[0].shape == (4, 3)
 
 
 def test_all_that_is_not_supported_is_refused_at_once(tmp_path):
@@ -243,6 +282,57 @@ def test_branches_of_a_known_condition(tmp_path):
     nodes.insert(0, helper.make_node("Shape", ["x"], ["s"]))
     model = made(nodes, {"x": ("float32", [2, 3])}, ["y"], {"two": np.array(2)})
     check(tmp_path, model, {"x": floats(2, 3)})
+
+
+def test_subgraphs_beside_each_other_may_use_the_same_names(tmp_path):
+    weights = [floats(4, 4), floats(4, 4)]
+
+    def branch(weight: np.ndarray, operator: str) -> onnx.GraphProto:
+        nodes = [helper.make_node("MatMul", ["x", "w"], ["t"]), helper.make_node(operator, ["t"], ["out"])]
+        initializers = [numpy_helper.from_array(weight, "w"), numpy_helper.from_array(np.array([1]), "unused")]
+        return helper.make_graph(nodes, "branch", [], [onnx.ValueInfoProto(name="out")], initializers)
+
+    nodes = [
+        helper.make_node(
+            "If", ["yes"], ["a"], then_branch=branch(weights[0], "Neg"), else_branch=branch(weights[1], "Exp")
+        ),
+        helper.make_node(
+            "If", ["no"], ["b"], then_branch=branch(weights[0], "Neg"), else_branch=branch(weights[1], "Exp")
+        ),
+        helper.make_node("Add", ["a", "b"], ["c"]),
+        helper.make_node("Mul", ["c", "w_1"], ["y"]),
+    ]
+    known = {"yes": np.array([True]), "no": np.array([False]), "w_1": floats(3, 4)}
+    model = made(nodes, {"x": ("float32", [3, 4])}, ["y"], known)
+    check(tmp_path, model, {"x": floats(3, 4)})
+    graph = hidet_dist.from_onnx(tmp_path / "model.onnx")
+    assert set(names_of({x for op in graph.nodes for x in op.inputs})) == {"w", "w_2", "w_1"}
+
+
+@pytest.mark.parametrize(
+    "equation", ["ij,ij->ij", "ij,kj->ik", "bhid,bhjd->bhij", "bijd,bjhd->bihd", "ij,k->i", "ij,jk,kl->il", "ijk->ki"]
+)
+def test_products_over_named_dims(tmp_path, equation):
+    sizes = {"i": 2, "j": 3, "k": 4, "l": 2, "b": 5, "h": 2, "d": 3}
+    terms = equation.partition("->")[0].split(",")
+    inputs = {f"x{n}": floats(*(sizes[letter] for letter in term)) for n, term in enumerate(terms)}
+    node = helper.make_node("Einsum", list(inputs), ["y"], equation=equation)
+    check(tmp_path, made([node], inputs, ["y"]), inputs)
+
+
+def test_a_shape_that_may_be_zero_is_not_taken_for_another(tmp_path):
+    nodes = [
+        helper.make_node("Shape", ["x"], ["s"]),
+        helper.make_node("Sub", ["s", "one"], ["before"]),
+        helper.make_node("Equal", ["before", "zero"], ["is_one"]),
+        helper.make_node("Where", ["is_one", "one", "s"], ["to"]),
+        helper.make_node("Reshape", ["x", "to"], ["y"]),
+    ]
+    model = made(nodes, {"x": ("float32", ["n"])}, ["y"], {"one": np.array([1]), "zero": np.array([0])})
+    onnx.save(model, tmp_path / "model.onnx")
+    with pytest.raises(UnsupportedModelError, match="give the size in dims"):
+        hidet_dist.from_onnx(tmp_path / "model.onnx")
+    check(tmp_path, model, {"x": floats(3)}, dims={"n": 3})
 
 
 @pytest.mark.parametrize("operator", ["LSTM", "GRU", "GRU before"])

@@ -75,6 +75,29 @@ def test_a_folder_has_the_weights_of_its_files(tmp_path: Path):
         hidet_dist.from_transformers(tmp_path, weights="files")
 
 
+def test_a_configuration_stays_as_it_is_and_frequencies_stay_in_float32():
+    given = config(use_cache=True, dtype=torch.float32)
+    before = given.to_dict()
+    graph = hidet_dist.from_transformers(given, seq=64, dtype="bfloat16")
+    assert given.to_dict() == before
+    constants = [x for node in graph.nodes for x in node.inputs if x.storage is not None]
+    angles = np.outer(np.arange(64), 1 / 10000 ** (np.arange(0, 8, 2) / 8))
+    for x, function in zip(constants, (np.cos, np.sin), strict=False):
+        want = function(np.concatenate([angles, angles], 1))
+        np.testing.assert_allclose(x.torch().float().numpy()[0, 0], want, rtol=2**-8, atol=1e-4)
+    assert len(constants) >= 2
+
+
+def test_parts_that_a_model_keeps_in_float32_stay_so():
+    sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_heads": 2, "num_layers": 1}
+    small = transformers.T5Config(**sizes, architectures=["T5EncoderModel"])
+    graph = hidet_dist.from_transformers(small, seq=8, dtype="float16")
+    weights = {x.label: x.dtype for x in hidet_dist.make_plan(graph, {"mesh_shape": [1]}).stages[0].weights if x.label}
+    assert {name for name, dtype in weights.items() if dtype == "float32"} == {
+        name for name in weights if name.endswith(".wo.weight")
+    }
+
+
 def test_paths_other_than_models_are_refused(tmp_path: Path):
     for arguments, message in (
         ({"model": tmp_path}, "config.json"),

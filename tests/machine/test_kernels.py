@@ -42,7 +42,7 @@ def test_classes_that_were_not_measured_have_no_cost() -> None:
     assert Cluster(mesh, links, PLAIN).copy_seconds(500) == pytest.approx(1e-6 + 1000e-8)
     assert Cluster(mesh, links, DEVICE).copy_seconds(500) == pytest.approx(1e-6 + 1000e-9)
     assert Cluster(mesh, links, DEVICE).copy_seconds(0) == 0
-    with pytest.raises(ValueError, match="called 'fast'"):
+    with pytest.raises(ValueError, match="class of kernels 'fast'"):
         Work("fast", 1, 1)
 
 

@@ -28,9 +28,9 @@ def test_slices_are_aligned_blocks_of_ranks() -> None:
     assert [str(part) for part in slices_at(MESH, 4)] == ["4", "4-5", "4-7"]
     assert [part.size for part in slices_at(MESH, 8)] == [1, 2, 4, 8]
     for part, says in (
-        (MeshSlice(2, 6), "no slice of the mesh .* begin at a multiple of their size"),
+        (MeshSlice(2, 6), "not a slice of the mesh .* begin at a multiple of their size"),
         (MeshSlice(0, 3), "slices have 1, 2, 4, 8, 16 ranks"),
-        (MeshSlice(8, 24), "has the ranks 0 to 15; 8-23 are none"),
+        (MeshSlice(8, 24), "has the ranks 0 to 15; 8-23 are outside"),
     ):
         with pytest.raises(ConfigError, match=says):
             sub_cluster(POD, part)

@@ -254,6 +254,19 @@ def test_partial_results_become_whole(op, scatter):
     np.testing.assert_allclose(simulate(program, [data])[0], whole(graph, data)[0], rtol=1e-5, atol=1e-6)
 
 
+def test_simulated_collectives_keep_bfloat16():
+    x = hidet.symbol([4, 8], "float32", "cpu")
+    total = hidet.ops.sum(hidet.ops.cast(x, "bfloat16"), [1])
+    graph = normalize(hidet.trace_from(hidet.ops.cast(total, "float32"), [x]))
+    operators = ["(S0, R) -> (S0, R)", "(R, S0) -> (R) | all_reduce(sum, axes=0)", "(R) -> (R)"]
+    plan = plan_for(graph, DeviceMesh((2,)), operators, inputs={"x0": "(S0, R)"})
+    program = partition_graph(graph, plan.stages[0])
+    assert kinds(program.graph) == ["all_to_all", "all_reduce"]
+    assert {op.inputs[0].dtype.name for op in program.graph.nodes if isinstance(op, CommunicationOp)} == {"bfloat16"}
+    data = np.arange(32, dtype=np.float32).reshape(4, 8)  # bfloat16 has these, and their sums up to 256
+    np.testing.assert_array_equal(simulate(program, [data])[0], data.sum(1))
+
+
 def test_communication_is_never_fused_away():
     """exp -> all_gather -> relu: hidet's own collectives vanish here; these stay, and stay apart."""
     x = hidet.symbol([4, 8], "float32", "cpu")

@@ -121,7 +121,7 @@ def test_stages_boundaries_and_idle_time_are_seen(graph: hidet.FlowGraph) -> Non
         ({"stages": [{"rank": [0, 1]}]}, "Unknown key 'rank'.*ranks, operators, weights"),
         ({"stages": [{"ranks": [2, 1]}]}, r"\['ranks'\] must be a first number and the one behind"),
         ({"stages": [{"weights": 3}]}, "must be a list of names"),
-        ({"stages": [{"ranks": [0, 3]}, {}]}, "no slice of the mesh"),
+        ({"stages": [{"ranks": [0, 3]}, {}]}, "not a slice of the mesh"),
         ({"stages": [{"ranks": [2, 4]}, {"ranks": [0, 2]}]}, r"leaves the ranks 0 to 1 to 0 stages"),
         ({"stages": [{"ranks": [0, 2]}, {"ranks": [0, 4]}]}, r"stages\[1\]\['ranks'\] = .* contradicts stages\[0\]"),
         ({"stages": [{"ranks": [0, 2]}]}, "leave the ranks 2 to 3 .* to 0 stages"),

@@ -179,8 +179,8 @@ def fake() -> torch.Tensor:
     [
         (fake, "Input 0 is a FakeTensor without memory"),
         (lambda: torch.ones(4, 8, device="meta"), "Input 0 is a Tensor that cannot be read"),
-        (lambda: without_storage(0), "Input 0 takes 128 bytes of its storage, which has 0"),
-        (lambda: without_storage(64), "Input 0 takes 128 bytes of its storage, which has 64"),
+        (lambda: without_storage(0), "Input 0 needs 128 bytes of its storage, which has only 0"),
+        (lambda: without_storage(64), "Input 0 needs 128 bytes of its storage, which has only 64"),
         (lambda: hidet.symbol([4, 8], "float32", "cpu"), "Input 0 is a Tensor that cannot be read"),
         (lambda: torch.ones(4, 8).to_sparse(), "Input 0 is a Tensor that cannot be read"),
         (lambda: torch.ones(4, 8, dtype=torch.complex64).conj(), "conjugate view.*give x.resolve_conj"),
@@ -232,7 +232,7 @@ def test_bfloat16_goes_in_and_out(bfloat16: Path) -> None:
 def test_numpy_has_no_bfloat16(halves: Path) -> None:
     importlib.import_module("ml_dtypes")  # which adds one, to the processes that import it
     with hidet.distributed.load_partition(halves, 0) as model:
-        with pytest.raises(InputError, match="Output 0 is bfloat16, which numpy has not"):
+        with pytest.raises(InputError, match="Output 0 is bfloat16, which numpy lacks"):
             model(X)
         expected = (torch.from_numpy(X) * 2).to(torch.bfloat16)
         assert torch.equal(model(torch.from_numpy(X)), expected)

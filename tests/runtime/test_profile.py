@@ -86,7 +86,7 @@ def test_totals_and_table() -> None:
     assert "5.000" in matmul
     assert "50.0%" in matmul
     assert any("all_reduce(sum, axes=0)" in line and "2.000" in line for line in lines)
-    assert any("around them" in line and "3.000" in line for line in lines)
+    assert any("overhead" in line and "3.000" in line for line in lines)
 
 
 def check_trace(trace: dict[str, Any], ranks: list[int]) -> list[dict[str, Any]]:
@@ -122,14 +122,14 @@ def test_traces_of_ranks_are_merged(tmp_path: Path) -> None:
     calls = [event for event in check_trace(merged, [0, 1]) if event["name"] == "call"]
     assert [event["ts"] for event in calls] == pytest.approx([0, 1e6])
     for traces, says in (
-        ([], "No traces"),
-        ([profile_of(0), tmp_path / "rank0.json"], "Two traces are of rank 0"),
+        ([], "got no traces"),
+        ([profile_of(0), tmp_path / "rank0.json"], "are both traces of rank 0"),
         ([tmp_path / "none.json"], "none.json is not a trace"),
     ):
         with pytest.raises(HidetDistError, match=says):
             merge_traces(traces)
     (tmp_path / "list.json").write_text('{"traceEvents": [3]}')
-    with pytest.raises(HidetDistError, match="its events name no process"):
+    with pytest.raises(HidetDistError, match="its events have no process id"):
         merge_traces([tmp_path / "list.json"])
 
 

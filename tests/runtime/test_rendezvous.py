@@ -14,7 +14,7 @@ from hidet_dist.errors import CommunicationError, ConfigError, RendezvousError
 from hidet_dist.launch import free_port
 from hidet_dist.runtime import native, session
 from hidet_dist.runtime.communicator import Communicator
-from hidet_dist.runtime.rendezvous import Rendezvous, Settings, own_address, resolve_settings
+from hidet_dist.runtime.rendezvous import Rendezvous, Settings, local_address, resolve_settings
 from hidet_dist.runtime.store import StoreClient, StoreError
 
 RunRanks = Callable[..., list[dict[str, Any]]]
@@ -216,7 +216,7 @@ def test_a_store_that_other_hosts_can_reach_needs_a_secret(rank: int, secret: by
 
 
 def test_under_torchrun_on_several_hosts_a_secret_is_needed_too() -> None:
-    if own_address(NOT_LOOPBACK, 9).startswith("127."):
+    if local_address(NOT_LOOPBACK, 9).startswith("127."):
         pytest.skip("this host has loopback only")
     environment = {**ENVIRONMENT, "TORCHELASTIC_USE_AGENT_STORE": "True", "LOCAL_WORLD_SIZE": "1"}
     settings = resolve_settings(environment={**environment, "MASTER_ADDR": NOT_LOOPBACK}, timeout_seconds=2.0)
@@ -239,7 +239,7 @@ def test_ranks_of_one_host_listen_on_loopback_only(run_ranks: RunRanks, transpor
 
 
 def test_with_a_secret_ranks_meet_on_another_interface(run_ranks: RunRanks) -> None:
-    address = own_address(NOT_LOOPBACK, 9)
+    address = local_address(NOT_LOOPBACK, 9)
     if address.startswith("127."):
         pytest.skip("this host has loopback only")
     extra = {"MASTER_ADDR": address, "HIDET_DIST_SECRET": "0123456789abcdef"}

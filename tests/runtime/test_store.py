@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hidet_dist.runtime.store import SecretError, StoreClient, StoreError, StoreServer, server, wire
-from hidet_dist.runtime.store.place import within_host
+from hidet_dist.runtime.store.addresses import host_local_address
 
 SECRET = b"correct horse battery staple"
 PATIENCE = 60.0
@@ -42,7 +42,7 @@ def test_values_are_kept_by_key(client: StoreClient) -> None:
     assert client.multi_get(["b", "a"]) == [b"\0\xff", b"2"]
     assert client.check(["a", "b"]) and not client.check(["a", "c"])
     assert client.delete("a") and not client.delete("a") and not client.check(["a"])
-    with pytest.raises(StoreError, match=r"no value of a within 0\.05 s"):
+    with pytest.raises(StoreError, match=r"no value was set for a within 0\.05 s"):
         client.wait(["b", "a"], 0.05)
 
 
@@ -105,7 +105,7 @@ def test_too_much_is_refused(client: StoreClient, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("secret", [b"", b"Correct horse battery staple"])
 def test_another_secret_is_found_out(host: StoreServer, secret: bytes) -> None:
-    with pytest.raises(SecretError, match="another secret"):
+    with pytest.raises(SecretError, match="different secret"):
         StoreClient("127.0.0.1", host.port, secret, timeout_seconds=PATIENCE)
 
 
@@ -267,18 +267,18 @@ def test_another_program_is_told_from_a_store() -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(StoreError, match="no store"):
+        with pytest.raises(StoreError, match="not a store"):
             StoreClient("127.0.0.1", listener.getsockname()[1], timeout_seconds=PATIENCE)
         thread.join()
 
 
 def test_a_store_within_a_host_is_no_other() -> None:
-    address = within_host(f"hidet_dist-test-{os.getpid()}")
+    address = host_local_address(f"hidet_dist-test-{os.getpid()}")
     with contextlib.closing(StoreServer(address, 0, SECRET)):
         with pytest.raises(OSError, match="in use"):
             StoreServer(address, 0, SECRET)
         with pytest.raises(SecretError):
-            StoreClient(address, 0, b"another secret")
+            StoreClient(address, 0, b"different secret")
         with contextlib.closing(StoreClient(address, 0, SECRET, timeout_seconds=PATIENCE)) as client:
             client.set("a", bytes(1 << 19))
             other = client.clone()
@@ -313,7 +313,7 @@ def _as_nobody(function: Callable[[], object]) -> str:
 @pytest.mark.skipif(os.geteuid() != 0, reason="takes another user")
 def test_within_a_host_other_users_are_refused() -> None:
     """Neither do they reach a store, nor can they stand in for one, even where there is no secret."""
-    address = within_host(f"hidet_dist-users-{os.getpid()}")
+    address = host_local_address(f"hidet_dist-users-{os.getpid()}")
     with contextlib.closing(StoreServer(address, 0)):
         assert _as_nobody(lambda: StoreClient(address, 0, timeout_seconds=PATIENCE)).startswith("PermissionError")
 

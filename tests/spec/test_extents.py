@@ -22,9 +22,9 @@ def test_arithmetic_is_evaluated_as_written(batch, seq):
 
 
 def test_sizes_other_than_arithmetic_are_refused():
-    with pytest.raises(ValueError, match="no arithmetic"):
+    with pytest.raises(ValueError, match="not arithmetic"):
         evaluate(hidet.ir.primitives.max(SEQ, BATCH), {"batch": 1, "seq": 1})
-    with pytest.raises(ValueError, match="no arithmetic"):
+    with pytest.raises(ValueError, match="not arithmetic"):
         evaluate(BATCH, {"seq": 1})
 
 

@@ -84,7 +84,7 @@ HIDET_DIST_API int32_t hidet_dist_nccl_progress(hidet_dist_nccl *transport);
 HIDET_DIST_API int32_t hidet_dist_nccl_warm_up(hidet_dist_nccl *transport, int32_t group);
 
 /* The stream that it does so on, to wait for. */
-HIDET_DIST_API void *hidet_dist_nccl_own_stream(const hidet_dist_nccl *transport);
+HIDET_DIST_API void *hidet_dist_nccl_internal_stream(const hidet_dist_nccl *transport);
 
 /*
  * Waits until all work on a stream is over, or `seconds` have passed: HIDET_DIST_OK, HIDET_DIST_NCCL_IN_PROGRESS, or

@@ -1,8 +1,8 @@
-"""Consistency of manifests: of each field, between fields, and with the descriptions in launchers.
+"""Consistency checks of manifests: of each field, between fields, and with the descriptions in launchers.
 
-Checksums prove that a folder is as it was written, not that its content is consistent. A launcher library contains the
-description of its stage, since only its code determines the order in which it takes data and kernels. The rest of a
-manifest is checked here, without reading files.
+Checksums prove that a folder is as it was written, not that its content is consistent. A launcher library contains a
+description of its stage, because only its code determines the order in which it takes data and kernels. This module
+compares it with the manifest, and checks the rest of the manifest without reading files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hidet_dist.artifacts.manifest import Manifest, StageManifest, TensorSignature
 
 KINDS_OF_MEMORY = ("cpu", "cuda", "hip")
-"""In the order of a launcher's description."""
+"""The kinds of memory, in the order in which a launcher reports its workspace."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class TargetFields:
 TARGETS = {"cpu": TargetFields(), "cuda": TargetFields(gpu=True, cuda_graph=True, cublas=True)}
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# Fields of a stage that its launcher's description lacks: its folder, and figures that come from the launcher itself.
+# The fields of a stage that its launcher's description lacks: its folder, and figures computed by the launcher.
 _NOT_DESCRIBED = ("folder", "workspace_bytes")
-_OF_TARGET = ("target", "arch", "gpu", "cpu_features", "hidet_version", "abi_version")
+_TARGET_FIELDS = ("target", "arch", "gpu", "cpu_features", "hidet_version", "abi_version")
 
 
 def describe(
@@ -71,7 +71,7 @@ def describe(
         {
             "stage": _described(stage),
             "layouts": {name: [layouts[name].dtype, layouts[name].shape] for name in stage.data},
-            **{key: target[key] for key in _OF_TARGET},
+            **{key: target[key] for key in _TARGET_FIELDS},
         },
         sort_keys=True,
         separators=(",", ":"),
@@ -89,12 +89,12 @@ def check_description(manifest: Manifest, number: int, text: bytes) -> dict[str,
     try:
         theirs = parse_json(text)
         layouts = {name: Layout(dtype, tuple(shape)) for name, (dtype, shape) in theirs["layouts"].items()}
-        described = {**{key: theirs[key] for key in _OF_TARGET}, f"stages[{number}]": theirs["stage"]}
+        described = {**{key: theirs[key] for key in _TARGET_FIELDS}, f"stages[{number}]": theirs["stage"]}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the launcher of stage {number} has no valid description: {error}") from error
-    stated_target = {key: getattr(manifest, key) for key in _OF_TARGET}
-    stated = json.loads(json.dumps({**stated_target, f"stages[{number}]": _described(manifest.stages[number])}))
-    for what, here, there in _differences("", stated, described):
+    fields = {key: getattr(manifest, key) for key in _TARGET_FIELDS}
+    expected = json.loads(json.dumps({**fields, f"stages[{number}]": _described(manifest.stages[number])}))
+    for what, here, there in _differences("", expected, described):
         raise ValueError(f"{what} is {shown(here)}, but the launcher was built for {shown(there)}")
     return layouts
 
@@ -157,10 +157,10 @@ def _check_stage(what: str, folder: str, stage: StageManifest, target: str) -> N
     names = [symbol.name for symbol in stage.symbols]
     _require(len(set(names)) == len(names), f"{what}.symbols", names, "of distinct names")
     for number, symbol in enumerate(stage.symbols):
-        own = f"{what}.symbols[{number}]"
-        _require(symbol.multiple_of >= 1, f"{own}.multiple_of", symbol.multiple_of, "1 or more")
+        field = f"{what}.symbols[{number}]"
+        _require(symbol.multiple_of >= 1, f"{field}.multiple_of", symbol.multiple_of, "1 or more")
         fits = symbol.size >= 1 and symbol.size % symbol.multiple_of == 0
-        _require(fits, f"{own}.size", symbol.size, f"a positive multiple of multiple_of, {symbol.multiple_of}")
+        _require(fits, f"{field}.size", symbol.size, f"a positive multiple of multiple_of, {symbol.multiple_of}")
     local = local_symbols(stage.symbols, mesh)
     _require(
         stage.local_symbols == local, f"{what}.local_symbols", stage.local_symbols, "those of symbols on mesh_shape"
@@ -170,7 +170,7 @@ def _check_stage(what: str, folder: str, stage: StageManifest, target: str) -> N
             _check_signature(f"{what}.{kind}[{number}]", tensor, mesh)
     for number, tensor in enumerate(stage.inputs):
         for dim, extent in enumerate(tensor.shape):
-            known = isinstance(extent, int) or any(extent == own.name for own in local)
+            known = isinstance(extent, int) or any(extent == symbol.name for symbol in local)
             _require(known, f"{what}.inputs[{number}].shape[{dim}]", extent, "a size or one of local_symbols")
     _check_kernels(what, stage, target)
     _check_data(what, stage)
@@ -185,7 +185,7 @@ def _check_signature(what: str, tensor: TensorSignature, mesh: DeviceMesh) -> No
             _require(isinstance(extent, str) or extent > 0, f"{what}.{field}[{dim}]", extent, "above 0")
     try:
         spec = TensorShardSpec.parse(tensor.spec)
-        # A symbolic dim counts as one that divides.
+        # A symbolic dim counts as divisible by all shard counts.
         whole = tuple(mesh.size if isinstance(extent, str) else extent for extent in tensor.whole_shape)
         local = spec.local_shape(whole, mesh)
     except SpecError as error:
@@ -196,7 +196,7 @@ def _check_signature(what: str, tensor: TensorSignature, mesh: DeviceMesh) -> No
 
 
 def _check_interface(what: str, stage: StageManifest, whole: StageManifest | Pipeline) -> None:
-    """Check that the names of a model's inputs and outputs are those of a graph: of a stage, or a pipeline's."""
+    """Check that a model's interface has one name for each input and output of its graph (a stage's or pipeline's)."""
     if stage.interface is None:
         return
     for kind, names, tensors in (

@@ -1,4 +1,4 @@
-"""The manifest of an artifact folder, and the check of the folder against it."""
+"""The manifest of an artifact folder: its data classes, writing and reading."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TensorSignature:
 
     @property
     def is_symbolic(self) -> bool:
-        """Whether the shape depends on symbolic dims."""
+        """True if the shape depends on symbolic dims."""
         return any(isinstance(extent, str) for extent in self.shape)
 
 
@@ -65,8 +65,8 @@ Product = tuple[int | str, ...]
 class IndexCheck:
     """Elements of an input that are indices; each must be from ``-rows`` to ``rows - 1``.
 
-    They are a strided view of the input; shape, strides and offset are in elements. The program adds ``shift`` to them
-    before the lookup.
+    The elements are a strided view of the input, with shape, strides and offset in elements. The program adds ``shift``
+    to them before the lookup.
     """
 
     input: int
@@ -118,14 +118,14 @@ class StageManifest:
 
     @property
     def size(self) -> int:
-        """Number of ranks of the stage."""
+        """The number of ranks of the stage."""
         size = 1
         for extent in self.mesh_shape:
             size *= extent
         return size
 
     def weights_file(self, rank: int) -> str:
-        """The path of a rank's data, relative to the artifact folder."""
+        """Return the path of a rank's data, relative to the artifact folder."""
         return f"{self.folder}/rank{rank}.safetensors"
 
     @property
@@ -139,28 +139,28 @@ class StageManifest:
         return f"{self.folder}/launcher.so"
 
     def kernel_file(self, number: int) -> str:
-        """The path of a kernel library."""
+        """Return the path of a kernel library."""
         return f"{self.folder}/kernels/{number}.so"
 
     def libraries_of(self) -> list[str]:
-        """The paths of the compiled libraries: the launcher's and the kernels'."""
+        """List the paths of the compiled libraries: the launcher's and the kernels'."""
         return [self.launcher_file, *self.kernel_files()]
 
     def kernel_files(self) -> list[str]:
-        """The paths of the kernel libraries, in the order of ``kernels``."""
+        """List the paths of the kernel libraries, in the order of ``kernels``."""
         return [self.kernel_file(number) for number in range(len(self.kernels))]
 
     def data_of(self, rank: int) -> list[str]:
-        """The paths of the safetensors files with a rank's data."""
+        """List the paths of the safetensors files with a rank's data."""
         return [*([self.constants_file] if self.constants else []), self.weights_file(rank)]
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """An artifact folder. ``files`` maps each file's path to its size in bytes and SHA-256.
+    """The manifest of an artifact folder. ``files`` maps each file's path to its size in bytes and SHA-256.
 
-    ``arch`` is the architecture of the kernels: such as ``sm_90`` for GPUs, or ``x86-64-v3`` for CPUs, which must
-    have the ``cpu_features``, by Linux's names. Stages without a ``pipeline`` are served each by itself.
+    ``arch`` is the architecture of the kernels, such as ``sm_90`` for GPUs or ``x86-64-v3`` for CPUs. A CPU must have
+    the ``cpu_features``, by Linux's names. Stages without a ``pipeline`` are served independently.
     """
 
     hidet_dist_version: str
@@ -176,12 +176,12 @@ class Manifest:
     pipeline: Pipeline | None = None
 
     def ranks_of(self, stage: int) -> range:
-        """The ranks of a stage, by its number; ranks are numbered stage by stage."""
+        """Return the ranks of a stage, by its number; ranks are numbered stage by stage."""
         first = sum(earlier.size for earlier in self.stages[:stage])
         return range(first, first + self.stages[stage].size)
 
     def stage_of(self, rank: int) -> int:
-        """The number of the stage of a rank. Raises ValueError if there is no such rank."""
+        """Return the number of a rank's stage. Raises ValueError if there is no such rank."""
         for number in range(len(self.stages)):
             if rank in self.ranks_of(number):
                 return number
@@ -206,7 +206,7 @@ class Manifest:
         Raises
         ------
         ArtifactError
-            When there is none, or it was altered, has another format, or contradicts itself.
+            When there is none, or it was altered, has a different format, or contradicts itself.
         """
         path = folder / NAME
         body = _read(folder, directory)
@@ -229,7 +229,7 @@ class Manifest:
 
 
 def holds_artifacts(folder: Path) -> bool:
-    """Whether a folder has an unaltered manifest, of this format or another one."""
+    """Tell whether a folder has an unaltered manifest, of any format."""
     try:
         return _is_whole(_read(folder, None))
     except ArtifactError:
@@ -268,7 +268,7 @@ _types_of: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 def _read_as(kind: Any, value: Any, what: str) -> Any:
     """Convert a JSON value to the type of an annotation: dataclasses, tuples and mappings of such, or plain values.
 
-    Raises ValueError for a value of another type.
+    Raises ValueError if the value does not have that type.
     """
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Interface:

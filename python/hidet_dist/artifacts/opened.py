@@ -1,8 +1,8 @@
-"""An artifact folder opened for loading: its files are verified against the manifest, and stay so while they are used.
+"""Opening of artifact folders: files are verified against the manifest, and loaded from the descriptors verified.
 
 Each file is opened once, checked against its SHA-256 through that descriptor, and then loaded or mapped through the
-same descriptor. A file that may have been written to in between is checked again. A folder that is replaced meanwhile
-(as builds do, by renaming) is therefore read either completely old or completely new.
+same descriptor. A file that may have been written to in between is checked again. If a build replaces the folder
+meanwhile, by renaming, either all old files or all new files are read.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from hidet_dist.errors import ArtifactError
 from hidet_dist.files import open_regular, state
 
 _CHUNK_BYTES = 2**20
-_MOST_THREADS = 16  # with more, memory is the limit, not hashing
+_MOST_THREADS = 16  # with more threads, memory bandwidth limits hashing
 
 
 @dataclass
 class VerifiedFile:
-    """An open file with the content that a manifest lists; see :meth:`has_digest` and :meth:`is_unchanged`.
+    """An open file that a manifest lists; see :meth:`has_digest` and :meth:`is_unchanged`.
 
     Attributes
     ----------
@@ -50,7 +50,7 @@ class VerifiedFile:
     known: tuple[int, ...]
 
     def has_digest(self) -> bool:
-        """Whether its size and content are the manifest's."""
+        """Tell whether its size and content are those in the manifest."""
         if os.fstat(self.descriptor).st_size != self.nbytes:
             return False
         digest = hashlib.sha256()
@@ -62,10 +62,10 @@ class VerifiedFile:
         return digest.hexdigest() == self.sha256
 
     def is_unchanged(self) -> bool:
-        """Whether its content is unchanged.
+        """Tell whether its content is unchanged.
 
-        If only the time of its last status change differs, the file was renamed, deleted or got other permissions, or
-        it was written to and its modification time was reset. Only then it is read again.
+        If only the time of its last status change differs, the file was renamed or deleted, or its permissions were
+        changed, or it was written to and its modification time was reset. The content is read again only in this case.
         """
         while (now := state(os.fstat(self.descriptor))) != self.known:
             if now[:-1] != self.known[:-1] or not self.has_digest():
@@ -75,7 +75,7 @@ class VerifiedFile:
 
 
 class OpenedArtifacts:
-    """The manifest of a folder, and descriptors of its files; closes those that were not taken.
+    """The manifest of a folder, and descriptors of its files. Closing it closes those that were not taken.
 
     Parameters
     ----------
@@ -113,14 +113,14 @@ class OpenedArtifacts:
                 raise
 
     def is_current(self) -> bool:
-        """Whether the path still leads to the opened folder."""
+        """Tell whether the path still leads to the opened folder."""
         try:
             return os.path.samestat(os.stat(self.folder), os.fstat(self._directory))
         except (OSError, ValueError):
             return False
 
     def verify(self, names: Sequence[str], threads: int | None = None) -> None:
-        """Open files and check every byte against the manifest's SHA-256, in several threads.
+        """Open files, and check every byte against the manifest's SHA-256, in several threads.
 
         Raises
         ------
@@ -177,19 +177,19 @@ class OpenedArtifacts:
             if isinstance(error, OSError) and error.errno not in (errno.ELOOP, errno.ENOTDIR):
                 raise ArtifactError(f"{path} cannot be read: {error.strerror}.") from error
             raise ArtifactError(
-                f"{path} is not in the folder: links are not followed, nor names that lead elsewhere. Copy the files."
+                f"{path} is a link, or lies outside the folder, which is refused. Copy the files into the folder."
             ) from error
         self._files[name] = VerifiedFile(file, path, *self.manifest.files[name], state(os.fstat(file)))
 
 
 def _open_beneath(directory: int, name: str) -> int:
-    """Open a file in a folder; names and links that lead elsewhere are refused.
+    """Open a file in a folder, without following links or leaving the folder.
 
-    Raises ``ValueError`` or ``OSError``, with ELOOP or ENOTDIR for a link, where it does not.
+    Raises ``ValueError`` for a name that leaves the folder, and ``OSError``, with ELOOP or ENOTDIR for a link.
     """
     *folders, last = name.split("/")
     if any(part in ("", ".", "..") for part in (*folders, last)):
-        raise ValueError(f"{name!r} leads elsewhere")
+        raise ValueError(f"{name!r} leads out of the folder")
     here = directory
     try:
         for part in folders:

@@ -1,4 +1,4 @@
-"""Predict which operators hidet will fuse into the kernel of a neighbour, so that they cost no launch or pass.
+"""Prediction of the operators that hidet fuses into a neighbour's kernel, which saves a launch and a pass over memory.
 
 This follows hidet 0.6.1's ``fuse_operator_pass`` (hidet/graph/transforms/fuse_operator.py) on the unsharded graph. An
 operator that is not element-wise (injective) is an *anchor*. The sole reader of an anchor's output becomes its epilogue
@@ -56,12 +56,12 @@ class _Fusion:
     def __init__(self, view: GraphView, library_products: bool):
         self.view = view
         self.library_products = library_products
-        self.readers: dict[str, list[tuple[int | None, int]]] = {}
+        self.readers: dict[str, list[tuple[int | None, int]]] = {}  # operator (None: an output) and position of uses
         for name, use in view.uses():
             self.readers.setdefault(name, []).append((use.operator, use.position))
         self.maker = {view.names[y]: i for i, op in enumerate(view.operators) for y in op.outputs}
-        self.group: dict[int, int] = {}  # anchor of each operator
-        self.members: dict[int, list[int]] = {}
+        self.group: dict[int, int] = {}  # the anchor of each operator
+        self.members: dict[int, list[int]] = {}  # the operators of each anchor
         self.fused: dict[int, Fused] = {}
         self.parent: dict[int, int] = {}  # the operator next to an absorbed one, towards the anchor
 
@@ -105,7 +105,7 @@ class _Fusion:
             self.parent[reader] = self.maker[name]
 
     def _only_reader(self, name: str, open_: list[str]) -> int | None:
-        """The operator that can be absorbed as the sole reader of a tensor; None if there is none."""
+        """Return the operator that can be absorbed as the sole reader of a tensor; None if there is none."""
         readers = self.readers.get(name, [])
         if len(readers) != 1:
             return None
@@ -140,7 +140,7 @@ class _Fusion:
             self._join(maker, anchor)
             self.fused[maker] = Fused(name, True)
             self.parent[maker] = next(reader for reader in readers if reader is not None)
-            # Absorbing one reader more may be what another tensor was waiting for.
+            # Its inputs may now have all of their readers in the group.
             waiting.extend(self.view.names[x] for x in self.view.operators[maker].inputs)
 
     def _can_prologue(self, maker: int, library: int | None) -> bool:
@@ -151,11 +151,11 @@ class _Fusion:
         return isinstance(op, PadOp if isinstance(self.view.operators[library], _CONVOLUTIONS) else _VIEWS)
 
     def _free(self, number: int) -> bool:
-        """Tell whether an operator is a view, which costs nothing alone: its output is its input's memory."""
+        """Tell whether an operator is a view, which costs nothing alone: its output shares its input's memory."""
         return bool(self.view.operators[number].task.share_map)
 
     def _move_head(self, anchor: int) -> None:
-        """Move the cost of a kernel from a view, which needs none, to the first operator behind it that needs one."""
+        """Move the cost of a kernel from a view, which needs none, to the next operator that needs one."""
         head = anchor
         while self._free(head):
             behind = [i for i in self.members[anchor] if self.parent.get(i) == head]
@@ -165,7 +165,7 @@ class _Fusion:
             del self.fused[head], self.parent[head]
 
     def _without_idle_views(self) -> dict[int, Fused]:
-        """Drop the views that absorb nothing: they cost nothing when they are split off either."""
+        """Drop the views that absorb nothing: splitting them off costs nothing either."""
         needed: set[int] = set()
         for number in self.fused:
             above = number

@@ -1,4 +1,4 @@
-"""The cost of each part of a plan, in seconds; the search adds them up.
+"""Costs of the parts of a plan, in seconds, which the search adds up.
 
 An element-wise operator that hidet fuses into a neighbour's kernel (:mod:`hidet_dist.cost.fusion`) costs no launch, and
 no pass over the tensor between the two. The other bytes that it moves, and its arithmetic, are added to the neighbour's
@@ -30,36 +30,39 @@ class CostModel(Protocol):
         ...
 
     def operator(self, op: Operator, choice: Choice) -> float:
-        """Seconds of the local operator as a kernel of its own, without its reduce functions."""
+        """Predict the seconds of the local operator as a separate kernel, without its reduce functions."""
         ...
 
     def absorbed(self, op: Operator, choice: Choice, nbytes: int) -> float:
-        """Seconds that the local operator adds to a neighbour's kernel; ``nbytes`` pass between them in registers."""
+        """Predict the seconds that the local operator adds to a neighbour's kernel.
+
+        ``nbytes`` pass between them in registers.
+        """
         ...
 
     def split(self, nbytes: int) -> float:
-        """Seconds to add when a fused operator needs a kernel of its own."""
+        """Predict the seconds to add when a fused operator needs a separate kernel; ``nbytes`` pass between the two."""
         ...
 
     def reduce(self, shape: Sequence[int], dtype: Element, partial: TensorShardSpec, fns: Sequence[ReduceFn]) -> float:
-        """Seconds of the reduce functions of a partial output in the spec ``partial``."""
+        """Predict the seconds of the reduce functions of a partial output in the spec ``partial``."""
         ...
 
     def conversion(
         self, shape: Sequence[int], dtype: Element, source: TensorShardSpec, target: TensorShardSpec
     ) -> Conversion:
-        """The cheapest conversion of a tensor from one spec to another."""
+        """Find the cheapest conversion of a tensor from one spec to another."""
         ...
 
     def conversions(
         self, shape: Sequence[int], dtype: Element, specs: Sequence[TensorShardSpec]
     ) -> tuple[tuple[float, ...], ...]:
-        """Seconds of the conversion between each two specs, sources by targets, as :meth:`conversion` gives them."""
+        """Predict the seconds of :meth:`conversion` between each two specs: sources (rows) by targets (columns)."""
         ...
 
 
 class PredictedCost:
-    """Seconds predicted for a described machine: a roofline for each operator, rings for collectives."""
+    """The cost model of a described machine: a roofline or measured kernels for operators, links for collectives."""
 
     def __init__(self, cluster: Cluster):
         self.cluster = cluster
@@ -69,7 +72,7 @@ class PredictedCost:
         return fused_operators(view, library_products="matmul" in self.cluster.device.kernels)
 
     def operator(self, op: Operator, choice: Choice) -> float:
-        """Seconds of the local operator as a kernel of its own, without its reduce functions."""
+        """Predict the seconds of the local operator as a separate kernel, without its reduce functions."""
         moved = choice.read_bytes + choice.written_bytes
         if not moved:
             return 0.0
@@ -79,9 +82,10 @@ class PredictedCost:
         return self.cluster.device.operator_seconds(choice.operations, moved, op.outputs[0].dtype.name)
 
     def absorbed(self, op: Operator, choice: Choice, nbytes: int) -> float:
-        """Seconds that the local operator adds to a neighbour's kernel; ``nbytes`` pass between them in registers.
+        """Predict the seconds that the local operator adds to a neighbour's kernel.
 
-        The tensor between the two is neither written nor read: both passes are taken off the bytes moved.
+        The tensor of ``nbytes`` between the two passes in registers: both its passes are subtracted from the bytes
+        moved.
         """
         moved = choice.read_bytes + choice.written_bytes
         if not moved:
@@ -95,7 +99,7 @@ class PredictedCost:
         return max(0.0, seconds - device.launch_seconds)
 
     def local(self, op: Operator, sizes: Mapping[str, int]) -> float:
-        """An operator of a sharded program, whose shapes are a rank's, at given sizes of symbolic dims."""
+        """Predict the seconds of an operator of a sharded program, with local shapes, at given local symbolic sizes."""
         work, device, dtype = local_work(op, sizes), self.cluster.device, op.outputs[0].dtype.name
         measured = device.kernel_seconds(work) if device.kernels and dtype in MEASURED_DTYPES else None
         if measured is not None:
@@ -103,35 +107,35 @@ class PredictedCost:
         return device.operator_seconds(work.operations, work.moved_bytes, dtype)
 
     def _measured(self, op: Operator, choice: Choice, passing_bytes: int | None = None) -> float | None:
-        """Seconds of a kernel by its measured class, without its launch; None if its class was not measured."""
+        """Predict a kernel's seconds by its measured class, without its launch; None if the class was not measured."""
         device = self.cluster.device
         if not device.kernels or op.outputs[0].dtype.name not in MEASURED_DTYPES:
             return None
         return device.kernel_seconds(work_of(op, choice, self.cluster.mesh, passing_bytes))
 
     def split(self, nbytes: int) -> float:
-        """Seconds to add when a fused operator needs a kernel of its own: a launch and a pass."""
+        """Predict the seconds to add when a fused operator needs a separate kernel: a launch and a pass."""
         return self.cluster.copy_seconds(nbytes)
 
     def reduce(self, shape: Sequence[int], dtype: Element, partial: TensorShardSpec, fns: Sequence[ReduceFn]) -> float:
-        """Seconds of the reduce functions of a partial output in the spec ``partial``."""
+        """Predict the seconds of the reduce functions of a partial output in the spec ``partial``."""
         return reduce_seconds(shape, dtype, partial, fns, self.cluster)
 
     def conversion(
         self, shape: Sequence[int], dtype: Element, source: TensorShardSpec, target: TensorShardSpec
     ) -> Conversion:
-        """The cheapest conversion of a tensor from one spec to another."""
+        """Find the cheapest conversion of a tensor from one spec to another."""
         return cheapest_conversion(shape, dtype, source, target, self.cluster)
 
     def conversions(
         self, shape: Sequence[int], dtype: Element, specs: Sequence[TensorShardSpec]
     ) -> tuple[tuple[float, ...], ...]:
-        """Seconds of the conversion between each two specs, sources by targets, as :meth:`conversion` gives them."""
+        """Predict the seconds of :meth:`conversion` between each two specs: sources (rows) by targets (columns)."""
         return conversion_seconds(shape, dtype, specs, specs, self.cluster)
 
 
 def reduction_seconds(model: CostModel, op: Operator, choice: Choice) -> float:
-    """Seconds of the reduce functions of an operator."""
+    """Predict the seconds of all reduce functions of an operator."""
     seconds = 0.0
     for o, fns in enumerate(choice.spec.reduce_fns):
         if fns:
@@ -144,7 +148,7 @@ def reduction_seconds(model: CostModel, op: Operator, choice: Choice) -> float:
 def compute_seconds(
     model: CostModel, view: GraphView, number: int, choice: Choice, fused: Fused | None, mesh: DeviceMesh
 ) -> float:
-    """Seconds of an operator's computation, within its neighbour's kernel if it is ``fused``."""
+    """Predict the seconds of an operator's computation, within its neighbour's kernel if it is ``fused``."""
     op = view.operators[number]
     if fused is None:
         return model.operator(op, choice)
@@ -166,10 +170,10 @@ def split_seconds(
     required: TensorShardSpec,
     mesh: DeviceMesh,
 ) -> float:
-    """Seconds for splitting two fused operators; 0 unless the tensor between them is reduced or converted.
+    """Predict the seconds of splitting two fused operators; 0 unless the tensor between them is reduced or converted.
 
-    ``produced`` is the spec that the tensor is produced in, and whether it is reduced. Paid once for each distinct
-    ``required`` spec.
+    ``produced`` is the spec in which the tensor is produced, and whether it is reduced. The cost is paid once for each
+    distinct ``required`` spec.
     """
     spec, reduced = produced
     if not reduced and spec == required:

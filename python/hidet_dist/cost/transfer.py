@@ -1,4 +1,4 @@
-"""The predicted time of a transfer between two meshes."""
+"""Prediction of the time of a transfer between two meshes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hidet_dist.transfer import Transfer, volume
 def transfer_seconds(transfer: Transfer, nbytes: int, link: Link, target: Cluster) -> float:
     """Predict the seconds of a transfer of a tensor of ``nbytes``.
 
-    A device sends, or receives, one message after the other over ``link``, and different devices do so at once. The
-    all-gather goes over the second mesh's own links.
+    A device sends, or receives, one message after the other over ``link``, and different devices do so at the same
+    time. The all-gather uses the links of the second mesh.
     """
     elements = math.prod(transfer.shape)
     seconds_of = [

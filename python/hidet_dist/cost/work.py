@@ -1,4 +1,4 @@
-"""The work of an operator on a device whose kernels were measured: its class of kernels, operations and bytes."""
+"""The work of an operator on a device with measured kernels: the class of its kernel, operations and bytes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from hidet_dist.spec.extents import evaluate, extents_of
 from hidet_dist.weights.named import is_weight
 
 MEASURED_DTYPES = ("float32", "float16", "bfloat16")
-"""The dtypes that measured costs of kernels hold for. Kernels are measured in float32; those of half types compute in
-float32 as well, and move fewer bytes."""
+"""The dtypes to which measured costs of kernels apply. Kernels are measured in float32. Kernels of half-precision types
+compute in float32 too, and move fewer bytes."""
 
 _CLASSES: dict[type[Operator], str] = {
     MatmulOp: "matmul",
@@ -53,7 +53,7 @@ _CLASSES: dict[type[Operator], str] = {
 
 
 def kernel_class(op: Operator) -> str:
-    """The class of an operator's kernel, by its type, or else by its definition."""
+    """Return the class of an operator's kernel, by its type, or else by its definition."""
     for base in type(op).__mro__:
         if base in _CLASSES:
             return _CLASSES[base]
@@ -61,15 +61,15 @@ def kernel_class(op: Operator) -> str:
 
 
 def work_of(op: Operator, choice: Choice, mesh: DeviceMesh, passing_bytes: int | None = None) -> Work:
-    """The work of a local operator.
+    """Determine the work of a local operator.
 
     ``passing_bytes`` pass in registers between the operator and the neighbour whose kernel it is fused into; None if
-    the operator has a kernel of its own. A batched product is one call for each matrix, unless all share one operand.
+    the operator has a separate kernel. A batched product is one call per matrix, unless all share one operand.
     """
     kernel = kernel_class(op)
     moved = choice.read_bytes + choice.written_bytes
     weights = 0
-    if kernel != "lookup":  # a lookup reads few rows of its table
+    if kernel != "lookup":  # a lookup reads only a few rows of its table
         for x, spec in zip(op.inputs, choice.spec.in_specs, strict=True):
             if x.storage is not None or is_weight(x):
                 weights += spec.local_nbytes([int(size) for size in x.shape], int(x.dtype.nbytes), mesh)
@@ -84,23 +84,23 @@ def work_of(op: Operator, choice: Choice, mesh: DeviceMesh, passing_bytes: int |
 
 
 def local_nbytes(x: Tensor, sizes: Mapping[str, int]) -> int:
-    """Bytes of a tensor of a sharded program, whose shape is a rank's, at given sizes of symbolic dims."""
+    """Return the bytes of a tensor of a sharded program, with a local shape, at given local symbolic sizes."""
     return math.prod(evaluate(extent, sizes) for extent in extents_of(x)) * int(x.dtype.nbytes)
 
 
 def local_work(op: Operator, sizes: Mapping[str, int]) -> Work:
-    """The work of an operator of a sharded program, whose shapes are a rank's, at given sizes of symbolic dims.
+    """Determine the work of an operator of a sharded program, with local shapes, at given local symbolic sizes.
 
-    Operations and functions are counted in the operator's definition, or in those of the operators fused in it. Of an
-    operator without a definition only the bytes that it moves are known.
+    Operations and functions are counted in the operator's definition, or in those of the operators fused in it. For an
+    operator without a definition, only the bytes that it moves are counted.
     """
     fused = getattr(op.task, "fused_graph", None)
     operations = functions = 0
     kernel, calls = "elementwise", 1
     for one in [op] if fused is None else fused.nodes:
-        own = kernel_class(one)
-        kernel = own if own != "elementwise" else kernel
-        if own == "matmul" and len(one.inputs[1].shape) > 2:
+        kind = kernel_class(one)
+        kernel = kind if kind != "elementwise" else kernel
+        if kind == "matmul" and len(one.inputs[1].shape) > 2:
             calls = math.prod(evaluate(extent, sizes) for extent in extents_of(one.outputs[0])[:-2])
         try:
             definition = analyze(one.task, sizes)

@@ -1,1 +1,1 @@
-"""Front ends: models of other libraries as graphs."""
+"""Front ends: conversion of models of other libraries to graphs."""

@@ -1,4 +1,4 @@
-"""PyTorch's symbolic sizes as hidet's expressions."""
+"""Conversion of PyTorch's symbolic sizes to hidet's expressions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Dims:
     Parameters
     ----------
     names: mapping
-        The user's names of the symbols of PyTorch's shape environment, by their names there (``s77``).
+        Names of symbols in PyTorch's shape environment, such as ``s77``, to the user's names of the dims.
     """
 
     def __init__(self, names: Mapping[str, str]):
@@ -29,7 +29,7 @@ class Dims:
         Raises
         ------
         ValueError
-            When it depends on data, or uses arithmetic that hidet's extents lack.
+            When the size depends on data, or uses arithmetic that hidet's extents lack.
         """
         if isinstance(size, int):
             return size

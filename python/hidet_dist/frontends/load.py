@@ -1,4 +1,4 @@
-"""``load_model``: a model in any of the forms that the front ends read, by its path."""
+"""``load_model``: conversion of a model to a graph, by the form of its path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hidet.graph import FlowGraph
 from hidet_dist.errors import ConfigError
 from hidet_dist.view import graph_symbols
 
-_FORMS = "a folder of transformers, its config.json, or a .onnx file"
+_FORMS = "a transformers folder, its config.json, or a .onnx file"
 
 
 def load_model(
@@ -22,44 +22,50 @@ def load_model(
     dims: Mapping[str, int] | None = None,
     weights: str | None = None,
 ) -> FlowGraph:
-    """Read a model as a graph.
+    """Convert a model to a graph.
 
     Parameters
     ----------
     path: str or Path
-        A folder of transformers, its ``config.json``, or a ``.onnx`` file.
+        A transformers folder, its ``config.json``, or a ``.onnx`` file.
     dtype: str, optional
-        The dtype of a model of transformers; by default what its configuration says.
+        The dtype of a transformers model; by default its configuration's.
     batch, seq: int
-        The sizes of the inputs of a model of transformers: sequences or images, and tokens in each.
+        The input sizes of a transformers model: sequences or images, and tokens in each.
     dims: mapping, optional
-        The sizes of the named dims of a ``.onnx`` file. All of them must be given.
+        The sizes of the symbolic dims of a ``.onnx`` file, by name. All of them must be given.
     weights: str, optional
-        Those of a model of transformers: ``"files"``, ``"random"``, or None for none, which is enough to plan; as
-        :func:`hidet_dist.frontends.pretrained.from_transformers` takes it. A ``.onnx`` file has its own.
+        The weights of a transformers model: ``"files"``, ``"random"``, or None for none, which is enough to plan. See
+        :func:`hidet_dist.frontends.pretrained.from_transformers`. A ``.onnx`` file contains its weights.
+
+    Returns
+    -------
+    FlowGraph
+        The graph, on the CPU.
 
     Raises
     ------
     ConfigError
-        When the path is no model, or an argument does not fit it.
+        When there is no such model, or an argument does not fit its form.
     TraceError, UnsupportedModelError, WeightsError
         As the front end of that form.
     """
-    place = Path(path)
-    if not place.exists():
-        raise ConfigError(f"There is no model at {place}; name {_FORMS}.")
-    if place.is_dir() or place.suffix == ".json":
+    model = Path(path)
+    if not model.exists():
+        raise ConfigError(f"There is no model at {model}; name {_FORMS}.")
+    if model.is_dir() or model.suffix == ".json":
         from hidet_dist.frontends.pretrained import from_transformers
 
-        return from_transformers(place, weights=weights, batch=batch, seq=seq, dtype=dtype)
-    if place.suffix == ".onnx":
+        return from_transformers(model, weights=weights, batch=batch, seq=seq, dtype=dtype)
+    if model.suffix == ".onnx":
         from hidet_dist.frontends.onnx.model import from_onnx
 
-        graph = from_onnx(place, dims)
-        if free := graph_symbols(graph):
-            wanted = " ".join(f"--dim {name}=1" for name in free)
+        graph = from_onnx(model, dims)
+        if symbols := graph_symbols(graph):
+            options = " ".join(f"--dim {name}=1" for name in symbols)
             raise ConfigError(
-                f"{place} has dims without a size: {', '.join(free)}. Give each one, as `{wanted}` on the command line."
+                f"{model} has dims without a size: {', '.join(symbols)}. Give each one, as `{options}` on the command "
+                "line."
             )
         return graph
-    raise ConfigError(f"{place} is of no known form; name {_FORMS}.")
+    raise ConfigError(f"{model} is of no known form; name {_FORMS}.")

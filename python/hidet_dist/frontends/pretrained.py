@@ -1,8 +1,9 @@
-"""``from_transformers``: trace models of the transformers library, from a folder or a configuration."""
+"""``from_transformers``: conversion of transformers models to graphs, from a folder or a configuration."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,32 +34,39 @@ def from_transformers(
     example_inputs: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> FlowGraph:
-    """Trace a model of transformers to a graph, as :func:`from_torch` traces a module.
+    """Convert a model of the transformers library to a graph, as :func:`from_torch` converts a module.
 
     Parameters
     ----------
     model: str, Path or configuration
-        A folder with ``config.json``, such a file, or a configuration object. Nothing is downloaded.
+        A folder with ``config.json``, such a file, or a configuration object, which is not changed. Nothing is
+        downloaded.
     weights: str, optional
         ``"files"`` for the weights of the folder's safetensors, which are read slice by slice when artifacts are
         written; ``"random"`` for random ones; None for none, which takes no memory and suffices to plan.
     batch, seq: int
         The number of sequences or images, and of tokens in each.
     dtype: str, optional
-        ``"float32"``, ``"float16"`` or ``"bfloat16"``; by default that of the configuration, or float32.
+        ``"float32"``, ``"float16"`` or ``"bfloat16"``; by default the configuration's, or float32. Parts of the model
+        that transformers keeps in float32 stay in it.
     architecture: str, optional
-        The name of a class of transformers, such as ``"LlamaForCausalLM"``; by default that of the configuration.
+        The name of a model class of transformers, such as ``"LlamaForCausalLM"``; by default the configuration's.
     dynamic: sequence of str
-        The symbolic dims, of ``"batch"`` and ``"seq"``.
+        The dims to make symbolic: ``"batch"``, ``"seq"`` or both.
     example_inputs: mapping, optional
-        The arguments of a call by name, instead of those of :func:`example_inputs_of`.
+        The arguments of a call by name; by default those of :func:`example_inputs_of`.
     seed: int
         The seed of random weights.
+
+    Returns
+    -------
+    FlowGraph
+        The graph, on the CPU.
 
     Raises
     ------
     ConfigError
-        When an argument is not one of these, or the folder has no configuration.
+        When an argument has another value, or the folder has no configuration.
     WeightsError
         When the files lack a weight of the model, or have it in another shape.
     TraceError, UnsupportedModelError
@@ -80,16 +88,17 @@ def from_transformers(
 
 
 def example_inputs_of(module: Any, batch: int = 1, seq: int = 128) -> dict[str, torch.Tensor]:
-    """Make the arguments with which a model of transformers is traced, by name: zeros, and masks that hide nothing.
+    """Make the arguments with which a transformers model is traced, by name: zeros, and masks that hide nothing.
 
-    * Token ids for a text model, with a mask for one that reads in both directions.
-    * Token ids for both encoder and decoder, if it has both.
-    * Images and spectrograms of the sizes in the configuration, with token ids for a model of images and texts.
+    * A text model gets token ids ``[batch, seq]``; one that attends in both directions, a mask as well.
+    * A model with an encoder and a decoder gets token ids for both.
+    * A model of images or sound gets images or spectrograms of the sizes in its configuration; one of images and
+      texts, token ids as well.
 
     Raises
     ------
     TraceError
-        For another kind of model, which needs ``example_inputs``.
+        For another kind of model. Give ``example_inputs`` then.
     """
     config = module.config
     main = getattr(module, "main_input_name", "input_ids")
@@ -102,8 +111,8 @@ def example_inputs_of(module: Any, batch: int = 1, seq: int = 128) -> dict[str, 
     if main == "input_features" and hasattr(config, "num_mel_bins"):
         frames = 2 * config.max_source_positions
         features = torch.zeros(batch, config.num_mel_bins, frames, dtype=module.dtype)
-        both = config.is_encoder_decoder and hasattr(module, "get_decoder")
-        return {"input_features": features, **({"decoder_input_ids": ids} if both else {})}
+        has_decoder = config.is_encoder_decoder and hasattr(module, "get_decoder")
+        return {"input_features": features, **({"decoder_input_ids": ids} if has_decoder else {})}
     if main != "input_ids":
         raise TraceError(f"{type(module).__name__} takes {main!r}: give its value in example_inputs.")
     if getattr(config, "is_encoder_decoder", False) and not type(module).__name__.endswith("EncoderModel"):
@@ -125,11 +134,11 @@ def _images(config: Any, batch: int, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _configuration(model: Any) -> tuple[Any, Path | None]:
-    """Return the configuration object, and its folder."""
+    """Return the configuration object, and its folder if it is from a file. Raises ConfigError."""
     transformers = importlib.import_module("transformers")
     if isinstance(model, str | Path):
-        place = Path(model)
-        file = place / "config.json" if place.is_dir() else place
+        path = Path(model)
+        file = path / "config.json" if path.is_dir() else path
         if not file.is_file():
             raise ConfigError(f"There is no {file}: name a folder with the config.json of a model, or such a file.")
         try:
@@ -144,6 +153,7 @@ def _configuration(model: Any) -> tuple[Any, Path | None]:
 
 
 def _class_of(config: Any, architecture: str | None) -> Any:
+    """Return the model class of an architecture, or of a configuration. Raises ConfigError."""
     transformers = importlib.import_module("transformers")
     name = architecture or next(iter(getattr(config, "architectures", None) or ()), None)
     if name is None:
@@ -159,6 +169,7 @@ def _class_of(config: Any, architecture: str | None) -> Any:
 
 
 def _dtype(dtype: str | None, config: Any) -> torch.dtype:
+    """Return the dtype of a model. Raises ConfigError for one that is not supported."""
     value = getattr(config, "dtype", None) if dtype is None else dtype
     if value is None:
         return torch.float32
@@ -170,24 +181,35 @@ def _dtype(dtype: str | None, config: Any) -> torch.dtype:
 
 
 def _module(kind: Any, config: Any, dtype: torch.dtype, has_data: bool, seed: int) -> Any:
-    """Make the module. Without data, its parameters are on the meta device; buffers, which no file has, have data."""
+    """Make a module in evaluation mode, with the dtypes that transformers gives it when it loads files.
+
+    Without data, its parameters are on the meta device. Buffers that no file has always have data.
+    """
+    config = copy.deepcopy(config)  # the caller's stays as it is
     config.use_cache = False
     if has_data:
         generator = torch.random.get_rng_state()
         try:
             torch.manual_seed(seed)
-            return kind(config).to(dtype).eval()
+            module = kind._from_config(config, dtype=dtype)
         finally:
             torch.random.set_rng_state(generator)
-    with _parameters_on_meta():
-        module = kind(config)
-    module.tie_weights()  # part of the skipped initialization
-    return module.to(dtype).eval()
+    else:
+        with _parameters_on_meta():
+            module = kind._from_config(config, dtype=dtype)
+        module.tie_weights()  # part of the skipped initialization
+    kept = set(getattr(module, "_keep_in_fp32_modules_strict", None) or ())
+    if dtype == torch.float16:
+        kept.update(getattr(module, "_keep_in_fp32_modules", None) or ())
+    for name, x in (*module.named_parameters(), *module.named_buffers()):
+        if kept.intersection(name.split(".")):
+            x.data = x.data.float()
+    return module.eval()
 
 
 @contextlib.contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Move parameters to the meta device as soon as they are made; buffers stay."""
+    """Move parameters to the meta device as soon as they are made; buffers stay on the CPU."""
     initialization = importlib.import_module("transformers.initialization")
     register = torch.nn.Module.register_parameter
 
@@ -201,50 +223,52 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def _stored(module: Any, files: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Map the module's names of weights to the weights of files.
+    """Map a module's parameters and persistent buffers, by name, to the weights of files.
+
+    A name in the files may have the prefix of the base model or lack it, or be that of a tied parameter. A buffer that
+    the files lack stays as the module has it.
 
     Raises
     ------
     WeightsError
-        When the files lack one, or have it in another shape.
+        When the files lack a parameter, or have a weight in another shape.
     """
     prefix = getattr(module, "base_model_prefix", "")
-    named = dict(module.named_parameters(remove_duplicate=False))
-    kept = {name: x for name, x in module.named_buffers() if name in module.state_dict()}
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    buffers = {name: x for name, x in module.named_buffers() if name in module.state_dict()}
     tied: dict[int, list[str]] = {}
-    for name, x in named.items():
+    for name, x in parameters.items():
         tied.setdefault(id(x), []).append(name)
-    value: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     missing = []
-    for name, x in {**named, **kept}.items():
-        others = tied.get(id(x), [name])
+    for name, x in {**parameters, **buffers}.items():
         candidates = [
-            entry
-            for other in (name, *others)
-            for entry in (other, f"{prefix}.{other}", other.removeprefix(f"{prefix}."))
+            candidate
+            for known_as in (name, *tied.get(id(x), []))
+            for candidate in (known_as, f"{prefix}.{known_as}", known_as.removeprefix(f"{prefix}."))
         ]
-        entry = next((files[candidate] for candidate in candidates if candidate in files), None)
-        if entry is None:
-            if name in kept:
-                continue  # a buffer of the module
-            missing.append(name)
+        weight = next((files[candidate] for candidate in candidates if candidate in files), None)
+        if weight is None:
+            if name in parameters:
+                missing.append(name)
             continue
-        if list(entry.shape) != list(x.shape):
+        if list(weight.shape) != list(x.shape):
             raise WeightsError(
-                f"The files have the weight {name!r} in the shape {list(map(int, entry.shape))}, and the model in "
+                f"The files have the weight {name!r} in the shape {list(map(int, weight.shape))}, and the model in "
                 f"{list(x.shape)}: the files belong to another configuration."
             )
         dtype = DTYPES[x.dtype]
-        value[name] = entry if entry.dtype.name == dtype else weight_as(entry, dtype)
+        weights[name] = weight if weight.dtype.name == dtype else weight_as(weight, dtype)
     if missing:
         raise WeightsError(
-            f"The files lack {len(missing)} weights of {type(module).__name__}, such as {', '.join(missing[:3])}: name "
-            "their architecture."
+            f"The files lack {len(missing)} weights of {type(module).__name__}, such as {', '.join(missing[:3])}: give "
+            "the architecture that the files are of."
         )
-    return value
+    return weights
 
 
 def _dynamic_shapes(inputs: Mapping[str, Any], dynamic: Sequence[str]) -> dict[str, Any]:
+    """Make the ``dynamic_shapes`` of :func:`from_torch`: batch is dim 0 of any tensor, seq is dim 1 of matrices."""
     dims = {name: torch.export.Dim(name, min=2) for name in dynamic}
     texts = [name for name, x in inputs.items() if isinstance(x, torch.Tensor) and x.dim() == 2]
     shapes: dict[str, Any] = {}

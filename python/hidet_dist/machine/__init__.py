@@ -1,4 +1,4 @@
-"""The described machine: the figures of devices and links, and the closed forms of costs."""
+"""Described machines: the figures of devices and links, and the predicted seconds of operators and collectives."""
 
 from hidet_dist.machine.builtin import MACHINES, Machine, builtin
 from hidet_dist.machine.cluster import Cluster, Device, DeviceGroup, Link

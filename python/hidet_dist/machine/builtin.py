@@ -17,7 +17,7 @@ Links, per device and direction:
 Latency of one ring step over NVLink, PCIe, InfiniBand: NCCL 2.x, src/graph/tuning, the hardware latencies of the Simple
 protocol. Launch of one kernel: NVIDIA's "CUDA Graphs" posts measure 2 to 3 microseconds.
 
-GPUs run collectives beside kernels, in a separate stream; the slowdown that each causes the other is not modelled.
+GPUs run collectives beside kernels, in a separate stream; that the two slow each other down is not modelled.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _H100 = Device("H100-SXM5-80GB", _H100_RATES, 3350 * _GB, 80 * 10**9, _LAUNCH, T
 _H100_PCIE = Device("H100-PCIE-80GB", _rates(756e12, 51e12, 26e12, 1513e12), 2000 * _GB, 80 * 10**9, _LAUNCH, True)
 _H200 = Device("H200-SXM5-141GB", _H100_RATES, 4800 * _GB, 141 * 10**9, _LAUNCH, True)
 _L40S = Device("L40S-48GB", _rates(362e12, 91.6e12, 91.6e12 / 64, 733e12), 864 * _GB, 48 * 10**9, _LAUNCH, True)
-# A rank of one core, calibrated on a 2-core x86-64 (AVX-512) virtual machine. The default rate is that of hidet's
-# generic CPU kernel for float64 products.
+# The costs of a rank with one core, calibrated on a 2-core x86-64 (AVX-512) virtual machine. The default rate is that
+# of hidet's generic CPU kernel for float64 products.
 _CPU_KERNELS = {
     "matmul": KernelCost(8.8e-12, 4.2e-11),
     "convolution": KernelCost(1.0e-11, 0.0, 1.1e-4),
@@ -77,7 +77,7 @@ _NVLINK3 = Link(3.4e-6, 300 * _GB)
 _NVLINK4 = Link(3.4e-6, 450 * _GB)
 _PCIE4 = Link(5.7e-6, 16 * 16e9 * 128 / 130 / 8)
 _PCIE5 = Link(5.7e-6, 16 * 32e9 * 128 / 130 / 8)
-# Two ranks of that machine, through shared memory.
+# The link between two ranks of that machine, through shared memory.
 _SHARED_MEMORY = Link(3e-6, 10.7 * _GB)
 
 _HDR = Link(14e-6, 25 * _GB)
@@ -86,7 +86,7 @@ _NDR = Link(14e-6, 50 * _GB)
 
 @dataclass(frozen=True)
 class Machine:
-    """Nodes of equal devices.
+    """A machine of nodes with equal devices.
 
     Attributes
     ----------

@@ -39,22 +39,22 @@ class Link:
 
 @dataclass(frozen=True)
 class Device:
-    """One device.
+    """The figures of one device.
 
     Attributes
     ----------
-    name: such as ``H100-SXM5-80GB``.
-    flops_per_second: by dtype name; the ``default`` entry serves the other dtypes.
-    memory_bandwidth_bytes_per_second: the bandwidth between the device and its memory.
-    memory_bytes: the capacity of its memory.
-    launch_seconds: the least time of one kernel.
+    name: the device's name, such as ``H100-SXM5-80GB``.
+    flops_per_second: FLOP/s by dtype name; the ``default`` entry is used for all other dtypes.
+    memory_bandwidth_bytes_per_second: the bandwidth between the device and its memory, in bytes/s.
+    memory_bytes: the capacity of its memory, in bytes.
+    launch_seconds: the fixed cost of one kernel, in seconds.
     overlaps_communication: whether collectives run beside computation, in a separate stream.
-    cache_bytes: the size of the cache in which a kernel finds data that was just written. Bytes beyond it, and weights,
-        take at least the time that memory needs.
+    cache_bytes: the bytes of the cache that holds recently written data. Bytes beyond it, and weights, move at most at
+        the bandwidth of memory.
     kernels: the measured cost of each class of float32 kernels (:data:`hidet_dist.machine.kernels.KERNEL_CLASSES`),
-        which hold for half types as well. Classes that were not measured are predicted by the roofline.
+        which also applies to half-precision types. Classes that were not measured are predicted by the roofline.
     places_shards: whether collectives read and write the shards of any dim in place, without packing or unpacking.
-        Those in host memory do, since they copy anyway.
+        Those in host memory do, because they copy anyway.
     """
 
     name: str
@@ -90,9 +90,10 @@ class Device:
         check_kernels(self.kernels)
 
     def operator_seconds(self, operations: int, moved_bytes: int, dtype: str) -> float:
-        """Seconds of one operator by the roofline (Williams et al., CACM 52(4), 2009), at least those of a launch.
+        """Predict the seconds of one operator by the roofline (Williams et al., CACM 52(4), 2009), plus a launch.
 
-        ``operations`` are scalar operations, ``moved_bytes`` the bytes read and written. No work takes no time.
+        ``operations`` are scalar operations, ``moved_bytes`` the bytes read and written. An operator without work takes
+        no time.
         """
         if not operations and not moved_bytes:
             return 0.0
@@ -100,11 +101,11 @@ class Device:
         return self.launch_seconds + max(operations / rate, moved_bytes / self.memory_bandwidth_bytes_per_second)
 
     def beyond_cache(self, work: Work) -> int:
-        """Bytes that a kernel moves to or from memory because no cache holds them."""
+        """Return the bytes that a kernel moves to or from memory because no cache holds them."""
         return work.weight_bytes + max(0, work.moved_bytes - work.weight_bytes - self.cache_bytes)
 
     def kernel_seconds(self, work: Work) -> float | None:
-        """Seconds of a kernel whose class was measured, without its launch; None for other classes."""
+        """Predict the seconds of a kernel whose class was measured, without its launch; None for other classes."""
         cost = self.kernels.get(work.kernel)
         if cost is None:
             return None
@@ -125,9 +126,10 @@ class DeviceGroup:
 
     Attributes
     ----------
-    count: coordinates along the first mesh axis: nodes of the mesh ``[node=2, gpu=8]``, devices of ``[gpu=8]``.
-    device: each of its devices.
-    links: the link of each mesh axis within the group; empty for the machine's own.
+    count: the number of coordinates along the first mesh axis: of nodes on the mesh ``[node=2, gpu=8]``, of devices on
+        ``[gpu=8]``.
+    device: the figures of each of its devices.
+    links: the link of each mesh axis within the group; empty for those of the machine.
     """
 
     count: int
@@ -179,7 +181,7 @@ class Cluster:
         return (n - 1) * (latency + nbytes / (n * bandwidth))
 
     def collective_seconds(self, kind: Collective, nbytes: int, axes: Sequence[int]) -> float:
-        """Seconds of a collective over the group of ``axes`` on a tensor of which the group together holds ``nbytes``.
+        """Predict the seconds of a collective over the group of ``axes``, on a tensor of ``nbytes`` within the group.
 
         These are the bytes after an all-gather, before a reduce-scatter, and on each device in an all-reduce; in an
         all-to-all, the sum over the devices of the group.
@@ -187,7 +189,7 @@ class Cluster:
         return kind.ring_passes * self._ring_seconds(kind.ring_nbytes(nbytes, self.mesh.group_size(axes)), axes)
 
     def copy_seconds(self, nbytes: int) -> float:
-        """Seconds to copy ``nbytes`` within a device: each byte is read and written."""
+        """Predict the seconds of copying ``nbytes`` within a device: each byte is read and written."""
         seconds = self.device.kernel_seconds(Work("copy", 0, 2 * nbytes)) if nbytes else None
         if seconds is not None:
             return self.device.launch_seconds + seconds

@@ -1,4 +1,4 @@
-"""Machine files: a described machine as JSON."""
+"""Machine files: described machines as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hidet_dist.machine.kernels import KernelCost
 from hidet_dist.spec import DeviceMesh
 
 _DEVICE = ("name", "flops_per_second", "memory_bandwidth_bytes_per_second", "memory_bytes", "launch_seconds")
-# Fields of a device that a file may leave out.
+# The optional fields of a device.
 _OPTIONAL = ("overlaps_communication", "cache_bytes", "kernels", "places_shards")
 _KERNEL = ("seconds_per_operation", "seconds_per_byte", "seconds_per_call")
 _GROUP = ("count", "device")
@@ -57,7 +57,7 @@ def load_machine(path: str | Path, mesh: DeviceMesh) -> Cluster:
     and ``links`` (latency_seconds, bandwidth_bytes_per_second): one per mesh axis, or one for all.
 
     Where devices differ, it has ``groups`` in place of ``device``, in the order of the first mesh axis: ``count``
-    coordinates of that axis, their ``device``, and, if they differ from the machine's, their own ``links``.
+    coordinates of that axis, their ``device``, and their ``links``, if these differ from the machine's.
 
     Raises
     ------

@@ -11,21 +11,21 @@ from hidet_dist.spec import DeviceMesh
 
 
 def unequal_cluster(mesh: DeviceMesh, links: Sequence[Link], groups: Sequence[DeviceGroup]) -> Cluster:
-    """Describe a machine of several groups of devices; ``links`` are those of the mesh axes, one each.
+    """Describe a machine of several groups of devices; ``links`` has one link for each mesh axis.
 
-    As one mesh, in which all devices do equal parts of the work, it is as good as its slowest devices and links.
-    Raises ConfigError when the groups do not fit the mesh.
+    All devices of the mesh do equal parts of the work, so the slowest devices and links determine its costs. Raises
+    ConfigError when the groups do not fit the mesh.
     """
-    own = tuple(replace(group, links=group.links or tuple(links)) for group in groups)
-    within = [slowest_link([group.links[axis] for group in own]) for axis in range(1, len(links))]
-    return Cluster(mesh, (*links[:1], *within), slowest([group.device for group in own]), own)
+    linked = tuple(replace(group, links=group.links or tuple(links)) for group in groups)
+    within = [slowest_link([group.links[axis] for group in linked]) for axis in range(1, len(links))]
+    return Cluster(mesh, (*links[:1], *within), slowest([group.device for group in linked]), linked)
 
 
 def slowest(devices: Sequence[Device]) -> Device:
-    """Describe the device that unequal devices are as good as where all do equal parts of the work.
+    """Describe a device that is equivalent to unequal devices where all do equal parts of the work.
 
-    Each rate is the least, and each cost the greatest, of all. Only features that all devices have, and classes of
-    kernels that were measured on all, are counted.
+    Each rate is the least, and each cost the greatest, of all devices. It has only the features that all devices have,
+    and the classes of kernels that were measured on all.
     """
     first = devices[0]
     if all(device == first for device in devices):
@@ -58,5 +58,5 @@ def slowest(devices: Sequence[Device]) -> Device:
 
 
 def slowest_link(links: Sequence[Link]) -> Link:
-    """Describe the link of the greatest latency and the least bandwidth of all."""
+    """Describe a link with the greatest latency and the least bandwidth of several."""
     return Link(max(link.latency_seconds for link in links), min(link.bandwidth_bytes_per_second for link in links))

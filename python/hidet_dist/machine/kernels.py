@@ -1,4 +1,4 @@
-"""The measured costs of classes of kernels."""
+"""Measured costs of classes of kernels."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ KERNEL_CLASSES = (
     "elementwise",
     "function",
 )
-"""Kernels of one class share a cost formula. ``copy`` moves elements to other places. ``function`` is not a kernel: its
-operations are the calls of functions, such as exp, in element-wise kernels."""
+"""The classes of kernels; kernels of one class share a cost formula. Kernels of ``copy`` only move elements.
+``function`` is not a kernel: its operations are the calls of functions, such as exp, in element-wise kernels."""
 
 
 @dataclass(frozen=True)
 class Work:
     """The work of a kernel: its class, scalar operations, bytes moved, and calls of itself or of a library in it.
 
-    ``weight_bytes`` are the bytes of weights among those moved. They come from memory, as a model has more weights than
-    a cache holds. ``functions`` are operations that no processor has an instruction for, such as exp.
+    ``weight_bytes`` are the bytes of weights among those moved. They are read from memory, because a model has more
+    weights than a cache holds. ``functions`` are operations without an instruction of the processor, such as exp.
     """
 
     kernel: str
@@ -40,14 +40,14 @@ class Work:
 
     def __post_init__(self) -> None:
         if self.kernel not in KERNEL_CLASSES:
-            raise ValueError(f"No class of kernels is called {self.kernel!r}; there are {', '.join(KERNEL_CLASSES)}.")
+            raise ValueError(f"Unknown class of kernels {self.kernel!r}; the classes are {', '.join(KERNEL_CLASSES)}.")
 
 
 @dataclass(frozen=True)
 class KernelCost:
-    """Seconds that a kernel of one class takes for each operation, each byte found in a cache, and each call.
+    """The seconds that kernels of one class take for each operation, each byte from or to a cache, and each call.
 
-    The times add up: the cores that compute also wait for memory, and a library packs before it multiplies.
+    The times are added: the cores that compute also wait for memory, and a library packs operands before it multiplies.
     """
 
     seconds_per_operation: float

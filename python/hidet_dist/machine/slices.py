@@ -1,8 +1,8 @@
-"""Slices of a described machine: sub-meshes of consecutive ranks, and what joins two of them.
+"""Slices of a described machine: sub-meshes of consecutive ranks, and the links between two of them.
 
 A slice is a block of consecutive ranks that the mesh axes divide evenly: some devices of a node, one node, several
-whole nodes. So on the mesh ``[node=2, gpu=8]`` there are slices of 1, 2, 4, 8 and 16 devices. Its own mesh has the axes
-along which it has more than one device.
+whole nodes. So on the mesh ``[node=2, gpu=8]`` there are slices of 1, 2, 4, 8 and 16 devices. The mesh of a slice has
+the axes along which the slice has more than one device.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class MeshSlice:
 
     @property
     def size(self) -> int:
-        """Number of devices."""
+        """The number of devices."""
         return self.stop - self.start
 
     @property
     def ranks(self) -> range:
-        """The ranks in the whole mesh, in the order of those in the slice's own mesh."""
+        """The ranks in the whole mesh, in the order of the ranks in the slice's mesh."""
         return range(self.start, self.stop)
 
     def __str__(self) -> str:
@@ -56,16 +56,16 @@ def slices_at(mesh: DeviceMesh, start: int) -> list[MeshSlice]:
 def check_slice(mesh: DeviceMesh, part: MeshSlice) -> None:
     """Raise ConfigError unless ``part`` is a slice of the mesh."""
     if not 0 <= part.start < part.stop <= mesh.size:
-        raise ConfigError(f"The mesh {mesh} has the ranks 0 to {mesh.size - 1}; {part} are none of them.")
+        raise ConfigError(f"The mesh {mesh} has the ranks 0 to {mesh.size - 1}; {part} are outside it.")
     if part.size not in slice_sizes(mesh) or part.start % part.size:
         raise ConfigError(
-            f"The ranks {part} are no slice of the mesh {mesh}: slices have {', '.join(map(str, slice_sizes(mesh)))} "
-            "ranks, and begin at a multiple of their size."
+            f"The ranks {part} are not a slice of the mesh {mesh}: slices have "
+            f"{', '.join(map(str, slice_sizes(mesh)))} ranks, and begin at a multiple of their size."
         )
 
 
 def sub_cluster(cluster: Cluster, part: MeshSlice) -> Cluster:
-    """Describe a slice as a machine of its own: its devices, and the mesh axes along which it has several.
+    """Describe a slice as a separate machine: its devices, and the mesh axes along which it has several.
 
     The slice of all ranks is the machine itself. Raises ConfigError when the mesh has no such slice.
     """
@@ -79,9 +79,9 @@ def sub_cluster(cluster: Cluster, part: MeshSlice) -> Cluster:
         left //= shape[-1]
     shape.reverse()
     axes = [axis for axis, extent in enumerate(shape) if extent > 1] or [mesh.ndim - 1]
-    own = DeviceMesh(tuple(shape[axis] for axis in axes), tuple(mesh.axis_names[axis] for axis in axes))
+    sub_mesh = DeviceMesh(tuple(shape[axis] for axis in axes), tuple(mesh.axis_names[axis] for axis in axes))
     if not cluster.groups:
-        return Cluster(own, tuple(cluster.links[axis] for axis in axes), cluster.device)
+        return Cluster(sub_mesh, tuple(cluster.links[axis] for axis in axes), cluster.device)
     rows = mesh.size // mesh.shape[0]
     first, last = part.start // rows, (part.stop - 1) // rows
     groups, begin = [], 0
@@ -90,15 +90,15 @@ def sub_cluster(cluster: Cluster, part: MeshSlice) -> Cluster:
             groups.append(group)
         begin += group.count
     links = [slowest_link([(group.links or cluster.links)[axis] for group in groups]) for axis in axes]
-    if len(groups) > 1:  # what joins groups is the machine's own first axis
+    if len(groups) > 1:  # groups are joined by the first axis of the machine
         links = [cluster.links[0] if axis == 0 else link for axis, link in zip(axes, links, strict=True)]
-    return Cluster(own, tuple(links), slowest([group.device for group in groups]))
+    return Cluster(sub_mesh, tuple(links), slowest([group.device for group in groups]))
 
 
 def link_between(cluster: Cluster, first: MeshSlice, second: MeshSlice) -> Link:
-    """The link that joins the devices of two slices: that of the first mesh axis along which their ranks differ.
+    """Return the link between the devices of two slices: that of the first mesh axis along which their ranks differ.
 
-    Raises ConfigError when the slices have ranks in common, as nothing need be sent then.
+    Raises ConfigError when the slices have ranks in common.
     """
     mesh = cluster.mesh
     if first.start < second.stop and second.start < first.stop:

@@ -38,7 +38,7 @@ from hidet_dist.operators.normalization import (
     rms_norm,
 )
 from hidet_dist.operators.pooling import adaptive_avg_pool, adaptive_max_pool, avg_pool, max_pool
-from hidet_dist.operators.products import addmm, grouped_matmul, linear, matmul
+from hidet_dist.operators.products import addmm, einsum, grouped_matmul, linear, matmul
 from hidet_dist.operators.reductions import cumprod, cumsum, log_softmax, logsumexp, softmax, std, var, var_mean
 from hidet_dist.operators.resampling import interpolate
 from hidet_dist.operators.shaping import (
@@ -75,6 +75,7 @@ __all__ = [
     "cumprod",
     "cumsum",
     "diagonal",
+    "einsum",
     "embedding",
     "flip",
     "gather",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from hidet import ops
 from hidet.graph import Tensor
@@ -10,6 +12,8 @@ from hidet.graph.ops.transform import PermuteDimsOp
 
 from hidet_dist.operators import elementwise, reductions
 from hidet_dist.operators.dtypes import Scalar, constant, to_dtype
+from hidet_dist.operators.shaping import permuted, reshaped
+from hidet_dist.spec.extents import Extent, extents_of
 
 
 def matmul(x: Tensor, y: Tensor, transposed: bool = False) -> Tensor:
@@ -60,6 +64,69 @@ def addmm(x: Tensor, a: Tensor, b: Tensor, beta: Scalar = 1, alpha: Scalar = 1) 
 
 
 baddbmm = addmv = addmm
+
+
+def einsum(equation: str, operands: Sequence[Tensor]) -> Tensor:
+    """Compute an einsum as matrix products of its operands, from the first to the last.
+
+    Parameters
+    ----------
+    equation: str
+        A term for each operand and one for the result, such as ``"bij,bjk->bik"``. Each letter names a dim.
+    operands: sequence of Tensor
+        The operands. Dims of the same letter have the same size.
+
+    Raises
+    ------
+    NotImplementedError
+        When the equation has no result, has an ellipsis, or repeats a letter within a term.
+    """
+    given, arrow, result = equation.replace(" ", "").partition("->")
+    terms = given.split(",")
+    if "." in equation or any(len(set(term)) != len(term) for term in (*terms, result)) or not arrow:
+        raise NotImplementedError(
+            f"the einsum {equation!r} is not supported: it has no result or an ellipsis, or repeats a letter in a term"
+        )
+    product, letters = operands[0], terms[0]
+    for number in range(1, len(terms)):
+        later = set("".join(terms[number + 1 :]) + result)
+        product, letters = _contracted(product, letters, operands[number], terms[number], later)
+    product, letters = _summed_over_others(product, letters, set(result))
+    return permuted(product, [letters.index(letter) for letter in result])
+
+
+def _contracted(a: Tensor, a_letters: str, b: Tensor, b_letters: str, later: set[str]) -> tuple[Tensor, str]:
+    """Multiply two operands of an einsum, and sum over the dims whose letters are not in ``later``.
+
+    Returns the product and the letters of its dims.
+    """
+    a, a_letters = _summed_over_others(a, a_letters, set(b_letters) | later)
+    b, b_letters = _summed_over_others(b, b_letters, set(a_letters) | later)
+    batch = [letter for letter in a_letters if letter in b_letters and letter in later]
+    inner = [letter for letter in a_letters if letter in b_letters and letter not in later]
+    rows = [letter for letter in a_letters if letter not in b_letters]
+    columns = [letter for letter in b_letters if letter not in a_letters]
+    sizes = {**dict(zip(a_letters, extents_of(a), strict=True)), **dict(zip(b_letters, extents_of(b), strict=True))}
+
+    def extent(letters: Sequence[str]) -> Extent:
+        size: Extent = 1
+        for letter in letters:
+            size = sizes[letter] * size
+        return size
+
+    left = permuted(a, [a_letters.index(letter) for letter in (*batch, *rows, *inner)])
+    right = permuted(b, [b_letters.index(letter) for letter in (*batch, *inner, *columns)])
+    outer = [sizes[letter] for letter in batch]
+    left = reshaped(left, [*outer, extent(rows), extent(inner)])
+    right = reshaped(right, [*outer, extent(inner), extent(columns)])
+    letters = [*batch, *rows, *columns]
+    return reshaped(matmul(left, right), [sizes[letter] for letter in letters]), "".join(letters)
+
+
+def _summed_over_others(x: Tensor, letters: str, kept: set[str]) -> tuple[Tensor, str]:
+    """Sum a tensor over the dims whose letters are not in ``kept``; return the sum and the letters of its dims."""
+    summed = [dim for dim, letter in enumerate(letters) if letter not in kept]
+    return (ops.sum(x, summed) if summed else x), "".join(letter for letter in letters if letter in kept)
 
 
 def grouped_matmul(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:

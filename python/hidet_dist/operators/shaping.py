@@ -11,6 +11,22 @@ from hidet.graph.ops.transform import PadOp
 from hidet.ir.dtypes import int64
 
 from hidet_dist.operators.dtypes import Scalar, constant
+from hidet_dist.spec.extents import Extent, extents_of, same_shape
+
+
+def reshaped(x: Tensor, shape: Sequence[Extent]) -> Tensor:
+    """Reshape a tensor; return the tensor itself if it has that shape."""
+    return x if same_shape(extents_of(x), tuple(shape)) else ops.reshape(x, list(shape))
+
+
+def permuted(x: Tensor, axes: Sequence[int]) -> Tensor:
+    """Permute a tensor's dims; return the tensor itself if they stay."""
+    return x if list(axes) == list(range(len(x.shape))) else ops.permute_dims(x, list(axes))
+
+
+def expanded(x: Tensor, shape: Sequence[Extent]) -> Tensor:
+    """Broadcast a tensor; return the tensor itself if it has that shape."""
+    return x if same_shape(extents_of(x), tuple(shape)) else ops.broadcast(x, list(shape))
 
 
 def take_along(x: Tensor, places: Sequence[int] | np.ndarray, dim: int) -> Tensor:

@@ -3,7 +3,8 @@
 from hidet_dist.pipeline.constraints import StageConstraint, parse_stages
 from hidet_dist.pipeline.given import GivenStage, plan_given, stage_cluster
 from hidet_dist.pipeline.options import PipelineOptions
-from hidet_dist.pipeline.planner import Message, PipelineResult, PlannedStage, search_pipeline
+from hidet_dist.pipeline.planner import search_pipeline
+from hidet_dist.pipeline.stages import Message, PipelineResult, PlannedStage
 
 __all__ = [
     "GivenStage",

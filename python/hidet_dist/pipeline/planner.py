@@ -11,18 +11,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from hidet_dist.cost.transfer import transfer_seconds
 from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.slices import MeshSlice, link_between, slices_at, sub_cluster
 from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning.micro_batches import MicroBatch, batch_dims, micro_batch
-from hidet_dist.partitioning.stages import cut_graph
+from hidet_dist.pipeline.branches import BranchSearch
 from hidet_dist.pipeline.chain import (
     Allowed,
     Array,
@@ -34,104 +33,27 @@ from hidet_dist.pipeline.chain import (
     least_sum,
 )
 from hidet_dist.pipeline.constraints import GraphOptions, check_parts, operators_of_weights
-from hidet_dist.pipeline.given import with_seconds
 from hidet_dist.pipeline.messages import delivery_seconds, least_seconds, message_seconds
 from hidet_dist.pipeline.options import PipelineOptions
-from hidet_dist.pipeline.tables import StageBounds, part_names
+from hidet_dist.pipeline.stages import (
+    PipelineResult,
+    PlannedStage,
+    StagePart,
+    messages_between,
+    objective_seconds,
+    periods,
+)
+from hidet_dist.pipeline.tables import StageBounds
 from hidet_dist.pipeline.units import Crossings, find_units
 from hidet_dist.rules.rule import RuleTable
-from hidet_dist.search import SearchOptions, find_plan
+from hidet_dist.search import SearchOptions
 from hidet_dist.search.labels import parse_names
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.pins import parse_pins
 from hidet_dist.search.planner import SearchResult, search_result
-from hidet_dist.spec import Plan, StagePlan, TensorShardSpec
-from hidet_dist.transfer import MeshLayout, plan_transfer
 from hidet_dist.view import GraphView
 
 ONE_STAGE_SHARE = 0.4  # of the time left that planning the whole graph may take before several stages are tried
-
-
-@dataclass(frozen=True)
-class Message:
-    """A tensor that is sent from stage ``source`` to stage ``target``, in one micro-batch.
-
-    Attributes
-    ----------
-    tensor: its name in the graph.
-    produced, required: its specs on the two stages.
-    nbytes: bytes of the whole tensor.
-    seconds: predicted.
-    """
-
-    tensor: str
-    source: int
-    target: int
-    produced: TensorShardSpec
-    required: TensorShardSpec
-    nbytes: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class PlannedStage:
-    """A stage: its operators by number, its slice of the mesh, the slice as a machine, and its plan."""
-
-    operators: range
-    part: MeshSlice
-    cluster: Cluster
-    plan: StagePlan
-
-
-@dataclass(frozen=True)
-class PipelineResult:
-    """The best pipeline of a search.
-
-    Attributes
-    ----------
-    micro: the graph of a micro-batch; the whole graph if there is only one micro-batch.
-    stages: in order; one stage on the whole machine if no pipeline is better.
-    messages: the tensors that are sent between stages, in one micro-batch.
-    delivery_seconds: predicted, to send the outputs from the last stage to the ranks of all others.
-    value: the objective's value, in seconds.
-    bound_seconds: a lower bound of the value of all candidates; 0 if the time limit left candidates out.
-    """
-
-    micro: MicroBatch
-    stages: tuple[PlannedStage, ...]
-    messages: tuple[Message, ...]
-    delivery_seconds: float
-    value: float
-    bound_seconds: float
-
-    @property
-    def gap(self) -> float:
-        """The relative distance between the value and the bound."""
-        return max(0.0, 1 - self.bound_seconds / self.value) if self.value else 0.0
-
-    def plan(self, cluster: Cluster, outputs: str) -> Plan:
-        """Make the plan, with ``outputs`` on ``all`` ranks or those of the ``last`` stage."""
-        plans = [stage.plan for stage in self.stages]
-        if len(plans) == 1 and self.micro.count == 1:
-            return Plan((plans[0],))
-        operators = [stage.operators for stage in self.stages]
-        pipeline = cut_graph(self.micro, operators).pipeline(operators, [s.part.ranks for s in self.stages], outputs)
-        return Plan(tuple(plans), with_seconds(pipeline, plans, cluster))
-
-    @property
-    def periods(self) -> list[float]:
-        """Predicted seconds from one micro-batch to the next at each stage, with what it sends and receives."""
-        return periods([stage.plan.seconds for stage in self.stages], self.messages, self.delivery_seconds)
-
-
-def periods(seconds: Sequence[float], messages: Sequence[Message], delivery: float) -> list[float]:
-    """Add to the seconds of each stage those of what it sends and receives."""
-    result = list(seconds)
-    for message in messages:
-        result[message.source] += message.seconds
-        result[message.target] += message.seconds
-    result[-1] += delivery
-    return result
 
 
 def search_pipeline(
@@ -195,6 +117,13 @@ def search_pipeline(
             errors += joint.errors
             if pipelined is not None:
                 best = _better(best, pipelined)
+        if several and pipeline.stages is None:
+            branches = BranchSearch(micro, cluster, options, pipeline, limits, rules)
+            beside = branches.search(math.inf if best is None else best.value)
+            bound = min(bound, branches.bound)
+            errors += branches.errors
+            if beside is not None:
+                best = _better(best, beside)
     if best is None:
         unfit = [error for error in errors if isinstance(error, InfeasibleError)]
         if unfit:
@@ -519,101 +448,38 @@ class _Joint:
 
     def _plan(self, stage: ChainStage, cluster: Cluster, bounds: StageBounds) -> SearchResult | InfeasibleError:
         """Plan a stage as a separate graph; return the error if nothing fits its memory budget."""
-        operators = range(self.units[stage.begin].operators.start, self.units[stage.end - 1].operators.stop)
-        part = self.view.subgraph(operators)
-        view = GraphView(part.graph)
-        names = part_names(self.view, part, view, operators)
-        given = self.given.of_part(self.view, names, view, operators, cluster.mesh)
-        entering = names.get(self.units[stage.begin].entering)
-        arrival = bounds.arrivals[stage.begin][stage.arrival] if entering else None
-        specs = list(given.input_specs or [None] * len(view.inputs))
-        for n, name in enumerate(view.inputs):
+        part = StagePart.of(self.view, self._operators(stage))
+        given = self.given.of_part(self.view, part.names, part.view, self._operators(stage), cluster.mesh)
+        entering = part.names.get(self.units[stage.begin].entering)
+        specs = list(given.input_specs or [None] * len(part.view.inputs))
+        for n, name in enumerate(part.view.inputs):
             if name == entering:
-                specs[n] = arrival
-        delivered = {names[name] for name in self.view.outputs if name in names}
-        pins: dict[str, Any] = {pin.name: pin.pattern for pin in given.parsed}
-        for y, name in enumerate(view.outputs):
-            if name not in delivered:
-                pins.setdefault(f"y{y}", "?")
-        buffers = 0
-        if self.pipeline.objective != "latency" or self.micro.count > 1:
-            for name, spec in zip(view.inputs, specs, strict=True):
-                arriving = TensorShardSpec.replicated(len(view.shape(name))) if spec is None else spec
-                buffers += arriving.local_nbytes(view.shape(name), view.itemsize(name), cluster.mesh)
-        budget = self._budget(cluster)
-        if buffers >= budget:
-            return InfeasibleError(
-                f"The buffers of a stage's micro-batches take {buffers} bytes, and mem_budget is {budget}.", 2 * buffers
-            )
+                specs[n] = bounds.arrivals[stage.begin][stage.arrival]
         options = replace(
             self.options,
-            mem_budget=budget - buffers,
-            pins=pins,
+            pins={pin.name: pin.pattern for pin in given.parsed},
             input_specs=specs,
             output_specs=given.output_specs,
-            gap=self.options.gap / 2,
-            time_limit_seconds=self.limits.seconds_left(),
-            on_incumbent=None,
         )
+        buffered = self.pipeline.objective != "latency" or self.micro.count > 1
         try:
-            return find_plan(part.graph, cluster, options, report=False, overlap=False, rules=bounds.rules)
+            return part.plan(cluster, options, self.limits, bounds.rules, buffered)
         except InfeasibleError as error:
             return error
 
+    def _operators(self, stage: ChainStage) -> range:
+        return range(self.units[stage.begin].operators.start, self.units[stage.end - 1].operators.stop)
+
     def _result(self, chain: Chain, results: Sequence[SearchResult]) -> PipelineResult:
         """Make the pipeline of a chain's planned stages."""
-        stages = []
-        for stage, result in zip(chain.stages, results, strict=True):
-            operators = range(self.units[stage.begin].operators.start, self.units[stage.end - 1].operators.stop)
-            stages.append(PlannedStage(operators, stage.part, self.clusters[stage.part], result.plan.stages[0]))
-        messages = tuple(self._messages(stages))
+        stages = tuple(
+            PlannedStage(self._operators(stage), stage.part, self.clusters[stage.part], result.plan.stages[0])
+            for stage, result in zip(chain.stages, results, strict=True)
+        )
+        messages = tuple(messages_between(self.view, self.cluster, stages))
         delivery = self._delivered(stages[-1].part)
         seconds = [stage.plan.seconds for stage in stages]
         total = math.fsum([*seconds, *(message.seconds for message in messages), delivery])
-        slowest, count = max(periods(seconds, messages, delivery)), self.micro.count
-        value = {
-            "latency": total,
-            "throughput": count * slowest,
-            "batch": total + (count - 1) * slowest,
-        }[self.pipeline.objective]
-        return PipelineResult(self.micro, tuple(stages), messages, delivery, value, 0.0)
-
-    def _messages(self, stages: Sequence[PlannedStage]) -> Iterator[Message]:
-        """Find the tensors that are sent between stages, in the order of their targets."""
-        maker = {self.view.names[y]: n for n, op in enumerate(self.view.operators) for y in op.outputs}
-        stage_of = [k for k, stage in enumerate(stages) for _ in stage.operators]
-        views = []
-        for stage in stages:
-            part = self.view.subgraph(stage.operators)
-            views.append(part_names(self.view, part, GraphView(part.graph), stage.operators))
-        inputs = [{tensor.name: tensor.spec for tensor in stage.plan.inputs} for stage in stages]
-        results = [{tensor.name: tensor.spec for tensor in stage.plan.outputs} for stage in stages]
-        last = len(stages) - 1
-        for target, names in enumerate(views):
-            for name, part_name in names.items():
-                if name in maker and part_name in inputs[target]:
-                    source = stage_of[maker[name]]
-                    yield self._message(
-                        name, source, target, results[source][views[source][name]], inputs[target][part_name], stages
-                    )
-            if target == last:
-                for name in dict.fromkeys(self.view.outputs):
-                    source = stage_of[maker[name]] if name in maker else last
-                    if source != last:
-                        whole = TensorShardSpec.replicated(len(self.view.shape(name)))
-                        yield self._message(name, source, last, results[source][views[source][name]], whole, stages)
-
-    def _message(
-        self,
-        name: str,
-        source: int,
-        target: int,
-        produced: TensorShardSpec,
-        required: TensorShardSpec,
-        stages: Sequence[PlannedStage],
-    ) -> Message:
-        sender, receiver = stages[source], stages[target]
-        link, nbytes = link_between(self.cluster, sender.part, receiver.part), self.view.nbytes(name)
-        layouts = MeshLayout(sender.cluster.mesh, produced), MeshLayout(receiver.cluster.mesh, required)
-        seconds = transfer_seconds(plan_transfer(self.view.shape(name), *layouts), nbytes, link, receiver.cluster)
-        return Message(name, source, target, produced, required, nbytes, seconds)
+        slowest = max(periods(seconds, messages, delivery))
+        value = objective_seconds(self.pipeline.objective, self.micro.count, total, slowest)
+        return PipelineResult(self.micro, stages, messages, delivery, value, 0.0)

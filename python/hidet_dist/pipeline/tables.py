@@ -91,16 +91,16 @@ class _Formulated:
         )
 
 
-def part_names(whole: GraphView, part: Subgraph, view: GraphView, operators: range) -> dict[str, str]:
+def part_names(whole: GraphView, part: Subgraph, view: GraphView, operators: Sequence[int]) -> dict[str, str]:
     """Map a graph's names of tensors to those in the view of a part of the graph."""
     names = {whole.names[x]: view.names[y] for x, y in zip(part.inputs, part.graph.inputs or [], strict=True)}
-    for number in operators:
+    for place, number in enumerate(operators):
         op = whole.operators[number]
         for x in op.inputs:
             if x in view.names:  # a weight, which both share
                 names[whole.names[x]] = view.names[x]
         for o, y in enumerate(op.outputs):
-            names[whole.names[y]] = f"t{number - operators.start}.{o}"
+            names[whole.names[y]] = f"t{place}.{o}"
     return names
 
 

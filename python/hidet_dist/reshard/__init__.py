@@ -1,4 +1,4 @@
-"""Resharding: converting a tensor from the spec that it is produced in to the spec that its consumer requires."""
+"""Resharding: converting a tensor from the spec in which it is produced to the one that its consumer requires."""
 
 from hidet_dist.reshard.cost import Element, StepSeconds, reduce_seconds, step_parts, step_seconds
 from hidet_dist.reshard.path import Conversion, cheapest_conversion, conversion_collectives, conversion_seconds

@@ -18,12 +18,12 @@ Element: TypeAlias = str | DataType | int
 
 
 def itemsize(dtype: Element) -> int:
-    """Bytes of one element."""
+    """Return the bytes of one element."""
     return dtype if isinstance(dtype, int) else int(data_type(dtype).nbytes)
 
 
 class StepSeconds(NamedTuple):
-    """The predicted seconds of a step: copying before it sends (pack), communicating, copying after (unpack)."""
+    """The predicted seconds of a step: of the copy before it sends (pack), the collective, the copy after (unpack)."""
 
     pack: float
     communicate: float
@@ -35,10 +35,10 @@ def step_parts(
 ) -> StepSeconds:
     """Predict the seconds of a step on a tensor of ``shape`` (whole, in elements), with the copies that it needs.
 
-    A slice copies what it keeps. A collective along a dim whose parts do not lie one behind the other in the group's
-    order packs what it sends, or unpacks what it receives, which copies it (:meth:`Step.packs`, :meth:`Step.unpacks`).
-    Padding is sent like data; cutting it off afterwards costs a copy. Collectives that write shards to their places
-    (``Device.places_shards``) need neither copy.
+    A slice copies the part that it keeps. A collective along a dim whose parts are not contiguous in the order of group
+    ranks packs the data that it sends, or unpacks the data that it receives; each is a copy (:meth:`Step.packs`,
+    :meth:`Step.unpacks`). Padding is sent like data, and cutting it off afterwards costs a copy. Collectives that write
+    shards directly to their positions (``Device.places_shards``) need neither copy.
     """
     mesh = cluster.mesh
     sent = split_of(before).local_shape(shape, mesh)
@@ -62,7 +62,7 @@ def step_parts(
 def step_seconds(
     step: Step, before: Layout, after: Layout, shape: Sequence[int], element_bytes: int, cluster: Cluster
 ) -> float:
-    """The sum of the seconds that :func:`step_parts` predicts."""
+    """Predict the seconds of a step: the sum of those of :func:`step_parts`."""
     pack, communicate, unpack = step_parts(step, before, after, shape, element_bytes, cluster)
     return communicate + pack + unpack
 

@@ -1,4 +1,4 @@
-"""The cheapest conversion between two layouts: a shortest path over all layouts that a tensor can have on the mesh."""
+"""Search for the cheapest conversion between two layouts: a shortest path over the layouts of a tensor on the mesh."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from hidet_dist.errors import SpecError
 from hidet_dist.machine import Cluster
@@ -14,12 +15,14 @@ from hidet_dist.reshard.cost import Element, itemsize, step_seconds
 from hidet_dist.reshard.steps import Step, moves
 from hidet_dist.spec.partial import Layout, PartialSpec, partial_axes, split_of
 
+T = TypeVar("T")
+
 # Paths are compared in whole ticks of 2**-100 s. A tick count holds the 53 bits of any float from 1e-14 s up, so that
 # sums are exact in any order: equal costs compare equal, and ties are broken as defined.
 _TICKS_LOG2 = 100
 
 # A tensor of five dims has 316 layouts over three mesh axes, 2721 over four and 25946 over five. On a mesh with more
-# axes than this a path uses only the axes of its two ends.
+# axes than this, a path uses only the axes of its source and target.
 _DETOUR_AXES = 4
 
 
@@ -52,8 +55,8 @@ def cheapest_conversion(
     SpecError
         When a spec does not fit the shape or the mesh, or the target is partial where the source is not.
     """
-    ways = _checked(shape, dtype, (source,), (target,), cluster)
-    return Conversion(source, target, *ways(source, target).tree(source).path(target))
+    ((path,),) = _tabulate(_Tree.path, shape, dtype, (source,), (target,), cluster)
+    return Conversion(source, target, *path)
 
 
 def conversion_seconds(
@@ -63,12 +66,11 @@ def conversion_seconds(
     targets: Sequence[Layout],
     cluster: Cluster,
 ) -> tuple[tuple[float, ...], ...]:
-    """The seconds of :func:`cheapest_conversion`, from each source (rows) to each target (columns).
+    """Predict the seconds of :func:`cheapest_conversion`, from each source (rows) to each target (columns).
 
     Raises SpecError as it does.
     """
-    ways = _checked(shape, dtype, sources, targets, cluster)
-    return tuple(tuple(ways(source, target).tree(source).seconds(target) for target in targets) for source in sources)
+    return _tabulate(_Tree.seconds, shape, dtype, sources, targets, cluster)
 
 
 def conversion_collectives(
@@ -78,14 +80,24 @@ def conversion_collectives(
     targets: Sequence[Layout],
     cluster: Cluster,
 ) -> tuple[tuple[int, ...], ...]:
-    """The number of collectives of :func:`cheapest_conversion`, from each source (rows) to each target (columns).
+    """Count the collectives of :func:`cheapest_conversion`, from each source (rows) to each target (columns).
 
     Raises SpecError as it does.
     """
-    ways = _checked(shape, dtype, sources, targets, cluster)
-    return tuple(
-        tuple(ways(source, target).tree(source).collectives(target) for target in targets) for source in sources
-    )
+    return _tabulate(_Tree.collectives, shape, dtype, sources, targets, cluster)
+
+
+def _tabulate(
+    read: Callable[[_Tree, Layout], T],
+    shape: Sequence[int],
+    dtype: Element,
+    sources: Sequence[Layout],
+    targets: Sequence[Layout],
+    cluster: Cluster,
+) -> tuple[tuple[T, ...], ...]:
+    """Check the layouts, and read a value of the cheapest path from each source (rows) to each target (columns)."""
+    graph_of = _checked(shape, dtype, sources, targets, cluster)
+    return tuple(tuple(read(graph_of(source, target).tree(source), target) for target in targets) for source in sources)
 
 
 def _checked(
@@ -94,7 +106,8 @@ def _checked(
     sources: Sequence[Layout],
     targets: Sequence[Layout],
     cluster: Cluster,
-) -> Callable[[Layout, Layout], _Ways]:
+) -> Callable[[Layout, Layout], _LayoutGraph]:
+    """Check that all conversions exist; return a function from a source and a target to the graph to search."""
     for layout in dict.fromkeys((*sources, *targets)):
         layout.validate(shape, cluster.mesh, padded=True)
     for target in targets:
@@ -105,12 +118,12 @@ def _checked(
                 raise SpecError(
                     f"A tensor in {source} cannot become {target}: it is not partial over these axes by this op."
                 )
-    every = tuple(range(cluster.mesh.ndim))
-    find = functools.partial(_ways, tuple(shape), itemsize(dtype), cluster)
-    if len(every) <= _DETOUR_AXES:
-        ways = find(every)
-        return lambda source, target: ways
-    return lambda source, target: find(tuple(axis for axis in every if axis in _axes(source) | _axes(target)))
+    axes = tuple(range(cluster.mesh.ndim))
+    graph_over = functools.partial(_layout_graph, tuple(shape), itemsize(dtype), cluster)
+    if len(axes) <= _DETOUR_AXES:
+        graph = graph_over(axes)
+        return lambda source, target: graph
+    return lambda source, target: graph_over(tuple(axis for axis in axes if axis in _axes(source) | _axes(target)))
 
 
 def _axes(layout: Layout) -> set[int]:
@@ -118,11 +131,13 @@ def _axes(layout: Layout) -> set[int]:
 
 
 @functools.lru_cache(maxsize=64)
-def _ways(shape: tuple[int, ...], element_bytes: int, cluster: Cluster, usable: tuple[int, ...]) -> _Ways:
-    return _Ways(shape, element_bytes, cluster, usable)
+def _layout_graph(
+    shape: tuple[int, ...], element_bytes: int, cluster: Cluster, usable: tuple[int, ...]
+) -> _LayoutGraph:
+    return _LayoutGraph(shape, element_bytes, cluster, usable)
 
 
-class _Ways:
+class _LayoutGraph:
     """The graph of a tensor's layouts, expanded on demand: nodes are numbered layouts, edges are priced steps."""
 
     def __init__(self, shape: tuple[int, ...], element_bytes: int, cluster: Cluster, usable: tuple[int, ...]):
@@ -132,21 +147,21 @@ class _Ways:
         self._cluster = cluster
         self._layouts: list[Layout] = []
         self._numbers: dict[Layout, int] = {}
-        self._out: dict[int, list[tuple[int, int, Step]]] = {}
+        self._edges: dict[int, list[tuple[int, int, Step]]] = {}
         self._trees: dict[int, _Tree] = {}
 
     def number(self, layout: Layout) -> int:
-        """The layout's node."""
+        """Return the number of a layout's node."""
         number = self._numbers.setdefault(layout, len(self._layouts))
         if number == len(self._layouts):
             self._layouts.append(layout)
         return number
 
-    def out(self, node: int) -> list[tuple[int, int, Step]]:
-        """List the edges of a node as (target node, price, step)."""
-        if node not in self._out:
+    def edges(self, node: int) -> list[tuple[int, int, Step]]:
+        """List the edges from a node as (target node, price, step)."""
+        if node not in self._edges:
             before = self._layouts[node]
-            self._out[node] = [
+            self._edges[node] = [
                 (
                     self.number(after),
                     _price(step, step_seconds(step, before, after, self._shape, self._element_bytes, self._cluster)),
@@ -154,10 +169,10 @@ class _Ways:
                 )
                 for step, after in moves(before, self._shape, self._cluster.mesh, self._usable)
             ]
-        return self._out[node]
+        return self._edges[node]
 
     def tree(self, source: Layout) -> _Tree:
-        """The tree of cheapest paths from a layout."""
+        """Return the tree of cheapest paths from a layout."""
         number = self.number(source)
         if number not in self._trees:
             self._trees[number] = _Tree(self, number)
@@ -176,46 +191,47 @@ def _price(step: Step, seconds: float) -> int:
 class _Tree:
     """The cheapest paths from one layout (E. W. Dijkstra, Numerische Mathematik 1, 1959), expanded on demand."""
 
-    def __init__(self, ways: _Ways, source: int):
-        self._ways = ways
+    def __init__(self, graph: _LayoutGraph, source: int):
+        self._graph = graph
         self._price = {source: 0}
-        self._came: dict[int, tuple[int, Step]] = {}
+        self._predecessors: dict[int, tuple[int, Step]] = {}
         self._settled: set[int] = set()
         # The second entry, the order of discovery, breaks ties between equal prices.
         self._queue = [(0, 0, source)]
-        self._found = 1
+        self._discovered = 1
 
     def seconds(self, target: Layout) -> float:
-        """The cost of the cheapest path to a layout. A path exists: gathering and slicing reach every spec."""
+        """Return the seconds of the cheapest path to a layout. One exists: gathering and slicing reach every spec."""
         return (self._reach(target) // _MOST**2) / 2**_TICKS_LOG2
 
     def collectives(self, target: Layout) -> int:
-        """The number of steps of the cheapest path to a layout that communicate."""
+        """Count the steps of the cheapest path to a layout that communicate."""
         return self._reach(target) // _MOST % _MOST
 
     def path(self, target: Layout) -> tuple[tuple[Step, ...], float]:
-        """The steps of the cheapest path to a layout, and its seconds."""
+        """Return the steps of the cheapest path to a layout, and its seconds."""
         seconds = self.seconds(target)
         steps: list[Step] = []
-        node = self._ways.number(target)
-        while node in self._came:
-            node, step = self._came[node]
+        node = self._graph.number(target)
+        while node in self._predecessors:
+            node, step = self._predecessors[node]
             steps.insert(0, step)
         return tuple(steps), seconds
 
     def _reach(self, target: Layout) -> int:
-        goal = self._ways.number(target)
-        price, came, queue = self._price, self._came, self._queue
+        """Expand the tree until it contains a layout, and return the price of the path to it."""
+        goal = self._graph.number(target)
+        price, predecessors, queue = self._price, self._predecessors, self._queue
         while goal not in self._settled:
             so_far, _, node = heapq.heappop(queue)
             if node in self._settled:
                 continue
             self._settled.add(node)
-            for after, more, step in self._ways.out(node):
+            for after, more, step in self._graph.edges(node):
                 total = so_far + more
                 if after not in price or total < price[after]:
                     price[after] = total
-                    came[after] = (node, step)
-                    heapq.heappush(queue, (total, self._found, after))
-                    self._found += 1
+                    predecessors[after] = (node, step)
+                    heapq.heappush(queue, (total, self._discovered, after))
+                    self._discovered += 1
         return price[goal]

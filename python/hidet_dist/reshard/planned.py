@@ -1,4 +1,4 @@
-"""The conversions that a plan lists, checked to lead from their source spec to their target spec."""
+"""Conversions listed in a plan, with the check that they lead from their source spec to their target spec."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PlannedSteps:
     ) -> tuple[Step, ...]:
         """Take the steps that convert a tensor of ``shape`` (whole) from ``source`` to ``target``.
 
-        Raises PlanError when the plan lists none, or steps that do not apply or lead elsewhere.
+        Raises PlanError when the plan lists no steps, or steps that do not apply or do not lead to the target.
         """
         listed = self._listed.get((name, target))
         if listed is None:

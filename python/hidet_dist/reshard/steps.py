@@ -1,4 +1,4 @@
-"""The steps of a conversion: the effect of each on a layout, and the steps that apply to a layout."""
+"""Steps of conversions: the effect of each step on a layout, and the steps that apply to a layout."""
 
 from __future__ import annotations
 
@@ -60,11 +60,13 @@ class Step:
         if not self.mesh_axes or len(set(self.mesh_axes)) != len(self.mesh_axes):
             raise SpecError(f"The step {self} needs distinct mesh axes.")
         if (self.dim is not None, self.to_dim is not None) != (has_dim, moves) or (self.to_axes and not moves):
-            raise SpecError(f"The step {self} names a dim too many, or one too few.")
+            takes = "dim and to_dim" if moves else "dim" if has_dim else "no dim"
+            raise SpecError(f"The step {self} has wrong dims: {self.kind} takes {takes}.")
         if moves and (self.dim == self.to_dim or sorted(self.to_axes) != sorted(self.mesh_axes)):
-            raise SpecError(f"The step {self} moves mesh axes from one dim to another.")
+            raise SpecError(f"The step {self} must move the same mesh axes from one dim to another.")
         if (self.op in REDUCE_OPS) != reduces or (self.op and not reduces):
-            raise SpecError(f"The step {self} reduces by one of {', '.join(REDUCE_OPS)}, or not at all.")
+            takes = f"one of {', '.join(REDUCE_OPS)}" if reduces else "no reduction"
+            raise SpecError(f"The step {self} has a wrong reduction {self.op!r}: {self.kind} takes {takes}.")
 
     @property
     def collective(self) -> Collective:
@@ -73,11 +75,11 @@ class Step:
 
     @classmethod
     def of(cls, fn: ReduceFn) -> Step:
-        """The step of a reduce function."""
+        """Make the step of a reduce function."""
         return cls(fn.kind, fn.mesh_axes, fn.dim, op=fn.op)
 
     def after(self, layout: Layout, shape: Sequence[int], mesh: DeviceMesh) -> Layout:
-        """The layout of a tensor of ``shape`` (whole) after the step. Raises SpecError when the step does not apply."""
+        """Return the layout of a tensor of ``shape`` (whole) after the step. Raises SpecError if it does not apply."""
         result = self._after(layout)
         check_step(self, layout, result, shape, mesh)
         return result
@@ -86,7 +88,7 @@ class Step:
         kind, spec, partial = self.collective, split_of(layout), partial_axes(layout)
         for dim in (self.dim, self.to_dim):
             if dim is not None and dim >= spec.ndim:
-                raise SpecError(f"The step {self} names the dim {dim} of {layout}.")
+                raise SpecError(f"The step {self} does not apply to {layout}: it has no dim {dim}.")
         if self.op:
             if not isinstance(layout, PartialSpec) or not set(self.mesh_axes) <= set(partial) or self.op != layout.op:
                 raise SpecError(
@@ -114,9 +116,9 @@ class Step:
         return dim, axes
 
     def received_nbytes(self, sent: int, result: int, mesh: DeviceMesh) -> int:
-        """The bytes that a rank receives, given those of its tensor before the step and after it.
+        """Return the bytes that a rank receives, given those of its tensor before the step and after it.
 
-        What is gathered has the padding that is cut off then.
+        Gathered data includes padding, which is cut off afterwards.
         """
         kind = self.collective
         return kind.whole(sent, mesh.group_size(self.mesh_axes)) if kind.joins and not kind.splits else result
@@ -157,7 +159,7 @@ class Step:
 
     @classmethod
     def parse(cls, text: str) -> Step:
-        """The step that ``str()`` printed. Raises SpecError for anything else."""
+        """Parse the text that ``str()`` returns for a step. Raises SpecError for any other text."""
         match = _STEP.match(text.strip())
         if match is None:
             raise SpecError(f"Not a step: {text!r}. Write it as all_gather(axes=0, dim=1).")
@@ -201,7 +203,7 @@ def check_step(step: Step, layout: Layout, result: Layout, shape: Sequence[int],
 
 
 def walk(steps: Iterable[Step], source: Layout, shape: Sequence[int], mesh: DeviceMesh) -> list[Layout]:
-    """The layouts of a tensor of ``shape`` after each step from ``source``. Raises SpecError if a step does not fit."""
+    """List the layouts of a tensor of ``shape`` after each step from ``source``. Raises SpecError for a misfit."""
     layouts = []
     for step in steps:
         source = step.after(source, shape, mesh)

@@ -1,1 +1,1 @@
-"""Sharding rules: the shardings that each operator admits, derived from its compute definition."""
+"""Sharding rules of operators: the shardings that each admits, derived from its compute definition."""

@@ -1,4 +1,4 @@
-"""Access analysis: which factor of an operator's iteration space indexes which dim of which tensor.
+"""Access analysis: the dims of tensors that each factor of an operator's iteration space indexes.
 
 An operator's compute definition is walked once. Every index expression is brought into the normal form
 ``const + sum(coefficient * digit)``, where a *digit* is one position of the mixed radix form of an iteration variable:
@@ -68,7 +68,7 @@ class Form:
         return Form.of(terms, self.const + other.const)
 
     def scaled(self, factor: int) -> Form:
-        """The form times a constant."""
+        """Multiply the form by a constant."""
         return Form.of({d: c * factor for d, c in self.terms}, self.const * factor)
 
     @property
@@ -503,7 +503,7 @@ class _Walker:
         dtype = self.task.outputs[root].type.dtype
         if dtype.is_boolean():
             return _BOOLEAN_REDUCE_OPS.get(op)
-        # An average of integers is rounded, so an average of averages is another number.
+        # An average of integers is rounded, so an average of averages is a different number.
         return None if op == "average" and dtype.is_integer() else _REDUCE_OPS.get(op)
 
 
@@ -512,7 +512,7 @@ def _named(digits: Iterable[Digit]) -> tuple[Digit, ...]:
 
 
 def _keeps_reduction(target: Any) -> bool:
-    """Whether partial results may be cast before they are reduced: floats only, since integers would wrap or round."""
+    """Tell whether partial results may be cast before they are reduced: to floats only, as integers wrap or round."""
     return isinstance(target, DataType) and target.is_float()
 
 

@@ -120,8 +120,8 @@ class Declaration:
 
 
 DECLARED: dict[type[Operator], Declaration] = {
-    AttnOp: Declaration("its definition leaves the causal mask out, and reads as many keys as queries", _attention),
-    AttnMaskAddOp: Declaration("its definition reads as many keys as there are queries", _attention),
+    AttnOp: Declaration("its definition omits the causal mask, and reads only as many keys as queries", _attention),
+    AttnMaskAddOp: Declaration("its definition reads only as many keys as there are queries", _attention),
     EmbeddingBagOp: Declaration("it is opaque: a kernel without a compute definition", _embedding_bag),
     ScatterBaseOp: Declaration("it is opaque: a kernel without a compute definition", _scatter),
 }
@@ -147,6 +147,6 @@ UNIMPORTABLE: dict[str, str] = {
 
 
 def definition_of(op: Operator) -> Task:
-    """Return the task that defines an operator: the handwritten one if there is one, else its own."""
+    """Return the task that defines an operator: the handwritten one if there is one, else ``op.task``."""
     declaration = DECLARED.get(type(op))
     return op.task if declaration is None else declaration.define(op)

@@ -38,7 +38,7 @@ def paddable(
     digits. Others do not get padding, which would hardly ever pay there.
     """
     if type(op) in DECLARED:
-        return frozenset()  # its kernel treats padding otherwise than its definition
+        return frozenset()  # its kernel treats padding differently from its definition
     reductions = [node for node in _nodes(definition.canonical) if node[0] in ("reduce", "arg")]
     if reductions and not (len(reductions) == len(definition.reductions) == 1 and _is_product(reductions[0])):
         return frozenset()
@@ -51,18 +51,18 @@ def paddable(
 
 
 def _is_product(node: Any) -> bool:
-    """Whether a reduction is a matrix product's: a sum of products."""
+    """Tell whether a reduction is that of a matrix product: a sum of products."""
     return node[:2] == ("reduce", "sum") and len(node[3]) == 1 and node[5][0] == "Multiply"
 
 
 def _maskable(digit: Digit, reductions: Sequence[Any], ops: Sequence[tuple[int, str]]) -> bool:
-    """Whether all reductions over the digit are sums that zeros in the operands do not change."""
+    """Tell whether all reductions over the digit are sums that zeros in the operands do not change."""
     over_digit = [node for node in reductions if digit in node[3]]
     return all(op == "sum" for _, op in ops) and all(_is_zero(node[5], digit) for node in over_digit)
 
 
 def _is_zero(node: Any, digit: Digit) -> bool:
-    """Whether a value is zero wherever the operands that the digit indexes are zero."""
+    """Tell whether a value is zero wherever the operands that the digit indexes are zero."""
     kind = node[0]
     if kind == "access":
         return any(isinstance(index, Form) and digit in index.digits for index in node[2])
@@ -123,7 +123,7 @@ def _fragile(canonical: Any, op: Operator) -> Iterator[Digit]:
 
 
 def _is_float(node: Any, op: Operator) -> bool:
-    """Whether a value is known to be a floating point number."""
+    """Tell whether a value is known to be a floating point number."""
     kind = node[0]
     if kind == "access":
         return bool(op.inputs[node[1]].dtype.is_float())
@@ -143,7 +143,7 @@ def _is_float(node: Any, op: Operator) -> bool:
 
 
 class MaskPaddingTask(Task):
-    """``x`` with zeros where the index along ``dim``, counted over all shards, is ``size`` or more."""
+    """The task of setting elements of ``x`` to zero whose index along ``dim``, over all shards, is ``size`` or more."""
 
     def __init__(  # type: ignore[no-untyped-def]
         self, x, coordinate, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int], size: int
@@ -160,7 +160,10 @@ class MaskPaddingTask(Task):
 
 
 class MaskPaddingOp(Operator):
-    """Zero the padding of dim ``dim``, whose ``size`` elements are split by ``mesh_axes`` of these ``sizes``."""
+    """The operator that sets the padding of ``dim`` to zero, of which ``mesh_axes`` split ``size`` elements.
+
+    ``sizes`` are the sizes of the mesh axes.
+    """
 
     def __init__(
         self, x: Tensor, coordinate: Tensor, dim: int, mesh_axes: Sequence[int], sizes: Sequence[int], size: int

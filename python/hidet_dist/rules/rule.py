@@ -69,7 +69,7 @@ class Rule:
     _proofs: dict[Any, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def notation(self) -> str:
-        """The rule in Shardy's notation: ``([i,k],[k,j])->([i,j]) {i=8,j=16,k=32} reduction={k}``.
+        """Format the rule in Shardy's notation: ``([i,k],[k,j])->([i,j]) {i=8,j=16,k=32} reduction={k}``.
 
         A dim of several factors lists them major to minor (``hd``); a dim that must stay whole is ``*``.
         """
@@ -205,7 +205,7 @@ class Rule:
         partial: tuple[TensorShardSpec, ...],
         extents: Mapping[Digit, int],
     ) -> bool:
-        """Whether the operator rebuilt on shards has the definition of the whole one, with the extents of shards."""
+        """Tell whether the operator rebuilt on shards has the whole operator's definition, with the shards' extents."""
         assert self.definition is not None
         rows = row_factor(self.op)
         if rows in extents:
@@ -321,8 +321,8 @@ def _derive(op: Operator) -> Rule:
             (form, *others) = forms
             digits = None if others or form is None else form.layout(int(size))
             if digits is None:
-                # Indexed in two ways, out of order, or by windows: each device needs the whole dim, and the digits
-                # that index it must start at the same origin on every device.
+                # The dim is indexed in two ways, out of order, or by windows. Each device needs all of it, and the
+                # digits that index it must begin at the same origin on every device.
                 blocked.update(d for f in forms if f is not None for d in f.digits)
             layout.append(digits)
         in_layouts.append(tuple(layout))
@@ -418,7 +418,7 @@ def _reduced_by(
 def _scatters_exactly(
     reduced: TensorShardSpec, shape: tuple[int, ...], mesh: DeviceMesh, fns: Iterable[ReduceFn]
 ) -> bool:
-    """Whether reduce functions split only dims that divide, so that no padding is scattered."""
+    """Tell whether reduce functions split only dims that divide, so that no padding is scattered."""
     scattered = (fn.dim for fn in fns if fn.dim is not None)
     return all(shape[dim] % mesh.group_size(reduced.mesh_axes_per_dim[dim]) == 0 for dim in scattered)
 
@@ -434,7 +434,7 @@ def _letters() -> Iterable[str]:
 
 
 class RuleTable:
-    """Rules and choices of a graph's operators, derived once for operators that differ only in their data.
+    """A cache of the rules and choices of a graph's operators, one for all operators that differ only in their data.
 
     Parameters
     ----------

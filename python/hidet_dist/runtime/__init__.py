@@ -1,1 +1,1 @@
-"""Serving processes: they meet, load artifacts, and run compiled programs that communicate."""
+"""The runtime of serving processes: it meets other ranks, loads artifacts, and runs programs that communicate."""

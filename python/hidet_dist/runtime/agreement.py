@@ -1,4 +1,4 @@
-"""The exchange before each call, in which all ranks agree to make it: that each can, and all with the same sizes."""
+"""The exchange before each call, in which the ranks agree that each can make it, with the same symbolic sizes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hidet_dist.runtime.memory import Memory
 
 _MOST_REASON_BYTES = 512
 _MARK = 0x6C6C6163 << 32
-"""Precedes the number of the call in each rank's row, so that other data is not taken for a row."""
+"""The upper half of a row's first word, whose lower half is the call's number; it marks the data as a row."""
 
 
 class Purpose(enum.IntEnum):
@@ -26,7 +26,7 @@ class Purpose(enum.IntEnum):
 
 
 class _State(enum.IntEnum):
-    """The state in which a rank comes to the exchange."""
+    """The state in which a rank enters the exchange."""
 
     READY = 0
     REFUSED = 1  # its inputs do not fit the program
@@ -36,15 +36,15 @@ class _State(enum.IntEnum):
 class Agreement:
     """One exchange of a row of int64 from each rank, of the same length in every call.
 
-    A row has the mark with the number of the call, the rank's state, the purpose, the size of each symbolic dim, and
-    the reason of a rank that cannot make the call, in UTF-8. The ranks decide by all rows, so that they decide alike.
+    A row holds the mark with the number of the call, the rank's state, the purpose, the size of each symbolic dim, and
+    the reason (UTF-8) why a rank cannot make the call. All ranks see all rows, and so come to the same decision.
 
     Parameters
     ----------
     communicator: Communicator
-        Of the ranks; bound to the thread that asks or tells.
+        The communicator of the ranks. It is bound to the thread that calls :meth:`ask` or :meth:`tell`.
     memory: Memory
-        Carries the exchange out.
+        The memory whose all-gather exchanges the rows.
     symbols: sequence of str
         The symbolic dims, in an order that is the same on all ranks.
     """
@@ -59,13 +59,13 @@ class Agreement:
     def ask(self, call: int, purpose: Purpose, sizes: Mapping[str, int]) -> HidetDistError | None:
         """Return the error that all ranks must raise instead of making the call, or None if all can make it.
 
-        That is an InputError where a rank has refused it, or has another purpose or other sizes, and a CallError where
-        a rank has failed.
+        The error is an InputError where a rank has refused the call, or where purposes or sizes differ; it is a
+        CallError where a rank has failed.
 
         Raises
         ------
         CommunicationError
-            Where a rank does not come, or is in another call.
+            Where a rank does not come, or is in a different call.
         """
         row = self._row
         row[0], row[1], row[2] = _MARK | call, _State.READY, purpose
@@ -78,7 +78,7 @@ class Agreement:
         return self._refused(rows) or self._different(rows)
 
     def tell(self, call: int, error: Exception) -> None:
-        """Tell the other ranks that this one cannot make the call, and why. Returns once all have reached the call.
+        """Notify the other ranks that this one cannot make the call, and why. Returns once all have reached the call.
 
         Raises
         ------
@@ -92,9 +92,9 @@ class Agreement:
         self._check_calls(self._memory.all_gather(self._communicator, row), call)
 
     def _check_calls(self, rows: np.ndarray, call: int) -> None:
-        """End the communicator where a rank is in another call: what else its row has is not looked at.
+        """End the communicator where a rank is in a different call; the rest of its row is not read.
 
-        Transports that compare what ranks say of their collectives have found that out before.
+        Transports that compare the ranks' collectives have raised an error for this case before.
         """
         others = [rank for rank, mark in enumerate(rows[:, 0]) if mark != _MARK | call]
         if not others:
@@ -113,7 +113,7 @@ class Agreement:
             reason = row[self._reason_at :].tobytes().rstrip(b"\0").decode(errors="ignore")
             if row[1] == _State.REFUSED:
                 return InputError(f"Rank {rank} refused this call: {reason}")
-            return CallError(f"Rank {rank} could not make this call, so that no rank has: {reason}")
+            return CallError(f"Rank {rank} could not make this call, so no rank has made it: {reason}")
         return None
 
     def _different(self, rows: np.ndarray) -> HidetDistError:
@@ -131,11 +131,11 @@ class Agreement:
                         f"The symbolic dim {name} must be the same on all ranks; it is {size} on rank {here} but "
                         f"{other} on rank {rank}."
                     )
-        raise CommunicationError(f"rank {here}: the ranks' rows differ where they have nothing")
+        raise CommunicationError(f"rank {here}: the rows of the ranks differ in their padding")
 
 
 def describe(error: BaseException) -> str:
-    """Format an error in one line: its message, after the name of its type if that is not a type of hidet_dist."""
+    """Format an error as its message, preceded by its type's name unless that is a type of hidet_dist."""
     message = str(error)
     if isinstance(error, HidetDistError):
         return message

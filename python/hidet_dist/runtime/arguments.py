@@ -1,4 +1,4 @@
-"""Inputs and outputs of a call, checked against the program before anything runs."""
+"""Checks of the inputs and outputs of a call against the program's signature, before anything runs."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from hidet_dist.spec.symbols import bind
 
 
 class Signature:
-    """The inputs and outputs of a stage's program, for calls.
+    """The signature of a stage's program, by which the inputs and outputs of calls are checked.
 
     Parameters
     ----------
     stage: StageManifest
         The stage.
     memory: Memory
-        What the program's tensors lie in.
+        The memory that the program's tensors lie in.
     numbers: sequence of int, optional
-        What errors call the inputs, where they are not numbered from 0.
+        The numbers of the inputs in error messages; from 0 on by default.
     """
 
     def __init__(self, stage: StageManifest, memory: Memory, numbers: Sequence[int] | None = None):
@@ -35,10 +35,10 @@ class Signature:
         self._inputs = [(_dtype(x), None if x.is_symbolic else x.shape) for x in stage.inputs]
         self._outputs = [_dtype(y) for y in stage.outputs]
         self._index_checks = IndexChecks(stage)
-        self._able: set[str] = set()  # the kinds of tensors that have the outputs' dtypes
+        self._supported: set[str] = set()  # libraries known to have the dtypes of all outputs
 
     def inputs(self, given: Sequence[Any]) -> list[Buffer]:
-        """Locate the given inputs in memory.
+        """Check the given inputs, and return their memory.
 
         Raises
         ------
@@ -56,14 +56,14 @@ class Signature:
         return buffers
 
     def packed(self, inputs: Sequence[Buffer]) -> list[Buffer]:
-        """Make inputs contiguous: copy those that are not. Raises InputError, MemoryError."""
+        """Return the inputs, with copies of those that are not contiguous. Raises InputError, MemoryError."""
         return [
             buffer if buffer.contiguous else self._memory.packed(buffer, f"Input {self._numbers[number]}")
             for number, buffer in enumerate(inputs)
         ]
 
     def sizes(self, inputs: Sequence[Buffer]) -> dict[str, int]:
-        """Compute the size of each symbolic dim of the program. Raises InputError for a size that is not allowed."""
+        """Compute the local size of each symbolic dim. Raises InputError for a size that is not allowed."""
         if not self._stage.symbols:
             return {}
         written = [x.shape for x in self._stage.inputs]
@@ -71,19 +71,19 @@ class Signature:
         return bind(self._stage.symbols, self._stage.local_symbols, shapes)
 
     def check_indices(self, inputs: Sequence[Buffer], sizes: Mapping[str, int]) -> None:
-        """Raise InputError where inputs hold indices that are out of range, at these sizes of local symbols."""
+        """Raise InputError where inputs hold indices out of range, given the sizes of local symbols."""
         self._index_checks.check(inputs, sizes)
 
     def outputs(
         self, given: Sequence[Any], shapes: Sequence[tuple[int, ...]], inputs: Sequence[Buffer]
     ) -> list[Buffer]:
-        """Locate the caller's tensors for the outputs.
+        """Check the caller's tensors for the outputs, and return their memory.
 
         Raises
         ------
         InputError
-            When their number, dtypes, shapes or devices are not the program's, or one cannot be written to where it
-            lies, or shares memory with an input or another output.
+            When their number, dtypes, shapes or devices are not the program's, or one cannot be written to in place, or
+            shares memory with an input or another output.
         """
         if len(given) != len(self._outputs):
             raise InputError(f"The program has {len(self._outputs)} outputs; {len(given)} were given.")
@@ -97,20 +97,23 @@ class Signature:
             if buffer.shape != shape:
                 raise InputError(f"{what} must have the shape {_text(shape)}; got {_text(buffer.shape)}.")
             if not buffer.contiguous:
-                raise InputError(f"{what} must be contiguous, row by row, and aligned to its elements.")
+                raise InputError(f"{what} must be contiguous in row-major order, and aligned to its elements.")
             if buffer.read_only is not False:
                 raise InputError(f"{what} must be writable; the {type(y).__name__} is read-only, or does not say.")
             for kind, others in (("input", inputs), ("output", buffers)):
-                for place, other in enumerate(others):
+                for position, other in enumerate(others):
                     if buffer.overlaps(other):
-                        raise InputError(f"{what} shares memory with {kind} {place}; give it memory of its own.")
+                        raise InputError(f"{what} shares memory with {kind} {position}; give it separate memory.")
             buffers.append(buffer)
         return buffers
 
     def new_outputs(
         self, kind: str, shapes: Sequence[tuple[int, ...]], inputs: Sequence[Buffer]
     ) -> tuple[list[Any], list[Buffer]]:
-        """New outputs of a library's kind, and where they lie: on the first input's device, where memory has others."""
+        """Make outputs of a library, and return them and their memory.
+
+        They are on the first input's device, if the memory supports several devices.
+        """
         device = inputs[0].device if inputs else (dlpack.CPU, 0)
         made = [
             self._memory.empty(kind, shape, dtype, device) for shape, dtype in zip(shapes, self._outputs, strict=True)
@@ -118,33 +121,33 @@ class Signature:
         return made, [buffer_of(y, f"Output {number}") for number, y in enumerate(made)]
 
     def zeros(self, sizes: Mapping[str, int]) -> list[Buffer]:
-        """Inputs of zeros, at the sizes of the local symbols."""
+        """Make inputs of zeros, given the sizes of local symbols."""
         return [
             self._memory.zeros([sizes[n] if isinstance(n, str) else n for n in x.shape], dtype)
             for x, (dtype, _) in zip(self._stage.inputs, self._inputs, strict=True)
         ]
 
     def scratch(self, shapes: Sequence[tuple[int, ...]]) -> list[Buffer]:
-        """Make outputs that nobody reads."""
+        """Make outputs whose content is discarded."""
         return [self._memory.zeros(shape, dtype) for shape, dtype in zip(shapes, self._outputs, strict=True)]
 
     def kind(self, given: Sequence[Any]) -> str:
-        """The library of new outputs: that of the first input.
+        """Return the library of new outputs, which is that of the first input.
 
         Raises
         ------
         InputError
-            When it has no dtype of one of the outputs.
+            When the library lacks the dtype of an output.
         """
         kind = kind_of(given[0]) if given else NUMPY
-        if kind not in self._able:
+        if kind not in self._supported:
             for number, dtype in enumerate(self._outputs):
                 if not has_dtype(kind, dtype):
                     raise InputError(
-                        f"Output {number} is {dtype}, which {kind} has not. Give the first input as a torch or hidet "
+                        f"Output {number} is {dtype}, which {kind} lacks. Give the first input as a torch or hidet "
                         "tensor, or give tensors of that dtype as outputs."
                     )
-            self._able.add(kind)
+            self._supported.add(kind)
         return kind
 
     def _check_device(self, what: str, buffer: Buffer) -> None:
@@ -172,7 +175,7 @@ def _dtype(signature: TensorSignature) -> str:
 
 
 def _fits(shape: Sequence[int], signature: TensorSignature) -> bool:
-    """Whether a shape fits the signature; its symbolic dims may have any size."""
+    """Tell whether a shape fits the signature; its symbolic dims may have any size."""
     return len(shape) == len(signature.shape) and all(
         isinstance(extent, str) or size == extent for size, extent in zip(shape, signature.shape, strict=True)
     )

@@ -1,4 +1,4 @@
-"""The calls of a partition: one at a time on each rank, and in the same order on all of them."""
+"""Calls of a partition, made one at a time on each rank, and in the same order on all ranks."""
 
 from __future__ import annotations
 
@@ -21,56 +21,57 @@ Arguments = ParamSpec("Arguments")
 
 
 class Calls:
-    """Makes the calls of one partition.
+    """The sequence of calls of one partition.
 
-    A call that communicates has two parts: what a rank does by itself, and what it does with the others. Between them,
-    all ranks agree to go on; where one of them failed in its first part, none goes on, each raises, and the next call
-    can be made. Where a rank fails in the second part, it ends the communicator, with the cause, as the others may wait
-    for it in a collective, or have an answer already.
+    A call that communicates has two parts: a local part, and one in which the ranks communicate. Between them, all
+    ranks agree to continue. If a rank failed in its local part, none continues, each raises an error, and the next call
+    can be made. If a rank fails in the second part, it ends the communicator with the cause, because other ranks may
+    wait for it in a collective, or may have a result already.
 
-    Every attempt has a number, however it ends, and collectives and agreement compare it with the others'. So an
-    attempt that other ranks could not be told of, such as one from a thread that must not call, is found in the next
-    call instead of pairing that one with another rank's earlier one.
+    Every attempted call has a number, whether it succeeds or not. Collectives and the agreement compare the numbers of
+    the ranks. An attempt that other ranks are not notified of, such as one from a thread that must not call, is thereby
+    detected in the next call; without numbers, that call would be paired with another rank's earlier one.
 
     Parameters
     ----------
     communicator: Communicator
-        Of the ranks.
+        The communicator of the ranks.
     agreement: Agreement or None
-        How they agree; None where the partition communicates nothing. Then it is called from any thread, otherwise from
-        the thread that made this, or that called :meth:`attach` last.
-    lock_of_all: context manager
-        Taken for each call, such as a lock that partitions share.
+        The exchange by which ranks agree to a call; None if the partition does not communicate, in which case any
+        thread may call it. Otherwise only one thread may: the one that made this object, or that called :meth:`attach`
+        last.
+    shared_lock: context manager
+        A lock, such as one that several partitions share, that is held during each call.
     ready: function
-        Gives a context that calls are made in.
+        Makes the context in which calls run.
 
     Attributes
     ----------
     numbers: iterator of int
-        Gives each attempt its number.
+        The numbers of further attempts.
     streaming: bool
-        Whether a stream is under way, in which there are no other calls.
+        Whether a stream is in progress, during which no other call can be made.
     """
 
     def __init__(
         self,
         communicator: Communicator,
         agreement: Agreement | None,
-        lock_of_all: AbstractContextManager[Any],
+        shared_lock: AbstractContextManager[Any],
         ready: Callable[[], AbstractContextManager[None]],
     ):
         self._communicator = communicator
         self._agreement = agreement
-        self._lock_of_all = lock_of_all
+        self._shared_lock = shared_lock
         self._ready = ready
         self.numbers = itertools.count(1)
-        self._asked = 0  # the last call in whose agreement this rank has taken part, or begun to
-        self._refused = 0  # the last call that all ranks agreed not to make
+        self._asked = 0  # the number of the last call whose agreement this rank has entered
+        self._refused = 0  # the number of the last call that all ranks agreed not to make
         self._owner = None if agreement is None else threading.get_ident()
         self._process = Owner()
         self._lock = threading.Lock()
-        self._running: int | None = None  # the thread that is in a call, while the lock is taken
-        self.streaming = False  # whether calls wait for the end of a stream
+        self._running: int | None = None  # the thread that is in a call, while the lock is held
+        self.streaming = False
         self._closed = False
 
     def make(
@@ -80,52 +81,49 @@ class Calls:
         prepare: Callable[[], tuple[Prepared, Mapping[str, int]]],
         run: Callable[[Prepared], Result],
     ) -> Result:
-        """Make a call, within a function that :func:`numbered` has given its number.
+        """Make a call, within a function that is decorated with :func:`numbered`.
 
         Parameters
         ----------
         number: int
-            The call's.
+            The number of the call.
         purpose: Purpose
-            What for; the same on all ranks.
+            The purpose of the call, the same on all ranks.
         prepare: function
-            The first part: gives what the second part takes, and the sizes of symbolic dims. It may raise anything.
+            The local part: returns the argument of ``run``, and the sizes of symbolic dims. It may raise any error.
         run: function
-            The second part, with the communicator bound to this thread.
+            The part that communicates, with the communicator bound to this thread.
 
         Raises
         ------
         InputError, CallError
-            On all ranks: where a rank refuses the call or fails in its first part, which raises its own error.
+            On all ranks, where one of them refuses the call or fails in its local part. That rank raises the underlying
+            error.
         CommunicationError
-            Where a rank does not come, or failed in its second part.
+            Where a rank does not come, or failed in the part that communicates.
         HidetDistError
             When the partition is closed, or may not be called from this thread or process now.
         """
         self.check_caller()
         if self.streaming and purpose is not Purpose.END_OF_STREAM:
             raise HidetDistError("The partition is in a stream: take all of its results first, or close it.")
-        # The locks are not taken by generators, which would keep them after an exception within contextlib's code.
-        with self._lock, self._lock_of_all:
-            self._running = threading.get_ident()
-            if self._closed:
-                raise HidetDistError("The partition is closed; load it again.")
-            with self._ready():
-                self._communicator.check()
-                self._communicator.bind()
-                if self._agreement is None:
-                    return run(prepare()[0])
-                self._communicator.begin_call(number)
-                prepared, sizes = prepare()
-                self._asked = number
-                refusal = self._agreement.ask(number, purpose, sizes)
-                if refusal is not None:
-                    self._refused = number
-                    raise refusal
-                return run(prepared)
+
+        def call() -> Result:
+            if self._agreement is None:
+                return run(prepare()[0])
+            self._communicator.begin_call(number)
+            prepared, sizes = prepare()
+            self._asked = number
+            refusal = self._agreement.ask(number, purpose, sizes)
+            if refusal is not None:
+                self._refused = number
+                raise refusal
+            return run(prepared)
+
+        return self._exclusively(call)
 
     def go_on(self, run: Callable[[], Result]) -> Result:
-        """Do the next part of a stream that a call has begun, with the communicator bound to this thread.
+        """Run the next part of a stream that a call has begun, with the communicator bound to this thread.
 
         Raises
         ------
@@ -133,7 +131,15 @@ class Calls:
             When the partition is closed, or may not be called from this thread or process now.
         """
         self.check_caller()
-        with self._lock, self._lock_of_all:
+        return self._exclusively(run)
+
+    def _exclusively(self, run: Callable[[], Result]) -> Result:
+        """Run a function while no other call does, with the communicator bound to this thread.
+
+        It takes the function, instead of being a context manager, because a generator's context manager would keep the
+        locks if a signal handler raised within contextlib's code.
+        """
+        with self._lock, self._shared_lock:
             self._running = threading.get_ident()
             if self._closed:
                 raise HidetDistError("The partition is closed; load it again.")
@@ -143,43 +149,49 @@ class Calls:
                 return run()
 
     def fail(self, number: int, error: BaseException) -> None:
-        """Tell the other ranks that a call has failed on this one, where they do not know.
+        """Notify the other ranks that a call has failed on this one, unless they know already.
 
-        An error of before the agreement is told there, so that the next call can be made. KeyboardInterrupt and its
-        like do not wait for the others to come there.
+        An error in the local part is reported in the agreement, so that the next call can be made. Exceptions that are
+        not an ``Exception``, such as KeyboardInterrupt, end the communicator at once: reporting them there would mean
+        waiting for the other ranks.
         """
-        if self._agreement is None or self._refused == number or not self._process.is_this_process:
+        agreement = self._agreement
+        if agreement is None or self._refused == number or not self._process.is_this_process:
             return
         if self._closed or self._owner != threading.get_ident() or self._lock.locked():
-            return  # it was refused for that, and others may be using the communicator
+            return  # the call was refused for that reason, and another thread may be using the communicator
+
         if self._asked != number and isinstance(error, Exception):
-            with suppress(Exception), self._lock, self._lock_of_all, self._ready():
-                self._communicator.check()
-                self._communicator.bind()
+            reason = error
+
+            def tell() -> None:
                 self._communicator.begin_call(number)
                 self._asked = number
-                self._agreement.tell(number, error)
+                agreement.tell(number, reason)
                 self._refused = number
+
+            with suppress(Exception):
+                self._exclusively(tell)
         if self._refused != number:
             self._communicator.give_up(f"it failed in call {number}: {describe(error)}")
 
     def check_caller(self) -> None:
-        """Refuse a call by this thread that must not be made."""
+        """Raise HidetDistError if this thread may not make a call now."""
         self._check_process()
         thread = threading.get_ident()
         if self._is_running_in(thread):
-            raise HidetDistError("The partition is in a call of this thread already; it cannot be called within that.")
+            raise HidetDistError("The partition is already in a call of this thread; it cannot be called within it.")
         if self._owner is not None and self._owner != thread and not self._closed:
             raise HidetDistError(
                 "The partition communicates, and was loaded by another thread. Ranks must make their calls in the same "
-                "order, which threads do not keep: call it from one thread only, after attach() there."
+                "order, which several threads cannot ensure: call it from one thread only, after attach() there."
             )
 
     def _is_running_in(self, thread: int) -> bool:
         return self._running == thread and self._lock.locked()
 
     def attach(self) -> None:
-        """Make the calling thread the one that calls, if that matters. Waits for a call that runs."""
+        """Make the calling thread the one that may call, if the partition communicates. Waits for a running call."""
         self._check_process()
         with self._lock:
             if self._owner is not None:
@@ -187,7 +199,7 @@ class Calls:
 
     @contextmanager
     def closing(self) -> Iterator[bool]:
-        """Close after the call that runs. Returns whether it was open before; a child of the process gets False.
+        """Close, after a running call has ended. Yields whether it was open before; False in a forked child.
 
         Raises
         ------
@@ -198,7 +210,7 @@ class Calls:
             yield False
             return
         if self._is_running_in(threading.get_ident()):
-            raise HidetDistError("The partition is in a call of this thread; it cannot be closed within that.")
+            raise HidetDistError("The partition is in a call of this thread; it cannot be closed within it.")
         with self._lock:
             was_open, self._closed = not self._closed, True
             yield was_open
@@ -223,10 +235,10 @@ Caller = TypeVar("Caller", bound=Callee)
 def numbered(
     method: Callable[Concatenate[Caller, int, Arguments], Result],
 ) -> Callable[Concatenate[Caller, Arguments], Result]:
-    """A method that users call to make a call, given the call's number as its first argument, ``number``.
+    """Decorate a method that makes a call: its first argument, ``number``, becomes the number of the call.
 
-    It takes the number in its first statement, within which signal handlers do not run: what they raise either comes
-    before the call has begun, or the number is taken and the other ranks hear of it.
+    The number is taken in the first statement, within which signal handlers do not run. An exception of a handler
+    therefore comes either before the call has begun, or after the number was taken, so that other ranks are notified.
     """
 
     @functools.wraps(method)

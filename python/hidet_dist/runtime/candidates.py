@@ -1,14 +1,15 @@
 """The choice of a candidate for each kernel: timed once on the device, and remembered beside the artifacts.
 
-A kernel that was built with a search space has several candidates, which compute the same. Which is fastest depends on
-the device, so it is found where the program runs, when it is first loaded there. What was found is written into the
-artifact folder, or, where that cannot be written to, into the user's cache: one file for each kind of device and each
-build of the artifacts, so that neither another device nor another build ever takes it for its own.
+A kernel that was built with a search space has several candidates, which compute the same function. The fastest one
+depends on the device, so candidates are timed where the program runs, when it is first loaded there. The choice is
+written into the artifact folder or, where that is read-only, into the user's cache. There is one file per kind of
+device and build of the artifacts, so a choice is never used on another device or for another build.
 
-Candidates may round differently, so all ranks must run the same ones, or what is replicated would differ between them:
-all time all of them, what a candidate takes is the longest that it takes on any, and one rank's memory counts.
+Candidates may round differently. All ranks must therefore run the same ones, or replicated tensors would differ between
+ranks. So every rank times all candidates, a candidate's time is its longest on any rank, and a remembered choice is
+read on one rank.
 
-A candidate of a product may call cuBLAS. Where a rank has none, or another version than the others, no rank runs it.
+A candidate of a matrix product may call cuBLAS. Where a rank has no cuBLAS, or versions differ, no rank runs it.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ FORMAT = 2
 FOLDER = "choices"
 
 Timer = Callable[[int, int], float]
-"""Seconds that a candidate of a kernel takes (numbers of both); infinity, or an exception, for one that cannot run."""
+"""Given the number of a kernel and of a candidate, returns its seconds; infinity, or an exception, if it cannot run."""
 
 
 def user_cache() -> Path:
-    """The folder for choices when the artifact folder is read-only, in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Return the folder for choices when the artifact folder is read-only, in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hidet_dist"
 
 
@@ -44,12 +45,12 @@ class Choices:
     Attributes
     ----------
     folder: the artifact folder.
-    artifact: what tells this build from others: the manifest's checksum.
-    device: the device's name, as its driver tells it.
-    candidates: how many candidates each kernel has.
-    usable: how many of them, the first ones, can be run at all; all of them by default.
+    artifact: the identity of the build: the manifest's checksum.
+    device: the device's name, as its driver reports it.
+    candidates: the number of candidates of each kernel.
+    usable: the number of them that can run on this device, always the first ones; all by default.
     cublas: the version of cuBLAS that they call, or 0.
-    reason: why not all can be run.
+    reason: why not all of them can run, for error messages.
     """
 
     folder: Path
@@ -65,11 +66,11 @@ class Choices:
             object.__setattr__(self, "usable", self.candidates)
         for kernel, usable in enumerate(self.usable):
             if usable == 0:
-                raise self._none(kernel)
+                raise self._no_candidate(kernel)
 
     @property
     def is_needed(self) -> bool:
-        """Whether a kernel has several candidates."""
+        """True if a kernel has several candidates."""
         return any(count > 1 for count in self.usable)
 
     def get(self, time: Timer) -> tuple[int, ...]:
@@ -80,15 +81,15 @@ class Choices:
         HidetDistError
             When no candidate of a kernel runs.
         """
-        known = self.remembered()
-        if known is None:
+        chosen = self.remembered()
+        if chosen is None:
             times = self.times(time)
-            known = self.fastest(times)
-            self.remember(known, times)
-        return known
+            chosen = self.fastest(times)
+            self.remember(chosen, times)
+        return chosen
 
     def remembered(self) -> tuple[int, ...] | None:
-        """Read the earlier choice; None if there is none, or its file does not fit for any reason."""
+        """Read the remembered choice; None if there is none, or its file is unreadable or does not fit."""
         for path in self._paths():
             try:
                 body = json.loads(path.read_text(encoding="utf-8"))
@@ -99,11 +100,11 @@ class Choices:
         return None
 
     def times(self, time: Timer) -> list[float]:
-        """Time all candidates of the kernels that have several usable ones; return seconds, kernel after kernel."""
+        """Time all usable candidates of kernels that have several; return their seconds, kernel after kernel."""
         return [_seconds(time, kernel, candidate) for kernel, candidate in self._timed()]
 
     def fastest(self, times: Sequence[float]) -> tuple[int, ...]:
-        """Select the fastest candidate of each kernel, the first of equals, by the results of :meth:`times`.
+        """Select the fastest candidate of each kernel by the results of :meth:`times`; the first of equally fast ones.
 
         Raises
         ------
@@ -115,11 +116,11 @@ class Choices:
             best[kernel] = min(best.get(kernel, (math.inf, candidate)), (seconds, candidate))
         for kernel, (seconds, _) in best.items():
             if math.isinf(seconds):
-                raise self._none(kernel)
+                raise self._no_candidate(kernel)
         return tuple(best[kernel][1] if kernel in best else 0 for kernel in range(len(self.candidates)))
 
     def remember(self, chosen: Sequence[int], times: Sequence[float]) -> None:
-        """Save a choice, with the times that it was made by."""
+        """Save a choice with the times behind it. Does nothing where neither folder can be written to."""
         seconds: dict[str, list[float | None]] = {}
         for (kernel, _), candidate_seconds in zip(self._timed(), times, strict=True):
             seconds.setdefault(str(kernel), []).append(None if math.isinf(candidate_seconds) else candidate_seconds)
@@ -137,7 +138,7 @@ class Choices:
             (kernel, candidate) for kernel, count in enumerate(self.usable) if count > 1 for candidate in range(count)
         ]
 
-    def _none(self, kernel: int) -> HidetDistError:
+    def _no_candidate(self, kernel: int) -> HidetDistError:
         why = f" ({self.reason})" if self.reason else ""
         return HidetDistError(
             f"None of the {self.candidates[kernel]} candidates of kernel {kernel} of {self.folder} runs on "
@@ -171,7 +172,7 @@ class Choices:
 
 
 def _seconds(time: Timer, kernel: int, candidate: int) -> float:
-    """Time a candidate. Infinity for one that cannot run, or whose time is not a positive number."""
+    """Time a candidate. Returns infinity for one that cannot run, or whose time is not a positive number."""
     try:
         seconds = float(time(kernel, candidate))
     except (HidetDistError, OSError, RuntimeError, ValueError):

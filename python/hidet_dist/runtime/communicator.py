@@ -1,4 +1,4 @@
-"""Communicators: made for a mesh of processes, bound to a thread before kernels are launched, and checked after."""
+"""Communicators: groups of ranks on a mesh, bound to a thread before kernels are launched, and checked afterwards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
 class Communicator:
-    """A group of ranks through which compiled kernels communicate, on the thread that it is bound to.
+    """A group of ranks, through which the compiled kernels of the thread that it is bound to communicate.
 
     Use it from one thread at a time. All ranks must make their communicators in the same order.
 
@@ -38,18 +38,18 @@ class Communicator:
     timeout_seconds: float
         How long a collective waits for the other ranks before it fails.
     rendezvous: Rendezvous | None
-        Where the ranks met. Not needed with one rank, which opens no socket.
+        The rendezvous of the ranks. Not needed with one rank, which opens no socket.
     target: str
-        ``cpu`` or ``cuda``: where the buffers of collectives are.
+        ``cpu`` or ``cuda``: the memory that buffers of collectives lie in.
     device: int | None
-        This rank's CUDA device; ``runtime.cuda.nccl.default_device`` where it is not given.
+        This rank's CUDA device; ``runtime.cuda.nccl.default_device`` by default.
 
     Raises
     ------
     ConfigError
-        Where the arguments contradict each other, or the mesh is not that of the other ranks.
+        Where the arguments contradict each other, or the mesh differs from that of the other ranks.
     CommunicationError
-        Where the rendezvous store has gone.
+        Where the connection to the rendezvous store is lost.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Communicator:
         self._owner = Owner()
         if world_size > 1 and rendezvous is None:
             raise ConfigError(f"a world size of {world_size} needs a rendezvous")
-        # A rank alone has none.
+        # A single rank needs no transport.
         self._transport = self._join(rendezvous, target, device) if rendezvous is not None and world_size > 1 else None
         try:
             table = None if self._transport is None else self._transport.table
@@ -102,30 +102,33 @@ class Communicator:
         native.bind(self._open_handle())
 
     def begin_call(self, call: int) -> None:
-        """Number the program's call that collectives belong to from now on; ranks in another call are refused."""
+        """Set the number of the program's call that further collectives belong to.
+
+        A collective fails where another rank is in a call of a different number.
+        """
         native.begin_call(self._open_handle(), call)
 
     @property
     def sequence(self) -> int:
-        """The number of collectives that were started on the communicator."""
+        """The number of collectives started on the communicator so far."""
         return native.sequence(self._open_handle())
 
     @property
     def shared_peers(self) -> tuple[int, ...]:
-        """The ranks, of those that messages were exchanged with so far, to and from which they go through memory."""
+        """The ranks with which messages have been exchanged through shared memory so far."""
         return () if self._transport is None else tuple(self._transport.shared_peers)
 
     @property
     def shared_groups(self) -> tuple[tuple[int, ...], ...]:
-        """The groups of ranks, of those used so far, whose data travels through shared memory."""
+        """The groups of ranks whose collectives have used shared memory so far."""
         return () if self._transport is None else tuple(self._transport.shared_groups)
 
     def warm_up(self, groups: Iterable[int]) -> None:
         """Set up the collectives over the mesh and these groups, given as masks of mesh axes, before they are used.
 
-        All ranks must do so with the same groups. On CUDA devices it makes NCCL's communicators, without which no
-        stream can be captured; on CPUs it does nothing. Binds the communicator. Raises what ``check`` raises, and
-        ``ConfigError`` where NCCL is not set up for the devices.
+        All ranks must call this with the same groups. On CUDA devices it makes NCCL's communicators, which must exist
+        before a stream can be captured; on CPUs it does nothing. Binds the communicator. Raises the errors of
+        :meth:`check`, and ``ConfigError`` where NCCL is not set up for the devices.
         """
         self.bind()
         if self._transport is not None:
@@ -133,10 +136,10 @@ class Communicator:
         self.check()
 
     def wait(self, stream: int | None = None) -> None:
-        """Return once the work on a CUDA stream is over, by default on hidet's current one; on CPUs at once.
+        """Wait for the work on a CUDA stream, by default hidet's current one; on CPUs, return at once.
 
-        Binds the communicator. Raises what ``check`` raises. A dead rank is found within ``liveness.SILENCE_SECONDS`` +
-        2 s, one that does not come within the time-out.
+        Binds the communicator. Raises the errors of :meth:`check`. A dead rank is detected within
+        ``liveness.SILENCE_SECONDS`` + 2 s, a missing one after the time-out.
         """
         self.bind()
         if self._transport is not None:
@@ -144,10 +147,10 @@ class Communicator:
         self.check()
 
     def check(self) -> None:
-        """Return if all collectives so far went well.
+        """Return if all collectives so far have succeeded.
 
-        Raises ``CommunicationError``, with the ranks to blame and the underlying message, once one has failed. The
-        search for the blame takes up to ``liveness.SILENCE_SECONDS`` + 1 s the first time.
+        Once one has failed, raises ``CommunicationError`` with the ranks to blame and the underlying message. Finding
+        the ranks to blame takes up to ``liveness.SILENCE_SECONDS`` + 1 s, the first time.
         """
         handle = self._open_handle()
         message = native.error(handle)
@@ -156,34 +159,36 @@ class Communicator:
         if self._verdict is None:
             self._verdict = self._find_verdict(handle)
             if self._transport is not None:
-                # After the verdict is out: the ranks that wait for this one see their connections close, and then it.
+                # Only after the verdict is published: ranks that wait for this one see their connections close, and
+                # then read the verdict.
                 self._transport.close()
         interrupt, self._failures.interrupt = self._failures.interrupt, None
         if interrupt is not None:
             raise interrupt
         verdict = self._verdict
-        who = "" if verdict.reporter == self.rank else f" (found by rank {verdict.reporter})"
+        reporter = "" if verdict.reporter == self.rank else f" (reported by rank {verdict.reporter})"
         more = "" if message in verdict.reason or verdict.reason in message else f" {message}"
         first = 0 if self._rendezvous is None else self._rendezvous.settings.first_rank
         ranks = tuple(first + rank for rank in verdict.ranks)
-        counted = ""
+        numbering = ""
         if first:
-            blamed = f"; to blame, counted among all: {', '.join(f'rank {rank}' for rank in ranks)}" if ranks else ""
-            counted = f". Ranks are named within their group here, whose rank 0 is rank {first} of all{blamed}."
+            blamed = f"; to blame, numbered globally: {', '.join(f'rank {rank}' for rank in ranks)}" if ranks else ""
+            numbering = f". Ranks are numbered within their group here, whose rank 0 is global rank {first}{blamed}."
         raise CommunicationError(
-            f"rank {self.rank}: collective {native.sequence(handle)} failed: {verdict.reason}{who}.{more}{counted}",
+            f"rank {self.rank}: collective {native.sequence(handle)} failed: "
+            f"{verdict.reason}{reporter}.{more}{numbering}",
             ranks,
         )
 
     def rely_on(self, files: Iterable[native.MappedFile]) -> None:
-        """Fail, instead of sending what was made of them, once one of these files was changed."""
+        """Fail, instead of sending data computed from these files, once one of them has been changed."""
         for file in files:
             native.rely_on(self._open_handle(), file)
 
     def give_up(self, reason: str, ranks: tuple[int, ...] | None = None) -> None:
-        """Fail because this rank cannot go on, and tell the others; an earlier failure stays what it was.
+        """Fail because this rank cannot continue, and notify the others. An earlier failure is kept.
 
-        ``ranks`` are those to blame, by their numbers in this communicator; this one by default.
+        ``ranks`` are those to blame, by their numbers in this communicator; by default this rank.
         """
         if ranks is not None and self._rendezvous is not None and self.world_size > 1 and not self._failed():
             verdict = Verdict(ranks, reason, self.rank)
@@ -193,11 +198,11 @@ class Communicator:
             self.check()
 
     def interrupt(self, reason: str) -> None:
-        """Fail, from any thread, so that a collective that another thread waits in ends."""
+        """Fail, from any thread, so that another thread's wait in a collective ends."""
         self._fail(reason)
 
     def close(self) -> None:
-        """Free the communicator, once. It must not be in use. A thread that is bound to it must be bound to another."""
+        """Free the communicator. It must not be in use, and threads bound to it must be bound to another one first."""
         if not self._owner.is_this_process:
             self.abandon()
         handle, self._handle = self._handle, None
@@ -214,8 +219,8 @@ class Communicator:
     def abandon(self) -> None:
         """Leave the communicator to the parent of this process, which owns it. It cannot be used here."""
         _open_communicators.discard(self)
-        # Its native part is leaked: freeing it would tell the other ranks, through shared memory, that this rank is
-        # gone. The destructors of Gloo's objects wait for threads that are not here.
+        # Its native part is leaked: freeing it would mark this rank as gone in the shared memory, for all ranks. And
+        # the destructors of Gloo's objects wait for threads that do not exist in a forked child.
         keep_forever(self._transport)
         self._handle = self._transport = None
         native.bind(None)  # the thread that forked may have had it bound
@@ -238,15 +243,15 @@ class Communicator:
         settings = rendezvous.settings
         if (self.rank, self.world_size) != (settings.rank, settings.world_size):
             raise ConfigError(
-                f"rank {self.rank} of {self.world_size} is not what the ranks met as: {settings.rank} of "
-                f"{settings.world_size}"
+                f"the communicator is for rank {self.rank} of {self.world_size}, but this process met the others as "
+                f"rank {settings.rank} of {settings.world_size}"
             )
         self._name = rendezvous.next_name()
         try:
             shape = ",".join(map(str, self.mesh_shape))
             agreed = rendezvous.store.compare_set(f"{self._name}/mesh", "", shape).decode()
             if agreed != shape:
-                raise ConfigError(f"rank {self.rank} has the mesh ({shape}), but another rank ({agreed})")
+                raise ConfigError(f"rank {self.rank} has the mesh ({shape}), but another rank has ({agreed})")
             setup = Setup(rendezvous, self._name, self.mesh_shape, self.timeout_seconds, self._failures)
             return open_transport(target, setup, device)
         except RuntimeError as error:
@@ -261,13 +266,13 @@ class Communicator:
         return self._handle is not None and native.error(self._handle) is not None
 
     def _on_verdict(self, verdict: Verdict) -> None:
-        # Called in the heartbeat's thread. Kept for check(), as the store may be gone by then.
+        # Called in the heartbeat's thread. Kept for check(), because the store may be gone by then.
         self._reported = verdict
         self._fail(f"rank {verdict.reporter} reported that {verdict.reason}")
 
     def _find_verdict(self, handle: int) -> Verdict:
         if self._rendezvous is None or self._transport is None:
-            return Verdict((self.rank,), "it cannot be done", self.rank)
+            return Verdict((self.rank,), "a rank without others could not do it", self.rank)
         rendezvous = self._rendezvous
         other = native.out_of_step(handle)
         if self._reported is not None:
@@ -289,7 +294,7 @@ class Communicator:
                 (self.rank,), f"rank {self.rank} could not do its part: {native.error(handle)}", self.rank
             )
             verdict = liveness.publish(rendezvous.failure_store, self._name, first_verdict)
-        if other == native.NOBODY:  # ranks that are out of step are alive, and leave in good order
+        if other == native.NOBODY:  # ranks that are out of step are alive, and close normally
             rendezvous.mark_gone(tuple(rank for rank in verdict.ranks if rank != self.rank))
         return verdict
 

@@ -1,4 +1,4 @@
-"""The device that a rank runs its stage on."""
+"""Devices that ranks run their stages on: the protocol, and the host's processor."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Device(Protocol):
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of the device's own memory that are held now; 0 on the host, whose memory the system counts."""
+        """Bytes now allocated in the device's memory; 0 on the host, whose memory is not counted."""
 
     def launcher(
         self, library: ctypes.CDLL, kernels: Sequence[Sequence[int]], data: Sequence[int], stage: StageManifest
@@ -44,7 +44,7 @@ class Device(Protocol):
         folder: Path,
         build: str,
     ) -> None:
-        """Choose the fastest candidate of each kernel, the same on all ranks of the stage, which do so together.
+        """Choose the fastest candidate of each kernel. All ranks of the stage call this together, and choose the same.
 
         Parameters
         ----------

@@ -1,7 +1,7 @@
 """Access to tensors of any library through DLPack, in place: address, shape, strides, dtype and device.
 
 The structures are those of dlpack.h, version 1 (https://dmlc.github.io/dlpack/latest/c_api.html), and the protocol is
-the array API standard's (``__dlpack__`` and ``__dlpack_device__``). NumPy's own reader knows no bfloat16.
+the array API standard's (``__dlpack__`` and ``__dlpack_device__``). NumPy's reader of DLPack does not know bfloat16.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _function(name: str, result: Any, *arguments: Any) -> Any:
 _is_valid = _function("PyCapsule_IsValid", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
 _pointer = _function("PyCapsule_GetPointer", ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 _rename = _function("PyCapsule_SetName", ctypes.c_int, ctypes.py_object, ctypes.c_char_p)
-# Capsules keep the address of their name, so the bytes must stay.
+# Capsules keep the address of their name, so these bytes must not be freed.
 _PLAIN, _PLAIN_USED = b"dltensor", b"used_dltensor"
 _VERSIONED, _VERSIONED_USED = b"dltensor_versioned", b"used_dltensor_versioned"
 
@@ -78,27 +78,27 @@ class Export:
     Parameters
     ----------
     x: object
-        Has ``__dlpack__``.
+        A tensor with ``__dlpack__``.
 
     Attributes
     ----------
-    address: the first element's.
+    address: the address of the first element.
     shape, strides: in elements.
-    dtype: hidet's name, such as ``bfloat16``.
+    dtype: hidet's name of the dtype, such as ``bfloat16``.
     itemsize: bytes of an element.
     read_only: whether it must not be written to; None where the library does not say.
 
     Raises
     ------
     BufferError, TypeError, ValueError
-        When the object cannot be exported, or is no dense tensor of numbers; what its library raises too.
+        When the object cannot be exported, or is not a dense tensor of numbers. Errors of its library are passed on.
     """
 
     def __init__(self, x: Any):
         self._managed: _Managed | _ManagedVersioned | None = None
         try:
             capsule = x.__dlpack__(max_version=(_MAJOR, 0))
-        except TypeError:  # from before versions
+        except TypeError:  # a library of before DLPack 1.0
             capsule = x.__dlpack__()
         if _is_valid(capsule, _VERSIONED):
             versioned = _ManagedVersioned.from_address(_pointer(capsule, _VERSIONED))
@@ -113,7 +113,7 @@ class Export:
             self._managed = managed
             self.read_only = None
         else:
-            raise BufferError("__dlpack__ gave no DLPack capsule")
+            raise BufferError("__dlpack__ did not return a DLPack capsule")
         tensor = self._managed.tensor
         ndim = tensor.ndim
         self.address = (tensor.data or 0) + tensor.byte_offset
@@ -129,13 +129,13 @@ class Export:
 
 
 def device_of(x: Any) -> tuple[int, int]:
-    """The DLPack device type and number of a tensor."""
+    """Return the DLPack device type and number of a tensor."""
     kind, number = x.__dlpack_device__()
     return int(kind), int(number)
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides, in elements, of a contiguous tensor."""
+    """Compute the strides, in elements, of a contiguous tensor in row-major order."""
     strides = []
     step = 1
     for extent in reversed(shape):

@@ -1,4 +1,4 @@
-"""Inputs that hold indices, checked before a program looks them up."""
+"""Checks of inputs that hold indices, such as numbers of tokens, before a program uses them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hidet_dist.runtime.tensors import Buffer
 _INTEGERS = {f"{kind}{bits}": (bits // 8, kind == "int") for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
 
 
-_LIMIT = 2**62  # beyond all indices, and within int64
+_LIMIT = 2**62  # greater than any index, and within int64
 
 
 class IndexChecks:
-    """The checks of a stage's inputs.
+    """The index checks of a stage's inputs.
 
     Raises
     ------
@@ -41,41 +41,41 @@ class IndexChecks:
             names = {x for product in _products(check) for x in product if isinstance(x, str)}
             if not names <= symbols or len(check.shape) != len(check.strides):
                 raise ArtifactError(
-                    f"Index check {number} of {stage.folder} is of sizes that the program has not. Build the artifacts "
-                    "again."
+                    f"Index check {number} of {stage.folder} uses symbolic sizes that the program does not have. Build "
+                    "the artifacts again."
                 )
             signature = stage.inputs[check.input]
             if not names and not signature.is_symbolic:
                 self._fixed[number] = _Range(check, signature.dtype, [int(n) for n in signature.shape], {})
 
     def check(self, inputs: Sequence[Buffer], sizes: Mapping[str, int]) -> None:
-        """Refuse indices that are out of range, given the sizes of local symbols.
+        """Check that all indices are in range, given the sizes of local symbols.
 
-        Only tensors in host memory are looked at: on a GPU, kernels give NaN for such indices.
+        Only tensors in host memory are checked. On a GPU, kernels return NaN for indices out of range.
 
         Raises
         ------
         InputError
-            It names the input, the place in it and the index.
+            For an index out of range; the message has the input, the position in it and the index.
         """
         for number, check in enumerate(self._checks):
             buffer = inputs[check.input]
             if buffer.device[0] not in (dlpack.CPU, dlpack.CUDA_HOST):
                 continue
-            known = self._fixed.get(number) or _Range(check, buffer.dtype, buffer.shape, sizes)
-            outside = known.first_outside(buffer)
+            allowed = self._fixed.get(number) or _Range(check, buffer.dtype, buffer.shape, sizes)
+            outside = allowed.first_outside(buffer)
             if outside is not None:
-                place, value = outside
-                where = [int(i) for i in np.unravel_index(place, buffer.shape)] if buffer.shape else []
+                offset, value = outside
+                position = [int(i) for i in np.unravel_index(offset, buffer.shape)] if buffer.shape else []
                 shard = " of this rank's shard" if self._is_shard[check.input] else ""
                 raise InputError(
-                    f"Input {check.input} is {value} at {where}{shard}: it is used as an index into {known.rows} rows, "
-                    f"and must be from {known.least} to {known.greatest}."
+                    f"Input {check.input} is {value} at {position}{shard}: it is used as an index into {allowed.rows} "
+                    f"rows, and must be from {allowed.least} to {allowed.greatest}."
                 )
 
 
 class _Range:
-    """A check at given sizes: an input's elements may be from ``least`` to ``greatest``."""
+    """The range, from ``least`` to ``greatest``, that a check allows for an input's elements at given sizes."""
 
     def __init__(self, check: IndexCheck, dtype: str, extents: Sequence[int], sizes: Mapping[str, int]):
         shape, strides = ([_value(product, sizes) for product in products] for products in (check.shape, check.strides))
@@ -96,7 +96,7 @@ class _Range:
         self._range = native.StridedRange(self.itemsize, signed, shape, strides, *bounds)
 
     def first_outside(self, buffer: Buffer) -> tuple[int, int] | None:
-        """Find the first element of a contiguous tensor that is out of range: its place and value."""
+        """Find the first element of a contiguous tensor that is out of range. Returns its offset and value, or None."""
         outside = self._range.first_outside(buffer.address + self.offset * self.itemsize)
         return None if outside is None else (self.offset + outside[0], outside[1])
 

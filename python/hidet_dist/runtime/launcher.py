@@ -1,4 +1,4 @@
-"""The launcher: the compiled function that launches a whole program, with its set-up, calls and timing."""
+"""Launchers: the compiled function that launches all kernels of a program, with its set-up, calls and timing."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hidet_dist.runtime.memory import Memory
 
 
 class Launcher:
-    """A launcher library, typed. Not to be called from two threads at once.
+    """A loaded launcher library. It must not be called from two threads at once.
 
     Parameters
     ----------
     library: ctypes.CDLL
-        A copy of the library of its own: it keeps its weights and workspace in globals.
+        A private copy of the library, which keeps the addresses of weights and workspace in global variables.
     kernels: sequence of int
         The kernels' addresses, in the order of the manifest.
     data: sequence of int
@@ -25,9 +25,9 @@ class Launcher:
     tensors: int
         The number of inputs and outputs together.
     nodes: int
-        The number of kernels that are launched, one after the other.
+        The number of kernel launches in a run.
     memory: Memory
-        Where activations lie.
+        The memory in which activations lie.
     """
 
     def __init__(
@@ -56,36 +56,47 @@ class Launcher:
         self._sizes = (ctypes.c_int64 * len(KINDS_OF_MEMORY))()
 
     def workspaces(self) -> dict[str, int]:
-        """The bytes of activations, as :meth:`workspace_bytes`, by kind of memory."""
+        """Return the bytes of workspace by kind of memory, at the sizes of symbolic dims that hidet's runtime holds."""
         self._library.hidet_get_workspace_size(self._sizes)
         return {kind: size for kind, size in zip(KINDS_OF_MEMORY, self._sizes, strict=True) if size}
 
     def workspace_bytes(self) -> int:
-        """The memory that activations take, in bytes, at the sizes of symbolic dims that hidet's runtime has now."""
+        """Return the bytes of workspace in this launcher's memory, at least 1, at the sizes that hidet's runtime holds.
+
+        Workspace is the memory of activations within the program.
+        """
         return max(1, self.workspaces().get(KINDS_OF_MEMORY[self._memory.number], 0))
 
     def reserve(self, nbytes: int) -> None:
-        """Make room for activations of so many bytes."""
+        """Allocate ``nbytes`` of workspace, or reuse what is allocated, and pass its address to the launcher."""
         address = self._memory.workspace(nbytes)
         if address != self._workspace:
             self._library.hidet_set_workspace(self._memory.number, address)
             self._workspace = address
 
     def output_shape(self, number: int, ndim: int) -> tuple[int, ...]:
-        """The shape of an output at the sizes that hidet's runtime has now."""
+        """Return the shape of output ``number``, of ``ndim`` dims, at the sizes that hidet's runtime holds."""
         dims = (ctypes.c_int32 * ndim)()
         self._library.hidet_get_output_shape(ctypes.c_int32(number), dims)
         return tuple(dims)
 
     def launch(self, addresses: Sequence[int], sizes: tuple[int, ...], check: Callable[[], None]) -> None:
-        """Run the program on inputs, into outputs. Other Python threads run meanwhile.
+        """Run the program. The GIL is released, so other Python threads can run.
 
-        ``sizes`` are those of the symbolic dims, ``check`` raises what went wrong so far; a CUDA graph needs them.
+        Parameters
+        ----------
+        addresses: sequence of int
+            The inputs' addresses, then the outputs'.
+        sizes: tuple of int
+            The sizes of the symbolic dims: the key of a CUDA graph. Unused by this class.
+        check: function
+            Raises the first error of a kernel or a collective so far, before a CUDA graph is used. Unused by this
+            class.
         """
         self._launch(*addresses, self._table_address)
 
     def record(self, addresses: Sequence[int], sizes: tuple[int, ...], check: Callable[[], None]) -> None:
-        """Run the program as :meth:`launch` does, and record for :meth:`times` when each kernel began and ended."""
+        """Run the program as :meth:`launch` does, and record each kernel's begin and end for :meth:`times`."""
         self._times = np.zeros((self._nodes, 2), np.int64)
         self._library.hidet_dist_record(self._times.ctypes.data)
         try:
@@ -94,8 +105,8 @@ class Launcher:
             self._library.hidet_dist_record(None)
 
     def times(self) -> np.ndarray:
-        """int64[nodes, 2]: when each recorded kernel began and ended, as time.perf_counter_ns."""
+        """Return the begin and end of each recorded kernel: int64[nodes, 2], in ns as ``time.perf_counter_ns``."""
         return self._times
 
     def close(self) -> None:
-        """Free the resources for launching."""
+        """Free resources such as CUDA graphs. A launcher on the CPU has none."""

@@ -1,4 +1,4 @@
-"""Loading of a program's libraries: those that kernels need, the kernels, and the launcher."""
+"""Loading of a program's libraries: its dependencies, its kernels and its launcher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hidet_dist.runtime import native, openblas
 from hidet_dist.runtime.cuda.cudart import is_runtime, load_runtime
 from hidet_dist.runtime.threads import end_threads_before_forks, wait_without_spinning
 
-_KERNEL = "hidet_launch_"  # the name under which a kernel library exports a candidate, without its number
+_KERNEL = "hidet_launch_"  # a kernel library exports a candidate under this name, followed by its number
 
 
 class Libraries:
@@ -30,10 +30,10 @@ class Libraries:
     def load_shared(self, file: int) -> ctypes.CDLL:
         """Load a library without state, such as a kernel, from a descriptor. Takes over the descriptor.
 
-        The loader takes two libraries of the same path for one, even when the file has been replaced in between: a
-        process that loads artifacts, builds them anew and loads them again would run the old kernels. So the path is
-        that of the descriptor, which stays open as long as the library is loaded. All partitions and processes that
-        load the same file share its pages.
+        The dynamic loader identifies a library by its path, even when the file has been replaced in between: a process
+        that loads artifacts, builds them anew and loads them again would run the old kernels. So the library is loaded
+        by the path of the descriptor, which stays open as long as the library is loaded. All partitions and processes
+        that load the same file share its pages.
         """
         try:
             library = ctypes.CDLL(f"/proc/self/fd/{file}")
@@ -43,7 +43,7 @@ class Libraries:
         self._opened.append((file, library))
         return library
 
-    def load_own(self, file: int) -> ctypes.CDLL:
+    def load_private(self, file: int) -> ctypes.CDLL:
         """Load a separate copy of a library with state, such as a launcher. Takes over the descriptor."""
         copy = os.memfd_create("hidet_dist_launcher")
         with os.fdopen(file, "rb") as source, os.fdopen(copy, "wb", closefd=False) as target:
@@ -51,12 +51,12 @@ class Libraries:
         return self.load_shared(copy)
 
     def load_kernels(self, files: Iterable[VerifiedFile], candidates: Sequence[int]) -> list[list[int]]:
-        """The addresses of the kernels in libraries, whose descriptors are taken: of each library, its candidates.
+        """Load kernel libraries, and return the addresses of each one's candidates. Takes over the descriptors.
 
         Raises
         ------
         ArtifactError
-            When one of them is no library, needs what is not there, or has too few candidates.
+            When a file is not a library, depends on a missing one, or has too few candidates.
         """
         kernels = []
         for file, count in zip(files, candidates, strict=True):
@@ -64,7 +64,10 @@ class Libraries:
                 library = self.load_shared(file.descriptor)
                 addresses = [getattr(library, f"{_KERNEL}{candidate}") for candidate in range(count)]
             except (AttributeError, OSError) as error:
-                raise ArtifactError(f"{file.path} has no {count} candidates of a kernel: {error}.") from error
+                raise ArtifactError(
+                    f"{file.path} is not a library with {count} candidates of a kernel: {error}. Build the artifacts "
+                    "again."
+                ) from error
             kernels.append([ctypes.cast(function, ctypes.c_void_p).value or 0 for function in addresses])
         return kernels
 
@@ -74,10 +77,10 @@ class Libraries:
         Raises
         ------
         ArtifactError
-            When it is no launcher.
+            When it is not a launcher.
         """
         try:
-            library = self.load_own(file.descriptor)
+            library = self.load_private(file.descriptor)
             describe = library.hidet_describe
         except (AttributeError, OSError) as error:
             raise ArtifactError(f"{file.path} is no launcher: {error}. Build the artifacts again.") from error
@@ -88,14 +91,14 @@ class Libraries:
 
 
 def load_needed(names: Sequence[str], folder: Path) -> None:
-    """Load the runtimes that kernels link against, and the further libraries that a manifest names.
+    """Load the runtime libraries that all kernels link against, and the libraries that a manifest names.
 
     Raises
     ------
     ArtifactError
         When a name is unknown.
     ConfigError
-        When the CUDA runtime is not there.
+        When the CUDA runtime is not installed.
     """
     wait_without_spinning()
     end_threads_before_forks()
@@ -111,7 +114,7 @@ def load_needed(names: Sequence[str], folder: Path) -> None:
 
 
 def hidet_runtime() -> ctypes.CDLL:
-    """hidet's runtime library, which kernels need. It is located without importing hidet and its compiler."""
+    """Load hidet's runtime library, which kernels need, without importing hidet and its compiler."""
     module = importlib.util.find_spec("hidet")
     if module is None or not module.submodule_search_locations:
         raise HidetDistError("hidet is not installed; install hidet==0.6.1.")

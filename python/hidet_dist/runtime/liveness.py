@@ -1,4 +1,4 @@
-"""Heartbeats of ranks, from which a failed collective is attributed to ranks."""
+"""Heartbeats of ranks, and the attribution of failed collectives to ranks by them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BEAT_SECONDS = 0.5
 """Seconds between two heartbeats of a rank."""
 
 SILENCE_SECONDS = 3.0
-"""A rank whose heartbeat does not change for this long counts as dead; several beats, as busy machines are late."""
+"""A rank whose heartbeat stays the same for this long counts as dead: several beats, because busy machines are late."""
 
 ABSENT = -1
 """Stands for the sequence number of a rank that has not made the communicator yet."""
@@ -27,8 +27,8 @@ T = TypeVar("T")
 def run_bounded(function: Callable[[], T], seconds: float) -> T:
     """Call ``function()`` in a thread; raise ``TimeoutError`` after ``seconds``.
 
-    For calls into the store, some of which wait without a limit for a host that is stopped. Its thread is left behind
-    then: nothing can interrupt it.
+    It serves for calls into the store, some of which wait without a limit for a stopped host. After a time-out the
+    thread is left running, because nothing can interrupt it.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -51,7 +51,7 @@ def run_bounded(function: Callable[[], T], seconds: float) -> T:
 
 @dataclass(frozen=True)
 class Progress:
-    """The number of collectives that a rank has started on a communicator, and the peers of the one under way."""
+    """The number of collectives that a rank has started on a communicator, and the peers of the current one."""
 
     sequence: int
     peers: tuple[int, ...] = ()
@@ -61,8 +61,8 @@ class Progress:
 class Beat:
     """The last state that a rank published.
 
-    ``sequences`` has the number of collectives started on each of its communicators, ``None`` for a closed one.
-    ``peers`` has the other ranks of the collective that is under way on each, or that failed.
+    ``sequences`` maps each of its communicators to the number of collectives started there, ``None`` for a closed one.
+    ``peers`` maps each to the other ranks of its current or failed collective.
     """
 
     count: int
@@ -76,13 +76,13 @@ class Beat:
 
     @staticmethod
     def loads(text: bytes) -> Beat:
-        """The reverse of ``dumps``."""
+        """Decode the result of ``dumps``."""
         return Beat(**json.loads(text))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The ranks that made a communicator fail (empty if unknown), the reason, and the rank that found out."""
+    """The ranks that made a communicator fail (empty if unknown), the reason, and the rank that reported it."""
 
     ranks: tuple[int, ...]
     reason: str
@@ -94,18 +94,18 @@ class Verdict:
 
     @staticmethod
     def loads(text: bytes) -> Verdict:
-        """The reverse of ``dumps``."""
+        """Decode the result of ``dumps``."""
         value: dict[str, Any] = json.loads(text)
         return Verdict(tuple(value["ranks"]), value["reason"], value["reporter"])
 
 
 def beat_key(rank: int) -> str:
-    """The key under which a rank publishes its beat."""
+    """Return the key under which a rank publishes its beat."""
     return f"beat/{rank}"
 
 
 def verdict_key(communicator: str) -> str:
-    """The key under which the first rank to find out publishes why a communicator failed."""
+    """Return the key under which the first rank to detect a communicator's failure publishes the verdict."""
     return f"{communicator}/verdict"
 
 
@@ -116,12 +116,12 @@ class _Watched:
 
 
 class Heartbeat:
-    """Publishes this rank's beat from a daemon thread, and passes on the verdicts that other ranks publish.
+    """A daemon thread that publishes this rank's beat, and passes on the verdicts that other ranks publish.
 
     Parameters
     ----------
     store: Store
-        A store client of its own: a client serves one call at a time, and another's may wait for long.
+        A store client that nothing else uses: a client serves one call at a time, and other users' calls may be long.
     rank: int
         This rank.
     """
@@ -137,26 +137,26 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="hidet_dist-heartbeat", daemon=True)
 
     def start(self) -> None:
-        """Publish the first beat, then go on in the thread."""
+        """Publish the first beat, and start the thread that publishes further ones."""
         self._publish()
         self._thread.start()
 
     def watch(self, communicator: str, progress: Callable[[], Progress], on_verdict: Callable[[Verdict], None]) -> None:
-        """Publish a communicator's progress too, and call ``on_verdict``, once, when it has a verdict.
+        """Publish a communicator's progress too, and call ``on_verdict`` once when there is a verdict about it.
 
-        Both functions are called from the heartbeat's thread, and not after ``unwatch`` has returned.
+        Both functions are called in the heartbeat's thread, but not after ``unwatch`` has returned.
         """
         with self._lock:
             self._watched[communicator] = _Watched(progress, on_verdict)
 
     def unwatch(self, communicator: str) -> None:
-        """Say from now on that this rank has closed the communicator."""
+        """Publish from now on that this rank has closed the communicator."""
         with self._lock:
             if self._watched.pop(communicator, None) is not None:
                 self._closed.add(communicator)
 
     def stop(self) -> None:
-        """Say that this rank has left, and end the thread. Waits two seconds for it at most."""
+        """Publish that this rank has left, and end the thread. Waits at most two seconds for it."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(2.0)
@@ -189,20 +189,20 @@ class Heartbeat:
                         if name in self._watched:
                             self._watched[name].on_verdict(verdict)
         except RuntimeError:
-            # The store has gone. That alone is no failure, as the host may simply have finished first; a collective
-            # that does fail then finds the store unreachable, and blames its host.
+            # The store is gone. That alone is no failure, because the host may simply have finished first. If a
+            # collective fails later, the store is unreachable, and its host is blamed.
             return
 
 
 class SilenceWatch:
-    """Tells which of some ranks have been silent for ``SILENCE_SECONDS`` since it was made, or have left."""
+    """A watch over ranks, for those that have left, or been silent for ``SILENCE_SECONDS`` since it was made."""
 
     def __init__(self, store: Store, ranks: tuple[int, ...]):
         self._store = store
         self._seen = {rank: (beat.count, time.monotonic()) for rank, beat in read_beats(store, ranks).items()}
 
     def gone(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of ``ranks`` that are dead or have left. ``ranks`` must be among those that it was made for."""
+        """Return those of ``ranks``, a subset of the watched ones, that are dead or have left."""
         now = time.monotonic()
         gone = []
         for rank, beat in read_beats(self._store, ranks).items():
@@ -217,7 +217,7 @@ class SilenceWatch:
 
 
 def read_beats(store: Store, ranks: tuple[int, ...]) -> dict[int, Beat]:
-    """The last beat of each of these ranks. They must have joined: each publishes one before it announces itself."""
+    """Read the last beat of each of these ranks. They must have joined: a rank publishes a beat before it does so."""
     if not ranks:
         return {}
     return dict(zip(ranks, map(Beat.loads, store.multi_get([beat_key(rank) for rank in ranks])), strict=True))
@@ -226,22 +226,22 @@ def read_beats(store: Store, ranks: tuple[int, ...]) -> dict[int, Beat]:
 def blame(store: Store, communicator: str, rank: int, world_size: int, progress: Progress, host: int) -> Verdict:
     """Find the ranks that made a communicator's collective fail, and publish the verdict, or adopt an earlier one.
 
-    Those are the ranks whose heartbeat stopped. Else, of the ranks that this one waits for, and those that these wait
-    for, and so on: those that have left; else those that wait for nobody. Else, where the store cannot be reached, its
-    host. Takes ``SILENCE_SECONDS`` and one second more at most.
+    The ranks to blame are the first non-empty set of: those whose heartbeat stopped; among the ranks that this one
+    waits for, directly or through others, those that have left; among the same, those that wait for no rank. If the
+    store cannot be reached, its host is to blame. Takes at most ``SILENCE_SECONDS`` + 1 s.
 
     Parameters
     ----------
     store: Store
         A store client that is used for this only.
     communicator: str
-        Its name.
+        The communicator's name.
     rank, world_size: int
         This rank, and the number of ranks.
     progress: Progress
-        This rank's, with the ranks of the collective that failed.
+        This rank's progress, with the ranks of the collective that failed.
     host: int
-        The rank that hosts the store, negative where it is of another group.
+        The rank that hosts the store, negative if it is in another group.
     """
 
     def search() -> Verdict:
@@ -254,12 +254,12 @@ def blame(store: Store, communicator: str, rank: int, world_size: int, progress:
     except (RuntimeError, TimeoutError) as error:
         if host == rank:
             return Verdict((), f"the rendezvous store cannot be reached ({error})", rank)
-        name = f"rank {host}" if host >= 0 else "the rank of another group"
+        name = f"rank {host}" if host >= 0 else "a rank of another group"
         return Verdict((host,), f"{name}, which hosts the rendezvous store, cannot be reached", rank)
 
 
 def publish(store: Store, communicator: str, verdict: Verdict) -> Verdict:
-    """Publish a verdict. Returns an earlier one if there is one, else this one, also if the store cannot be reached."""
+    """Publish a verdict. Returns the earlier one if there is any, else this one, even if the store is unreachable."""
     try:
         return run_bounded(
             lambda: Verdict.loads(store.compare_set(verdict_key(communicator), "", verdict.dumps())), 1.0
@@ -296,7 +296,7 @@ def _search(store: Store, communicator: str, rank: int, world_size: int, progres
     if left:
         return Verdict(tuple(left), f"{_ranks(left)} left before the collective", rank)
     idle = [other for other in awaited if not beats[other].peers.get(communicator)]
-    # A rank that gets on is not to blame for what takes so long, unless there is no other.
+    # A rank that makes progress is not to blame for the delay, unless there is no other.
     late = [other for other in idle if _started(beats[other], communicator) == _started(first[other], communicator)]
     late = late or idle
     if late:
@@ -304,11 +304,11 @@ def _search(store: Store, communicator: str, rank: int, world_size: int, progres
         return Verdict(tuple(late), f"{_ranks(late)} did not reach collective {max(least, 0) + 1}", rank)
     if all(_started(beats[other], communicator) == progress.sequence for other in awaited):
         return Verdict((), "all ranks are alive and have reached the same collective", rank)
-    return Verdict((), f"{_ranks(sorted([rank, *awaited]))} wait for one another: they do not do the same", rank)
+    return Verdict((), f"{_ranks(sorted([rank, *awaited]))} wait for one another, in different collectives", rank)
 
 
 def _awaited(rank: int, peers: tuple[int, ...], communicator: str, beats: dict[int, Beat]) -> list[int]:
-    """The ranks that a rank waits for, and those that these wait for, and so on, in ascending order."""
+    """List the ranks that a rank waits for, directly or through others, in ascending order."""
     awaited: set[int] = set()
     result = list(peers)
     while result:

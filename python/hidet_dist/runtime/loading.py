@@ -1,4 +1,4 @@
-"""Collective loading: either all ranks load the same artifacts, or all learn which rank did not, and why."""
+"""Collective loading: all ranks load the same artifacts, or each raises an error that names the rank that did not."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _FAILED = "failed"
 
 
 class Loading:
-    """One collective loading. All ranks do theirs in the same order.
+    """One collective loading. All ranks take part in their loadings in the same order.
 
     Parameters
     ----------
     rendezvous: Rendezvous
-        The ranks, met.
+        The rendezvous of the ranks.
     name: str
-        The turn's, the same on all ranks and of no other turn.
+        The name of this loading: the same on all ranks, and unlike that of any other loading.
     """
 
     def __init__(self, rendezvous: Rendezvous, name: str):
@@ -31,13 +31,13 @@ class Loading:
     def fail(self, error: BaseException) -> None:
         """Notify the other ranks that this one has not loaded its part, if they can be reached."""
         try:
-            self._say(f"{type(error).__name__}: {error}", "")
+            self._report(f"{type(error).__name__}: {error}", "")
             self._store.set(_FAILED, "")
         except RuntimeError:
             return
 
     def finish(self, identity: str, timeout_seconds: float) -> None:
-        """Return once all ranks have loaded the artifacts of this identity.
+        """Wait until all ranks have loaded the artifacts of this identity.
 
         Raises
         ------
@@ -48,7 +48,7 @@ class Loading:
         """
         keys = {rank: str(rank) for rank in range(self._world_size)}
         try:
-            self._say("", identity)
+            self._report("", identity)
             problem = ""
             try:
                 await_ranks(
@@ -60,24 +60,24 @@ class Loading:
                 )
             except PeerError as error:
                 problem = str(error)
-            said = {rank: json.loads(self._store.get(key)) for rank, key in keys.items() if self._store.check([key])}
+            results = {rank: json.loads(self._store.get(key)) for rank, key in keys.items() if self._store.check([key])}
         except RuntimeError as error:
             settings = self._rendezvous.settings
             host = settings.first_rank + settings.host_rank
             raise RendezvousError(
-                f"rank {self._rank} lost the rendezvous store, which rank {host} hosts, on loading: {error}"
+                f"rank {self._rank} lost the rendezvous store, which rank {host} hosts, while loading: {error}"
             ) from error
-        for rank, (reason, _) in said.items():
+        for rank, (reason, _) in results.items():
             if reason:
                 raise RendezvousError(f"rank {rank} could not load its part of the program: {reason}")
         if problem:
             raise RendezvousError(f"rank {self._rank} waited for the others to load their parts: {problem}")
-        for rank, (_, other) in said.items():
+        for rank, (_, other) in results.items():
             if other != identity:
                 raise ArtifactError(
                     f"rank {rank} has loaded other artifacts ({other[:12]}) than rank {self._rank} ({identity[:12]}): "
-                    "give all ranks the same build, and load it again if it was replaced meanwhile."
+                    "give all ranks the same build, and load again if the artifacts were replaced meanwhile."
                 )
 
-    def _say(self, error: str, identity: str) -> None:
+    def _report(self, error: str, identity: str) -> None:
         self._store.set(str(self._rank), json.dumps([error, identity]))

@@ -1,4 +1,4 @@
-"""Waiting for keys of other ranks in the rendezvous store, but not for ranks that are gone."""
+"""Waiting for keys of other ranks in the rendezvous store, with detection of dead ranks."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def await_ranks(
     timeout_seconds: float,
     failed: Callable[[], bool],
 ) -> None:
-    """Return once all keys are in the store.
+    """Wait until all keys are in the store.
 
     Parameters
     ----------
     store: Store
-        Where the keys will be.
+        The store for the keys.
     beats: Store
-        Where the ranks publish their heartbeats.
+        The store with the ranks' heartbeats.
     keys: Mapping[int, str]
         The key that each rank will set.
     timeout_seconds: float
         How long to wait.
     failed: Callable[[], bool]
-        Whether there is no use in waiting any longer, for another reason.
+        Whether the communicator has failed for another reason, so that waiting is useless.
 
     Raises
     ------

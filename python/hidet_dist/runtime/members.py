@@ -10,16 +10,16 @@ from hidet_dist.runtime.rendezvous import Rendezvous
 
 
 class Members(Rendezvous):
-    """The ranks of one group, numbered from 0 within the group. They use the store of all ranks.
+    """The rendezvous of one group of ranks, numbered from 0 within the group, in the store of all ranks.
 
-    What becomes of one group's communicators, another group does not hear of.
+    A failure in one group's communicators is not reported to other groups.
 
     Parameters
     ----------
     everyone: Rendezvous
-        All ranks, met.
+        The rendezvous of all ranks.
     ranks: range
-        The group's ranks among them, this process's included.
+        The group's ranks, including this process's.
     """
 
     def __init__(self, everyone: Rendezvous, ranks: range):
@@ -39,15 +39,15 @@ class Members(Rendezvous):
         self.heartbeat.start()
 
     def next_name(self) -> str:
-        """A name for the group's next communicator, which no other group has."""
+        """Return a name for the group's next communicator, unique among all groups."""
         return f"{self._group}-communicator{next(self._group_names)}"
 
     def mark_gone(self, ranks: tuple[int, ...]) -> None:
-        """Do not wait long for these ranks of the group at the end."""
+        """Do not wait for these ranks of the group when the rendezvous closes."""
         self._everyone.mark_gone(tuple(self._ranks.start + rank for rank in ranks))
 
     def close(self) -> None:
-        """End the group's heartbeat; the rendezvous of all goes on."""
+        """Stop the group's heartbeat; the rendezvous of all ranks remains open."""
         self.heartbeat.stop()
         self._beats.close()
 

@@ -1,7 +1,7 @@
-"""The memory of a partition's weights, workspace, inputs and outputs: one class for each kind.
+"""The memory of a partition's weights, workspace, inputs and outputs: one class for each kind of memory.
 
-This module has the host's memory, :mod:`hidet_dist.runtime.cuda.memory` that of CUDA devices. A kind of memory knows
-which tensors kernels can read in place, loads weights from their files, and allocates activations and results.
+This module has the host's memory, :mod:`hidet_dist.runtime.cuda.memory` that of CUDA devices. A kind of memory loads
+weights from their files, allocates activations and results, and makes inputs readable for kernels.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Memory(Protocol):
 
     Attributes
     ----------
-    name: its name for users, such as ``CPU``.
-    number: hidet's number of the kind: 0 is the host, 1 CUDA.
+    name: the name shown to users, such as ``CPU``.
+    number: hidet's number of the kind of memory: 0 is the host, 1 CUDA.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Memory(Protocol):
         """Make the context in which this thread can launch kernels."""
 
     def packed(self, buffer: Buffer, what: str) -> Buffer:
-        """Return a contiguous tensor: itself or a copy. Raises InputError about ``what`` where none is made."""
+        """Return a contiguous tensor: ``buffer`` or a copy. Raises InputError about ``what`` where it cannot."""
 
     def load(self, file: VerifiedFile, places: Mapping[str, Place]) -> dict[str, int]:
         """Load a file's tensors; return their addresses by name. Takes over the file's descriptor."""
@@ -64,7 +64,7 @@ class Memory(Protocol):
         """Allocate at least ``nbytes`` bytes for activations in place of the earlier ones; return their address."""
 
     def empty(self, kind: str, shape: Sequence[int], dtype: str, device: tuple[int, int]) -> Any:
-        """Make an uninitialised tensor of a library that has the dtype, on a DLPack device."""
+        """Make an uninitialized tensor on a DLPack device. ``kind`` is its library, which must have the dtype."""
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Buffer:
         """Make a buffer of zeros."""
@@ -79,7 +79,7 @@ class Memory(Protocol):
         """Wait for all launched kernels; raise CommunicationError if a collective failed."""
 
     def all_gather(self, communicator: Communicator, array: np.ndarray) -> np.ndarray:
-        """Gather one array of the same size from each rank, a row each. The communicator is bound to this thread."""
+        """Gather an array of the same size from each rank, as rows. The communicator must be bound to this thread."""
 
     def close(self) -> None:
         """Free everything."""
@@ -89,9 +89,9 @@ class HostMemory:
     """The host's memory. Weights stay in their files, which are mapped read-only: unread pages take no memory.
 
     All processes of a host that map the same file share its pages. The file may be renamed or deleted meanwhile, but
-    not changed: a mapping shows the file's present content. :meth:`check` detects a change, at the price of one system
-    call per file. Kernels read zeros from a part of a file that has gone (see mapped_file.h), so that the file must be
-    checked after they have run, too.
+    not changed, because a mapping shows the file's present content. :meth:`check` detects a change, at the cost of one
+    system call per file. From a part of a file that was cut off, kernels read zeros (see mapped_file.h), so the file
+    must be checked again after they have run.
     """
 
     name = "CPU"
@@ -110,11 +110,11 @@ class HostMemory:
 
     @property
     def unused_result_bytes(self) -> int:
-        """Bytes that are kept for large results to come."""
+        """Unused bytes that are kept for later large results."""
         return self._results.unused_bytes
 
     def holds(self, device: tuple[int, int]) -> bool:
-        """Tell whether a tensor is in the host's memory, pinned or not."""
+        """Tell whether a tensor on this DLPack device is in the host's memory, pinned or not."""
         return device[0] in (dlpack.CPU, dlpack.CUDA_HOST)
 
     def load(self, file: VerifiedFile, places: Mapping[str, Place]) -> dict[str, int]:
@@ -134,7 +134,7 @@ class HostMemory:
         base = np.frombuffer(mapping, np.uint8).ctypes.data
         watched = native.MappedFile(file.descriptor, base, len(mapping), str(path))
         self._mapped.append(_Mapped(file, mapping, watched))
-        if not file.is_unchanged():  # asked once the watch has begun, so that there is no time between the two
+        if not file.is_unchanged():  # checked once the watch has begun, so that no change falls between the two
             raise ArtifactError(f"{path} was changed while it was loaded. Load the artifacts again.")
         return {name: base + place.begin for name, place in places.items()}
 
@@ -143,18 +143,18 @@ class HostMemory:
         for mapped in self._mapped:
             if mapped.is_changed():
                 raise ArtifactError(
-                    f"{mapped.file.path} was changed while it was in use: the weights are not what they were. Load the "
+                    f"{mapped.file.path} was changed while it was in use, so its weights cannot be trusted. Load the "
                     "artifacts again; builds replace them without touching the old files."
                 )
 
     def workspace(self, nbytes: int) -> int:
-        """Allocate at least ``nbytes`` bytes, which take memory once they are written; return their address."""
+        """Allocate at least ``nbytes`` bytes, of which pages take memory once written; return their address."""
         if self._workspace.nbytes < nbytes:
             self._workspace = aligned(nbytes)
         return int(self._workspace.ctypes.data)
 
     def active(self) -> AbstractContextManager[None]:
-        """Make an empty context: the host's kernels need none."""
+        """Return an empty context: kernels on the host need none."""
         return nullcontext()
 
     def packed(self, buffer: Buffer, what: str) -> Buffer:
@@ -162,7 +162,7 @@ class HostMemory:
         return buffer.packed()
 
     def empty(self, kind: str, shape: Sequence[int], dtype: str, device: tuple[int, int]) -> Any:
-        """Make a tensor in host memory; a large one may reuse the memory of an earlier one that is gone."""
+        """Make a tensor in host memory. A large one may reuse the memory of an earlier result that was deleted."""
         nbytes = math.prod(shape) * dtype_bytes(dtype)
         memory = self._results.take(nbytes) if nbytes >= LEAST_BYTES and kind != HIDET else None
         return host_tensor(kind, shape, dtype, memory)
@@ -172,24 +172,24 @@ class HostMemory:
         return host_zeros(shape, dtype)
 
     def stage(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> list[int]:
-        """The addresses of inputs and outputs as they are."""
+        """Return the addresses of inputs and outputs, which kernels use in place."""
         return [buffer.address for buffer in (*inputs, *outputs)]
 
     def deliver(self, outputs: Sequence[Buffer], addresses: Sequence[int]) -> None:
         """Do nothing: kernels write outputs in place."""
 
     def wait(self, communicator: Communicator) -> None:
-        """Raise CommunicationError if a collective failed; kernels of the host are over when they return."""
+        """Raise CommunicationError if a collective failed. Kernels on the host are synchronous."""
         communicator.check()
 
     def all_gather(self, communicator: Communicator, array: np.ndarray) -> np.ndarray:
-        """Gather one array of the same size from each rank, a row each."""
-        everyone = np.empty((communicator.world_size, array.size), array.dtype)
+        """Gather an array of the same size from each rank, as rows."""
+        rows = np.empty((communicator.world_size, array.size), array.dtype)
         whole_mesh = (1 << len(communicator.mesh_shape)) - 1
         dtype = native.dtype_code(array.dtype.name)
-        native.all_gather(array.ctypes.data, everyone.ctypes.data, array.size, dtype, whole_mesh)
+        native.all_gather(array.ctypes.data, rows.ctypes.data, array.size, dtype, whole_mesh)
         communicator.check()
-        return everyone
+        return rows
 
     def close(self) -> None:
         """Unmap the weights. Their addresses must not be used any more."""
@@ -201,12 +201,12 @@ class HostMemory:
 def host_zeros(shape: Sequence[int], dtype: str) -> Buffer:
     """Make a buffer of zeros in host memory."""
     memory = np.zeros(math.prod(shape) * dtype_bytes(dtype), np.uint8)
-    place = memory.ctypes.data
-    return Buffer(place, tuple(shape), dtype, memory.nbytes, True, (dlpack.CPU, 0), False, memory)
+    address = memory.ctypes.data
+    return Buffer(address, tuple(shape), dtype, memory.nbytes, True, (dlpack.CPU, 0), False, memory)
 
 
 def dtype_bytes(dtype: str) -> int:
-    """The bytes of an element, by hidet's name of its dtype."""
+    """Return the bytes of an element, by hidet's name of its dtype."""
     return header.ITEMSIZE[dtype] if dtype in header.ITEMSIZE else np.dtype(dtype).itemsize
 
 
@@ -219,9 +219,9 @@ class _Mapped:
     watched: native.MappedFile
 
     def is_changed(self) -> bool:
-        """Whether the content was changed. The file is read again where only its status may have been."""
+        """Tell whether the content was changed. Where only the file's status was, its content is compared again."""
         while (change := self.watched.change) is native.Change.STATUS:
-            self.watched.renew()  # before it is read: what is written meanwhile is another change
+            self.watched.renew()  # before reading, so that a write during it counts as another change
             if not self.file.is_unchanged():
                 self.watched.condemn()
         return change is not native.Change.NONE

@@ -15,7 +15,7 @@ _THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def openblas_dir() -> Path:
-    """The folder of OpenBLAS's headers (``include``) and library (``lib``). Raises HidetDistError if it is missing."""
+    """Find the folder with OpenBLAS's ``include`` and ``lib``. Raises HidetDistError if it is missing."""
     module = importlib.util.find_spec("scipy_openblas32")
     if module is None or not module.submodule_search_locations:
         raise HidetDistError("OpenBLAS is missing; install scipy-openblas32.")
@@ -24,13 +24,13 @@ def openblas_dir() -> Path:
 
 @functools.cache
 def load_openblas() -> ctypes.CDLL:
-    """Load it, so that kernels which need it find it.
+    """Load OpenBLAS for kernels that are loaded later.
 
-    It computes on the calling thread only. Kernels cut their products into parts for their own threads
-    (OMP_NUM_THREADS, or all cores), which then need not share the cores with a second pool.
+    It is set to compute on the calling thread only. Kernels divide their products among OpenMP's threads
+    (OMP_NUM_THREADS, or all cores), which a second pool of threads would compete with.
     """
     before = os.environ.get(_THREADS)
-    os.environ[_THREADS] = "1"  # or it starts a thread a core while it is loaded
+    os.environ[_THREADS] = "1"  # otherwise loading it starts a thread per core
     try:
         return ctypes.CDLL(str(openblas_dir() / "lib" / "libscipy_openblas.so"), mode=ctypes.RTLD_GLOBAL)
     finally:

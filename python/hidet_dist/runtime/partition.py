@@ -1,4 +1,4 @@
-"""A loaded partition: one rank's part of a program, loaded from artifacts and ready to be called."""
+"""Loaded partitions: one rank's part of a program, loaded from artifacts and ready to be called."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from hidet_dist.spec.pipeline import Pipeline
 from hidet_dist.weights.header import Layout
 
 _sizes_lock = threading.Lock()  # hidet's runtime has one table of symbolic dims' sizes
-_NANOSECONDS = 1e9  # in a second
+_NANOSECONDS = 1e9  # per second
 
 
 def _forked() -> None:
-    """Make a new lock in a child, where the thread that holds the old one may be missing."""
+    """Make a new lock in a forked child: the thread that holds the old one may not exist there."""
     global _sizes_lock  # noqa: PLW0603
     _sizes_lock = threading.Lock()
 
@@ -55,28 +55,29 @@ os.register_at_fork(after_in_child=_forked)
 class LoadedPartition:
     """One rank's part of a program. Call it with the rank's shards of the graph inputs.
 
-    All ranks must make their calls in the same order. The calls are numbered on each rank, and one that another rank
-    did not make, or that failed there, is answered on none; but nothing tells apart two calls with inputs of the same
-    shapes that all ranks make, only for different requests.
+    All ranks must make their calls in the same order. Each rank numbers its calls. A call that another rank did not
+    make, or that failed there, returns a result on no rank. Nothing detects that ranks make the same call for different
+    requests, if the inputs have the same shapes.
 
-    * A partition of one rank, or one that communicates nothing, may be called from several threads. The calls run one
-      after the other, as do those of all partitions with symbolic dims in a process: hidet's runtime has one table of
-      their sizes.
-    * A partition that communicates is called from one thread, as threads take turns in an order of their own on each
-      rank: the one that loaded it, or the one that called :meth:`attach` last. Calls from others are refused.
+    * A partition of one rank, or one that communicates nothing, may be called from several threads. Its calls run one
+      after the other. So do the calls of all partitions with symbolic dims in a process, because hidet's runtime has
+      one table of their sizes.
+    * A partition that communicates is called from one thread: the one that loaded it, or the one that called
+      :meth:`attach` last. Calls from other threads are refused, because threads take turns in a different order on each
+      rank.
 
-    :meth:`close` may be called from any thread; it waits for the call that runs.
+    :meth:`close` may be called from any thread; it waits for a running call.
 
-    A partition belongs to the process that loaded it. In a child made by ``fork`` it is closed: to call it raises
-    ``ForkError``, to close it does nothing, and the child's end changes nothing for the ranks. The child may load a
-    partition of its own.
+    A partition belongs to the process that loaded it. In a child made by ``fork`` it is closed: calling it raises
+    ``ForkError``, closing it does nothing, and the ranks do not notice the child's end. The child may load another
+    partition.
 
     Parameters
     ----------
     folder: Path
         The artifact folder.
     rank: int, optional
-        The rank that this process must be; the session's or the environment's by default.
+        The rank that this process is required to have; the session's or the environment's by default.
     timeout_seconds: float, optional
         How long a collective waits for the other ranks; the session's by default.
     """
@@ -101,7 +102,7 @@ class LoadedPartition:
             self._communicators = self._communicate(rank, timeout_seconds)
             for communicator in self._communicators:
                 communicator.rely_on(memory.files)
-            self._own, self._communicator = self._communicators[0], self._communicators[-1]
+            self._stage_communicator, self._communicator = self._communicators[0], self._communicators[-1]
             pipeline = self.manifest.pipeline
             self._pipelined = None if pipeline is None else self._part_of_pipeline(pipeline)
             communicates = self.stage.size > 1 and bool(self.stage.communications)
@@ -115,23 +116,23 @@ class LoadedPartition:
             raise
 
     def _communicate(self, rank: int | None, timeout_seconds: float | None) -> list[Communicator]:
-        """The communicators of this rank: of its stage, and in a pipeline those of all ranks, the one of calls last."""
+        """Make this rank's communicators: its stage's first, then a pipeline's of all ranks, the one for calls last."""
         target, device = self.manifest.target, self._device.number
 
         def make(mesh_shape: tuple[int, ...], first: int) -> Communicator:
             return session.communicator_for(mesh_shape, rank, timeout_seconds, target, device, first)
 
         pipeline = self.manifest.pipeline
-        everyone = 0 if pipeline is None else 1 + PipelinedProgram.exchanges_results(pipeline)
-        # Those of all ranks first: all ranks make them in the same order.
-        worlds = [make((self.world_size,), 0) for _ in range(everyone)]
-        return [make(self.stage.mesh_shape, self._ranks.start), *worlds]
+        count = 0 if pipeline is None else 1 + PipelinedProgram.exchanges_results(pipeline)
+        # The communicators of all ranks are made first, because all ranks must make them in the same order.
+        of_all_ranks = [make((self.world_size,), 0) for _ in range(count)]
+        return [make(self.stage.mesh_shape, self._ranks.start), *of_all_ranks]
 
     def _part_of_pipeline(self, pipeline: Pipeline) -> PipelinedProgram:
-        own, *worlds = self._communicators
-        backward = worlds[0] if PipelinedProgram.exchanges_results(pipeline) else None
+        of_stage, *of_all_ranks = self._communicators
+        backward = of_all_ranks[0] if PipelinedProgram.exchanges_results(pipeline) else None
         memory = self._device.memory
-        return PipelinedProgram(self.manifest, self.rank, self._program, memory, worlds[-1], own, backward)
+        return PipelinedProgram(self.manifest, self.rank, self._program, memory, of_all_ranks[-1], of_stage, backward)
 
     def _choose_candidates(self, launcher: Launcher, folder: Path) -> None:
         """Choose the fastest candidate of each kernel, where there are several."""
@@ -142,13 +143,13 @@ class LoadedPartition:
                     self._program,
                     launcher,
                     self._kernels,
-                    self._own,
+                    self._stage_communicator,
                     folder.resolve(),
                     self._build,
                 )
         except BaseException as error:
-            # The others may wait for this rank.
-            self._communicator.give_up(f"it failed while it chose among candidates: {describe(error)}")
+            # The other ranks may be waiting for this one.
+            self._communicator.give_up(f"it failed while choosing kernel candidates: {describe(error)}")
             raise
 
     @property
@@ -159,19 +160,19 @@ class LoadedPartition:
 
     @property
     def _group_rank(self) -> int:
-        """This rank among those of its stage."""
+        """This rank's number within its stage, from 0."""
         return self._ranks.index(self.rank)
 
     @property
     def device_bytes(self) -> int:
-        """Memory that is held on a CUDA device now, for weights, workspace and staging; 0 on the CPU."""
+        """Bytes now allocated on a CUDA device for weights, workspace and staging; 0 on the CPU."""
         return self._device.allocated_bytes
 
     def _load(self, artifacts: OpenedArtifacts) -> Launcher:
         stage, folder = self.stage, artifacts.folder
         self._device = DEVICE_KINDS[self.manifest.target].open(self.manifest, stage, self.rank)
         check_features(self.manifest.arch, self.manifest.cpu_features)
-        load_needed((), folder)  # what launchers link against
+        load_needed((), folder)  # the libraries that every launcher links against
         self._runtime = hidet_runtime()
         library, description = self._libraries.load_launcher(artifacts.take(stage.launcher_file))
         try:
@@ -191,7 +192,7 @@ class LoadedPartition:
         return launcher
 
     def _load_data(self, artifacts: OpenedArtifacts, layouts: Mapping[str, Layout]) -> dict[str, int]:
-        """The addresses of the stage's data, by name."""
+        """Load the stage's data and return its addresses by name."""
         stage = self.stage
         shared = set(stage.constants)
         files = {
@@ -213,7 +214,7 @@ class LoadedPartition:
 
     @property
     def interface(self) -> Interface | None:
-        """Names and nesting of the model's arguments and results; None where the artifacts were built of a bare graph.
+        """Names and nesting of the model's arguments and results; None for artifacts that were built of a bare graph.
 
         ``interface.flatten(*args, **kwargs)`` gives the inputs of :meth:`run`, ``interface.nest(outputs)`` the result.
         """
@@ -221,12 +222,12 @@ class LoadedPartition:
 
     @numbered
     def __call__(self, number: int, /, *args: Any, **kwargs: Any) -> Any:
-        """Run once, as the model would be called: with its arguments by place or by name, nested as it takes them.
+        """Run once, with the model's arguments by position or by keyword, nested as the model takes them.
 
-        The result is nested as the model's; data classes and named tuples are given back as
-        :class:`hidet_dist.spec.interface.Record`. Where there is no :attr:`interface`, inputs are given by place, and a
-        single output is returned bare, several as a list. Tensors are the rank's shards; :meth:`run` says what they may
-        be and what is raised.
+        The result is nested as the model's; data classes and named tuples are returned as
+        :class:`hidet_dist.spec.interface.Record`. Without an :attr:`interface`, inputs are positional, a single output
+        is returned bare, and several outputs as a list. Tensors are the rank's shards; :meth:`run` documents their
+        types and the errors raised.
         """
         outputs = self._execute(number, lambda: self._prepare(self._inputs_of(args, kwargs), None), Purpose.RUN)[0]
         if self._pipelined is not None and not self._pipelined.gives_results:
@@ -236,33 +237,33 @@ class LoadedPartition:
         return outputs[0] if len(outputs) == 1 else outputs
 
     def _inputs_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Sequence[Any]:
-        """The inputs of the program, from the arguments of the model. Raises InputError."""
+        """Flatten the arguments of the model to the inputs of the program. Raises InputError."""
         if self.interface is not None:
             return self.interface.flatten(*args, **kwargs)
         if kwargs:
             raise InputError(
-                f"The inputs of these artifacts have no names; got {', '.join(kwargs)}. Give inputs by place, or build "
-                "the artifacts of a model (from_torch, from_transformers, from_onnx)."
+                f"The inputs of these artifacts have no names; got {', '.join(kwargs)}. Give inputs by position, or "
+                "build the artifacts of a model (from_torch, from_transformers, from_onnx)."
             )
         return args
 
     def stream(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Run on batch after batch, and give the results in order: of each batch its only output, or a list of them.
+        """Run on one batch after another, and yield the results in order: each batch's output, or a list of several.
 
-        A pipeline stays full meanwhile: each stage goes on to the next batch while later stages work on those before. A
-        result comes some batches after its inputs were taken. All ranks iterate over their streams together, each over
-        as many batches, and to the end; until then there are no other calls. Others wait for a rank that pauses, for as
-        long as the time-out.
+        A pipeline stays full: each stage proceeds to the next batch while later stages work on earlier ones, so a
+        result is yielded some batches after its inputs were taken. All ranks iterate over their streams together, over
+        the same number of batches and to the end; no other call can be made until then. If one rank pauses, the others
+        wait for it, at most for the time-out.
 
         Parameters
         ----------
         batches: iterable
-            The inputs of each batch as for :meth:`run`: a sequence of them, or the only one.
+            The inputs of each batch as for :meth:`run`: a sequence of tensors, or a single tensor.
 
         Raises
         ------
         InputError
-            When this rank refuses a batch. In a pipeline that ends the partition on all ranks.
+            When a batch does not fit the program. In a pipeline this closes the partition on all ranks.
         CallError, CommunicationError, ArtifactError, HidetDistError
             As :meth:`run`.
         """
@@ -287,54 +288,54 @@ class LoadedPartition:
         Parameters
         ----------
         inputs: sequence of tensors
-            NumPy arrays, torch or hidet tensors, or whatever else has ``__dlpack__``, in the memory of the program's
-            device: they are read where they lie. In host memory, what does not lie row by row is copied first. A
-            program on a CUDA device takes tensors in host memory too, copied there and back.
+            NumPy arrays, torch or hidet tensors, or other objects with ``__dlpack__``, in the memory of the program's
+            device: they are read in place. Tensors in host memory that are not contiguous in row-major order are copied
+            first. A program on a CUDA device takes tensors in host memory too, and copies them there and back.
         outputs: sequence of tensors, optional
-            Where the results go: contiguous and writable, of the outputs' dtypes and shapes, and sharing no memory
-            with an input or with one another. They save the time that the system takes to find new memory.
+            Tensors for the results: contiguous and writable, of the outputs' dtypes and shapes, and sharing no memory
+            with an input or with one another. They save the allocation of new memory.
 
         Returns
         -------
-        The outputs: those given, or new tensors of the first input's library (NumPy's where that is none of the three),
-        on the first input's device.
-        NumPy has no bfloat16, so a program with such outputs is given torch or hidet tensors, as its first input or as
-        outputs. (The ml_dtypes package adds it: where that is imported, NumPy arrays will do.)
+        The given outputs, or new tensors of the first input's library (NumPy for other objects with ``__dlpack__``), on
+        the first input's device.
+        NumPy has no bfloat16: for a program with bfloat16 outputs, give torch or hidet tensors, as the first input or
+        as outputs. (Where the ml_dtypes package is imported, which adds bfloat16 to NumPy, arrays work too.)
 
         Raises
         ------
         InputError
-            When the number, dtypes, shapes or devices of inputs or outputs are not the program's, a symbolic dim's size
-            is not a multiple of what was declared, or two inputs or two ranks disagree on it, or an input in host
-            memory holds an index (such as the number of a token) that its table has not. All ranks refuse the call
-            then, also those whose own inputs are right, and no data of the inputs has been sent.
+            When the number, dtypes, shapes or devices of inputs or outputs are not the program's; when a symbolic dim's
+            size is not a multiple of the declared one, or differs between inputs or ranks; when an input in host memory
+            holds an index (such as a token's number) outside its table. All ranks then refuse the call, including those
+            whose inputs are right, and no data of the inputs has been sent.
         CallError
-            When another rank failed before any data was sent, for instance for lack of memory. That rank raises its own
-            error, all others this one; the next call can be made.
+            When another rank failed before any data was sent, for instance for lack of memory. That rank raises the
+            underlying error, all others this one; the next call can be made.
         CommunicationError
-            When a collective fails, a rank fails after data was sent, or the ranks do not make the same calls; the
-            partition cannot be used any more.
+            When a collective fails, a rank fails after data was sent, or the ranks make different calls. The partition
+            cannot be used any more.
         ArtifactError
-            When the weights' files were changed since they were loaded; the partition cannot be used any more.
+            When the weights' files were changed since they were loaded. The partition cannot be used any more.
         ForkError
             When this process is a child, made by ``fork``, of the one that loaded the partition.
         HidetDistError
-            When the partition is closed, or may not be called from this thread. Other ranks do not hear of it until
-            the next call, which fails on all of them unless they, too, have made a call that was refused so.
+            When the partition is closed, or may not be called from this thread. Other ranks are not notified until the
+            next call, which fails on all of them, unless they too have made a call that was refused in this way.
         """
         return self._execute(number, lambda: self._prepare(inputs, outputs), Purpose.RUN)[0]
 
     @numbered
     def warm_up(self, number: int, sizes: Mapping[str, int] | None = None) -> None:
-        """Run the program once on zeros, so that the first request finds everything in place.
+        """Run the program once on zeros, so that the first request is not slower than later ones.
 
-        That connects the ranks' groups, starts the kernels' threads, reads the weights into memory, and takes the
+        This connects the groups of ranks, starts the kernels' threads, reads the weights into memory, and allocates
         memory for activations. All ranks call it together, like any call.
 
         Parameters
         ----------
         sizes: mapping, optional
-            The whole sizes of symbolic dims, by name; those that the plan was made for by default.
+            The global sizes of symbolic dims, by name; by default those that the plan was made for.
 
         Raises
         ------
@@ -347,21 +348,21 @@ class LoadedPartition:
 
     @numbered
     def profile(self, number: int, *inputs: Any, outputs: Sequence[Any] | None = None, repeats: int = 1) -> Profile:
-        """Run, and say where the time went. All ranks call it together, like any call.
+        """Run, and return the time of each operator. All ranks call it together, like any call.
 
         Parameters
         ----------
         inputs, outputs:
             As for :meth:`run`.
         repeats: int
-            How many calls to make; the profile is that of the call of median duration (the shorter of two), which may
-            be another one on each rank: for traces to be merged, make one. The first call of a partition takes longer
-            than those after it: see :meth:`warm_up`.
+            The number of calls to make. The profile is that of the call of median duration (the shorter of two middle
+            ones), which may be a different call on each rank: make one call where traces are to be merged. The first
+            call of a partition takes longer than later ones: see :meth:`warm_up`.
 
         Raises
         ------
         ConfigError
-            When there are to be no calls.
+            When ``repeats`` is less than 1.
         InputError, CallError, CommunicationError, ArtifactError, HidetDistError
             As :meth:`run`.
         """
@@ -415,7 +416,7 @@ class LoadedPartition:
         return Profile(self.rank, self.world_size, *seconds, operators, self._stage_number, steps)
 
     def _message(self, name: str) -> tuple[str, int, str, str]:
-        """Name, kernel, output and communication of a step of a pipeline, as profiles have them."""
+        """Return the name, kernel, output and communication with which a profile shows a pipeline's message step."""
         kernels = len(self.stage.kernels)
         return {
             "receive": (name, kernels, "inputs of the stage", "messages from earlier stages"),
@@ -424,11 +425,11 @@ class LoadedPartition:
         }[name]
 
     def _prepare(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> tuple[Any, Mapping[str, int]]:
-        """Prepare a run, or a call of a pipeline, and tell the sizes of symbolic dims."""
+        """Prepare a run, or a call of a pipeline. Returns it with the sizes of symbolic dims."""
         return (self._pipelined or self._program).prepare(inputs, outputs)
 
     def attach(self) -> None:
-        """Make the calling thread the one that calls this partition, if it communicates. Waits for a call that runs."""
+        """Make the calling thread the one that may call the partition, if it communicates. Waits for a running call."""
         self._calls.attach()
 
     def _execute(
@@ -438,7 +439,7 @@ class LoadedPartition:
         purpose: Purpose,
         record: bool = False,
     ) -> tuple[list[Any], np.ndarray | list[Interval] | None]:
-        """Make a call: the outputs, and where ``record``, the times of its kernels, or what a pipeline did when."""
+        """Make a call. Returns the outputs and, with ``record``, the times of its kernels or of a pipeline's steps."""
 
         def run(prepared: Any) -> tuple[list[Any], np.ndarray | list[Interval] | None]:
             if self._pipelined is not None:
@@ -449,18 +450,18 @@ class LoadedPartition:
 
     @contextmanager
     def _ready(self) -> Iterator[None]:
-        """The context in which kernels can be launched and the weights are unchanged."""
+        """Make the device current, and check before and after that the weights are unchanged."""
         with self._device.memory.active(), self._checking_weights():
             yield
 
     @contextmanager
     def _checking_weights(self) -> Iterator[None]:
-        """Nothing that was made of changed weights is returned: they may change at any time."""
+        """Check the weights before and after the block, so that no result computed from changed weights is returned."""
         self._check_weights()
         try:
             yield
         except CommunicationError:
-            self._check_weights()  # if they have, that is why
+            self._check_weights()  # changed weights are the cause then, and named as such
             raise
         self._check_weights()
 
@@ -473,9 +474,9 @@ class LoadedPartition:
             raise
 
     def close(self) -> None:
-        """Leave the other ranks and free the weights, after the call that runs. Closing twice does nothing.
+        """Leave the other ranks and free the weights, after a running call has ended.
 
-        Nor does closing in a child of the process that loaded it.
+        Closing twice does nothing, and neither does closing in a forked child of the process that loaded the partition.
 
         Raises
         ------
@@ -511,8 +512,8 @@ def load_partition(
 ) -> LoadedPartition:
     """Load one rank's part of a program from artifacts, and meet the other ranks.
 
-    Every byte that is loaded is checked against the manifest's SHA-256 first. Weights are mapped, not copied: processes
-    of a host share what they read of the same file, and builds replace artifacts without touching what is in use.
+    Every byte that is loaded is first checked against the manifest's SHA-256. Weights are mapped, not copied: processes
+    of a host share the pages of a file, and a build replaces artifacts without touching files in use.
 
     Parameters
     ----------
@@ -521,16 +522,17 @@ def load_partition(
     rank: int, optional
         The rank to load; RANK of the environment (as torchrun sets it) by default.
     timeout_seconds: float, optional
-        How long to wait for the other ranks, now and in each collective; 60 s unless ``init`` said otherwise.
+        How long to wait for the other ranks, now and in each collective; by default the session's, which is 60 s unless
+        ``init`` set it.
 
     Raises
     ------
     ArtifactError
         When the artifacts are missing, incomplete, altered, or of another version.
     ConfigError
-        When the rank or the world size is not the artifacts'.
+        When the rank or the world size does not fit the artifacts.
     RendezvousError
-        When the other ranks do not come; it names them.
+        When other ranks do not come; the message names them.
     """
     if not isinstance(out_dir, str | Path):
         raise ArtifactError(f"load_partition takes the path of a folder with artifacts; got {shown(out_dir)}.")
@@ -538,7 +540,7 @@ def load_partition(
 
 
 def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> OpenedArtifacts:
-    """Open artifacts that this process can load, their files verified; if they are replaced meanwhile, the new ones."""
+    """Open and verify artifacts that this process can load. Starts again where they are replaced meanwhile."""
     while True:
         artifacts = OpenedArtifacts(folder)
         try:
@@ -570,7 +572,7 @@ def _open(folder: Path, rank: int | None, timeout_seconds: float | None) -> Open
 
 
 def _files_of(manifest: Manifest, rank: int) -> list[str]:
-    """List the files that a rank uses: those of its stage, other ranks' data aside, and those of no stage."""
+    """List the files that a rank uses: its stage's, except other ranks' data, and those that belong to no stage."""
     number = manifest.stage_of(rank)
     stage_manifest, ranks = manifest.stages[number], manifest.ranks_of(number)
     others = {stage_manifest.weights_file(other - ranks.start) for other in ranks if other != rank}
@@ -580,7 +582,7 @@ def _files_of(manifest: Manifest, rank: int) -> list[str]:
 
 
 def _enter_session(rank: int | None, world_size: int, timeout_seconds: float | None, folder: Path) -> int:
-    """Join the ranks as the arguments or the environment say. Refuses a rank or a number of ranks that does not fit."""
+    """Open a session if there is none, meet the other ranks, and return this rank. Raises ConfigError for a misfit."""
     if rank is not None and not 0 <= rank < world_size:
         raise ConfigError(f"{folder} has the ranks 0 to {world_size - 1}; there is no rank {rank}.")
     if session.current() is None:
@@ -596,5 +598,5 @@ def _enter_session(rank: int | None, world_size: int, timeout_seconds: float | N
             f"{folder} was built for {world_size} ranks, but the world size is {settings.world_size}: launch it with "
             f"`python -m hidet_dist.launch -n {world_size}` or torchrun."
         )
-    session.meet()  # so that the others hear of what is wrong with this rank's files
+    session.meet()  # so that an error in this rank's files is reported to the others
     return settings.rank

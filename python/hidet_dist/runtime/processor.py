@@ -1,4 +1,4 @@
-"""The instructions of the host's processor, and the check that it has those of compiled code."""
+"""The instruction set features of the host's processor, and the check that it has those that compiled code needs."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LEVELS: dict[str, tuple[str, ...]] = {
 }
 """The levels of x86-64, the highest first, and the features of each that compiled code uses, by Linux's names.
 
-They are those of the System V ABI for x86-64, "micro-architecture levels", without the few instructions of theirs that
-kernels have no use for, and virtual machines may hide.
+They are the micro-architecture levels of the System V ABI for x86-64, without the few features that kernels do not use
+and that virtual machines may hide.
 """
 
 _CPUINFO = Path("/proc/cpuinfo")
@@ -30,7 +30,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 @functools.cache
 def features() -> frozenset[str]:
-    """The features that processes can use, by Linux's names, such as ``avx512f``; empty if Linux lists none."""
+    """Return the features that processes can use, by Linux's names such as ``avx512f``; empty if Linux lists none."""
     try:
         with _CPUINFO.open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
@@ -43,14 +43,14 @@ def features() -> frozenset[str]:
 
 
 def check_features(arch: str, needed: Sequence[str]) -> None:
-    """Refuse a processor that lacks features which code for ``arch`` was compiled to use.
+    """Check that the processor has the features that code for ``arch`` was compiled to use.
 
     Raises
     ------
     ArtifactError
-        When the features are not those of ``arch``, a level of x86-64; code for GPUs needs none.
+        When ``needed`` differs from the features of ``arch``, a level of x86-64; code for GPUs needs none.
     ConfigError
-        When the processor lacks features: it names them, and says what to do.
+        When the processor lacks features; the message names them.
     """
     if tuple(needed) != LEVELS.get(arch, ()):
         raise ArtifactError(

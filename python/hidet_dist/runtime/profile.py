@@ -1,9 +1,9 @@
 """Profiles of calls, operator by operator: as values, as a table, and as a Chrome trace.
 
 Traces are in Chrome's trace event format (JSON object format, complete events), which chrome://tracing and Perfetto
-show; a rank is a process there. In a pipeline, a second row of a rank shows its steps on each micro-batch. A step that
-receives includes the wait for the other stage (the bubble). Times are those of the host's monotonic clock, so that the
-traces of ranks on one host fit together.
+display; each rank is shown as a process. In a pipeline, a second row of a rank shows its steps on each micro-batch. A
+step that receives includes the wait for the other stage (the bubble). Times are those of the host's monotonic clock, so
+traces of ranks on one host share a time axis.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 COMPUTE, COMMUNICATION = "compute", "communication"
-_STEPS_ROW = 1  # of a rank in a trace; row 0 has its operators
-_MICROSECONDS = 1e6  # in a second: the unit of times in a trace
+_STEPS_ROW = 1  # the row of a rank's steps in a trace; row 0 has its operators
+_MICROSECONDS = 1e6  # per second; a trace gives times in microseconds
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class OperatorTime:
 
     Attributes
     ----------
-    number: its place in the order of execution.
-    name: the operator's name, which its kernel has too.
-    kernel: the number of its kernel; operators that do the same share one.
-    output: dtypes and shapes of what it writes, as text.
-    communication: what it communicates; empty for an operator that only computes.
-    begin_seconds: from the beginning of the call.
-    seconds: how long it took. For a collective that includes the wait for the other ranks.
+    number: its position in the order of execution.
+    name: the name of the operator and of its kernel.
+    kernel: the number of its kernel; identical operators share one.
+    output: dtypes and shapes of its outputs, as text.
+    communication: its collective and group, as text; empty for an operator that only computes.
+    begin_seconds: its begin, in seconds from the begin of the call.
+    seconds: its duration; for a collective, including the wait for the other ranks.
     """
 
     number: int
@@ -81,9 +81,9 @@ class Profile:
 
     Attributes
     ----------
-    rank, world_size: which rank, of how many.
-    begin_seconds: when the call began, by the host's monotonic clock (``time.perf_counter``).
-    call_seconds: the whole call, from checking the inputs to the outputs being there.
+    rank, world_size: the rank, and the number of ranks.
+    begin_seconds: the begin of the call on the host's monotonic clock (``time.perf_counter``).
+    call_seconds: the duration of the whole call, from checking the inputs to the finished outputs.
     operators: the operators, in the order of execution.
     stage: the number of the rank's stage in a pipeline; None without a pipeline.
     steps: the steps of the rank in a pipeline, in their order.
@@ -109,7 +109,7 @@ class Profile:
 
     @property
     def busy_share(self) -> float:
-        """The share of the call in which the rank computed. The rest is communication, waiting and overhead."""
+        """The fraction of the call in which the rank computed. The rest is communication, waiting and overhead."""
         return self.compute_seconds / self.call_seconds
 
     @property
@@ -139,13 +139,13 @@ class Profile:
             row(first.name, first.output, first.communication, str(len(same)), sum(one.seconds for one in same))
         table.add_section()
         counts = [sum(operator.kind == kind for operator in self.operators) for kind in (COMPUTE, COMMUNICATION)]
-        row("all that computes", "", "", str(counts[0]), self.compute_seconds)
-        row("all that communicates", "", "", str(counts[1]), self.communication_seconds)
-        row("around them", "", "", "", self.overhead_seconds)
+        row("all compute", "", "", str(counts[0]), self.compute_seconds)
+        row("all communication", "", "", str(counts[1]), self.communication_seconds)
+        row("overhead", "", "", "", self.overhead_seconds)
         return table
 
     def chrome_trace(self) -> dict[str, Any]:
-        """Make a Chrome trace of the call: plain values, ready for JSON. Times are in microseconds."""
+        """Return a Chrome trace of the call as a dict that ``json`` can write. Times are in microseconds."""
         begin = self.begin_seconds * _MICROSECONDS
 
         def event(
@@ -162,8 +162,8 @@ class Profile:
                 "args": details,
             }
 
-        def label(what: str, value: dict[str, Any], row: int = 0) -> dict[str, Any]:
-            return {"name": what, "ph": "M", "pid": self.rank, "tid": row, "args": value}
+        def label(name: str, value: dict[str, Any], row: int = 0) -> dict[str, Any]:
+            return {"name": name, "ph": "M", "pid": self.rank, "tid": row, "args": value}
 
         stage = "" if self.stage is None else f", stage {self.stage}"
         events = [
@@ -186,42 +186,42 @@ class Profile:
         return {"traceEvents": events, "displayTimeUnit": "ms"}
 
     def save(self, path: str | Path) -> None:
-        """Write the Chrome trace to a file, whole or not at all."""
+        """Write the Chrome trace to a file, completely or not at all."""
         write_text(Path(path), json.dumps(self.chrome_trace()) + "\n")
 
 
 def merge_traces(traces: Iterable[str | Path | Profile], path: str | Path | None = None) -> dict[str, Any]:
-    """Merge the traces of several ranks into one, its times counted from the first event.
+    """Merge the traces of several ranks into one, with times counted from the earliest event.
 
     Parameters
     ----------
     traces: iterable of path or Profile
         Profiles, or files that :meth:`Profile.save` wrote.
     path: str or Path, optional
-        Where to write the whole, as JSON.
+        The file to write the merged trace to, as JSON.
 
     Raises
     ------
     HidetDistError
-        When there are none, a file is no such trace, or two traces are of one rank.
+        When no traces are given, a file is not such a trace, or two traces are of one rank.
     """
     parts = [(str(trace), _events(trace)) for trace in traces]
     if not parts:
-        raise HidetDistError("No traces are given to merge.")
+        raise HidetDistError("merge_traces got no traces: give one of each rank.")
     ranks: dict[int, str] = {}
     for name, events in parts:
         for rank in {event["pid"] for event in events}:
             if rank in ranks:
-                raise HidetDistError(f"Two traces are of rank {rank}; merge one of each rank.")
+                raise HidetDistError(f"{ranks[rank]} and {name} are both traces of rank {rank}: give one of each rank.")
             ranks[rank] = name
     first = min((event["ts"] for _, events in parts for event in events if "ts" in event), default=0.0)
     merged = [
         {**event, "ts": event["ts"] - first} if "ts" in event else event for _, events in parts for event in events
     ]
-    whole = {"traceEvents": merged, "displayTimeUnit": "ms"}
+    trace = {"traceEvents": merged, "displayTimeUnit": "ms"}
     if path is not None:
-        write_text(Path(path), json.dumps(whole) + "\n")
-    return whole
+        write_text(Path(path), json.dumps(trace) + "\n")
+    return trace
 
 
 def _events(trace: str | Path | Profile) -> Sequence[dict[str, Any]]:
@@ -233,5 +233,5 @@ def _events(trace: str | Path | Profile) -> Sequence[dict[str, Any]]:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise HidetDistError(f"{trace} is not a trace: {type(error).__name__}: {error}.") from error
     if not isinstance(events, list) or not all(isinstance(event, dict) and "pid" in event for event in events):
-        raise HidetDistError(f"{trace} is not a trace of a rank: its events name no process.")
+        raise HidetDistError(f"{trace} is not a trace of a rank: its events have no process id ('pid').")
     return events

@@ -1,4 +1,4 @@
-"""A stage's compiled program with its memory: runs are prepared and made at any sizes of its symbolic dims."""
+"""A stage's compiled program with its memory, which prepares and makes runs at any sizes of its symbolic dims."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from hidet_dist.runtime.launcher import Launcher
 from hidet_dist.runtime.memory import Memory
 from hidet_dist.runtime.tensors import Buffer
 
-_MOST_SIZES = 1024  # how many combinations of symbolic dims' sizes are remembered
+_MOST_SIZES = 1024  # the number of combinations of symbolic dims' sizes whose shapes are cached
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run for which everything is in place.
+    """A run that is ready to be launched.
 
     Attributes
     ----------
-    sizes: of the local symbolic dims.
-    inputs, outputs: where they lie.
-    results: the outputs as they are returned.
-    addresses: where kernels find the inputs, then where they put the outputs.
+    sizes: the sizes of the local symbolic dims.
+    inputs, outputs: the memory of inputs and outputs.
+    results: the outputs as they are returned to the caller.
+    addresses: the addresses at which kernels read the inputs, then those at which they write the outputs.
     """
 
     sizes: tuple[int, ...]
@@ -42,8 +42,8 @@ class Prepared:
 class Program:
     """One stage's program on one rank.
 
-    hidet's runtime has one table of symbolic dims' sizes in a process, which preparing a run sets and the run reads: no
-    other program may be prepared in between.
+    hidet's runtime has one table of symbolic dims' sizes per process. Preparing a run writes it, and the run reads it,
+    so no other program may be prepared in between.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ class Program:
     launcher: Launcher
         Its launcher.
     memory: Memory
-        Where its tensors lie.
+        The memory in which its tensors lie.
     runtime: ctypes.CDLL
         hidet's runtime library.
     """
@@ -72,14 +72,14 @@ class Program:
         self.check_runtime()
 
     def prepare(self, inputs: Sequence[Any], outputs: Sequence[Any] | None) -> tuple[Prepared, Mapping[str, int]]:
-        """Check and place the inputs and outputs of a run, and make room for its activations.
+        """Check and place the inputs and outputs of a run, and allocate memory for its activations.
 
         Parameters
         ----------
         inputs: sequence of tensors
             The rank's shards.
         outputs: sequence of tensors, optional
-            Where the results go; new tensors by default.
+            Tensors for the results; new ones by default.
 
         Returns
         -------
@@ -88,7 +88,7 @@ class Program:
         Raises
         ------
         InputError
-            When inputs or outputs do not fit the program, or have no sizes that do.
+            When inputs or outputs do not fit the program.
         MemoryError, DeviceError
             When there is not enough memory.
         """
@@ -107,9 +107,9 @@ class Program:
         return self._placed(sizes, arguments, results, buffers), sizes
 
     def prepare_zeros(self, sizes: Mapping[str, int]) -> tuple[Prepared, Mapping[str, int]]:
-        """Prepare a run on zeros whose outputs are thrown away.
+        """Prepare a run on zeros whose outputs are discarded.
 
-        ``sizes`` has the whole sizes of symbolic dims, by name; the rest have those that the plan was made for.
+        ``sizes`` has global sizes of symbolic dims, by name; the others have the sizes that the plan was made for.
         """
         stage = self._stage
         whole = {symbol.name: symbol.size for symbol in stage.symbols}
@@ -127,13 +127,13 @@ class Program:
         return self._placed(local, arguments, [], buffers), local
 
     def place(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> Prepared:
-        """Prepare a run, of a program without symbolic dims, on tensors that are known to fit it."""
+        """Prepare a run of a program without symbolic dims, on tensors that are known to fit it."""
         return self._placed({}, inputs, [], outputs)
 
     def run(
         self, prepared: Prepared, communicator: Communicator, record: bool = False
     ) -> tuple[list[Any], np.ndarray | None]:
-        """Make a run. Returns the outputs, and with ``record`` the times of the kernels as the launcher returns them.
+        """Make a run. Returns the outputs, and with ``record`` the times of kernels: int64[launches, 2], in ns.
 
         Raises
         ------
@@ -157,7 +157,7 @@ class Program:
         return prepared.results, times
 
     def check_runtime(self) -> None:
-        """Raise HidetDistError where hidet's runtime has met an error."""
+        """Raise HidetDistError if hidet's runtime has recorded an error."""
         message = self._runtime.hidet_get_last_error()
         if message is not None:
             raise HidetDistError(f"hidet's runtime reports: {message.decode(errors='replace')}")
@@ -170,7 +170,7 @@ class Program:
         return Prepared(tuple(sizes.values()), arguments, results, outputs, self._memory.stage(arguments, outputs))
 
     def _checked_shapes(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
-        """The outputs' shapes, as :meth:`_shapes_at`; refuses sizes at which one would be empty."""
+        """Return the outputs' shapes, as :meth:`_shapes_at`. Raises InputError if one of them would be empty."""
         shapes = self._shapes_at(sizes)
         for number, (shape, signature) in enumerate(zip(shapes, self._stage.outputs, strict=True)):
             if min(shape, default=1) < 1:
@@ -179,7 +179,7 @@ class Program:
         return shapes
 
     def _shapes_at(self, sizes: Mapping[str, int]) -> list[tuple[int, ...]]:
-        """The outputs' shapes. Tells hidet's runtime the sizes of symbolic dims, which kernels ask it for."""
+        """Return the outputs' shapes, after passing the sizes of symbolic dims to hidet's runtime, for kernels."""
         for name, size in sizes.items():
             self._runtime.set_symbol_value(name.encode(), size)
         key = tuple(sizes.values())
@@ -192,7 +192,7 @@ class Program:
         return shapes
 
     def _reserve_workspace(self, sizes: Mapping[str, int]) -> None:
-        """Reserve the activations at these sizes, which hidet's runtime already has."""
+        """Reserve memory for the activations at these sizes, which hidet's runtime already has."""
         key = tuple(sizes.values())
         if key not in self._workspaces:
             self._workspaces[key] = self._launcher.workspace_bytes()

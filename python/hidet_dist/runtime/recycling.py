@@ -1,7 +1,7 @@
-"""Memory of results that is reused once no tensor refers to it.
+"""Reuse of the memory of results, once no tensor refers to it.
 
-Memory that the system gives is zeroed page by page when it is first written to, and a virtual machine may have to ask
-its host for each page. For a large result that can take a good part of the time that computing it takes, at each call.
+The operating system zeroes new memory page by page when it is first written to, and a virtual machine may have to ask
+its host for each page. For a large result, this can take a good part of the time of computing it, at each call.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 ALIGNMENT = 64
-"""Bytes: a cache line, and the widest vector register."""
+"""Alignment of results in bytes: a cache line, and the widest vector register."""
 
 LEAST_BYTES = 2**20
-"""Smaller results get their memory from the allocator, which keeps such pieces anyway."""
+"""The least size, in bytes, of recycled results. The allocator itself reuses smaller pieces."""
 
 
 class Recycler:
-    """Lends memory, and takes it back when its users are gone. Any thread may use it.
+    """A pool that lends memory, and takes it back when no array refers to it any more. Any thread may use it.
 
-    What lies unused is at most twice as large as the largest piece that was asked for.
+    The unused memory in it is at most twice as large as the largest piece that was requested.
     """
 
     def __init__(self) -> None:
@@ -29,12 +29,12 @@ class Recycler:
         self._most_bytes = 0
 
     def take(self, nbytes: int) -> np.ndarray:
-        """uint8[nbytes] with undefined content, which comes back once it and all views of it are gone."""
+        """Lend uint8[nbytes] of undefined content. It returns to the pool once it and all its views are deleted."""
         self._most_bytes = max(self._most_bytes, 2 * nbytes)
         return np.asarray(_Loan(self, self._fitting(nbytes), nbytes))
 
     def _fitting(self, nbytes: int) -> np.ndarray:
-        # Loans may end meanwhile, in any thread: each step on the queue is atomic.
+        # Loans may end meanwhile in other threads; each operation on the queue is atomic.
         for _ in range(len(self._unused)):
             try:
                 block = self._unused.popleft()
@@ -47,11 +47,11 @@ class Recycler:
 
     @property
     def unused_bytes(self) -> int:
-        """Bytes that are not lent."""
+        """Bytes in the pool that are not lent."""
         return sum(block.nbytes for block in tuple(self._unused))
 
     def give_back(self, block: np.ndarray) -> None:
-        """Keep a block for later, and let go of the oldest ones if these are too many."""
+        """Return a block to the pool, and free the oldest blocks while the pool is too large."""
         self._unused.append(block)
         while self.unused_bytes > self._most_bytes:
             try:
@@ -60,13 +60,13 @@ class Recycler:
                 break
 
     def close(self) -> None:
-        """Free the unused memory, and the rest as it is returned."""
+        """Free the unused memory now, and lent memory when it is returned."""
         self._most_bytes = 0
         self._unused.clear()
 
 
 class _Loan:
-    """The owner of lent memory, which NumPy keeps as long as it uses the memory."""
+    """The owner of lent memory, which NumPy's arrays keep alive as long as they use the memory."""
 
     def __init__(self, recycler: Recycler, block: np.ndarray, nbytes: int):
         self._recycler = recycler
@@ -82,7 +82,7 @@ class _Loan:
 
 
 def aligned(nbytes: int) -> np.ndarray:
-    """uint8[nbytes] that begins at a multiple of ``ALIGNMENT``."""
+    """Allocate uint8[nbytes] at a multiple of ``ALIGNMENT``, its content undefined."""
     buffer = np.empty(nbytes + ALIGNMENT, np.uint8)
     offset = -buffer.ctypes.data % ALIGNMENT
     return buffer[offset : offset + nbytes]

@@ -1,4 +1,4 @@
-"""The meeting of ranks: settings in torchrun's convention, and a store that rank 0 hosts."""
+"""The rendezvous of ranks: settings in torchrun's convention, and a store that rank 0 hosts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any
 from hidet_dist.errors import ConfigError, RendezvousError
 from hidet_dist.runtime.liveness import BEAT_SECONDS, Heartbeat, run_bounded
 from hidet_dist.runtime.store import SecretError, Store, StoreClient, StoreError, StoreServer
-from hidet_dist.runtime.store.place import is_within_host, within_host, written
+from hidet_dist.runtime.store.addresses import format_address, host_local_address, is_host_local
 
 SECRET_VARIABLE = "HIDET_DIST_SECRET"
 """The environment variable with the secret that the ranks share."""
@@ -29,17 +29,17 @@ LEAST_SECRET_BYTES = 16
 """The least length of the secret if other hosts can reach the store: a shorter one could be guessed."""
 
 LINGER_SECONDS = 5.0
-"""The longest time, in seconds, that the store's host waits at its end for the other ranks to close the store."""
+"""The longest time, in seconds, that the store's host waits, when it closes, for the other ranks to leave the store."""
 
-_CONNECTIONS = 3  # to the store, of each rank: for collectives, failures and heartbeats
-_HOST_DESCRIPTORS = 5  # of the store's host: to listen, to select, to be woken, and a spare one
+_CONNECTIONS = 3  # of each rank to the store: for collectives, failures and heartbeats
+_HOST_DESCRIPTORS = 5  # of the store's host: the listener, the selector, a socket pair to wake it, and a spare one
 _POLL_SECONDS = 0.02
-_PORT_SECONDS = 1.0  # a port can be taken for moments, by a socket that looks for a listener on it
+_PORT_SECONDS = 1.0  # how long to retry a taken port: a client that probes for a listener may hold it briefly
 
-# What this process called itself, in each of its rendezvous.
-_own_tokens: set[str] = set()
+# The tokens by which this process identified itself, one per rendezvous.
+_process_tokens: set[str] = set()
 
-# Under torchrun one run has all of a process's rendezvous in turn, so each needs a name of its own.
+# Under torchrun, all rendezvous of a process belong to one run, so each needs a distinct number.
 _generations = itertools.count()
 
 
@@ -58,18 +58,18 @@ class Settings:
     timeout_seconds: float
         How long the ranks wait for one another.
     agent_store: bool
-        Whether that is the store of torchrun's agent, which then tells the ranks of several hosts where to find rank
-        0's.
+        Whether the address is that of the store of torchrun's agent. Ranks on several hosts then look up the address of
+        rank 0's store in the agent's.
     run_id: str
         The name of the run, under torchrun.
     attempt: int
         How often torchrun has restarted the ranks.
     one_host: bool
-        Whether all ranks are said to be on one host.
+        Whether the environment says that all ranks are on one host.
     secret: bytes
-        What the ranks must prove to know.
+        The shared secret that every rank must prove to know.
     first_rank: int
-        Of a group of the ranks, which are counted from 0 within it, the first one's number among all.
+        For a group of ranks, which are numbered from 0 within it: the global number of its first rank.
     """
 
     rank: int
@@ -86,7 +86,7 @@ class Settings:
 
     @property
     def host_rank(self) -> int:
-        """The rank that hosts the store, counted from the group's first one: negative where it is of another group."""
+        """The rank that hosts the store, numbered from the group's first rank: negative if it is in another group."""
         return -self.first_rank
 
 
@@ -100,9 +100,9 @@ def resolve_settings(
 ) -> Settings:
     """Complete the arguments from RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; with neither, there is one rank.
 
-    The secret comes from HIDET_DIST_SECRET, and from nowhere else: arguments end up in logs and process lists. An
-    address or port given here is used in place of the environment's: a program may need a second one. Raises
-    ``ConfigError`` where a value is missing or malformed, or where rank or world size contradict the environment.
+    The secret is read from HIDET_DIST_SECRET only, because arguments end up in logs and process lists. An address or
+    port given here replaces the environment's, because a program may need a second one. Raises ``ConfigError`` where a
+    value is missing or malformed, or where the rank or world size contradicts the environment.
     """
     env = os.environ if environment is None else environment
     rank = _agreed("rank", rank, "RANK", env)
@@ -120,7 +120,7 @@ def resolve_settings(
         raise ConfigError(f"rank must be from 0 to {world_size - 1} for a world_size of {world_size}, not {rank}")
     if not timeout_seconds > 0:
         raise ConfigError(f"timeout_seconds must be positive, not {timeout_seconds}")
-    own_store = master_addr is not None or master_port is not None
+    explicit_address = master_addr is not None or master_port is not None
     port = master_port if master_port is not None else _integer("MASTER_PORT", env)
     if port is None and world_size > 1:
         raise ConfigError(f"world_size is {world_size} but there is no master_port: give one, or set MASTER_PORT")
@@ -132,7 +132,7 @@ def resolve_settings(
         master_addr=master_addr or env.get("MASTER_ADDR") or "127.0.0.1",
         master_port=port,
         timeout_seconds=float(timeout_seconds),
-        agent_store=not own_store and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        agent_store=not explicit_address and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         run_id=env.get("TORCHELASTIC_RUN_ID", ""),
         attempt=_integer("TORCHELASTIC_RESTART_COUNT", env) or 0,
         one_host=_integer("LOCAL_WORLD_SIZE", env) == world_size,
@@ -158,28 +158,28 @@ def _agreed(name: str, value: int | None, variable: str, env: Mapping[str, str])
 
 
 class Rendezvous:
-    """All ranks, met: their store, and this rank's heartbeat in it.
+    """The connections of this rank to the ranks' store, and its heartbeat there.
 
     Attributes
     ----------
     settings: Settings
-        What they met by.
+        The settings that the ranks met with.
     address, port:
-        Where their store is: on loopback or within this host, unless they are said to be on several hosts.
+        The store's address: on loopback or within this host, unless the settings say that there are several hosts.
     store: Store
-        A connection to their store, for threads that communicate.
+        A connection to the store, for threads that communicate.
     failure_store: Store
-        Another, for finding out about failures: a connection serves one call at a time, and it may take long.
+        Another connection, for the attribution of failures: a connection serves one call at a time, which may be long.
     heartbeat: Heartbeat
-        This rank's.
+        This rank's heartbeat.
     """
 
     def __init__(self, settings: Settings):
-        """Meet the others; returns once all ranks have come.
+        """Meet the other ranks; returns once all have come.
 
-        Raises ``RendezvousError`` within the time-out where a rank did not come, came twice or has another world size
-        or secret, or the store's port is taken; ``ConfigError`` where other hosts could reach the store, and there is
-        no secret.
+        Raises ``RendezvousError``, at the latest after the time-out, where a rank did not come, came twice, or has a
+        different world size or secret, or where the store's port is taken. Raises ``ConfigError`` where other hosts
+        could reach the store and there is no secret.
         """
         self.settings = settings
         self._gone: set[int] = set()
@@ -188,9 +188,9 @@ class Rendezvous:
         self._closed = False
         self._server: StoreServer | None = None
         self._clients: list[Store] = []
-        # Tells what this rank said before, over a connection that broke, from what another process says.
+        # Tells this rank's earlier claim, made over a connection that broke, from a claim of another process.
         self._token = json.dumps([socket.gethostname(), os.getpid(), secrets.token_hex(16)])
-        _own_tokens.add(self._token)
+        _process_tokens.add(self._token)
         deadline = time.monotonic() + settings.timeout_seconds
         try:
             _check_descriptors(settings)
@@ -199,25 +199,25 @@ class Rendezvous:
             self._meet(deadline)
         except BaseException:
             if settings.rank == settings.host_rank:
-                # Others are to learn from the store why this fails, as this rank did.
+                # Leave the other ranks time to read the cause of the failure from the store.
                 time.sleep(BEAT_SECONDS)
             self._release()
             raise
 
     def next_name(self) -> str:
-        """A name for the next communicator, the same on all ranks that make theirs in the same order."""
+        """Return a name for the next communicator: the same on all ranks, which make theirs in the same order."""
         return f"communicator{next(self._names)}"
 
     def next_loading(self) -> str:
-        """A name for the next turn of loading, as ``next_name``."""
+        """Return a name for the next collective loading, the same on all ranks."""
         return f"loading{next(self._loadings)}"
 
     def mark_gone(self, ranks: tuple[int, ...]) -> None:
-        """Do not wait long for these ranks at the end: they died, or do not keep up."""
+        """Do not wait for these ranks in :meth:`close`: they have died or do not respond."""
         self._gone.update(ranks)
 
     def close(self) -> None:
-        """Leave. The store's host waits for the others, up to ``LINGER_SECONDS``, as they may need the store yet."""
+        """Leave. The store's host waits up to ``LINGER_SECONDS`` for the others, which may still need the store."""
         if self._closed:
             return
         self._closed = True
@@ -242,7 +242,7 @@ class Rendezvous:
             return
         waited = [f"left/{rank}" for rank in range(self.settings.world_size) if rank not in self._gone]
         if self._gone:
-            # Those that still live are to learn from the store, at their next beat, why the others have stopped.
+            # Leave live ranks the time to read, at their next beat, why the others have stopped.
             time.sleep(3 * BEAT_SECONDS)
         deadline = time.monotonic() + LINGER_SECONDS
         while not store.check(waited) and time.monotonic() < deadline:
@@ -259,10 +259,10 @@ class Rendezvous:
 
     @property
     def _where(self) -> str:
-        return written(self.address, self.port)
+        return format_address(self.address, self.port)
 
     def _locate(self, deadline: float) -> tuple[str, int]:
-        """Locate the store, once strangers cannot use it. Rank 0 hosts it from then on."""
+        """Return the store's address and port, after checking that strangers cannot use it. Rank 0 opens it."""
         settings = self.settings
         assert settings.master_port is not None
         if not settings.agent_store:
@@ -271,29 +271,31 @@ class Rendezvous:
                 self._host(settings.master_addr, settings.master_port)
             return settings.master_addr, settings.master_port
         if settings.one_host:
-            # The agent need not be asked, which takes PyTorch: its run is known, and nobody else has its port.
+            # Derive the address from the run and the agent's port, which no other run on this host has. Asking the
+            # agent instead would take PyTorch.
             run = (settings.run_id, settings.master_addr, settings.master_port, settings.attempt, next(_generations))
             digest = hashlib.sha256(json.dumps(run).encode()).hexdigest()
-            address = within_host(f"hidet_dist-{digest[:32]}")
+            address = host_local_address(f"hidet_dist-{digest[:32]}")
             if settings.rank == settings.host_rank:
                 self._host(address, 0)
             return address, 0
-        own_place = own_address(settings.master_addr, settings.master_port)
-        _check_exposure(own_place, settings.secret)
+        address = local_address(settings.master_addr, settings.master_port)
+        _check_exposure(address, settings.secret)
         agent = _agent_store(settings, deadline)
         key = f"hidet_dist/{settings.attempt}/{next(_generations)}/store"
         if settings.rank == settings.host_rank:
-            self._host(own_place, 0)
+            self._host(address, 0)
             assert self._server is not None
-            agent.set(key, json.dumps([own_place, self._server.port]))
+            agent.set(key, json.dumps([address, self._server.port]))
         try:
-            place = json.loads(run_bounded(lambda: agent.get(key), max(deadline - time.monotonic(), 0.1)))
+            host, port = json.loads(run_bounded(lambda: agent.get(key), max(deadline - time.monotonic(), 0.1)))
         except (RuntimeError, TimeoutError) as error:
             raise RendezvousError(
-                f"rank {settings.host_rank}, which hosts the rendezvous store, did not tell torchrun's agent at "
-                f"{settings.master_addr}:{settings.master_port} within {settings.timeout_seconds:g} s where it is"
+                f"rank {settings.host_rank}, which hosts the rendezvous store, did not publish its address in the "
+                f"store of torchrun's agent at {settings.master_addr}:{settings.master_port} within "
+                f"{settings.timeout_seconds:g} s"
             ) from error
-        return str(place[0]), int(place[1])
+        return str(host), int(port)
 
     def _host(self, address: str, port: int) -> None:
         until = time.monotonic() + _PORT_SECONDS
@@ -307,14 +309,15 @@ class Rendezvous:
                     time.sleep(_POLL_SECONDS)
                     continue
                 hint = "another program, or another rank 0, is using the port" if taken else error
-                where = written(address, port)
+                where = format_address(address, port)
                 raise RendezvousError(f"rank 0 cannot host the rendezvous store on {where}: {hint}") from error
 
     def _claim(self, deadline: float) -> None:
-        """Connect to the store, and say there that this process is its rank.
+        """Connect to the store, and claim this process's rank there.
 
-        Tried again where a connection breaks, as in a flood of them, and where this is the store of last time. That one
-        lives on until its host has seen all ranks leave, and a rank may be early with its next rendezvous.
+        Tries again where a connection breaks, as under a flood of connections, and where this is the store of the
+        previous rendezvous. That one exists until its host has seen all ranks leave, and a rank may be early with its
+        next rendezvous.
         """
         rank = self.settings.rank
         problem: StoreError | None = None
@@ -337,7 +340,7 @@ class Rendezvous:
                 _raise_without_descriptors(rank, error.__cause__)
                 problem, rival = error, False
             self._close_clients()
-            if rival and owner not in _own_tokens:
+            if rival and owner not in _process_tokens:
                 host, process, _ = json.loads(owner)
                 raise RendezvousError(
                     f"two processes are rank {rank}: process {process} on {host}, which came first, and this one, "
@@ -346,12 +349,12 @@ class Rendezvous:
             if time.monotonic() > deadline:
                 raise RendezvousError(
                     f"rank {rank} could not enter the rendezvous store at {self._where} within "
-                    f"{self.settings.timeout_seconds:g} s: {problem or 'it is that of an earlier run, which goes on'}"
+                    f"{self.settings.timeout_seconds:g} s: {problem or 'it belongs to an earlier run, still going on'}"
                 ) from problem
             time.sleep(_POLL_SECONDS)
 
     def _connect(self, deadline: float, problem: Exception | None = None) -> StoreClient:
-        """Connect, with retries until the deadline; ``problem`` is the error of an earlier connection."""
+        """Connect, with retries until the deadline. ``problem`` is the error of an earlier attempt, for the message."""
         settings = self.settings
         where = self._where
         while (left := deadline - time.monotonic()) > 0:
@@ -360,7 +363,7 @@ class Rendezvous:
             except SecretError as error:
                 raise RendezvousError(
                     f"rank {settings.rank} and the rendezvous store at {where} have different secrets: give all ranks "
-                    f"the same {SECRET_VARIABLE}, unless this is the port of another job"
+                    f"the same {SECRET_VARIABLE}, or another port if this one is used by another job"
                 ) from error
             except StoreError as error:
                 raise RendezvousError(
@@ -391,7 +394,10 @@ class Rendezvous:
             ) from error
 
     def _announce_and_wait(self, deadline: float, missing: list[int]) -> None:
-        """Strikes ranks off ``missing`` as they come, so that the caller can tell who had not when the store went."""
+        """Announce this rank and wait for the others.
+
+        Removes ranks from ``missing`` as they come, so that the caller knows the absent ones if the store is lost.
+        """
         settings = self.settings
         store = self.store
         self.heartbeat.start()
@@ -418,7 +424,7 @@ class Rendezvous:
 
 
 def _check_descriptors(settings: Settings) -> None:
-    """Refuse to begin where the system's limit does not leave this process the file descriptors that it needs."""
+    """Raise ``RendezvousError`` where the system's limit leaves this process too few file descriptors."""
     needed, use = _CONNECTIONS, "to connect to the rendezvous store"
     if settings.rank == settings.host_rank:
         needed += _HOST_DESCRIPTORS + _CONNECTIONS * settings.world_size
@@ -428,7 +434,7 @@ def _check_descriptors(settings: Settings) -> None:
         free = limit - len(os.listdir("/proc/self/fd"))
     except OSError as error:
         _raise_without_descriptors(settings.rank, error)
-        return  # what cannot be counted is found out when it is missing
+        return  # they cannot be counted; a lack of them then shows when one is opened
     if limit != resource.RLIM_INFINITY and free < needed:
         raise RendezvousError(
             f"rank {settings.rank} needs {needed} file descriptors {use}, but only {max(free, 0)} of {limit} are left: "
@@ -437,7 +443,7 @@ def _check_descriptors(settings: Settings) -> None:
 
 
 def _raise_without_descriptors(rank: int, error: BaseException | None) -> None:
-    """Raise ``RendezvousError`` where this is what an error comes from: no other rank is to blame then."""
+    """Raise ``RendezvousError`` if an error comes from a lack of file descriptors: no other rank is to blame then."""
     if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
         whose = "this process" if error.errno == errno.EMFILE else "the system"
         raise RendezvousError(
@@ -450,9 +456,9 @@ def _join(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks))
 
 
-def own_address(address: str, port: int) -> str:
-    """This host's address on the route to another; loopback if the other one is on loopback or on this host."""
-    if is_within_host(address):
+def local_address(address: str, port: int) -> str:
+    """Return this host's address on the route to another host; loopback if ``address`` is on this host."""
+    if is_host_local(address):
         return "127.0.0.1"
     family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as probe:
@@ -461,7 +467,7 @@ def own_address(address: str, port: int) -> str:
 
 
 def _check_exposure(address: str, secret: bytes) -> None:
-    """Refuse a store that other hosts can reach, without a secret."""
+    """Raise ``ConfigError`` for a store that other hosts can reach, unless there is a secret."""
     if _is_loopback(address) or len(secret) >= LEAST_SECRET_BYTES:
         return
     given = f"of {len(secret)} bytes is too short" if secret else "is missing"
@@ -475,12 +481,12 @@ def _is_loopback(address: str) -> bool:
     try:
         places = {str(entry[4][0]) for entry in socket.getaddrinfo(address, None, type=socket.SOCK_STREAM)}
     except OSError:
-        return False  # a name that may be known later
+        return False  # a name that may become known later
     return all(ipaddress.ip_address(place.partition("%")[0]).is_loopback for place in places)
 
 
 def _agent_store(settings: Settings, deadline: float) -> Any:
-    """Connect to the store of torchrun's agent, with PyTorch's client, which is imported only for this."""
+    """Connect to the store of torchrun's agent through PyTorch, which is imported only for this."""
     from datetime import timedelta
 
     from torch.distributed import TCPStore
@@ -505,4 +511,4 @@ def _agent_store(settings: Settings, deadline: float) -> Any:
         ) from error
 
 
-os.register_at_fork(after_in_child=_own_tokens.clear)  # they are the parent's
+os.register_at_fork(after_in_child=_process_tokens.clear)  # they are the parent's

@@ -1,4 +1,7 @@
-"""The session: this process's rank, given once or by the environment, which every communicator uses."""
+"""The session: this process's rank and its rendezvous, shared by all communicators of the process.
+
+A session is opened by :func:`init`, or from torchrun's environment variables by the first call that needs one.
+"""
 
 from __future__ import annotations
 
@@ -70,8 +73,8 @@ def init(
 ) -> None:
     """Set this process's rank, the number of ranks, and the address of their store.
 
-    What is not given comes from torchrun's variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Nothing is opened
-    yet: the ranks meet when the first communicator of several ranks is made.
+    Omitted arguments are read from torchrun's environment variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. This
+    opens no connection: the ranks meet when the first communicator of several ranks is made.
 
     Parameters
     ----------
@@ -109,7 +112,7 @@ def shutdown() -> None:
 
 
 def _forked() -> None:
-    """Leave the session in a child of a rank, which may enter another."""
+    """Abandon the session in a forked child process, which may then open another one."""
     global _session
     session, _session = _session, None
     if session is not None:
@@ -120,12 +123,12 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def current() -> Settings | None:
-    """The settings of the session, or ``None`` before ``init`` and the first communicator."""
+    """Return the settings of the session, or ``None`` before ``init`` and the first communicator."""
     return None if _session is None else _session.settings
 
 
 def meet() -> None:
-    """Meet the other ranks, if there are several and they have not met before.
+    """Meet the other ranks, unless there is only one rank or they have met before.
 
     Raises
     ------
@@ -142,23 +145,23 @@ def meet() -> None:
 
 @contextmanager
 def loading(identity: Callable[[], str], timeout_seconds: float | None = None) -> Iterator[None]:
-    """Load together: the block succeeds if it succeeds on all ranks, with the same identity.
+    """Run a block that loads artifacts on all ranks: it succeeds on all of them, with the same identity, or on none.
 
-    All ranks enter their blocks in the same order. What goes wrong before they :func:`meet`, the others do not hear of.
+    All ranks enter such blocks in the same order. An error before the ranks :func:`meet` is not reported to the others.
 
     Parameters
     ----------
     identity: Callable[[], str]
-        Called at the end of the block: what must be the same on all ranks.
+        Called at the end of the block; returns a value that must be the same on all ranks.
     timeout_seconds: float | None
         How long to wait for the others; the session's time-out by default.
 
     Raises
     ------
     ArtifactError
-        Where another rank has another identity.
+        Where another rank's identity differs.
     RendezvousError
-        Where another rank's block did not end well, or not in time.
+        Where another rank's block failed, or did not end within the time-out.
     """
     try:
         yield
@@ -180,34 +183,36 @@ def communicator_for(
     device: int | None = None,
     first_rank: int | None = None,
 ) -> Communicator:
-    """Make a communicator for a mesh of all ranks, or of some. Without a session, the environment's is entered.
+    """Make a communicator for a mesh of all ranks, or of a group of them. Open a session first if there is none.
 
-    All ranks must ask for theirs in the same order. The first one of several ranks waits for all of them to come.
+    All ranks must make their communicators in the same order. The first communicator of several ranks waits for all of
+    them to come.
 
     Parameters
     ----------
     mesh_shape: tuple[int, ...]
         The devices along each mesh axis.
     rank: int | None
-        If given, the rank that this process must be.
+        If given, the rank that this process is required to have.
     timeout_seconds: float | None
         How long a collective waits for the other ranks; the session's time-out by default.
     target: str
-        ``cpu`` or ``cuda``: where the buffers of collectives are.
+        ``cpu`` or ``cuda``: the memory that buffers of collectives lie in.
     device: int | None
-        This rank's CUDA device; ``nccl.default_device`` where it is not given.
+        This rank's CUDA device; ``nccl.default_device`` by default.
     first_rank: int | None
-        For a mesh of some of the ranks, the first of them; the others follow it. The communicator counts them from 0.
+        For a mesh of a group of the ranks, the group's first rank; its other ranks follow without gaps. The
+        communicator numbers them from 0.
 
     Raises
     ------
     ConfigError
-        Where the number of ranks is not that of the mesh's devices, or the rank is another. No socket is opened then.
-        Where CUDA devices are asked for and NCCL or the CUDA driver is missing or too old.
+        Where the number of ranks differs from the mesh's number of devices, or ``rank`` from this process's rank; no
+        socket is opened then. Where the target is ``cuda`` and NCCL or the CUDA driver is missing or too old.
     RendezvousError
         Where the ranks do not all come.
     CommunicationError
-        Where the rendezvous store has gone.
+        Where the connection to the rendezvous store is lost.
     """
     global _session  # noqa: PLW0603
     session = _Session(resolve_settings()) if _session is None else _session
@@ -222,7 +227,7 @@ def communicator_for(
     if rank is not None and rank != settings.rank:
         raise ConfigError(f"rank {rank} was asked for, but this process is rank {settings.rank}")
     timeout = settings.timeout_seconds if timeout_seconds is None else timeout_seconds
-    # Kept before the ranks meet, so that shutdown finds whatever was opened.
+    # Set before the ranks meet, so that shutdown closes whatever was opened.
     _session = session
     rendezvous = session.meet_group(ranks) if devices > 1 else None
     communicator = Communicator(

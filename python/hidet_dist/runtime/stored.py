@@ -1,4 +1,4 @@
-"""The places of tensors in a rank's files, whose headers must be what a build writes for the layouts."""
+"""Positions of tensors in a rank's files, whose headers must equal those that a build writes for the layouts."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hidet_dist.weights.header import Layout, Place
 
 
 def places_in(file: VerifiedFile, layouts: Mapping[str, Layout]) -> dict[str, Place]:
-    """Locate each tensor, in bytes, in a safetensors file that holds exactly these.
+    """Locate each tensor, in bytes, in a safetensors file that holds exactly these tensors.
 
-    Layouts determine a file's header and size, so that the file is not asked for the places: what it says of them is
-    compared with what it must say.
+    The layouts determine the header and the size of the file. The positions are computed from them, and the file's
+    header is only compared with the expected one.
 
     Raises
     ------
     ArtifactError
-        When the file's size or header is another; it names a tensor that differs.
+        When the file's size or header differs; the message names a tensor that does.
     """
     try:
         head, places = header.arrange(layouts, ALIGNMENT)
@@ -37,29 +37,30 @@ def places_in(file: VerifiedFile, layouts: Mapping[str, Layout]) -> dict[str, Pl
 
 
 def check_coordinate(file: VerifiedFile, place: Place, coordinate: Sequence[int]) -> None:
-    """Raise ArtifactError where the coordinate in a rank's file is another than the rank's."""
+    """Raise ArtifactError if the coordinate in a rank's file differs from the rank's."""
     data = os.pread(file.descriptor, place.nbytes, place.begin)
     stored = tuple(np.frombuffer(data, np.int32).tolist())
     if stored != tuple(coordinate):
         raise ArtifactError(
-            f"{file.path} is of the rank at {stored}, not of the one at {tuple(coordinate)}. Build the artifacts again."
+            f"{file.path} belongs to the rank at {stored}, not to the one at {tuple(coordinate)}. Build the artifacts "
+            "again."
         )
 
 
-def _difference(file: VerifiedFile, wanted: Mapping[str, Place]) -> str:
+def _difference(file: VerifiedFile, expected: Mapping[str, Place]) -> str:
     length = int.from_bytes(os.pread(file.descriptor, header.LENGTH_BYTES, 0), "little")
     try:
         text = os.pread(file.descriptor, min(length, MOST_HEADER_BYTES), header.LENGTH_BYTES)
         places = header.parse(text, file.nbytes)
     except WeightsError as error:
         return str(error).rstrip(".")
-    for name, place in wanted.items():
+    for name, place in expected.items():
         if name not in places:
             return f"it lacks {name!r}"
         if places[name] != place:
             return f"it has {name!r} as {_text(places[name])}, not as {_text(place)}"
-    others = ", ".join(repr(name) for name in places if name not in wanted)
-    return f"it has {others}, too" if others else "its header is not written as builds write it"
+    others = ", ".join(repr(name) for name in places if name not in expected)
+    return f"it also has {others}" if others else "its header is not formatted as builds format it"
 
 
 def _text(place: Place) -> str:

@@ -1,4 +1,4 @@
-"""The devices that serving processes run programs on, by the manifest's target."""
+"""The kinds of devices that serving processes run programs on, by the manifest's target."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class DeviceKind:
 
     Attributes
     ----------
-    check: refuse a host that has no such device, with ``ConfigError``, before ranks meet.
-    open: open a rank's device for a stage; it must run code for the manifest's ``arch``.
+    check: raises ``ConfigError`` on a host without such a device; called before ranks meet.
+    open: opens a rank's device for a stage. The device must run code for the manifest's ``arch``.
     """
 
     check: Callable[[], None]

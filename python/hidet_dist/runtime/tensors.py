@@ -1,6 +1,7 @@
-"""The callers' tensors: NumPy arrays, torch and hidet tensors, and any other that supports DLPack.
+"""Access to users' tensors: NumPy arrays, torch and hidet tensors, and others that support DLPack.
 
-Neither torch nor hidet is imported here: a torch tensor can only come from a program that has imported torch.
+This module imports neither torch nor hidet for reading: a torch tensor can only come from a program that has imported
+torch.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ class Buffer:
 
     Attributes
     ----------
-    address: of the first element.
+    address: the address of the first element.
     shape: in elements.
-    dtype: hidet's name, such as ``bfloat16``.
-    nbytes: bytes from the first to the last element, when it is contiguous.
-    contiguous: whether the elements lie row by row without gaps, each at a multiple of its size.
+    dtype: hidet's name of the dtype, such as ``bfloat16``.
+    nbytes: the bytes of all elements, without gaps.
+    contiguous: whether the elements are in row-major order without gaps, each at a multiple of its size.
     device: the DLPack device type and number.
     read_only: whether it must not be written to; None where that is unknown.
-    owner: keeps the memory.
-    strides: in bytes; only where it is not contiguous.
-    negated: whether its numbers are the negatives of those in memory, as torch keeps them in some views. It is not
-        contiguous then, wherever its elements lie.
+    owner: an object that keeps the memory alive.
+    strides: in bytes; empty for a contiguous tensor.
+    negated: whether its numbers are the negatives of those in memory, as in some views of torch. Such a tensor counts
+        as not contiguous.
     """
 
     address: int
@@ -68,15 +69,15 @@ class Buffer:
         )
 
     def overlaps(self, other: Buffer) -> bool:
-        """Whether two contiguous tensors share bytes."""
+        """Tell whether two contiguous tensors share bytes."""
         return self.address < other.address + other.nbytes and other.address < self.address + self.nbytes
 
 
 def kind_of(x: Any) -> str:
-    """The library of a tensor; NumPy for one that is known by DLPack alone."""
+    """Return the library of a tensor: ``torch``, ``hidet``, or ``numpy`` for all others."""
     for name in (TORCH, HIDET):
-        known = getattr(sys.modules.get(name), "Tensor", None)
-        if known is not None and isinstance(x, known):
+        tensor_type = getattr(sys.modules.get(name), "Tensor", None)
+        if tensor_type is not None and isinstance(x, tensor_type):
             return name
     return NUMPY
 
@@ -89,14 +90,14 @@ def buffer_of(x: Any, what: str, to_write: bool = False) -> Buffer:
     x: object
         A NumPy array, or any tensor with ``__dlpack__``.
     what: str
-        What to call it in an error, such as ``Input 0``.
+        Its name in error messages, such as ``Input 0``.
     to_write: bool
-        Whether its content is to be replaced.
+        Whether it will be written to.
 
     Raises
     ------
     InputError
-        When it cannot be read where it lies.
+        When it cannot be read in place.
     """
     if isinstance(x, np.ndarray):
         flags = x.flags
@@ -133,8 +134,8 @@ def buffer_of(x: Any, what: str, to_write: bool = False) -> Buffer:
     nbytes = math.prod(shape) * export.itemsize
     if nbytes > 0 and export.address == 0:
         raise InputError(
-            f"{what} is a {type(x).__name__} without memory, as fake tensors are and those whose storage was freed. "
-            "Give a tensor that holds its numbers."
+            f"{what} is a {type(x).__name__} without memory, such as a fake tensor or one whose storage was freed. "
+            "Give a tensor with data."
         )
     expected = dlpack.row_major(shape)
     contiguous = export.address % export.itemsize == 0 and (
@@ -149,7 +150,7 @@ def buffer_of(x: Any, what: str, to_write: bool = False) -> Buffer:
         nbytes,
         contiguous and not negated,
         device,
-        # Neither torch nor hidet has tensors that cannot be written to.
+        # Neither torch nor hidet has read-only tensors.
         export.read_only if kind == NUMPY else False,
         (x, export),
         () if contiguous and not negated else tuple(step * export.itemsize for step in export.strides),
@@ -158,21 +159,21 @@ def buffer_of(x: Any, what: str, to_write: bool = False) -> Buffer:
 
 
 def _check_torch(x: Any, what: str, to_write: bool) -> None:
-    """Raise InputError where a torch tensor's numbers are not those in its memory, and no copy can make up for it."""
+    """Raise InputError where the numbers of a torch tensor differ from those in its memory, and copying cannot help."""
     if to_write and x.requires_grad:
-        raise InputError(f"{what} requires a gradient, so that it cannot be written to; give x.detach().")
+        raise InputError(f"{what} requires a gradient, so it cannot be written to; give x.detach().")
     if x.is_conj():
-        raise InputError(f"{what} is a conjugate view, whose memory has other numbers; give x.resolve_conj().")
+        raise InputError(f"{what} is a conjugate view, which cannot be read in place; give x.resolve_conj().")
     if x.is_neg() and (to_write or x.device.type != "cpu"):
-        raise InputError(f"{what} is a negative view, whose memory has other numbers; give x.resolve_neg().")
+        raise InputError(f"{what} is a negative view, which cannot be used in place; give x.resolve_neg().")
     if x.layout is not _strided():
-        return  # refused as it is exported
+        return  # its export will be refused
     last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)) if x.numel() else -1
     nbytes = (x.storage_offset() + last + 1) * x.element_size() if last >= 0 else 0
     if x.untyped_storage().nbytes() < nbytes:
         raise InputError(
-            f"{what} takes {nbytes} bytes of its storage, which has {x.untyped_storage().nbytes()}: it was made "
-            "smaller. Give a tensor that holds its numbers."
+            f"{what} needs {nbytes} bytes of its storage, which has only {x.untyped_storage().nbytes()}: the storage "
+            "was resized. Give a tensor with data."
         )
 
 
@@ -185,12 +186,12 @@ def _strided() -> Any:
 
 @functools.cache
 def _numpy_name(dtype: np.dtype) -> str:
-    """A dtype's name; another one for numbers whose bytes are in another order than this machine's."""
+    """Return a dtype's name; for a byte order unlike this machine's, a name that no program accepts."""
     return dtype.name if dtype.isnative else dtype.str
 
 
 def has_dtype(kind: str, dtype: str) -> bool:
-    """Whether a library (``numpy``, ``torch`` or ``hidet``) has a dtype, by hidet's name."""
+    """Tell whether a library (``numpy``, ``torch`` or ``hidet``) has a dtype, by hidet's name."""
     if kind == TORCH:
         import torch
 
@@ -198,15 +199,15 @@ def has_dtype(kind: str, dtype: str) -> bool:
     if kind == HIDET:
         return True
     try:
-        return np.dtype(dtype).isbuiltin == 1  # not what a package adds, which another rank may lack
+        return np.dtype(dtype).isbuiltin == 1  # excludes dtypes that a package adds, which another rank may lack
     except TypeError:
         return False
 
 
 def host_tensor(kind: str, shape: Sequence[int], dtype: str, memory: np.ndarray | None = None) -> Any:
-    """A new tensor of a library (``numpy``, ``torch`` or ``hidet``) in host memory, its content undefined.
+    """Make an uninitialized tensor of a library (``numpy``, ``torch`` or ``hidet``) in host memory.
 
-    ``memory``, uint8[bytes], is where it is to lie, not for hidet; it is kept as long as the tensor.
+    If given, ``memory``, uint8[bytes], becomes the tensor's memory, which keeps it alive; not possible for hidet.
     """
     if kind == TORCH:
         import torch

@@ -6,7 +6,7 @@ import ctypes
 import functools
 import os
 
-# Serving processes share the cores. By default OpenMP's idle threads spin for a while, which keeps others from work.
+# Serving processes share the cores. By default OpenMP's idle threads spin for a while, which takes cores from others.
 _WAIT_POLICY = "OMP_WAIT_POLICY"  # OpenMP 4.0, section 4.7
 _THREADS = "OMP_NUM_THREADS"
 _LIBRARY = "libgomp.so.1"  # GCC's OpenMP, which kernels are linked with
@@ -14,9 +14,9 @@ _PAUSE_SOFT = 1  # omp_pause_soft: OpenMP 5.0, section 3.2.44
 
 
 def wait_without_spinning() -> None:
-    """Make idle threads sleep, and share the cores among the ranks of this host, unless the environment says otherwise.
+    """Make idle OpenMP threads sleep, and divide the cores among this host's ranks (LOCAL_WORLD_SIZE).
 
-    Takes effect if OpenMP's library is not loaded yet. How many ranks there are is LOCAL_WORLD_SIZE.
+    Sets OpenMP's environment variables where they are not set. Takes effect if OpenMP's library is not loaded yet.
     """
     os.environ.setdefault(_WAIT_POLICY, "passive")
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
@@ -26,10 +26,10 @@ def wait_without_spinning() -> None:
 
 @functools.cache
 def end_threads_before_forks() -> None:
-    """Before this process forks, end the OpenMP threads of the thread that does so; its next kernel starts new ones.
+    """Register a hook that ends the forking thread's OpenMP threads before each fork; its next kernel starts new ones.
 
-    A child has the forking thread's record of its OpenMP threads, but not the threads: the first kernel that it runs,
-    of a partition of its own, would wait for them forever.
+    A child inherits the forking thread's record of its OpenMP threads, but not the threads. The first kernel that the
+    child ran would wait for them forever.
     """
     os.register_at_fork(before=_end_threads)
 

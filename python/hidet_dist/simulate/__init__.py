@@ -1,6 +1,6 @@
-"""The simulator: all ranks of any mesh stepped in one process, collectives in NumPy. For tests and checking plans."""
+"""The simulator: it runs all ranks of any mesh in one process, collectives in NumPy, for tests and checks of plans."""
 
 from hidet_dist.simulate.pipeline import simulate_pipeline
-from hidet_dist.simulate.simulator import simulate
+from hidet_dist.simulate.simulator import assemble, simulate, split
 
-__all__ = ["simulate", "simulate_pipeline"]
+__all__ = ["assemble", "simulate", "simulate_pipeline", "split"]

@@ -1,15 +1,14 @@
-"""The simulator of pipelines: all stages, one after the other, with the transfers between them."""
+"""The simulator of pipelines: it runs all stages, one after the other, with the transfers between them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from hidet_dist.errors import InputError
 from hidet_dist.partitioning import Program
-from hidet_dist.simulate.simulator import assemble, simulate_shards
-from hidet_dist.spec.pipeline import Pipeline, Port
+from hidet_dist.simulate.simulator import assemble, check_inputs, simulate_shards, split
+from hidet_dist.spec.pipeline import Pipeline, PipelineInput, Port
 from hidet_dist.transfer import MeshLayout, plan_transfer, transferred
 
 
@@ -41,17 +40,8 @@ def simulate_pipeline(
     PartitionError
         When two ranks hold the same piece of an output with different values.
     """
-    if len(inputs) != len(pipeline.inputs):
-        raise InputError(f"The pipeline has {len(pipeline.inputs)} inputs; {len(inputs)} were given.")
     count = pipeline.micro_batches
-    for number, (x, entry) in enumerate(zip(inputs, pipeline.inputs, strict=True)):
-        for reader in entry.readers:
-            plan = programs[reader.stage].inputs[reader.number]
-            shape = list(plan.shape)
-            if entry.batch_dim is not None:
-                shape[entry.batch_dim] *= count
-            if list(x.shape) != shape or str(x.dtype) != plan.dtype:
-                raise InputError(f"Input {number} is {x.dtype}{list(x.shape)}, not {plan.dtype}{shape}.")
+    check_inputs("pipeline", inputs, [list(_expected(entry, programs, count)) for entry in pipeline.inputs])
     parts = [
         [x] * count if entry.batch_dim is None else np.split(x, count, entry.batch_dim)
         for x, entry in zip(inputs, pipeline.inputs, strict=True)
@@ -63,6 +53,16 @@ def simulate_pipeline(
     ]
 
 
+def _expected(entry: PipelineInput, programs: Sequence[Program], count: int) -> Iterator[tuple[str, list[int]]]:
+    """Yield the dtype and whole shape, of all micro-batches, that each stage requires of an input."""
+    for reader in entry.readers:
+        plan = programs[reader.stage].inputs[reader.number]
+        shape = list(plan.shape)
+        if entry.batch_dim is not None:
+            shape[entry.batch_dim] *= count
+        yield plan.dtype, shape
+
+
 def _micro_batch(pipeline: Pipeline, programs: Sequence[Program], inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     source_of = {reader: one.source for one in pipeline.boundaries for reader in one.readers}
     input_of = {reader: x for x, entry in zip(inputs, pipeline.inputs, strict=True) for reader in entry.readers}
@@ -72,9 +72,7 @@ def _micro_batch(pipeline: Pipeline, programs: Sequence[Program], inputs: Sequen
         for number, plan in enumerate(program.inputs):
             port = Port(stage, number)
             if port in input_of:
-                whole = input_of[port]
-                ranks = range(mesh.size)
-                shards.append([whole[plan.spec.slices(whole.shape, mesh, mesh.coordinate(rank))] for rank in ranks])
+                shards.append(split(plan, mesh, input_of[port]))
             else:
                 source = source_of[port]
                 sender = programs[source.stage]

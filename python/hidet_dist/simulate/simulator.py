@@ -1,4 +1,4 @@
-"""The simulator: run a program for all ranks in one process, operator by operator."""
+"""The simulator of one program: it runs the program for all ranks in one process, operator by operator."""
 
 from __future__ import annotations
 
@@ -47,34 +47,52 @@ def simulate(program: Program, inputs: Sequence[np.ndarray], graph: FlowGraph | 
         When two ranks disagree on a piece of an output that both hold.
     """
     mesh = program.mesh
-    if len(inputs) != len(program.inputs):
-        raise InputError(f"The program has {len(program.inputs)} inputs; {len(inputs)} were given.")
-    for number, (x, plan) in enumerate(zip(inputs, program.inputs, strict=True)):
-        written = plan.written or plan.shape
-        fits = len(x.shape) == len(written) and all(
-            isinstance(extent, str) or extent == size for extent, size in zip(written, x.shape, strict=True)
-        )
-        if not fits or str(x.dtype) != plan.dtype:
-            raise InputError(
-                f"Input {number} is {x.dtype}{list(x.shape)}, not {plan.dtype}[{', '.join(map(str, written))}]."
-            )
+    check_inputs("program", inputs, [[(plan.dtype, plan.written or plan.shape)] for plan in program.inputs])
     sizes = program.sizes([x.shape for x in inputs])
     for name, size in sizes.items():
         runtime_api.set_symbol_value(name, size)
-    shards = [
-        [x[plan.spec.slices(x.shape, mesh, mesh.coordinate(rank))] for rank in range(mesh.size)]
-        for x, plan in zip(inputs, program.inputs, strict=True)
-    ]
+    shards = [split(plan, mesh, x) for x, plan in zip(inputs, program.inputs, strict=True)]
     outputs = simulate_shards(program, shards, graph)
-    return [assemble(plan, mesh, own) for plan, own in zip(program.outputs, outputs, strict=True)]
+    return [assemble(plan, mesh, parts) for plan, parts in zip(program.outputs, outputs, strict=True)]
+
+
+def check_inputs(
+    what: str, inputs: Sequence[np.ndarray], expected: Sequence[Sequence[tuple[str, Sequence[int | str]]]]
+) -> None:
+    """Check whole inputs against the dtypes and shapes that each of their readers requires.
+
+    Parameters
+    ----------
+    what: str
+        The name of what is run, for errors.
+    inputs: sequence of np.ndarray
+        The inputs.
+    expected: sequence of sequences
+        For each input, the dtype and the shape by each reader. A symbolic dim, a string, may have any size.
+
+    Raises
+    ------
+    InputError
+        When the number of inputs, a dtype or a shape differs.
+    """
+    if len(inputs) != len(expected):
+        raise InputError(f"The {what} has {len(expected)} inputs; {len(inputs)} were given.")
+    for number, (x, readers) in enumerate(zip(inputs, expected, strict=True)):
+        for dtype, shape in readers:
+            fits = len(x.shape) == len(shape) and all(
+                isinstance(extent, str) or extent == size for extent, size in zip(shape, x.shape, strict=True)
+            )
+            if not fits or str(x.dtype) != dtype:
+                text = ", ".join(map(str, shape))
+                raise InputError(f"Input {number} is {x.dtype}{list(x.shape)}, not {dtype}[{text}].")
 
 
 def simulate_shards(
     program: Program, inputs: Sequence[Sequence[np.ndarray]], graph: FlowGraph | None = None
 ) -> list[list[np.ndarray]]:
-    """Run a program as :func:`simulate` does: from each input's shards, by rank, to each output's.
+    """Run a program as :func:`simulate` does, from the shards of each input, by rank, to those of each output.
 
-    hidet's runtime must know the sizes of symbolic dims.
+    The sizes of symbolic dims must have been set in hidet's runtime.
     """
     mesh = program.mesh
     build = nullcontext if graph is None else cpu_target
@@ -141,8 +159,13 @@ def _join_blocks(blocks: Sequence[np.ndarray], op: CommunicationOp) -> np.ndarra
     return whole.take(range(int(extent)), axis=dim) if isinstance(extent, int) else whole
 
 
+def split(plan: TensorPlan, mesh: DeviceMesh, whole: np.ndarray) -> list[np.ndarray]:
+    """The shards of a whole input, by rank."""
+    return [whole[plan.spec.slices(whole.shape, mesh, mesh.coordinate(rank))] for rank in range(mesh.size)]
+
+
 def assemble(plan: TensorPlan, mesh: DeviceMesh, shards: Sequence[np.ndarray]) -> np.ndarray:
-    """The whole of an output from its shards, by rank. Raises PartitionError where two that hold a piece disagree."""
+    """Assemble a whole output from its shards, by rank. Raises PartitionError where copies of a piece differ."""
     shape = tuple(
         size * mesh.group_size(axes) for size, axes in zip(shards[0].shape, plan.spec.mesh_axes_per_dim, strict=True)
     )
@@ -154,7 +177,7 @@ def assemble(plan: TensorPlan, mesh: DeviceMesh, shards: Sequence[np.ndarray]) -
         first = written.setdefault(offset, shard)
         if not np.allclose(first, shard, rtol=1e-4, atol=1e-5, equal_nan=True):
             raise PartitionError(
-                f"Rank {rank} holds other values of {plan.name} than the other ranks with the same piece of it."
+                f"Rank {rank} has different values of {plan.name} than an earlier rank with the same piece of it."
             )
         whole[plan.spec.slices(shape, mesh, coordinate)] = shard
     return whole

@@ -22,7 +22,7 @@ from hidet_dist.rules.declared import DECLARED, REPLICATED, UNIMPORTABLE
 from hidet_dist.rules.rule import derive
 
 DERIVED, BY_HAND, REPLICATE_ONLY, NONE = "derived", "declared by hand", "replicate-only", "in none"
-SAMPLES = 25  # random instances that are tried for one with a factor to shard
+SAMPLES = 25  # the number of random instances tried in search of one with a factor to shard
 
 
 @dataclass(frozen=True)

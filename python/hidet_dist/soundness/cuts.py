@@ -1,7 +1,7 @@
-"""Pipelines at random: graphs cut into random stages, each with a random valid plan on a mesh, run by the oracle.
+"""The check of random pipelines: graphs cut into random stages, each with a random valid plan, run by the oracle.
 
-What is checked, beside what plans of one stage are checked for, is the cut, the graph of a micro-batch, and the
-messages between meshes of unlike shapes.
+Beyond the check of plans of one stage, this covers the cut, the graph of a micro-batch, and the messages between meshes
+of different shapes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_STAGES = 4
 
 @dataclass(frozen=True)
 class RandomPipeline:
-    """A graph cut at random: the operators of each stage, and a random plan of each."""
+    """A randomly cut graph: the operators of each stage, and a random plan of each."""
 
     cut: Cut
     operators: tuple[tuple[int, ...], ...]
@@ -37,89 +37,89 @@ class RandomPipeline:
 
     def __str__(self) -> str:
         stages = zip(self.operators, self.stages, strict=True)
-        described = "; ".join(f"{list(own)} on {stage.mesh}" for own, stage in stages)
+        described = "; ".join(f"{list(numbers)} on {stage.mesh}" for numbers, stage in stages)
         return f"{self.cut.batch.count} micro-batches, stages {described}"
 
 
 def random_stages(graph: NormalGraph, rng: Rng) -> tuple[tuple[int, ...], ...]:
-    """Cut a graph into 1 to ``MOST_STAGES`` stages; operators of one need not be consecutive."""
+    """Cut a graph into 1 to ``MOST_STAGES`` stages, whose operators need not be consecutive."""
     view = GraphView(graph)
     count, most = len(view.operators), int(rng.integers(1, MOST_STAGES + 1))
-    place = {op: number for number, op in enumerate(view.operators)}
-    spread = float(rng.choice([0.0, 0.3]))  # how far operators may be from their place in a cut of consecutive ones
+    number_of = {op: number for number, op in enumerate(view.operators)}
+    spread = float(rng.choice([0.0, 0.3]))  # the greatest distance from a cut into consecutive operators, of the graph
     stage_of: list[int] = []
     for number, op in enumerate(view.operators):
-        wanted = int(most * (number + rng.uniform(-spread, spread) * count) / count)
-        least = max((stage_of[place[x.op]] for x in op.inputs if x.op in place), default=0)
-        stage_of.append(max(least, min(max(wanted, 0), most - 1)))
-    found = [tuple(n for n, own in enumerate(stage_of) if own == stage) for stage in range(most)]
-    return tuple(own for own in found if own)
+        drawn = int(most * (number + rng.uniform(-spread, spread) * count) / count)
+        least = max((stage_of[number_of[x.op]] for x in op.inputs if x.op in number_of), default=0)
+        stage_of.append(max(least, min(max(drawn, 0), most - 1)))
+    stages = [tuple(n for n, assigned in enumerate(stage_of) if assigned == stage) for stage in range(most)]
+    return tuple(numbers for numbers in stages if numbers)
 
 
 def random_micro_batch(graph: NormalGraph, rng: Rng) -> MicroBatch:
-    """The graph of a micro-batch, of a random number of them that it can be cut into."""
+    """Make the graph of a micro-batch, for a random number of micro-batches into which the batch can be split."""
     dims = batch_dims(graph)
     batch = int(graph.inputs[0].shape[0]) if dims and dims[0] is not None else 1
     counts = [count for count in range(1, batch + 1) if batch % count == 0]
     try:
         return micro_batch(graph, int(rng.choice(counts)))
-    except ConfigError:  # it mixes the batch
+    except ConfigError:  # the graph mixes elements of the batch
         return micro_batch(graph, 1)
 
 
 def random_pipeline(graph: NormalGraph, tables: dict[tuple[int, ...], RuleTable], rng: Rng) -> RandomPipeline:
-    """Draw micro-batches, a cut, and for each stage a mesh and a plan. ``tables`` keeps the rules of each mesh."""
+    """Draw micro-batches, a cut, and for each stage a mesh and a plan. ``tables`` caches the rules of each mesh."""
     batch = random_micro_batch(graph, rng)
     operators = random_stages(batch.graph, rng)
     cut = cut_graph(batch, operators)
     stages = []
-    for own in cut.graphs:
+    for part in cut.graphs:
         shape = MESHES[int(rng.integers(len(MESHES)))]
         table = tables.setdefault(shape, RuleTable(DeviceMesh(shape)))
-        stages.append(random_stage(GraphView(own), DeviceMesh(shape), table, rng))
+        stages.append(random_stage(GraphView(part), DeviceMesh(shape), table, rng))
     return RandomPipeline(cut, operators, tuple(stages))
 
 
 def check_pipeline(pipeline: RandomPipeline, inputs: Sequence[Array], whole: Sequence[Array]) -> str:
-    """Describe how a pipeline goes wrong; empty when every rank has its shard of what the graph computes."""
+    """Describe the first wrong output of a pipeline; empty if every rank has its shard of every output."""
     batch = pipeline.cut.batch
     for number in range(batch.count):
         parts = [_part(x, dim, number, batch.count) for x, dim in zip(inputs, batch.input_dims, strict=True)]
-        wanted = [_part(y, dim, number, batch.count) for y, dim in zip(whole, batch.output_dims, strict=True)]
-        what = _check_micro_batch(pipeline, parts, wanted)
-        if what:
-            return f"micro-batch {number}: {what}"
+        expected = [_part(y, dim, number, batch.count) for y, dim in zip(whole, batch.output_dims, strict=True)]
+        difference = _check_micro_batch(pipeline, parts, expected)
+        if difference:
+            return f"micro-batch {number}: {difference}"
     return ""
 
 
-def _check_micro_batch(pipeline: RandomPipeline, inputs: Sequence[Array], wanted: Sequence[Array]) -> str:
+def _check_micro_batch(pipeline: RandomPipeline, inputs: Sequence[Array], outputs: Sequence[Array]) -> str:
     cut = pipeline.cut
-    source_of = {reader: one.source for one in cut.boundaries for reader in one.readers}
-    input_of = {reader: x for x, own in zip(inputs, cut.graph_inputs, strict=True) for reader in own.readers}
+    source_of = {reader: boundary.source for boundary in cut.boundaries for reader in boundary.readers}
+    input_of = {reader: x for x, entry in zip(inputs, cut.graph_inputs, strict=True) for reader in entry.readers}
     computed: dict[Port, list[Array]] = {}
     for number, (graph, stage) in enumerate(zip(cut.graphs, pipeline.stages, strict=True)):
         mesh, shards = stage.mesh, []
-        for place, tensor in enumerate(stage.inputs):
-            target = MeshLayout(mesh, tensor.spec)
-            if Port(number, place) in input_of:
-                x = input_of[Port(number, place)]
+        for position, tensor in enumerate(stage.inputs):
+            port, target = Port(number, position), MeshLayout(mesh, tensor.spec)
+            if port in input_of:
+                x = input_of[port]
                 shards.append([x[target.box(x.shape, rank)] for rank in range(mesh.size)])
             else:
-                source = source_of[Port(number, place)]
+                source = source_of[port]
                 sender = pipeline.stages[source.stage]
                 sent = MeshLayout(sender.mesh, sender.outputs[source.number].spec)
                 moved = transferred(
-                    plan_transfer(tensor.shape, sent, target), [np.atleast_1d(own) for own in computed[source]]
+                    plan_transfer(tensor.shape, sent, target), [np.atleast_1d(shard) for shard in computed[source]]
                 )
-                shards.append([own.reshape(tensor.spec.local_shape(tensor.shape, mesh)) for own in moved])
-        outputs = evaluate_shards(partition_graph(graph, stage), list(zip(*shards, strict=True)) or [()] * mesh.size)
-        for place in range(len(stage.outputs)):
-            computed[Port(number, place)] = [own[place] for own in outputs]
-    for number, (want, y) in enumerate(zip(wanted, cut.graph_outputs, strict=True)):
+                shards.append([shard.reshape(tensor.spec.local_shape(tensor.shape, mesh)) for shard in moved])
+        results = evaluate_shards(partition_graph(graph, stage), list(zip(*shards, strict=True)) or [()] * mesh.size)
+        for position in range(len(stage.outputs)):
+            computed[Port(number, position)] = [result[position] for result in results]
+    for number, (whole, y) in enumerate(zip(outputs, cut.graph_outputs, strict=True)):
         stage = pipeline.stages[y.source.stage]
         layout = MeshLayout(stage.mesh, stage.outputs[y.source.number].spec)
         for rank, got in enumerate(computed[y.source]):
-            expected = want[layout.box(want.shape, rank)]
+            expected = whole[layout.box(whole.shape, rank)]
             if got.shape != expected.shape:
                 return f"output {number} of rank {rank} has the shape {got.shape}, not {expected.shape}"
             if not np.allclose(got, expected, rtol=1e-6, atol=1e-7):

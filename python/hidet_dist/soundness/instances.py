@@ -63,7 +63,7 @@ _SIZES = (2, 3, 4, 6, 7, 8, 11, 12)
 
 @dataclass(frozen=True)
 class Instance:
-    """An operator, and the ranges of those inputs for which it is not defined everywhere."""
+    """An operator, and the ranges of values of those inputs on which it is not defined everywhere."""
 
     op: Operator
     ranges: Mapping[int, tuple[float, float]] = field(default_factory=dict)
@@ -90,7 +90,7 @@ def _float(rng: Rng) -> str:
 
 
 def _broadcast_pair(rng: Rng) -> tuple[list[int], list[int]]:
-    """Two shapes that broadcast: dims of size 1 and missing leading dims on either side."""
+    """Draw two shapes that broadcast, with dims of size 1 and missing leading dims on either side."""
     shape = _shape(rng, 1, 3)
     a, b = list(shape), list(shape)
     for dim in range(len(shape)):
@@ -476,7 +476,7 @@ def _dequantize(rng: Rng, cls: Any) -> Operator:
 
 
 def _channels(rng: Rng) -> tuple[int, int, int]:
-    """Channels in, channels out and groups: dense, grouped or depthwise."""
+    """Draw channels in, channels out and groups of a dense, grouped or depthwise convolution."""
     groups = int(_pick(rng, (1, 1, 2, 4, 8)))
     return groups * int(_pick(rng, (1, 2, 4))), groups * int(_pick(rng, (1, 2, 3))), groups
 

@@ -103,9 +103,9 @@ def evaluate_program(program: Program, inputs: Sequence[Array]) -> list[list[Arr
 def evaluate_shards(
     program: Program, inputs: Sequence[Sequence[Array]], sizes: Mapping[str, int] | None = None
 ) -> list[list[Array]]:
-    """Each rank's outputs of a program, as :func:`evaluate_program`, from each rank's shards of the inputs.
+    """Evaluate a program as :func:`evaluate_program` does, from each rank's shards of the inputs.
 
-    ``sizes`` are those of the local symbolic dims.
+    ``sizes`` are the sizes of the local symbolic dims.
     """
     mesh, sizes = program.mesh, sizes or {}
     values: list[dict[Tensor, Array]] = []
@@ -141,7 +141,7 @@ def evaluate_shards(
 
 
 class _Same:
-    """Maps arrays of the same content to one object."""
+    """A map from arrays of equal content to one object."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[tuple[int, ...], str, bytes], Array] = {}

@@ -66,7 +66,7 @@ def check_graph(name: str, plans: int, seed: int) -> Result:
 
 
 def check_cuts(name: str, cuts: int, seed: int) -> Result:
-    """Random cuts of a graph into stages, each with a random plan on a mesh of its own."""
+    """Check random cuts of a graph into stages, each with a random plan on a separate mesh."""
     rng = np.random.default_rng((seed, list(GRAPHS).index(name), 1))
     traced = GRAPHS[name](rng)
     inputs = graph_inputs(traced, rng)
@@ -76,8 +76,8 @@ def check_cuts(name: str, cuts: int, seed: int) -> Result:
     result = Result(f"{name}: {cuts} cuts", Counter(cuts=cuts))
     for _ in range(cuts):
         pipeline = random_pipeline(graph, tables, rng)
-        what = check_pipeline(pipeline, inputs, whole)
-        if what:
+        difference = check_pipeline(pipeline, inputs, whole)
+        if difference:
             plans = Plan(pipeline.stages).to_json()
-            result.failures.append(f"{name} as {pipeline}: {what}\n{plans}")
+            result.failures.append(f"{name} as {pipeline}: {difference}\n{plans}")
     return result

@@ -1,4 +1,4 @@
-"""Meshes, tensor and operator sharding specs, and plans, as immutable values that print as what a user would type."""
+"""Meshes, sharding specs of tensors and operators, and plans: immutable values that print in the form users write."""
 
 from hidet_dist.spec.mesh import DeviceMesh
 from hidet_dist.spec.operator import OpShardSpec, ReduceFn

@@ -1,24 +1,24 @@
-"""The kinds of collectives: one table, from which every layer derives what it needs.
+"""The table of kinds of collectives, from which every layer derives their effects, costs and functions.
 
 A kind has four properties. It may *join* the shards of a group's ranks along a dim that mesh axes split. It may *split*
 a dim between them. It may *reduce* their partial results. And it *communicates*, or is local. Everything that depends
 on the kind follows from these:
 
 =========================  ============================================================  ===============================
-what depends on it         derivation                                                    where
+subject                    derivation                                                    place
 =========================  ============================================================  ===============================
 its fields as a step       a dim where it joins or splits, two where it does both        ``Step``
 a tensor's layout after    the dim it joins loses mesh axes, the dim it splits gets them ``Step.after``
 bytes and seconds          the whole tensor goes around a ring, ``ring_passes`` times    ``Cluster.collective_seconds``
-local shapes, copies       blocks are cut before where it splits, put together after     ``CommunicationOp``, ``Step``
-                           where it joins
+local shapes, copies       if it splits, blocks are cut before it; if it joins, joined   ``CommunicationOp``, ``Step``
+                           after it
 simulation                 ``Collective.result``                                         ``simulate``, ``soundness``
 the C functions            ``Collective.symbol`` and ``arguments``                       ``CommunicationOp``
-the transports' functions  one of the kind's name in each transport                      ``runtime.transports``, C++
+transports' functions      one function of the kind's name in each transport             ``runtime.transports``, C++
 =========================  ============================================================  ===============================
 
-So a new kind takes an entry here, a function in ``collectives.h`` with its signature in ``runtime.native``, and a
-function in each transport. ``tests/spec/test_collectives.py`` checks that no layer lacks a kind.
+A new kind therefore needs an entry here, a function in ``collectives.h`` with its signature in ``runtime.native``, and
+a function in each transport. ``tests/spec/test_collectives.py`` checks that no layer lacks a kind.
 
 A kind that these properties do not distinguish from the others, such as one with a root, needs a new field of
 ``Collective``, and code for it in ``CommunicationOp`` and ``runtime.native.run``.
@@ -59,48 +59,48 @@ class Collective:
 
     @property
     def communicates(self) -> bool:
-        """Whether it communicates; a local kind only cuts a tensor that every rank has."""
+        """True if it communicates; a local kind only cuts a tensor that every rank holds."""
         return self.ring_passes > 0
 
     @property
     def has_dim(self) -> bool:
-        """Whether it joins or splits a dim."""
+        """True if it joins or splits a dim."""
         return self.joins or self.splits
 
     @property
     def moves(self) -> bool:
-        """Whether it moves mesh axes from the dim it joins to the dim it splits."""
+        """True if it moves mesh axes from the dim it joins to the dim it splits."""
         return self.joins and self.splits
 
     @property
     def sends_blocks(self) -> bool:
-        """Whether a rank sends a block to each rank of the group."""
+        """True if a rank sends a block to each rank of the group."""
         return self.communicates and self.splits
 
     @property
     def receives_blocks(self) -> bool:
-        """Whether a rank receives a block from each rank of the group."""
+        """True if a rank receives a block from each rank of the group."""
         return self.communicates and self.joins
 
     def whole(self, sent: int, ranks: int) -> int:
-        """The size of the tensor that a group of ``ranks`` holds together, given the size that one rank sends."""
+        """Return the size of the whole tensor within a group of ``ranks``, given the size that one rank sends."""
         return sent * ranks if self.joins else sent
 
     def sent(self, whole: int, ranks: int) -> int:
-        """The size that one rank sends, given the ``whole`` size that a group of ``ranks`` holds together."""
+        """Return the size that one rank sends, given the size of the ``whole`` tensor within a group of ``ranks``."""
         return whole // ranks if self.joins else whole
 
     def received(self, whole: int, ranks: int) -> int:
-        """The size that one rank receives, given the ``whole`` size that a group of ``ranks`` holds together."""
+        """Return the size that one rank receives, given the size of the ``whole`` tensor in a group of ``ranks``."""
         return whole // ranks if self.splits else whole
 
     def block(self, whole: int, ranks: int) -> int:
-        """The size argument of its C function: that of a block if there are blocks, else the size that a rank sends."""
+        """Return the size argument of its C function: a block's size if there are blocks, else a rank's sent size."""
         sent = self.sent(whole, ranks)
         return sent // ranks if self.splits else sent
 
     def ring_nbytes(self, nbytes: int, ranks: int) -> float:
-        """The bytes that go around the ring in a pass, for a tensor of which the group together holds ``nbytes``.
+        """Return the bytes that go around the ring in one pass, for a tensor of ``nbytes`` within the group.
 
         If shards move from one dim to another, a rank sends 1/n of its shard to each other rank.
         """
@@ -114,7 +114,7 @@ class Collective:
         cut: Callable[[_T], Sequence[_T]],
         join: Callable[[Sequence[_T]], _T],
     ) -> _T:
-        """Compute what one rank of a group receives, by the definition of the kind.
+        """Compute the tensor that one rank of a group receives, by the definition of the kind.
 
         Parameters
         ----------
@@ -131,11 +131,11 @@ class Collective:
         return cut(whole)[group_rank] if self.splits else whole
 
     def symbol(self, blocks: bool = False) -> str:
-        """Its function in ``collectives.h``, or the one for strided ``blocks`` of a tensor."""
+        """Return the name of its function in ``collectives.h``, or of the one for strided ``blocks`` of a tensor."""
         return f"hidet_dist_{self.name}" + ("_blocks" if blocks else "")
 
     def arguments(self, send: str, recv: str, sent: str, received: str) -> list[str]:
-        """The first arguments of its C function for blocks, from expressions for the buffers and the blocks in them."""
+        """List the first arguments of its C function for blocks, from expressions for the buffers and their blocks."""
         if self.moves:
             return [send, sent, recv, received]
         return [send, recv, sent if self.splits else received]
@@ -150,7 +150,7 @@ ALL_REDUCE = Collective("all_reduce", reduces=True, ring_passes=2)
 COLLECTIVES: dict[str, Collective] = {
     kind.name: kind for kind in (SLICE, ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER, ALL_REDUCE)
 }
-"""The kinds by name. A slice is the local one: it undoes an all-gather."""
+"""The kinds by name. A slice is the local kind, the inverse of an all-gather."""
 
 COMMUNICATING = tuple(kind.name for kind in COLLECTIVES.values() if kind.communicates)
 """The names of the kinds that communicate."""

@@ -22,12 +22,12 @@ _TRIALS = 3
 
 
 def extents_of(tensor: Tensor) -> tuple[Extent, ...]:
-    """The shape of a tensor, with constants as ints."""
+    """Return the shape of a tensor, with constants as ints."""
     return tuple(int(size) if isinstance(size, int | Constant) else size for size in tensor.shape)
 
 
 def symbols_in(extents: Sequence[Extent]) -> list[str]:
-    """The names of the symbolic dims in extents, in the order of their first use."""
+    """List the names of the symbolic dims in extents, in the order of their first use."""
     names: dict[str, None] = {}
     for extent in extents:
         if isinstance(extent, Expr):
@@ -36,7 +36,7 @@ def symbols_in(extents: Sequence[Extent]) -> list[str]:
 
 
 def evaluate(extent: Extent, sizes: Mapping[str, int]) -> int:
-    """The value of an extent, given the sizes of its symbols.
+    """Compute the value of an extent, given the sizes of its symbols.
 
     Raises
     ------
@@ -65,7 +65,7 @@ def evaluate(extent: Extent, sizes: Mapping[str, int]) -> int:
         if b <= 0:
             raise ValueError(f"the size {extent} divides by {b}")
         return a % b if isinstance(extent, ir.Mod) else a // b
-    raise ValueError(f"the size {extent} is no arithmetic of symbolic dims")
+    raise ValueError(f"the size {extent} is not arithmetic of symbolic dims")
 
 
 def same_extent(a: Extent, b: Extent) -> bool:
@@ -95,10 +95,10 @@ def _number(name: str, trial: int) -> int:
 
 
 def local_extent(extent: Extent, shards: int, multiples: Mapping[str, int]) -> Extent | None:
-    """The extent of one of ``shards`` equal shards of a dim; None if it is not known to divide.
+    """Return the extent of one of ``shards`` equal shards of a dim; None if it is not known to divide.
 
-    A symbol's shard is a symbol of its own (:func:`hidet_dist.spec.symbols.local_name`), so that a local shape is
-    written like the whole shape. ``multiples`` maps each symbol to a number that divides its sizes.
+    A symbol's shard is a separate symbol (:func:`hidet_dist.spec.symbols.local_name`), so that local shapes have the
+    same form as global ones. ``multiples`` maps each symbol to a number that divides its sizes.
     """
     if shards == 1:
         return extent
@@ -111,14 +111,14 @@ def local_extent(extent: Extent, shards: int, multiples: Mapping[str, int]) -> E
 
 
 def factors_of(extent: Extent) -> list[Extent]:
-    """The factors of an extent; the extent itself if it is not a product."""
+    """List the factors of an extent; only the extent itself if it is not a product."""
     if isinstance(extent, ir.Multiply):
         return [*factors_of(extent.a), *factors_of(extent.b)]
     return [int(extent) if isinstance(extent, Constant) else extent]
 
 
 def divisor_of(extent: Extent, multiples: Mapping[str, int]) -> int:
-    """A number known to divide an extent; ``multiples`` maps each symbol to a number that divides its sizes."""
+    """Return a number known to divide an extent; ``multiples`` maps each symbol to a divisor of its sizes."""
     numbers = [
         factor if isinstance(factor, int) else multiples[factor.name] if isinstance(factor, SymbolVar) else 1
         for factor in factors_of(extent)

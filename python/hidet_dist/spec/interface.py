@@ -9,7 +9,7 @@ tuples, dicts and data classes. The structure of both is kept as plain JSON valu
 * ``{"record": "BaseModelOutput", "fields": [["last_hidden_state", ...], ...]}``: a data class or a named tuple. It is
   returned as a :class:`Record`: no class is imported because a file names it.
 
-Named parts are pairs in a list: their order counts, and a JSON object has none.
+Named parts are pairs in a list, because their order matters, and JSON objects are unordered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hidet_dist.errors import InputError, SpecError
 Structure = dict[str, Any]
 
 _MARK = "_hidet_dist_interface"
-_MOST_DEPTH = 64  # of a structure: models nest a few levels, and Python's stack has an end
+_MOST_DEPTH = 64  # levels of a structure: models have few, and recursion in Python is limited
 _SCALARS = (bool, int, float, str, type(None))
 
 
@@ -116,7 +116,7 @@ class Interface:
 
     @classmethod
     def from_json(cls, data: Any) -> Interface:
-        """The inverse of :meth:`to_json`. Raises SpecError."""
+        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
         if not isinstance(data, dict) or set(data) != {"parameters", "input_names", "output_names", "result"}:
             raise SpecError("An interface must have parameters, input_names, output_names and result.")
         for key in ("input_names", "output_names"):
@@ -146,7 +146,7 @@ def attach(graph: Any, interface: Interface) -> None:
 
 
 def interface_of(graph: Any) -> Interface | None:
-    """Return the interface of the model that a graph was traced from; None for a graph built otherwise."""
+    """Return the interface of the model that a graph was traced from; None for any other graph."""
     interface: Interface | None = getattr(graph, _MARK, None)
     return interface
 
@@ -161,7 +161,7 @@ def names_of_io(graph: Any) -> dict[str, Any]:
 
 
 def nested(structure: Structure, tensors: Sequence[Any]) -> Any:
-    """Nest tensors as a structure says."""
+    """Nest tensors in a structure."""
     ((kind, value),) = [(key, value) for key, value in structure.items() if key != "fields"]
     if kind == "tensor":
         return tensors[value]
@@ -189,11 +189,11 @@ def _children(structure: Any) -> list[tuple[str, Any]]:
         return [(key, item) for key, item in structure["dict"]]
     if keys == {"record", "fields"} and isinstance(structure["record"], str) and _are_named(structure["fields"]):
         return [(key, item) for key, item in structure["fields"]]
-    raise SpecError(f"{shown(structure)} is no tensor, value, list, tuple, dict or record with fields.")
+    raise SpecError(f"{shown(structure)} is not a tensor, value, list, tuple, dict or record with fields.")
 
 
 def _are_named(parts: Any) -> bool:
-    """Whether a value is a list of pairs, each a name and a part; no name twice."""
+    """Tell whether a value is a list of pairs of a name and a part, with distinct names."""
     if not is_list(parts) or not all(is_list(pair) and len(pair) == 2 and isinstance(pair[0], str) for pair in parts):
         return False
     return len({pair[0] for pair in parts}) == len(parts)
@@ -234,7 +234,7 @@ def _match(argument: Any, structure: Structure, what: str, flat: dict[int, Any])
         children = _children(structure)
         parts = _parts(argument, "list" in structure or "tuple" in structure)
         names = [name for name, _ in children]
-        # A mapping has these keys and no others; of an object, the attributes that count are these.
+        # A mapping must have exactly these keys; of an object, only these attributes are read.
         if parts is None:
             parts = {name: getattr(argument, name) for name in names if hasattr(argument, name)}
         if sorted(parts) != sorted(names):
@@ -247,7 +247,7 @@ def _match(argument: Any, structure: Structure, what: str, flat: dict[int, Any])
 
 
 def _parts(argument: Any, is_sequence: bool) -> dict[str, Any] | None:
-    """List the parts of an argument by name; none if it is not the sequence that was traced, None for an object."""
+    """Map an argument's parts by name; empty if it is not the traced kind of sequence, None for an object."""
     if is_sequence:
         return {str(number): part for number, part in enumerate(argument)} if isinstance(argument, list | tuple) else {}
     return {str(key): part for key, part in argument.items()} if isinstance(argument, Mapping) else None

@@ -10,7 +10,7 @@ from hidet_dist.checks import is_whole, shown
 from hidet_dist.errors import SpecError
 from hidet_dist.limits import MOST_DEVICES
 
-MAX_AXES = 10  # so that a mesh axis is one digit in the written form of a spec
+MAX_AXES = 10  # so that a mesh axis is one digit in the text of a spec
 
 
 @dataclass(frozen=True)
@@ -58,20 +58,20 @@ class DeviceMesh:
 
     @property
     def ndim(self) -> int:
-        """Number of axes."""
+        """The number of axes."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """Number of devices."""
+        """The number of devices."""
         return math.prod(self.shape)
 
     def group_size(self, axes: Iterable[int]) -> int:
-        """Number of devices that differ only in the coordinates of ``axes``."""
+        """Return the number of devices that differ only in the coordinates of ``axes``."""
         return math.prod(self.shape[axis] for axis in axes)
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
-        """The coordinate of a rank. Raises SpecError when the mesh has no such rank."""
+        """Return the coordinate of a rank. Raises SpecError when the mesh has no such rank."""
         if not 0 <= rank < self.size:
             raise SpecError(f"The mesh {self} has the ranks 0 to {self.size - 1}; there is no rank {rank}.")
         coordinate = []
@@ -81,7 +81,7 @@ class DeviceMesh:
         return tuple(reversed(coordinate))
 
     def rank(self, coordinate: Sequence[int]) -> int:
-        """The rank at a coordinate. Raises SpecError when it is outside the mesh."""
+        """Return the rank at a coordinate. Raises SpecError when it is outside the mesh."""
         if len(coordinate) != self.ndim or not all(0 <= c < n for c, n in zip(coordinate, self.shape, strict=True)):
             raise SpecError(f"The coordinate {tuple(coordinate)} is outside the mesh {self}.")
         rank = 0
@@ -90,7 +90,7 @@ class DeviceMesh:
         return rank
 
     def peers(self, rank: int, axes: Iterable[int]) -> tuple[int, ...]:
-        """The group of ``rank`` over ``axes``: itself and all ranks that differ only along them, by group rank.
+        """List the group of ``rank`` over ``axes``: itself and all ranks that differ only along them, by group rank.
 
         Group ranks are row-major over ascending axes.
         """
@@ -110,7 +110,7 @@ class DeviceMesh:
 
     @classmethod
     def parse(cls, text: str) -> DeviceMesh:
-        """The mesh that ``str()`` printed, e.g. ``[node=2, gpu=4]``. Raises SpecError for anything else."""
+        """Parse the text that ``str()`` returns, such as ``[node=2, gpu=4]``. Raises SpecError for any other text."""
         stripped = text.strip()
         pairs = [part.partition("=") for part in stripped[1:-1].split(",")]
         if not (stripped.startswith("[") and stripped.endswith("]")) or not all(_is_count(size) for *_, size in pairs):
@@ -119,4 +119,4 @@ class DeviceMesh:
 
 
 def _is_count(text: str) -> bool:
-    return text.strip().isdecimal() and len(text) < 20  # beyond which Python may refuse to make an int of it
+    return text.strip().isdecimal() and len(text) < 20  # Python refuses to convert very long digit strings

@@ -44,7 +44,7 @@ class ReduceFn:
             raise SpecError(f"The reduce function {self.kind} {splits}; got the dim {self.dim}.")
 
     def after(self, partial: TensorShardSpec) -> TensorShardSpec:
-        """The spec of a partial tensor after it is reduced."""
+        """Return the spec of a partial tensor after it is reduced."""
         if self.dim is None:
             return partial
         return partial.with_dim(self.dim, (*partial.mesh_axes_per_dim[self.dim], *self.mesh_axes))
@@ -55,7 +55,7 @@ class ReduceFn:
 
     @classmethod
     def parse(cls, text: str) -> ReduceFn:
-        """The reduce function that ``str()`` printed. Raises SpecError for anything else."""
+        """Parse the text that ``str()`` returns for a reduce function. Raises SpecError for any other text."""
         match = _REDUCE.match(text.strip())
         if match is None:
             raise SpecError(f"Not a reduce function: {shown(text)}. Write it as all_reduce(sum, axes=0).")
@@ -90,11 +90,11 @@ class OpShardSpec:
 
     @property
     def is_replicated(self) -> bool:
-        """Whether every device computes the whole operator."""
+        """True if every device computes the whole operator."""
         return all(s.is_replicated for s in self.in_specs + self.out_specs) and not any(self.reduce_fns)
 
     def partial_spec(self, output: int) -> TensorShardSpec:
-        """The spec of an output's partial result, before its reduce functions."""
+        """Return the spec of an output's partial result, before its reduce functions."""
         spec = self.out_specs[output]
         for fn in reversed(self.reduce_fns[output]):
             if fn.dim is not None:
@@ -109,7 +109,7 @@ class OpShardSpec:
 
     @classmethod
     def parse(cls, text: str) -> OpShardSpec:
-        """The spec that ``str()`` printed. Raises SpecError for anything else."""
+        """Parse the text that ``str()`` returns for a spec. Raises SpecError for any other text."""
         head, bar, tail = text.partition("|")
         ins, arrow, outs = head.partition("->")
         if not arrow or _TENSOR.sub("", ins + outs).replace(",", "").strip():

@@ -28,12 +28,12 @@ class HiddenPlan:
     hidden_seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as plain JSON values."""
+        """Convert to plain JSON values."""
         return dict(vars(self))
 
     @classmethod
     def from_json(cls, data: Any) -> HiddenPlan:
-        """The inverse of :meth:`to_json`. Raises SpecError."""
+        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
         data = read_object(data, "a hidden collective")
         operator = None if read_field(data, "operator") is None else read_whole(data, "operator")
         seconds, hidden_seconds = read_number(data, "seconds"), read_number(data, "hidden_seconds")
@@ -58,13 +58,13 @@ class OverlapPlan:
         return sum(one.hidden_seconds for one in self.communications)
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as plain JSON values."""
+        """Convert to plain JSON values."""
         communications = [one.to_json() for one in self.communications]
         return {"seconds": self.seconds, "held_bytes": self.held_bytes, "communications": communications}
 
     @classmethod
     def from_json(cls, data: Any) -> OverlapPlan:
-        """The inverse of :meth:`to_json`. Raises SpecError."""
+        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
         data = read_object(data, "the overlap")
         communications = tuple(map(HiddenPlan.from_json, read_list(data, "communications")))
         return cls(read_number(data, "seconds"), read_whole(data, "held_bytes"), communications)

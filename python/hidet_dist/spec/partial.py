@@ -40,7 +40,7 @@ class PartialSpec:
 
     @property
     def ndim(self) -> int:
-        """Number of dims of the tensor."""
+        """The number of dims of the tensor."""
         return self.spec.ndim
 
     def validate(self, shape: Sequence[int], mesh: DeviceMesh, padded: bool = False) -> None:
@@ -58,15 +58,15 @@ Layout: TypeAlias = TensorShardSpec | PartialSpec
 
 
 def split_of(layout: Layout) -> TensorShardSpec:
-    """The spec of a layout, without the partial results."""
+    """Return the spec of a layout, without the partial results."""
     return layout.spec if isinstance(layout, PartialSpec) else layout
 
 
 def partial_axes(layout: Layout) -> tuple[int, ...]:
-    """The mesh axes over which the devices hold partial results."""
+    """Return the mesh axes over which the devices hold partial results."""
     return layout.mesh_axes if isinstance(layout, PartialSpec) else ()
 
 
 def with_partial(spec: TensorShardSpec, op: str, mesh_axes: Sequence[int]) -> Layout:
-    """The layout ``spec``, partial over ``mesh_axes`` if there are any."""
+    """Make the layout ``spec``, partial over ``mesh_axes`` if there are any."""
     return PartialSpec(spec, op, tuple(mesh_axes)) if mesh_axes else spec

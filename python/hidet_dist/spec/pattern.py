@@ -38,7 +38,7 @@ class SpecPattern:
 
     @classmethod
     def of(cls, spec: TensorShardSpec) -> SpecPattern:
-        """The pattern that only ``spec`` matches."""
+        """Make the pattern that only ``spec`` matches."""
         return cls(spec.mesh_axes_per_dim)
 
     @property
@@ -51,7 +51,7 @@ class SpecPattern:
 
     @property
     def mesh_axes(self) -> tuple[int, ...]:
-        """The mesh axes that are named, in dim order."""
+        """The mesh axes in the pattern, in dim order."""
         return tuple(axis for axes in self.mesh_axes_per_dim or () for axis in axes or ())
 
     def matches(self, spec: TensorShardSpec) -> bool:
@@ -71,14 +71,14 @@ class SpecPattern:
 
     @classmethod
     def parse(cls, text: str) -> SpecPattern:
-        """The pattern that ``str()`` printed. Raises SpecError for anything else."""
+        """Parse the text that ``str()`` returns for a pattern. Raises SpecError for any other text."""
         stripped = text.strip()
         if stripped == FREE:
             return cls()
         if not (stripped.startswith("(") and stripped.endswith(")")):
             raise SpecError(f"Not a pattern of a spec: {shown(text)}. Write it as (S0, ?, R), or ? for any spec.")
         tokens = [token.strip() for token in stripped[1:-1].split(",")] if stripped[1:-1].strip() else []
-        # With R in place of free dims the text must be a spec; parsing it refuses all else.
+        # With R in place of free dims, the text must be a spec; parsing refuses any other text.
         spec = TensorShardSpec.parse(f"({', '.join('R' if token == FREE else token for token in tokens)})")
         pairs = zip(tokens, spec.mesh_axes_per_dim, strict=True)
         return cls(tuple(None if token == FREE else axes for token, axes in pairs))
@@ -96,7 +96,7 @@ class OpSpecPattern:
 
     @classmethod
     def of(cls, spec: OpShardSpec) -> OpSpecPattern:
-        """The pattern that matches the tensor specs of ``spec``."""
+        """Make the pattern that matches the tensor specs of ``spec``."""
         return cls(tuple(map(SpecPattern.of, spec.in_specs)), tuple(map(SpecPattern.of, spec.out_specs)))
 
     @property
@@ -113,7 +113,7 @@ class OpSpecPattern:
 
     @classmethod
     def parse(cls, text: str) -> OpSpecPattern:
-        """The pattern that ``str()`` printed. Raises SpecError for anything else."""
+        """Parse the text that ``str()`` returns for a pattern. Raises SpecError for any other text."""
         ins, arrow, outs = text.partition("->")
         if not arrow or _TENSOR.sub("", ins + outs).replace(",", "").strip():
             raise SpecError(f"Not a pattern of an operator's spec: {shown(text)}. Write it as (S0, R), ? -> (S0, ?).")

@@ -1,10 +1,10 @@
 """Pipelines: stages on disjoint ranks, the tensors that cross between stages, and the micro-batches.
 
-A plan of several stages has a pipeline, and so has the manifest built from it. The pipeline says how the stages form
-one graph: the operators of each, and which output of one stage is an input of another. The sharding specs are in the
-inputs and outputs of the stages' plans.
+A plan of several stages has a pipeline, and so has the manifest built from it. The pipeline describes how the stages
+form one graph: the operators of each stage, and the outputs of stages that are inputs of others. The sharding specs are
+in the inputs and outputs of the stages' plans.
 
-The graph that is cut into stages is that of one micro-batch; with one micro-batch, that is the whole graph.
+The graph that is cut into stages is that of one micro-batch; with one micro-batch, it is the whole graph.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Port:
 
     @classmethod
     def from_json(cls, data: Any) -> Port:
-        """The inverse of :meth:`to_json`. Raises SpecError."""
+        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
         stage, number = _pair(read_wholes({"a port": data}, "a port"))
         return cls(stage, number)
 
@@ -77,7 +77,7 @@ class Boundary:
 
     @classmethod
     def from_json(cls, data: Any) -> Boundary:
-        """The inverse of :meth:`to_json`. Raises SpecError."""
+        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
         data = read_object(data, "a boundary")
         return cls(
             read_text(data, "tensor"),
@@ -101,7 +101,7 @@ class PipelineInput:
 
     @classmethod
     def from_json(cls, data: Any) -> PipelineInput:
-        """The inverse of :meth:`to_json`. Raises SpecError."""
+        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
         data = read_object(data, "an input")
         return cls(tuple(map(Port.from_json, read_list(data, "readers"))), _batch_dim(data))
 
@@ -119,7 +119,7 @@ class PipelineOutput:
 
     @classmethod
     def from_json(cls, data: Any) -> PipelineOutput:
-        """The inverse of :meth:`to_json`. Raises SpecError."""
+        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
         data = read_object(data, "an output")
         return cls(Port.from_json(read_field(data, "source")), _batch_dim(data))
 
@@ -128,7 +128,7 @@ class PipelineOutput:
 class PipelineStage:
     """The operators of a stage, as numbers in the graph that is cut, and its ranks.
 
-    Both ascend. The n-th rank of the stage is the n-th device of the stage's mesh.
+    Both are in ascending order. The n-th rank of the stage is the n-th device of the stage's mesh.
     """
 
     operators: tuple[int, ...]
@@ -140,14 +140,14 @@ class PipelineStage:
 
     @classmethod
     def from_json(cls, data: Any) -> PipelineStage:
-        """The inverse of :meth:`to_json`. Raises SpecError."""
+        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
         data = read_object(data, "a pipeline's stage")
         return cls(_numbers(data, "operators"), _numbers(data, "ranks"))
 
 
 @dataclass(frozen=True)
 class StageTensor:
-    """The properties of a stage's input or output that a pipeline is checked against; the shape is the whole tensor's.
+    """The properties of a stage's input or output against which a pipeline is checked; the shape is the whole tensor's.
 
     ``replicated`` says whether every rank of the stage holds the tensor whole.
     """
@@ -159,7 +159,7 @@ class StageTensor:
 
 @dataclass(frozen=True)
 class StageTensors:
-    """The properties of a stage that a pipeline is checked against: the number of ranks, the inputs and the outputs."""
+    """The properties of a stage against which a pipeline is checked: its number of ranks, inputs and outputs."""
 
     size: int
     inputs: tuple[StageTensor, ...]
@@ -201,7 +201,7 @@ class Pipeline:
 
     @classmethod
     def from_json(cls, data: Any) -> Pipeline:
-        """The inverse of :meth:`to_json`. Raises SpecError."""
+        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
         data = read_object(data, "a pipeline")
         return cls(
             tuple(map(PipelineStage.from_json, read_list(data, "stages"))),
@@ -213,7 +213,7 @@ class Pipeline:
         )
 
     def gives_results(self, stage: int) -> bool:
-        """Whether a call returns the graph's outputs on the ranks of a stage."""
+        """Tell whether a call returns the graph's outputs on the ranks of a stage."""
         return self.results == ALL or stage == len(self.stages) - 1
 
     def interval_seconds(self, seconds: Sequence[float]) -> float:
@@ -221,7 +221,7 @@ class Pipeline:
         return max(self.period_seconds(seconds))
 
     def period_seconds(self, seconds: Sequence[float]) -> list[float]:
-        """Predict for each stage the seconds for which one micro-batch keeps it busy.
+        """Predict the seconds for which one micro-batch occupies each stage.
 
         A stage receives a micro-batch, computes, and sends its results before it takes the next micro-batch.
         """
@@ -252,12 +252,12 @@ class Pipeline:
         return max(done) + (self.micro_batches - 1) * self.interval_seconds(seconds)
 
     def check(self, stages: Sequence[StageTensors]) -> None:
-        """Refuse a pipeline that contradicts itself or its stages.
+        """Check that a pipeline is consistent in itself and with its stages.
 
         Raises
         ------
         SpecError
-            The message names the part that does not fit.
+            When it is not; the message names the part that does not fit.
         """
         if len(stages) != len(self.stages):
             raise SpecError(f"The pipeline has {len(self.stages)} stages; there are {len(stages)}.")
@@ -344,7 +344,7 @@ class Pipeline:
             travels = self.results == ALL or y.source.stage != len(self.stages) - 1
             if travels and not tensor.replicated:
                 raise SpecError(
-                    f"{what} is given on ranks of other stages as well, so that stage {y.source.stage} must have it "
+                    f"{what} is returned on ranks of other stages as well, so stage {y.source.stage} must have it "
                     "replicated."
                 )
 
@@ -404,4 +404,4 @@ def _numbers(data: Any, key: str) -> tuple[int, ...]:
 
 
 MOST_RUN_NUMBERS = 2**24
-"""The limit of operators or ranks of one stage. It is more than any plan file has room for."""
+"""The limit of operators or ranks of one stage, more than any plan file can hold."""

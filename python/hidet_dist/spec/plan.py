@@ -44,7 +44,7 @@ class PlanExplanation(Protocol):
 
     @property
     def schedule(self) -> list[str]:
-        """The plan as lines to apply by hand."""
+        """List the plan's shardings as lines to apply by hand."""
 
     def to_data(self) -> dict[str, Any]:
         """Convert to plain JSON values."""
@@ -70,7 +70,7 @@ class TensorPlan:
     written: tuple[int | str, ...] = ()
 
     def local_nbytes(self, mesh: DeviceMesh) -> int:
-        """Bytes of one shard, padding included."""
+        """Return the bytes of one shard, including padding."""
         elements = math.prod(self.shape)
         return self.spec.local_nbytes(self.shape, self.nbytes // elements, mesh) if elements else 0
 
@@ -88,7 +88,7 @@ class TensorPlan:
 
     @classmethod
     def from_json(cls, data: Any) -> TensorPlan:
-        """The inverse of :meth:`to_json`. Raises SpecError."""
+        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
         data = read_object(data, "a tensor")
         written = tuple(read_list(data, "written")) if "written" in data else ()
         for extent in written:
@@ -105,7 +105,7 @@ class TensorPlan:
         )
 
     def check(self, mesh: DeviceMesh) -> None:
-        """Refuse specs and sizes that fit no graph on the mesh. Raises SpecError."""
+        """Check specs and sizes against the mesh. Raises SpecError if they fit no graph."""
         self.spec.validate(self.shape, mesh, padded=True)
         if self.written and len(self.written) != len(self.shape):
             raise SpecError(f"{self.name} has {len(self.shape)} dims; {len(self.written)} are written.")
@@ -116,7 +116,7 @@ class TensorPlan:
 
 @dataclass(frozen=True)
 class ConversionPlan:
-    """The conversion of a tensor from the spec that it is produced in to a required spec.
+    """The conversion of a tensor from the spec in which it is produced to a required spec.
 
     ``steps`` are written as :class:`hidet_dist.reshard.Step` prints them; ``seconds`` is their predicted time.
     """
@@ -139,13 +139,13 @@ class ConversionPlan:
 
     @classmethod
     def from_json(cls, data: Any) -> ConversionPlan:
-        """The inverse of :meth:`to_json`. Raises SpecError."""
+        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
         data = read_object(data, "a conversion")
         source, target = (TensorShardSpec.parse(read_text(data, key)) for key in ("source", "target"))
         return cls(read_text(data, "tensor"), source, target, read_texts(data, "steps"), read_number(data, "seconds"))
 
     def check(self, mesh: DeviceMesh) -> None:
-        """Refuse specs and sizes that fit no graph on the mesh. Raises SpecError."""
+        """Check specs and sizes against the mesh. Raises SpecError if they fit no graph."""
         for spec in (self.source, self.target):
             spec.check_axes(mesh)
         if self.source.ndim != self.target.ndim:
@@ -158,8 +158,8 @@ class ConversionPlan:
 class OperatorPlan:
     """The sharding of one operator of the graph.
 
-    ``conversions`` are those first needed by this operator; a conversion that an earlier operator needs is listed
-    there alone. ``note`` is the reason why an operator without a rule is replicated. ``label`` is a name derived from
+    ``conversions`` are those first required by this operator; a conversion that an earlier operator requires is listed
+    only there. ``note`` is the reason why an operator without a rule is replicated. ``label`` is a name derived from
     the user's name of the weight that it reads. Times are in seconds.
     """
 
@@ -198,7 +198,7 @@ class OperatorPlan:
 
     @classmethod
     def from_json(cls, data: Any) -> OperatorPlan:
-        """The inverse of :meth:`to_json`. Raises SpecError."""
+        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
         data = read_object(data, "an operator")
         return cls(
             read_whole(data, "index"),
@@ -212,7 +212,7 @@ class OperatorPlan:
         )
 
     def check(self, mesh: DeviceMesh) -> None:
-        """Refuse specs and sizes that fit no graph on the mesh. Raises SpecError."""
+        """Check specs and sizes against the mesh. Raises SpecError if they fit no graph."""
         for spec in (*self.spec.in_specs, *self.spec.out_specs):
             spec.check_axes(mesh)
         for spec, fns in zip(self.spec.out_specs, self.spec.reduce_fns, strict=True):
@@ -236,7 +236,7 @@ class StagePlan:
     operators, weights, inputs, outputs: the specs, in the graph's order.
     output_conversions: the conversions of graph outputs.
     symbols: the symbolic dims of the graph.
-    overlap: the schedule of communication beside computation; None for machines without overlap.
+    overlap: the schedule of overlapped communication; None for machines without overlap.
     report: the report of the search that made the plan. It is not part of the plan: neither compared nor written.
     """
 
@@ -253,12 +253,12 @@ class StagePlan:
 
     @property
     def seconds(self) -> float:
-        """Predicted time of one run of the stage, one operator or collective after the other."""
+        """Predicted seconds of one run of the stage, one operator or collective after the other."""
         return math.fsum([*(o.seconds for o in self.operators), *(c.seconds for c in self.output_conversions)])
 
     @property
     def makespan_seconds(self) -> float:
-        """Predicted time of one run of the stage, with overlap if the machine supports it."""
+        """Predicted seconds of one run of the stage, with overlap if the machine supports it."""
         return self.seconds if self.overlap is None else self.overlap.seconds
 
     @property
@@ -272,7 +272,7 @@ class StagePlan:
         return (*steps, *(step for conversion in self.output_conversions for step in conversion.steps))
 
     def tensors(self) -> StageTensors:
-        """The stage's inputs and outputs as a pipeline sees them."""
+        """The properties of the stage's inputs and outputs for the check of a pipeline."""
 
         def seen(tensor: TensorPlan) -> StageTensor:
             axes = [axis for axis in tensor.spec.mesh_axes if self.mesh.shape[axis] > 1]
@@ -286,7 +286,7 @@ class StagePlan:
         return {kind: count for kind, count in sorted(kinds.items()) if COLLECTIVES[kind].communicates}
 
     def names(self) -> list[str]:
-        """The names of the stage's operators and tensors for :meth:`edit`."""
+        """List the names of the stage's operators and tensors, as :meth:`edit` takes them."""
         return list(self._parts())
 
     def _parts(self) -> dict[str, tuple[str, int]]:
@@ -296,9 +296,9 @@ class StagePlan:
         for kind in ("outputs", "inputs", "weights"):
             tensors: tuple[TensorPlan, ...] = getattr(self, kind)
             parts.update({tensor.label: (kind, n) for n, tensor in enumerate(tensors) if tensor.label})
-            if kind != "outputs":  # the name of an output denotes the tensor as its operator produces it
+            if kind != "outputs":  # an output's name denotes the tensor in the spec in which its operator produces it
                 parts.update({tensor.name: (kind, n) for n, tensor in enumerate(tensors)})
-        return {**operators, **parts, **operators}  # operators first, and never hidden by a label
+        return {**operators, **parts, **operators}  # operators come first, and labels cannot replace them
 
     def edit(self, changes: Mapping[str, Any]) -> StagePlan:
         """Replace specs by name, as :meth:`Plan.edit` does. Raises PlanError."""
@@ -344,7 +344,7 @@ class StagePlan:
 
     @classmethod
     def from_json(cls, data: Any) -> StagePlan:
-        """The inverse of :meth:`to_json`. Raises SpecError."""
+        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
         data = read_object(data, "a stage")
         return cls(
             DeviceMesh.parse(read_text(data, "mesh")),
@@ -359,7 +359,7 @@ class StagePlan:
         )
 
     def check(self) -> None:
-        """Refuse a stage that fits no graph: specs beyond the mesh or the shapes, and impossible sizes.
+        """Check the specs of the stage against the mesh and the shapes, and the sizes.
 
         Raises
         ------
@@ -389,13 +389,13 @@ class StagePlan:
 class Plan:
     """A list of stages on disjoint ranks.
 
-    A plan of one stage is of a whole graph. Several stages are a pipeline; without one they are of consecutive
-    operators of a graph, in its order, and each is served by itself.
+    A plan of one stage covers a whole graph. Several stages form a pipeline. Without a pipeline they cover consecutive
+    operators of a graph, in its order, and each is served independently.
 
     Attributes
     ----------
     stages: the plan of each stage.
-    pipeline: the way in which the stages make up one graph.
+    pipeline: the description of how the stages form one graph.
     """
 
     stages: tuple[StagePlan, ...]
@@ -404,20 +404,20 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Predicted time of one run, one operator or collective after the other: what the search minimises.
+        """Predicted seconds of one run, one operator or collective after the other: the objective of the search.
 
-        Of a pipeline that is :meth:`Pipeline.call_seconds`.
+        For a pipeline this is :meth:`Pipeline.call_seconds`.
         """
         return self._call_seconds([stage.seconds for stage in self.stages])
 
     @property
     def makespan_seconds(self) -> float:
-        """Predicted time of one run, with overlap if the machine supports it."""
+        """Predicted seconds of one run, with overlap if the machine supports it."""
         return self._call_seconds([stage.makespan_seconds for stage in self.stages])
 
     @property
     def interval_seconds(self) -> float:
-        """Predicted time between two runs when one follows the other: of a pipeline, one call's micro-batches."""
+        """Predicted seconds between two consecutive runs; for a pipeline, between two micro-batches."""
         seconds = [stage.makespan_seconds for stage in self.stages]
         if self.pipeline is None:
             return self._call_seconds(seconds)
@@ -475,7 +475,7 @@ class Plan:
         return replace(self, stages=changed)
 
     def check_pipeline(self) -> None:
-        """Refuse a pipeline that contradicts itself or the stages. Raises PlanError."""
+        """Check the pipeline. Raises PlanError if it is inconsistent in itself or with the stages."""
         if self.pipeline is None:
             return
         try:
@@ -488,7 +488,7 @@ class Plan:
         return name if len(self.stages) == 1 else f"{number}:{name}"
 
     def explain(self) -> PlanExplanation:
-        """Explain each stage: the costs of its parts and, if there is a report of the search, why they were chosen.
+        """Explain each stage: the costs of its parts and, with a report of the search, the reasons of its choices.
 
         Raises
         ------
@@ -510,14 +510,14 @@ class Plan:
         return dict(sorted(kinds.items()))
 
     def table(self) -> Table:
-        """The plan as a table, stage by stage: operators, specs, communication, predicted times, notes."""
+        """Make a table for ``rich.print``, stage by stage: operators, specs, communication, predicted times, notes."""
         from rich.table import Table
         from rich.text import Text
 
         # As text, not markup: rich reads "[gpu=2]" as a style.
         table = Table(title=Text(f"Plan on {', '.join(str(stage.mesh) for stage in self.stages)}"))
         for column in ("#", "operator", "inputs", "outputs", "communication"):
-            table.add_column(column, overflow="fold")  # nothing is cut off on a narrow terminal
+            table.add_column(column, overflow="fold")  # narrow terminals wrap cells instead of cutting them
         table.add_column("cost [µs]", justify="right")
         for number, stage in enumerate(self.stages):
             if self.pipeline is not None:
@@ -556,7 +556,7 @@ class Plan:
         )
 
     def boundaries_from(self, stage: int) -> list[tuple[str, str, str, str, str]]:
-        """Describe what a stage of a pipeline sends: to which stages, in which specs, how many bytes, and the µs."""
+        """Describe the tensors that a stage of a pipeline sends: receivers, specs, bytes and microseconds."""
         if self.pipeline is None:
             return []
         rows = []
@@ -577,7 +577,7 @@ class Plan:
         return rows
 
     def to_json(self) -> str:
-        """The plan as JSON text; equal plans have equal text."""
+        """Convert to JSON text; equal plans have equal text."""
         data: dict[str, Any] = {"format": FORMAT, "stages": [stage.to_json() for stage in self.stages]}
         if self.pipeline is not None:
             data["pipeline"] = self.pipeline.to_json()
@@ -585,7 +585,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The plan that :meth:`to_json` wrote. Raises PlanError for anything else."""
+        """Parse the text that :meth:`to_json` returns. Raises PlanError for any other text."""
         try:
             data = parse_json(text)
             if not isinstance(data, dict) or data.get("format") != FORMAT:

@@ -1,4 +1,4 @@
-"""Typed reading of JSON objects' fields; each function raises SpecError for a value of another type."""
+"""Typed reading of JSON objects' fields; each function raises SpecError for a value of a wrong type."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def read_field(data: Mapping[str, Any], key: str) -> Any:
 
 
 def read_list(data: Mapping[str, Any], key: str) -> list[Any]:
-    """A list."""
+    """Read a list."""
     value = read_field(data, key)
     if not isinstance(value, list):
         raise _unfit(key, "a list", value)

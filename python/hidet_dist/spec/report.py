@@ -1,4 +1,4 @@
-"""The search's report on a plan, as plain data: bounds, runner-ups, memory over time, incumbents."""
+"""Reports of searches as plain data: bounds, runner-ups, memory over time, incumbents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hidet_dist.spec.reading import (
     read_wholes,
 )
 
-_MOST_DIGITS = 18  # digits of an operator's number
+_MOST_DIGITS = 18  # the most digits of an operator's number
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class RunnerUp:
     Attributes
     ----------
     spec: the spec, as text.
-    at_least_seconds: a lower bound of all plans with this choice. It is attained if no budget binds and no tensor has
+    at_least_seconds: a lower bound on all plans with this choice. It is attained if no budget binds and no tensor has
         very many readers. None if the graph is too densely connected to compute it.
-    alone_seconds: the seconds of the plan with only this choice changed, without regard to memory.
+    alone_seconds: the seconds of the plan with only this choice changed, ignoring memory.
     """
 
     spec: str
@@ -48,7 +48,7 @@ class Saving:
     operator: the operator at which the plan has the conversion or reduction; None for a graph output.
     tensor: the name of the converted or reduced tensor.
     target: the spec that it is converted to, as text; empty for a reduction.
-    changed: the name of the operator or tensor with another spec, such as ``op:7`` or ``w0``.
+    changed: the name of the operator or tensor whose spec differs, such as ``op:7`` or ``w0``.
     spec: that spec, as text.
     at_least_seconds, alone_seconds: the times of plans with it, as for a :class:`RunnerUp`.
     """
@@ -88,7 +88,7 @@ class Incumbent:
 
 @dataclass(frozen=True)
 class Traffic:
-    """The collectives of one kind: their count, and the bytes of their tensors, as each group holds them together."""
+    """The collectives of one kind: their count, and the bytes of their tensors, whole within each group."""
 
     count: int
     nbytes: int
@@ -101,7 +101,7 @@ class SearchReport:
     Attributes
     ----------
     mode: ``search`` or ``propagate``.
-    bound_seconds: a lower bound of all plans; 0 if none was proven.
+    bound_seconds: a lower bound on all plans; 0 if none was proven.
     gap: (seconds - bound) / seconds, the most that a better plan could save.
     mem_budget: bytes of memory allowed per device.
     live_bytes: peak bytes of a device during each operator, then for the graph outputs.
@@ -127,17 +127,17 @@ class SearchReport:
     savings: tuple[Saving, ...] = ()
 
     def without_times(self) -> SearchReport:
-        """The report without measured times, so that the same input gives the same report."""
+        """Return the report without measured times, so that equal input gives an equal report."""
         incumbents = tuple(replace(incumbent, elapsed_seconds=None) for incumbent in self.incumbents)
         return replace(self, incumbents=incumbents)
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain JSON values."""
+        """Convert to plain JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, data: Any) -> SearchReport:
-        """The inverse of :meth:`to_json`. Raises PlanError for anything else."""
+        """Read the JSON values that :meth:`to_json` makes. Raises PlanError for others."""
         try:
             data = read_object(data, "a report")
             runner_ups = (None if one is None else _runner_up(one) for one in read_list(data, "runner_ups"))

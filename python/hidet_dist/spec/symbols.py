@@ -23,7 +23,7 @@ class SymbolSize:
     multiple_of: int = 1
 
     def of(self, name: str) -> SymbolPlan:
-        """The symbol of that name, planned for the expected size."""
+        """Make the symbol of that name, planned for the expected size."""
         return SymbolPlan(name, self.multiple_of, self.expected)
 
 
@@ -36,12 +36,12 @@ class SymbolPlan:
     size: int
 
     def to_json(self) -> dict[str, Any]:
-        """The symbol as plain JSON values."""
+        """Convert to plain JSON values."""
         return {"name": self.name, "multiple_of": self.multiple_of, "size": self.size}
 
     @classmethod
     def from_json(cls, data: Any) -> SymbolPlan:
-        """The inverse of :meth:`to_json`. Raises SpecError."""
+        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
         data = read_object(data, "a symbolic dim")
         return cls(read_text(data, "name"), read_whole(data, "multiple_of", 1), read_whole(data, "size", 1))
 
@@ -56,12 +56,12 @@ class LocalSymbol:
 
 
 def local_name(symbol: str, shards: int) -> str:
-    """The name of a symbol's shard."""
+    """Return the name of a symbol's shard."""
     return symbol if shards == 1 else f"{symbol}_over_{shards}"
 
 
 def local_symbols(symbols: Sequence[SymbolPlan], mesh: DeviceMesh) -> tuple[LocalSymbol, ...]:
-    """The symbols, and all shards of them that a program on the mesh may have."""
+    """List the symbols, and all shards of them that a program on the mesh may have."""
     groups = {
         mesh.group_size(axes) for n in range(mesh.ndim + 1) for axes in itertools.combinations(range(mesh.ndim), n)
     }
@@ -78,21 +78,21 @@ def bind(
     local_symbols: Sequence[LocalSymbol],
     inputs: Iterable[tuple[Sequence[int | str], Sequence[int]]],
 ) -> dict[str, int]:
-    """The size of each local symbol, from the inputs' shapes.
+    """Determine the size of each local symbol from the inputs' shapes.
 
     Parameters
     ----------
     symbols: sequence of SymbolPlan
         The declarations.
     local_symbols: sequence of LocalSymbol
-        The symbols that the shapes are written in, which are the ones returned.
+        The symbols in the shapes, whose sizes are returned.
     inputs: iterable of (shape, shape)
-        For each input its written shape, with names of local symbols, and its actual shape.
+        For each input, its declared shape, with names of local symbols, and its actual shape.
 
     Raises
     ------
     InputError
-        When a size is not a multiple of the declared number, or two sizes of one symbol disagree.
+        When a size is not a multiple of the declared number, or two sizes of one symbol differ.
     """
     by_name: Mapping[str, LocalSymbol] = {local.name: local for local in local_symbols}
     multiples = {symbol.name: symbol.multiple_of for symbol in symbols}

@@ -25,7 +25,7 @@ def _parse_dim(token: str, text: str) -> tuple[int, ...]:
 
 
 def padded_shard(size: int, shards: int, mesh: DeviceMesh) -> int | None:
-    """The extent of one of ``shards`` equal shards of a dim of ``size``; None if a shard would be padding only.
+    """Return the extent of one of ``shards`` equal shards of a dim of ``size``; None if a shard would be only padding.
 
     A dim that ``shards`` does not divide is padded to the next multiple of the mesh's number of devices.
     """
@@ -63,12 +63,12 @@ class TensorShardSpec:
 
     @classmethod
     def replicated(cls, ndim: int) -> TensorShardSpec:
-        """The spec of a tensor of ``ndim`` dims that every device holds whole."""
+        """Make the spec of a tensor of ``ndim`` dims that every device holds whole."""
         return cls(((),) * ndim)
 
     @property
     def ndim(self) -> int:
-        """Number of dims of the tensor."""
+        """The number of dims of the tensor."""
         return len(self.mesh_axes_per_dim)
 
     @property
@@ -82,7 +82,7 @@ class TensorShardSpec:
         return not self.mesh_axes
 
     def with_dim(self, dim: int, axes: Sequence[int]) -> TensorShardSpec:
-        """The spec with dim ``dim`` split by ``axes``."""
+        """Return the spec with dim ``dim`` split by ``axes``."""
         per_dim = list(self.mesh_axes_per_dim)
         per_dim[dim] = tuple(axes)
         return TensorShardSpec(tuple(per_dim))
@@ -124,15 +124,15 @@ class TensorShardSpec:
         return True
 
     def num_shards(self, mesh: DeviceMesh) -> int:
-        """The number of distinct pieces that the tensor is split into."""
+        """Return the number of distinct pieces into which the tensor is split."""
         return mesh.group_size(self.mesh_axes)
 
     def local_shape(self, shape: Sequence[int], mesh: DeviceMesh) -> tuple[int, ...]:
-        """The shape of one shard of a tensor of ``shape``, padding included. Raises SpecError when it does not fit."""
+        """Return the shape of one shard of a tensor of ``shape``, including padding. Raises SpecError for a misfit."""
         return _local_shape(self, tuple(shape), mesh)
 
     def padded_shape(self, shape: Sequence[int], mesh: DeviceMesh) -> tuple[int, ...]:
-        """The shape that the shards tile: ``shape`` with padding at the end of dims that do not divide.
+        """Return the shape that the shards tile: ``shape`` with padding at the end of dims that do not divide.
 
         Such a dim is padded to a multiple of the mesh's number of devices, however many axes split it. So a shard of a
         dim split by some axes consists of shards of the same dim split by more axes. Raises SpecError.
@@ -145,11 +145,11 @@ class TensorShardSpec:
         return self.padded_shape(shape, mesh) != tuple(shape)
 
     def local_nbytes(self, shape: Sequence[int], itemsize: int, mesh: DeviceMesh) -> int:
-        """Bytes of one shard, padding included, of a tensor of elements of ``itemsize`` bytes. Raises SpecError."""
+        """Return the bytes of one shard, including padding; ``itemsize`` are an element's bytes. Raises SpecError."""
         return math.prod(self.local_shape(shape, mesh)) * itemsize
 
     def shard_offset(self, shape: Sequence[int], mesh: DeviceMesh, coordinate: Sequence[int]) -> tuple[int, ...]:
-        """The index in the whole tensor at which the shard of the device at ``coordinate`` begins. Raises SpecError."""
+        """Return the index in the whole tensor at which the shard at ``coordinate`` begins. Raises SpecError."""
         local = self.local_shape(shape, mesh)
         mesh.rank(coordinate)  # refuses a coordinate outside the mesh
         offsets = []
@@ -161,7 +161,7 @@ class TensorShardSpec:
         return tuple(offsets)
 
     def slices(self, shape: Sequence[int], mesh: DeviceMesh, coordinate: Sequence[int]) -> tuple[slice, ...]:
-        """The slices of the whole tensor that the device at ``coordinate`` holds, without padding.
+        """Return the slices of the whole tensor that the device at ``coordinate`` holds, without padding.
 
         Raises SpecError when the spec does not fit.
         """
@@ -176,7 +176,7 @@ class TensorShardSpec:
 
     @classmethod
     def parse(cls, text: str) -> TensorShardSpec:
-        """The spec that ``str()`` printed. Raises SpecError for anything else."""
+        """Parse the text that ``str()`` returns for a spec. Raises SpecError for any other text."""
         stripped = text.strip()
         if not (stripped.startswith("(") and stripped.endswith(")")):
             raise SpecError(f"Not a tensor sharding spec: {shown(text)}. Write it as (S0, S1, R).")

@@ -1,4 +1,4 @@
-"""Planning a graph with symbolic dims: a twin with concrete sizes, and the choices that hold for all sizes.
+"""Planning of graphs with symbolic dims, by a twin with concrete sizes, with the choices that hold for all sizes.
 
 Rules and costs need numbers. The graph is therefore planned as a twin in which every symbol has its expected size. A
 second twin decides whether a choice holds for every size: its sizes are primes, times the declared multiples, that
@@ -33,7 +33,7 @@ from hidet_dist.view import GraphView, check_symbols, graph_symbols
 def local_shape(
     extents: Sequence[Extent], spec: TensorShardSpec, mesh: DeviceMesh, symbols: Sequence[SymbolPlan]
 ) -> tuple[Extent, ...] | None:
-    """The shape of a shard as written; None if the spec splits a symbolic dim that is not declared to divide."""
+    """Return the symbolic shape of a shard; None if the spec splits a symbolic dim that is not declared to divide."""
     multiples = {symbol.name: symbol.multiple_of for symbol in symbols}
     shape: list[Extent] = []
     for extent, axes in zip(extents, spec.mesh_axes_per_dim, strict=True):
@@ -61,7 +61,7 @@ class TwinView(GraphView):
     Raises
     ------
     ConfigError
-        When the declared symbolic dims are not those of the graph, or the graph admits only particular sizes.
+        When the declared symbolic dims differ from the graph's, or the graph admits only particular sizes.
     """
 
     def __init__(self, graph: NormalGraph, declared: Mapping[str, SymbolSize], mesh: DeviceMesh):
@@ -89,15 +89,15 @@ class TwinView(GraphView):
         self.names.update(self.symbolic.names)  # the given graph's tensors have names, too
 
     def pieces(self, name: str) -> tuple[tuple[int, ...], Element]:
-        """The pieces into which a tensor may be split; see :meth:`GraphView.pieces`."""
+        """Return the pieces into which a tensor may be split; see :meth:`GraphView.pieces`."""
         return self.symbolic.pieces(name)
 
     def written(self, name: str) -> tuple[int | str, ...]:
-        """The shape of a tensor with symbolic dims, these as text; empty for a fixed shape."""
+        """Return the shape of a tensor with symbolic dims, these as text; empty for a fixed shape."""
         return self.symbolic.written(name)
 
     def fingerprint(self) -> str:
-        """The fingerprint of the symbolic graph, which a plan is for."""
+        """Return the fingerprint of the symbolic graph, which identifies the graph of a plan."""
         return self.symbolic.fingerprint()
 
 
@@ -113,19 +113,19 @@ def planning_view(graph: NormalGraph, declared: Mapping[str, SymbolSize], mesh: 
 
 
 def rule_table(view: GraphView, mesh: DeviceMesh) -> RuleTable:
-    """The rules of a view's operators; given symbolic dims, with only the choices that hold for all sizes."""
+    """Make the table of rules for a view's operators; with symbolic dims, only of choices that hold for all sizes."""
     return SymbolicRules(view, mesh) if isinstance(view, TwinView) else RuleTable(mesh)
 
 
 def check_specs(
     view: GraphView, mesh: DeviceMesh, what: str, names: Sequence[str], specs: Sequence[TensorShardSpec | None] | None
 ) -> None:
-    """Refuse specs of inputs or outputs that split a symbolic dim into more shards than its declared multiple allows.
+    """Check specs of inputs or outputs against the declared multiples of symbolic dims.
 
     Raises
     ------
     ConfigError
-        When there is such a spec.
+        When a spec splits a symbolic dim into more shards than its declared multiple allows.
     """
     if not isinstance(view, TwinView):
         return
@@ -149,7 +149,7 @@ class SymbolicRules(RuleTable):
     def __init__(self, view: TwinView, mesh: DeviceMesh):
         super().__init__(mesh)
         self._view = view
-        self._place = {id(op): number for number, op in enumerate(view.operators)}
+        self._number = {id(op): number for number, op in enumerate(view.operators)}
         self._prime_table = RuleTable(mesh)
         self._sizes = {
             local.name: view.prime_sizes[local.symbol] // local.shards for local in local_symbols(view.symbols, mesh)
@@ -158,7 +158,7 @@ class SymbolicRules(RuleTable):
         self._sound_choice: dict[tuple[str, OpShardSpec], Choice | None] = {}
 
     def __call__(self, op: Operator) -> tuple[Rule, tuple[Choice, ...]]:
-        """The rule of an operator of the twin, and its choices that hold for all sizes."""
+        """Return the rule of an operator of the twin, and its choices that hold for all sizes."""
         rule, choices = super().__call__(op)
         symbolic, prime = self._twins(op)
         if symbolic is None:
@@ -170,7 +170,7 @@ class SymbolicRules(RuleTable):
         return rule, self._sound[key]
 
     def choice(self, op: Operator, spec: OpShardSpec) -> Choice | None:
-        """The choice of an operator of the twin that has this spec and holds for all sizes; None if there is none."""
+        """Return the choice of an operator of the twin with this spec; None if it does not hold for all sizes."""
         choice = super().choice(op, spec)
         symbolic, prime = self._twins(op)
         if choice is None or symbolic is None:
@@ -182,8 +182,8 @@ class SymbolicRules(RuleTable):
         return self._sound_choice[key]
 
     def _twins(self, op: Operator) -> tuple[Operator | None, Operator]:
-        """The symbolic operator, None where all of its shapes are fixed, and the one of prime sizes."""
-        number = self._place[id(op)]
+        """Return the symbolic operator, None if all of its shapes are fixed, and the prime twin's operator."""
+        number = self._number[id(op)]
         symbolic, prime = self._view.symbolic.operators[number], self._view.primes.operators[number]
         fixed = all(isinstance(size, int) for x in (*symbolic.inputs, *symbolic.outputs) for size in extents_of(x))
         return None if fixed else symbolic, prime
@@ -191,7 +191,7 @@ class SymbolicRules(RuleTable):
     def _hold(
         self, symbolic: Operator, prime: Operator, choices: Sequence[Choice], prime_specs: Collection[OpShardSpec]
     ) -> Iterator[Choice]:
-        """Those of the choices that hold for all sizes; ``prime_specs`` are those that the prime sizes allow."""
+        """Yield the choices that hold for all sizes; ``prime_specs`` are the specs that the prime sizes allow."""
         same = self._definition(symbolic) == self._definition(prime) is not None
         proofs: dict[Any, bool] = {}
         for choice in choices:
@@ -232,7 +232,7 @@ class SymbolicRules(RuleTable):
         return hidet.symbol([self.mesh.ndim], "int32", self._view.graph.outputs[0].device)
 
     def _definition(self, op: Operator) -> Any:
-        """The canonical definition of an operator at the prime sizes, None if it has none."""
+        """Return the canonical definition of an operator at the prime sizes; None if it has none."""
         try:
             definition: Definition = analyze(definition_of(op), self._sizes)
         except (UnsupportedDefinition, ValueError):

@@ -56,7 +56,7 @@ def concrete(view: GraphView, sizes: Mapping[str, int]) -> NormalGraph:
 
 
 def at_sizes(op: Operator, symbols: Sequence[SymbolPlan]) -> Operator:
-    """The twin of one operator at the expected sizes; the operator itself if it has no symbolic dims.
+    """Make the twin of one operator at the expected sizes; return the operator itself if it has no symbolic dims.
 
     Raises
     ------

@@ -1,1 +1,1 @@
-"""Models for tests, examples and benchmarks, with the same models in PyTorch for comparison."""
+"""Models for tests, examples and benchmarks, with PyTorch equivalents for comparison."""

@@ -295,7 +295,7 @@ def weight_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
 
 
 def random_weights(config: BertConfig, seed: int) -> dict[str, _FloatArray]:
-    """Random weights for a :class:`BertEncoder`, the same for the same seed.
+    """Make random weights for a :class:`BertEncoder`, the same for the same seed.
 
     Matrices preserve the size of activations. Biases and scales are not 0 or 1 as in a freshly initialized BERT, so
     that a missing one shows in the result.

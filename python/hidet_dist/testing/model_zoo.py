@@ -26,10 +26,10 @@ class Case:
 
     Attributes
     ----------
-    name: what it is called.
+    name: the name of the model.
     make: makes the module and its arguments by name.
-    library: the library that has it.
-    form: what is traced, the module itself or what ``torch.onnx.export`` makes of it.
+    library: the library of the model.
+    form: the traced form: the module itself, or the result of ``torch.onnx.export``.
     """
 
     name: str
@@ -168,9 +168,9 @@ def _mobilenet() -> tuple[torch.nn.Module, Mapping[str, Any]]:
 
 
 def _models_of_torchvision() -> Any:
-    """Import torchvision's models, also where its own operators are for another build of PyTorch.
+    """Import torchvision's models, even if its operators were built for a different PyTorch.
 
-    Those operators then cannot be loaded, and registering derivatives and shapes for them fails. No model here calls
+    The operators then cannot be loaded, and registering derivatives and shapes for them fails. No model here calls
     them.
     """
     with suppress(RuntimeError):
@@ -434,7 +434,7 @@ CASES: tuple[Case, ...] = (
     *_MODULES,
     *(replace(case, name=f"{case.name} from ONNX", form="onnx") for case in _MODULES if case.name in _EXPORTED),
 )
-"""The models, by what they are called."""
+"""The models by name."""
 
 
 def case_named(name: str) -> Case:

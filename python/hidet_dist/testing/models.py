@@ -45,7 +45,7 @@ def randomize(module: hidet.nn.Module, seed: int) -> None:
 def gpt2(
     layers: int = 2, tokens: int = 8, past: int = 4, seed: int = 0, hidden: int = 64, words: int = 96
 ) -> tuple[FlowGraph, list[np.ndarray]]:
-    """A GPT-2 of 4 heads that decodes with a key-value cache, and inputs for it.
+    """Make a GPT-2 of 4 heads that decodes with a key-value cache, and inputs for it.
 
     Inputs: ids int32[tokens], positions int32[tokens], keys and values float32[layers, 4, past, hidden / 4].
     """
@@ -66,7 +66,7 @@ def gpt2(
 
 
 def resnet18(batch: int = 2, pixels: int = 32, seed: int = 0) -> tuple[FlowGraph, list[np.ndarray]]:
-    """ResNet-18 with ten classes, and an input float32[batch, 3, pixels, pixels] for it."""
+    """Make a ResNet-18 with ten classes, and an input float32[batch, 3, pixels, pixels] for it."""
     model = ResNet(BasicBlock, [2, 2, 2, 2], num_classes=10)
     randomize(model, seed)
     x = hidet.symbol([batch, 3, pixels, pixels], "float32", "cpu")
@@ -76,7 +76,7 @@ def resnet18(batch: int = 2, pixels: int = 32, seed: int = 0) -> tuple[FlowGraph
 
 
 def encoder_block(batch: int | str, seq: int | str, hidden: int = 32, heads: int = 4, seed: int = 0) -> FlowGraph:
-    """A pre-norm transformer block: attention with an additive mask, then an MLP. Sizes may be names of symbols.
+    """Make a pre-norm transformer block: attention with an additive mask, then an MLP. Sizes may be names of symbols.
 
     Inputs: x float32[batch, seq, hidden] and mask float32[batch, 1, 1, seq]; output: float32[batch, seq, hidden].
     """
@@ -113,7 +113,7 @@ def encoder_inputs(batch: int, seq: int, hidden: int = 32, seed: int = 0) -> lis
 def narrow_resnet(
     bottleneck: bool = False, width: int = 8, batch: int = 4, pixels: int = 16, seed: int = 0
 ) -> tuple[FlowGraph, list[np.ndarray]]:
-    """ResNet-18, or -50 if ``bottleneck``, with ``width`` channels instead of 64 at its narrowest, and its input.
+    """Make a ResNet-18, or -50 if ``bottleneck``, with ``width`` channels instead of 64, and an input for it.
 
     Input: float32[batch, 3, pixels, pixels].
     """
@@ -157,7 +157,7 @@ def _decoder_config(layers: int, heads: int, kv_heads: int, hidden: int, words: 
 def llama(
     layers: int = 1, heads: int = 4, kv_heads: int = 4, hidden: int = 16, words: int = 24, seed: int = 0
 ) -> tuple[FlowGraph, list[np.ndarray]]:
-    """A LLaMA that decodes four tokens each of two sentences behind a cache of four, and inputs for it.
+    """Make a LLaMA that decodes four tokens each of two sentences behind a cache of four, and inputs for it.
 
     Inputs: ids int32[2, 4], positions int32[2, 16], and for each layer keys and values float32[2, kv_heads, 4, size].
     Outputs: the most likely words, logits, and the longer caches.
@@ -181,10 +181,10 @@ def llama(
 def gemma(
     layers: int = 1, heads: int = 4, kv_heads: int = 1, hidden: int = 16, words: int = 24, seed: int = 0
 ) -> tuple[FlowGraph, list[np.ndarray]]:
-    """A Gemma, with one head of keys and values, that decodes a token of four sentences behind a cache of three.
+    """Make a Gemma, with one head of keys and values, that decodes a token of four sentences behind a cache of three.
 
-    One token, since hidet's mask does not fit a cache otherwise. hidet's class with a head loads released weights when
-    it is made, so the head is added here in the same way.
+    It decodes one token, because hidet's mask does not fit a cache otherwise. hidet's class with a head loads released
+    weights when it is made, so the head is added here in the same way.
     Inputs: ids int32[4, 1], positions int32[4, 1], and for each layer keys and values float32[4, kv_heads, 3, size].
     Outputs: logits, and the longer caches.
     """
@@ -212,7 +212,7 @@ def _cache(shape: list[int]) -> Tensor:
 
 
 def vit(layers: int = 1, heads: int = 4, hidden: int = 16, seed: int = 0) -> tuple[FlowGraph, list[np.ndarray]]:
-    """A vision transformer: patches by a convolution, a class token, a fused and unbound projection, a head.
+    """Make a vision transformer: patches by a convolution, a class token, a fused and unbound projection, a head.
 
     Input: float32[4, 3, 8, 8], which makes patches of 4 x 4. Output: float32[4, 8].
     """

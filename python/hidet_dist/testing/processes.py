@@ -1,4 +1,4 @@
-"""Programs that run with a time limit, each in a process group that is killed when the program ends."""
+"""Running of programs with a time limit, each in a process group that is killed when the program ends."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Programs:
 
         ``niceness`` is added to that of this process. After :meth:`end` no program is started.
         """
-        # Files, since a pipe stays open as long as any descendant has it open.
+        # Files are used, because a pipe stays open as long as any descendant has it open.
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             begin = time.monotonic()
             with self._lock:

@@ -1,4 +1,4 @@
-"""The difference between two right programs that rounding explains.
+"""The tolerance for differences between two correct programs by rounding.
 
 Rounding errors are assumed to be independent and of mean zero. After n roundings, each of relative size u at most, the
 relative error of a value is then at most lambda * sqrt(n) * u, except with a probability of 2 exp(-lambda^2 / 2)
@@ -54,7 +54,7 @@ def _variance(op: Operator, precision: str) -> float:
 
 
 def _terms(op: Operator, kind: str) -> int:
-    """Count the terms of the sum that makes an element of the result."""
+    """Count the terms of the sum in an element of the result."""
     first = [int(extent) for extent in op.inputs[0].shape]
     if kind in ("matmul", "normalization"):
         return first[-1]

@@ -1,4 +1,4 @@
-"""Graphs of real models' shapes. Their weights are names and shapes; files may hold the data."""
+"""Graphs with the shapes of real models. Their weights are names and shapes; files may hold the data."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ROPE_BASE = 10000.0  # Su et al. 2021, section 3.2.2
 
 
 def gpt(config: GPTConfig) -> hidet.FlowGraph:
-    """``int32[batch, sequence]`` to logits ``[batch, sequence, vocabulary]``, with a causal mask as second input."""
+    """Make a graph from ``int32[batch, sequence]`` and a causal mask to logits ``[batch, sequence, vocabulary]``."""
     batch, seq, hidden = config.batch, config.sequence, config.hidden
     size = hidden // config.heads
 
@@ -78,7 +78,7 @@ def gpt(config: GPTConfig) -> hidet.FlowGraph:
 
 
 def llama(config: LlamaConfig) -> hidet.FlowGraph:
-    """``int32[batch, sequence]`` to logits ``[batch, sequence, vocabulary]``, with a causal mask as second input."""
+    """Make a graph from ``int32[batch, sequence]`` and a causal mask to logits ``[batch, sequence, vocabulary]``."""
     batch, seq, hidden = config.batch, config.sequence, config.hidden
     size, group = hidden // config.heads, config.heads // config.kv_heads
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NORM_EPSILON = 1e-5
-"""Added to the mean square in a LLaMA's norms, before its root divides."""
+"""The epsilon of LLaMA's norms, added to the mean square."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class GPTBlock(nn.Module):
         self.up, self.down = nn.Linear(hidden, 4 * hidden), nn.Linear(4 * hidden, hidden)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[batch, sequence, hidden]`` to the same."""
+        """Map ``[batch, sequence, hidden]`` to the same shape."""
         batch, seq, _ = x.shape
 
         def heads(y: torch.Tensor) -> torch.Tensor:
@@ -57,7 +57,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(hidden, config.vocabulary, bias=False)
 
     def forward(self, ids: torch.Tensor, _mask: torch.Tensor) -> torch.Tensor:
-        """``int32[batch, sequence]`` to logits; the mask is always causal; the argument is ignored."""
+        """Map ``int32[batch, sequence]`` to logits. The mask is always causal; the argument is ignored."""
         x = self.words(ids) + self.positions
         for layer in self.layers:
             x = layer(x)
@@ -83,7 +83,7 @@ class LlamaBlock(nn.Module):
         self.down = nn.Linear(config.inner, hidden, bias=False)
 
     def forward(self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-        """``[batch, sequence, hidden]`` and two tables ``[sequence, size of a head]`` to the first."""
+        """Map ``[batch, sequence, hidden]``, given two tables ``[sequence, size of a head]``, to the same shape."""
         batch, seq, _ = x.shape
 
         def heads(y: torch.Tensor) -> torch.Tensor:
@@ -119,7 +119,7 @@ class Llama(nn.Module):
             self.register_buffer(name, torch.empty(config.sequence, hidden // config.heads))
 
     def forward(self, ids: torch.Tensor, _mask: torch.Tensor) -> torch.Tensor:
-        """``int32[batch, sequence]`` to logits; the mask is always causal; the argument is ignored."""
+        """Map ``int32[batch, sequence]`` to logits. The mask is always causal; the argument is ignored."""
         x = self.words(ids)
         for layer in self.layers:
             x = layer(x, self.cosine, self.sine)
@@ -156,7 +156,7 @@ class BasicBlock(nn.Module):
         self.downsample = _shortcut(channels, width, stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[batch, channels, height, width]`` to as many channels as the block has, at its stride."""
+        """Map ``[batch, channels, height, width]`` to the block's number of channels, at its stride."""
         y = functional.relu(self.bn1(self.conv1(x)))
         return functional.relu(self.bn2(self.conv2(y)) + self.downsample(x))
 
@@ -174,7 +174,7 @@ class Bottleneck(nn.Module):
         self.downsample = _shortcut(channels, 4 * width, stride)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """``[batch, channels, height, width]`` to four times the block's channels, at its stride."""
+        """Map ``[batch, channels, height, width]`` to four times the block's channels, at its stride."""
         y = functional.relu(self.bn1(self.conv1(x)))
         y = functional.relu(self.bn2(self.conv2(y)))
         return functional.relu(self.bn3(self.conv3(y)) + self.downsample(x))
@@ -204,7 +204,7 @@ class ResNet(nn.Module):
         self.fc = nn.Linear(channels, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Images ``[batch, 3, height, width]`` to logits ``[batch, classes]``."""
+        """Map images ``[batch, 3, height, width]`` to logits ``[batch, classes]``."""
         x = functional.max_pool2d(functional.relu(self.bn1(self.conv1(x))), 3, 2, 1)
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         logits: torch.Tensor = self.fc(x.mean(dim=(2, 3)))
@@ -217,10 +217,10 @@ class ResNet(nn.Module):
 
 
 def resnet18(classes: int = 1000) -> ResNet:
-    """ResNet-18."""
+    """Make a ResNet-18."""
     return ResNet(BasicBlock, (2, 2, 2, 2), classes)
 
 
 def resnet50() -> ResNet:
-    """ResNet-50."""
+    """Make a ResNet-50."""
     return ResNet(Bottleneck, (3, 4, 6, 3))

@@ -54,7 +54,7 @@ def test_tensors_elsewhere_are_refused(stand_ins: Path, program: Path) -> None:
     (found,) = serve(stand_ins, "refusals", as_cuda(program))
     messages, answer = found
     assert "must be on the CPU or CUDA device 0; it is on cuda 1" in messages[0]
-    assert "must be contiguous, row by row, on a CUDA device" in messages[1]
+    assert "must be contiguous in row-major order on a CUDA device" in messages[1]
     assert "must be float32" in messages[2]
     np.testing.assert_array_equal(np.float32(answer), X + W)
 

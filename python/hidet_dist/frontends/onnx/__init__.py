@@ -1,4 +1,4 @@
-"""ONNX models as graphs: nodes become hidet operators; initializers become weights whose data stays in its files."""
+"""Conversion of ONNX models to graphs: nodes become operators; initializers become weights, with data in files."""
 
 from hidet_dist.errors import ConfigError
 

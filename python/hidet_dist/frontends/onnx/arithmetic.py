@@ -87,7 +87,7 @@ def _unary(node: Node) -> Tensor:
 def _div(node: Node) -> Tensor:
     x, y = node.operand(0), node.operand(1)
     typed = x if isinstance(x, Tensor) else node.tensor(1)
-    # The division of integers truncates, as in C.
+    # Quotients of integers are rounded towards zero.
     return elementwise.div(x, y, None if typed.dtype.is_float() else "trunc")
 
 
@@ -109,14 +109,14 @@ def _pow(node: Node) -> Tensor:
 @lowers("Max", "Min", "Sum", "Mean")
 def _variadic(node: Node) -> Tensor:
     combine = {"Max": elementwise.maximum, "Min": elementwise.minimum}.get(node.operator, elementwise.add)
-    total = reduce(combine, (node.tensor(place) for place in range(len(node.inputs))))
+    total = reduce(combine, (node.tensor(n) for n in range(len(node.inputs))))
     return elementwise.div(total, float(len(node.inputs))) if node.operator == "Mean" else total
 
 
 @lowers("Clip")
 def _clip(node: Node) -> Tensor:
     x = node.tensor(0)
-    low, high = (None if node.value(place) is None else node.operand(place) for place in (1, 2))
+    low, high = (None if node.value(n) is None else node.operand(n) for n in (1, 2))
     return x if low is None and high is None else elementwise.clamp(x, low, high)
 
 
@@ -147,11 +147,7 @@ def _is_inf(node: Node) -> Tensor:
 
 @lowers("Gelu")
 def _gelu(node: Node) -> Tensor:
-    return elementwise.gelu(node.tensor(0), _text(node.get("approximate", "none")))
-
-
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
+    return elementwise.gelu(node.tensor(0), node.text("approximate", "none"))
 
 
 @lowers("LeakyRelu")
@@ -229,9 +225,9 @@ def _reduce(node: Node) -> Tensor:
 
 
 @lowers("ArgMax", "ArgMin")
-def _place(node: Node) -> Tensor:
+def _arg_extreme(node: Node) -> Tensor:
     if node.get("select_last_index", 0):
-        raise Refused("the last index of several extremes is not supported")
+        raise Refused("select_last_index, the last index of equal extremes, is not supported")
     function = reductions.argmax if node.operator == "ArgMax" else reductions.argmin
     return function(node.tensor(0), node.get("axis", 0), bool(node.get("keepdims", 1)))
 
@@ -245,8 +241,8 @@ def _softmax(node: Node) -> Tensor:
 @lowers("CumSum")
 def _cumsum(node: Node) -> Tensor:
     x, (dim,) = node.tensor(0), node.known(1, "the axis of a running sum").reshape(-1)
-    how = {"exclusive": bool(node.get("exclusive", 0)), "reverse": bool(node.get("reverse", 0))}
-    return reductions.cumsum(x, int(dim), x.dtype, **how)
+    options = {"exclusive": bool(node.get("exclusive", 0)), "reverse": bool(node.get("reverse", 0))}
+    return reductions.cumsum(x, int(dim), x.dtype, **options)
 
 
 @lowers("TopK")
@@ -277,15 +273,13 @@ def _gemm(node: Node) -> Tensor:
 
 @lowers("Einsum")
 def _einsum(node: Node) -> Tensor:
-    equation = _text(node.get("equation", "")).replace(" ", "")
-    if "." in equation or "->" not in equation:
-        raise Refused(f"the equation {equation!r} of Einsum, with dots or without a result, is not supported")
-    return ops.einsum(equation, [node.tensor(place) for place in range(len(node.inputs))])
+    # The lowering's NotImplementedError counts as a refusal.
+    return operators.einsum(node.text("equation", ""), [node.tensor(n) for n in range(len(node.inputs))])
 
 
 @lowers("LpNormalization")
 def _lp_normalization(node: Node) -> Tensor:
     x, dim = node.tensor(0), node.get("axis", -1)
     size = reductions.linalg_vector_norm(x, node.get("p", 2), dim % rank_of(x), keepdim=True)
-    # As in the standard: vectors of length 0 stay zero.
+    # In the standard vectors of length 0 stay zero.
     return elementwise.where(elementwise.eq(size, 0), elementwise.mul(x, 0), elementwise.div(x, size))

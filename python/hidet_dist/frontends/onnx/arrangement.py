@@ -18,14 +18,16 @@ from hidet_dist.spec.extents import Extent, extents_of
 
 
 def _shape_value(extents: Sequence[Extent]) -> np.ndarray:
+    """Convert a shape to an array, of the dtype object if it has symbolic dims."""
     if all(isinstance(size, int) for size in extents):
         return np.array(extents, np.int64)
-    held = np.empty(len(extents), object)
-    held[:] = extents
-    return held
+    value = np.empty(len(extents), object)
+    value[:] = extents
+    return value
 
 
 def _extents(values: np.ndarray) -> list[Any]:
+    """Convert an array of sizes to a list."""
     return [int(n) if isinstance(n, int | np.integer) else n for n in values.reshape(-1)]
 
 
@@ -88,7 +90,7 @@ def _transpose(node: Node) -> Tensor:
 
 @lowers("Concat")
 def _concat(node: Node) -> Tensor:
-    tensors = [node.tensor(place) for place in range(len(node.inputs))]
+    tensors = [node.tensor(n) for n in range(len(node.inputs))]
     axis = node.get("axis", 0) % rank_of(tensors[0])
     tensors = [x for x in tensors if extents_of(x)[axis] != 0]
     return tensors[0] if len(tensors) == 1 else ops.concat(tensors, axis)
@@ -101,8 +103,8 @@ def _split(node: Node) -> tuple[Tensor, ...]:
     count = len(node.outputs)
     size = static(x, axis, "the dim that is split")
     if sizes is None:
-        most = -(-size // int(node.get("num_outputs", count)))
-        sizes = [min(most, size - most * part) for part in range(count)]
+        largest = -(-size // int(node.get("num_outputs", count)))
+        sizes = [min(largest, size - largest * part) for part in range(count)]
     if sum(sizes) != size or min(sizes) < 1:
         raise Refused(f"a dim of {size} is split into {sizes}")
     ends = np.cumsum(sizes)
@@ -124,6 +126,7 @@ def _slice(node: Node) -> Tensor:
 
 
 def _sliced(x: Tensor, start: int, end: int, dim: int, step: int) -> Tensor:
+    """Slice a dim. Ends from 2**31 - 1 stand for the end of the dim. Raises Refused."""
     size = extents_of(x)[dim]
     if not isinstance(size, int):
         if step != 1 or start < 0 or end < 0:
@@ -131,16 +134,16 @@ def _sliced(x: Tensor, start: int, end: int, dim: int, step: int) -> Tensor:
         if start == 0 and end >= 2**31 - 1:
             return x
         return ops.strided_slice(x, [start], [size if end >= 2**31 - 1 else end], [dim])
-    places = range(*slice(start, end, step).indices(size))
-    if not places:
-        raise Refused(f"a slice [{start}:{end}:{step}] of {size} elements has none")
-    if len(places) == size and step == 1:
+    indices = range(*slice(start, end, step).indices(size))
+    if not indices:
+        raise Refused(f"a slice [{start}:{end}:{step}] of {size} elements is empty")
+    if len(indices) == size and step == 1:
         return x
     if step > 0:
-        return ops.strided_slice(x, [places[0]], [places[-1] + 1], [dim], [step])
-    if len(places) == size and step == -1:
+        return ops.strided_slice(x, [indices[0]], [indices[-1] + 1], [dim], [step])
+    if len(indices) == size and step == -1:
         return shaping.flip(x, dim)
-    return shaping.take_along(x, list(places), dim)
+    return shaping.take_along(x, list(indices), dim)
 
 
 @lowers("Expand")
@@ -149,8 +152,8 @@ def _expand(node: Node) -> Tensor:
     extents: list[Any] = list(extents_of(x))
     rank = max(len(extents), len(requested))
     extents, requested = [1] * (rank - len(extents)) + extents, [1] * (rank - len(requested)) + requested
-    both = [a if isinstance(b, int) and b == 1 else b for a, b in zip(extents, requested, strict=True)]
-    return ops.broadcast(x, both)
+    common = [a if isinstance(b, int) and b == 1 else b for a, b in zip(extents, requested, strict=True)]
+    return ops.broadcast(x, common)
 
 
 @lowers("Tile")
@@ -163,20 +166,18 @@ def _pad(node: Node) -> Tensor:
     x, pads = node.tensor(0), node.integers(1, "pads") or []
     rank = rank_of(x)
     axes = node.integers(3, "axes") or list(range(rank))
-    mode = node.get("mode", b"constant")
-    mode = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}.get(
-        mode.decode() if isinstance(mode, bytes) else mode
-    )
-    if mode is None:
-        raise Refused(f"the padding mode {node.get('mode', '')!r} is not supported")
+    modes = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
+    mode = node.text("mode", "constant")
+    if mode not in modes:
+        raise Refused(f"the padding mode {mode!r} is not supported")
     value: Any = 0
     if node.value(2) is not None:
-        value = node.known(2, "the value that is padded with").item()
+        value = node.known(2, "the elements of the padding").item()
     before, after = [0] * rank, [0] * rank
-    for place, axis in enumerate(axes):
-        before[axis % rank], after[axis % rank] = pads[place], pads[place + len(axes)]
+    for n, axis in enumerate(axes):
+        before[axis % rank], after[axis % rank] = pads[n], pads[n + len(axes)]
     flat = [n for dim in reversed(range(rank)) for n in (before[dim], after[dim])]
-    return shaping.pad(x, flat, mode, value)
+    return shaping.pad(x, flat, modes[mode], value)
 
 
 # Lookups
@@ -186,13 +187,13 @@ def _pad(node: Node) -> Tensor:
 def _gather(node: Node) -> Tensor:
     x, axis = node.tensor(0), node.get("axis", 0)
     axis %= rank_of(x)
-    places = node.value(1)
-    if isinstance(places, np.ndarray) and places.size == 1 and isinstance(extents_of(x)[axis], int):
-        # A single known index is a slice, which shards where a lookup does not.
-        place = int(places.reshape(-1)[0]) % static(x, axis, "a dim")
-        part = ops.strided_slice(x, [place], [place + 1], [axis])
+    indices = node.value(1)
+    if isinstance(indices, np.ndarray) and indices.size == 1 and isinstance(extents_of(x)[axis], int):
+        # A single known index is a slice, which can be sharded in more ways than a lookup.
+        index = int(indices.reshape(-1)[0]) % static(x, axis, "a dim")
+        part = ops.strided_slice(x, [index], [index + 1], [axis])
         extents = list(extents_of(part))
-        return ops.reshape(part, [*extents[:axis], *places.shape, *extents[axis + 1 :]])
+        return ops.reshape(part, [*extents[:axis], *indices.shape, *extents[axis + 1 :]])
     return ops.take(x, node.tensor(1), axis)
 
 
@@ -202,7 +203,7 @@ def _gather_elements(node: Node) -> Tensor:
 
 
 def _coordinates(index: Tensor, count: int) -> list[Tensor]:
-    """Split coordinates, which are along the last dim, into index tensors."""
+    """Split the last dim of a tensor, which has ``count`` coordinates, into index tensors."""
     last = rank_of(index) - 1
     return [ops.squeeze(ops.strided_slice(index, [n], [n + 1], [last]), [last]) for n in range(count)]
 
@@ -212,37 +213,32 @@ def _gather_nd(node: Node) -> Tensor:
     if node.get("batch_dims", 0):
         raise Refused("GatherND with batch dims is not supported")
     index = node.tensor(1)
-    return indexing.index(node.tensor(0), _coordinates(index, static(index, -1, "the length of coordinates")))
-
-
-def _reduction(node: Node) -> str:
-    kind = node.get("reduction", b"none")
-    return kind.decode() if isinstance(kind, bytes) else str(kind)
+    return indexing.index(node.tensor(0), _coordinates(index, static(index, -1, "the number of coordinates")))
 
 
 @lowers("ScatterND")
 def _scatter_nd(node: Node) -> Tensor:
-    kind = _reduction(node)
-    if kind not in ("none", "add"):
-        raise Refused(f"ScatterND with the reduction {kind!r} is not supported")
+    reduction = node.text("reduction", "none")
+    if reduction not in ("none", "add"):
+        raise Refused(f"ScatterND with the reduction {reduction!r} is not supported")
     index = node.tensor(1)
-    places = _coordinates(index, static(index, -1, "the length of coordinates"))
-    return indexing.index_put(node.tensor(0), places, node.tensor(2), accumulate=kind == "add")
+    indices = _coordinates(index, static(index, -1, "the number of coordinates"))
+    return indexing.index_put(node.tensor(0), indices, node.tensor(2), accumulate=reduction == "add")
 
 
 @lowers("ScatterElements")
 def _scatter_elements(node: Node) -> Tensor:
-    x, index, updates = (node.tensor(place) for place in range(3))
+    x, index, updates = (node.tensor(n) for n in range(3))
     axis = node.get("axis", 0) % rank_of(x)
     size = static(x, axis, "the dim that is scattered along")
     index = elementwise.where(elementwise.lt(index, 0), elementwise.add(index, size), index)
-    kind = _reduction(node)
-    if kind == "none":
+    reductions = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+    reduction = node.text("reduction", "none")
+    if reduction == "none":
         return indexing.scatter(x, axis, index, updates)
-    reduction = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}.get(kind)
-    if reduction is None:
-        raise Refused(f"ScatterElements with the reduction {kind!r} is not supported")
-    return indexing.scatter_reduce(x, axis, index, updates, reduction)
+    if reduction not in reductions:
+        raise Refused(f"ScatterElements with the reduction {reduction!r} is not supported")
+    return indexing.scatter_reduce(x, axis, index, updates, reductions[reduction])
 
 
 @lowers("OneHot")
@@ -267,8 +263,7 @@ def _trilu(node: Node) -> Tensor:
 @lowers("DepthToSpace")
 def _depth_to_space(node: Node) -> Tensor:
     x, r = node.tensor(0), int(node.get("blocksize", 1))
-    mode = node.get("mode", b"DCR")
-    if mode in (b"CRD", "CRD"):
+    if node.text("mode", "DCR") == "CRD":
         return operators.pixel_shuffle(x, r)
     batch, channels, height, width = extents_of(x)
     split = ops.reshape(x, [batch, r, r, channels // (r * r), height, width])
@@ -278,14 +273,14 @@ def _depth_to_space(node: Node) -> Tensor:
 @lowers("SpaceToDepth")
 def _space_to_depth(node: Node) -> Tensor:
     x, r = node.tensor(0), int(node.get("blocksize", 1))
-    if node.get("mode", b"DCR") not in (b"DCR", "DCR"):
+    if node.text("mode", "DCR") != "DCR":
         return operators.pixel_unshuffle(x, r)
     batch, channels, height, width = extents_of(x)
     split = ops.reshape(x, [batch, channels, height // r, r, width // r, r])
     return ops.reshape(ops.permute_dims(split, [0, 3, 5, 1, 2, 4]), [batch, channels * r * r, height // r, width // r])
 
 
-# Without inputs
+# Constants and branches
 
 
 @lowers("Constant")
@@ -296,7 +291,7 @@ def _constant(node: Node) -> np.ndarray:
     if "value_ints" in node.attributes:
         return np.array(node.attributes["value_ints"], np.int64)
     if "value" not in node.attributes:
-        raise Refused("a constant of text or without dense values is not supported")
+        raise Refused("a constant of text, or with sparse values, is not supported")
     value: np.ndarray = node.attributes["value"]
     return value
 
@@ -312,7 +307,7 @@ def _constant_of_shape(node: Node) -> Value:
 
 @lowers("Range")
 def _range(node: Node) -> np.ndarray:
-    start, limit, delta = (node.known(place, "the bounds of Range") for place in range(3))
+    start, limit, delta = (node.known(n, "the bounds of Range") for n in range(3))
     if object in (start.dtype, limit.dtype, delta.dtype):
         raise Refused("a range up to a symbolic dim is not supported: give the size in dims")
     if delta == 0 or abs(float(limit - start) / float(delta)) > MOST_ELEMENTS:
@@ -325,4 +320,4 @@ def _range(node: Node) -> np.ndarray:
 def _if(node: Node) -> tuple[Value, ...]:
     condition = node.known(0, "the condition of If")
     branch = node.attributes["then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"]
-    return tuple(node.run(branch))
+    return tuple(node.lower_subgraph(branch))

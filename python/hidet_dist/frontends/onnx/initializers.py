@@ -1,9 +1,8 @@
-"""The initializers of ONNX files as weights whose data stays in the files.
+"""Initializers of ONNX files as weights whose data stays in the files.
 
-External data is read from its file. Data within the model is read from the model's file: the encoding of protocol
-buffers is a sequence of fields, each a number, a wire type and a value
-(https://protobuf.dev/programming-guides/encoding), so a scan of the outer messages finds the byte at which the data
-begins, without decoding the rest.
+External data is read from its file. Other data is read from the model file, at an offset. A message of protocol buffers
+is a sequence of fields, each with a number, a wire type and a value (https://protobuf.dev/programming-guides/encoding).
+A scan of the outer messages therefore finds the offset without decoding the rest.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,8 @@ from hidet_dist.weights.safetensors_file import StoredTensor
 _GRAPH, _INITIALIZER, _NAME, _RAW_DATA = 7, 5, 8, 9
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MOST_VARINT_BYTES = 10
+
+_BFLOAT16 = onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16)
 
 DTYPES: dict[int, str] = {
     onnx.TensorProto.FLOAT: "float32",
@@ -47,7 +49,8 @@ DTYPES: dict[int, str] = {
 """hidet's names of ONNX's element types."""
 
 KNOWN_ELEMENTS = 1024
-"""The most elements of an initializer whose values are read while a model is traced, unless an operator needs them."""
+"""The most elements of an initializer that is known while a model is traced. A larger one is a weight; its values are
+read only if a lowering needs them."""
 
 
 def dtype_name(element_type: int) -> str:
@@ -61,7 +64,13 @@ def dtype_name(element_type: int) -> str:
 
 
 class ModelFile:
-    """An ONNX file: its model, and the places of its initializers' data."""
+    """An ONNX file: its model, and the offsets of its initializers' data.
+
+    Raises
+    ------
+    TraceError
+        When the file cannot be read or is not an ONNX model.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -70,7 +79,7 @@ class ModelFile:
                 self.state = state(os.fstat(file.fileno()))
                 data = file.read()
             self.model = onnx.ModelProto.FromString(data)
-            self._begins = dict(_raw_data(data)) if self.model.graph.initializer else {}
+            self._offsets = dict(_raw_data_offsets(data)) if self.model.graph.initializer else {}
         except (OSError, ValueError) as error:
             raise TraceError(f"{path} cannot be read: {error}.") from error
         except Exception as error:
@@ -79,32 +88,41 @@ class ModelFile:
                 raise
             raise TraceError(f"{path} is not an ONNX model: {error}.") from error
 
-    def weight(self, proto: onnx.TensorProto) -> Tensor:
-        """Make a weight by name from an initializer; its data stays in the file.
+    def weight(self, proto: onnx.TensorProto, name: str, is_outermost: bool) -> Tensor:
+        """Make a weight from an initializer; its data stays in the file where that is possible.
+
+        Parameters
+        ----------
+        proto: TensorProto
+            The initializer.
+        name: str
+            The name of the weight.
+        is_outermost: bool
+            Whether the initializer is of the model's graph, not of a subgraph. The data of a subgraph's initializer is
+            held in memory, unless it is external.
 
         Raises
         ------
         TraceError
             When it has a dtype or shape that weights cannot have.
         WeightsError
-            When its data is not at the place that the model names.
+            When its data is not where the model says.
         """
-        name, dtype, shape = proto.name, dtype_name(proto.data_type), tuple(proto.dims)
+        dtype, shape = dtype_name(proto.data_type), tuple(proto.dims)
         nbytes = math.prod(shape) * ITEMSIZE[dtype]
         if proto.data_location == onnx.TensorProto.EXTERNAL:
-            return stored_weight(self._external(proto, dtype, shape, nbytes))
-        begin = self._begins.get(name)
-        if begin is not None and len(proto.raw_data) == nbytes:
-            return stored_weight(StoredTensor(self.path, name, dtype, shape, begin, self.state))
-        return held_weight(name, torch.from_numpy(self.values(proto)))
+            return stored_weight(replace(self._external(proto, dtype, shape, nbytes), name=name))
+        offset = self._offsets.get(proto.name) if is_outermost else None
+        if offset is not None and len(proto.raw_data) == nbytes:
+            return stored_weight(StoredTensor(self.path, name, dtype, shape, offset, self.state))
+        return held_weight(name, _tensor(self.values(proto)))
 
     def values(self, proto: onnx.TensorProto) -> np.ndarray:
-        """Read the values of an initializer. Raises WeightsError if they are not at the place that the model names."""
+        """Read the values of an initializer. Raises WeightsError if they are not where the model says."""
         if proto.data_location == onnx.TensorProto.EXTERNAL:
             dtype, shape = dtype_name(proto.data_type), tuple(proto.dims)
             stored = self._external(proto, dtype, shape, math.prod(shape) * ITEMSIZE[dtype])
-            data: np.ndarray = stored.read([slice(0, size) for size in shape]).numpy()
-            return data
+            return _array(stored.read([slice(0, size) for size in shape]))
         try:
             return np.array(onnx.numpy_helper.to_array(proto))
         except (TypeError, ValueError) as error:
@@ -113,16 +131,17 @@ class ModelFile:
             ) from None
 
     def _external(self, proto: onnx.TensorProto, dtype: str, shape: tuple[int, ...], nbytes: int) -> StoredTensor:
+        """Locate the external data of an initializer. Raises WeightsError."""
         entries = {entry.key: entry.value for entry in proto.external_data}
         location = entries.get("location", "")
         where = f"The initializer {proto.name!r} of {self.path}"
-        # By the standard: a path relative to the model's folder, and within it.
+        # The standard has paths relative to the model's folder, and within it.
         if not location or "\0" in location or Path(location).is_absolute() or ".." in Path(location).parts:
             raise WeightsError(
                 f"{where} has its data in {location!r}, which is not a file in or below the model's folder."
             )
         try:
-            begin, length = int(entries.get("offset", 0)), int(entries.get("length", nbytes))
+            offset, length = int(entries.get("offset", 0)), int(entries.get("length", nbytes))
         except ValueError:
             raise WeightsError(f"{where} has an offset or a length that is not a number.") from None
         path = self.path.parent / location
@@ -134,61 +153,82 @@ class ModelFile:
             file_status = os.fstat(file)
         finally:
             os.close(file)
-        if length != nbytes or begin < 0 or begin + nbytes > file_status.st_size:
+        if length != nbytes or offset < 0 or offset + nbytes > file_status.st_size:
             raise WeightsError(
-                f"{where} is {dtype}{list(shape)} of {nbytes} bytes, but the model names {length} bytes at {begin} of "
+                f"{where} is {dtype}{list(shape)} of {nbytes} bytes, but the model names {length} bytes at {offset} of "
                 f"{path}, which has {file_status.st_size}."
             )
-        return StoredTensor(path, proto.name, dtype, shape, begin, state(file_status))
+        return StoredTensor(path, proto.name, dtype, shape, offset, state(file_status))
+
+
+def _tensor(values: np.ndarray) -> torch.Tensor:
+    """Convert an array to a tensor of PyTorch, which does not know NumPy's bfloat16."""
+    if values.dtype == _BFLOAT16:
+        return torch.from_numpy(values.view(np.uint16)).view(torch.bfloat16)
+    return torch.from_numpy(values)
+
+
+def _array(x: torch.Tensor) -> np.ndarray:
+    """Convert a tensor of PyTorch to an array; the inverse of :func:`_tensor`."""
+    is_bfloat16 = x.dtype == torch.bfloat16
+    values: np.ndarray = x.view(torch.uint16).numpy() if is_bfloat16 else x.numpy()
+    return values.view(_BFLOAT16) if is_bfloat16 else values
 
 
 def _fields(data: bytes, begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the number and wire type of each field of a message, and the begin and end of its value."""
-    at = begin
-    while at < end:
-        key, at = _varint(data, at, end)
-        kind = key & 7
-        if kind == _VARINT:
-            value, (_, stop) = at, _varint(data, at, end)
-        elif kind == _BYTES:
-            length, value = _varint(data, at, end)
+    """Yield the number and wire type of each field of the message in ``data[begin:end]``, and its value's offsets.
+
+    Raises
+    ------
+    ValueError
+        When the message is malformed.
+    """
+    offset = begin
+    while offset < end:
+        key, offset = _varint(data, offset, end)
+        wire_type = key & 7
+        if wire_type == _VARINT:
+            value, (_, stop) = offset, _varint(data, offset, end)
+        elif wire_type == _BYTES:
+            length, value = _varint(data, offset, end)
             stop = value + length
-        elif kind in (_FIXED64, _FIXED32):
-            value, stop = at, at + (8 if kind == _FIXED64 else 4)
+        elif wire_type in (_FIXED64, _FIXED32):
+            value, stop = offset, offset + (8 if wire_type == _FIXED64 else 4)
         else:
-            raise ValueError(f"a field at byte {at} has the wire type {kind}")
+            raise ValueError(f"a field at byte {offset} has the wire type {wire_type}")
         if stop > end:
-            raise ValueError(f"a field at byte {at} is longer than its message")
-        yield key >> 3, kind, value, stop
-        at = stop
+            raise ValueError(f"a field at byte {offset} is longer than its message")
+        yield key >> 3, wire_type, value, stop
+        offset = stop
 
 
-def _varint(data: bytes, at: int, end: int) -> tuple[int, int]:
+def _varint(data: bytes, offset: int, end: int) -> tuple[int, int]:
+    """Decode a number of 7 bits a byte, the lowest first; return it and the offset after it. Raises ValueError."""
     value = 0
-    for place in range(_MOST_VARINT_BYTES):
-        if at >= end:
+    for position in range(_MOST_VARINT_BYTES):
+        if offset >= end:
             break
-        byte = data[at]
-        value |= (byte & 0x7F) << (7 * place)
-        at += 1
+        byte = data[offset]
+        value |= (byte & 0x7F) << (7 * position)
+        offset += 1
         if byte < 0x80:
-            return value, at
-    raise ValueError(f"a number at byte {at} does not end")
+            return value, offset
+    raise ValueError(f"a number at byte {offset} does not end")
 
 
-def _raw_data(data: bytes) -> Iterator[tuple[str, int]]:
-    """Map the name of each initializer with raw data to the byte at which the data begins."""
+def _raw_data_offsets(data: bytes) -> Iterator[tuple[str, int]]:
+    """Yield the name of each initializer of a model's graph that has raw data, and the offset of the data."""
     for field, kind, begin, end in _fields(data, 0, len(data)):
         if (field, kind) != (_GRAPH, _BYTES):
             continue
         for number, wire_type, value_begin, value_end in _fields(data, begin, end):
             if (number, wire_type) != (_INITIALIZER, _BYTES):
                 continue
-            name, raw = "", None
+            name, offset = "", None
             for part, _, first, last in _fields(data, value_begin, value_end):
                 if part == _NAME:
                     name = data[first:last].decode()
                 elif part == _RAW_DATA:
-                    raw = first
-            if raw is not None:
-                yield name, raw
+                    offset = first
+            if offset is not None:
+                yield name, offset

@@ -19,28 +19,25 @@ from hidet_dist.operators.resampling import cubic_weights, linear_weights
 from hidet_dist.spec.extents import extents_of
 
 
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
 def _pads(node: Node, x: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> list[int]:
-    """The padding before and after each spatial dim, the former first, as the attribute ``pads`` has it."""
-    dims, how = len(kernel), _text(node.get("auto_pad", "NOTSET"))
-    if how == "NOTSET":
+    """Return the padding of the spatial dims as the attribute ``pads`` has it: all beginnings, then all ends."""
+    dims, auto_pad = len(kernel), node.text("auto_pad", "NOTSET")
+    if auto_pad == "NOTSET":
         return [int(n) for n in node.get("pads", [0] * (2 * dims))]
-    if how == "VALID":
+    if auto_pad == "VALID":
         return [0] * (2 * dims)
     before, after = [], []
     for dim, (k, s, d) in enumerate(zip(kernel, stride, dilation, strict=True)):
-        size = static(x, dim + 2, "a dim that is padded by itself")
+        size = static(x, dim + 2, "a dim with automatic padding")
         total = max((-(-size // s) - 1) * s + d * (k - 1) + 1 - size, 0)
         less, more = total // 2, total - total // 2
-        before.append(less if how == "SAME_UPPER" else more)
-        after.append(more if how == "SAME_UPPER" else less)
+        before.append(less if auto_pad == "SAME_UPPER" else more)
+        after.append(more if auto_pad == "SAME_UPPER" else less)
     return before + after
 
 
 def _padded(x: Tensor, pads: Sequence[int], value: float = 0.0) -> Tensor:
+    """Pad the spatial dims; ``pads`` is as the attribute, and negative numbers cut off."""
     dims = len(pads) // 2
     return operators.constant_pad_nd(
         x, [n for dim in reversed(range(dims)) for n in (pads[dim], pads[dims + dim])], value
@@ -66,34 +63,35 @@ def _conv_transpose(node: Node) -> Tensor:
     kernel = [int(n) for n in extents_of(weight)[2:]]
     dims, ones = len(kernel), [1] * len(kernel)
     stride, dilation = list(node.get("strides", ones)), list(node.get("dilations", ones))
-    extra = list(node.get("output_padding", [0] * dims))
-    if "output_shape" in node.attributes or _text(node.get("auto_pad", "NOTSET")) not in ("NOTSET", "VALID"):
+    output_padding, groups = list(node.get("output_padding", [0] * dims)), node.get("group", 1)
+    if "output_shape" in node.attributes or node.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         raise Refused("a transposed convolution with output_shape or auto_pad is not supported")
     pads = list(node.get("pads", [0] * (2 * dims)))
-    whole = operators.convolution(x, weight, None, stride, [0] * dims, dilation, True, extra, node.get("group", 1))
-    whole = _padded(whole, [-n for n in pads])
-    return whole if bias is None else elementwise.add(whole, ops.reshape(bias, [-1, *ones]))
+    y = operators.convolution(x, weight, None, stride, [0] * dims, dilation, True, output_padding, groups)
+    y = _padded(y, [-n for n in pads])
+    return y if bias is None else elementwise.add(y, ops.reshape(bias, [-1, *ones]))
 
 
 @lowers("MaxPool", "AveragePool")
 def _pool(node: Node) -> Tensor:
     x, kernel = node.tensor(0), [int(n) for n in node.attributes["kernel_shape"]]
     if len([name for name in node.outputs if name]) > 1:
-        raise Refused("the places of a maximum pooling are not supported")
+        raise Refused("the output Indices of a maximum pooling is not supported")
     ones = [1] * len(kernel)
     stride, dilation = list(node.get("strides", ones)), list(node.get("dilations", ones))
     pads = _pads(node, x, kernel, stride, dilation)
     before, after = pads[: len(kernel)], pads[len(kernel) :]
-    ceil, largest, counts = bool(node.get("ceil_mode", 0)), node.operator == "MaxPool", node.get("count_include_pad", 0)
+    ceil_mode, is_max = bool(node.get("ceil_mode", 0)), node.operator == "MaxPool"
+    counts_padding = bool(node.get("count_include_pad", 0))
     if before != after:
-        if not largest and not counts:
-            raise Refused("an average pooling with unequal padding that does not count is not supported")
-        x, before = _padded(x, pads, -math.inf if largest else 0.0), [0] * len(kernel)
-    if largest:
-        return operators.max_pool(x, len(kernel), kernel, stride, before, dilation, ceil)
+        if not is_max and not counts_padding:
+            raise Refused("an average pooling with unequal padding is only supported with count_include_pad")
+        x, before = _padded(x, pads, -math.inf if is_max else 0.0), [0] * len(kernel)
+    if is_max:
+        return operators.max_pool(x, len(kernel), kernel, stride, before, dilation, ceil_mode)
     if dilation != ones:
         raise Refused("an average pooling with a dilation is not supported")
-    return operators.avg_pool(x, len(kernel), kernel, stride, before, ceil, bool(counts))
+    return operators.avg_pool(x, len(kernel), kernel, stride, before, ceil_mode, counts_padding)
 
 
 @lowers("GlobalAveragePool", "GlobalMaxPool")
@@ -107,8 +105,8 @@ def _global_pool(node: Node) -> Tensor:
 def _batch_normalization(node: Node) -> Tensor:
     if node.get("training_mode", 0):
         raise Refused("batch normalization in training mode is not supported: export the model in inference mode")
-    x, scale, shift, mean, variance = (node.tensor(place) for place in range(5))
-    return operators.batch_norm(x, scale, shift, mean, variance, node.get("epsilon", 1e-5))
+    x, scale, bias, mean, variance = (node.tensor(n) for n in range(5))
+    return operators.batch_norm(x, scale, bias, mean, variance, node.get("epsilon", 1e-5))
 
 
 @lowers("InstanceNormalization")
@@ -136,39 +134,42 @@ def _rms_normalization(node: Node) -> Tensor:
 
 @lowers("GroupNormalization")
 def _group_normalization(node: Node) -> Tensor:
-    x, weight, bias = (node.tensor(place) for place in range(3))
+    x, weight, bias = (node.tensor(n) for n in range(3))
     groups = int(node.attributes["num_groups"])
     channels = static(x, 1, "the channels")
-    if node.opset < 21:  # one scale for each group, as it was
-        weight, bias = (shaping.repeat_interleave(own, channels // groups, 0) for own in (weight, bias))
+    if node.opset < 21:  # older opsets have a scale and a bias for each group, not for each channel
+        weight, bias = (shaping.repeat_interleave(values, channels // groups, 0) for values in (weight, bias))
     return operators.group_norm(x, groups, weight, bias, node.get("epsilon", 1e-5))
 
 
 # Resampling
 
 
-def _source(out: int, size: int, factor: float, mode: str) -> np.ndarray:
-    """Where in the input each element of the output is, as the standard defines the coordinate transformations."""
-    at = np.arange(out, dtype=np.float32)
+def _input_coordinates(output_size: int, size: int, factor: float, transformation: str) -> np.ndarray:
+    """Map each position of the output to a coordinate of the input.
+
+    The formulas are those of ``coordinate_transformation_mode`` (https://onnx.ai/onnx/operators/onnx__Resize.html).
+    """
+    position = np.arange(output_size, dtype=np.float32)
     scale = np.float32(factor)
-    if mode == "asymmetric":
-        return at / scale
-    if mode == "align_corners":
-        whole = np.float32(size) * scale  # the size before it is rounded down, as the standard's formula has it
-        return at * np.float32(size - 1) / (whole - 1) if out > 1 else at * 0
-    if mode == "pytorch_half_pixel" and out == 1:
-        return at * 0
-    if mode in ("half_pixel", "pytorch_half_pixel"):
-        return (at + np.float32(0.5)) / scale - np.float32(0.5)
-    if mode == "half_pixel_symmetric":
-        whole = np.float32(size) * scale
-        adjusted = np.float32(out) / whole
+    unrounded = np.float32(size) * scale  # the size of the output before it is rounded down
+    if transformation == "asymmetric":
+        return position / scale
+    if transformation == "align_corners":
+        return position * np.float32(size - 1) / (unrounded - 1) if output_size > 1 else position * 0
+    if transformation == "pytorch_half_pixel" and output_size == 1:
+        return position * 0
+    if transformation in ("half_pixel", "pytorch_half_pixel"):
+        return (position + np.float32(0.5)) / scale - np.float32(0.5)
+    if transformation == "half_pixel_symmetric":
+        adjustment = np.float32(output_size) / unrounded
         centre = np.float32(size) / 2
-        return centre * (1 - adjusted) + (at + np.float32(0.5)) / scale - np.float32(0.5)
-    raise Refused(f"the coordinate transformation {mode!r} of Resize is not supported")
+        return centre * (1 - adjustment) + (position + np.float32(0.5)) / scale - np.float32(0.5)
+    raise Refused(f"the coordinate transformation {transformation!r} of Resize is not supported")
 
 
-def _nearest(source: np.ndarray, size: int, rounding: str) -> np.ndarray:
+def _nearest(coordinates: np.ndarray, size: int, rounding: str) -> np.ndarray:
+    """Round coordinates to indices of a dim, as ``nearest_mode`` says."""
     functions: dict[str, Callable[[np.ndarray], np.ndarray]] = {
         "round_prefer_floor": lambda v: np.ceil(v - 0.5),
         "round_prefer_ceil": lambda v: np.floor(v + 0.5),
@@ -177,7 +178,7 @@ def _nearest(source: np.ndarray, size: int, rounding: str) -> np.ndarray:
     }
     if rounding not in functions:
         raise Refused(f"the rounding {rounding!r} of Resize is not supported")
-    return np.clip(functions[rounding](source), 0, size - 1).astype(np.int64)
+    return np.clip(functions[rounding](coordinates), 0, size - 1).astype(np.int64)
 
 
 @lowers("Resize")
@@ -185,66 +186,70 @@ def _resize(node: Node) -> Tensor:
     x = node.tensor(0)
     rank = rank_of(x)
     axes = [axis % rank for axis in node.get("axes", range(rank))]
-    scales, sizes = node.value(2), node.value(3)
-    own = [static(x, axis, "a dim that is resized") for axis in axes]
-    if sizes is not None and len(node.known(3, "the sizes of Resize")):
-        wanted = [int(n) for n in node.known(3, "the sizes of Resize")]
-        if _text(node.get("keep_aspect_ratio_policy", "stretch")) != "stretch":
+    scales, requested = node.value(2), node.value(3)
+    sizes = [static(x, axis, "a dim that is resized") for axis in axes]
+    if requested is not None and len(node.known(3, "the sizes of Resize")):
+        output_sizes = [int(n) for n in node.known(3, "the sizes of Resize")]
+        if node.text("keep_aspect_ratio_policy", "stretch") != "stretch":
             raise Refused("Resize that keeps the aspect ratio is not supported")
-        factors = [out / size for out, size in zip(wanted, own, strict=True)]
+        factors = [output_size / size for output_size, size in zip(output_sizes, sizes, strict=True)]
     elif scales is not None:
-        factors = [float(f) for f in node.known(2, "the factors of Resize")]
-        wanted = [math.floor(size * factor) for size, factor in zip(own, factors, strict=True)]
+        factors = [float(f) for f in node.known(2, "the scales of Resize")]
+        output_sizes = [math.floor(size * factor) for size, factor in zip(sizes, factors, strict=True)]
     else:
-        raise Refused("Resize has neither sizes nor factors")
+        raise Refused("Resize has neither sizes nor scales")
     if node.get("antialias", 0):
         raise Refused("Resize with antialiasing is not supported")
-    mode = _text(node.get("mode", "nearest"))
-    coordinates = _text(node.get("coordinate_transformation_mode", "half_pixel"))
-    for axis, size, out, factor in zip(axes, own, wanted, factors, strict=True):
-        if out == size and factor == 1:
+    mode = node.text("mode", "nearest")
+    transformation = node.text("coordinate_transformation_mode", "half_pixel")
+    if transformation == "tf_crop_and_resize":
+        raise Refused("Resize of a region of its input (tf_crop_and_resize) is not supported")
+    for axis, size, output_size, factor in zip(axes, sizes, output_sizes, factors, strict=True):
+        if output_size == size and factor == 1:
             continue
-        source = _source(out, size, factor, coordinates)
+        coordinates = _input_coordinates(output_size, size, factor, transformation)
         if mode == "nearest":
-            x = _at_places(
-                x, axis, size, out, _nearest(source, size, _text(node.get("nearest_mode", "round_prefer_floor")))
-            )
+            indices = _nearest(coordinates, size, node.text("nearest_mode", "round_prefer_floor"))
+            if output_size % size == 0 and (indices == np.arange(output_size) // (output_size // size)).all():
+                x = shaping.repeat_interleave(x, output_size // size, axis)
+            else:
+                x = shaping.take_along(x, indices, axis)
         elif mode == "linear":
-            x = along_dim(x, axis, linear_weights(size, source))
+            x = along_dim(x, axis, linear_weights(size, coordinates))
         elif mode == "cubic" and not node.get("exclude_outside", 0):
-            x = along_dim(x, axis, cubic_weights(size, source, node.get("cubic_coeff_a", -0.75)))
+            x = along_dim(x, axis, cubic_weights(size, coordinates, node.get("cubic_coeff_a", -0.75)))
         else:
-            raise Refused(f"Resize by the mode {mode!r}, or one that excludes what lies outside, is not supported")
+            raise Refused(f"Resize by the mode {mode!r}, or with exclude_outside, is not supported")
     return x
-
-
-def _at_places(x: Tensor, dim: int, size: int, out: int, places: np.ndarray) -> Tensor:
-    if out % size == 0 and (places == np.arange(out) // (out // size)).all():
-        return shaping.repeat_interleave(x, out // size, dim)
-    return shaping.take_along(x, places, dim)
 
 
 # Recurrent layers
 
 
 def _directions(node: Node) -> list[list[Tensor | None]]:
-    """For each direction of a recurrent layer its weight, recurrence, bias and initial states."""
+    """List the weight, recurrence, bias and initial states of each direction of a recurrent layer.
+
+    Raises
+    ------
+    Refused
+        When the layer has options that are not supported.
+    """
     if node.get("layout", 0):
-        raise Refused("a recurrent layer with the batch first is not supported")
+        raise Refused("a recurrent layer with layout=1 (the batch first) is not supported")
     if node.value(4) is not None:
         lengths, steps = node.value(4), static(node.tensor(0), 0, "the length of a sequence")
         if not isinstance(lengths, np.ndarray) or (lengths != steps).any():
-            raise Refused("a recurrent layer with lengths of its own for each sequence is not supported")
+            raise Refused("a recurrent layer with sequences of different lengths is not supported")
     if "clip" in node.attributes or node.get("input_forget", 0) or node.value(7) is not None:
         raise Refused("a recurrent layer with a clip, coupled gates or peepholes is not supported")
     defaults = ["Sigmoid", "Tanh"] + (["Tanh"] if node.operator == "LSTM" else [])
-    given = [_text(name) for name in node.get("activations", [])]
-    directions = 2 if _text(node.get("direction", "forward")) == "bidirectional" else 1
+    given = [name.decode() if isinstance(name, bytes) else str(name) for name in node.get("activations", [])]
+    directions = 2 if node.text("direction", "forward") == "bidirectional" else 1
     if given and given != defaults * directions:
         raise Refused(f"a recurrent layer with the activations {given} is not supported")
     parts: list[list[Tensor | None]] = []
     for direction in range(directions):
-        tensors = [node.optional(place) for place in (1, 2, 3, 5, 6)]
+        tensors = [node.optional(n) for n in (1, 2, 3, 5, 6)]
         parts.append([None if x is None else shaping.select(x, 0, direction) for x in tensors])
     return parts
 
@@ -252,27 +257,27 @@ def _directions(node: Node) -> list[list[Tensor | None]]:
 @lowers("LSTM", "GRU")
 def _recurrent(node: Node) -> tuple[Tensor, ...]:
     x, parts = node.tensor(0), _directions(node)
-    direction = _text(node.get("direction", "forward"))
-    outputs, hidden, cells = [], [], []
-    for number, (weight, recurrence, bias, first, cell) in enumerate(parts):
+    direction = node.text("direction", "forward")
+    outputs, last_states = [], []
+    for number, (weight, recurrence, bias, hidden, cell) in enumerate(parts):
         assert weight is not None and recurrence is not None
         reverse = direction == "reverse" or number == 1
         biases = None if bias is None else _halves(bias)
+        last: Sequence[Tensor]
         if node.operator == "LSTM":
-            y, last, state = lstm(x, weight, recurrence, biases, first, cell, order="iofg", reverse=reverse)
-            cells.append(state)
+            y, *last = lstm(x, weight, recurrence, biases, hidden, cell, order="iofg", reverse=reverse)
         else:
-            resets_last = bool(node.get("linear_before_reset", 0))
-            y, last = gru(
-                x, weight, recurrence, biases, first, order="zrn", reverse=reverse, linear_before_reset=resets_last
+            before_reset = bool(node.get("linear_before_reset", 0))
+            y, *last = gru(
+                x, weight, recurrence, biases, hidden, order="zrn", reverse=reverse, linear_before_reset=before_reset
             )
         outputs.append(y)
-        hidden.append(last)
-    return shaping.stack(outputs, 1), *(shaping.stack(states, 0) for states in (hidden, cells) if states)
+        last_states.append(last)
+    return shaping.stack(outputs, 1), *(shaping.stack(states, 0) for states in zip(*last_states, strict=True))
 
 
 def _halves(bias: Tensor) -> tuple[Tensor, Tensor]:
-    """The biases of the weight and of the recurrence."""
+    """Split a bias into that of the weight and that of the recurrence."""
     size = static(bias, 0, "the size of a bias")
-    cut = size // 2
-    return ops.strided_slice(bias, [0], [cut], [0]), ops.strided_slice(bias, [cut], [size], [0])
+    half = size // 2
+    return ops.strided_slice(bias, [0], [half], [0]), ops.strided_slice(bias, [half], [size], [0])

@@ -1,4 +1,4 @@
-"""``from_onnx``: an ONNX file as a graph."""
+"""``from_onnx``: conversion of an ONNX file to a graph."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import onnx.inliner
 from hidet.graph import FlowGraph, Tensor
 from onnx.reference import ReferenceEvaluator
 
+from hidet_dist.checks import is_whole, shown
 from hidet_dist.errors import ConfigError, HidetDistError, MissingOperator, TraceError, UnsupportedModelError
 from hidet_dist.frontends.onnx import arithmetic, arrangement, layers  # noqa: F401  # they register lowerings
 from hidet_dist.frontends.onnx.initializers import KNOWN_ELEMENTS, ModelFile, dtype_name
@@ -24,34 +26,41 @@ from hidet_dist.frontends.onnx.symbolic_shapes import evaluate_shapes
 from hidet_dist.spec.interface import Interface, attach
 
 OLDEST_OPSET, NEWEST_OPSET = 13, 21
-_STANDARD = ("", "ai.onnx")
-_GROWS = ("Expand", "Tile")
+_STANDARD = ("", "ai.onnx")  # names of the domain of ONNX's operators
+_ENLARGING = ("Expand", "Tile")  # operators whose outputs may be much larger than their inputs
+_NOT_FOLDED = ("If", "Constant", "ConstantOfShape", "Range", "Shape")  # their lowerings compute known values
 
 
 def from_onnx(path: str | Path, dims: Mapping[str, int] | None = None) -> FlowGraph:
-    """Trace an ONNX model to a graph for :func:`auto_parallel`, :func:`make_plan` and the other calls.
+    """Convert an ONNX model to a graph for :func:`auto_parallel`, :func:`make_plan` and the other calls.
 
     Parameters
     ----------
     path: path
-        The model, of opset 13 to 21. Its initializers become weights by name; their data stays in the model's file, or
-        in the files beside it with external data, until its shards are read.
+        The model file, of opset 13 to 21. Its initializers become weights of the same names. A subgraph's initializer
+        whose name another weight already has gets a number after the name. The weights' data stays in the model file,
+        or in the files of its external data, until their shards are read.
     dims: mapping, optional
-        Sizes of named dims (``dim_param``), such as ``{"batch_size": 1}``. All others are symbolic dims, and their
-        expected sizes are declared in ``optimization_config["symbols"]``.
+        Sizes of named dims (``dim_param``), such as ``{"batch_size": 1}``. A dim without a name is called by its input
+        and its position, such as ``ids_0``. All other dims are symbolic: declare their expected sizes in
+        ``optimization_config["symbols"]``. Characters that symbols cannot have are written as ``_`` there, and may be
+        here.
 
     Returns
     -------
-    The graph, on the CPU. Its inputs and outputs have the model's names; a call returns a dict.
+    FlowGraph
+        The graph, on the CPU. Its inputs and outputs have the model's names; a call returns a dict.
 
     Raises
     ------
+    ConfigError
+        When ``dims`` names a dim that the model lacks, or a size below 1.
     TraceError
         When the file is not an ONNX model, is malformed, or has another opset.
     UnsupportedModelError
-        When there are unsupported operators; it names all of them, with their nodes.
+        When the model has unsupported operators; the message lists all of them, with their nodes.
     WeightsError
-        When the data of an initializer is not at the place that the model names.
+        When the data of an initializer is not where the model says.
     """
     file = ModelFile(Path(path))
     _check_opset(file)
@@ -74,37 +83,53 @@ def _check_opset(file: ModelFile) -> None:
         file.model = onnx.inliner.inline_local_functions(file.model)
 
 
-class _Missing:
-    """The output of an unsupported node: nodes that depend on it are not lowered, and not reported."""
+class _Unsupported:
+    """The output of an unsupported node. Nodes that depend on it are neither lowered nor reported."""
 
 
-_MISSING = _Missing()
+_UNSUPPORTED = _Unsupported()
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """The names that the nodes of a graph or a subgraph can refer to."""
+
+    values: dict[str, Any]
+    initializers: dict[str, onnx.TensorProto]
+
+    def of_subgraph(self, initializers: Mapping[str, onnx.TensorProto]) -> _Scope:
+        """Make the scope of a subgraph: its initializers hide outer values of the same names."""
+        values = {name: value for name, value in self.values.items() if name not in initializers}
+        return _Scope(values, {**self.initializers, **initializers})
 
 
 class _Lowerer:
+    """The lowering of one model."""
+
     def __init__(self, file: ModelFile, dims: dict[str, int]):
         self.file = file
         self.dims = dims
         self.missing: list[MissingOperator] = []
-        self.initializers: dict[str, onnx.TensorProto] = {}
-        self.weights: dict[str, Tensor] = {}
+        # A weight belongs to an initializer, not to its name: sibling subgraphs may use a name twice.
+        self.weights: dict[int, Tensor] = {}
+        self.initializer_of: dict[Tensor, onnx.TensorProto] = {}
+        self.outermost = self._initializers(file.model.graph)
+        self.weight_names = set(self.outermost)
         self.opset = max(entry.version for entry in file.model.opset_import if entry.domain in _STANDARD)
         self.like = hidet.symbol([1], "float32", "cpu")
 
     def graph(self) -> FlowGraph:
+        """Build the graph. Raises the errors of :func:`from_onnx`."""
         model = self.file.model.graph
-        values: dict[str, Any] = {}
-        self._declare(model)
-        inputs = {item.name: self._input(item) for item in model.input if item.name not in self.initializers}
-        if unknown := set(self.dims) - set(_named_dims(model)):
-            raise ConfigError(
-                f"The model has no dim {min(unknown)!r}; it has {', '.join(_named_dims(model)) or 'none with a name'}."
-            )
-        values.update(inputs)
-        self._lower(model, values)
+        scope = _Scope({}, self.outermost)
+        declared = [item for item in model.input if item.name not in scope.initializers]
+        self._check_dims(declared)
+        scope.values.update((item.name, self._input(item)) for item in declared)
+        inputs = dict(scope.values)
+        self._lower(model, scope)
         if self.missing:
             raise UnsupportedModelError(str(self.file.path), self.missing)
-        outputs = {item.name: self._output(item.name, values) for item in model.output}
+        outputs = {item.name: self._output(item.name, scope) for item in model.output}
         if not outputs:
             raise TraceError(f"{self.file.path} has no outputs.")
         graph = hidet.trace_from(list(outputs.values()), list(inputs.values()))
@@ -113,11 +138,23 @@ class _Lowerer:
         attach(graph, Interface(names, tuple(inputs), tuple(outputs), {"dict": results}))
         return graph
 
-    def _declare(self, model: onnx.GraphProto) -> None:
+    def _initializers(self, model: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+        """Map the names of a graph's initializers to them. Raises TraceError for sparse ones."""
         if model.sparse_initializer:
             raise TraceError(f"{self.file.path} has sparse initializers, which are not supported.")
-        for proto in model.initializer:
-            self.initializers[proto.name] = proto
+        return {proto.name: proto for proto in model.initializer}
+
+    def _check_dims(self, inputs: Iterable[onnx.ValueInfoProto]) -> None:
+        """Refuse sizes below 1, and sizes of dims that no input has. Raises ConfigError."""
+        for name, size in self.dims.items():
+            if not is_whole(size, 1):
+                raise ConfigError(
+                    f"The size of the dim {shown(name)} must be a whole number from 1; got {shown(size)}."
+                )
+        named = [_dim_name(proto, number) for proto in inputs for number in _symbolic_dims(proto)]
+        if unknown := sorted(set(self.dims) - {*named, *map(_symbol, named)}):
+            known = ", ".join(dict.fromkeys(named)) or "none without a size"
+            raise ConfigError(f"The model has no dim {shown(unknown[0])}; it has {known}.")
 
     def _input(self, proto: onnx.ValueInfoProto) -> Tensor:
         kind = proto.type.tensor_type
@@ -132,45 +169,56 @@ class _Lowerer:
                     raise TraceError(f"Dim {number} of the input {proto.name!r} has {dim.dim_value} elements.")
                 shape.append(dim.dim_value)
                 continue
-            name = dim.dim_param or f"{proto.name}_{number}"
-            shape.append(self.dims.get(name, re.sub(r"\W", "_", name)))
+            name = _dim_name(proto, number)
+            symbol = _symbol(name)
+            shape.append(self.dims.get(name, self.dims.get(symbol, symbol)))
         return hidet.symbol(shape, dtype_name(kind.elem_type), "cpu")
 
-    def _output(self, name: str, values: Mapping[str, Any]) -> Tensor:
-        value = self._value(name, values)
+    def _output(self, name: str, scope: _Scope) -> Tensor:
+        value = self._value(name, scope)
         if isinstance(value, Tensor):
             return value
         raise TraceError(
             f"The output {name!r} of {self.file.path} does not depend on the inputs: it is the same in every call."
         )
 
-    def _value(self, name: str, values: Mapping[str, Any]) -> Value:
-        """Return the value of a name: a node's output, an input of the model, or an initializer."""
-        if name in values:
-            return values[name]
-        proto = self.initializers.get(name)
+    def _value(self, name: str, scope: _Scope) -> Value:
+        """Return the value of a name: a node's output, an input of the model, or an initializer. Raises TraceError."""
+        if name in scope.values:
+            return scope.values[name]
+        proto = scope.initializers.get(name)
         if proto is None:
             raise TraceError(f"{self.file.path} uses the value {name!r}, which no earlier node computes.")
         count = math.prod(proto.dims)
         if count == 0 or (count <= KNOWN_ELEMENTS and (_integral(proto) or count == 1)):
             return self.file.values(proto)
-        if name not in self.weights:
-            self.weights[name] = self.file.weight(proto)
-        return self.weights[name]
+        if id(proto) not in self.weights:
+            is_outermost = self.outermost.get(name) is proto
+            weight = self.file.weight(proto, name if is_outermost else self._free_name(name), is_outermost)
+            self.weights[id(proto)] = weight
+            self.initializer_of[weight] = proto  # keeps the initializer alive, whose id is the key above
+        return self.weights[id(proto)]
 
-    def _stored(self, x: Tensor) -> np.ndarray | None:
+    def _free_name(self, name: str) -> str:
+        """Return a name that no other weight has: that of an initializer, with a number if it is taken."""
+        candidates = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(1)))
+        free = next(candidate for candidate in candidates if candidate not in self.weight_names)
+        self.weight_names.add(free)
+        return free
+
+    def _weight_values(self, x: Tensor) -> np.ndarray | None:
         """Read the values of a weight; None for any other tensor."""
-        name = next((name for name, item in self.weights.items() if item is x), None)
-        return None if name is None else self.file.values(self.initializers[name])
+        return self.file.values(self.initializer_of[x]) if x in self.initializer_of else None
 
-    def _lower(self, model: onnx.GraphProto, values: dict[str, Any]) -> None:
+    def _lower(self, model: onnx.GraphProto, scope: _Scope) -> None:
+        """Lower the nodes of a graph in order, and add their outputs to the scope."""
         for number, proto in enumerate(model.node):
-            self._node(number, proto, values)
+            self._lower_node(number, proto, scope)
 
-    def _node(self, number: int, proto: onnx.NodeProto, values: dict[str, Any]) -> None:
-        outputs: Iterable[Any] = itertools.repeat(_MISSING)
+    def _lower_node(self, number: int, proto: onnx.NodeProto, scope: _Scope) -> None:
+        outputs: Iterable[Any] = itertools.repeat(_UNSUPPORTED)
         try:
-            outputs = self._outputs(proto, values)
+            outputs = self._outputs(proto, scope)
         except (Refused, NotImplementedError) as error:
             self._refuse(number, proto, str(error) or "it is not implemented")
         except HidetDistError:
@@ -183,7 +231,7 @@ class _Lowerer:
             ) from error
         for name, value in zip(proto.output, outputs, strict=False):
             if name:
-                values[name] = value
+                scope.values[name] = value
 
     def _refuse(self, number: int, proto: onnx.NodeProto, reason: str) -> None:
         domain = proto.domain if proto.domain not in _STANDARD else "onnx"
@@ -193,17 +241,18 @@ class _Lowerer:
             )
         )
 
-    def _outputs(self, proto: onnx.NodeProto, values: dict[str, Any]) -> Iterable[Any]:
+    def _outputs(self, proto: onnx.NodeProto, scope: _Scope) -> Iterable[Any]:
+        """Compute or lower a node; return its outputs. Raises Refused for unsupported nodes."""
         lowering = lowering_of(proto.op_type) if proto.domain in _STANDARD else None
         if lowering is None:
             raise Refused("it has no lowering")
-        inputs = [self._value(name, values) if name else None for name in proto.input]
-        if any(value is _MISSING for value in inputs):
-            return itertools.repeat(_MISSING)
+        inputs = [self._value(name, scope) if name else None for name in proto.input]
+        if any(value is _UNSUPPORTED for value in inputs):
+            return itertools.repeat(_UNSUPPORTED)
         attributes = {item.name: _attribute(item) for item in proto.attribute}
-        known = self._folded(proto, inputs)
-        if known is not None:
-            return known
+        folded = self._folded(proto, inputs)
+        if folded is not None:
+            return folded
         node = Node(
             proto.op_type,
             self.opset,
@@ -211,36 +260,38 @@ class _Lowerer:
             attributes,
             list(proto.output),
             self.like,
-            lambda branch: self._branch(branch, values),
-            self._stored,
+            lambda branch: self._lower_subgraph(branch, scope),
+            self._weight_values,
         )
         outputs = lowering(node)
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
-    def _branch(self, model: onnx.GraphProto, outer: Mapping[str, Any]) -> list[Value]:
-        values = dict(outer)
-        self._declare(model)
-        self._lower(model, values)
-        return [self._value(item.name, values) for item in model.output]
+    def _lower_subgraph(self, model: onnx.GraphProto, outer: _Scope) -> list[Value]:
+        """Lower the nodes of a subgraph; return the values of its outputs."""
+        scope = outer.of_subgraph(self._initializers(model))
+        self._lower(model, scope)
+        return [self._value(item.name, scope) for item in model.output]
 
     def _folded(self, proto: onnx.NodeProto, inputs: list[Value]) -> list[Any] | None:
-        """Compute a node's outputs if all its inputs are known; None if they are not.
+        """Compute a node's outputs if all its inputs are known; None if they are not, or if outputs are too large.
 
-        ONNX's reference evaluator computes them; for shapes with symbolic dims, arithmetic on expressions.
+        Shapes with symbolic dims are computed as expressions, all else by ONNX's reference evaluator.
         """
-        there = [value for value in inputs if value is not None]
-        if not there or not all(isinstance(value, np.ndarray) for value in there):
+        present = [value for value in inputs if value is not None]
+        if not present or not all(isinstance(value, np.ndarray) for value in present):
             return None
-        if proto.op_type in ("If", "Constant", "ConstantOfShape", "Range", "Shape"):
+        if proto.op_type in _NOT_FOLDED:
             return None
-        if any(value.dtype == object for value in there):
+        if any(value.dtype == object for value in present):
             return evaluate_shapes(proto.op_type, inputs, {item.name: _attribute(item) for item in proto.attribute})
-        if sum(value.size for value in there) > MOST_ELEMENTS:
+        if sum(value.size for value in present) > MOST_ELEMENTS:
             return None
-        if proto.op_type in _GROWS and there[0].size * math.prod(map(int, there[1].reshape(-1))) > MOST_ELEMENTS:
-            return None
+        if proto.op_type in _ENLARGING:
+            factors = map(int, present[1].reshape(-1))
+            if present[0].size * math.prod(factors) > MOST_ELEMENTS:
+                return None
         names = [name for name in proto.input if name]
-        feed = dict(zip(names, there, strict=True))
+        feed = dict(zip(names, present, strict=True))
         single = onnx.helper.make_graph(
             [proto],
             "folded",
@@ -254,20 +305,32 @@ class _Lowerer:
         try:
             results = iter(ReferenceEvaluator(model).run(None, feed))
         except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError):
-            return None  # it does not support all of the standard, such as GatherElements of one row
+            return None  # the evaluator lacks parts of the standard, such as GatherElements of one row
         return [np.asarray(next(results)) if name else None for name in proto.output]
 
 
 def _integral(proto: onnx.TensorProto) -> bool:
+    """Whether an initializer has integers or truth values, as shapes, indices and axes do."""
     return proto.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL)
 
 
-def _named_dims(model: onnx.GraphProto) -> list[str]:
-    dims = (dim for item in model.input for dim in item.type.tensor_type.shape.dim)
-    return list(dict.fromkeys(dim.dim_param for dim in dims if dim.dim_param))
+def _symbolic_dims(proto: onnx.ValueInfoProto) -> list[int]:
+    """List the dims of an input that have no size."""
+    return [n for n, dim in enumerate(proto.type.tensor_type.shape.dim) if not dim.HasField("dim_value")]
+
+
+def _dim_name(proto: onnx.ValueInfoProto, number: int) -> str:
+    """Return the model's name of a dim of an input, or one made from the input's name."""
+    return proto.type.tensor_type.shape.dim[number].dim_param or f"{proto.name}_{number}"
+
+
+def _symbol(name: str) -> str:
+    """Return the name of the symbolic dim for a dim of a model."""
+    return re.sub(r"\W", "_", name)
 
 
 def _attribute(proto: onnx.AttributeProto) -> Any:
+    """Convert an attribute to a Python value; a tensor becomes an array."""
     value = onnx.helper.get_attribute_value(proto)
     if isinstance(value, onnx.TensorProto):
         return np.array(onnx.numpy_helper.to_array(value))

@@ -13,20 +13,20 @@ from hidet_dist.operators.dtypes import Operand, constant
 from hidet_dist.spec.extents import extents_of
 
 Value = Any
-"""A tensor of the graph, an array whose values are known while tracing, or None for a missing optional value.
+"""A tensor of the graph, an array of values known while tracing, or None for an optional value that is not given.
 
-An array of kind object holds a shape with symbolic dims.
+An array of the dtype object has sizes, some of which are expressions of symbolic dims.
 """
 
 Lowering = Callable[["Node"], Any]
 
 
 class Refused(Exception):
-    """An operator, or a use of it, that is not supported; the message has the reason."""
+    """An unsupported operator, or an unsupported use of one; the message is the reason."""
 
 
 MOST_ELEMENTS = 2**20
-"""The most elements of a value that is computed while tracing; larger ones become part of the graph, or are refused."""
+"""The most elements of a value that is computed while tracing. A larger one is computed in the graph, or refused."""
 
 
 @dataclass(frozen=True)
@@ -36,19 +36,20 @@ class Node:
     Attributes
     ----------
     operator: str
-        Its type, such as ``Conv``.
+        The operator's type, such as ``Conv``.
     opset: int
         The version of ONNX's operators in the model.
     inputs: sequence of Value
+        The values of the inputs.
     attributes: mapping
-        Its attributes as Python values; tensors are arrays.
+        The attributes as Python values; tensors are arrays.
     outputs: sequence of str
-        The names of its outputs; empty for an unused one.
+        The names of the outputs; empty for an unused one.
     like: Tensor
         A tensor of the graph, on whose device constants are made.
-    run: callable
-        Returns the values of a subgraph's outputs.
-    stored: callable
+    lower_subgraph: callable
+        Lowers a subgraph; returns the values of its outputs.
+    weight_values: callable
         Returns the values of a weight of the model; None for any other tensor.
     """
 
@@ -58,59 +59,70 @@ class Node:
     attributes: Mapping[str, Any]
     outputs: Sequence[str]
     like: Tensor
-    run: Callable[[Any], list[Value]]
-    stored: Callable[[Tensor], np.ndarray | None]
+    lower_subgraph: Callable[[Any], list[Value]]
+    weight_values: Callable[[Tensor], np.ndarray | None]
 
-    def value(self, place: int) -> Value:
+    def value(self, position: int) -> Value:
         """Return an input; None if it is missing."""
-        return self.inputs[place] if place < len(self.inputs) else None
+        return self.inputs[position] if position < len(self.inputs) else None
 
-    def tensor(self, place: int) -> Tensor:
+    def tensor(self, position: int) -> Tensor:
         """Return an input as a tensor of the graph. Raises Refused if it is missing."""
-        value = self.value(place)
+        value = self.value(position)
         if value is None:
-            raise Refused(f"input {place} is missing")
+            raise Refused(f"input {position} is missing")
         return self.as_tensor(value)
 
-    def optional(self, place: int) -> Tensor | None:
+    def optional(self, position: int) -> Tensor | None:
         """Return an input as a tensor of the graph; None if it is missing."""
-        return None if self.value(place) is None else self.tensor(place)
+        return None if self.value(position) is None else self.tensor(position)
 
     def as_tensor(self, value: Value) -> Tensor:
-        """Convert a value to a tensor of the graph."""
+        """Convert a value to a tensor of the graph. Raises Refused for a shape with symbolic dims."""
         if isinstance(value, Tensor):
             return value
         if value.dtype == object:
             raise Refused("a shape with symbolic dims is used as data")
         return constant(value, value.dtype.name, self.like)
 
-    def operand(self, place: int) -> Operand:
+    def operand(self, position: int) -> Operand:
         """Return an input of an element-wise operator: a number if it is known to be one, else a tensor."""
-        value = self.value(place)
+        value = self.value(position)
         if isinstance(value, np.ndarray) and value.size == 1 and value.dtype != object and value.ndim <= 1:
             number: Operand = value.item()
             return number
-        return self.tensor(place)
+        return self.tensor(position)
 
-    def known(self, place: int, what: str) -> np.ndarray:
-        """Return the known values of an input. Raises Refused if they depend on the model's inputs."""
-        value = self.value(place)
+    def known(self, position: int, what: str) -> np.ndarray:
+        """Return the known values of an input, called ``what`` in errors.
+
+        Raises
+        ------
+        Refused
+            When they depend on the model's inputs.
+        """
+        value = self.value(position)
         if isinstance(value, Tensor):
-            value = self.stored(value)
+            value = self.weight_values(value)
         if not isinstance(value, np.ndarray):
             raise Refused(f"{what} depend on the model's inputs, and must be known while it is traced")
         return value
 
-    def integers(self, place: int, name: str) -> list[int] | None:
-        """Return integers that are an input in newer opsets and were an attribute before; None if they are missing."""
-        if self.value(place) is not None:
-            return [int(n) for n in self.known(place, name).reshape(-1)]
+    def integers(self, position: int, name: str) -> list[int] | None:
+        """Return integers from an input, or from the attribute that older opsets have; None if neither is given."""
+        if self.value(position) is not None:
+            return [int(n) for n in self.known(position, name).reshape(-1)]
         numbers = self.attributes.get(name)
         return None if numbers is None else [int(n) for n in numbers]
 
     def get(self, name: str, default: Any) -> Any:
-        """An attribute."""
+        """Return an attribute, or ``default`` if it is not given."""
         return self.attributes.get(name, default)
+
+    def text(self, name: str, default: str) -> str:
+        """Return an attribute as text."""
+        value = self.get(name, default)
+        return value.decode() if isinstance(value, bytes) else str(value)
 
 
 _LOWERINGS: dict[str, Lowering] = {}
@@ -139,12 +151,12 @@ def supported() -> list[str]:
 
 
 def rank_of(x: Tensor) -> int:
-    """The number of dims."""
+    """Count the dims of a tensor."""
     return len(x.shape)
 
 
 def static(x: Tensor, dim: int, what: str) -> int:
-    """Return a size that must be known. Raises Refused for a symbolic one."""
+    """Return the size of a dim, called ``what`` in errors. Raises Refused for a symbolic one."""
     size = extents_of(x)[dim]
     if not isinstance(size, int):
         raise Refused(f"{what} is {size}, which must be known while the model is traced: give it in dims")

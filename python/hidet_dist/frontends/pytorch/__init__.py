@@ -1,1 +1,1 @@
-"""PyTorch modules as graphs: exported to ATen operators, which become hidet's."""
+"""Conversion of PyTorch modules to graphs: exported to ATen operators, which are lowered to hidet's."""

@@ -1,4 +1,4 @@
-"""Lowerings of ATen operators to hidet's, and their registry by operator name."""
+"""Calls of ATen operators, and the registry of lowerings by operator name."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Lowering = Callable[..., Any]
 
 
 class Refused(Exception):
-    """An operator, or a use of it, that is not supported; the message has the reason."""
+    """An unsupported operator, or an unsupported use of one; the message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class Call:
     Attributes
     ----------
     name: str
-        The operator, such as ``aten.add.Tensor``.
+        The name of the operator, such as ``aten.add.Tensor``.
     results: tuple of Result
-        The outputs' shapes and dtypes in PyTorch.
+        The shapes and dtypes of the outputs in PyTorch.
     fakes: tuple
-        PyTorch's stand-ins for its positional arguments, for questions of dtype.
+        PyTorch's fake tensors for the positional arguments, from which type promotion follows.
     shared: dict
-        Values that lowerings of one graph share, such as masks made once for all layers.
+        Values that the lowerings of a graph share, such as masks made once for all layers.
     known: callable
         Returns the values of a tensor that is known while tracing; None for any other.
     """
@@ -68,14 +68,14 @@ class Call:
     known: Callable[[Tensor], torch.Tensor | None]
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return the value that ``make`` makes, once per graph and key."""
+        """Return the result of ``make``, which runs once per graph and key."""
         if key not in self.shared:
             self.shared[key] = make()
         return self.shared[key]
 
     @property
     def shape(self) -> list[Extent]:
-        """The shape of the only output."""
+        """The shape of the first output."""
         return list(self.results[0].shape)
 
     @property
@@ -90,6 +90,7 @@ class Call:
 
 
 def _for_promotion(value: Any) -> Any:
+    """Replace a symbolic number by one of the same type."""
     if isinstance(value, torch.SymInt):
         return 1
     if isinstance(value, torch.SymFloat):
@@ -103,8 +104,8 @@ _LOWERINGS: dict[str, Lowering] = {}
 def lowers(*names: str) -> Callable[[Lowering], Lowering]:
     """Register a function as the lowering of ATen operators, named without ``aten.``.
 
-    It takes the :class:`Call` and the operator's arguments, with the names of its schema: tensors of hidet, numbers,
-    and expressions for symbolic sizes. It returns the output, or a tuple of several.
+    The function takes the :class:`Call` and the operator's arguments, by the names of the operator's schema: hidet's
+    tensors, numbers, and expressions for symbolic sizes. It returns the output, or a tuple of several.
     """
 
     def register(lowering: Lowering) -> Lowering:
@@ -128,7 +129,7 @@ def supported() -> list[str]:
 
 
 def constant(value: Any, dtype: str) -> Any:
-    """Convert a number to a constant of a dtype, as hidet's operators take it."""
+    """Convert a number to a constant of a dtype for hidet's operators."""
     kind = data_type(dtype)
     if isinstance(value, bool | int | float):
         value = bool(value) if dtype == "bool" else float(value) if kind.is_float() else int(value)
@@ -149,7 +150,7 @@ def whole_dims(dims: Any, rank: int) -> list[int]:
 
 
 def static(value: Any, what: str) -> int:
-    """Return a number that must be known when the model is traced. Raises Refused."""
+    """Return a number that must be known while tracing, called ``what`` in errors. Raises Refused for an expression."""
     if isinstance(value, bool | int):
         return int(value)
-    raise Refused(f"{what} is {value}, which must be known when the model is traced")
+    raise Refused(f"{what} is {value}, which must be known while the model is traced")

@@ -23,7 +23,8 @@ _UNARY = (
     *("clamp", "clamp.Tensor", "clamp_min", "clamp_min.Tensor", "clamp_max", "clamp_max.Tensor"),
     *("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar"),
 )
-"""Operators with the arguments of :mod:`hidet_dist.operators.elementwise`; the default overload if none is named."""
+"""Functions of :mod:`hidet_dist.operators.elementwise` with the arguments of the ATen operator of that name and
+overload; the default overload if none is named."""
 
 _BINARY = {
     "add": ("add.Tensor", "add.Scalar"),
@@ -49,21 +50,21 @@ _BINARY = {
     },
 }
 
-_OTHER_NAMES = {"log_sigmoid": "log_sigmoid", "_prelu_kernel": "prelu", "clip": "clamp", "sgn": "sign"}
+_OTHER_NAMES = {"_prelu_kernel": "prelu", "clip": "clamp", "sgn": "sign"}
 
 
 def _plain(function: Callable[..., Tensor]) -> Lowering:
     return lambda call, *args, **options: function(*args, **options)
 
 
-def _of_two(name: str, function: Callable[..., Tensor]) -> Lowering:
+def _binary(name: str, function: Callable[..., Tensor]) -> Lowering:
     """Lower a function of two operands, one of which may be a number computed from symbolic dims."""
 
     def lowering(call: Call, x: Any, y: Any, *rest: Any, **options: Any) -> Tensor:
         if not any(isinstance(operand, Expr) for operand in (x, y)):
             return function(x, y, *rest, **options)
         if rest or options:
-            raise Refused("a factor or a rounding mode with a number computed from symbolic dims is not supported")
+            raise Refused("alpha or rounding_mode beside a number computed from symbolic dims is not supported")
         dtype = call.common_dtype(0, 1) if name in ("eq", "ne", "lt", "le", "gt", "ge") else call.dtype
         swapped = not isinstance(x, Tensor)
         tensor, number = (y, x) if swapped else (x, y)
@@ -73,14 +74,13 @@ def _of_two(name: str, function: Callable[..., Tensor]) -> Lowering:
 
 
 def _register() -> None:
-    for full in _UNARY:
-        name, _, overload = full.partition(".")
+    for entry in _UNARY:
+        name, _, overload = entry.partition(".")
         lowers(f"{name}.{overload or 'default'}")(_plain(getattr(elementwise, name)))
     for other, name in _OTHER_NAMES.items():
-        if other != name:
-            lowers(f"{other}.default")(_plain(getattr(elementwise, name)))
+        lowers(f"{other}.default")(_plain(getattr(elementwise, name)))
     for name, overloads in _BINARY.items():
-        lowers(*overloads)(_of_two(name, getattr(elementwise, name)))
+        lowers(*overloads)(_binary(name, getattr(elementwise, name)))
 
 
 _register()
@@ -114,7 +114,7 @@ def _to(call: Call, x: Tensor, *_: Any, **__: Any) -> Tensor:
     "resolve_conj.default",
     "resolve_neg.default",
 )
-def _itself(call: Call, x: Tensor, **_: Any) -> Tensor:
+def _identity(call: Call, x: Tensor, **_: Any) -> Tensor:
     return x
 
 

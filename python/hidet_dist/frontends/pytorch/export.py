@@ -1,4 +1,4 @@
-"""Modules exported: ``torch.export``, then ATen operators without side effects."""
+"""Export of modules: ``torch.export``, then decomposition to ATen operators without side effects."""
 
 from __future__ import annotations
 
@@ -24,50 +24,61 @@ def exported(
     dynamic_shapes: Any,
     lines: bool = False,
 ) -> ExportedProgram:
-    """A module as a functional graph of ATen operators, each of them lowered here where that is possible.
+    """Export a module as a functional graph of ATen operators, as far as possible of those that have a lowering.
 
-    Parameters and inputs on the meta device take no memory. The module stays as it is. With ``lines`` each operator
-    knows the line of code that calls it, which takes time.
+    Parameters and inputs on the meta device take no memory. The module is not changed.
+
+    Parameters
+    ----------
+    module: torch.nn.Module
+        The module, in evaluation mode.
+    args, kwargs: sequence, mapping
+        The arguments of one call.
+    dynamic_shapes:
+        The symbolic dims, as ``torch.export.export`` takes them.
+    lines: bool
+        Whether to record the line of code that calls each operator, which takes time.
 
     Raises
     ------
     TraceError
-        When the module cannot be exported; it says what PyTorch said.
+        When the module is in training mode, or cannot be exported. The message has PyTorch's reason.
     """
     if any(part.training for part in module.modules()):
         raise TraceError(
-            f"{type(module).__name__} is in training mode, in which dropout and batch norms do something else: call "
-            "module.eval() first."
+            f"{type(module).__name__} is in training mode, in which dropout and batch norms compute something else: "
+            "call module.eval() first."
         )
     with (
         torch.no_grad(),
         _without_memory(module),
-        _lines_known(lines),
-        # The graphs between PyTorch's passes are not run, so that there is no need to generate code of each.
+        _stack_traces(lines),
+        # The graphs between PyTorch's passes are not run, so generating their code would be a waste.
         _use_lazy_graph_module(True),
         warnings.catch_warnings(),
     ):
-        warnings.simplefilter("ignore", FutureWarning)  # of PyTorch's own calls
-        warnings.filterwarnings("ignore", "The tensor attributes .*_flat_weights")  # of PyTorch's own recurrent layers
+        # PyTorch warns of its own calls, and of its recurrent layers.
+        warnings.simplefilter("ignore", FutureWarning)
+        warnings.filterwarnings("ignore", "The tensor attributes .*_flat_weights")
         given = pytree.tree_map_only(torch.Tensor, _placeholder, (tuple(args), dict(kwargs)))
         try:
             program = functional(torch.export.export(module, *given, dynamic_shapes=dynamic_shapes, strict=False))
         except Exception as error:
             raise TraceError(
                 f"{type(module).__name__} cannot be exported by torch.export: {_first_lines(error)}\n"
-                "What depends on the values of tensors (such as `if x.sum() > 0`, `x.item()` or `x.tolist()`) must go: "
-                "compute it before, or with torch.where."
+                "Control flow and sizes must not depend on the values of tensors, as in `if x.sum() > 0`, `x.item()` "
+                "or `x.tolist()`: compute them before the call, or with torch.where."
             ) from error
     return program
 
 
 def functional(program: ExportedProgram) -> ExportedProgram:
-    """An exported program without operators that write to their inputs, as far as possible of those lowered here."""
+    """Decompose operators that write to their inputs or have no lowering, as far as PyTorch can."""
     return program if _is_functional(program) else program.run_decompositions(_decompositions())
 
 
 class ExportedModule(torch.nn.Module):
-    """The parameters, buffers and constants of an exported program, under their names; tied ones are one tensor."""
+    """A module with the parameters, buffers and constants of an exported program; tied ones are one tensor."""
 
     def __init__(self, program: ExportedProgram):
         super().__init__()
@@ -75,23 +86,23 @@ class ExportedModule(torch.nn.Module):
         for name, x in {**program.constants, **program.state_dict}.items():
             if not isinstance(x, torch.Tensor):
                 continue
-            owner, _, own = name.rpartition(".")
-            # A file has each weight as a tensor of its own; tied ones share their storage.
-            key = (x.untyped_storage().data_ptr(), x.storage_offset(), x.shape, x.stride(), x.dtype)
-            known_x = known.setdefault(key if key[0] else id(x), x)
+            owner, _, attribute = name.rpartition(".")
+            # A loaded program has a tensor for each name; those of tied weights share their storage.
+            storage = (x.untyped_storage().data_ptr(), x.storage_offset(), x.shape, x.stride(), x.dtype)
+            shared = known.setdefault(storage if storage[0] else id(x), x)
             part: torch.nn.Module = self
             for step in filter(None, owner.split(".")):
                 if step not in part._modules:
                     part.add_module(step, torch.nn.Module())
                 part = part.get_submodule(step)
-            object.__setattr__(part, own, known_x)
+            object.__setattr__(part, attribute, shared)
 
 
 @contextlib.contextmanager
-def _lines_known(lines: bool) -> Iterator[None]:
-    """Have PyTorch note the line that calls each operator, or not."""
+def _stack_traces(enabled: bool) -> Iterator[None]:
+    """Have PyTorch record the stack trace of each operator, or not."""
     before = torch.fx.config.do_not_emit_stack_traces
-    torch.fx.config.do_not_emit_stack_traces = not lines
+    torch.fx.config.do_not_emit_stack_traces = not enabled
     try:
         yield
     finally:
@@ -99,7 +110,7 @@ def _lines_known(lines: bool) -> Iterator[None]:
 
 
 def argument_names(module: torch.nn.Module, count: int) -> list[str]:
-    """The names of the first arguments of a module's ``forward``."""
+    """List the names of the first ``count`` positional arguments of a module's ``forward``."""
     names = []
     for parameter in inspect.signature(module.forward).parameters.values():
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
@@ -115,7 +126,7 @@ def _first_lines(error: Exception, count: int = 12) -> str:
 
 
 def _is_functional(program: ExportedProgram) -> bool:
-    """Whether a program has only operators that are lowered here, and that write to none of their inputs."""
+    """Whether all operators of a program have a lowering and write to none of their inputs."""
     known = set(supported())
     for graph_module in program.graph_module.modules():
         if not isinstance(graph_module, torch.fx.GraphModule):
@@ -130,11 +141,13 @@ def _is_functional(program: ExportedProgram) -> bool:
 
 
 def _is_ignored(target: torch._ops.OpOverload) -> bool:
+    """Whether an operator is an assertion or arithmetic on sizes, which need no lowering."""
     name = str(target)
     return "assert" in name or name.startswith(("aten.sym_", "prims.")) or "sym_constrain" in name
 
 
 def _decompositions() -> Any:
+    """Return PyTorch's table of decompositions without the operators that have a lowering."""
     table = torch.export.default_decompositions()
     known = set(supported())
     for operator in list(table):
@@ -144,11 +157,12 @@ def _decompositions() -> Any:
 
 
 def _placeholder(x: torch.Tensor) -> torch.Tensor:
+    """Replace a tensor on the meta device by one on the CPU."""
     return _empty(x) if x.device.type == "meta" else x
 
 
 def _empty(x: torch.Tensor) -> torch.Tensor:
-    """A tensor on the CPU with the shape and dtype of ``x``, and no memory behind it."""
+    """Make a tensor on the CPU with the shape, strides and dtype of ``x`` and without memory."""
     made = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
     made.untyped_storage().resize_(0)
     return made
@@ -156,26 +170,22 @@ def _empty(x: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _without_memory(module: torch.nn.Module) -> Iterator[None]:
-    """Have tensors on the CPU, without memory, in the place of a module's parameters and buffers on the meta device.
+    """Replace a module's parameters and buffers on the meta device by tensors on the CPU without memory, for a while.
 
-    Tensors of two devices in one operator are refused by PyTorch, and inputs, masks and positions are on the CPU.
+    PyTorch refuses operators on tensors of two devices, and inputs, masks and positions are on the CPU.
     """
     changed: list[tuple[torch.nn.Module, str, torch.Tensor]] = []
-    made: dict[int, torch.Tensor] = {}
+    stand_ins: dict[int, torch.Tensor] = {}
     for part in module.modules():
-        for own in (part._parameters, part._buffers):
-            for name, x in list(own.items()):
+        for tensors in (part._parameters, part._buffers):
+            for name, x in list(tensors.items()):
                 if x is None or x.device.type != "meta":
                     continue
-                if id(x) not in made:
-                    stand_in = _empty(x)
-                    made[id(x)] = (
-                        torch.nn.Parameter(stand_in, requires_grad=False)
-                        if isinstance(x, torch.nn.Parameter)
-                        else stand_in
-                    )
+                if id(x) not in stand_ins:
+                    is_parameter, empty = isinstance(x, torch.nn.Parameter), _empty(x)
+                    stand_ins[id(x)] = torch.nn.Parameter(empty, requires_grad=False) if is_parameter else empty
                 changed.append((part, name, x))
-                setattr(part, name, made[id(x)])  # recurrent layers keep a list of their weights besides
+                setattr(part, name, stand_ins[id(x)])  # recurrent layers update their list of weights then
     try:
         yield
     finally:

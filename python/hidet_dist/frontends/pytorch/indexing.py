@@ -1,4 +1,4 @@
-"""Lowerings of operators that look elements up by index, write them, or sort them."""
+"""Lowerings of operators that read or write elements by index, and of sorting."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hidet.graph import Tensor, ops
 
 from hidet_dist import operators
 from hidet_dist.frontends.pytorch.calls import Call, Refused, lowers, static
-from hidet_dist.frontends.pytorch.shapes import reshaped
 from hidet_dist.operators import elementwise, reductions, to_dtype
+from hidet_dist.operators.shaping import reshaped
 from hidet_dist.spec.extents import extents_of
 
 

@@ -1,4 +1,4 @@
-"""The lowering of an exported program to a graph of hidet's operators."""
+"""Lowering of an exported program to a graph of hidet's operators."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from hidet_dist.spec.extents import extents_of, same_shape
 from hidet_dist.weights.named import held_weight, weight
 
 MOST_COMPUTED_BYTES = 2**27
-"""The most elements of a tensor that is computed from constants while tracing."""
+"""The largest tensor that is computed from constants while tracing."""
 MOST_CONSTANT_BYTES = 2**22
-"""The most elements of such a tensor that becomes a constant of the graph. A larger one (a mask of many positions)
-remains a computation of the graph, which takes no memory until it runs."""
+"""The largest such tensor that becomes a constant of the graph. A larger one, such as a mask of many positions, is
+computed in the graph, which takes no memory until it runs."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """A tensor that is known while tracing, and a function that builds its computation in the graph."""
+    """A tensor whose values are known while tracing, and a function that adds its computation to the graph, if any."""
 
     value: torch.Tensor
     build: Callable[[], Tensor | None] | None = None
@@ -48,9 +48,9 @@ _UNFIT = (
     TypeError,
     ValueError,
 )
-"""What a lowering raises for arguments that it does not know; VerificationError is none of these."""
+"""Errors of a lowering for arguments that it does not support. VerificationError is none of these."""
 
-_SIZES: dict[Any, Callable[..., Any]] = {
+_SIZE_ARITHMETIC: dict[Any, Callable[..., Any]] = {
     operator.add: lambda a, b: a + b,
     operator.sub: lambda a, b: a - b,
     operator.mul: lambda a, b: a * b,
@@ -73,12 +73,14 @@ def lower(
     dims: Dims
         The symbolic dims.
     stored: mapping, optional
-        Weights by name in the state dict, which replace the module's.
+        Weights, by name in the state dict, that replace the module's.
 
     Raises
     ------
+    TraceError
+        When the module changes its buffers, or returns something other than tensors and constants.
     UnsupportedModelError
-        When there are unsupported operators; it names all of them, and where the module calls them.
+        When the module calls unsupported operators; the message lists all of them, and where they are called.
     """
     with hidet.option.context():
         hidet.option.execution_mode("symbolic")
@@ -87,6 +89,8 @@ def lower(
 
 @dataclass
 class _Lowerer:
+    """The lowering of one program."""
+
     program: ExportedProgram
     module: torch.nn.Module
     dims: Dims
@@ -109,24 +113,23 @@ class _Lowerer:
         return FlowGraph(self.results_of(outputs), inputs).update_nodes()
 
     def results_of(self, outputs: Sequence[Tensor | None]) -> list[Tensor]:
-        """Those of a program's outputs that the module gives back. Raises TraceError where the module has a state."""
-        own = []
+        """Select the outputs of a program that are the module's results. Raises TraceError for changes of buffers."""
+        results = []
         name = type(self.module).__name__
         for y, spec in zip(outputs, self.program.graph_signature.output_specs, strict=True):
             if spec.kind is OutputKind.BUFFER_MUTATION:
                 raise TraceError(
-                    f"{name} writes to its buffer {spec.target!r} when it is called, and a graph keeps nothing between "
-                    "calls: make what is kept an argument and a result."
+                    f"{name} writes to its buffer {spec.target!r} in a call, and a graph keeps no state between calls: "
+                    "make the buffer an argument and a result."
                 )
             if spec.kind is not OutputKind.USER_OUTPUT or isinstance(spec.arg, ConstantArgument):
                 continue
             if y is None:
                 raise TraceError(
-                    f"{name} gives back {spec.arg.name!r}, which is no tensor: only tensors, and what is the same in "
-                    "every call, are supported."
+                    f"{name} returns {spec.arg.name!r}, which is neither a tensor nor a constant: make it a tensor."
                 )
-            own.append(y)
-        return own
+            results.append(y)
+        return results
 
     def arguments(self) -> tuple[list[Tensor], dict[torch.fx.Node, Any]]:
         """Make the inputs of the graph, and the value of each placeholder."""
@@ -147,11 +150,13 @@ class _Lowerer:
             elif spec.kind is InputKind.CONSTANT_TENSOR:
                 values[node] = _Known(self.program.constants[spec.target])
             else:
-                raise TraceError(f"{type(self.module).__name__} has an argument of the kind {spec.kind.name}.")
+                raise TraceError(
+                    f"{type(self.module).__name__} has an argument of the unsupported kind {spec.kind.name}."
+                )
         return inputs, values
 
     def weight(self, spec: Any) -> Any:
-        """Convert a parameter or buffer to a weight by name, or to a constant if it is not in the state dict."""
+        """Convert a parameter or a buffer to a weight, or to a constant if it is not in the state dict."""
         name = str(spec.target)
         owner, _, attribute = name.rpartition(".")
         data = getattr(self.module.get_submodule(owner), attribute)
@@ -160,16 +165,16 @@ class _Lowerer:
             return _Known(data.detach())
         if id(data) not in self.weights:
             if name in self.stored:
-                made = self.stored[name]
+                converted = self.stored[name]
             elif data.device.type == "meta":
-                made = weight(name, list(data.shape), DTYPES[data.dtype])
+                converted = weight(name, list(data.shape), DTYPES[data.dtype])
             else:
-                made = held_weight(name, data.detach())
-            self.weights[id(data)] = made
+                converted = held_weight(name, data.detach())
+            self.weights[id(data)] = converted
         return self.weights[id(data)]
 
     def run(self, nodes: torch.fx.Graph, values: dict[torch.fx.Node, Any]) -> Sequence[Any]:
-        """Lower a graph of PyTorch; return its results."""
+        """Lower a graph of PyTorch, with the values of its placeholders; return its results."""
         needed = _needed(nodes)
         for node in nodes.nodes:
             if node.op == "output":
@@ -187,14 +192,15 @@ class _Lowerer:
         return torch.fx.node.map_arg(argument, lambda node: values[node])
 
     def call(self, node: torch.fx.Node, values: Mapping[torch.fx.Node, Any]) -> Any:
+        """Compute or lower one node; return its results."""
         target = node.target
         args, kwargs = self.resolve((node.args, dict(node.kwargs)), values)
         if target is operator.getitem:
-            found = args[0][args[1]]
-            if found is None and isinstance(node.meta.get("val"), torch.Tensor):
+            result = args[0][args[1]]
+            if result is None and isinstance(node.meta.get("val"), torch.Tensor):
                 self.refuse(node.all_input_nodes[0], f"its result {args[1]} is not supported")
                 return self.stand_in(node.meta["val"])
-            return found
+            return result
         if isinstance(target, torch._ops.HigherOrderOperator):
             return self.inlined(node, args)
         meta = node.meta.get("val")
@@ -209,16 +215,17 @@ class _Lowerer:
         return result
 
     def size(self, node: torch.fx.Node, meta: Any, args: Sequence[Any]) -> Any:
-        """Compute a value from sizes."""
+        """Compute a number from sizes."""
         try:
             return self.value(meta)
         except ValueError as error:
-            if node.target in _SIZES:
-                return _SIZES[node.target](*args)
+            if node.target in _SIZE_ARITHMETIC:
+                return _SIZE_ARITHMETIC[node.target](*args)
             self.refuse(node, str(error))
             return 1
 
     def value(self, meta: Any) -> Any:
+        """Convert a number of PyTorch, which may be symbolic. Raises ValueError for one that hidet cannot express."""
         if isinstance(meta, torch.SymInt):
             return self.dims.extent(meta)
         if isinstance(meta, torch.SymFloat | torch.SymBool):
@@ -229,7 +236,7 @@ class _Lowerer:
         return meta
 
     def inlined(self, node: torch.fx.Node, args: Sequence[Any]) -> Any:
-        """Lower a block (such as one without gradients) in place; return its results."""
+        """Lower a nested graph, such as a block without gradients, as a part of this one; return its results."""
         target = node.target
         name = target.name() if isinstance(target, torch._ops.HigherOrderOperator) else str(target)
         block = next((x for x in args if isinstance(x, torch.fx.GraphModule)), None)
@@ -238,7 +245,7 @@ class _Lowerer:
             self.refuse(node, "control flow that depends on data cannot be traced")
             return self.stand_in(node.meta.get("val"))
         if is_autocast and args[2]:
-            self.refuse(node, "a block with autocast: cast the module, or use optimization_config['precision']")
+            self.refuse(node, "autocast is not supported: cast the module, or set optimization_config['precision']")
         operands = args[list(args).index(block) + 1 :]
         placeholders = [entry for entry in block.graph.nodes if entry.op == "placeholder"]
         return tuple(self.run(block.graph, dict(zip(placeholders, operands, strict=True))))
@@ -273,32 +280,32 @@ class _Lowerer:
         return result
 
     def repeated(self, call: Call, lowering: Lowering, args: Any, kwargs: Any) -> Any:
-        """Run a lowering, or copy the operators of an equal earlier call: most layers of a model are equal."""
+        """Run a lowering, or copy the operators of an earlier call with equal arguments, as repeated layers have."""
         leaves, spec = pytree.tree_flatten((list(args), dict(kwargs)))
         tensors = list({id(x): x for x in leaves if isinstance(x, Tensor)}.values())
-        places = {id(x): place for place, x in enumerate(tensors)}
-        key = (call.name, str(spec), call.results, *(self.likeness(x, places) for x in leaves))
+        positions = {id(x): position for position, x in enumerate(tensors)}
+        key = (call.name, str(spec), call.results, *(self.argument_key(x, positions) for x in leaves))
         pattern = self.patterns.get(key)
         if pattern is not None:
             return pattern.copy(tensors)
-        before = {*self.shared.keys()}
+        shared_before = set(self.shared)
         result = lowering(call, *args, **kwargs)
-        if before == {*self.shared.keys()}:  # the lowering has made no new shared values
+        if shared_before == set(self.shared):  # the lowering has made no new shared values
             pattern = Pattern.of(result, tensors, [x for x in pytree.tree_leaves(self.shared) if isinstance(x, Tensor)])
             if pattern is not None:
                 self.patterns[key] = pattern
         return result
 
-    def likeness(self, leaf: Any, places: Mapping[int, int]) -> Any:
-        """Make a key of the properties of an argument that a lowering may depend on."""
+    def argument_key(self, leaf: Any, positions: Mapping[int, int]) -> Any:
+        """Make a key of the properties of an argument on which a lowering may depend."""
         if not isinstance(leaf, Tensor):
             return type(leaf), str(leaf)
         if leaf in self.known:
             return "known", id(leaf)
-        return places[id(leaf)], leaf.dtype.name, tuple(map(str, leaf.shape))
+        return positions[id(leaf)], leaf.dtype.name, tuple(map(str, leaf.shape))
 
     def folded(self, node: torch.fx.Node, meta: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Compute an operator on constants by PyTorch; None if an operand is not constant, or the result is large."""
+        """Compute an operator on constants with PyTorch; None if an operand is no constant, or the result is large."""
         leaves = pytree.tree_leaves((list(args), dict(kwargs)))
         if any(isinstance(x, Tensor | hidet.ir.Expr) for x in leaves):
             return None
@@ -311,7 +318,7 @@ class _Lowerer:
         target = node.target
         assert callable(target)
         if torch.Tag.nondeterministic_seeded in getattr(target, "tags", ()):
-            self.refuse(node, "it gives random numbers: make them an argument of the module")
+            self.refuse(node, "it returns random numbers: make them an argument of the module")
             return self.stand_in(meta)
         plain_args, plain_kwargs = pytree.tree_map_only(_Known, lambda x: x.value, (args, dict(kwargs)))
         if "device" in plain_kwargs:
@@ -333,7 +340,7 @@ class _Lowerer:
         return key
 
     def operands(self, values: Any, call: Call) -> Any:
-        """Convert constants in arguments to hidet's tensors; constants without dims become numbers."""
+        """Convert known tensors in arguments to hidet's tensors, or to numbers if they have no dims."""
         scalars = call.name not in _TENSORS_ONLY
 
         def operand(x: Any) -> Any:
@@ -344,27 +351,28 @@ class _Lowerer:
         return pytree.tree_map(operand, values)
 
     def tensor(self, value: Any) -> Tensor | None:
-        """Convert a value to hidet's tensor."""
+        """Convert a value to hidet's tensor; None for a number."""
         if not isinstance(value, _Known):
             return value if isinstance(value, Tensor) else None
         if value not in self.constants:
-            made = self.constants[value] = self.constant(value)
-            if made is not None:
-                self.known[made] = value.value
+            constant = self.constants[value] = self.constant(value)
+            if constant is not None:
+                self.known[constant] = value.value
         return self.constants[value]
 
     def constant(self, known: _Known) -> Tensor | None:
-        """Convert a known tensor to a constant of the graph; a broadcast one to the broadcast of a smaller constant."""
+        """Convert a known tensor to a constant of the graph; a broadcast one, to a broadcast of a smaller constant."""
         value = known.value.detach()
         strides = zip(value.shape, value.stride(), strict=True)
-        repeated = [dim for dim, (size, stride) in enumerate(strides) if size > 1 and stride == 0]
-        small = value[tuple(slice(0, 1) if dim in repeated else slice(None) for dim in range(value.dim()))]
+        broadcast = [dim for dim, (size, stride) in enumerate(strides) if size > 1 and stride == 0]
+        small = value[tuple(slice(0, 1) if dim in broadcast else slice(None) for dim in range(value.dim()))]
         if small.numel() * small.element_size() > MOST_CONSTANT_BYTES and known.build is not None:
             return known.build()
-        made = hidet.from_torch(small.clone(memory_format=torch.contiguous_format))
-        return hidet.ops.broadcast(made, list(value.shape)) if repeated else made
+        constant = hidet.from_torch(small.clone(memory_format=torch.contiguous_format))
+        return hidet.ops.broadcast(constant, list(value.shape)) if broadcast else constant
 
     def results(self, meta: Any) -> tuple[Result, ...]:
+        """Describe the outputs of an operator. Raises Refused for dtypes and sizes that are not supported."""
         fakes = [meta] if isinstance(meta, torch.Tensor) else list(meta or ())
         described = []
         for fake in fakes:
@@ -392,7 +400,7 @@ class _Lowerer:
                 )
 
     def stand_in(self, meta: Any) -> Any:
-        """Make symbols in place of results that could not be lowered, so that all unsupported operators are found."""
+        """Make symbols in place of unsupported results, so that lowering goes on and reports all that is missing."""
         if isinstance(meta, torch.Tensor):
             try:
                 return hidet.symbol(self.dims.shape(meta.shape), DTYPES.get(meta.dtype, "float32"), "cpu")
@@ -401,7 +409,8 @@ class _Lowerer:
         return tuple(map(self.stand_in, meta)) if isinstance(meta, tuple | list) else meta
 
     def refuse(self, node: torch.fx.Node, reason: str) -> None:
-        self.missing.append(MissingOperator(str(node.target), reason, _place(node), _line(node)))
+        """Record a call of an unsupported operator."""
+        self.missing.append(MissingOperator(str(node.target), reason, _module_path(node), _line(node)))
 
 
 _TENSORS_ONLY = frozenset(
@@ -426,10 +435,11 @@ _TENSORS_ONLY = frozenset(
         "where.self",
     )
 )
-"""Operators that take tensors without dims as tensors; all others take them as numbers."""
+"""Operators whose lowerings take tensors without dims as tensors; all others take them as numbers."""
 
 
 def _identity(leaf: Any) -> Any:
+    """Make a key of an argument: its value if it is a constant, else its identity."""
     if isinstance(leaf, int | float | str | bool | type(None)):
         return type(leaf), leaf
     if isinstance(leaf, torch.dtype | torch.device | torch.layout | torch.memory_format):
@@ -438,11 +448,12 @@ def _identity(leaf: Any) -> Any:
 
 
 def _fakes(args: Sequence[Any]) -> list[Any]:
+    """Replace nodes in arguments by PyTorch's fake tensors."""
     return [arg.meta.get("val") if isinstance(arg, torch.fx.Node) else arg for arg in args]
 
 
 def _needed(nodes: torch.fx.Graph) -> set[torch.fx.Node]:
-    """Collect the nodes on which an output depends, without assertions."""
+    """Collect the nodes on which an output depends; assertions are not among them."""
     needed: set[torch.fx.Node] = set()
     pending = [node for node in nodes.nodes if node.op == "output"]
     while pending:
@@ -454,12 +465,13 @@ def _needed(nodes: torch.fx.Graph) -> set[torch.fx.Node]:
 
 
 def _attribute(owner: Any, path: str) -> Any:
+    """Return an attribute by its path, such as ``layers.0.mask``."""
     for part in path.split("."):
         owner = getattr(owner, part)
     return owner
 
 
-def _place(node: torch.fx.Node) -> str:
+def _module_path(node: torch.fx.Node) -> str:
     """Return the path of the module that calls an operator."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = str(stack[-1][0]) if stack else ""

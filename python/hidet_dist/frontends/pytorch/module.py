@@ -1,4 +1,4 @@
-"""``from_torch``: a module, as it is called with example inputs, as a graph."""
+"""``from_torch``: conversion of a PyTorch module to a graph."""
 
 from __future__ import annotations
 
@@ -36,37 +36,38 @@ def from_torch(
     *,
     stored: Mapping[str, Tensor] | None = None,
 ) -> FlowGraph:
-    """Trace a PyTorch module to a graph for :func:`auto_parallel`, :func:`make_plan` and the other calls.
+    """Convert a PyTorch module to a graph for :func:`auto_parallel`, :func:`make_plan` and the other calls.
 
     Parameters
     ----------
     module: torch.nn.Module or torch.export.ExportedProgram
-        In evaluation mode; or what ``torch.export.export`` made of one, which takes neither ``example_inputs`` nor
-        ``dynamic_shapes``. Parameters and persistent buffers become named weights, under their names in the state dict;
-        tied ones are one weight. Those on the meta device have a shape and no data: such a graph can be planned, and
-        built with ``optimization_config["weights"]``. Other buffers are constants.
+        A module in evaluation mode, or a program that ``torch.export.export`` made of one. Parameters and persistent
+        buffers become weights with their names in the state dict; tied ones are one weight. Those on the meta device
+        have a shape and no data: such a graph can be planned, and built with ``optimization_config["weights"]``. Other
+        buffers become constants.
     example_inputs: tuple, mapping or tensor
-        The arguments of one call: a tuple of those by place, a mapping of those by name, or a single tensor. Only
-        shapes and dtypes matter, so tensors may be on the meta device. All that is no tensor (None, numbers, truth
-        values) becomes part of the program.
+        The arguments of one call: positional ones in a tuple, keyword arguments in a mapping, or a single tensor. Only
+        shapes and dtypes of tensors matter, so they may be on the meta device. Other values (None, numbers, truth
+        values) become part of the graph. Not for an exported program.
     dynamic_shapes: optional
-        Which dims are symbolic, as ``torch.export.export`` takes it, such as
-        ``{"input_ids": {0: torch.export.Dim("batch")}}``. A symbolic dim is called what its ``Dim`` is called, and its
-        expected size is declared in ``optimization_config["symbols"]``.
+        The symbolic dims, as ``torch.export.export`` takes them, such as
+        ``{"input_ids": {0: torch.export.Dim("batch")}}``. A symbolic dim has the name of its ``Dim``. Declare its
+        expected size in ``optimization_config["symbols"]``. Not for an exported program.
     stored: mapping, optional
-        Weights by name, such as those of :func:`weights_from_safetensors`, to be taken instead of the module's.
+        Weights by name, such as those of :func:`weights_from_safetensors`, that replace the module's.
 
     Returns
     -------
-    The graph, on the CPU. It knows the names and nesting of the module's arguments and results: see
-    :func:`hidet_dist.spec.interface.interface_of`.
+    FlowGraph
+        The graph, on the CPU. :func:`hidet_dist.spec.interface.interface_of` gives the names and the nesting of the
+        module's arguments and results.
 
     Raises
     ------
     TraceError
         When the module is in training mode, or ``torch.export`` cannot trace it.
     UnsupportedModelError
-        When there are operators that are not supported; it names all of them, and where they are called.
+        When the module calls unsupported operators; the message lists all of them, and where they are called.
     """
     if isinstance(module, ExportedProgram):
         return _of_exported(module, example_inputs, dynamic_shapes, stored)
@@ -77,7 +78,7 @@ def from_torch(
     try:
         graph = lower(program, module, Dims(_names_of_dims(program, dynamic_shapes)), stored)
     except UnsupportedModelError:
-        # Once more, to say in which lines.
+        # Trace again with stack traces, to name the lines of code in the error.
         program = exported(module, args, kwargs, dynamic_shapes, lines=True)
         graph = lower(program, module, Dims(_names_of_dims(program, dynamic_shapes)), stored)
     attach(graph, _interface(program, argument_names(module, len(args)), args, kwargs))
@@ -87,7 +88,7 @@ def from_torch(
 def _of_exported(
     given: ExportedProgram, example_inputs: Any, dynamic_shapes: Any, stored: Mapping[str, Tensor] | None
 ) -> FlowGraph:
-    """The graph of an exported program, with the arguments that it was exported with."""
+    """Convert an exported program to a graph whose arguments are those of the export."""
     if example_inputs is not None or dynamic_shapes is not None:
         raise TraceError("An ExportedProgram has its inputs and dims: leave example_inputs and dynamic_shapes out.")
     program = functional(given)
@@ -109,6 +110,7 @@ def _of_exported(
 
 
 def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Split example inputs into positional and keyword arguments. Raises TraceError."""
     if isinstance(example_inputs, torch.Tensor):
         return (example_inputs,), {}
     if isinstance(example_inputs, Mapping):
@@ -125,7 +127,7 @@ def _names_of_dims(program: ExportedProgram, dynamic_shapes: Any) -> dict[str, s
     """Map the symbols of a program's shapes to the user's names."""
     if dynamic_shapes is None:
         return {}
-    wanted = [
+    names_of_tensors = [
         [getattr(dim, "__name__", None) for dim in _each_dim(spec)]
         for spec in pytree.tree_leaves(dynamic_shapes, is_leaf=_is_dims)
     ]
@@ -136,7 +138,7 @@ def _names_of_dims(program: ExportedProgram, dynamic_shapes: Any) -> dict[str, s
         if spec.kind is InputKind.USER_INPUT
     ]
     names: dict[str, str] = {}
-    for fake, dims in zip(fakes, wanted, strict=False):
+    for fake, dims in zip(fakes, names_of_tensors, strict=False):
         if not isinstance(fake, torch.Tensor):
             continue
         sizes: Sequence[Any] = fake.shape
@@ -147,7 +149,7 @@ def _names_of_dims(program: ExportedProgram, dynamic_shapes: Any) -> dict[str, s
 
 
 def _is_dims(spec: Any) -> bool:
-    """Whether a part of ``dynamic_shapes`` is of one tensor."""
+    """Whether a part of ``dynamic_shapes`` describes one tensor."""
     if spec is None:
         return True
     if isinstance(spec, dict):
@@ -156,6 +158,7 @@ def _is_dims(spec: Any) -> bool:
 
 
 def _each_dim(spec: Any) -> list[Any]:
+    """List the entries of ``dynamic_shapes`` for the dims of one tensor."""
     if spec is None:
         return []
     if isinstance(spec, dict):
@@ -164,14 +167,15 @@ def _each_dim(spec: Any) -> list[Any]:
 
 
 def _interface(
-    program: ExportedProgram, places: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
+    program: ExportedProgram, positional: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Interface:
-    names = [*places, *kwargs]
+    """Describe the arguments and results of a program; ``positional`` are the names of ``args``."""
+    names = [*positional, *kwargs]
     counter = iter(range(2**31))
     parameters = tuple(
         (name, structure_of(value, counter)) for name, value in zip(names, (*args, *kwargs.values()), strict=True)
     )
-    inputs = [name for own, structure in parameters for name in _tensor_names(own, structure)]
+    inputs = [name for parameter, structure in parameters for name in _tensor_names(parameter, structure)]
     leaves = [
         _Constant(spec.arg.value) if isinstance(spec.arg, ConstantArgument) else _TENSOR
         for spec in program.graph_signature.output_specs
@@ -186,6 +190,8 @@ def _interface(
 
 @dataclasses.dataclass(frozen=True)
 class _Constant:
+    """An argument or a result that is no tensor."""
+
     value: Any
 
 
@@ -193,7 +199,13 @@ _TENSOR = torch.empty(0)
 
 
 def structure_of(value: Any, numbers: Iterator[int]) -> Structure:
-    """The structure of a nested value, its tensors numbered in the order in which PyTorch flattens it."""
+    """Describe the nesting of a value; its tensors are numbered in the order in which PyTorch flattens it.
+
+    Raises
+    ------
+    TraceError
+        For types other than tensors, numbers, text, None, and containers of these.
+    """
     if isinstance(value, torch.Tensor):
         return {"tensor": next(numbers)}
     if isinstance(value, _Constant):
@@ -207,7 +219,7 @@ def structure_of(value: Any, numbers: Iterator[int]) -> Structure:
     if isinstance(value, tuple | list):
         return {type(value).__name__: [structure_of(part, numbers) for part in value]}
     if dataclasses.is_dataclass(value):
-        pairs = ((each.name, getattr(value, each.name)) for each in dataclasses.fields(value))
+        pairs = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
         return {"record": type(value).__name__, "fields": _named(pairs, numbers)}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
@@ -215,10 +227,12 @@ def structure_of(value: Any, numbers: Iterator[int]) -> Structure:
 
 
 def _named(parts: Iterable[tuple[Any, Any]], numbers: Iterator[int]) -> list[list[Any]]:
+    """Describe the parts of a value that have names."""
     return [[str(key), structure_of(part, numbers)] for key, part in parts]
 
 
 def _tensor_names(name: str, structure: Structure) -> Iterator[str]:
+    """Yield the path of each tensor in a structure, such as ``cache.0.key``."""
     if "tensor" in structure:
         yield name
         return

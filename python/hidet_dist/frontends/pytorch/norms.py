@@ -1,4 +1,4 @@
-"""Normalization layers."""
+"""Lowerings of normalization layers."""
 
 from __future__ import annotations
 

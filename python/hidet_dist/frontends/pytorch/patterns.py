@@ -1,4 +1,7 @@
-"""Copies of operators for other operands: defining one takes hidet milliseconds, and models repeat their layers."""
+"""Copies of operators for other operands.
+
+Models repeat their layers, and hidet takes milliseconds to define an operator. Copying one is much faster.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,13 @@ class Pattern:
     def of(cls, results: Any, operands: Sequence[Tensor], shared: Sequence[Tensor]) -> Pattern | None:
         """Collect the operators that compute ``results`` from ``operands``; copies share the ``shared`` tensors.
 
-        None if the results depend on other tensors, such as an operand's own inputs, or not on all operands.
+        Returns None if the results depend on other tensors, such as the inputs of an operand, or not on all operands.
         """
         ends, reached = {id(x) for x in (*operands, *shared)}, set()
         order: dict[int, Operator] = {}
 
         def visit(x: Tensor) -> bool:
+            """Add the operators that compute a tensor to ``order``; return whether they depend on no other tensor."""
             if id(x) in ends:
                 reached.add(id(x))
                 return True

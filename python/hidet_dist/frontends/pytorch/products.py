@@ -1,4 +1,4 @@
-"""Products: linear layers, matrix products, attention, convolutions."""
+"""Lowerings of products: linear layers, matrix products, attention, convolutions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hidet.graph import Tensor, ops
 
 from hidet_dist import operators
 from hidet_dist.frontends.pytorch.calls import Call, Refused, lowers, static
-from hidet_dist.frontends.pytorch.shapes import permuted, reshaped
 from hidet_dist.operators import attention, elementwise
+from hidet_dist.operators.shaping import reshaped
 from hidet_dist.spec.extents import extents_of
 
 
@@ -54,7 +54,10 @@ def _attention(
 
 
 def _mask_of(call: Call, x: Tensor | None, is_causal: bool, queries: Any, keys: Any, dtype: str) -> Any:
-    """The mask, made once for all layers."""
+    """Return the mask of an attention, made once for all layers that share it; None for no mask.
+
+    ``x`` is the mask in PyTorch, None for none; ``queries`` and ``keys`` are the lengths of the sequences.
+    """
     values = None if x is None else call.known(x)
     if is_causal or (values is not None and attention.is_causal_mask(values, queries, keys)):
         key = ("causal", str(queries), str(keys), dtype)
@@ -66,48 +69,10 @@ def _mask_of(call: Call, x: Tensor | None, is_causal: bool, queries: Any, keys: 
 
 @lowers("einsum.default")
 def _einsum(call: Call, equation: str, operands: Sequence[Tensor], **_: Any) -> Tensor:
-    given, arrow, right = equation.replace(" ", "").partition("->")
-    terms = given.split(",")
-    if "." in equation or any(len(set(term)) != len(term) for term in (*terms, right)) or not arrow:
-        raise Refused(f"the einsum {equation!r} is not supported: it has an ellipsis or repeats an index")
-    made, own = operands[0], terms[0]
-    for number in range(1, len(terms)):
-        later = set("".join(terms[number + 1 :]) + right)
-        made, own = _contracted(made, own, operands[number], terms[number], later)
-    if gone := [dim for dim, name in enumerate(own) if name not in right]:
-        made = ops.sum(made, gone)
-        own = "".join(name for name in own if name in right)
-    return permuted(made, [own.index(name) for name in right])
-
-
-def _contracted(a: Tensor, own: str, b: Tensor, other: str, later: set[str]) -> tuple[Tensor, str]:
-    """The product of two operands of an einsum, and the indices of its dims; those that are not asked for are gone."""
-    a, own = _without(a, own, set(other) | later)
-    b, other = _without(b, other, set(own) | later)
-    batch = [name for name in own if name in other and name in later]
-    inner = [name for name in own if name in other and name not in later]
-    rows = [name for name in own if name not in other]
-    columns = [name for name in other if name not in own]
-    sizes = {**dict(zip(own, extents_of(a), strict=True)), **dict(zip(other, extents_of(b), strict=True))}
-
-    def extent(names: Sequence[str]) -> Any:
-        size: Any = 1
-        for name in names:
-            size = sizes[name] * size
-        return size
-
-    left = permuted(a, [own.index(name) for name in (*batch, *rows, *inner)])
-    right = permuted(b, [other.index(name) for name in (*batch, *inner, *columns)])
-    outer = [sizes[name] for name in batch]
-    left = reshaped(left, [*outer, extent(rows), extent(inner)])
-    right = reshaped(right, [*outer, extent(inner), extent(columns)])
-    names = [*batch, *rows, *columns]
-    return reshaped(operators.matmul(left, right), [sizes[name] for name in names]), "".join(names)
-
-
-def _without(x: Tensor, own: str, kept: set[str]) -> tuple[Tensor, str]:
-    gone = [dim for dim, name in enumerate(own) if name not in kept]
-    return (ops.sum(x, gone) if gone else x), "".join(name for name in own if name in kept)
+    try:
+        return operators.einsum(equation, operands)
+    except NotImplementedError as error:
+        raise Refused(str(error)) from error
 
 
 @lowers("_grouped_mm.default", "transformers.grouped_mm_fallback.default")
@@ -146,9 +111,9 @@ def _conv_padding(
         step * (static(size, "the size of a kernel") - 1) if padding == "same" else 0
         for step, size in zip(steps, extents_of(weight)[2:], strict=True)
     ]
-    before = [own // 2 for own in total]
-    after = [own - first for own, first in zip(total, before, strict=True)]
-    if before != after:
+    before = [count // 2 for count in total]
+    after = [count - first for count, first in zip(total, before, strict=True)]
+    if before != after:  # the padding at the end is one longer
         pairs = zip(reversed(before), reversed(after), strict=True)
         x, before = operators.constant_pad_nd(x, [size for pair in pairs for size in pair]), [0] * rank
     return _convolution(call, x, weight, bias, stride, before, dilation, False, 0, groups)
@@ -183,10 +148,10 @@ def _convolution(
     groups: int,
     *_: Any,
 ) -> Tensor:
-    single = len(x.shape) == len(weight.shape) - 1  # without a batch
-    x = ops.unsqueeze(x, [0]) if single else x
-    found = operators.convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
-    return reshaped(found, call.shape) if single else found
+    is_single = len(x.shape) == len(weight.shape) - 1  # an image without a batch dim
+    x = ops.unsqueeze(x, [0]) if is_single else x
+    y = operators.convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+    return reshaped(y, call.shape) if is_single else y
 
 
 @lowers("cosine_similarity.default")

@@ -1,102 +1,61 @@
-"""Recurrent layers: LSTM and GRU, unrolled over the steps of the traced call."""
+"""Lowerings of recurrent layers: LSTM and GRU, unrolled over the steps of the traced call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from hidet.graph import Tensor
 
 from hidet_dist.frontends.pytorch.calls import Call, Refused, lowers
-from hidet_dist.frontends.pytorch.shapes import permuted
 from hidet_dist.operators import shaping
-from hidet_dist.operators.recurrent import Biases, gru, lstm
-
-Direction = Callable[[Tensor, Sequence[Tensor], Biases | None, int, bool], tuple[Tensor, ...]]
-"""One direction of a layer: its outputs and its last states, from the inputs, the weights, the biases, its number among
-all states, and whether it begins with the last step."""
+from hidet_dist.operators.recurrent import gru, lstm
 
 
-def _layers(
+@lowers("lstm.input", "gru.input")
+def _recurrent(
+    call: Call,
     x: Tensor,
+    hx: Tensor | Sequence[Tensor],
     params: Sequence[Tensor],
-    weights: int,
     has_biases: bool,
     num_layers: int,
+    dropout: float,
+    train: bool,
     bidirectional: bool,
     batch_first: bool,
-    direction: Direction,
 ) -> tuple[Tensor, ...]:
-    """The outputs and the last states of all layers; each direction has so many ``weights`` among ``params``."""
-    x = permuted(x, [1, 0, 2]) if batch_first else x
-    states: list[tuple[Tensor, ...]] = []
-    own = weights + 2 * has_biases
-    for layer in range(num_layers):
-        outputs = []
-        for number in range(1 + bidirectional):
-            place = layer * (1 + bidirectional) + number
-            given = list(params[place * own : (place + 1) * own])
-            biases = (given[2], given[3]) if has_biases else None
-            matrices = given[:2] + given[2 + 2 * has_biases :]
-            y, *last = direction(x, matrices, biases, place, number == 1)
-            outputs.append(y)
-            states.append(tuple(last))
-        x = shaping.concat(outputs, 2)
-    x = permuted(x, [1, 0, 2]) if batch_first else x
-    return x, *(shaping.stack(own, 0) for own in zip(*states, strict=True))
-
-
-def _refuse_dropout(dropout: float, train: bool, num_layers: int) -> None:
+    """Lower all layers of an LSTM or a GRU; return the outputs and the last states."""
     if train and dropout > 0 and num_layers > 1:
         raise Refused("dropout is on: call module.eval() first")
+    first_states = [hx] if isinstance(hx, Tensor) else list(hx)
+    directions = 1 + bidirectional
+    # Of each direction of a layer: weight, recurrence, both biases, and the projection of the hidden state, if any.
+    params_per_direction = len(params) // (num_layers * directions)
+    x = shaping.permuted(x, [1, 0, 2]) if batch_first else x
+    last_states: list[tuple[Tensor, ...]] = []
+    for layer in range(num_layers):
+        outputs = []
+        for direction in range(directions):
+            number = layer * directions + direction
+            begin = number * params_per_direction
+            states = [shaping.select(state, 0, number) for state in first_states]
+            y, *last = _direction(
+                x, params[begin : begin + params_per_direction], states, has_biases, reverse=direction == 1
+            )
+            outputs.append(y)
+            last_states.append(tuple(last))
+        x = shaping.concat(outputs, 2)
+    x = shaping.permuted(x, [1, 0, 2]) if batch_first else x
+    return x, *(shaping.stack(states, 0) for states in zip(*last_states, strict=True))
 
 
-@lowers("lstm.input")
-def _lstm(
-    call: Call,
-    x: Tensor,
-    hx: Sequence[Tensor],
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
+def _direction(
+    x: Tensor, params: Sequence[Tensor], states: Sequence[Tensor], has_biases: bool, reverse: bool
 ) -> tuple[Tensor, ...]:
-    _refuse_dropout(dropout, train, num_layers)
-    hidden, cells = hx
-    is_projected = len(params) > num_layers * (1 + bidirectional) * (2 + 2 * has_biases)
-
-    def direction(
-        x: Tensor, matrices: Sequence[Tensor], biases: Biases | None, place: int, reverse: bool
-    ) -> tuple[Tensor, ...]:
-        weight, recurrence, *projection = matrices
-        states = shaping.select(hidden, 0, place), shaping.select(cells, 0, place)
-        own = projection[0] if projection else None
-        return lstm(x, weight, recurrence, biases, *states, order="ifgo", projection=own, reverse=reverse)
-
-    return _layers(x, params, 2 + is_projected, has_biases, num_layers, bidirectional, batch_first, direction)
-
-
-@lowers("gru.input")
-def _gru(
-    call: Call,
-    x: Tensor,
-    hx: Tensor,
-    params: Sequence[Tensor],
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-    batch_first: bool,
-) -> tuple[Tensor, ...]:
-    _refuse_dropout(dropout, train, num_layers)
-
-    def direction(
-        x: Tensor, matrices: Sequence[Tensor], biases: Biases | None, place: int, reverse: bool
-    ) -> tuple[Tensor, ...]:
-        weight, recurrence = matrices
-        return gru(x, weight, recurrence, biases, shaping.select(hx, 0, place), order="rzn", reverse=reverse)
-
-    return _layers(x, params, 2, has_biases, num_layers, bidirectional, batch_first, direction)
+    """Run one direction of a layer: an LSTM if it has two states, else a GRU."""
+    weight, recurrence, *others = params
+    biases = (others[0], others[1]) if has_biases else None
+    if len(states) == 1:
+        return gru(x, weight, recurrence, biases, *states, order="rzn", reverse=reverse)
+    projection = next(iter(others[2 * has_biases :]), None)
+    return lstm(x, weight, recurrence, biases, *states, order="ifgo", projection=projection, reverse=reverse)

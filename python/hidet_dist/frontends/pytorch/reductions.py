@@ -43,20 +43,20 @@ _register()
 
 @lowers("var.correction", "var.dim", "var.default", "std.correction", "std.dim", "std.default")
 def _var(call: Call, x: Tensor, *args: Any, **options: Any) -> Tensor:
-    dims, keepdim, correction = _of_variance(call, args, **options)
+    dims, keepdim, correction = _variance_options(call, args, **options)
     result = variance(x, dims, keepdim, correction)
     return ops.sqrt(result) if call.name.startswith("aten.std.") else result
 
 
 @lowers("var_mean.correction", "var_mean.dim", "var_mean.default", "std_mean.correction", "std_mean.dim")
 def _var_mean(call: Call, x: Tensor, *args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    dims, keepdim, correction = _of_variance(call, args, **options)
+    dims, keepdim, correction = _variance_options(call, args, **options)
     result = variance(x, dims, keepdim, correction)
     result = ops.sqrt(result) if call.name.startswith("aten.std") else result
     return result, reductions.mean(x, dims, keepdim)
 
 
-def _of_variance(
+def _variance_options(
     call: Call,
     args: tuple[Any, ...],
     dim: Any = None,
@@ -64,7 +64,7 @@ def _of_variance(
     keepdim: bool = False,
     correction: Any = None,
 ) -> tuple[Any, bool, float]:
-    """Extract the dims, whether they are kept, and the correction from the arguments of any overload."""
+    """Return the dims, whether they are kept, and the correction, from the arguments of any overload."""
     if call.name.endswith(".correction"):
         dim = args[0] if args else dim
         return dim, keepdim, 1.0 if correction is None else float(correction)
@@ -85,7 +85,7 @@ def variance(x: Tensor, dim: Any, keepdim: bool, correction: float) -> Tensor:
     for axis in axes:
         count = extents_of(x)[axis] * count
     if isinstance(count, int):
-        factor = count / (count - correction) if count > correction else math.inf  # the variance of one is not defined
+        factor = count / (count - correction) if count > correction else math.inf  # the variance is undefined
         return ops.multiply(result, constant(factor, x.dtype.name))
     kind = x.dtype
     return ops.multiply(result, kind(count) / (kind(count) - kind(correction)))

@@ -12,9 +12,8 @@ from hidet.graph.ops.utils import input_like
 from hidet_dist import operators
 from hidet_dist.frontends.pytorch.calls import Call, constant, lowers, operand, static, whole_dims
 from hidet_dist.operators import shaping, to_dtype
-from hidet_dist.spec.extents import extents_of, same_extent, same_shape
-
-_WHOLE = 2**62  # the end of slices to the end of a dim
+from hidet_dist.operators.shaping import expanded, permuted, reshaped
+from hidet_dist.spec.extents import extents_of, same_extent
 
 
 @lowers(
@@ -35,11 +34,6 @@ def _reshape(call: Call, x: Tensor, *_: Any, **__: Any) -> Tensor:
     return reshaped(x, call.shape)
 
 
-def reshaped(x: Tensor, shape: Sequence[Any]) -> Tensor:
-    """Reshape a tensor; return the tensor itself if it has that shape."""
-    return x if same_shape(extents_of(x), tuple(shape)) else ops.reshape(x, list(shape))
-
-
 @lowers("unsqueeze.default")
 def _unsqueeze(call: Call, x: Tensor, dim: int) -> Tensor:
     return ops.unsqueeze(x, [dim % (len(x.shape) + 1)])
@@ -48,11 +42,6 @@ def _unsqueeze(call: Call, x: Tensor, dim: int) -> Tensor:
 @lowers("permute.default")
 def _permute(call: Call, x: Tensor, dims: Sequence[int]) -> Tensor:
     return permuted(x, whole_dims(dims, len(x.shape)))
-
-
-def permuted(x: Tensor, axes: Sequence[int]) -> Tensor:
-    """Permute a tensor's dims; return the tensor itself if they stay."""
-    return x if list(axes) == list(range(len(x.shape))) else ops.permute_dims(x, list(axes))
 
 
 @lowers("transpose.int", "swapaxes.default", "swapdims.default")
@@ -86,11 +75,6 @@ def _expand(call: Call, x: Tensor, *_: Any, **__: Any) -> Tensor:
     return expanded(x, call.shape)
 
 
-def expanded(x: Tensor, shape: Sequence[Any]) -> Tensor:
-    """Broadcast a tensor; return the tensor itself if it has that shape."""
-    return x if same_shape(extents_of(x), tuple(shape)) else ops.broadcast(x, list(shape))
-
-
 @lowers("broadcast_tensors.default")
 def _broadcast_tensors(call: Call, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return tuple(expanded(x, result.shape) for x, result in zip(tensors, call.results, strict=True))
@@ -103,6 +87,7 @@ def _slice(call: Call, x: Tensor, dim: int = 0, start: Any = None, end: Any = No
 
 
 def _start(start: Any, size: Any) -> Any:
+    """Count the start of a slice of a dim from the front; 0 for None."""
     if start is None:
         return 0
     if isinstance(start, int) and isinstance(size, int):
@@ -115,7 +100,7 @@ def sliced(x: Tensor, dim: int, start: Any, count: Any, step: int = 1) -> Tensor
     size = extents_of(x)[dim]
     if isinstance(start, int) and start == 0 and step == 1 and same_extent(size, count):
         return x
-    # The shape follows from an end that is a multiple of the step after the start.
+    # An end that is a multiple of the step after the start gives the shape ``count``.
     end = start + count * step
     if isinstance(end, int) and isinstance(size, int):
         end = min(end, size)
@@ -125,7 +110,7 @@ def sliced(x: Tensor, dim: int, start: Any, count: Any, step: int = 1) -> Tensor
 
 
 class _SliceOp(StridedSliceOp):
-    """A slice with symbolic bounds within the dim: hidet would write its size as a minimum with the dim's."""
+    """A slice whose symbolic bounds lie within the dim. Without that hidet takes a minimum with the dim's size."""
 
     def __init__(self, data: Tensor, starts: list[Any], ends: list[Any], axes: list[int], strides: list[int]):
         task = StridedSliceTask(input_like(data, "data"), starts, ends, axes, strides)
@@ -171,7 +156,7 @@ def _cat(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 @lowers("diff.default")
 def _diff(call: Call, x: Tensor, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
-    """The differences of neighbours, ``n`` times; of truth values whether they differ."""
+    """Subtract each element from the next one, ``n`` times; of truth values say whether they differ."""
     dim %= len(x.shape)
     parts = [part for part in (prepend, x, append) if part is not None]
     y = to_dtype(ops.concat(parts, dim) if len(parts) > 1 else x, call.dtype)
@@ -191,18 +176,14 @@ def _stack(call: Call, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 @lowers("repeat.default", "tile.default")
 def _repeat(call: Call, x: Tensor, repeats: Sequence[Any]) -> Tensor:
-    more = len(repeats) - len(x.shape)
-    if more > 0:
-        x = reshaped(x, [*[1] * more, *extents_of(x)])
-    repeats = [1] * max(0, -more) + list(repeats)
+    missing = len(repeats) - len(x.shape)
+    if missing > 0:
+        x = reshaped(x, [*[1] * missing, *extents_of(x)])
+    repeats = [1] * max(0, -missing) + list(repeats)
     shape = extents_of(x)
-    if all(_is(count, 1) or _is(size, 1) for count, size in zip(repeats, shape, strict=True)):
+    if all(same_extent(count, 1) or same_extent(size, 1) for count, size in zip(repeats, shape, strict=True)):
         return expanded(x, call.shape)
     return ops.tile(x, repeats)
-
-
-def _is(extent: Any, number: int) -> bool:
-    return isinstance(extent, int) and extent == number
 
 
 @lowers("repeat_interleave.self_int")
@@ -211,8 +192,8 @@ def _repeat_interleave(call: Call, x: Tensor, repeats: Any, dim: int | None = No
         x, dim = reshaped(x, [call.shape[0] // repeats]), 0
     dim %= len(x.shape)
     shape = list(extents_of(x))
-    wide = ops.broadcast(ops.unsqueeze(x, [dim + 1]), [*shape[: dim + 1], repeats, *shape[dim + 1 :]])
-    return reshaped(wide, call.shape)
+    repeated = ops.broadcast(ops.unsqueeze(x, [dim + 1]), [*shape[: dim + 1], repeats, *shape[dim + 1 :]])
+    return reshaped(repeated, call.shape)
 
 
 @lowers("flip.default")
@@ -255,8 +236,8 @@ def _triu(call: Call, x: Tensor, diagonal: int = 0) -> Tensor:
 def _meshgrid(call: Call, tensors: Sequence[Tensor], *, indexing: str = "ij") -> tuple[Tensor, ...]:
     grids = []
     for number, x in enumerate(tensors):
-        place = 1 - number if indexing == "xy" and number < 2 else number
-        shape = [x.shape[0] if dim == place and len(x.shape) else 1 for dim in range(len(tensors))]
+        varied = 1 - number if indexing == "xy" and number < 2 else number  # the dim along which this grid varies
+        shape = [x.shape[0] if dim == varied and len(x.shape) else 1 for dim in range(len(tensors))]
         grids.append(expanded(reshaped(x, shape), call.results[number].shape))
     return tuple(grids)
 
@@ -305,18 +286,13 @@ def _channel_shuffle(call: Call, x: Tensor, groups: int) -> Tensor:
     return shaping.channel_shuffle(x, groups)
 
 
-@lowers(
-    "full.default",
-    "full_like.default",
-    "new_full.default",
-)
-def _full(call: Call, like: Any, *args: Any, **__: Any) -> Tensor:
-    value = args[-1]
-    return filled(call, value)
+@lowers("full.default", "full_like.default", "new_full.default")
+def _full(call: Call, *args: Any, **__: Any) -> Tensor:
+    return filled(call, args[-1])
 
 
 def filled(call: Call, value: Any) -> Tensor:
-    """Make a tensor of the call's shape with one value everywhere."""
+    """Make a tensor of the call's shape and dtype with one value everywhere."""
     if isinstance(value, Tensor):
         return expanded(to_dtype(value, call.dtype), call.shape)
     return ops.full(call.shape, constant(value, call.dtype), call.dtype)
@@ -326,7 +302,7 @@ def filled(call: Call, value: Any) -> Tensor:
     "zeros.default",
     "zeros_like.default",
     "new_zeros.default",
-    # Uninitialized elements are zero here.
+    # Elements that PyTorch leaves uninitialized are zero here.
     "empty.memory_format",
     "empty_like.default",
     "new_empty.default",

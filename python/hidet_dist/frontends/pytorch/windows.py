@@ -1,4 +1,4 @@
-"""Lowerings of operators over windows of an image: pooling, resampling, and im2col."""
+"""Lowerings of pooling, resampling and im2col."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _max_pool(call: Call, x: Tensor, kernel_size: Any, stride: Any = (), *args: 
 
 
 def _given(stride: Any) -> Any:
-    """Return a stride; None if it is the size of the window."""
+    """Return a stride; None for an empty one, which stands for the size of the window."""
     return stride if isinstance(stride, int) or (stride is not None and len(stride)) else None
 
 
@@ -79,7 +79,7 @@ def _bicubic(call: Call, x: Tensor, size: Any, align_corners: bool, *args: Any, 
 
 
 def _scales(call: Call, args: Any) -> list[float] | None:
-    """Return the given factors; None if they follow from the sizes."""
+    """Return the factors among the arguments; None if they follow from the sizes."""
     rank = len(call.shape) - 2
     if call.name.endswith(".vec"):
         factors = args[1] if len(args) > 1 else None
@@ -89,18 +89,20 @@ def _scales(call: Call, args: Any) -> list[float] | None:
 
 
 def _resized(call: Call, x: Tensor, mode: str, align_corners: bool, scales: list[float] | None) -> Tensor:
-    own, size = extents_of(x)[2:], call.shape[2:]
-    factors: list[float | None] = [None] * len(size) if scales is None else [*scales]
-    # A factor such as 1.1 may leave a dim as long as it is. PyTorch's kernels then copy it, or resample it by the
-    # factor: linear ones copy, and that of nearest elements of two dims, which doubles dims without the factor, too.
-    exact = [1] if "linear" in mode else [1, 2] if mode == "nearest" and len(size) == 2 else []
+    """Resample the spatial dims of ``x`` to the sizes of the result; return ``x`` itself if that changes nothing."""
+    sizes, output_sizes = extents_of(x)[2:], call.shape[2:]
+    factors: list[float | None] = [None] * len(output_sizes) if scales is None else [*scales]
+    # A factor such as 1.1 may leave the size of a dim as it is. PyTorch's linear kernels, and its kernel for the
+    # nearest elements of two dims, then copy the dim; other kernels resample it by the factor. The latter kernel also
+    # doubles a dim exactly, whatever the factor is.
+    exact = [1] if "linear" in mode else [1, 2] if mode == "nearest" and len(output_sizes) == 2 else []
     factors = [
-        None if any(same_extent(out, times * extent) for times in exact) else factor
-        for out, extent, factor in zip(size, own, factors, strict=True)
+        None if any(same_extent(output_size, times * size) for times in exact) else factor
+        for output_size, size, factor in zip(output_sizes, sizes, factors, strict=True)
     ]
-    if same_shape(own, tuple(size)) and not any(factors):
+    if same_shape(sizes, tuple(output_sizes)) and not any(factors):
         return x
-    return operators.interpolate(x, size, mode, align_corners, factors)
+    return operators.interpolate(x, output_sizes, mode, align_corners, factors)
 
 
 @lowers("unfold.default")

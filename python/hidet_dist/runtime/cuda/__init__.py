@@ -1,1 +1,1 @@
-"""Serving on CUDA devices: device memory, the stream that a partition runs on, graphs and timing."""
+"""The runtime's part for CUDA devices: device memory and streams, CUDA graphs, timing, cuBLAS and NCCL."""

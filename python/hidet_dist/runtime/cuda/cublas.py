@@ -1,4 +1,4 @@
-"""cuBLAS, for the candidates of matrix products that call it: its location, loading, and a handle per partition."""
+"""cuBLAS, for candidates of matrix products that call it: finding and loading it, and a handle per partition."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hidet_dist.runtime.cuda.memory import CudaMemory
 from hidet_dist.runtime.libraries import hidet_runtime
 
 LIBRARY_VARIABLE = "HIDET_DIST_CUBLAS_LIBRARY"
-"""The environment variable with the path of libcublas.so.13 (or 12); by default it is looked for."""
+"""The environment variable with the path of libcublas.so.13 (or 12); by default it is searched for."""
 
 WORKSPACE_BYTES = 2**25
-"""The size that NVIDIA recommends for Hopper (cuBLAS Library, cublasSetWorkspace); other architectures need less."""
+"""Bytes of workspace, as NVIDIA recommends for Hopper (cuBLAS Library, cublasSetWorkspace); others need less."""
 
 _VERSIONS = ("13", "12")
 _INSTALL = "pip install nvidia-cublas (or nvidia-cublas-cu12)"
@@ -32,7 +32,7 @@ def find_library() -> str:
     Raises
     ------
     ConfigError
-        Where there is none; it says what to install.
+        Where there is none; the message says what to install.
     """
     given = os.environ.get(LIBRARY_VARIABLE)
     if given:
@@ -44,7 +44,7 @@ def find_library() -> str:
         with suppress(OSError):
             ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
             return name
-    for path in _places():
+    for path in _paths():
         if path.is_file():
             return str(path)
     for version in _VERSIONS:
@@ -54,7 +54,7 @@ def find_library() -> str:
     raise ConfigError(f"there is no cuBLAS: {_INSTALL}, or set {LIBRARY_VARIABLE} to libcublas.so.{_VERSIONS[0]}")
 
 
-def _places() -> Iterator[Path]:
+def _paths() -> Iterator[Path]:
     module = importlib.util.find_spec("nvidia")
     folders = [Path(folder) for folder in module.submodule_search_locations or []] if module else []
     for version in _VERSIONS:
@@ -69,16 +69,16 @@ def _places() -> Iterator[Path]:
 
 @functools.cache
 def load() -> int:
-    """Load cuBLAS, once a process. Returns its version, such as 130100 for 13.1.0.
+    """Load cuBLAS, once per process. Returns its version, such as 130100 for 13.1.0.
 
     Raises
     ------
     ConfigError
-        Where there is none that can be used, with what to install.
+        Where there is none that can be used; the message says what to install.
     """
     path = find_library()
     beside = Path(path).with_name(Path(path).name.replace("libcublas", "libcublasLt"))
-    if beside.is_file():  # which it needs, and may not look for in its own folder
+    if beside.is_file():  # cuBLAS depends on it, and the loader may not search cuBLAS's folder
         with suppress(OSError):
             ctypes.CDLL(str(beside))
     try:
@@ -94,12 +94,12 @@ class Cublas:
 
     Attributes
     ----------
-    version: the library's, the same for equal results.
+    version: the library's version; results are equal only for equal versions.
 
     Raises
     ------
     ConfigError
-        Where there is no cuBLAS, or it has no handle for the device.
+        Where there is no cuBLAS, or it cannot be used on the device.
     DeviceError
         Where the device has no memory left for the workspace.
     """
@@ -111,11 +111,11 @@ class Cublas:
         stream, report = (ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions)
         self._memory = memory
         with memory.active():
-            self._held = [memory.reserve(WORKSPACE_BYTES)]
+            self._allocations = [memory.reserve(WORKSPACE_BYTES)]
             try:
-                self._native = native.Cublas(stream, report, self._allocate, self._held[0], WORKSPACE_BYTES)
+                self._native = native.Cublas(stream, report, self._allocate, self._allocations[0], WORKSPACE_BYTES)
             except ValueError as error:
-                memory.release(self._held.pop())
+                memory.release(self._allocations.pop())
                 raise ConfigError(f"cuBLAS cannot be used on CUDA device {memory.device}: {error}") from None
 
     def bind(self) -> None:
@@ -123,15 +123,15 @@ class Cublas:
         self._native.bind()
 
     def close(self) -> None:
-        """Free it, and its workspace. The memory must be active."""
+        """Free the handle and its workspace. The memory must be active."""
         self._native.destroy()
-        while self._held:
-            self._memory.release(self._held.pop())
+        while self._allocations:
+            self._memory.release(self._allocations.pop())
 
     def _allocate(self, nbytes: int) -> int | None:
         try:
-            self._held.append(self._memory.reserve(nbytes))
+            self._allocations.append(self._memory.reserve(nbytes))
         except DeviceError as error:
             hidet_runtime().hidet_set_last_error(str(error).encode())
             return None
-        return self._held[-1]
+        return self._allocations[-1]

@@ -15,19 +15,19 @@ _NAME = re.compile(r"libcudart\.so\.\d+")
 
 
 def is_runtime(name: str) -> bool:
-    """Whether a library's name is that of a CUDA runtime, such as ``libcudart.so.13``."""
+    """Tell whether a library's name is that of a CUDA runtime, such as ``libcudart.so.13``."""
     return _NAME.fullmatch(name) is not None
 
 
 def load_runtime(name: str) -> None:
-    """Load a CUDA runtime: one that is loaded already, the system's, a toolkit's, or that of the package from PyPI.
+    """Load a CUDA runtime: the one loaded already, the system's, that of a package from PyPI, or a toolkit's.
 
     Raises
     ------
     ConfigError
-        Where there is none; it says how to get it.
+        Where there is none; the message says how to install it.
     """
-    for path in (name, *map(str, _places(name))):
+    for path in (name, *map(str, _paths(name))):
         try:
             ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
         except OSError:
@@ -40,7 +40,7 @@ def load_runtime(name: str) -> None:
     )
 
 
-def _places(name: str) -> Iterator[Path]:
+def _paths(name: str) -> Iterator[Path]:
     module = importlib.util.find_spec("nvidia")
     for folder in module.submodule_search_locations or [] if module else []:
         for package in (f"cu{name.rpartition('.')[2]}", "cuda_runtime"):

@@ -31,7 +31,7 @@ class CudaDevice:
     def __init__(self, memory: CudaMemory):
         self.memory = memory
         self._cublas_version = 0
-        self._without_cublas = ""  # the reason why there is none
+        self._without_cublas = ""  # the reason why there is no cuBLAS
 
     @property
     def number(self) -> int:
@@ -40,7 +40,7 @@ class CudaDevice:
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes held for weights, workspace and staging."""
+        """Bytes allocated on the device for weights, workspace and staging."""
         return self.memory.allocated_bytes
 
     def launcher(

@@ -1,6 +1,6 @@
-"""The CUDA driver, loaded when it is first needed: devices, memory, streams, events and graphs, as Python calls.
+"""Python bindings of the CUDA driver: devices, memory, streams, events and graphs. It is loaded when first needed.
 
-Names and numbers are those of the CUDA Driver API reference. Everything acts on a device's primary context, which the
+Names and numbers are those of the CUDA Driver API reference. All calls act on a device's primary context, which the
 CUDA runtime (and with it hidet's kernels, PyTorch and NCCL) uses too.
 """
 
@@ -16,9 +16,9 @@ from hidet_dist.errors import ConfigError, HidetDistError
 from hidet_dist.runtime.cuda.nccl import DRIVER_VARIABLE
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_*
-_CAPTURE_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may go on as ever
+_CAPTURE_THREAD_LOCAL = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads are not restricted by a capture
 _NAME_BYTES = 256
-_MILLISECONDS = 1e3  # in a second
+_MILLISECONDS = 1e3  # per second
 
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "cuInit": (c_uint,),
@@ -56,11 +56,11 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
 
 
 class DeviceError(HidetDistError):
-    """A CUDA device refused something, or failed."""
+    """A CUDA device refused a request, such as an allocation, or failed."""
 
 
 class Driver:
-    """The driver's functions that serving needs. Each raises DeviceError where CUDA reports an error.
+    """The functions of the driver that serving needs. Each raises DeviceError where CUDA reports an error.
 
     Parameters
     ----------
@@ -103,19 +103,19 @@ class Driver:
         return ctypes.cast(self._functions["cuEventRecord"], c_void_p).value or 0
 
     def device_count(self) -> int:
-        """The number of devices."""
+        """Return the number of devices."""
         count = c_int()
         self.call("cuDeviceGetCount", byref(count))
         return count.value
 
     def device_name(self, device: int) -> str:
-        """A device's name, such as ``NVIDIA H100 80GB HBM3``."""
+        """Return a device's name, such as ``NVIDIA H100 80GB HBM3``."""
         name = ctypes.create_string_buffer(_NAME_BYTES)
         self.call("cuDeviceGetName", name, _NAME_BYTES, device)
         return name.value.decode(errors="replace")
 
     def capability(self, device: int) -> tuple[int, int]:
-        """A device's compute capability, major and minor."""
+        """Return a device's compute capability, major and minor."""
         values = []
         for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR):
             value = c_int()
@@ -124,37 +124,37 @@ class Driver:
         return values[0], values[1]
 
     def retain_context(self, device: int) -> int:
-        """A device's primary context; to be given back by :meth:`release_context`."""
+        """Retain and return a device's primary context; release it by :meth:`release_context`."""
         return self._handle("cuDevicePrimaryCtxRetain", device)
 
     def release_context(self, device: int) -> None:
-        """Give a device's primary context back."""
+        """Release a device's primary context."""
         self.call("cuDevicePrimaryCtxRelease_v2", device)
 
     def current_context(self) -> int:
-        """The calling thread's context, or 0."""
+        """Return the calling thread's context, or 0."""
         return self._handle("cuCtxGetCurrent")
 
     def set_context(self, context: int) -> None:
-        """Make a context the calling thread's."""
+        """Make a context the calling thread's current one."""
         self.call("cuCtxSetCurrent", context or None)
 
     def allocate(self, nbytes: int) -> int:
-        """New device memory, at a multiple of 256 bytes."""
+        """Allocate device memory, and return its address, a multiple of 256 bytes."""
         address = c_uint64()
         self.call("cuMemAlloc_v2", byref(address), max(1, nbytes))
         return address.value
 
     def free(self, address: int) -> None:
-        """Give device memory back, once what uses it is over."""
+        """Free device memory, once no work uses it any more."""
         self.call("cuMemFree_v2", address)
 
     def allocate_host(self, nbytes: int) -> int:
-        """New pinned host memory."""
+        """Allocate pinned host memory, and return its address."""
         return self._handle("cuMemAllocHost_v2", nbytes)
 
     def free_host(self, address: int) -> None:
-        """Give pinned host memory back."""
+        """Free pinned host memory."""
         self.call("cuMemFreeHost", address)
 
     def copy(self, target: int, source: int, nbytes: int, stream: int) -> None:
@@ -163,46 +163,46 @@ class Driver:
             self.call("cuMemcpyAsync", target, source, nbytes, stream)
 
     def clear(self, address: int, value: int, nbytes: int, stream: int) -> None:
-        """Set bytes of device memory, on a stream."""
+        """Set bytes of device memory to a value, on a stream."""
         if nbytes:
             self.call("cuMemsetD8Async", address, value, nbytes, stream)
 
     def new_stream(self) -> int:
-        """A stream that keeps the order with the legacy default stream."""
+        """Create a stream that is ordered with the legacy default stream."""
         return self._handle("cuStreamCreate", 0)
 
     def synchronize(self, stream: int) -> None:
-        """Wait until a stream's work is over; raises what went wrong in it."""
+        """Wait for a stream's work. Raises DeviceError if it failed."""
         self.call("cuStreamSynchronize", stream)
 
     def new_event(self) -> int:
-        """An event that has a time."""
+        """Create an event that records a time."""
         return self._handle("cuEventCreate", 0)
 
     def record(self, event: int, stream: int) -> None:
-        """Let an event happen when a stream has come so far."""
+        """Record an event on a stream: it happens when the stream's work so far is done."""
         self.call("cuEventRecord", event, stream or None)
 
     def wait_for(self, stream: int, event: int) -> None:
-        """Let a stream wait for an event."""
+        """Make further work of a stream wait for an event."""
         self.call("cuStreamWaitEvent", stream, event, 0)
 
     def seconds_between(self, first: int, second: int) -> float:
-        """The time between two events that have happened."""
+        """Return the seconds between two events that have happened."""
         milliseconds = c_float()
         self.call("cuEventElapsedTime", byref(milliseconds), first, second)
         return milliseconds.value / _MILLISECONDS
 
     def begin_capture(self, stream: int) -> None:
-        """Begin to capture what this thread puts on the stream into a graph, without running it."""
+        """Begin to capture this thread's work on the stream into a graph, without running it."""
         self.call("cuStreamBeginCapture_v2", stream, _CAPTURE_THREAD_LOCAL)
 
     def end_capture(self, stream: int) -> int:
-        """The graph of what was captured."""
+        """End the capture, and return the graph."""
         return self._handle("cuStreamEndCapture", stream, result_last=True)
 
     def instantiate(self, graph: int) -> int:
-        """An executable of a graph."""
+        """Instantiate a graph: return an executable of it."""
         executable = c_void_p()
         self.call("cuGraphInstantiateWithFlags", byref(executable), graph, 0)
         return executable.value or 0
@@ -215,18 +215,18 @@ class Driver:
 
 @functools.cache
 def load() -> Driver:
-    """The system's driver, or the one that ``HIDET_DIST_CUDA_DRIVER`` names; loaded once a process.
+    """Load the system's driver, or the one that ``HIDET_DIST_CUDA_DRIVER`` names, once per process.
 
     Raises
     ------
     ConfigError
-        Where there is none, or none that works.
+        Where there is none, or it does not work.
     """
     return Driver(os.environ.get(DRIVER_VARIABLE, "libcuda.so.1"))
 
 
 def device_of_rank(rank: int) -> int:
-    """The CUDA device of a rank: torchrun's LOCAL_RANK, or the rank, modulo the number of devices.
+    """Return the CUDA device of a rank: torchrun's LOCAL_RANK, or the rank, modulo the number of devices.
 
     Raises
     ------
@@ -240,15 +240,15 @@ def device_of_rank(rank: int) -> int:
 
 
 def check_architecture(arch: str | None, device: int) -> None:
-    """Refuse a device that code for ``arch``, such as ``sm_90``, does not run on.
+    """Check that a device runs code for ``arch``, such as ``sm_90``.
 
-    Device code runs on devices of its own major capability, from its own minor one on (CUDA C++ Programming Guide,
-    "Binary Compatibility").
+    Device code runs on devices of the same major capability, and of the same or a higher minor one (CUDA C++
+    Programming Guide, "Binary Compatibility").
 
     Raises
     ------
     ConfigError
-        It says what to build for.
+        If it does not; the message names the device's architecture.
     """
     driver = load()
     major, minor = driver.capability(device)

@@ -1,4 +1,4 @@
-"""A whole program as a CUDA graph: captured once for each set of addresses and sizes, and replayed."""
+"""Capture and replay of a whole program as a CUDA graph, one for each combination of addresses and sizes."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections.abc import Callable, Hashable
 
 from hidet_dist.runtime.cuda.driver import Driver
 
-_MOST_GRAPHS = 64  # combinations of symbolic dims' sizes that graphs are kept for
+_MOST_GRAPHS = 64  # the number of combinations of addresses and sizes for which graphs are kept
 
 
 class Graphs:
-    """The graphs of one partition.
+    """The CUDA graphs of one partition.
 
-    A program runs as it is when it comes to new addresses, which loads its kernels and connects its collectives. It is
-    captured when it comes to them again, and replayed from then on. All ranks come to the same point at the same call.
+    The first run with a key is launched kernel by kernel, which loads the kernels and connects the collectives. The
+    second run is captured, and later ones are replayed. All ranks do the same in the same call.
 
     Parameters
     ----------
     driver: Driver
         The CUDA driver.
     stream: int
-        What the program is put on.
+        The stream that the program is launched on.
     """
 
     def __init__(self, driver: Driver, stream: int):
         self._driver = driver
         self._stream = stream
-        self._executables: dict[Hashable, int | None] = {}  # None where it has run, but was not captured yet
+        self._executables: dict[Hashable, int | None] = {}  # None for a key that has run once, uncaptured
 
     def run(self, key: Hashable, launch: Callable[[], None], check: Callable[[], None]) -> None:
         """Launch the program on the stream.
@@ -34,11 +34,11 @@ class Graphs:
         Parameters
         ----------
         key: hashable
-            All that makes it another graph: addresses, and sizes of symbolic dims.
+            The identity of the graph: addresses, and sizes of symbolic dims.
         launch: callable
-            Puts it on the stream, kernel by kernel.
+            Launches the program on the stream, kernel by kernel.
         check: callable
-            Raises what went wrong in that.
+            Raises the errors of launching.
         """
         if key not in self._executables:
             if len(self._executables) >= _MOST_GRAPHS:

@@ -1,4 +1,4 @@
-"""A compiled program on a CUDA device: launched kernel by kernel or as a graph, and timed by the device."""
+"""Launchers for CUDA devices: they launch a program kernel by kernel or as a graph, and time it by the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hidet_dist.runtime.cuda.graphs import Graphs
 from hidet_dist.runtime.cuda.memory import CudaMemory
 from hidet_dist.runtime.launcher import Launcher
 
-_NANOSECONDS = 1e9  # in a second
+_NANOSECONDS = 1e9  # per second
 
 
 class CudaLauncher(Launcher):
@@ -26,11 +26,11 @@ class CudaLauncher(Launcher):
     library, kernels, data, tensors, nodes:
         As for Launcher.
     memory: CudaMemory
-        Where everything lies.
+        The device memory of weights and activations.
     as_graph: bool
         Whether the program is captured into a CUDA graph.
     cublas: Cublas, optional
-        What kernels compute products with that call cuBLAS.
+        The handle for kernels that call cuBLAS.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class CudaLauncher(Launcher):
     def record(self, addresses: Sequence[int], sizes: tuple[int, ...], check: Callable[[], None]) -> None:
         """Run the program kernel by kernel, with events around each.
 
-        A kernel that comes to an idle device counts the host's work of launching it too.
+        The time of a kernel on an otherwise idle device includes the host's work of launching it.
         """
         if self._events is None:
             events = (self._device.new_event() for _ in range(2 * self._nodes))
@@ -83,7 +83,10 @@ class CudaLauncher(Launcher):
             self._library.hidet_dist_record_events(None, None, None)
 
     def times(self) -> np.ndarray:
-        """Return the recorded times by the device's clock, as if its work had ended now by the host's."""
+        """Return the recorded times: int64[nodes, 2], in ns.
+
+        They are measured by the device's clock, and shifted so that the last kernel ends now by the host's clock.
+        """
         now = time.perf_counter_ns()
         if not self._events:
             return np.zeros((0, 2), np.int64)
@@ -93,7 +96,7 @@ class CudaLauncher(Launcher):
         return np.asarray(now - elapsed[-1, 1] + elapsed)
 
     def seconds_of(self, nodes: Sequence[int]) -> float:
-        """Add up the seconds of some kernels, as they were last recorded."""
+        """Return the total seconds of some kernel launches, as last recorded."""
         times = self.times()[list(nodes)]
         return float((times[:, 1] - times[:, 0]).sum()) / _NANOSECONDS
 
@@ -107,7 +110,7 @@ class CudaLauncher(Launcher):
         """Free the graphs, and cuBLAS's handle."""
         if self._graphs is None and self._cublas is None:
             return
-        with suppress(DeviceError), self._device.active():  # after a kernel that failed, none can be freed
+        with suppress(DeviceError), self._device.active():  # after a kernel has failed, nothing can be freed
             if self._graphs is not None:
                 self._graphs.clear()
             self.leave_cublas()

@@ -1,4 +1,4 @@
-"""Device memory of one partition: weights, workspace and staging, and the stream of its work."""
+"""The device memory of one partition, for weights, workspace and staging, and the stream of its work."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from hidet_dist.runtime.communicator import Communicator
 
 _ALIGNMENT = 256  # bytes, as cuMemAlloc aligns; the tensor maps of Hopper's memory accelerator need 128
-_LOAD_BYTES = 16  # the widest that a thread reads or writes at once
-_BLOCK_BYTES = 2**24  # of pinned memory that weights pass through; two of them
+_LOAD_BYTES = 16  # the widest memory access of a thread
+_BLOCK_BYTES = 2**24  # the size of each of two blocks of pinned memory through which weights are copied
 
 
 @dataclass
@@ -48,18 +48,18 @@ class _Resources:
 
 
 class CudaMemory:
-    """Memory of a CUDA device, with a stream of its own.
+    """Memory of a CUDA device, with a stream for the partition's work.
 
-    Kernels, copies and collectives of a call go on that stream, after what the caller's own stream (hidet's or torch's
-    current one) had to do by then; the call returns when they are over.
+    Kernels, copies and collectives of a call are enqueued on that stream. They start after the present work of the
+    caller's stream (hidet's or torch's current one), and the call returns when they are done.
 
     Parameters
     ----------
     device: int
         The device's number in this process.
     static: bool
-        Whether all inputs and outputs pass through memory of the partition's own, so that kernels find them at the same
-        addresses in each call, as CUDA graphs need it.
+        Whether all inputs and outputs are staged in the partition's memory, so that kernels find them at the same
+        addresses in each call, as CUDA graphs require.
 
     Raises
     ------
@@ -77,10 +77,10 @@ class CudaMemory:
         self._static = static
         self._resources = _Resources(self.driver, device, self.driver.retain_context(device))
         self._close = weakref.finalize(self, _release, self._resources)
-        self._close.atexit = False  # the driver may have gone before
+        self._close.atexit = False  # the driver may have been unloaded by then
         self._runtime = hidet_runtime()
         self._workspace = (0, 0)  # address and bytes
-        self._slots: dict[int, tuple[int, int]] = {}  # staging of inputs, outputs and messages, by place
+        self._slots: dict[int, tuple[int, int]] = {}  # address and bytes of staged inputs, outputs and messages
         with self._context():
             self.stream = self.driver.new_stream()
             self._resources.streams.append(self.stream)
@@ -89,18 +89,18 @@ class CudaMemory:
 
     @property
     def allocated_bytes(self) -> int:
-        """Device memory that the partition holds: weights, workspace and staging."""
+        """Bytes of device memory that the partition has allocated: weights, workspace and staging."""
         return sum(self._resources.allocations.values())
 
     def new_event(self) -> int:
-        """An event, freed with the memory."""
+        """Create an event, which is freed with the memory."""
         event = self.driver.new_event()
         self._resources.events.append(event)
         return event
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """While it lasts, this thread uses the device, and hidet's runtime launches kernels on the stream."""
+        """Make a context in which this thread uses the device, and hidet's runtime launches kernels on the stream."""
         with self._context():
             runtime = self._runtime
             follows_torch = bool(runtime.get_use_torch_cuda_stream())
@@ -124,24 +124,24 @@ class CudaMemory:
         finally:
             self.driver.set_context(before)
 
-    def _callers_stream(self, hidets: int | None) -> int:
-        """The stream that makes the inputs: hidet's if one was set, or torch's, or the default stream."""
-        if hidets:
-            return hidets
+    def _callers_stream(self, hidet_stream: int | None) -> int:
+        """Return the stream that computes the inputs: hidet's if one was set, or torch's, or the default stream."""
+        if hidet_stream:
+            return hidet_stream
         torch = sys.modules.get("torch")
         if torch is not None and torch.cuda.is_initialized():
             return int(torch.cuda.current_stream(self.device).cuda_stream)
         return 0
 
     def holds(self, device: tuple[int, int]) -> bool:
-        """Whether a tensor is on the device, or in the host's memory, from and to which it is copied."""
+        """Tell whether a tensor on this DLPack device is on the CUDA device, or in host memory, to be copied."""
         return device == (dlpack.CUDA, self.device) or device[0] in (dlpack.CPU, dlpack.CUDA_HOST)
 
     def packed(self, buffer: Buffer, what: str) -> Buffer:
-        """A tensor row by row; one on the device must be so already."""
+        """Return a contiguous tensor. Raises InputError for one on the device that is not."""
         if buffer.contiguous or buffer.device[0] != dlpack.CUDA:
             return buffer.packed()
-        raise InputError(f"{what} must be contiguous, row by row, on a CUDA device; give x.contiguous().")
+        raise InputError(f"{what} must be contiguous in row-major order on a CUDA device; give x.contiguous().")
 
     def load(self, file: VerifiedFile, places: Mapping[str, Place]) -> dict[str, int]:
         """Copy tensors of a safetensors file to the device, block by block through pinned memory.
@@ -166,7 +166,7 @@ class CudaMemory:
         return dict(zip(places, addresses, strict=True))
 
     def _place(self, sizes: Sequence[int]) -> list[int]:
-        """Addresses for tensors of these sizes, in one allocation."""
+        """Allocate memory for tensors of these sizes at once, and return their addresses."""
         offsets, total = [], 0
         for size in sizes:
             offsets.append(total)
@@ -175,7 +175,10 @@ class CudaMemory:
         return [base + offset for offset in offsets]
 
     def _fill(self, file: int, path: Path, copies: Sequence[tuple[int, int, int]]) -> None:
-        """Read parts of a file (from, to) to addresses: one block is copied to the device while the next is read."""
+        """Copy parts of a file to the device, each given as (address, begin, end), in bytes of the file.
+
+        One block is copied to the device while the next is read.
+        """
         blocks = [self.driver.allocate_host(_BLOCK_BYTES) for _ in range(2)]
         try:
             turn = 0
@@ -198,7 +201,7 @@ class CudaMemory:
                 self.driver.free_host(block)
 
     def check(self) -> None:
-        """The weights are copies: they are what they were."""
+        """Do nothing: the weights are copies, which a change of the files does not affect."""
 
     def workspace(self, nbytes: int) -> int:
         """Allocate at least ``nbytes`` bytes for activations in place of the earlier ones; return their address."""
@@ -213,17 +216,17 @@ class CudaMemory:
         return address
 
     def reserve(self, nbytes: int) -> int:
-        """The address of ``nbytes`` bytes of the device's, for as long as the partition lives."""
+        """Allocate ``nbytes`` bytes until :meth:`release` or :meth:`close`; return their address."""
         with self._context():
             return self._allocate(nbytes)
 
     def release(self, address: int) -> None:
-        """Free memory of :meth:`reserve`; nothing on the device may use it any more."""
+        """Free memory of :meth:`reserve`, which no work on the device may use any more."""
         with self._context():
             self._free(address)
 
     def empty(self, kind: str, shape: Sequence[int], dtype: str, device: tuple[int, int]) -> Any:
-        """A new tensor of a library: on the device for one on the device, in host memory otherwise."""
+        """Make an uninitialized tensor of a library: on the CUDA device if ``device`` is one, else in host memory."""
         if device[0] == dlpack.CUDA and kind == TORCH:
             import torch
 
@@ -235,24 +238,24 @@ class CudaMemory:
         return host_tensor(kind, shape, dtype)
 
     def zeros(self, shape: Sequence[int], dtype: str) -> Buffer:
-        """A new tensor of zeros, in host memory."""
+        """Make a buffer of zeros, in host memory."""
         return host_zeros(shape, dtype)
 
     def stage(self, inputs: Sequence[Buffer], outputs: Sequence[Buffer]) -> list[int]:
         """Locate inputs and outputs on the device: the tensors themselves, or copies on the device."""
         addresses = []
-        for place, buffer in enumerate((*inputs, *outputs)):
+        for slot, buffer in enumerate((*inputs, *outputs)):
             if not self._needs_copy(buffer):
                 addresses.append(buffer.address)
                 continue
-            address = self._slot(place, buffer.nbytes)
-            if place < len(inputs):
+            address = self._slot(slot, buffer.nbytes)
+            if slot < len(inputs):
                 self.driver.copy(address, buffer.address, buffer.nbytes, self.stream)
             addresses.append(address)
         return addresses
 
     def deliver(self, outputs: Sequence[Buffer], addresses: Sequence[int]) -> None:
-        """Copy staged outputs to the caller's tensors after the program."""
+        """Copy staged outputs to the caller's tensors, after the program has run."""
         copied = [
             (buffer, address) for buffer, address in zip(outputs, addresses, strict=True) if buffer.address != address
         ]
@@ -262,7 +265,7 @@ class CudaMemory:
             self.driver.synchronize(self.stream)
 
     def wait(self, communicator: Communicator) -> None:
-        """Return once the stream's work is over.
+        """Wait for the stream's work.
 
         Raises
         ------
@@ -278,17 +281,17 @@ class CudaMemory:
         self.driver.synchronize(self.stream)
 
     def all_gather(self, communicator: Communicator, array: np.ndarray) -> np.ndarray:
-        """All ranks' arrays of the same size, a row each. The communicator is bound to this thread."""
-        everyone = np.empty((communicator.world_size, array.size), array.dtype)
+        """Gather an array of the same size from each rank, as rows. The communicator must be bound to this thread."""
+        rows = np.empty((communicator.world_size, array.size), array.dtype)
         send = self._slot(_MESSAGE, array.nbytes)
-        receive = self._slot(_MESSAGES, everyone.nbytes)
+        receive = self._slot(_MESSAGES, rows.nbytes)
         self.driver.copy(send, array.ctypes.data, array.nbytes, self.stream)
         whole_mesh = (1 << len(communicator.mesh_shape)) - 1
         native.all_gather(send, receive, array.size, native.dtype_code(array.dtype.name), whole_mesh)
         self.wait(communicator)
-        self.driver.copy(everyone.ctypes.data, receive, everyone.nbytes, self.stream)
+        self.driver.copy(rows.ctypes.data, receive, rows.nbytes, self.stream)
         self.driver.synchronize(self.stream)
-        return everyone
+        return rows
 
     def close(self) -> None:
         """Free everything. Addresses must not be used any more."""
@@ -298,14 +301,15 @@ class CudaMemory:
         elsewhere = buffer.device != (dlpack.CUDA, self.device)
         return elsewhere or self._static or buffer.address % _LOAD_BYTES != 0
 
-    def _slot(self, place: int, nbytes: int) -> int:
-        address, size = self._slots.get(place, (0, 0))
+    def _slot(self, slot: int, nbytes: int) -> int:
+        """Return the address of a staging buffer of at least ``nbytes`` bytes, which is kept for later calls."""
+        address, size = self._slots.get(slot, (0, 0))
         if size < nbytes or not size:
             if size:
-                del self._slots[place]
+                del self._slots[slot]
                 self._free(address)
             address = self._allocate(nbytes)
-            self._slots[place] = (address, max(1, nbytes))
+            self._slots[slot] = (address, max(1, nbytes))
         return address
 
     def _allocate(self, nbytes: int) -> int:
@@ -313,8 +317,9 @@ class CudaMemory:
             address = self.driver.allocate(nbytes)
         except DeviceError as error:
             raise DeviceError(
-                f"CUDA device {self.device} has no {nbytes} bytes left, beside {self.allocated_bytes} of this "
-                f"partition: {error}. Build the artifacts with a smaller optimization_config['mem_budget']."
+                f"CUDA device {self.device} cannot allocate {nbytes} bytes more, with {self.allocated_bytes} bytes "
+                f"allocated by this partition: {error}. Build the artifacts with a smaller "
+                "optimization_config['mem_budget']."
             ) from error
         self._resources.allocations[address] = nbytes
         return address
@@ -324,7 +329,7 @@ class CudaMemory:
         self.driver.free(address)
 
 
-_MESSAGE, _MESSAGES = -1, -2  # the places of what is exchanged beside inputs and outputs
+_MESSAGE, _MESSAGES = -1, -2  # the staging slots of all_gather, beside those of inputs and outputs
 
 
 def _read(file: int, block: memoryview, at: int, path: Path) -> None:
@@ -338,9 +343,9 @@ def _read(file: int, block: memoryview, at: int, path: Path) -> None:
 
 def _release(resources: _Resources) -> None:
     if not resources.owner.is_this_process:
-        return  # the driver cannot be used in a child made by fork, and the device's memory is the parent's
+        return  # the driver cannot be used in a forked child, and the parent owns the device's memory
     cuda = resources.driver
-    with suppress(DeviceError):  # after a kernel that failed, the context is of no use any more
+    with suppress(DeviceError):  # after a kernel has failed, the context cannot be used any more
         before = cuda.current_context()
         cuda.set_context(resources.context)
         try:

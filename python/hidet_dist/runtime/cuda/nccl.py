@@ -1,6 +1,6 @@
-"""NCCL's library: its location, loading it with the CUDA driver, and the devices of ranks.
+"""NCCL's library: finding it, loading it with the CUDA driver, and the devices of ranks.
 
-NCCL and the CUDA driver are loaded when a transport is made, and by nothing else.
+NCCL and the CUDA driver are loaded only when a transport is made.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from hidet_dist.runtime import native
 from hidet_dist.runtime.libraries import hidet_runtime
 
 LIBRARY_VARIABLE = "HIDET_DIST_NCCL_LIBRARY"
-"""The environment variable with the path of libnccl.so.2; by default it is that of the package nvidia-nccl-cu12."""
+"""The environment variable with the path of libnccl.so.2; by default, that of the package nvidia-nccl-cu12."""
 
 DRIVER_VARIABLE = "HIDET_DIST_CUDA_DRIVER"
-"""The environment variable with the path of the CUDA driver's libcuda.so.1; by default the system is to find it."""
+"""The environment variable with the path of the CUDA driver's libcuda.so.1; by default, the loader searches for it."""
 
 INSTALL = "pip install 'nvidia-nccl-cu12>=2.30'"
 """The command that installs NCCL."""
 
 
 def find_library(environment: Mapping[str, str] | None = None) -> str:
-    """The path of NCCL's library. Raises ``ConfigError`` where there is none, with what to install."""
+    """Find the path of NCCL's library. Raises ``ConfigError`` where there is none, with what to install."""
     given = (os.environ if environment is None else environment).get(LIBRARY_VARIABLE)
     if given:
         if not Path(given).is_file():
@@ -46,7 +46,7 @@ def find_library(environment: Mapping[str, str] | None = None) -> str:
 
 @functools.cache
 def load() -> int:
-    """Load NCCL and the CUDA driver, once a process. Returns NCCL's version, such as 23203 for 2.32.3.
+    """Load NCCL and the CUDA driver, once per process. Returns NCCL's version, such as 23203 for 2.32.3.
 
     Raises ``ConfigError`` where one is missing or too old, with what to install.
     """
@@ -63,9 +63,9 @@ def load() -> int:
 
 
 def default_device(rank: int) -> int:
-    """The default CUDA device of a rank: torchrun's LOCAL_RANK, or the rank, modulo the number of devices.
+    """Return the default CUDA device of a rank: torchrun's LOCAL_RANK, or the rank, modulo the number of devices.
 
-    Raises ``ConfigError`` where there is none.
+    Raises ``ConfigError`` where there is no device.
     """
     load()
     devices = native.cuda_device_count()
@@ -75,7 +75,7 @@ def default_device(rank: int) -> int:
 
 
 def hidet_stream_function() -> int:
-    """The address of the C function that returns the CUDA stream which hidet's kernels are launched on."""
+    """Return the address of the C function that returns the CUDA stream on which hidet's kernels are launched."""
     address = ctypes.cast(hidet_runtime().get_cuda_stream, ctypes.c_void_p).value
     assert address is not None
     return address

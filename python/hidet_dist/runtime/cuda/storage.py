@@ -1,7 +1,7 @@
-"""Device memory that kernels ask hidet's runtime for, as matrix products that split k do.
+"""Device memory that kernels request from hidet's runtime, as matrix products that split k do.
 
-hidet's runtime asks functions that Python registers. hidet registers its own when it is imported; a process that only
-serves does not import it, and gets these.
+hidet's runtime calls functions that Python registers. hidet registers such functions when it is imported. A process
+that only serves does not import hidet; it registers the functions of this module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Clear = CFUNCTYPE(None, c_uint64, c_int32, c_uint64)
 
 @functools.cache
 def provide_storage(driver: Driver) -> tuple[object, ...]:
-    """Let hidet's runtime take device memory from the driver, unless hidet gives it. Once a process."""
+    """Register functions by which hidet's runtime allocates device memory, unless hidet did. Once per process."""
     if "hidet" in sys.modules:
         return ()
     runtime = hidet_runtime()
@@ -30,7 +30,7 @@ def provide_storage(driver: Driver) -> tuple[object, ...]:
     def allocate(nbytes: int) -> int:
         try:
             return driver.allocate(nbytes)
-        except DeviceError as error:  # the runtime takes 0 for an address: the kernel fails, and this says why
+        except DeviceError as error:  # the runtime does not check for 0: the kernel fails, and this message says why
             runtime.hidet_set_last_error(str(error).encode())
             return 0
 
@@ -46,4 +46,4 @@ def provide_storage(driver: Driver) -> tuple[object, ...]:
     functions = {b"allocate_cuda_storage": allocate, b"free_cuda_storage": free, b"cuda_memset": clear}
     for name, function in functions.items():
         runtime.register_callback(name, ctypes.cast(function, ctypes.c_void_p))
-    return tuple(functions.values())  # kept: the runtime has their addresses
+    return tuple(functions.values())  # kept alive by the cache: the runtime has their addresses

@@ -15,11 +15,11 @@ from hidet_dist.runtime.cuda.launcher import CudaLauncher
 from hidet_dist.runtime.cuda.memory import CudaMemory
 from hidet_dist.runtime.program import Prepared, Program
 
-_TIMED_RUNS = 4  # of a candidate; the fastest counts
+_TIMED_RUNS = 4  # the number of timed runs of a candidate, of which the fastest counts
 
 
 class CandidateTuning:
-    """Times the candidates of a stage's kernels, and has the launcher use the fastest.
+    """The timing of the candidates of a stage's kernels, after which the launcher uses the fastest.
 
     Parameters
     ----------
@@ -34,11 +34,11 @@ class CandidateTuning:
     memory: CudaMemory
         The program's memory.
     communicator: Communicator
-        Of the stage's ranks.
+        The communicator of the stage's ranks.
     cublas_version: int
-        The version of cuBLAS that the launcher has, or 0.
+        The version of the launcher's cuBLAS, or 0.
     without_cublas: str
-        Why it has none.
+        The reason why it has no cuBLAS.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class CandidateTuning:
         self._without_cublas = without_cublas
 
     def choose(self, folder: Path, identity: str) -> None:
-        """Take the fastest candidate of each kernel on this device, the same on all ranks, which do so together.
+        """Select the fastest candidate of each kernel, the same on all ranks. All ranks call this together.
 
         Parameters
         ----------
         folder: Path
             The artifact folder, where choices are remembered.
         identity: str
-            What tells this build of the artifacts from others.
+            The identity of this build of the artifacts.
 
         Raises
         ------
@@ -91,24 +91,24 @@ class CandidateTuning:
                 self._launcher.leave_cublas()
 
     def _fastest(self, choices: Choices) -> tuple[int, ...]:
-        """Choose candidates as the first rank remembers, or as all ranks time them now."""
+        """Return the choice that the first rank remembers, or else time the candidates on all ranks and choose."""
         first = self._communicator.rank == 0
         prepared, _ = self._program.prepare_zeros({})
-        known = choices.remembered() if first else None
-        remembered = np.array([-1] * len(self._stage.candidates) if known is None else known, np.int32)
-        chosen = tuple(int(x) for x in self._of_all(remembered)[0])
+        earlier = choices.remembered() if first else None
+        remembered = np.array([-1] * len(self._stage.candidates) if earlier is None else earlier, np.int32)
+        chosen = tuple(int(x) for x in self._gather(remembered)[0])
         if -1 not in chosen:
             return chosen
         seconds = choices.times(lambda kernel, candidate: self._seconds(prepared, kernel, candidate))
         self._communicator.check()
-        times = self._of_all(np.array(seconds)).max(axis=0).tolist()
+        times = self._gather(np.array(seconds)).max(axis=0).tolist()
         chosen = choices.fastest(times)
         if first:
             choices.remember(chosen, times)
         return chosen
 
     def _seconds(self, prepared: Prepared, kernel: int, candidate: int) -> float:
-        """The least seconds that a kernel takes with a candidate, over all its launches in a run."""
+        """Measure the least seconds per run, of several runs, that all launches of a kernel take with a candidate."""
         launcher = self._launcher
         nodes = [number for number, launch in enumerate(self._stage.launches) if launch.kernel == kernel]
         best = math.inf
@@ -124,11 +124,14 @@ class CandidateTuning:
         return best
 
     def _usable(self) -> tuple[tuple[int, ...], int, str]:
-        """Count the candidates of each kernel that all ranks can run; with cuBLAS's version or 0, and why not all."""
+        """Return the number of candidates of each kernel that all ranks can run, cuBLAS's version or 0, and a reason.
+
+        The reason says why candidates that call cuBLAS cannot run; it is empty if they can.
+        """
         stage, version = self._stage, self._cublas_version
         if not any(stage.cublas):
             return stage.candidates, 0, ""
-        versions = [int(x) for x in self._of_all(np.array([version], np.int32))[:, 0]]
+        versions = [int(x) for x in self._gather(np.array([version], np.int32))[:, 0]]
         if version and len(set(versions)) == 1:
             return stage.candidates, version, ""
         reason = self._without_cublas or f"not all ranks have the same version of cuBLAS: {versions}"
@@ -136,12 +139,12 @@ class CandidateTuning:
         return usable, 0, reason
 
     def _calls_cublas(self, chosen: Sequence[int]) -> bool:
-        """Whether a chosen candidate calls cuBLAS: the last one of a kernel that has such a candidate."""
+        """Tell whether a chosen candidate calls cuBLAS: the last one of a kernel that has such a candidate."""
         return any(
             calls and candidate == count - 1
             for candidate, count, calls in zip(chosen, self._stage.candidates, self._stage.cublas, strict=True)
         )
 
-    def _of_all(self, array: np.ndarray) -> np.ndarray:
-        """All ranks' arrays of the same size, a row each."""
+    def _gather(self, array: np.ndarray) -> np.ndarray:
+        """Gather an array of the same size from each rank, as rows."""
         return array[None] if self._communicator.world_size == 1 else self._memory.all_gather(self._communicator, array)

@@ -1,8 +1,8 @@
-"""The native library, typed. Nothing here imports hidet or torch.
+"""Typed Python bindings of the native library. Nothing here imports hidet or torch.
 
-The C interface is data (``signatures``), which ``library`` declares when it loads the library. The other modules wrap
-the functions by subject: what kernels call (``collectives``), communicators, transports, mapped files, NCCL and cuBLAS.
-The headers in ``include/hidet_dist`` say what each function does.
+The C interface is described by data (``signatures``), from which ``library`` declares the functions when it loads the
+library. The other modules wrap them by subject: the functions that kernels call (``collectives``), communicators,
+transports, mapped files, NCCL and cuBLAS. The headers in ``include/hidet_dist`` document each function.
 """
 
 from hidet_dist.runtime.native.codes import (

@@ -1,4 +1,4 @@
-"""The integers that stand for dtypes, reduce operations and statuses in the C interface."""
+"""The integer codes of dtypes, reduce operations and statuses in the C interface."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DTYPE_CODES: dict[str, int] = {
     "uint8": COLLECTIVES.constants["U8"],
     "bool": COLLECTIVES.constants["BOOL"],
 }
-"""The code of each dtype that collectives take, by its name in hidet and NumPy."""
+"""The code of each dtype that collectives support, by its name in hidet and NumPy."""
 
 REDUCE_OP_CODES: dict[str, int] = {
     name: COLLECTIVES.constants[name.upper()] for name in ("sum", "max", "min", "product", "mean")
@@ -23,7 +23,7 @@ REDUCE_OP_CODES: dict[str, int] = {
 """The code of each reduce operation, by name."""
 
 NOBODY = COLLECTIVES.constants["NOBODY"]
-"""Stands for no rank in a send or receive."""
+"""The code for no rank in a send or receive."""
 
 OK = COLLECTIVES.constants["OK"]
 NO_COMMUNICATOR = COLLECTIVES.constants["NO_COMMUNICATOR"]
@@ -33,15 +33,15 @@ IN_PROGRESS = NCCL.constants["NCCL_IN_PROGRESS"]
 
 
 def dtype_code(name: str) -> int:
-    """The native code of a dtype, given its name in hidet or NumPy. Raises ``ValueError`` where there is none."""
+    """Return the native code of a dtype, given its name in hidet or NumPy. Raises ``ValueError`` where it has none."""
     try:
         return DTYPE_CODES[name]
     except KeyError:
-        raise ValueError(f"collectives do not take dtype {name!r}, only {', '.join(DTYPE_CODES)}") from None
+        raise ValueError(f"collectives do not support dtype {name!r}, only {', '.join(DTYPE_CODES)}") from None
 
 
 def reduce_op_code(name: str) -> int:
-    """The native code of one of ``REDUCE_OP_CODES``; ``ValueError`` for any other name."""
+    """Return the native code of one of ``REDUCE_OP_CODES``. Raises ``ValueError`` for any other name."""
     try:
         return REDUCE_OP_CODES[name]
     except KeyError:

@@ -1,4 +1,4 @@
-"""Communicators of the native library, by handle: made, bound to a thread, asked about their state, and freed."""
+"""Communicators of the native library, by handle: to make, bind to a thread, query and free them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENVELOPE_BYTES = ctypes.sizeof(Envelope)
 
 
 def create_communicator(transport: Transport | None, mesh_shape: tuple[int, ...], rank: int) -> int:
-    """The handle of a new communicator. Raises ``ValueError`` with the native message where it is refused."""
+    """Make a communicator and return its handle. Raises ``ValueError`` with the native message where it is refused."""
     shape = (c_int64 * len(mesh_shape))(*mesh_shape)
     table = None if transport is None else ctypes.byref(transport)
     handle = library().hidet_dist_communicator_create(table, shape, len(mesh_shape), rank)
@@ -34,7 +34,7 @@ def bind(handle: int | None) -> None:
 
 
 def error(handle: int) -> str | None:
-    """The message of the communicator's first failure, or ``None``."""
+    """Return the message of the communicator's first failure, or ``None``."""
     message = library().hidet_dist_communicator_error(handle)
     return None if message is None else message.decode(errors="replace")
 
@@ -45,24 +45,24 @@ def fail(handle: int, message: str) -> None:
 
 
 def begin_call(handle: int, call: int) -> None:
-    """Number the program's call that the collectives of a communicator belong to from now on."""
+    """Set the number of the program's call that further collectives of a communicator belong to."""
     library().hidet_dist_communicator_begin_call(handle, call)
 
 
 def out_of_step(handle: int) -> int:
-    """The rank that was in another collective than this one, where a communicator failed for that, or ``NOBODY``."""
+    """Return the rank whose different collective made a communicator fail, or ``NOBODY``."""
     return int(library().hidet_dist_communicator_out_of_step(handle))
 
 
 def current_envelope() -> bytes:
-    """Describe the calling thread's collective under way, as bytes to be sent to the other ranks."""
+    """Describe the calling thread's current collective, as bytes to be sent to the other ranks."""
     envelope = Envelope()
     library().hidet_dist_current_envelope(ctypes.byref(envelope))
     return bytes(envelope)
 
 
 def check_envelope(theirs: bytes, rank: int) -> bool:
-    """Check by its envelope that another rank is in the same collective; else the communicator fails."""
+    """Check by its envelope that another rank is in the same collective; if not, the communicator fails."""
     envelope = Envelope.from_buffer_copy(theirs)
     return bool(library().hidet_dist_check_envelope(ctypes.byref(envelope), rank) == OK)
 
@@ -73,7 +73,7 @@ def sequence(handle: int) -> int:
 
 
 def peers(handle: int) -> tuple[int, ...]:
-    """The other ranks of a communicator's collective that is under way, or that failed; empty where there is none."""
+    """Return the other ranks of a communicator's current or failed collective; empty where there is none."""
     function = library().hidet_dist_communicator_peers
     count = function(handle, None, 0)
     ranks = (c_int64 * count)()
@@ -86,17 +86,17 @@ def group_size(handle: int, group: int) -> int:
 
 
 def set_overlap(handle: int, overlap: Overlap | None) -> None:
-    """Say how a communicator runs collectives beside computation; ``None``: they are over when they were started."""
+    """Set the functions by which a communicator overlaps collectives with computation; ``None`` for no overlap."""
     library().hidet_dist_communicator_set_overlap(handle, None if overlap is None else ctypes.byref(overlap))
 
 
 def rely_on(handle: int, file: MappedFile) -> None:
-    """Have a communicator fail, instead of sending anything, once a file was changed."""
+    """Make a communicator fail, instead of sending data, once a file has been changed."""
     library().hidet_dist_communicator_rely_on(handle, file.handle)
 
 
 def overlapped(handle: int) -> tuple[int, int]:
-    """Count the collectives that were only started on a communicator, and those of them that were waited for."""
+    """Count the collectives started on a communicator without waiting, and those of them waited for since."""
     return (
         int(library().hidet_dist_communicator_started(handle)),
         int(library().hidet_dist_communicator_waited(handle)),

@@ -1,4 +1,4 @@
-"""cuBLAS, loaded by the native library."""
+"""Handles of cuBLAS, which the native library loads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hidet_dist.runtime.native.signatures import AllocateFunction, ReportFunctio
 
 
 def load_cublas(path: str) -> int:
-    """Load cuBLAS; its version is returned, such as 130100. Raises ``ValueError`` with the native message."""
+    """Load cuBLAS, and return its version, such as 130100. Raises ``ValueError`` with the native message."""
     version = int(library().hidet_dist_cublas_load(path.encode()))
     if version == 0:
         raise ValueError(last_error())
@@ -17,39 +17,39 @@ def load_cublas(path: str) -> int:
 
 
 class Cublas:
-    """A handle of cuBLAS's for the device whose context is current; see cublas.h.
+    """A cuBLAS handle for the device whose context is current; see cublas.h.
 
     Parameters
     ----------
     stream: int
-        The address of a C function that returns the CUDA stream which the calling thread launches kernels on.
+        The address of a C function that returns the CUDA stream on which the calling thread launches kernels.
     report: int
-        The address of a C function that is told, in text, why a product could not be put on the stream.
+        The address of a C function that is called with the reason, as text, why a product could not be launched.
     allocate: Callable[[int], int | None]
-        Finds so many bytes of the device's memory, for as long as the handle or a graph with its products is used; or
-        None.
+        Allocates the given number of bytes of device memory, which must live as long as the handle and graphs with its
+        products. Returns the address, or None.
     workspace, nbytes: int
-        Such memory.
+        The address and size of such memory, for the workspace.
 
     Raises
     ------
     ValueError
-        With the native message, where there can be none.
+        With the native message, where no handle can be made.
     """
 
     def __init__(self, stream: int, report: int, allocate: Callable[[int], int | None], workspace: int, nbytes: int):
-        # Kept: the handle has their addresses.
+        # Kept alive, because the handle has their addresses.
         self._callbacks = StreamFunction(stream), ReportFunction(report), AllocateFunction(allocate)
         self._handle: int | None = library().hidet_dist_cublas_create(*self._callbacks, workspace, nbytes)
         if not self._handle:
             raise ValueError(last_error())
 
     def bind(self) -> None:
-        """Make it the one that kernels use which this thread launches."""
+        """Make the kernels that this thread launches use the handle."""
         library().hidet_dist_cublas_bind(self._handle)
 
     def destroy(self) -> None:
-        """Free it. Its device's context must be current. This thread has none any more."""
+        """Free the handle, and unbind it from this thread. Its device's context must be current."""
         handle, self._handle = self._handle, None
         library().hidet_dist_cublas_bind(None)
         if handle is not None:

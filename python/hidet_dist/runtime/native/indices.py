@@ -1,4 +1,4 @@
-"""The search for integers outside of a range in memory."""
+"""Search for integers outside a range, in strided memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _WRAP = 1 << 64
 
 
 class StridedRange:
-    """Looks for integers outside of ``[least, greatest]`` in views of this shape; strides are in elements.
+    """A search for integers outside ``[least, greatest]`` in views of a shape, with strides in elements.
 
     Parameters
     ----------
@@ -31,12 +31,12 @@ class StridedRange:
         self._arguments = (itemsize, signed, dims, array(*shape), array(*strides), least, greatest)
 
     def first_outside(self, address: int) -> tuple[int, int] | None:
-        """The first such integer of those from ``address`` on: its place in elements, and its value; None for none."""
+        """Find the first such integer from ``address`` on. Returns its offset in elements and its value, or None."""
         outside = (c_int64 * 2)()
         status = self._find(address, *self._arguments, outside)
         if status < 0:
-            raise ValueError(f"integers of {self._arguments[0]} bytes")
+            raise ValueError(f"integers must have 1, 2, 4 or 8 bytes, not {self._arguments[0]}")
         if not status:
             return None
-        place, value = outside
-        return place, value if self._signed else value % _WRAP
+        offset, value = outside
+        return offset, value if self._signed else value % _WRAP

@@ -14,14 +14,14 @@ from hidet_dist.runtime.native.signatures import COLLECTIVES, HEADERS, PREFIX
 LIBRARY_NAME = "hidet_dist"
 
 ABI_VERSION = COLLECTIVES.constants["ABI_VERSION"]
-"""The version of the C interface that this package is written for."""
+"""The version of the C interface that this package requires."""
 
 
 @functools.cache
 def _package_dir() -> Path:
-    """The installed package's folder that holds ``lib`` and ``include``.
+    """Find the installed package's folder with ``lib`` and ``include``.
 
-    An editable install keeps the Python sources in the checkout and these two in site-packages.
+    An editable install has the Python sources in the checkout, and these two folders in site-packages.
     """
     candidates = [Path(__file__).resolve().parents[2]]
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -34,25 +34,25 @@ def _package_dir() -> Path:
 
 
 def library_path() -> Path:
-    """The native library. Raises ``HidetDistError`` where hidet_dist is not installed."""
+    """Return the path of the native library. Raises ``HidetDistError`` where hidet_dist is not installed."""
     return library_dir() / f"lib{LIBRARY_NAME}.so"
 
 
 def library_dir() -> Path:
-    """The folder to link kernels against, with ``-lhidet_dist``."""
+    """Return the folder of the library, for linking kernels with ``-lhidet_dist``."""
     return _package_dir() / "lib"
 
 
 def include_dir() -> Path:
-    """The folder for ``#include <hidet_dist/collectives.h>``."""
+    """Return the folder of the headers, for ``#include <hidet_dist/collectives.h>``."""
     return _package_dir() / "include"
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The loaded native library, its symbols visible to kernels that are loaded later.
+    """Load the native library, with its symbols visible to kernels that are loaded later.
 
-    Raises ``HidetDistError`` where it is missing or of another version than this package.
+    Raises ``HidetDistError`` where it is missing, or its version is not this package's.
     """
     path = library_path()
     lib = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
@@ -69,5 +69,5 @@ def library() -> ctypes.CDLL:
 
 
 def last_error() -> str:
-    """The message of the calling thread's last native call that failed, or an empty string."""
+    """Return the message of the calling thread's last failed native call, or an empty string."""
     return str(library().hidet_dist_last_error().decode(errors="replace"))

@@ -1,4 +1,4 @@
-"""Files that are mapped into memory, watched for changes."""
+"""Watches over files that are mapped into memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hidet_dist.runtime.native.library import last_error, library
 
 
 class Change(IntEnum):
-    """The change of a mapped file; the values are those of mapped_file.h."""
+    """The kinds of changes of a mapped file, with the values of mapped_file.h."""
 
     NONE = 0
     CONTENT = 1
@@ -17,16 +17,16 @@ class Change(IntEnum):
 
 
 class MappedFile:
-    """A file that is mapped to memory, watched for changes; see mapped_file.h.
+    """A watch over a file that is mapped into memory; see mapped_file.h.
 
     Parameters
     ----------
     descriptor: int
-        The file's; it stays open until :meth:`forget`.
+        The file's descriptor, which must stay open until :meth:`forget`.
     address, nbytes: int
-        Where it is mapped, until then.
+        The mapped memory, which must stay mapped until then.
     name: str
-        What to call it in errors.
+        The file's name in error messages.
     """
 
     def __init__(self, descriptor: int, address: int, nbytes: int, name: str):
@@ -36,15 +36,15 @@ class MappedFile:
 
     @property
     def change(self) -> Change:
-        """``CONTENT`` if the content has changed, or a page could not be read and was replaced by zeros.
+        """``CONTENT`` if the content has changed, or if a page could not be read and was replaced by zeros.
 
-        ``STATUS`` where it may be what it was: its status was changed, such as by renaming it, or by putting back the
-        modification time after writing to it.
+        ``STATUS`` if only the file's status is known to have changed, such as by renaming it. The content may have
+        changed too, if its modification time was reset after writing.
         """
         return Change(library().hidet_dist_mapped_file_change(self.handle))
 
     def renew(self) -> None:
-        """Accept the file's present status as the known one. The caller must check the content after that."""
+        """Accept the file's present status as the reference. The caller must then check the content."""
         library().hidet_dist_mapped_file_renew(self.handle)
 
     def condemn(self) -> None:

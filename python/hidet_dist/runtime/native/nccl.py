@@ -1,4 +1,4 @@
-"""NCCL and the CUDA driver, loaded by the native library, and its transport between CUDA devices."""
+"""The native library's transport between CUDA devices, and its functions of NCCL and the CUDA driver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _UUID_BYTES = 16
 
 
 def load_nccl(nccl_path: str, driver_path: str) -> int:
-    """Load NCCL and the CUDA driver; NCCL's version is returned. Raises ``ValueError`` with the native message."""
+    """Load NCCL and the CUDA driver, and return NCCL's version. Raises ``ValueError`` with the native message."""
     version = int(library().hidet_dist_nccl_load(nccl_path.encode(), driver_path.encode()))
     if version == 0:
         raise ValueError(last_error())
@@ -23,7 +23,7 @@ def load_nccl(nccl_path: str, driver_path: str) -> int:
 
 
 def cuda_device_count() -> int:
-    """The number of CUDA devices. Raises ``ValueError`` with the native message, before ``load_nccl`` too."""
+    """Count the CUDA devices. Raises ``ValueError`` with the native message, also before ``load_nccl``."""
     count = int(library().hidet_dist_nccl_device_count())
     if count < 0:
         raise ValueError(last_error())
@@ -31,7 +31,7 @@ def cuda_device_count() -> int:
 
 
 def cuda_device_uuid(device: int) -> str:
-    """The UUID of a CUDA device, in hexadecimal. Raises ``ValueError`` with the native message."""
+    """Return the UUID of a CUDA device, in hexadecimal. Raises ``ValueError`` with the native message."""
     uuid = ctypes.create_string_buffer(_UUID_BYTES)
     if library().hidet_dist_nccl_device_uuid(device, uuid) != OK:
         raise ValueError(last_error())
@@ -54,11 +54,11 @@ class Nccl:
     mesh_shape: tuple[int, ...]
         The mesh of all ranks.
     rank, device: int
-        This rank of it, and its CUDA device.
+        This rank of the mesh, and its CUDA device.
     stream: int
         The address of a C function that returns the calling thread's current CUDA stream.
     connect: Callable[[int], int]
-        Called with a group's mask when it is first used: makes its communicator and returns 0. Must not raise.
+        Called with a group's mask when the group is first used; makes its communicator and returns 0. Must not raise.
     timeout_seconds: float
         How long a rank waits for another one.
 
@@ -92,45 +92,45 @@ class Nccl:
         library().hidet_dist_nccl_overlap(self._handle, ctypes.byref(self.overlap))
 
     def spans(self, group: int) -> bool:
-        """Whether a group has two ranks or more."""
+        """Tell whether a group has two ranks or more."""
         return any(group >> axis & 1 and extent > 1 for axis, extent in enumerate(self._mesh_shape))
 
     def has(self, group: int) -> bool:
-        """Whether a group has a communicator."""
+        """Tell whether a group has a communicator."""
         return bool(library().hidet_dist_nccl_has(self._handle, group))
 
     def await_all(self) -> None:
-        """Say on the bound communicator that this rank waits for all others, until its next collective or wait."""
+        """Record on the bound communicator that this rank waits for all others, until its next collective or wait."""
         library().hidet_dist_nccl_await(self._handle)
 
     def begin(self, group: int, unique_id: bytes | None) -> int:
-        """Begin to make the communicator of the mesh, given its id, or of a group; the status code is returned."""
+        """Begin to make the communicator of the mesh, given its id, or of a group. Returns a status code."""
         return int(library().hidet_dist_nccl_begin(self._handle, group, unique_id))
 
     def progress(self) -> int:
-        """The state of the connection: ``OK``, ``IN_PROGRESS``, or another status code after a failure."""
+        """Return the state of the communicator in the making: ``OK``, ``IN_PROGRESS``, or another code if it failed."""
         return int(library().hidet_dist_nccl_progress(self._handle))
 
     def warm_up(self, group: int) -> int:
-        """Exchange a few bytes over a group on ``own_stream``; the status code is returned."""
+        """Exchange a few bytes over a group on ``internal_stream``. Returns a status code."""
         return int(library().hidet_dist_nccl_warm_up(self._handle, group))
 
     @property
-    def own_stream(self) -> int:
-        """The stream of ``warm_up``."""
-        return library().hidet_dist_nccl_own_stream(self._handle) or 0
+    def internal_stream(self) -> int:
+        """The stream on which ``warm_up`` exchanges bytes."""
+        return library().hidet_dist_nccl_internal_stream(self._handle) or 0
 
     def current_stream(self) -> int:
-        """The calling thread's current stream."""
+        """Return the calling thread's current stream."""
         return self._stream() or 0
 
     def wait(self, stream: int, seconds: float) -> int:
-        """Wait for the work on a stream: ``OK``, ``IN_PROGRESS`` after ``seconds``, or another code after a failure."""
+        """Wait for a stream's work. Returns ``OK``, ``IN_PROGRESS`` after ``seconds``, or another code if it failed."""
         return int(library().hidet_dist_nccl_wait(self._handle, stream, seconds))
 
     @property
     def failed_by_peer(self) -> bool:
-        """Whether something failed because of another rank."""
+        """True if a collective failed because of another rank."""
         return self._handle is not None and bool(library().hidet_dist_nccl_failed_by_peer(self._handle))
 
     def close(self) -> None:
@@ -139,7 +139,7 @@ class Nccl:
             library().hidet_dist_nccl_close(self._handle)
 
     def destroy(self) -> None:
-        """Free it. No communicator may use it any more."""
+        """Free the transport, which no communicator may use any more."""
         handle, self._handle = self._handle, None
         if handle is not None:
             library().hidet_dist_nccl_destroy(handle)

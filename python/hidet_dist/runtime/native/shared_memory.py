@@ -1,4 +1,4 @@
-"""The native transport between ranks of one host."""
+"""The native library's transport between ranks of one host, through shared memory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class SharedMemory:
     Parameters
     ----------
     fallback: Transport
-        Carries out the collectives of groups, and the messages from and to ranks, that are delegated to it.
+        The transport for the groups and peers that are delegated to it.
     connect, connect_peer: Callable[[int], int]
-        Called with a group's mask, or another rank, when it is first used: attaches it or delegates it and returns 0.
+        Called with a group's mask, or another rank, when it is first used; attaches or delegates it and returns 0.
         Must not raise.
     rank, ranks: int
-        This rank of the mesh, and their number.
+        This rank, and the number of ranks of the mesh.
     timeout_seconds: float
         How long a collective waits for another rank.
     """
@@ -47,11 +47,11 @@ class SharedMemory:
 
     @staticmethod
     def segment(ranks: int) -> int:
-        """A file descriptor of a new segment for a group of so many ranks, or -1 where the system has none."""
+        """Make a segment for a group of ``ranks`` ranks. Returns its file descriptor, or -1 if the system refuses."""
         return int(library().hidet_dist_shm_segment(ranks))
 
     def attach(self, group: int, descriptor: int, group_rank: int, ranks: int) -> bool:
-        """Route a group through a segment, in which this rank has the rank ``group_rank``; False where it cannot be."""
+        """Route a group through a segment, in which this rank is ``group_rank``. Returns False if it cannot be used."""
         return bool(library().hidet_dist_shm_attach(self._handle, group, descriptor, group_rank, ranks) == OK)
 
     def delegate(self, group: int) -> None:
@@ -59,20 +59,20 @@ class SharedMemory:
         library().hidet_dist_shm_delegate(self._handle, group)
 
     def inbox(self) -> int:
-        """A file descriptor of this rank's inbox, which is kept open, or -1 where the system has none."""
+        """Return the file descriptor of this rank's inbox, which stays open, or -1 if the system refuses one."""
         return int(library().hidet_dist_shm_inbox(self._handle))
 
     def attach_peer(self, rank: int, descriptor: int) -> bool:
-        """Exchange messages with a rank through inboxes, given its own; False where that cannot be."""
+        """Exchange messages with a rank through inboxes, given that rank's. Returns False if it cannot be used."""
         return bool(library().hidet_dist_shm_attach_peer(self._handle, rank, descriptor) == OK)
 
     def delegate_peer(self, rank: int) -> None:
-        """Hand messages from and to a rank to the fallback."""
+        """Route messages from and to a rank to the fallback."""
         library().hidet_dist_shm_delegate_peer(self._handle, rank)
 
     @property
     def failed_by_peer(self) -> bool:
-        """Whether a collective failed because of another rank."""
+        """True if a collective failed because of another rank."""
         return bool(library().hidet_dist_shm_failed_by_peer(self._handle))
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class SharedMemory:
         library().hidet_dist_shm_close(self._handle)
 
     def destroy(self) -> None:
-        """Free it. No communicator may use it any more."""
+        """Free the transport, which no communicator may use any more."""
         handle, self._handle = self._handle, None
         if handle is not None:
             library().hidet_dist_shm_destroy(handle)

@@ -1,11 +1,10 @@
 """The C interface of the native library as data: one table per header in ``include/hidet_dist``.
 
 A table lists every function, structure, callback type and integer constant that its header declares, under the C name
-without its prefix. ``tests/runtime/native`` parses the headers and compares them with the tables, in both directions:
-whoever changes a header changes its table.
+without its prefix. ``tests/runtime/native`` parses the headers and compares them with the tables, in both directions,
+so a change of a header requires a change of its table.
 
-Pointers to ``void`` and to structures that only the library knows are ``c_void_p``; pointers to ``char`` are
-``c_char_p``.
+Pointers to ``void`` and to opaque structures are ``c_void_p``; pointers to ``char`` are ``c_char_p``.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 PREFIX = "hidet_dist_"
-"""Precedes each name in C; that of constants is ``HIDET_DIST_``."""
+"""The prefix of each name in C; constants have ``HIDET_DIST_``."""
 
 
 class Signature(NamedTuple):
@@ -40,9 +39,9 @@ class Header:
 
 
 class Blocks(ctypes.Structure):
-    """``hidet_dist_blocks``: the blocks of a group's ranks lie side by side in ``rows`` rows of ``whole`` elements.
+    """``hidet_dist_blocks``: the blocks of a group's ranks, side by side in ``rows`` rows of ``whole`` elements.
 
-    The block of group rank p has ``row`` elements of each, from p * row on.
+    The block of group rank p has ``row`` elements of each row, from p * row on.
     """
 
     _fields_ = (("rows", c_int64), ("row", c_int64), ("whole", c_int64))
@@ -81,7 +80,7 @@ def _method(*arguments: Any) -> Any:
 
 
 class Transport(ctypes.Structure):
-    """``hidet_dist_transport``. Whoever fills it in keeps it, and its functions, for as long as the communicator."""
+    """``hidet_dist_transport``: a table of functions, which its maker keeps alive as long as the communicator."""
 
     _fields_ = (
         ("context", c_void_p),
@@ -173,7 +172,7 @@ TicketFunction = _method(c_int64)
 
 
 class Overlap(ctypes.Structure):
-    """``hidet_dist_overlap``. Whoever fills it in keeps it, and its functions, for as long as the communicator."""
+    """``hidet_dist_overlap``: a table of functions, which its maker keeps alive as long as the communicator."""
 
     _fields_ = (
         ("context", c_void_p),
@@ -240,7 +239,7 @@ NCCL = Header(
         "nccl_begin": Signature(c_int32, (c_void_p, c_int32, c_char_p)),
         "nccl_progress": Signature(c_int32, (c_void_p,)),
         "nccl_warm_up": Signature(c_int32, (c_void_p, c_int32)),
-        "nccl_own_stream": Signature(c_void_p, (c_void_p,)),
+        "nccl_internal_stream": Signature(c_void_p, (c_void_p,)),
         "nccl_wait": Signature(c_int32, (c_void_p, c_void_p, c_double)),
         "nccl_failed_by_peer": Signature(c_int32, (c_void_p,)),
         "nccl_close": Signature(None, (c_void_p,)),
@@ -292,7 +291,7 @@ INDICES = Header(
             (
                 *(c_void_p, c_int32, c_int32),  # data, bytes, is_signed
                 *(c_int32, POINTER(c_int64), POINTER(c_int64)),  # dims, shape, strides
-                *(c_int64, c_int64, POINTER(c_int64)),  # least, greatest, found
+                *(c_int64, c_int64, POINTER(c_int64)),  # least, greatest, outside
             ),
         ),
     }
@@ -337,13 +336,13 @@ class PairwiseProblem(ctypes.Structure):
 
 
 class PairwiseOptions(ctypes.Structure):
-    """``hidet_dist_pairwise_options``: when to stop."""
+    """``hidet_dist_pairwise_options``: the stopping criteria."""
 
     _fields_ = (("seconds", c_double), ("gap", c_double), ("rounds", c_int64), ("seed", c_int64))
 
 
 class PairwiseResult(ctypes.Structure):
-    """``hidet_dist_pairwise_result``: the cost of the assignment found, and a bound of all."""
+    """``hidet_dist_pairwise_result``: the cost of the best assignment, and a lower bound on all."""
 
     _fields_ = (("cost", c_double), ("bound", c_double), ("seconds", c_double), ("rounds", c_int64))
 

@@ -1,4 +1,4 @@
-"""Transport tables whose functions are Python's."""
+"""Transport tables whose functions are written in Python."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ TRANSPORT_FUNCTIONS = tuple(name for name in _FIELDS if name not in _OPTIONAL)
 """The names of the functions that every transport has."""
 
 TransportFunction = Callable[..., int]
-"""A transport's function in Python: the native arguments without the context; it returns 0 or another number."""
+"""A transport's function in Python: it takes the native arguments without the context, and returns a status code."""
 
 
 def make_transport(functions: Mapping[str, TransportFunction]) -> Transport:
-    """A transport for host memory made of Python functions, which must not raise. A null address is ``None``.
+    """Make a transport for host memory from Python functions, which must not raise. A null address is ``None``.
 
-    ``functions`` has those of ``TRANSPORT_FUNCTIONS``; ``ValueError`` where it lacks one or has another. Blocks side by
-    side are copied for it, to lie one behind the other.
+    ``functions`` has exactly those of ``TRANSPORT_FUNCTIONS``; otherwise ``ValueError`` is raised. The native library
+    copies blocks that lie side by side, so that these functions see contiguous blocks.
     """
     if functions.keys() != set(TRANSPORT_FUNCTIONS):
         raise ValueError(f"a transport has {', '.join(TRANSPORT_FUNCTIONS)}, not {', '.join(functions)}")
@@ -36,9 +36,9 @@ def _without_context(function: TransportFunction) -> TransportFunction:
 
 
 def deferred_transport(make: Callable[[], Transport]) -> Transport:
-    """A transport whose functions are those of the transport that ``make()`` gives, which is called when one is.
+    """Make a transport for host memory that forwards each call to the transport that ``make()`` returns.
 
-    ``make`` must give the same one each time, and must not raise; only host memory is carried.
+    ``make`` is called in each of them; it must return the same transport each time, and must not raise.
     """
 
     def forward(name: str) -> TransportFunction:

@@ -19,40 +19,43 @@ class FullError(OSError):
 
 
 class Store(Protocol):
-    """Values of bytes by key. Every method raises ``StoreError``, and then the store is of no more use."""
+    """Values of bytes by key. Every method may raise ``StoreError``, after which the store cannot be used any more."""
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Give a key a value, in place of an earlier one."""
+        """Set the value of a key."""
 
     def get(self, key: str) -> bytes:
-        """The value of a key, once it has one; waits for the store's time-out at most."""
+        """Wait until a key has a value, at most for the store's time-out, and return it."""
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of several keys, once all have one."""
+        """Wait until all of the keys have values, and return them."""
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a key's number, 0 if there is none, and return the sum; the value is its decimal digits."""
+        """Add to a key's number, which is 0 if the key has no value, and return the sum. Values are decimal digits."""
 
     def compare_set(self, key: str, expected: str | bytes, value: str | bytes) -> bytes:
-        """Give a key a value if it has the expected one, or if it has none and that is empty; return what it has."""
+        """Set a key's value if its value is ``expected``, where empty means none; return its value afterwards.
+
+        If the key has no value and ``expected`` is not empty, sets nothing and returns ``expected``.
+        """
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all of the keys have values."""
+        """Tell whether all of the keys have values."""
 
     def wait(self, keys: Sequence[str], timeout_seconds: float | None = None) -> None:
-        """Return once all of the keys have values."""
+        """Wait until all of the keys have values."""
 
     def delete(self, key: str) -> bool:
-        """Take a key's value away; whether there was one."""
+        """Remove a key. Returns whether it had a value."""
 
     def prefixed(self, prefix: str) -> Store:
-        """The same store, over the same connection, with a prefix before all keys."""
+        """Return a view of the store with a prefix before all keys, over the same connection."""
 
     def clone(self) -> Store:
-        """The same store over another connection: one serves one call at a time."""
+        """Open another connection to the store, because a connection serves one call at a time."""
 
     def close(self) -> None:
         """Close the connection. A call that is waiting in another thread fails."""
 
     def abandon(self) -> None:
-        """Close this process's copy of a connection that belongs to its parent, which keeps it."""
+        """Close this forked child's copy of a connection, which its parent keeps."""

@@ -1,4 +1,4 @@
-"""The store's host: one thread that serves all connections, none of which can hold it up."""
+"""The store's server: one thread that serves all connections, none of which can block it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import threading
 import time
 from collections.abc import Sequence
 
-from hidet_dist.runtime.store import place, wire
+from hidet_dist.runtime.store import addresses, wire
 from hidet_dist.runtime.store.wire import Channel, ProtocolError
 
 HANDSHAKE_SECONDS = 10.0
-"""The longest time, in seconds, for the proof of a connection."""
+"""The longest time, in seconds, for the handshake of a connection."""
 
 MAX_STRANGERS = 128
-"""The limit of connections whose proof is not complete; beyond it, the oldest is closed."""
+"""The limit of connections whose handshake is not complete; beyond it, the oldest is closed."""
 
 MAX_STORE_BYTES = 1 << 28
-"""The most that keys and values may take together."""
+"""The most bytes that keys and values may take together."""
 
 _READ_BYTES = 1 << 16
 _PAUSE_SECONDS = 0.1
@@ -79,7 +79,7 @@ def _integer(digits: bytes) -> int:
 
 
 class _Connection:
-    """One client's: what came from it and is not used yet, what is to go to it, and how far it has proved itself."""
+    """A client's connection: received and unsent bytes, and the state of its handshake."""
 
     def __init__(self, peer: socket.socket, secret: bytes):
         self.peer = peer
@@ -108,7 +108,7 @@ class _Connection:
                 del self.outgoing[: self.peer.send(self.outgoing)]
 
     def work(self, table: _Table) -> None:
-        """Answer the complete requests, one after the other, each once the previous answer was sent."""
+        """Answer the complete requests in order, each after the previous answer was sent."""
         while not self.outgoing:
             if self._channel is None:
                 if not self._prove():
@@ -124,7 +124,7 @@ class _Connection:
             self.send()
 
     def _prove(self) -> bool:
-        """The next step of the proofs. False where more has to come first."""
+        """Make the next step of the handshake. Returns False where more bytes must be received first."""
         if self._nonces is None:
             if not wire.MAGIC.startswith(self._incoming[: len(wire.MAGIC)]):
                 raise ProtocolError("another protocol")
@@ -162,27 +162,27 @@ def _spare_descriptor() -> int:
 
 
 class StoreServer:
-    """Hosts a store until it is closed.
+    """The server of a store, which runs until it is closed.
 
     Parameters
     ----------
     address: str
-        The name or address to listen on (see :mod:`hidet_dist.runtime.store.place`); nothing is heard on others.
+        The only address to listen on (see :mod:`hidet_dist.runtime.store.addresses`).
     port: int
-        The TCP port; 0 for any that is free, and where there is none.
+        The TCP port; 0 for any free one, and for an address without ports.
     secret: bytes
-        What clients must prove to know; may be empty.
+        The shared secret that clients must prove to know; may be empty.
 
     Raises
     ------
     OSError
-        Where it cannot listen there.
+        Where it cannot listen on the address.
     """
 
     def __init__(self, address: str, port: int, secret: bytes = b""):
         self._spare = _spare_descriptor()
-        self._listener = place.listen(address, port)
-        self.port: int = 0 if place.is_within_host(address) else self._listener.getsockname()[1]
+        self._listener = addresses.listen(address, port)
+        self.port: int = 0 if addresses.is_host_local(address) else self._listener.getsockname()[1]
         self._secret = secret
         self._table = _Table()
         self._connections: dict[socket.socket, _Connection] = {}
@@ -199,8 +199,8 @@ class StoreServer:
         self._wake_writer.close()
 
     def abandon(self) -> None:
-        """Close this process's copies of the descriptors of a server that runs in its parent, and goes on there."""
-        # Nothing is unregistered: the selector's object in the kernel is the parent's as well.
+        """Close this forked child's copies of the descriptors of a server that goes on running in its parent."""
+        # Nothing is unregistered, because the parent uses the same selector object in the kernel.
         self._selector.close()
         for peer in (*self._connections, self._listener, self._wake_reader, self._wake_writer):
             peer.close()
@@ -237,14 +237,14 @@ class StoreServer:
         except (BlockingIOError, ConnectionError, InterruptedError):
             return
         except OSError:
-            # No more descriptors. It would be tried again at once, and at once in vain.
+            # No file descriptor is left. Without a pause, the selector would report the connection again at once.
             if not self._turn_away():
                 time.sleep(_PAUSE_SECONDS)
             return
         try:
             peer.setblocking(False)
-            place.check_user(peer)
-            place.send_at_once(peer)
+            addresses.check_user(peer)
+            addresses.send_at_once(peer)
         except OSError:  # another user's, or closed by now
             peer.close()
             return
@@ -253,7 +253,7 @@ class StoreServer:
         self._selector.register(peer, selectors.EVENT_READ, connection)
 
     def _turn_away(self) -> bool:
-        """Tell a client that there is no descriptor for it, with the one that is kept for this. False if it is gone."""
+        """Use the spare descriptor to tell a client that there is none left. Returns False if the spare one is gone."""
         if self._spare < 0:
             return False
         os.close(self._spare)
@@ -262,21 +262,21 @@ class StoreServer:
             peer, _ = self._listener.accept()
             with peer:
                 peer.settimeout(_PAUSE_SECONDS)
-                peer.recv(wire.HELLO_BYTES)  # what is not read would have the system drop the answer
+                peer.recv(wire.HELLO_BYTES)  # if bytes were left unread, the system would drop the answer
                 peer.sendall(wire.FULL)
         with contextlib.suppress(OSError):
             self._spare = _spare_descriptor()
         return True
 
     def _serve(self, connection: _Connection) -> None:
-        # Whatever is wrong with one connection is no reason to fail the others.
+        # An error of one connection must not affect the others.
         try:
             if connection.outgoing:
                 connection.send()
             else:
                 connection.receive()
             connection.work(self._table)
-            # While an answer waits to go out, nothing more is taken in.
+            # Nothing more is received while an answer waits to be sent.
             wanted = selectors.EVENT_WRITE if connection.outgoing else selectors.EVENT_READ
             self._selector.modify(connection.peer, wanted, connection)
         except (BlockingIOError, InterruptedError):

@@ -1,4 +1,4 @@
-"""The ranks' store as a store of PyTorch, for its process groups."""
+"""An adapter that makes the ranks' store a store of PyTorch, for its process groups."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from hidet_dist.runtime.store.interface import Store
 
 
 class TorchStore(dist.Store):
-    """A ``torch.distributed.Store`` that asks another store. It must live as long as whatever uses it."""
+    """A ``torch.distributed.Store`` that delegates to another store. It must outlive its users."""
 
     def __init__(self, store: Store):
         super().__init__()
         self._store = store
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Give a key a value."""
+        """Set the value of a key."""
         self._store.set(key, value)
 
     def get(self, key: str) -> bytes:
-        """The value of a key, once it has one."""
+        """Wait until a key has a value, and return it."""
         return self._store.get(key)
 
     def add(self, key: str, value: int) -> int:
@@ -30,17 +30,17 @@ class TorchStore(dist.Store):
         return self._store.add(key, value)
 
     def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
-        """Give a key a value if it has the expected one."""
+        """Set a key's value if it has the expected one; return its value afterwards."""
         return self._store.compare_set(key, expected_value, desired_value)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all of the keys have values."""
+        """Tell whether all of the keys have values."""
         return self._store.check(keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Return once all of the keys have values."""
+        """Wait until all of the keys have values."""
         self._store.wait(keys, None if timeout is None else timeout.total_seconds())
 
     def delete_key(self, key: str) -> bool:
-        """Take a key's value away."""
+        """Remove a key. Returns whether it had a value."""
         return self._store.delete(key)

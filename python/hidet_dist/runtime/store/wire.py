@@ -1,4 +1,4 @@
-"""The bytes of a store's connection: proofs, and messages that are lists of byte strings."""
+"""The wire format of a store's connection: proofs, and messages, which are lists of byte strings."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 MAGIC = b"hidetds1"
 FULL = b"hidetds!"
-"""In place of ``MAGIC``, from a server that has no file descriptor left for the connection."""
+"""Sent in place of ``MAGIC`` by a server that has no file descriptor left for the connection."""
 
 NONCE_BYTES = 32
 DIGEST_BYTES = 32
 HELLO_BYTES = len(MAGIC) + NONCE_BYTES
 ANSWER_BYTES = len(MAGIC) + NONCE_BYTES + DIGEST_BYTES
 MAX_MESSAGE_BYTES = 1 << 20
-"""The longest content of a message; far more than any value that the ranks exchange."""
+"""The most bytes of a message's content; far more than any value that the ranks exchange."""
 
 _LENGTH = struct.Struct("!I")
 _NUMBER = struct.Struct("!Q")
@@ -26,11 +26,11 @@ CLIENT, SERVER = b"client", b"server"
 
 
 class ProtocolError(RuntimeError):
-    """A message that this protocol does not send."""
+    """A received message does not follow the protocol."""
 
 
 def nonce() -> bytes:
-    """Random bytes that were never used before."""
+    """Return fresh random bytes."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
@@ -40,7 +40,7 @@ def proof(secret: bytes, role: bytes, client_nonce: bytes, server_nonce: bytes) 
 
 
 def message_length(data: bytes | bytearray) -> int:
-    """The bytes that follow a message's length. Raises ``ProtocolError`` where they are too many, or too few."""
+    """Decode a message's length: the bytes that follow it. Raises ``ProtocolError`` if it is out of range."""
     (length,) = _LENGTH.unpack_from(data)
     if not DIGEST_BYTES <= length <= MAX_MESSAGE_BYTES + DIGEST_BYTES:
         raise ProtocolError(f"a message of {length} bytes")
@@ -48,7 +48,7 @@ def message_length(data: bytes | bytearray) -> int:
 
 
 class Channel:
-    """One side of a connection whose ends have proved themselves: makes and reads numbered, signed messages."""
+    """One side of an authenticated connection, which encodes and decodes numbered, signed messages."""
 
     def __init__(self, secret: bytes, sender: bytes, client_nonce: bytes, server_nonce: bytes):
         self._key = proof(secret, b"messages", client_nonce, server_nonce)
@@ -58,7 +58,7 @@ class Channel:
         self._received = 0
 
     def seal(self, parts: Sequence[bytes]) -> bytes:
-        """A message, length and all. Raises ``ProtocolError`` where it is too long."""
+        """Encode a message, including its length. Raises ``ProtocolError`` if it is too long."""
         content = b"".join(piece for part in parts for piece in (_LENGTH.pack(len(part)), part))
         if len(content) > MAX_MESSAGE_BYTES:
             raise ProtocolError(f"a message of {len(content)} bytes; {MAX_MESSAGE_BYTES} are the most")
@@ -67,10 +67,10 @@ class Channel:
         return _LENGTH.pack(len(content) + DIGEST_BYTES) + content + digest
 
     def open(self, message: bytes) -> list[bytes]:
-        """The parts of a message, given what follows its length. Raises ``ProtocolError`` where it is not genuine."""
+        """Decode a message, given without its length, to its parts. Raises ``ProtocolError`` if it is not genuine."""
         content, digest = message[:-DIGEST_BYTES], message[-DIGEST_BYTES:]
         if not hmac.compare_digest(digest, self._digest(self._receiver, self._received, content)):
-            raise ProtocolError("a message that was not sent so")
+            raise ProtocolError("a message with a wrong signature: it was altered, replayed or reordered")
         self._received += 1
         parts = []
         position = 0
@@ -80,7 +80,7 @@ class Channel:
             (length,) = _LENGTH.unpack_from(content, position)
             position += LENGTH_BYTES
             if position + length > len(content):
-                raise ProtocolError("a message with a part that is longer than it")
+                raise ProtocolError("a message with a part that is longer than the message")
             parts.append(content[position : position + length])
             position += length
         return parts

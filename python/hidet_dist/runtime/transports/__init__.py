@@ -1,7 +1,7 @@
-"""Transports: what carries the collectives of a communicator's ranks.
+"""Transports: implementations of the collectives and messages of a communicator.
 
-``base`` has the protocol. ``choose`` is the one place that picks an implementation: shared memory within a host, Gloo
-across hosts, or NCCL between CUDA devices, each in the module of its name.
+``base`` has the protocol. ``choose`` alone selects an implementation: shared memory within a host, Gloo across hosts,
+or NCCL between CUDA devices, each in the module of its name.
 """
 
 from hidet_dist.runtime.transports.base import Failures, Setup, Transport

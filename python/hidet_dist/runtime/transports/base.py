@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Transport(Protocol):
-    """Carries out the collectives of one rank's communicator. One thread at a time may use it."""
+    """The implementation of the collectives of one rank's communicator. One thread at a time may use it."""
 
     @property
     def table(self) -> native.Transport:
@@ -21,52 +21,52 @@ class Transport(Protocol):
 
     @property
     def overlap(self) -> native.Overlap | None:
-        """The functions that run collectives beside computation; ``None`` where a collective that returns is over."""
+        """The functions that overlap collectives with computation; ``None`` if collectives block until done."""
 
     @property
     def failed_by_peer(self) -> bool:
-        """Whether a collective failed because of another rank."""
+        """True if a collective failed because of another rank."""
 
     @property
     def shared_groups(self) -> Sequence[tuple[int, ...]]:
-        """The groups of ranks, of those used so far, whose data travels through shared memory of the host."""
+        """The groups of ranks whose collectives have used shared memory so far."""
 
     @property
     def shared_peers(self) -> Sequence[int]:
-        """The ranks, of those that messages were exchanged with so far, whose messages go through shared memory."""
+        """The ranks with which messages have been exchanged through shared memory so far."""
 
     def warm_up(self, groups: Iterable[int]) -> None:
-        """Set up the mesh and these groups, given as masks of mesh axes, before they are used.
+        """Set up the collectives over the mesh and these groups, given as masks of mesh axes, before they are used.
 
-        All ranks do so with the same groups. A failure is recorded, as that of a collective is.
+        All ranks call this with the same groups. A failure is recorded like that of a collective.
         """
 
     def wait(self, stream: int | None = None) -> None:
-        """Return once the collectives on a stream are over, by default on the current one; failures are recorded."""
+        """Wait for the collectives on a stream, by default the current one. Failures are recorded."""
 
     def close(self) -> None:
-        """Close this rank's ends, at which collectives that wait for this rank fail on the other ranks."""
+        """Close this rank's connections. Collectives of other ranks that wait for this one fail then."""
 
     def destroy(self) -> None:
-        """Free it, once its communicator has been destroyed."""
+        """Free native resources, after the communicator has been destroyed."""
 
 
 class Failures:
-    """Records what goes wrong in Python while native code waits for it, where nothing may be raised.
+    """A record of errors in Python functions that native code calls, through which no exception may pass.
 
     Parameters
     ----------
     fail: Callable[[str], None]
-        Makes the communicator fail with this message.
+        Makes the communicator fail with a message.
     failed: Callable[[], bool]
-        Whether the communicator has failed, for whatever reason.
+        Whether the communicator has failed, for any reason.
 
     Attributes
     ----------
     by_peer: bool
         Whether another rank was to blame.
     interrupt: BaseException | None
-        What is to be raised as it is once native code has returned, such as KeyboardInterrupt.
+        An exception, such as KeyboardInterrupt, to be raised unchanged once native code has returned.
     """
 
     def __init__(self, fail: Callable[[str], None], failed: Callable[[], bool]):
@@ -76,10 +76,10 @@ class Failures:
         self.interrupt: BaseException | None = None
 
     def record(self, run: Callable[[], None], raised_as_is: type[Exception] | tuple[()] = ()) -> int:
-        """Run something that native code waits for; a status code is returned.
+        """Run a function for native code, and return its status code.
 
-        A ``RuntimeError`` is another rank's doing. Errors of the type ``raised_as_is``, and what is no ``Exception``,
-        are kept as the interrupt.
+        A ``RuntimeError`` is attributed to another rank. Errors of the type ``raised_as_is``, and exceptions that are
+        not an ``Exception``, are kept as the interrupt.
         """
         try:
             run()
@@ -102,11 +102,11 @@ class Setup:
     Attributes
     ----------
     rendezvous: Rendezvous
-        The ranks, met.
+        The rendezvous of the ranks.
     name: str
-        The communicator's, the same on all ranks and on no other communicator.
+        The communicator's name: the same on all ranks, and unlike that of any other communicator.
     mesh_shape: tuple[int, ...]
-        The mesh of all ranks.
+        The number of ranks along each mesh axis.
     timeout_seconds: float
         How long a collective, or meeting the ranks of a group, waits for the other ranks.
     failures: Failures

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from hidet_dist.runtime.transports.base import Setup, Transport
 
 VARIABLE = "HIDET_DIST_TRANSPORT"
-"""The environment variable that chooses for CPUs: ``auto``, the default, or ``gloo`` for Gloo within a host as well."""
+"""The environment variable with the choice for CPUs: ``auto`` (default), or ``gloo`` to use Gloo on one host too."""
 
 
 def _open_for_cpu(setup: Setup, device: int | None) -> Transport:
@@ -25,7 +25,7 @@ def _open_for_cpu(setup: Setup, device: int | None) -> Transport:
 
 
 def _open_gloo(setup: Setup) -> Transport:
-    # PyTorch, which Gloo comes with, takes a second to import: not before a group needs it.
+    # PyTorch, which contains Gloo, takes a second to import: do so only when a group needs it.
     from hidet_dist.runtime.transports.gloo import GlooTransport
 
     return GlooTransport(setup)
@@ -40,20 +40,20 @@ def _open_for_cuda(setup: Setup, device: int | None) -> Transport:
 _OPEN: dict[str, Callable[[Setup, int | None], Transport]] = {"cpu": _open_for_cpu, "cuda": _open_for_cuda}
 
 TARGETS = tuple(_OPEN)
-"""The targets that there is a transport for."""
+"""The targets for which there is a transport."""
 
 
 def open_transport(target: str, setup: Setup, device: int | None = None) -> Transport:
-    """The transport of one rank.
+    """Open the transport of one rank.
 
     Parameters
     ----------
     target: str
-        One of ``TARGETS``: where the buffers of collectives are.
+        One of ``TARGETS``: the memory that buffers of collectives lie in.
     setup: Setup
-        What it is made with.
+        The common arguments of transports.
     device: int | None
-        This rank's CUDA device; ``default_device`` where it is not given.
+        This rank's CUDA device; ``default_device`` by default.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The transport across hosts: the native library's collectives, carried out by torch.distributed's Gloo."""
+"""The transport across hosts: the native library's collectives, implemented by torch.distributed's Gloo."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import torch.distributed as dist
 from hidet_dist.runtime import native
 from hidet_dist.runtime.meeting import await_ranks
 from hidet_dist.runtime.mesh_groups import group_ranks
-from hidet_dist.runtime.rendezvous import own_address
+from hidet_dist.runtime.rendezvous import local_address
 from hidet_dist.runtime.store.torch_store import TorchStore
 from hidet_dist.runtime.transports.base import Setup
 
-# Up to this many bytes from all ranks together, an all-reduce is an all-gather and a local reduction. Gloo's own takes
-# twice as many steps, and measured on one host, 2 and 4 processes, a step costs more than these bytes.
+# Up to this many bytes from all ranks together, an all-reduce is an all-gather and a local reduction. Gloo's all-reduce
+# takes twice as many steps; measured on one host with 2 and 4 processes, a step costs more than these bytes.
 SMALL_BYTES = 256 * 1024
 
 _DTYPES = {code: getattr(torch, name) for name, code in native.DTYPE_CODES.items()}
@@ -39,17 +39,18 @@ _REDUCE_OPS: dict[int, Any] = {
 # The tags of a message's envelope and of its data.
 _ENVELOPE_TAG, _DATA_TAG = 0, 1
 
-# Up to so many bytes for a rank travel with the envelope, filled up to that, as Gloo ends the process where more comes
-# than is expected. More than that follow once the envelopes are known to be the same. A step costs more than these.
+# Rows of up to this many bytes per rank travel with the envelope. They are padded to this length, because Gloo ends the
+# process when it receives more bytes than expected. Longer rows follow once the envelopes are known to be equal. An
+# extra step costs more than the padding.
 _SMALL_ROW_BYTES = 4096
 
 
 @dataclass(frozen=True)
 class _Group:
     backend: Any  # a ProcessGroupGloo, most of whose methods torch's stubs lack
-    ranks: tuple[int, ...]  # of the mesh
+    ranks: tuple[int, ...]  # numbered within the mesh
     group_rank: int
-    store: TorchStore  # the backend does not keep it
+    store: TorchStore  # kept alive here: the backend does not hold a reference
 
     @property
     def size(self) -> int:
@@ -57,15 +58,15 @@ class _Group:
 
 
 class GlooTransport:
-    """Carries out a communicator's collectives between processes on CPUs.
+    """The implementation of a communicator's collectives between processes on CPUs by Gloo.
 
-    A process group is made per group of ranks, when it is first used, and per pair of ranks that exchange messages.
-    One thread at a time may use it.
+    A process group is made for each group of ranks when it is first used, and for each pair of ranks that exchange
+    messages. One thread at a time may use it.
 
     Parameters
     ----------
     setup: Setup
-        What every transport is made with.
+        The common arguments of transports.
     """
 
     def __init__(self, setup: Setup):
@@ -82,7 +83,7 @@ class GlooTransport:
         self.shared_groups: tuple[tuple[int, ...], ...] = ()
         self.shared_peers: tuple[int, ...] = ()
         self._rank = setup.rendezvous.settings.rank
-        # With the rendezvous, not its store: that one is to go when the rendezvous is closed, whoever still has this.
+        # Holds the rendezvous, not its store, so that the store is freed when the rendezvous is closed.
         self._setup = setup
         self._device = _open_device(setup.rendezvous.address, setup.rendezvous.port)
         self._groups: dict[tuple[int, ...], _Group] = {}
@@ -90,29 +91,30 @@ class GlooTransport:
 
     @property
     def overlap(self) -> None:
-        """Always None, because a collective that has returned is over."""
+        """Always None: collectives block until they are done."""
         return None
 
     @property
     def failed_by_peer(self) -> bool:
-        """Whether a collective failed because of another rank."""
+        """True if a collective failed because of another rank."""
         return self._setup.failures.by_peer
 
     def warm_up(self, groups: Iterable[int]) -> None:
-        """Do nothing: groups meet when they are first used."""
+        """Do nothing: groups are set up when they are first used."""
 
     def wait(self, stream: int | None = None) -> None:
-        """Do nothing: a collective that has returned is over."""
+        """Do nothing: collectives block until they are done."""
 
     def close(self) -> None:
-        """Close all connections, at which collectives that wait for this rank fail on the other ranks."""
+        """Close all connections. Collectives of other ranks that wait for this one fail then."""
         self._groups.clear()
         self._scratch.clear()
 
     def destroy(self) -> None:
-        """Do nothing: nothing of it is native."""
+        """Do nothing: this transport has no native resources."""
 
-    # What the native library calls. Arguments are checked, counts positive and groups of two ranks or more.
+    # The functions that the native library calls, with checked arguments: counts are positive, and groups have two
+    # ranks or more.
 
     def _all_reduce(self, send: int, recv: int, count: int, dtype: int, reduce_op: int, group: int) -> int:
         def run() -> None:
@@ -125,7 +127,7 @@ class GlooTransport:
                 _reduce(gathered.view(peers.size, count), result, op)
                 return
             self._check_envelopes(peers)
-            # The sum of half-type numbers may be too large where their mean is not.
+            # In half precision the sum may overflow where the mean does not.
             divide_first = op == _MEAN and dtype_ in (torch.float16, torch.bfloat16)
             if divide_first:
                 torch.div(source, peers.size, out=result)
@@ -150,8 +152,8 @@ class GlooTransport:
 
     def _reduce_scatter(self, send: int, recv: int, recv_count: int, dtype: int, reduce_op: int, group: int) -> int:
         def run() -> None:
-            # Gloo's own reduce-scatter reduces everything everywhere. An exchange moves no more than is needed, and
-            # the reduction, in rank order, gives the same bits each time.
+            # Gloo's reduce-scatter reduces everything on all ranks. An exchange moves only the needed bytes, and the
+            # reduction in rank order is deterministic.
             peers = self._group(group)
             dtype_, op = _as_gloo(dtype, reduce_op)
             source = _tensor(send, recv_count * peers.size, dtype_)
@@ -188,7 +190,7 @@ class GlooTransport:
         self, send: int, send_count: int, to: int, recv: int, recv_count: int, from_: int, dtype: int
     ) -> int:
         def run() -> None:
-            # In the same order on all ranks, so that the pairs of a ring do not wait for one another.
+            # Pairs meet in the same order on all ranks, so that those of a ring do not deadlock.
             pairs = {
                 rank: tuple(sorted((self._rank, rank))) for rank in dict.fromkeys((to, from_)) if rank != native.NOBODY
             }
@@ -198,12 +200,12 @@ class GlooTransport:
             if to != native.NOBODY:
                 peers = self._peers(pairs[to])
                 message = _tensor(send, send_count * native.dtype_size(dtype), torch.uint8)
-                for part, tag in ((_own_envelope(), _ENVELOPE_TAG), (message, _DATA_TAG)):
+                for part, tag in ((_current_envelope(), _ENVELOPE_TAG), (message, _DATA_TAG)):
                     works.append(peers.backend.send([part], 1 - peers.group_rank, tag))
             if from_ != native.NOBODY:
                 peers = self._peers(pairs[from_])
                 message = _tensor(recv, recv_count * native.dtype_size(dtype), torch.uint8)
-                # Gloo ends the process where more comes than is expected.
+                # The envelope is checked first: Gloo ends the process when it receives more bytes than expected.
                 envelope = torch.empty(native.ENVELOPE_BYTES, dtype=torch.uint8)
                 peers.backend.recv([envelope], 1 - peers.group_rank, _ENVELOPE_TAG).wait()
                 _check_envelopes(envelope.unsqueeze(0), (from_,))
@@ -214,13 +216,13 @@ class GlooTransport:
         return self._setup.failures.record(run)
 
     def _gather(self, peers: _Group, source: torch.Tensor, result: torch.Tensor) -> None:
-        """Gathers bytes by an exchange of copies: one step, 1.3 to 3 times as fast on one host as Gloo's ring."""
+        """Gather bytes by an exchange of copies: one step, on one host 1.3 to 3 times as fast as Gloo's ring."""
         copies = self._scratch_tensor("sent", result.numel(), torch.uint8)
         copies.view(peers.size, source.numel()).copy_(source)
         self._exchange(peers, result, copies)
 
     def _exchange(self, peers: _Group, result: torch.Tensor, source: torch.Tensor) -> None:
-        """Give each rank of the group its run of the bytes ``source``, and get one from each."""
+        """Send each rank of the group its row of the bytes ``source``, and receive a row from each."""
         rows = result.view(peers.size, -1)
         if rows.shape[1] <= _SMALL_ROW_BYTES:
             rows.copy_(self._exchange_signed(peers, source.view(peers.size, -1))[:, : rows.shape[1]])
@@ -229,22 +231,22 @@ class GlooTransport:
             peers.backend.alltoall_base(result, source, [], []).wait()
 
     def _check_envelopes(self, peers: _Group) -> None:
-        """Raise where a rank of the group is in another collective. One step."""
+        """Raise where a rank of the group is in a different collective. Takes one step."""
         self._exchange_signed(peers, torch.empty(peers.size, 0, dtype=torch.uint8))
 
     def _exchange_signed(self, peers: _Group, rows: torch.Tensor) -> torch.Tensor:
-        """Exchange envelopes, and a row of bytes for each rank; ``_SMALL_ROW_BYTES`` from each are returned."""
+        """Exchange envelopes and a row of bytes with each rank. Returns ``_SMALL_ROW_BYTES`` from each."""
         shape = (peers.size, native.ENVELOPE_BYTES + _SMALL_ROW_BYTES)
         sent = self._scratch_tensor("signed", math.prod(shape), torch.uint8).view(shape)
         received = self._scratch_tensor("checked", math.prod(shape), torch.uint8).view(shape)
-        sent[:, : native.ENVELOPE_BYTES] = _own_envelope()
+        sent[:, : native.ENVELOPE_BYTES] = _current_envelope()
         sent[:, native.ENVELOPE_BYTES : native.ENVELOPE_BYTES + rows.shape[1]] = rows
         peers.backend.alltoall_base(received.view(-1), sent.view(-1), [], []).wait()
         _check_envelopes(received[:, : native.ENVELOPE_BYTES], peers.ranks)
         return received[:, native.ENVELOPE_BYTES :]
 
     def _scratch_tensor(self, use: str, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialized tensor, in memory that is kept from call to call: fresh pages cost as much as copying."""
+        """Return an uninitialized tensor in memory that later calls reuse: fresh pages cost as much as copies."""
         size = count * dtype.itemsize
         if use not in self._scratch or self._scratch[use].numel() < size:
             self._scratch[use] = torch.empty(size, dtype=torch.uint8)
@@ -262,7 +264,7 @@ class GlooTransport:
         beats = self._setup.rendezvous.store
         prefix = f"{self._setup.name}/group/" + ",".join(map(str, ranks))
         store = beats.prefixed(prefix)
-        # Gloo would wait the whole time-out for a member that is dead, as there is no connection yet to break.
+        # Gloo would wait the whole time-out for a dead member, because there is no connection yet that could break.
         store.set(f"ready/{self._rank}", "")
         ready = {rank: f"ready/{rank}" for rank in ranks}
         await_ranks(store, beats, ready, self._setup.timeout_seconds, self._setup.failures.failed)
@@ -270,50 +272,50 @@ class GlooTransport:
         options = gloo._Options()
         options._devices = [self._device]
         options._timeout = timedelta(seconds=self._setup.timeout_seconds)
-        group_rank, own_store = ranks.index(self._rank), TorchStore(store)
-        return _Group(gloo(own_store, group_rank, len(ranks), options), ranks, group_rank, own_store)
+        group_rank, torch_store = ranks.index(self._rank), TorchStore(store)
+        return _Group(gloo(torch_store, group_rank, len(ranks), options), ranks, group_rank, torch_store)
 
 
 def _open_device(address: str, port: int) -> dist.ProcessGroupGloo.Device:
-    """Gloo's listening socket: on loopback unless the ranks met at another address, then on the way there."""
+    """Open Gloo's listening socket: on loopback if the ranks met there, otherwise on the interface of that route."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
     if interface:
         return dist.ProcessGroupGloo.create_device(interface=interface)
-    return dist.ProcessGroupGloo.create_device(hostname=own_address(address, port))
+    return dist.ProcessGroupGloo.create_device(hostname=local_address(address, port))
 
 
 def _tensor(address: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """A tensor on memory that the caller keeps."""
+    """Return a tensor on memory that the caller keeps alive."""
     buffer = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
     return torch.frombuffer(buffer, dtype=dtype, count=count)
 
 
-def _own_envelope() -> torch.Tensor:
-    """The envelope of the collective under way, as bytes."""
+def _current_envelope() -> torch.Tensor:
+    """Return the envelope of this rank's current collective, as bytes."""
     return torch.frombuffer(bytearray(native.current_envelope()), dtype=torch.uint8)
 
 
 def _check_envelopes(rows: torch.Tensor, ranks: Sequence[int]) -> None:
-    """Raise where one of these ranks, whose envelopes are the rows, is in another collective than this one."""
+    """Raise where an envelope (a row for each of ``ranks``) is of a different collective than this rank's."""
     for row, rank in zip(rows, ranks, strict=True):
         if not native.check_envelope(row.contiguous().numpy().tobytes(), rank):
-            raise ValueError(f"rank {rank} is in another collective")
+            raise ValueError(f"rank {rank} is in a different collective")
 
 
 def _as_gloo(dtype: int, reduce_op: int) -> tuple[torch.dtype, int]:
-    """Gloo does not reduce bools; as bytes of 0 and 1, "or" is their max, and "and" their min."""
+    """Map a dtype and a reduction to those of Gloo, which does not reduce bools: on bytes, or is max, and is min."""
     if dtype == _BOOL:
         return torch.uint8, _MAX if reduce_op in (_SUM, _MAX) else _MIN
     return _DTYPES[dtype], reduce_op
 
 
 def _divide(sums: torch.Tensor, ranks: int) -> None:
-    """Makes means of sums; those of integers are rounded towards zero."""
+    """Turn sums into means in place; those of integers are rounded towards zero."""
     sums.div_(ranks, rounding_mode=None if sums.dtype.is_floating_point else "trunc")
 
 
 def _reduce(rows: torch.Tensor, result: torch.Tensor, reduce_op: int) -> None:
-    """Reduces over the first dim. torch keeps half types in float32 meanwhile."""
+    """Reduce over the first dim. torch accumulates half-precision types in float32."""
     if reduce_op == _SUM:
         torch.sum(rows, 0, dtype=rows.dtype, out=result)
     elif reduce_op == _MEAN and rows.dtype.itemsize == 2:

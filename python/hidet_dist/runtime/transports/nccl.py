@@ -1,4 +1,4 @@
-"""The transport of CUDA ranks: the native library's collectives, carried out by NVIDIA's NCCL."""
+"""The transport of CUDA ranks: the native library's collectives, implemented by NVIDIA's NCCL."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from hidet_dist.runtime.meeting import PeerError, await_ranks
 from hidet_dist.runtime.transports.base import Setup
 
 _SHARED_DEVICE_VARIABLE = "NCCL_MULTI_RANK_GPU_ENABLE"
-_SHARED_DEVICE_VERSION = 23000  # the first that takes several ranks on one device
+_SHARED_DEVICE_VERSION = 23000  # the first version that accepts several ranks on one device
 _POLL_SECONDS = 0.001
-_SLICE_SECONDS = 1.0  # how often a rank that waits looks for dead ones
+_SLICE_SECONDS = 1.0  # the interval at which a waiting rank looks for dead ones
 
 
 class NcclTransport:
-    """Carries out a communicator's collectives between processes with a CUDA device each, on hidet's current stream.
+    """The implementation of collectives by NCCL between processes with a CUDA device each, on hidet's current stream.
 
-    A collective returns when it is on the stream; ``wait`` tells when it is over, and finds failures. One thread at a
-    time may use it, on which its communicator is bound. NCCL's communicators are made by ``warm_up``, or when a group
-    is first used, which all ranks of the mesh must then do at the same point of their programs.
+    A collective returns when it is enqueued on the stream; ``wait`` waits for its end, and detects failures. One thread
+    at a time may use it: the one that its communicator is bound to. NCCL's communicators are made by ``warm_up``, or
+    when a group is first used. In the latter case all ranks of the mesh must use it at the same program point.
 
     Parameters
     ----------
     setup: Setup
-        What every transport is made with.
+        The common arguments of transports.
     device: int | None
-        The CUDA device's number in this process; ``nccl.default_device`` where it is not given.
+        The CUDA device's number in this process; ``nccl.default_device`` by default.
     stream: int | None
-        The address of a C function that returns the CUDA stream which the calling thread launches kernels on; hidet's
-        where it is not given.
+        The address of a C function that returns the CUDA stream on which the calling thread launches kernels; by
+        default hidet's current stream.
 
     Raises
     ------
@@ -68,20 +68,20 @@ class NcclTransport:
 
     @property
     def overlap(self) -> native.Overlap:
-        """The means of running collectives beside computation."""
+        """The functions that overlap collectives with computation."""
         return self._nccl.overlap
 
     @property
     def failed_by_peer(self) -> bool:
-        """Whether a collective failed because of another rank."""
+        """True if a collective failed because of another rank."""
         return self._setup.failures.by_peer or self._nccl.failed_by_peer
 
     def warm_up(self, groups: Iterable[int]) -> None:
         """Make NCCL's communicators for the mesh and these groups, given as masks of mesh axes, and use each once.
 
-        All ranks must do so with the same groups. Collectives over them can be captured into a CUDA graph after that. A
-        failure is recorded, as that of a collective is; where ranks share a device and NCCL is not told so, the
-        communicator's ``check`` raises ``ConfigError``.
+        All ranks must call this with the same groups. Afterwards, collectives over them can be captured into a CUDA
+        graph. A failure is recorded like that of a collective. Where ranks share a device and NCCL's environment
+        variable does not allow it, the communicator's ``check`` raises ``ConfigError``.
         """
 
         def run() -> None:
@@ -91,15 +91,15 @@ class NcclTransport:
                 if native.group_rank(group) >= 0 and self._nccl.spans(group):
                     self._make(group)
                     self._nccl.warm_up(group)
-                    self._wait(self._nccl.own_stream)
+                    self._wait(self._nccl.internal_stream)
 
         if self._recorded(run)() != native.OK:
             self._nccl.close()
 
     def wait(self, stream: int | None = None) -> None:
-        """Wait until all work on a CUDA stream is over, by default on the current one. It must not be captured.
+        """Wait for all work on a CUDA stream, by default the current one. The stream must not be in capture.
 
-        Records a failure, and aborts NCCL's communicators: when NCCL reports an error, a rank dies, the communicator
+        Records a failure, and aborts NCCL's communicators, when NCCL reports an error, a rank dies, the communicator
         has failed, or the time-out has passed.
         """
         handle = self._nccl.current_stream() if stream is None else stream
@@ -110,11 +110,11 @@ class NcclTransport:
         self._nccl.close()
 
     def destroy(self) -> None:
-        """Free it, once its communicator has been destroyed."""
+        """Free native resources, after the communicator has been destroyed."""
         self._nccl.destroy()
 
     def _recorded(self, run: Callable[..., None]) -> Callable[..., int]:
-        """A function that records what ``run`` raises, as native code may be waiting for it."""
+        """Wrap a function for native code: errors are recorded, and a status code is returned."""
 
         def recorded(*arguments: int) -> int:
             self._setup.failures.record(lambda: run(*arguments), raised_as_is=ConfigError)
@@ -130,7 +130,7 @@ class NcclTransport:
             if watch is None:
                 watch = SilenceWatch(store, others)
             gone = watch.gone(others)
-            # One that has left has done its part.
+            # A rank that has left in good order has taken part in the collective.
             dead = [rank for rank, beat in read_beats(store, gone).items() if not beat.left]
             if dead:
                 raise PeerError(f"rank {', '.join(map(str, dead))} is gone")
@@ -147,30 +147,30 @@ class NcclTransport:
         identity = {"device": native.cuda_device_uuid(self.device)}
         if self._rank == 0:
             identity["id"] = native.nccl_unique_id().hex()
-        said = [json.loads(text) for text in self._meet("mesh", json.dumps(identity))]
-        self._check_devices([each["device"] for each in said])
-        self._nccl.begin(self._whole, bytes.fromhex(said[0]["id"]))
+        identities = [json.loads(text) for text in self._meet("mesh", json.dumps(identity))]
+        self._check_devices([each["device"] for each in identities])
+        self._nccl.begin(self._whole, bytes.fromhex(identities[0]["id"]))
         self._await_made()
 
     def _check_devices(self, devices: list[str]) -> None:
-        """Refuse what NCCL would refuse, with what to do."""
+        """Raise ConfigError where ranks share devices in a way that NCCL would refuse without saying what to do."""
         sharing = [rank for rank, device in enumerate(devices) if devices.count(device) > 1]
         if not sharing:
             return
         if self._version < _SHARED_DEVICE_VERSION:
             raise ConfigError(
-                f"ranks {_join(sharing)} share CUDA devices, which takes NCCL 2.30 or later: {nccl.INSTALL}"
+                f"ranks {_join(sharing)} share CUDA devices, which needs NCCL 2.30 or later: {nccl.INSTALL}"
             )
         if os.environ.get(_SHARED_DEVICE_VARIABLE) != "1":
             raise ConfigError(
-                f"ranks {_join(sharing)} share CUDA devices, which NCCL takes only with {_SHARED_DEVICE_VARIABLE}=1 in "
-                "the environment: set it, or run one rank on each device"
+                f"ranks {_join(sharing)} share CUDA devices, which NCCL allows only with {_SHARED_DEVICE_VARIABLE}=1 "
+                "in the environment: set it, or run one rank on each device"
             )
 
-    def _meet(self, what: str, text: str) -> list[bytes]:
-        """Exchange a text with every rank; NCCL alone would wait long for one that is dead."""
+    def _meet(self, key: str, text: str) -> list[bytes]:
+        """Exchange a text with every rank, so that dead ranks are detected, for which NCCL alone would wait long."""
         self._nccl.await_all()
-        store = self._setup.rendezvous.store.prefixed(f"{self._setup.name}/nccl/{what}")
+        store = self._setup.rendezvous.store.prefixed(f"{self._setup.name}/nccl/{key}")
         store.set(str(self._rank), text)
         keys = {rank: str(rank) for rank in self._ranks}
         await_ranks(store, self._setup.rendezvous.store, keys, self._setup.timeout_seconds, self._setup.failures.failed)
@@ -186,7 +186,7 @@ class NcclTransport:
             if self._setup.failures.failed():
                 return
             if now > deadline:
-                raise PeerError(f"timed out after {self._setup.timeout_seconds:g} s, making a communicator of NCCL's")
+                raise PeerError(f"timed out after {self._setup.timeout_seconds:g} s, making an NCCL communicator")
             if now > next_look:
                 next_look = now + _SLICE_SECONDS
                 watch = watch or SilenceWatch(self._setup.rendezvous.store, self._ranks)

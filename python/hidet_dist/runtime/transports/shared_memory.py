@@ -14,20 +14,20 @@ from hidet_dist.runtime.transports.base import Setup, Transport
 
 
 class SharedMemoryTransport:
-    """Carries out a communicator's collectives between processes on CPUs.
+    """The implementation of a communicator's collectives between processes on CPUs by shared memory.
 
-    Ranks find out whether they can share memory when a group is first used: one of them makes a segment, and the others
-    try to open it. Where one of them cannot, all of them use the fallback for this group. Two ranks that exchange
-    messages try to open each other's inbox when they do so for the first time.
+    When a group of ranks is first used, one of them makes a segment, and the others try to open it. If one of them
+    cannot, all of them use the fallback for this group. Two ranks try to open each other's inbox when they first
+    exchange messages.
 
     Parameters
     ----------
     setup: Setup
-        What every transport is made with.
+        The common arguments of transports.
     open_fallback: Callable[[], Transport]
-        Makes the transport of ranks that cannot share memory; called at most once, when it is first needed.
+        Opens the transport of ranks that cannot share memory; called at most once, when it is first needed.
     shares: bool
-        Whether memory may be shared; otherwise everything goes through the fallback, which is made at once.
+        Whether memory may be shared; if not, everything goes through the fallback, which is opened at once.
     """
 
     def __init__(self, setup: Setup, open_fallback: Callable[[], Transport], shares: bool = True):
@@ -56,28 +56,28 @@ class SharedMemoryTransport:
 
     @property
     def overlap(self) -> None:
-        """Always None, because a collective that has returned is over."""
+        """Always None: collectives block until they are done."""
         return None
 
     @property
     def failed_by_peer(self) -> bool:
-        """Whether a collective failed because of another rank."""
+        """True if a collective failed because of another rank."""
         return self._setup.failures.by_peer or self._shared.failed_by_peer
 
     def warm_up(self, groups: Iterable[int]) -> None:
-        """Do nothing: groups meet when they are first used."""
+        """Do nothing: groups are set up when they are first used."""
 
     def wait(self, stream: int | None = None) -> None:
-        """Do nothing: a collective that has returned is over."""
+        """Do nothing: collectives block until they are done."""
 
     def close(self) -> None:
-        """Close this rank's ends, at which collectives that wait for this rank fail on the other ranks."""
+        """Close this rank's connections. Collectives of other ranks that wait for this one fail then."""
         self._shared.close()
         if self._fallback is not None:
             self._fallback.close()
 
     def destroy(self) -> None:
-        """Free it, once its communicator has been destroyed."""
+        """Free native resources, after the communicator has been destroyed."""
         self._shared.destroy()
 
     def _opened_fallback(self) -> Transport:
@@ -125,10 +125,10 @@ class SharedMemoryTransport:
             await_ranks(store, beats, {peer: key}, self._setup.timeout_seconds, self._setup.failures.failed)
             return store.get(key)
 
-        own_inbox = self._shared.inbox() if self._shares else -1
-        store.set(f"inbox/{self._rank}", _file(own_inbox))
-        inbox = wait(f"inbox/{peer}")
-        attached = own_inbox >= 0 and _with_file(inbox, lambda descriptor: self._shared.attach_peer(peer, descriptor))
+        inbox = self._shared.inbox() if self._shares else -1
+        store.set(f"inbox/{self._rank}", _file(inbox))
+        peer_inbox = wait(f"inbox/{peer}")
+        attached = inbox >= 0 and _with_file(peer_inbox, lambda descriptor: self._shared.attach_peer(peer, descriptor))
         store.set(f"attached/{self._rank}", "yes" if attached else "no")
         if wait(f"attached/{peer}") == b"yes" and attached:
             self.shared_peers.append(peer)
@@ -138,7 +138,7 @@ class SharedMemoryTransport:
 
 
 def _file(descriptor: int) -> str:
-    """Tells other processes of the same host where this one's file is."""
+    """Describe a file of this process, so that other processes of the host can open it."""
     return json.dumps({"host": _host(), "process": os.getpid(), "descriptor": descriptor})
 
 
@@ -148,7 +148,7 @@ def _with_file(where: bytes, use: Callable[[int], bool]) -> bool:
     if file["descriptor"] < 0 or file["host"] != _host():
         return False
     try:
-        # The file has no name: this is how another process of the same user gets at it.
+        # The file has no name; another process of the same user can open it under this path.
         descriptor = os.open(f"/proc/{int(file['process'])}/fd/{int(file['descriptor'])}", os.O_RDWR)
     except OSError:
         return False
@@ -159,6 +159,6 @@ def _with_file(where: bytes, use: Callable[[int], bool]) -> bool:
 
 
 def _host() -> str:
-    """The same for processes that see each other under the same process numbers, and for no others."""
+    """Return a text that is the same exactly for processes of one host that share a namespace of process numbers."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot} {os.readlink('/proc/self/ns/pid')}"

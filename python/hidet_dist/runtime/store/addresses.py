@@ -1,8 +1,8 @@
 """Addresses of stores: a TCP port, or a name within this host that needs neither a port nor a file.
 
-Such a name begins with ``@``; it is that of a socket in Linux's abstract namespace (unix(7)), which goes with the
-process that listens. Both ends must belong to the same user: the system says who the other one is, and any other is
-refused.
+Such a name begins with ``@``; it is the name of a socket in Linux's abstract namespace (unix(7)), which disappears with
+the process that listens. Both ends must belong to the same user: the system tells each the other's user, and a
+different one is refused.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ _MARK = "@"
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): process, user, group
 
 
-def within_host(name: str) -> str:
-    """The address of a name within this host. Names are of 100 bytes at most."""
+def host_local_address(name: str) -> str:
+    """Return the address for a name within this host, of at most 100 bytes."""
     return _MARK + name
 
 
-def is_within_host(address: str) -> bool:
-    """Whether an address is such a name."""
+def is_host_local(address: str) -> bool:
+    """Tell whether an address is a name within this host."""
     return address.startswith(_MARK)
 
 
-def written(address: str, port: int) -> str:
+def format_address(address: str, port: int) -> str:
     """Format an address and a port for errors."""
-    return address if is_within_host(address) else f"{address}:{port}"
+    return address if is_host_local(address) else f"{address}:{port}"
 
 
 def listen(address: str, port: int) -> socket.socket:
-    """A socket that listens there and does not block; port 0 is any that is free. Raises OSError where it cannot."""
-    if is_within_host(address):
+    """Open a non-blocking socket that listens on an address; port 0 selects a free port. Raises OSError."""
+    if is_host_local(address):
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         place: object = _abstract(address)
     else:
@@ -51,8 +51,8 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def connect(address: str, port: int, timeout_seconds: float) -> socket.socket:
-    """Connect to a listener. Raises OSError if there is none, PermissionError if it is another user's."""
-    if is_within_host(address):
+    """Connect to a listener. Raises OSError if there is none, PermissionError if it belongs to another user."""
+    if is_host_local(address):
         peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             peer.settimeout(timeout_seconds)
@@ -65,7 +65,7 @@ def connect(address: str, port: int, timeout_seconds: float) -> socket.socket:
     peer = socket.create_connection((address, port), timeout=timeout_seconds)
     try:
         if peer.getsockname() == peer.getpeername():
-            # With nobody listening, the system may join a socket to itself, if it gave it that very port.
+            # Without a listener, the system may connect a socket to itself, if it happened to assign it that port.
             raise ConnectionRefusedError("nothing listens there")
         send_at_once(peer)
     except BaseException:
@@ -75,7 +75,7 @@ def connect(address: str, port: int, timeout_seconds: float) -> socket.socket:
 
 
 def check_user(peer: socket.socket) -> None:
-    """Raise PermissionError where the other end of a connection within this host is another user's."""
+    """Raise PermissionError if the other end of a connection within this host belongs to another user."""
     if peer.family == socket.AF_UNIX:
         _, user, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
         if user != os.geteuid():
@@ -83,7 +83,7 @@ def check_user(peer: socket.socket) -> None:
 
 
 def send_at_once(peer: socket.socket) -> None:
-    """Do not wait for more to send, on TCP."""
+    """Send small messages on TCP at once, instead of collecting them (Nagle's algorithm)."""
     if peer.family != socket.AF_UNIX:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

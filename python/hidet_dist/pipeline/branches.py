@@ -1,0 +1,313 @@
+"""Independent branches of a graph, such as the two towers of a retrieval model, as stages side by side.
+
+A *branch* depends on the graph's inputs and weights alone, and shares no computed tensor with other branches. The
+operators that read several branches, and all that depend on them, are the *join*. Each branch and the join become a
+stage on a slice of the mesh. The branches compute at the same time, so that one micro-batch takes the longest way
+through the stages.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hidet_dist.cost.model import PredictedCost
+from hidet_dist.cost.transfer import transfer_seconds
+from hidet_dist.errors import InfeasibleError, SolverError
+from hidet_dist.machine import Cluster
+from hidet_dist.machine.slices import MeshSlice, link_between, slices_at, sub_cluster
+from hidet_dist.partitioning.micro_batches import MicroBatch
+from hidet_dist.pipeline.messages import delivery_seconds, message_seconds
+from hidet_dist.pipeline.options import PipelineOptions
+from hidet_dist.pipeline.stages import (
+    Message,
+    PipelineResult,
+    PlannedStage,
+    StagePart,
+    messages_between,
+    objective_seconds,
+    periods,
+)
+from hidet_dist.rules.rule import RuleTable, signature_of
+from hidet_dist.search import SearchOptions
+from hidet_dist.search.limits import Limits, OutOfTimeError
+from hidet_dist.search.planner import SearchResult
+from hidet_dist.spec import DeviceMesh, TensorShardSpec
+from hidet_dist.transfer import MeshLayout, plan_transfer
+from hidet_dist.view import GraphView
+
+LEAST_SHARE = 0.1  # of the graph's predicted seconds: smaller parts are no branches of their own
+MOST_BRANCHES = 4  # every order of the branches is tried
+
+
+@dataclass(frozen=True)
+class Branches:
+    """The operators of each branch and of the join, by number, ascending."""
+
+    branches: tuple[tuple[int, ...], ...]
+    join: tuple[int, ...]
+
+
+def find_branches(view: GraphView, cluster: Cluster) -> Branches | None:
+    """Find the independent branches of a graph; None if there are fewer than two, or nothing joins them.
+
+    Parts with little work (:data:`LEAST_SHARE`) belong to the branch that reads them.
+    """
+    maker = {y: number for number, op in enumerate(view.operators) for y in op.outputs}
+    read = [{maker[x] for x in op.inputs if x in maker} for op in view.operators]
+    if sum(not numbers for numbers in read) < 2:
+        return None  # all operators depend on the first one
+    seconds = _operator_seconds(view, cluster)
+    least = LEAST_SHARE * math.fsum(seconds)
+    parts = _Parts(seconds)
+    join: set[int] = set()
+    for number, numbers in enumerate(read):
+        roots = {parts.find(n) for n in numbers if n not in join}
+        if not join.isdisjoint(numbers) or sum(parts.seconds[root] >= least for root in roots) > 1:
+            join.add(number)
+            continue
+        for root in sorted(roots):
+            parts.merge(root, number)
+    members: dict[int, list[int]] = {}
+    for number in range(len(read)):
+        root = parts.find(number)
+        if number not in join and parts.seconds[root] >= least:
+            members.setdefault(root, []).append(number)
+    if not join or not 2 <= len(members) <= MOST_BRANCHES:
+        return None
+    inside = {number for numbers in members.values() for number in numbers}
+    branches = tuple(tuple(numbers) for numbers in members.values())
+    return Branches(branches, tuple(number for number in range(len(read)) if number not in inside))
+
+
+def _operator_seconds(view: GraphView, cluster: Cluster) -> list[float]:
+    """Predict the seconds of each operator on one device; equal operators are predicted once."""
+    model = PredictedCost(cluster)
+    known: dict[Any, float] = {}
+    result = []
+    for op in view.operators:
+        key = signature_of(op)
+        if key not in known:
+            known[key] = model.local(op, {})
+        result.append(known[key])
+    return result
+
+
+class _Parts:
+    """Disjoint sets of operators, each with the seconds of its operators; ``seconds`` is by root."""
+
+    def __init__(self, seconds: Sequence[float]):
+        self.seconds = list(seconds)
+        self._parents = list(range(len(seconds)))
+
+    def find(self, number: int) -> int:
+        """Return the root of an operator's set."""
+        root = number
+        while self._parents[root] != root:
+            root = self._parents[root]
+        while self._parents[number] != root:
+            self._parents[number], number = root, self._parents[number]
+        return root
+
+    def merge(self, first: int, second: int) -> None:
+        """Merge the sets of two operators."""
+        first, second = self.find(first), self.find(second)
+        if first != second:
+            self._parents[first] = second
+            self.seconds[second] += self.seconds[first]
+
+
+def tilings(cluster: Cluster, count: int, start: int = 0) -> Iterator[tuple[MeshSlice, ...]]:
+    """Divide all ranks of a machine, from ``start`` on, into ``count`` consecutive slices, in every way."""
+    for part in slices_at(cluster.mesh, start):
+        if count == 1:
+            if part.stop == cluster.mesh.size:
+                yield (part,)
+        elif part.stop < cluster.mesh.size:
+            yield from ((part, *others) for others in tilings(cluster, count - 1, part.stop))
+
+
+def _layouts(shape: Sequence[int], mesh: DeviceMesh) -> list[TensorShardSpec]:
+    """List the specs that split a tensor evenly, each mesh axis at most one dim."""
+    specs = []
+    for dims in itertools.product((None, *range(len(shape))), repeat=mesh.ndim):
+        per_dim = tuple(tuple(axis for axis, of in enumerate(dims) if of == dim) for dim in range(len(shape)))
+        spec = TensorShardSpec(per_dim)
+        if spec.fits(shape, mesh):
+            specs.append(spec)
+    return specs
+
+
+class BranchSearch:
+    """The search for stages side by side, for one number of micro-batches.
+
+    Attributes
+    ----------
+    bound: a lower bound of the value of all such pipelines; infinite if there are none.
+    errors: the errors of stages that cannot be planned.
+    """
+
+    def __init__(
+        self,
+        micro: MicroBatch,
+        cluster: Cluster,
+        options: SearchOptions,
+        pipeline: PipelineOptions,
+        limits: Limits,
+        rules: RuleTable,
+    ):
+        self.micro, self.cluster, self.options, self.pipeline, self.limits = micro, cluster, options, pipeline, limits
+        self.view = GraphView(micro.graph)
+        self.rules = rules
+        self.bound = math.inf
+        self.errors: list[InfeasibleError] = []
+        self._tables: dict[Cluster, RuleTable] = {}
+        self._parts: dict[tuple[int, ...], StagePart] = {}
+        self._planned: dict[Hashable, SearchResult | InfeasibleError] = {}
+
+    def search(self, best_value: float) -> PipelineResult | None:
+        """Find the best pipeline; None if none is better than ``best_value`` by more than the gap."""
+        found = find_branches(self.view, self.cluster)
+        if found is None or self.cluster.mesh.size <= len(found.branches):
+            return None
+        best: PipelineResult | None = None
+        try:
+            for parts in tilings(self.cluster, len(found.branches) + 1):
+                for order in itertools.permutations(found.branches):
+                    operators = (*order, found.join)
+                    floor = self._value(self._least_messages(operators, parts), [0.0] * len(parts), parts)
+                    least = min(best_value, math.inf if best is None else best.value)
+                    if floor >= least * (1 - self.options.gap):
+                        self.bound = min(self.bound, floor)
+                        continue
+                    pipeline = self._pipeline(operators, parts)
+                    if pipeline is not None:
+                        self.bound = min(self.bound, pipeline.bound_seconds)
+                        if best is None or pipeline.value < best.value:
+                            best = pipeline
+        except (OutOfTimeError, SolverError):
+            self.bound = 0.0  # the time limit left candidates out
+        return best
+
+    def _pipeline(self, operators: Sequence[tuple[int, ...]], parts: Sequence[MeshSlice]) -> PipelineResult | None:
+        """Plan the stages with these operators on these slices; None if one of them cannot be planned."""
+        stages: list[PlannedStage] = []
+        bounds: list[float] = []
+        least = self._least_messages(operators, parts)
+        for number, (numbers, part) in enumerate(zip(operators, parts, strict=True)):
+            sent = [message for message in least if message.source == number]
+            best = self._branch(numbers, part, parts[-1], sent)
+            if best is None:
+                return None
+            result, bound = best
+            stages.append(PlannedStage(numbers, part, sub_cluster(self.cluster, part), result.plan.stages[0]))
+            bounds.append(bound - math.fsum(message.seconds for message in sent))
+        messages = tuple(messages_between(self.view, self.cluster, stages))
+        value = self._value(messages, [stage.plan.seconds for stage in stages], parts)
+        bound = self._value(least, bounds, parts)
+        delivery = self._delivered(parts[-1])
+        return PipelineResult(self.micro, tuple(stages), messages, delivery, value, min(bound, value))
+
+    def _branch(
+        self, operators: tuple[int, ...], part: MeshSlice, last: MeshSlice, sent: Sequence[Message]
+    ) -> tuple[SearchResult, float] | None:
+        """Plan a branch so that its seconds and those of its messages are the least; None if nothing fits.
+
+        Returns the plan, and a lower bound of these seconds. Where one tensor is sent, its specs are tried in the order
+        of the message's seconds, until the message and the bound of the branch in any spec exceed the best sum.
+        """
+        free = self._plan(operators, part, ())
+        if isinstance(free, InfeasibleError):
+            return None
+        least = free.bound_seconds + math.fsum(message.seconds for message in sent)
+        if not sent:
+            return free, least
+        names = {name: made for made, name in self._part(operators).names.items()}
+        specs_of = {names[tensor.name]: tensor.spec for tensor in free.plan.stages[0].outputs}
+        best, value = free, free.plan.stages[0].seconds
+        value += math.fsum(self._sent_seconds(one.tensor, specs_of[one.tensor], part, last) for one in sent)
+        if len(sent) > 1:
+            return best, least
+        (message,) = sent
+        specs = _layouts(self.view.shape(message.tensor), sub_cluster(self.cluster, part).mesh)
+        candidates = [(self._sent_seconds(message.tensor, spec, part, last), spec) for spec in specs]
+        bound = math.inf
+        for seconds, spec in sorted(candidates, key=lambda candidate: candidate[0]):
+            if free.bound_seconds + seconds >= value * (1 - self.options.gap):
+                bound = min(bound, free.bound_seconds + seconds)
+                break
+            result = self._plan(operators, part, ((message.tensor, spec),))
+            if isinstance(result, InfeasibleError):
+                continue
+            bound = min(bound, result.bound_seconds + seconds)
+            if result.plan.stages[0].seconds + seconds < value:
+                best, value = result, result.plan.stages[0].seconds + seconds
+        return best, max(least, min(bound, value))
+
+    def _plan(
+        self, operators: tuple[int, ...], part: MeshSlice, specs: tuple[tuple[str, TensorShardSpec], ...]
+    ) -> SearchResult | InfeasibleError:
+        """Plan a stage with the given specs of its outputs, or return the plan of the same stage on an equal slice."""
+        cluster = sub_cluster(self.cluster, part)
+        key = operators, cluster, specs
+        if key not in self._planned:
+            self.limits.check()
+            rules = self._tables.setdefault(cluster, RuleTable(cluster.mesh, self.rules))
+            buffered = self.pipeline.objective != "latency" or self.micro.count > 1
+            stage = self._part(operators)
+            pins = {f"y{stage.view.outputs.index(stage.names[name])}": str(spec) for name, spec in specs}
+            try:
+                options = replace(self.options, pins=pins)
+                self._planned[key] = stage.plan(cluster, options, self.limits, rules, buffered)
+            except InfeasibleError as error:
+                self._planned[key] = error
+                self.errors.append(error)
+        return self._planned[key]
+
+    def _part(self, operators: tuple[int, ...]) -> StagePart:
+        if operators not in self._parts:
+            self._parts[operators] = StagePart.of(self.view, operators)
+        return self._parts[operators]
+
+    def _sent_seconds(self, name: str, spec: TensorShardSpec, part: MeshSlice, last: MeshSlice) -> float:
+        """Predict the seconds to send a tensor from a slice, where it is in ``spec``, to the last one, replicated."""
+        source, target = (sub_cluster(self.cluster, one) for one in (part, last))
+        shape, link = self.view.shape(name), link_between(self.cluster, part, last)
+        whole = TensorShardSpec.replicated(len(shape))
+        transfer = plan_transfer(shape, MeshLayout(source.mesh, spec), MeshLayout(target.mesh, whole))
+        return transfer_seconds(transfer, self.view.nbytes(name), link, target)
+
+    def _least_messages(self, operators: Sequence[tuple[int, ...]], parts: Sequence[MeshSlice]) -> tuple[Message, ...]:
+        """Make the messages to the join, which arrive replicated, with lower bounds of their seconds."""
+        view, last = self.view, len(operators) - 1
+        stage_of = {operator: k for k, numbers in enumerate(operators) for operator in numbers}
+        source_of = {view.names[y]: stage_of[n] for n, op in enumerate(view.operators) for y in op.outputs}
+        read = {view.names[x] for n in operators[last] for x in view.operators[n].inputs} | set(view.outputs)
+        target = sub_cluster(self.cluster, parts[last])
+        result = []
+        for name in sorted(read):
+            source = source_of.get(name, last)
+            if source == last:
+                continue
+            link = link_between(self.cluster, parts[source], parts[last])
+            spec = TensorShardSpec.replicated(len(view.shape(name)))
+            seconds = message_seconds(view, name, parts[source].size, target, spec, link)
+            result.append(Message(name, source, last, spec, spec, view.nbytes(name), seconds))
+        return tuple(result)
+
+    def _delivered(self, last: MeshSlice) -> float:
+        if self.pipeline.outputs != "all":
+            return 0.0
+        return delivery_seconds(self.cluster, last, sum(map(self.view.nbytes, dict.fromkeys(self.view.outputs))))
+
+    def _value(self, messages: Sequence[Message], seconds: Sequence[float], parts: Sequence[MeshSlice]) -> float:
+        """Compute the objective's value: the join waits for the last message of any branch."""
+        delivery, last = self._delivered(parts[-1]), len(parts) - 1
+        sent = [math.fsum(one.seconds for one in messages if one.source == k) for k in range(last)]
+        arrival = max(seconds[k] + sent[k] for k in range(last))
+        slowest = max(periods(seconds, messages, delivery))
+        total = arrival + seconds[last] + delivery
+        return objective_seconds(self.pipeline.objective, self.micro.count, total, slowest)

@@ -1,0 +1,209 @@
+"""Planned stages, the messages between them, and the pipelines that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hidet_dist.cost.transfer import transfer_seconds
+from hidet_dist.errors import InfeasibleError
+from hidet_dist.machine import Cluster
+from hidet_dist.machine.slices import MeshSlice, link_between
+from hidet_dist.normalize import NormalGraph
+from hidet_dist.partitioning.micro_batches import MicroBatch
+from hidet_dist.partitioning.stages import cut_graph
+from hidet_dist.pipeline.given import with_seconds
+from hidet_dist.pipeline.tables import part_names
+from hidet_dist.rules.rule import RuleTable
+from hidet_dist.search import SearchOptions, find_plan
+from hidet_dist.search.limits import Limits
+from hidet_dist.search.planner import SearchResult, memory_budget
+from hidet_dist.spec import Plan, StagePlan, TensorShardSpec
+from hidet_dist.transfer import MeshLayout, plan_transfer
+from hidet_dist.view import GraphView
+
+
+@dataclass(frozen=True)
+class StagePart:
+    """The part of a graph that a stage has.
+
+    Attributes
+    ----------
+    operators: the numbers of its operators in the graph, ascending.
+    view: the view of the part as a separate graph.
+    names: the names of tensors in the part, by those in the graph.
+    delivered: the tensors of the part, by their names in it, that are outputs of the graph.
+    """
+
+    operators: Sequence[int]
+    view: GraphView
+    names: Mapping[str, str]
+    delivered: frozenset[str]
+
+    @classmethod
+    def of(cls, whole: GraphView, operators: Sequence[int]) -> StagePart:
+        """Cut operators out of a graph."""
+        part = whole.subgraph(operators)
+        view = GraphView(part.graph)
+        names = part_names(whole, part, view, operators)
+        delivered = frozenset(names[name] for name in whole.outputs if name in names)
+        return cls(operators, view, names, delivered)
+
+    def plan(
+        self, cluster: Cluster, options: SearchOptions, limits: Limits, rules: RuleTable | None, buffered: bool
+    ) -> SearchResult:
+        """Plan the stage on its sub-mesh under its memory budget.
+
+        Parameters
+        ----------
+        options: pins and specs by the names in the part; inputs without a spec arrive replicated.
+        rules: the rules of the sub-mesh.
+        buffered: whether a device also holds the inputs of the next micro-batch.
+
+        Raises
+        ------
+        InfeasibleError
+            When nothing fits the memory budget.
+        """
+        pins = dict(options.pins or {})
+        for number, name in enumerate(self.view.outputs):
+            if name not in self.delivered:
+                pins.setdefault(f"y{number}", "?")
+        buffers = 0
+        if buffered:
+            for name, spec in zip(self.view.inputs, options.input_specs or [None] * len(self.view.inputs), strict=True):
+                arriving = TensorShardSpec.replicated(len(self.view.shape(name))) if spec is None else spec
+                buffers += arriving.local_nbytes(self.view.shape(name), self.view.itemsize(name), cluster.mesh)
+        budget = memory_budget(cluster, options.mem_budget)
+        if buffers >= budget:
+            raise InfeasibleError(
+                f"The buffers of a stage's micro-batches take {buffers} bytes, and mem_budget is {budget}.", 2 * buffers
+            )
+        options = replace(
+            options,
+            mem_budget=budget - buffers,
+            pins=pins,
+            gap=options.gap / 2,
+            time_limit_seconds=limits.seconds_left(),
+            on_incumbent=None,
+        )
+        graph = NormalGraph.of(self.view.graph)
+        return find_plan(graph, cluster, options, report=False, overlap=False, rules=rules)
+
+
+@dataclass(frozen=True)
+class Message:
+    """A tensor that is sent from stage ``source`` to stage ``target``, in one micro-batch.
+
+    Attributes
+    ----------
+    tensor: its name in the graph.
+    produced, required: its specs on the two stages.
+    nbytes: bytes of the whole tensor.
+    seconds: predicted.
+    """
+
+    tensor: str
+    source: int
+    target: int
+    produced: TensorShardSpec
+    required: TensorShardSpec
+    nbytes: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """A stage: its operators by number, ascending, its slice of the mesh, the slice as a machine, and its plan."""
+
+    operators: Sequence[int]
+    part: MeshSlice
+    cluster: Cluster
+    plan: StagePlan
+
+
+@dataclass(frozen=True)
+class PipelineResult:
+    """The best pipeline of a search.
+
+    Attributes
+    ----------
+    micro: the graph of a micro-batch; the whole graph if there is only one micro-batch.
+    stages: in order; one stage on the whole machine if no pipeline is better.
+    messages: the tensors that are sent between stages, in one micro-batch.
+    delivery_seconds: predicted, to send the outputs from the last stage to the ranks of all others.
+    value: the objective's value, in seconds.
+    bound_seconds: a lower bound of the value of all candidates; 0 if the time limit left candidates out.
+    """
+
+    micro: MicroBatch
+    stages: tuple[PlannedStage, ...]
+    messages: tuple[Message, ...]
+    delivery_seconds: float
+    value: float
+    bound_seconds: float
+
+    @property
+    def gap(self) -> float:
+        """The relative distance between the value and the bound."""
+        return max(0.0, 1 - self.bound_seconds / self.value) if self.value else 0.0
+
+    def plan(self, cluster: Cluster, outputs: str) -> Plan:
+        """Make the plan, with ``outputs`` on ``all`` ranks or those of the ``last`` stage."""
+        plans = [stage.plan for stage in self.stages]
+        if len(plans) == 1 and self.micro.count == 1:
+            return Plan((plans[0],))
+        operators = [stage.operators for stage in self.stages]
+        pipeline = cut_graph(self.micro, operators).pipeline(operators, [s.part.ranks for s in self.stages], outputs)
+        return Plan(tuple(plans), with_seconds(pipeline, plans, cluster))
+
+    @property
+    def periods(self) -> list[float]:
+        """Predicted seconds from one micro-batch to the next at each stage, with what it sends and receives."""
+        return periods([stage.plan.seconds for stage in self.stages], self.messages, self.delivery_seconds)
+
+
+def periods(seconds: Sequence[float], messages: Sequence[Message], delivery: float) -> list[float]:
+    """Add to the seconds of each stage those of what it sends and receives."""
+    result = list(seconds)
+    for message in messages:
+        result[message.source] += message.seconds
+        result[message.target] += message.seconds
+    result[-1] += delivery
+    return result
+
+
+def objective_seconds(objective: str, micro_batches: int, total: float, slowest: float) -> float:
+    """Compute an objective's value from the seconds of one micro-batch and the period of the slowest stage."""
+    if objective == "latency":
+        return total
+    if objective == "throughput":
+        return micro_batches * slowest
+    return total + (micro_batches - 1) * slowest
+
+
+def messages_between(view: GraphView, cluster: Cluster, stages: Sequence[PlannedStage]) -> Iterator[Message]:
+    """Find the tensors that are sent between stages, in the order of their targets; outputs go to the last stage."""
+    stage_of = {operator: k for k, stage in enumerate(stages) for operator in stage.operators}
+    source_of = {view.names[y]: stage_of[n] for n, op in enumerate(view.operators) for y in op.outputs}
+    names = [StagePart.of(view, stage.operators).names for stage in stages]
+    inputs = [{tensor.name: tensor.spec for tensor in stage.plan.inputs} for stage in stages]
+    results = [{tensor.name: tensor.spec for tensor in stage.plan.outputs} for stage in stages]
+
+    def message(name: str, target: int, required: TensorShardSpec) -> Message:
+        source = source_of[name]
+        sender, receiver = stages[source], stages[target]
+        produced = results[source][names[source][name]]
+        link, nbytes = link_between(cluster, sender.part, receiver.part), view.nbytes(name)
+        layouts = MeshLayout(sender.cluster.mesh, produced), MeshLayout(receiver.cluster.mesh, required)
+        seconds = transfer_seconds(plan_transfer(view.shape(name), *layouts), nbytes, link, receiver.cluster)
+        return Message(name, source, target, produced, required, nbytes, seconds)
+
+    last = len(stages) - 1
+    for target, part_names_of in enumerate(names):
+        for name, part_name in part_names_of.items():
+            if name in source_of and part_name in inputs[target]:
+                yield message(name, target, inputs[target][part_name])
+    for name in dict.fromkeys(view.outputs):
+        if source_of.get(name, last) != last:
+            yield message(name, last, TensorShardSpec.replicated(len(view.shape(name))))
