@@ -106,7 +106,7 @@ Factor = tuple[int, tuple[int, ...]]  # the number of a table, and the variable 
 
 
 @dataclass(frozen=True)
-class _Bucket:
+class Bucket:
     """An eliminated variable, the factors that it occurred in, and the number and offset of the resulting table."""
 
     variable: int
@@ -116,22 +116,40 @@ class _Bucket:
     offset: float
 
 
-class _Network:
-    """Variables, the tables over them, and their elimination."""
+class Network:
+    """Variables, the tables over them, and their elimination.
+
+    Attributes
+    ----------
+    sizes: the number of values of each variable.
+    given: the tables that were added before the elimination, in order.
+    constant: the sum of the offsets of all tables.
+    buckets: the eliminated variables, in order, after :meth:`minimum`.
+    outside: for each variable the number and the offset of the table, over the neighbours of its bucket, of the least
+        cost outside the bucket, after :meth:`marginals`.
+    """
 
     def __init__(self, tables: Tables):
         self.tables = tables
         self.sizes: list[int] = []
+        self.given: list[Factor] = []
         self.factors: list[list[Factor]] = []  # by variable: the factors that it occurs in
         self.constant = 0.0
-        self.buckets: list[_Bucket] = []
+        self.buckets: list[Bucket] = []
+        self.outside: dict[int, tuple[int, float]] = {}
 
     def variable(self, size: int) -> int:
+        """Add a variable of ``size`` values, and return its number."""
         self.sizes.append(size)
         self.factors.append([])
         return len(self.sizes) - 1
 
-    def add(self, table: int, variables: tuple[int, ...]) -> None:
+    def give(self, table: int, variables: tuple[int, ...]) -> None:
+        """Add a table over variables, before the elimination."""
+        self.given.append((table, variables))
+        self._add(table, variables)
+
+    def _add(self, table: int, variables: tuple[int, ...]) -> None:
         if not variables:
             self.constant += float(self.tables.tables[table])
             return
@@ -160,9 +178,9 @@ class _Network:
             left += [factor for factor in self.factors[v] if not set(kept[:n]) & set(factor[1])]
         shape = tuple(self.sizes[v] for v in kept)
         self.tables.reserve(math.prod(shape))
-        return np.broadcast_to(_sum(self._parts(left, tuple(kept))), shape) + self.constant
+        return np.broadcast_to(sum_of(self.parts(left, tuple(kept))), shape) + self.constant
 
-    def _remove(self, v: int) -> _Bucket:
+    def _remove(self, v: int) -> Bucket:
         """Replace a variable's factors by one of its neighbours, its least sums. Raises TooWide."""
         self.tables.limits.check()
         factors = self.factors[v]
@@ -171,14 +189,13 @@ class _Network:
             self.factors[u] = [factor for factor in self.factors[u] if v not in factor[1]]
         message, offset = self._eliminate(v, factors, neighbours)
         self.constant += offset
-        self.add(message, neighbours)
-        return _Bucket(v, factors, neighbours, message, offset)
+        self._add(message, neighbours)
+        return Bucket(v, factors, neighbours, message, offset)
 
     def marginals(self) -> list[Table] | None:
         """Find the least sum for each value of each variable, after :meth:`minimum`; None if that would take long."""
         position = {bucket.variable: i for i, bucket in enumerate(self.buckets)}
-        # By variable: the table, over its neighbours, of the cost outside its bucket; its number and offset.
-        outside: dict[int, tuple[int, float]] = {}
+        outside = self.outside
         result: list[Table] = [np.zeros(0)] * len(self.sizes)
         for bucket in reversed(self.buckets):
             scope = (*bucket.neighbours, bucket.variable)
@@ -216,15 +233,15 @@ class _Network:
         known = self.tables.left.get(key)
         if known is None:
             self.tables.reserve(math.prod(shape))
-            parts = [*self._parts(factors, scope), self.tables.tables[outside][..., None]]
-            total = np.broadcast_to(_sum(parts), shape)
+            parts = [*self.parts(factors, scope), self.tables.tables[outside][..., None]]
+            total = np.broadcast_to(sum_of(parts), shape)
             drop = tuple(i for i in range(len(scope)) if i not in kept)
             least = (total.min(axis=drop) if drop else total).transpose([sorted(kept).index(i) for i in kept])
             offset = float(least.min())
             known = self.tables.left[key] = self.tables.add_content(least - offset), offset
         return known
 
-    def _parts(self, factors: list[Factor], scope: tuple[int, ...]) -> list[Table]:
+    def parts(self, factors: list[Factor], scope: tuple[int, ...]) -> list[Table]:
         """Reshape the tables so that their dims are in the order of ``scope``."""
         position = {u: i for i, u in enumerate(scope)}
         parts = []
@@ -253,7 +270,8 @@ class _Network:
 
     def _greedy_order(self, by_table: bool, kept: frozenset[int]) -> tuple[list[int], float, float]:
         """Eliminate symbolically: return the order, its total additions, and those of its largest step."""
-        adjacent: list[set[int]] = [set() for _ in self.sizes]
+        sizes = self.sizes
+        adjacent: list[set[int]] = [set() for _ in sizes]
         for v, factors in enumerate(self.factors):
             for _, variables in factors:
                 adjacent[v].update(variables)
@@ -261,10 +279,14 @@ class _Network:
 
         def key(v: int) -> tuple[float, float]:
             # An array cannot have more dims.
-            table = math.prod(self.sizes[u] for u in adjacent[v]) if len(adjacent[v]) < _DIMS else math.inf
-            return (table, table * self.sizes[v]) if by_table else (table * self.sizes[v], 0.0)
+            table: float = 1
+            for u in adjacent[v]:
+                table *= sizes[u]
+            if len(adjacent[v]) >= _DIMS:
+                table = math.inf
+            return (table, table * sizes[v]) if by_table else (table * sizes[v], 0.0)
 
-        keys = [key(v) for v in range(len(self.sizes))]
+        keys = [key(v) for v in range(len(sizes))]
         heap = [(priority, v) for v, priority in enumerate(keys) if v not in kept]
         heapq.heapify(heap)
         alive = [v not in kept for v in range(len(self.sizes))]
@@ -302,13 +324,13 @@ class _Network:
             return known
         shape = [self.sizes[u] for u in position]
         self.tables.reserve(math.prod(shape[:-1]))
-        least = _least(self._parts(factors, (*neighbours, v)), shape, self.tables.limits)
+        least = _least(self.parts(factors, (*neighbours, v)), shape, self.tables.limits)
         offset = float(least.min())
         self.tables.left[key] = self.tables.add_content(least - offset), offset
         return self.tables.left[key]
 
 
-def _sum(parts: Sequence[Table]) -> Table:
+def sum_of(parts: Sequence[Table]) -> Table:
     """Add up tables that broadcast to each other: small ones first, so that few additions are of all entries."""
     return reduce(np.add, sorted(parts, key=lambda part: part.size), np.zeros(()))
 
@@ -317,7 +339,7 @@ def _least(parts: list[Table], shape: list[int], limits: Limits) -> Table:
     """Minimise the sum of ``parts``, which broadcast to ``shape``, over the last dim; one chunk at a time."""
     limits.check()
     if math.prod(shape) <= tuning.CHUNK_ENTRIES or len(shape) == 1:
-        least: Table = np.broadcast_to(_sum(parts), shape).min(axis=-1)
+        least: Table = np.broadcast_to(sum_of(parts), shape).min(axis=-1)
         return least
     dim = max(range(len(shape) - 1), key=shape.__getitem__)
     result = np.empty(shape[:-1])
@@ -376,7 +398,7 @@ def boundary_table(
     for limit in sorted(tuning.READERS_LIMITS, reverse=True):
         tables.make_room()
         try:
-            network, _ = _network(problem, kept, tables, prices, (), limit)
+            network, _ = network_of(problem, kept, tables, prices, (), limit)
             return network.least_over(ends)
         except TooWide:
             continue
@@ -391,7 +413,7 @@ def marginals(problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, p
     for limit in tuning.READERS_LIMITS:
         tables.make_room()
         try:
-            network, _ = _network(problem, kept, tables, prices, (), limit)
+            network, _ = network_of(problem, kept, tables, prices, (), limit)
             network.minimum()
             result = network.marginals()
         except TooWide:
@@ -417,15 +439,18 @@ def _eliminate(
             break
         narrowed = [list(entity_choices) for entity_choices in kept]
         for tensor in relaxed:
-            _fix_required(groups[tensor], choices, narrowed, same)
+            fix_required(groups[tensor], choices, narrowed, same)
         _, other, _ = _solve(problem, narrowed, tables, prices, relaxed, limit)
         if cost(other) < seconds:
             best, seconds = other, cost(other)
     return Eliminated(tuple(best), seconds, min(bound, seconds))
 
 
-def _fix_required(group: list[Edge], choices: Sequence[int], kept: list[list[int]], same: bool) -> None:
-    """Restrict each reader of a tensor to choices that require one spec: its present one, or the ``same`` for all."""
+def fix_required(group: list[Edge], choices: Sequence[int], kept: list[list[int]], same: bool) -> None:
+    """Restrict each reader of a tensor to choices that require one spec: its present one, or the ``same`` for all.
+
+    ``choices`` are the present choices of all entities, and ``kept`` is changed.
+    """
     required = [edge.consumed[choices[edge.consumer]] for edge in group]
     commonest = max(required, key=required.count)
     for edge, present in zip(group, required, strict=True):
@@ -441,15 +466,20 @@ def _solve(
 ) -> tuple[float, list[int], list[int]]:
     """Solve once: return the bound, the choices, and the relaxed tensors (those in ``exact`` never are)."""
     tables.make_room()
-    network, relaxed = _network(problem, kept, tables, prices, exact, limit)
+    network, relaxed = network_of(problem, kept, tables, prices, exact, limit)
     bound, values = network.minimum()
     return bound, [choices[values[entity]] for entity, choices in enumerate(kept)], relaxed
 
 
-def _network(
+def network_of(
     problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Sequence[int], limit: int
-) -> tuple[_Network, list[int]]:
-    network = _Network(tables)
+) -> tuple[Network, list[int]]:
+    """Make the tables of a problem with priced memory; entities are the first variables.
+
+    Returns the network, and the relaxed tensors: those of more readers than ``limit``, or with too large a table.
+    Tensors in ``exact`` are never relaxed.
+    """
+    network = Network(tables)
     if not tables.quantum:
         most = sum(map(max, problem.cost)) + sum(max(map(max, edge.convert)) for edge in problem.edges)
         if not most:  # only memory has a price
@@ -464,24 +494,29 @@ def _network(
             price = prices.span(interval.begin, interval.end)
             if price:
                 priced_intervals.setdefault(interval.entity, []).append((price, interval.nbytes))
+    # Equal entities mostly share their lists: the lists' identity saves reading them.
+    known: dict[Hashable, int] = {}
     for entity, choices in enumerate(kept):
         network.variable(len(choices))
-        paid, memory = problem.cost[entity], problem.memory[entity]
-        costs = tuple(
-            paid[k]
-            + prices.total * memory[k]
-            + sum(price * nbytes[k] for price, nbytes in priced_intervals.get(entity, ()))
-            for k in choices
-        )
-        key: Hashable = ("costs", costs)
-        number = tables.find(key)
-        network.add(tables.add(key, tables.rounded(np.array(costs))) if number is None else number, (entity,))
+        paid, memory, live = problem.cost[entity], problem.memory[entity], priced_intervals.get(entity, ())
+        same = id(paid), id(memory), tuple(choices), tuple((price, id(nbytes)) for price, nbytes in live)
+        number = known.get(same)
+        if number is None:
+            costs = tuple(
+                paid[k] + prices.total * memory[k] + sum(price * nbytes[k] for price, nbytes in live) for k in choices
+            )
+            key: Hashable = ("costs", costs)
+            number = tables.find(key)
+            if number is None:
+                number = tables.add(key, tables.rounded(np.array(costs)))
+            known[same] = number
+        network.give(number, (entity,))
     relaxed = []
     for tensor, group in readers(problem).items():
         tables.limits.check()
         producer = group[0].producer
-        produced = tuple(group[0].produced[k] for k in kept[producer])
-        consumed = [tuple(edge.consumed[k] for k in kept[edge.consumer]) for edge in group]
+        produced = tuple(map(group[0].produced.__getitem__, kept[producer]))
+        consumed = [tuple(map(edge.consumed.__getitem__, kept[edge.consumer])) for edge in group]
         convert = group[0].convert
         memory_ = problem.activations.tensors.get(tensor) if prices.total else None
         if memory_ is not None and not prices.span(min(e.begin for e in group), max(e.end for e in group)):
@@ -501,7 +536,7 @@ def _network(
                 number = tables.find(key)
                 if number is None:
                     number = tables.add(key, tables.rounded(least[list(specs)]))
-                network.add(number, (edge.consumer,))
+                network.give(number, (edge.consumer,))
             continue
         # A consumer that can only require one spec needs no dim, but extends the live interval of that spec.
         fixed = [i for i, specs in enumerate(required) if len(specs) == 1]
@@ -549,7 +584,7 @@ class _Priced:
 
 
 def _pair(
-    network: _Network,
+    network: Network,
     convert: tuple[tuple[float, ...], ...],
     producer: int,
     produced: tuple[int, ...],
@@ -574,11 +609,11 @@ def _pair(
             columns = {spec: priced.seconds(sides[0], spec, always) for spec in dict.fromkeys(sides[1])}
             table = table + np.stack([columns[spec] for spec in sides[1]], axis=1)
         number = network.tables.add(key, network.tables.rounded(table))
-    network.add(number, tuple(ends))
+    network.give(number, tuple(ends))
 
 
 def _tensor(
-    network: _Network,
+    network: Network,
     convert: tuple[tuple[float, ...], ...],
     producer: int,
     produced: tuple[int, ...],
@@ -621,10 +656,10 @@ def _tensor(
     variables: list[int] = []
     for entity, specs in ((producer, produced), *zip(consumers, consumed, strict=True)):
         variables.append(_spec(network, entity, specs, variables))
-    network.add(number, tuple(variables))
+    network.give(number, tuple(variables))
 
 
-def _spec(network: _Network, entity: int, specs: tuple[int, ...], taken: Sequence[int]) -> int:
+def _spec(network: Network, entity: int, specs: tuple[int, ...], taken: Sequence[int]) -> int:
     """Return the variable for the spec of an entity's choice: the entity's variable if each choice has another spec."""
     distinct = tuple(dict.fromkeys(specs))
     if len(distinct) == len(specs) and entity not in taken:
@@ -636,5 +671,5 @@ def _spec(network: _Network, entity: int, specs: tuple[int, ...], taken: Sequenc
         number = network.tables.add(
             key, np.where(np.array(specs)[:, None] == np.array(distinct)[None, :], 0.0, math.inf)
         )
-    network.add(number, (entity, spec))
+    network.give(number, (entity, spec))
     return spec

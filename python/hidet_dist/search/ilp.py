@@ -367,7 +367,8 @@ class _Program:
             )
         seconds = evaluate(problem, choices)
         solved = self.constant + (pulp.value(self.model.objective) or 0.0) * self.unit if free else seconds
-        if abs(solved - seconds) > 1e-4 * max(seconds, self.unit):
+        # Where the solver stops early, conversions that the plan does not need may still be paid.
+        if seconds - solved > 1e-4 * max(seconds, self.unit):
             raise SolverError(f"The solver {options.solver} reports {solved} s for a plan that costs {seconds} s.")
         return Solution(choices, seconds, left_gap if free else 0.0, points=priced)
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field, replace
 from hidet_dist.errors import HidetDistError, InfeasibleError, SolverError
 from hidet_dist.search import tuning, wide
 from hidet_dist.search.descent import descend
-from hidet_dist.search.eliminate import Tables, TooWide, eliminate, marginals
+from hidet_dist.search.eliminate import Table, Tables, TooWide, eliminate, fix_required, marginals
+from hidet_dist.search.frontier import Frontier
 from hidet_dist.search.ilp import NothingFitsError, StoppedError, TooLargeError, solve, solve_peak
 from hidet_dist.search.limits import Limits, OutOfTimeError
 from hidet_dist.search.master import solve_master
@@ -289,12 +290,12 @@ def _relax(state: _State, tables: Tables) -> tuple[list[_Probe], _Mixture]:
             if raises > tuning.PRICE_RAISES and not state.best:
                 plans.append(_any_plan(state))
             limit *= tuning.PRICE_RAISE
-        gap = 1 - probe.bound / state.seconds
+        gap = 1 - probe.bound / state.seconds if state.seconds else 0.0
         if gap < narrow_at and state.open_choices() > tuning.VERY_FEW_CHOICES and not state.done():
             # The rest is a smaller problem, whose relaxation is cheaper, and tighter.
             _narrow(state, tables, prices)
             narrow_at = gap * tuning.NARROW_AGAIN
-            plans = [probe for probe in plans if state.keeps(probe.choices)]
+            plans = [one for one in plans if state.keeps(one.choices)] or [probe]
         mixture = _mixture(state, plans, limit)
     return plans, mixture
 
@@ -331,6 +332,9 @@ def _improve(state: _State, tables: Tables, plans: Sequence[_Probe], mixture: _M
         _mix(state, tables, mixture)
     _narrow(state, tables, prices)
     if state.done() or state.open_choices() <= tuning.VERY_FEW_CHOICES:
+        return
+    _exhaust(state, tables, prices)
+    if state.done():
         return
     more, gap = [], tuning.ROUGH_GAP
     if state.open_choices() > tuning.FEW_CHOICES:
@@ -557,16 +561,61 @@ def _narrow(state: _State, tables: Tables, prices: Prices) -> None:
     """Keep only the choices that a plan better than the best one so far could contain."""
     if state.done() or not state.best:
         return
+    bounds = _bounds(state, tables, prices)
+    if bounds is not None:
+        limit = state.cutoff() + prices.total * state.problem.budget
+        state.kept = _below(state, bounds, limit)
+        state.narrowed = True
+
+
+def _bounds(state: _State, tables: Tables, prices: Prices) -> list[Table] | None:
+    """Bound the priced cost of plans with each choice of each entity from below; None if that would take long."""
     state.limits.check()
     reduction = state.reduction(prices)
     left = marginals(state.problem, reduction.kept, tables, prices)
-    if left is None:
+    return None if left is None else reduction.extend(state.problem, left)
+
+
+def _below(state: _State, bounds: Sequence[Table], limit: float) -> list[list[int]]:
+    """Select the choices with bounds below a limit; an entity without any keeps that of the best plan."""
+    return [
+        [k for k in choices if line[k] < limit] or [best]
+        for choices, line, best in zip(state.kept, bounds, state.best, strict=True)
+    ]
+
+
+def _exhaust(state: _State, tables: Tables, prices: Prices) -> None:
+    """Decide between bound and best plan by all plans that cost less than a limit, raised until the gap is small."""
+    if not state.best or not prices.total:
         return
-    bounds = reduction.extend(state.problem, left)
-    limit = state.cutoff() + prices.total * state.problem.budget
-    state.narrowed = True
-    for entity, line in enumerate(bounds):
-        state.kept[entity] = [k for k in state.kept[entity] if line[k] < limit] or [state.best[entity]]
+    gap = state.options.gap
+    for _ in range(tuning.FRONTIERS):
+        if state.open_choices() > tuning.FRONTIER_CHOICES:
+            return
+        limit = min(state.cutoff(), state.bound * (1 + gap))
+        gap *= 2
+        try:
+            frontier = Frontier(state.problem, state.kept, tables, prices, limit)
+            _record_frontier(state, frontier)
+            if frontier.relaxed:
+                kept = [list(choices) for choices in state.kept]
+                for tensor in frontier.relaxed:
+                    fix_required(state.groups[tensor], state.best, kept, False)
+                most = min(state.seconds, limit * (1 + state.options.gap))
+                _record_frontier(state, Frontier(state.problem, kept, tables, prices, most, frontier.relaxed))
+        except TooWide:
+            return
+        least = min(limit, float(frontier.seconds[0])) if len(frontier) else limit
+        state.raise_bound(least)
+        if state.done() or state.bound < limit * (1 - tuning.EQUAL):
+            return
+
+
+def _record_frontier(state: _State, frontier: Frontier) -> None:
+    """Record the plans of a frontier until one is the best so far; the others cost more, unless tensors are relaxed."""
+    for seconds, choices in zip(frontier.seconds[: tuning.FRONTIER_PLANS], frontier.plans(), strict=False):
+        if seconds >= state.seconds or state.record(choices).choices == state.best:
+            return
 
 
 def _recombine(state: _State, plans: Sequence[_Probe], gap: float) -> None:

@@ -14,6 +14,12 @@ class Prices:
 
     Prices are multiples of a quantum, so that their sums are exact: tensors held equally long, at points of equal
     prices, cost the same to the last bit wherever they are in the graph.
+
+    Attributes
+    ----------
+    at: the price at each program point.
+    until: the sum of the prices before each program point, and that of all.
+    total: seconds for a byte that is held during the whole run.
     """
 
     def __init__(self, second_per_byte: Sequence[float]):
@@ -21,11 +27,7 @@ class Prices:
         quantum = 2.0 ** (math.frexp(most)[1] - tuning.PRICE_BITS) if most > 0 else 1.0
         self.at = tuple(math.floor(price / quantum) * quantum for price in second_per_byte)
         self.until = (0.0, *accumulate(self.at))
-
-    @property
-    def total(self) -> float:
-        """Seconds for a byte that is held during the whole run."""
-        return self.until[-1]
+        self.total = self.until[-1]
 
     def span(self, begin: int, end: int) -> float:
         """Seconds for a byte held from point ``begin`` to ``end`` (included)."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 
 
@@ -93,6 +94,15 @@ class Problem:
     activations: Activations = NO_ACTIVATIONS
     collectives: Sequence[Sequence[int]] = ()
 
+    @cached_property
+    def groups(self) -> dict[int, list[Edge]]:
+        """The edges of each tensor; edges with the same consumer and required specs (as of x * x) count once."""
+        unique = {(edge.tensor, edge.consumer, edge.consumed): edge for edge in self.edges}
+        groups: dict[int, list[Edge]] = {}
+        for edge in unique.values():
+            groups.setdefault(edge.tensor, []).append(edge)
+        return groups
+
 
 @dataclass(frozen=True)
 class Solution:
@@ -125,11 +135,7 @@ def evaluate(problem: Problem, choices: Sequence[int]) -> float:
 
 def readers(problem: Problem) -> dict[int, list[Edge]]:
     """Map each tensor to its edges; edges with the same consumer and required specs (as of x * x) count once."""
-    unique = {(edge.tensor, edge.consumer, edge.consumed): edge for edge in problem.edges}
-    groups: dict[int, list[Edge]] = {}
-    for edge in unique.values():
-        groups.setdefault(edge.tensor, []).append(edge)
-    return groups
+    return problem.groups
 
 
 def held_bytes(problem: Problem, groups: Mapping[int, Iterable[Edge]], choices: Sequence[int]) -> list[int]:

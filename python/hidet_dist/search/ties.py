@@ -77,9 +77,13 @@ def charge_collectives(problem: Problem, gap: float) -> Charged:
 
     cost = problem.cost
     if problem.collectives:
-        cost = [
-            [seconds + trifle * n for seconds, n in zip(costs, own, strict=True)]
-            for costs, own in zip(cost, problem.collectives, strict=True)
-        ]
+        # Equal entities share their list of costs, and go on sharing it.
+        lists: dict[tuple[int, int], list[float]] = {}
+        cost = []
+        for costs, own in zip(problem.cost, problem.collectives, strict=True):
+            key = id(costs), id(own)
+            if key not in lists:
+                lists[key] = [seconds + trifle * n for seconds, n in zip(costs, own, strict=True)]
+            cost.append(lists[key])
     edges = [charged(edge) if edge.collectives else edge for edge in problem.edges]
     return Charged(problem, replace(problem, cost=cost, edges=edges, collectives=()), most)

@@ -43,6 +43,12 @@ EQUAL = 1e-6  # relative difference below which two priced costs count as equal
 PRICE_FACTORS = (0.25, 0.5, 0.7, 0.85, 1.2, 1.4, 2.0, 4.0)  # of the best prices, for more plans to recombine
 KNOWN_PLANS = 40  # plans from which the search of a similar problem starts
 
+# Frontiers of seconds and bytes (frontier.py, optimum.py).
+MOST_LABELS = 2**18  # partial plans at one step, above which there are too many plans between bound and best plan
+FRONTIER_CHOICES = 20_000  # choices of all entities, above which no frontier is tried
+FRONTIERS = 4  # raises of the bound at most: by the gap, by twice the gap, and so on
+FRONTIER_PLANS = 50  # plans of a frontier that are tried, as they may exceed the budget at points without a price
+
 # Windows of operators that are replanned (optimum.py).
 WINDOW = 80  # operators to each side of the middle
 WINDOWS = 24  # replanned at most

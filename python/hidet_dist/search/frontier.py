@@ -1,0 +1,244 @@
+"""Pareto frontiers of seconds and priced bytes: what prices on memory alone leave undecided.
+
+At the best prices a gap remains between the plan and the bound: a layer's weights are split or whole, and the budget
+rarely comes out even. The plans in that gap are few. So the elimination is repeated with all partial plans that can
+still become a plan of less than a given cost, in place of the least one alone: *labels* with their cost and their
+priced bytes (the label-setting method for shortest paths with a resource constraint; Desrochers and Soumis, INFOR
+26(3), 1988). The elimination before it gives the least cost of completing a label, which excludes almost all.
+
+The budget of all program points is relaxed to one inequality: the priced bytes are at most what the budget costs at
+these prices. So a bound is proven for every plan that fits; whether a plan fits remains to be checked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from hidet_dist.search import tuning
+from hidet_dist.search.eliminate import Bucket, Factor, Network, Table, Tables, TooWide, network_of, sum_of
+from hidet_dist.search.prices import Prices
+from hidet_dist.search.problem import Problem
+
+_Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Labels:
+    """The partial plans behind a bucket, in the order of the values of its neighbours.
+
+    Attributes
+    ----------
+    starts: the number of the first label of each combination of the neighbours' values, and the number of all labels.
+    excess: the priced cost of each label in seconds, above the least of its combination.
+    paid: the priced bytes of each label, in seconds.
+    entry: the position of each label in the table over the neighbours and the bucket's variable.
+    behind: for each bucket behind this one, the number of the label that a label extends.
+    """
+
+    starts: _Numbers
+    excess: Table
+    paid: Table
+    entry: _Numbers
+    behind: list[_Numbers]
+
+
+class Frontier:
+    """The plans that may cost less than a limit, by increasing cost.
+
+    Attributes
+    ----------
+    seconds: for each plan a lower bound of its cost, without the price of memory; exact unless tensors were relaxed.
+    relaxed: the tensors of many readers that had to be relaxed.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        kept: Sequence[Sequence[int]],
+        tables: Tables,
+        prices: Prices,
+        limit: float,
+        exact: Sequence[int] = (),
+    ):
+        """Find all Pareto-optimal plans of less than ``limit`` seconds, among the choices ``kept``.
+
+        Tensors in ``exact`` are never relaxed.
+
+        Raises
+        ------
+        TooWide
+            When there are too many partial plans, or the graph is too densely connected.
+        OutOfTimeError
+            When the time limit is reached.
+        """
+        self._kept, self._tables, self._exact = kept, tables, exact
+        self._budget = prices.total * problem.budget
+        self._network = self._bounded(problem, prices)
+        self._limit = limit + self._budget
+        position = {bucket.variable: i for i, bucket in enumerate(self._network.buckets)}
+        self._behind: list[list[int]] = [[] for _ in self._network.buckets]
+        self._roots: list[int] = []
+        for i, bucket in enumerate(self._network.buckets):
+            if bucket.neighbours:
+                self._behind[min(position[u] for u in bucket.neighbours)].append(i)
+            else:
+                self._roots.append(i)
+        paid = self._paid(problem, prices)
+        self._labels: list[_Labels] = []
+        for i in range(len(self._network.buckets)):
+            self._labels.append(self._of_bucket(i, paid))
+        self.seconds, self._last = self._complete()
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def plans(self) -> Iterator[tuple[int, ...]]:
+        """Yield the choices of each plan, in the order of ``seconds``."""
+        for number in range(len(self)):
+            waiting = [(root, int(self._last[root][number]) if root in self._last else 0) for root in self._roots]
+            choices = [0] * len(self._network.sizes)
+            while waiting:
+                bucket, label = waiting.pop()
+                labels, variable = self._labels[bucket], self._network.buckets[bucket].variable
+                choices[variable] = int(labels.entry[label]) % self._network.sizes[variable]
+                waiting += [(n, int(of[label])) for n, of in zip(self._behind[bucket], labels.behind, strict=True)]
+            yield tuple(own[k] for own, k in zip(self._kept, choices, strict=False))
+
+    def _bounded(self, problem: Problem, prices: Prices) -> Network:
+        """Eliminate all variables for the least priced costs, inside and outside each bucket."""
+        for readers_limit in tuning.READERS_LIMITS:
+            try:
+                self._tables.make_room()
+                network, self.relaxed = network_of(
+                    problem, self._kept, self._tables, prices, self._exact, readers_limit
+                )
+                network.minimum()
+                if network.marginals() is not None:
+                    self._readers_limit = readers_limit
+                    return network
+            except TooWide:
+                continue
+        raise TooWide
+
+    def _paid(self, problem: Problem, prices: Prices) -> dict[Factor, Table]:
+        """Map each table of the network to that of its priced bytes alone, in seconds."""
+        free: dict[tuple[int, int], tuple[tuple[float, ...], ...]] = {}
+        edges = []
+        for edge in problem.edges:
+            size = len(edge.convert), len(edge.convert[0])
+            nothing = free.setdefault(size, ((0.0,) * size[1],) * size[0])
+            edges.append(replace(edge, convert=nothing))
+        gratis = replace(problem, cost=[[0.0] * len(costs) for costs in problem.cost], edges=edges)
+        tables = Tables(self._tables.limits)
+        tables.quantum = self._tables.quantum
+        network, _ = network_of(gratis, self._kept, tables, prices, self._exact, self._readers_limit)
+        pairs = zip(self._network.given, network.given, strict=True)
+        return {factor: tables.tables[number] for factor, (number, _) in pairs}
+
+    def _of_bucket(self, number: int, paid: dict[Factor, Table]) -> _Labels:
+        """Extend the labels of the buckets behind a bucket by the bucket's own tables, and drop dominated ones."""
+        network, tables = self._network, self._tables
+        tables.limits.check()
+        bucket, behind = network.buckets[number], self._behind[number]
+        scope = (*bucket.neighbours, bucket.variable)
+        shape = tuple(network.sizes[u] for u in scope)
+        tables.reserve(3 * math.prod(shape))
+        inside = np.broadcast_to(sum_of(network.parts(bucket.factors, scope)), shape)
+        above, offset = network.outside[bucket.variable]
+        least = (inside + tables.tables[above][..., None] + offset).ravel()
+        own = list(bucket.factors)
+        for n in behind:
+            own.remove((network.buckets[n].message, network.buckets[n].neighbours))
+        entry = np.flatnonzero(least < self._limit)
+        labels_paid = np.broadcast_to(sum_of(self._in_scope(own, scope, paid)), shape).ravel()[entry]
+        excess = np.zeros(len(entry))
+        extended: list[_Numbers] = []
+        for n in behind:
+            at = self._behind_entry(network.buckets[n], scope, shape, entry)
+            which, label = _joined(self._labels[n], at)
+            more = excess[which] + self._labels[n].excess[label]
+            left = np.flatnonzero(least[entry[which]] + more < self._limit)
+            which, label = which[left], label[left]
+            excess, entry = more[left], entry[which]
+            labels_paid = labels_paid[which] + self._labels[n].paid[label]
+            extended = [*(of[which] for of in extended), label]
+        cost = inside.ravel()[entry] + excess
+        combination = entry // shape[-1]
+        excess = cost - (tables.tables[bucket.message].ravel()[combination] + bucket.offset)
+        left = _undominated(combination, labels_paid, cost - labels_paid)
+        starts = np.searchsorted(combination[left], np.arange(math.prod(shape[:-1]) + 1))
+        return _Labels(starts, excess[left], labels_paid[left], entry[left], [of[left] for of in extended])
+
+    def _in_scope(self, factors: Sequence[Factor], scope: tuple[int, ...], paid: dict[Factor, Table]) -> list[Table]:
+        """Reshape the tables of the priced bytes of ``factors`` so that their dims are in the order of ``scope``."""
+        position = {u: i for i, u in enumerate(scope)}
+        parts = []
+        for factor in factors:
+            order = sorted(range(len(factor[1])), key=lambda i: position[factor[1][i]])
+            full = [1] * len(scope)
+            for i in order:
+                full[position[factor[1][i]]] = self._network.sizes[factor[1][i]]
+            parts.append(paid[factor].transpose(order).reshape(full))
+        return parts
+
+    def _behind_entry(
+        self, behind: Bucket, scope: tuple[int, ...], shape: tuple[int, ...], entry: _Numbers
+    ) -> _Numbers:
+        """Compute the position, in the table of the message from ``behind``, of positions in a table over ``scope``."""
+        stride = dict(zip(scope, [math.prod(shape[i + 1 :]) for i in range(len(shape))], strict=True))
+        at = np.zeros(len(entry), dtype=np.int64)
+        for u in behind.neighbours:
+            at = at * self._network.sizes[u] + entry // stride[u] % self._network.sizes[u]
+        return at
+
+    def _complete(self) -> tuple[Table, dict[int, _Numbers]]:
+        """Combine the labels of all roots: the plans' seconds in increasing order, and the label of each root."""
+        excess, paid = np.zeros(1), np.zeros(1)
+        last: dict[int, _Numbers] = {}
+        for root in self._roots:
+            self._tables.limits.check()
+            labels = self._labels[root]
+            if len(labels.excess) == 1:
+                excess, paid = excess + labels.excess, paid + labels.paid
+                continue
+            which, label = _joined(labels, np.zeros(len(excess), dtype=np.int64))
+            more, most = excess[which] + labels.excess[label], paid[which] + labels.paid[label]
+            left = np.flatnonzero(self._network.constant + more < self._limit)
+            left = left[_undominated(np.zeros(len(left), dtype=np.int64), most[left], more[left] - most[left])]
+            excess, paid = more[left], most[left]
+            last = {one: of[which[left]] for one, of in last.items()}
+            last[root] = label[left]
+        seconds = self._network.constant + excess - paid
+        fits = paid <= self._budget * (1 + tuning.ROUNDING)
+        plans = np.flatnonzero(fits & (seconds < self._limit - self._budget))
+        plans = plans[np.argsort(seconds[plans], kind="stable")]
+        return seconds[plans], {one: of[plans] for one, of in last.items()}
+
+
+def _joined(labels: _Labels, at: _Numbers) -> tuple[_Numbers, _Numbers]:
+    """Pair each position ``at`` with all labels there: the number of the position, and that of the label."""
+    first = labels.starts[at]
+    counts = labels.starts[at + 1] - first
+    count = int(counts.sum())
+    if count > tuning.MOST_LABELS:
+        raise TooWide
+    which = np.repeat(np.arange(len(at)), counts)
+    label = np.arange(count) - np.repeat(np.cumsum(counts) - counts - first, counts)
+    return which, label
+
+
+def _undominated(combination: _Numbers, paid: Table, seconds: Table) -> _Numbers:
+    """Select the labels that no other one of the same combination beats in both, in the order of combinations."""
+    order = np.lexsort((seconds, paid, combination))
+    rank = np.unique(seconds, return_inverse=True)[1].reshape(-1)[order]
+    # Ranks of later combinations are all below those of earlier ones, so that one pass serves all combinations.
+    shifted = rank - combination[order] * (len(order) + 1)
+    best = np.minimum.accumulate(shifted)
+    better = np.ones(len(order), dtype=bool)
+    better[1:] = shifted[1:] < best[:-1]
+    return order[better]

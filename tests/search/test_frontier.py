@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hidet_dist.search import tuning
+from hidet_dist.search.eliminate import Tables, TooWide
+from hidet_dist.search.frontier import Frontier
+from hidet_dist.search.optimum import optimize
+from hidet_dist.search.options import SolveOptions
+from hidet_dist.search.prices import Prices
+from hidet_dist.search.problem import Problem, evaluate, held_bytes, readers
+
+from .test_optimum import all_picks, peak, problems
+
+
+def knapsack(layers: int) -> Problem:
+    """Layers without edges: 4 bytes and 1 s, or 1 byte and 2 s each; at most 6 bytes more than the least."""
+    return Problem([[1.0, 2.0]] * layers, [[4, 1]] * layers, layers + 5, [])
+
+
+def frontier(problem: Problem, line: list[int], limit: float) -> tuple[Frontier, Prices]:
+    own = Prices([float(price) for price in line[: problem.activations.points]])
+    return Frontier(problem, [list(range(len(c))) for c in problem.cost], Tables(), own, limit), own
+
+
+@settings(max_examples=60, deadline=None)
+@given(problems(), st.lists(st.integers(0, 5), min_size=6, max_size=6), st.integers(1, 60))
+def test_a_frontier_begins_with_the_best_plan_below_the_limit(problem: Problem, line: list[int], limit: int) -> None:
+    plans, own = frontier(problem, line, float(limit))
+    groups = readers(problem)
+    within = [
+        evaluate(problem, picks)
+        for picks in all_picks(problem)
+        if own.of(held_bytes(problem, groups, picks)) <= own.total * problem.budget * (1 + 1e-9)
+    ]
+    best = min((seconds for seconds in within if seconds < limit), default=math.inf)
+    least = float(plans.seconds[0]) if len(plans) else math.inf
+    if plans.relaxed:
+        assert least <= best * (1 + 1e-9)
+        return
+    assert least == pytest.approx(best)
+    for seconds, picks in zip(plans.seconds, plans.plans(), strict=True):
+        assert evaluate(problem, picks) == pytest.approx(seconds)
+        assert seconds < limit
+        assert own.of(held_bytes(problem, groups, picks)) <= own.total * problem.budget * (1 + 1e-9)
+
+
+def test_only_plans_that_no_other_beats_in_cost_and_bytes_are_kept() -> None:
+    # At 1/3 s a byte all 2**20 plans cost the same; 21 of them differ in cost, and one layer may be whole.
+    problem = knapsack(20)
+    assert not len(Frontier(problem, [[0, 1]] * 20, Tables(), Prices([1 / 3]), 38.5))
+    plans = Frontier(problem, [[0, 1]] * 20, Tables(), Prices([1 / 3]), 100.0)
+    assert list(plans.seconds) == pytest.approx([39.0, 40.0])
+    assert [sum(picks) for picks in plans.plans()] == [19, 20]
+
+
+def test_too_many_partial_plans_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuning, "MOST_LABELS", 3)
+    with pytest.raises(TooWide):
+        Frontier(knapsack(20), [[0, 1]] * 20, Tables(), Prices([1 / 3]), 100.0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(problem=problems())
+def test_the_optimum_is_found_and_proven_without_an_integer_program(problem: Problem) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "VERY_FEW_CHOICES", 0)
+        solution = optimize(problem, SolveOptions(gap=1e-6, prove=False))
+    best = min(evaluate(problem, picks) for picks in all_picks(problem) if peak(problem, picks) <= problem.budget)
+    assert solution.seconds == pytest.approx(evaluate(problem, solution.choices))
+    assert peak(problem, solution.choices) <= problem.budget
+    assert solution.seconds >= best * (1 - 1e-9)
+    assert solution.seconds * (1 - solution.gap) <= best * (1 + 1e-9)
+
+
+def test_equal_layers_of_which_only_some_fit_are_decided_by_a_frontier(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The budget lets 53 of 160 layers be whole: no price of memory decides about the last bytes.
+    problem = replace(knapsack(160), budget=160 + 3 * 53 + 2)
+
+    def refused(*arguments: object, **options: object) -> None:
+        raise AssertionError("an integer program was solved")
+
+    monkeypatch.setattr("hidet_dist.search.optimum.solve", refused)
+    solution = optimize(problem, SolveOptions(gap=5e-4))
+    assert solution.seconds == 320 - 53
+    assert solution.gap <= 5e-4
