@@ -44,7 +44,7 @@ SLOWED_SHAPES = {
     "slowed, searched": ["1,1", "searched", str(SLOWED_SHARE)],
 }
 TIMEOUT_SECONDS = 1800
-WARM_UP = 4  # batches that do not count
+WARM_UP = 2  # batches that do not count
 
 
 class Case:
@@ -163,14 +163,14 @@ def show(
             case = Case(name, folder, machine)
             console.print(f"{CASES[name].title}: built", highlight=False)
             case.run("one rank", 4)
-            batches = max(8, int(seconds / case.seconds("one rank")))
+            batches = max(6, int(seconds / case.seconds("one rank")))
             case.rounds["one rank"].clear()
             for _ in range(rounds):
                 case.run("one rank", batches)
                 case.run("two stages", batches)
                 for title in SLOWED_SHAPES:
                     if title in case.shapes:
-                        case.run(title, max(8, batches // 2))
+                        case.run(title, max(6, batches // 2))
             case.run("two stages of two", 4)
             results[name] = case.figures()
     for name in names:
