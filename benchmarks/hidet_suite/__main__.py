@@ -23,17 +23,15 @@ from pathlib import Path
 
 import hidet
 import pytest
-from ranks import RANKS, computed
+from ranks import Ranks
 from rich.console import Console
 from rich.table import Table
 from verdicts import OUTSIDE, REFUSED, RIGHT, WRONG, Suite, Verdict
 
-from hidet_dist.testing.rank_pool import RankPool
-
 VERSION = "0.6.1"
 FOLDERS = ("operators_core", "operators_vision", "flowgraph", "models", "frontends", "minimal", "unit_tests")
 """The folders of hidet's tests that compute graphs; the others are of its IR, its CUDA kernels and its runtime."""
-SECONDS = 600  # that one case may take
+SECONDS = 1800  # that one case may take; on a busy machine the slowest take long
 
 
 def main() -> int:
@@ -53,12 +51,13 @@ def main() -> int:
         parser.error(f"hidet {hidet.__version__} is installed; the tests are those of {VERSION}")
     warnings.filterwarnings("ignore")
     console = Console(stderr=True, width=160)
+    out = arguments.out.resolve() if arguments.out is not None else None
 
     def report(own: Verdict) -> None:
         console.print(f"{own.test}{own.case}: {own.verdict}, {own.reason}", markup=False, highlight=False)
+        if out is not None:
+            write(suite.verdicts, out)
 
-    pool = None if arguments.no_processes else RankPool(RANKS, SECONDS)
-    suite = Suite(lambda graph, inputs: computed(graph, inputs, pool), report, arguments.cases)
     chosen = [str(tests / name) for name in arguments.tests or FOLDERS]
     options = ["-p", "no:cacheprovider", "-p", "no:terminal", "-c", os.devnull, "--rootdir", str(tests)]
     options += [
@@ -67,17 +66,19 @@ def main() -> int:
         *(["-k", arguments.k] if arguments.k else []),
     ]
     hidet.option.cache_dir(str(Path(hidet.option.get_cache_dir()).resolve()))  # tests run, and write, in another folder
-    with tempfile.TemporaryDirectory() as place, contextlib.chdir(place), contextlib.redirect_stdout(sys.stderr):
-        try:
-            status = pytest.main([*options, *chosen], plugins=[suite])
-        finally:
-            if pool is not None:
-                pool.close()
+    with (
+        tempfile.TemporaryDirectory() as place,
+        contextlib.chdir(place),
+        contextlib.redirect_stdout(sys.stderr),
+        Ranks(SECONDS, simulated=arguments.no_processes) as ranks,
+    ):
+        suite = Suite(ranks.computed, report, arguments.cases)
+        status = pytest.main([*options, *chosen], plugins=[suite])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
         parser.error(f"pytest ended with {status!r}")
     show(suite.verdicts, console)
-    if arguments.out is not None:
-        write(suite.verdicts, arguments.out)
+    if out is not None:
+        write(suite.verdicts, out)
     return 1 if any(own.verdict == WRONG for own in suite.verdicts) else 0
 
 
@@ -105,7 +106,7 @@ class Outcome:
         counts = Counter(own.verdict for own in verdicts)
         why = next((own.reason for kind in (WRONG, REFUSED, OUTSIDE) for own in verdicts if own.verdict == kind), "")
         seconds = sum(own.cpu_seconds for own in verdicts)
-        return cls(*(counts[kind] for kind in (RIGHT, REFUSED, WRONG, OUTSIDE)), why, round(seconds, 1))
+        return cls(counts[RIGHT], counts[REFUSED], counts[WRONG], counts[OUTSIDE], why, round(seconds, 1))
 
     @property
     def verdict(self) -> str:

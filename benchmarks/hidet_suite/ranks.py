@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -28,37 +29,82 @@ _CONFIG = {"mesh_shape": [RANKS]}
 _NOT_NUMPYS = "bfloat16"  # inputs and outputs of ranks are arrays of NumPy, which has no such dtype
 
 
-def computed(graph: FlowGraph, inputs: Sequence[torch.Tensor], pool: RankPool | None) -> list[torch.Tensor]:
-    """The outputs of a graph, computed by two ranks as ``auto_parallel`` plans them under a tight memory budget.
+class Ranks:
+    """Two ranks that compute graphs: processes that load artifacts, or with ``simulated`` those of the simulator.
 
-    The ranks are processes of a pool that load artifacts; without one, those of the simulator.
+    Use it as a context manager. A graph that is computed again, with other inputs or other sizes of its symbolic dims,
+    is not planned and built again.
+
+    Parameters
+    ----------
+    seconds: float
+        The time limit of one run by the processes, in seconds.
+    simulated: bool
+        Whether to compute in the simulator.
     """
-    graph = rebuilt(graph)
-    symbols = sizes_of(graph, inputs)
-    options = {"symbols": symbols} if symbols else {}
-    plan = tight_plan(graph, options)
-    arrays = [x.float().numpy() if x.dtype is torch.bfloat16 else x.numpy() for x in inputs]
-    if pool is None:
+
+    def __init__(self, seconds: float, simulated: bool = False):
+        self._pool = None if simulated else RankPool(RANKS, seconds)
+        self._folder = tempfile.TemporaryDirectory()
+        self._last: Planned | None = None
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.close()
+        self._folder.cleanup()
+
+    def computed(self, graph: FlowGraph, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The outputs of a graph, as ``auto_parallel`` plans it under a tight memory budget."""
+        planned = self._last
+        if planned is None or planned.graph is not graph:
+            planned = self._last = Planned.of(graph, inputs)
+            if self._pool is not None:
+                self._last = None  # until it is built
+                hidet_dist.auto_parallel(planned.rebuilt, _CONFIG, planned.options, self._artifacts, plan=planned.plan)
+                self._last = planned
+        arrays = [x.float().numpy() if x.dtype is torch.bfloat16 else x.numpy() for x in inputs]
+        outputs = self._simulated(planned, arrays) if self._pool is None else self._served(planned, arrays, self._pool)
+        return [torch.from_numpy(y) for y in outputs]
+
+    @property
+    def _artifacts(self) -> Path:
+        return Path(self._folder.name) / "artifacts"
+
+    @staticmethod
+    def _simulated(planned: Planned, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         with cpu_target():  # kernels as the artifacts have them: hidet's own flags let nothing be infinite
             precompile_headers()
-            return [torch.from_numpy(y) for y in simulate(hidet_dist.partition(graph, plan), arrays)]
-    return [torch.from_numpy(y) for y in served(graph, plan, options, arrays, pool)]
+            return simulate(hidet_dist.partition(planned.rebuilt, planned.plan), inputs)
 
-
-def served(
-    graph: FlowGraph, plan: hidet_dist.Plan, options: dict[str, Any], inputs: Sequence[np.ndarray], pool: RankPool
-) -> list[np.ndarray]:
-    """The whole outputs of a graph, from two processes that load its artifacts."""
-    with tempfile.TemporaryDirectory() as name:
-        artifacts = Path(name) / "artifacts"
-        hidet_dist.auto_parallel(graph, _CONFIG, options, artifacts, plan=plan)
-        (stage,) = plan.stages
+    def _served(self, planned: Planned, inputs: Sequence[np.ndarray], pool: RankPool) -> list[np.ndarray]:
+        (stage,) = planned.plan.stages
         shards: list[list[np.ndarray]] = [[] for _ in range(RANKS)]
         for x, whole in zip(stage.inputs, inputs, strict=True):
             for own, shard in zip(shards, split(x, stage.mesh, whole), strict=True):
                 own.append(shard)
-        outputs = zip(*pool.run(artifacts, shards), strict=True)
+        outputs = zip(*pool.run(self._artifacts, shards), strict=True)
         return list(map(assemble, stage.outputs, repeat(stage.mesh), outputs))
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A graph of hidet, the graph that is planned in its place, the options, and the plan."""
+
+    graph: FlowGraph
+    rebuilt: FlowGraph
+    options: dict[str, Any]
+    plan: hidet_dist.Plan
+
+    @classmethod
+    def of(cls, graph: FlowGraph, inputs: Sequence[torch.Tensor]) -> Planned:
+        """Plan a graph; the sizes of the inputs are the ones that its symbolic dims are expected to have."""
+        own = rebuilt(graph)
+        symbols = sizes_of(own, inputs)
+        options = {"symbols": symbols} if symbols else {}
+        return cls(graph, own, options, tight_plan(own, options))
 
 
 def tight_plan(graph: FlowGraph, options: dict[str, Any]) -> hidet_dist.Plan:

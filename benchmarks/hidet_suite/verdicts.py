@@ -25,6 +25,7 @@ TOLERANCE = 1e-4  # of the largest value of an output, or of 1, where a test has
 SYMBOL_SIZE = 4  # of each symbolic dim of a graph that a test builds and does not run
 _DEFECTS = (CompileError, PartitionError, SolverError, VerificationError)  # errors that are no refusals
 _NEEDS_GPU = "test requires CUDA GPUs"
+_TIMED_OUT = "from pytest-timeout"  # in the message of a test that took too long
 _MOST_REASON = 160
 _NO_REFERENCE = {"test_empty_like": "it compares memory that is not initialized"}
 
@@ -88,6 +89,8 @@ class Suite:
             self.note(report.nodeid, OUTSIDE, _skip_reason(report), 0.0)
         elif report.when != "call":
             return
+        elif not self.verdicts or self.verdicts[-1].test + self.verdicts[-1].case != report.nodeid:
+            self.note(report.nodeid, WRONG, "it took too long to judge", report.duration)
         self.report(self.verdicts[-1])
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -128,6 +131,8 @@ def judged(session: Session, error: BaseException | None) -> tuple[str, str]:
     """Whether what a test computed is right, refused or wrong, or the test is none of this project's, and why."""
     if session.errors:
         return _of_error(session)
+    if isinstance(error, pytest.fail.Exception) and _TIMED_OUT in str(error):
+        return WRONG, f"{error}"
     if isinstance(error, pytest.skip.Exception):
         return OUTSIDE, f"skipped: {error}"
     if session.runs:

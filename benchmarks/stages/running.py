@@ -150,7 +150,7 @@ def _last_json(arguments: list[Any]) -> dict[str, Any]:
 
 
 def show(
-    console: Console, names: list[str], rounds: int = 3, seconds: float = 12.0, machine: str | None = None
+    console: Console, names: list[str], rounds: int = 3, seconds: float = 10.0, machine: str | None = None
 ) -> dict[str, Any]:
     """Measure the cases and print a table; the figures by case."""
     results: dict[str, Any] = {"host": describe()}
@@ -198,7 +198,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", default=list(RUNS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=12.0, help="how long a round of one rank takes, about")
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long a round of one rank takes, about")
     parser.add_argument("--machine", help="a built-in machine or a machine file, in place of a calibration")
     options = parser.parse_args()
     unknown = [name for name in options.cases if name not in CASES]

@@ -6,7 +6,7 @@ namespace hidet_dist {
 
 namespace {
 
-// Runs `exchange(send, recv)` on copies of blocks that lie one behind the other; null where they lie so anyway.
+// Runs `exchange(send, recv)` on contiguous copies of blocks; null where the blocks are contiguous already.
 template <class Exchange>
 int32_t on_copies(const void *send, const hidet_dist_blocks *sent, void *recv, const hidet_dist_blocks *received,
                   int64_t ranks, int32_t dtype, Exchange exchange) {

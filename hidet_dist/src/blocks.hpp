@@ -1,4 +1,4 @@
-// The blocks that a tensor's last rows are cut into, one for each rank of a group, where they lie side by side.
+// The blocks of a group's ranks, side by side in the rows of a tensor.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,8 @@
 
 namespace hidet_dist {
 
-// `rows` rows of `whole` bytes; the block of group rank p has `row` bytes of each, from p * row on, as far as there are any.
+// `rows` rows of `whole` bytes; the block of group rank p has `row` bytes of each, from p * row up to the end of the
+// row.
 struct Blocks {
   int64_t rows, row, whole;
 
@@ -20,11 +21,11 @@ struct Blocks {
     return {blocks.rows, blocks.row * element, blocks.whole * element};
   }
 
-  // Blocks of so many elements that lie one behind the other.
+  // Contiguous blocks of so many elements, one after the other.
   static Blocks behind(int64_t count, int32_t dtype, int64_t ranks) { return of({1, count, count * ranks}, dtype); }
 
-  // Visits the runs that bytes `begin` to `begin + size` of a block lie in: visit(where in the tensor, where in these
-  // bytes, how many).
+  // Visits the contiguous runs of bytes `begin` to `begin + size` of a block: visit(offset in the tensor, offset in
+  // these bytes, count).
   template <class Visit>
   void runs(int64_t group_rank, int64_t begin, int64_t size, Visit visit) const {
     for (int64_t done = 0; done < size;) {
@@ -53,8 +54,8 @@ struct Blocks {
   }
 };
 
-// Collectives of a group of `ranks` on blocks, by a transport that may have none of its own: the blocks are copied then,
-// to lie one behind the other, and back.
+// Collectives of a group of `ranks` on blocks. If the transport has no such functions, the blocks are copied to
+// contiguous memory and back.
 int32_t all_gather_blocks(const hidet_dist_transport &transport, int64_t ranks, const void *send, void *recv,
                           const hidet_dist_blocks *received, int32_t dtype, int32_t group);
 int32_t reduce_scatter_blocks(const hidet_dist_transport &transport, int64_t ranks, const void *send, void *recv,

@@ -1,4 +1,4 @@
-// The collectives, sends and receives: each checks its arguments, then hands over to the current communicator's transport.
+// The collectives, sends and receives: each checks its arguments, then calls the current communicator's transport.
 #include <cstring>
 #include <limits>
 #include <string>
@@ -24,15 +24,15 @@ struct Call {
   const char *name;
   const void *send;
   void *recv;
-  int64_t count;  // of the smaller of the two buffers, of what goes to one rank, or of what is sent, in elements
+  int64_t count;  // elements of the smaller of the two buffers, of the data for one rank, or of the sent data
   int32_t dtype;
   int32_t reduce_op;
   int32_t group;
-  int32_t root = 0;  // a group rank, as the two below
+  int32_t root = 0;  // a group rank, like the next two
   int64_t recv_count = 0;
   int32_t to = HIDET_DIST_NOBODY;
   int32_t from = HIDET_DIST_NOBODY;
-  const hidet_dist_blocks *sent = nullptr;  // null where blocks lie one behind the other
+  const hidet_dist_blocks *sent = nullptr;  // null for contiguous blocks
   const hidet_dist_blocks *received = nullptr;
 
   bool has_blocks() const { return sent != nullptr || received != nullptr; }
@@ -53,7 +53,7 @@ std::string in_words(const hidet_dist_blocks &blocks, int64_t group_size) {
          std::to_string(blocks.row) + " a rank of " + std::to_string(group_size);
 }
 
-// What is wrong with blocks, or an empty string.
+// The error in blocks, or an empty string.
 std::string check_blocks(const Call &call, const hidet_dist_transport &transport, int64_t group_size) {
   for (const hidet_dist_blocks *blocks : {call.sent, call.received}) {
     if (blocks == nullptr) continue;
@@ -89,7 +89,7 @@ std::string check_group_ranks(const Call &call, int64_t group_rank, int64_t grou
   return "";
 }
 
-// What is wrong with a call, or an empty string. A group size of -1 stands for an unknown mesh axis.
+// The error in a call's arguments, or an empty string. A group size of -1 stands for an unknown mesh axis.
 std::string check(const Call &call, const hidet_dist_transport &transport, int64_t group_rank, int64_t group_size) {
   const int64_t element = hidet_dist_dtype_size(call.dtype);
   if (element == 0) return "unknown dtype " + std::to_string(call.dtype);
@@ -131,7 +131,7 @@ int32_t copy(const hidet_dist_transport &transport, const Call &call) {
 
 // A collective on blocks that lie side by side.
 int32_t run_on_blocks(const hidet_dist_transport &transport, const Call &call, int64_t ranks) {
-  if (ranks == 1) {  // what is sent is a single block
+  if (ranks == 1) {  // the sent data is a single block
     const hidet_dist_blocks behind{1, call.count, call.count};
     const Blocks received = Blocks::of(call.received == nullptr ? behind : *call.received, call.dtype);
     received.put(call.recv, 0, 0, received.bytes(), call.send);
@@ -211,7 +211,7 @@ int32_t run(const Call &call) {
   const int64_t group_rank = communicator->mesh().group_rank(call.group);
   const std::string problem = check(call, communicator->transport(), group_rank, group_size);
   if (!problem.empty()) {
-    // Kernels need not look at what a collective returns, so this too must stay on the communicator.
+    // Kernels may ignore the status of a collective, so this error must be recorded on the communicator too.
     communicator->fail(std::string(call.name) + ": " + problem);
     hidet_dist::set_last_error(communicator->error());
     return HIDET_DIST_INVALID_ARGUMENT;
@@ -236,7 +236,7 @@ int32_t run_on_blocks(Kind kind, const char *name, const void *send, const hidet
     hidet_dist::set_last_error(std::string(name) + ": null blocks");
     return HIDET_DIST_INVALID_ARGUMENT;
   }
-  // A product that is too large is found when the blocks are checked.
+  // The check of the blocks detects a product that is too large.
   const int64_t count = static_cast<int64_t>(static_cast<uint64_t>(known->rows) * static_cast<uint64_t>(known->row));
   Call call{kind, name, send, recv, count, dtype, reduce_op, group};
   call.sent = sent;

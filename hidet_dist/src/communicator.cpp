@@ -12,7 +12,7 @@ namespace {
 thread_local hidet_dist_communicator *current_communicator = nullptr;
 thread_local std::string last_error;
 
-// What is wrong with the mesh, or an empty string.
+// The error in a mesh, or an empty string.
 std::string check_mesh(const int64_t *shape, int32_t axes, int64_t rank, int64_t *size) {
   if (axes < 0 || axes > HIDET_DIST_MAX_MESH_AXES || (axes > 0 && shape == nullptr)) {
     return "a mesh has 0 to " + std::to_string(HIDET_DIST_MAX_MESH_AXES) + " axes, not " + std::to_string(axes);
@@ -83,10 +83,10 @@ std::vector<int64_t> Mesh::group_ranks(int32_t group) const {
   for (size_t axis = shape.size(); axis-- > 1;) strides[axis - 1] = strides[axis] * shape[axis];
   for (size_t axis = 0; axis < shape.size(); ++axis) {
     const bool spanned = (group >> axis) & 1;
-    const int64_t own = rank / strides[axis] % shape[axis];
+    const int64_t coordinate = rank / strides[axis] % shape[axis];
     std::vector<int64_t> longer;
     for (const int64_t first : ranks) {
-      for (int64_t index = spanned ? 0 : own; index < (spanned ? shape[axis] : own + 1); ++index) {
+      for (int64_t index = spanned ? 0 : coordinate; index < (spanned ? shape[axis] : coordinate + 1); ++index) {
         longer.push_back(first + index * strides[axis]);
       }
     }

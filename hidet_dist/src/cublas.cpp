@@ -1,5 +1,5 @@
-// Products by cuBLAS, loaded at run time. See cublas.h. What is declared here is its documented interface, as far as it
-// is used: the cuBLAS Library user's guide.
+// Products by cuBLAS, loaded at run time. See cublas.h. The declarations here are the used part of its documented
+// interface (cuBLAS Library user's guide).
 #include "hidet_dist/cublas.h"
 
 #include <dlfcn.h>
@@ -62,18 +62,18 @@ bool load(const std::string &path) {
     hidet_dist::set_last_error(dlerror());
     return false;
   }
-  Library found{};
-  if (!find(library, path, "cublasCreate_v2", &found.create) ||
-      !find(library, path, "cublasDestroy_v2", &found.destroy) ||
-      !find(library, path, "cublasGetProperty", &found.get_property) ||
-      !find(library, path, "cublasSetStream_v2", &found.set_stream) ||
-      !find(library, path, "cublasSetWorkspace_v2", &found.set_workspace) ||
-      !find(library, path, "cublasSetMathMode", &found.set_math_mode) ||
-      !find(library, path, "cublasGemmStridedBatchedEx", &found.gemm_strided_batched) ||
-      !find(library, path, "cublasGetStatusString", &found.get_status_string)) {
+  Library functions{};
+  if (!find(library, path, "cublasCreate_v2", &functions.create) ||
+      !find(library, path, "cublasDestroy_v2", &functions.destroy) ||
+      !find(library, path, "cublasGetProperty", &functions.get_property) ||
+      !find(library, path, "cublasSetStream_v2", &functions.set_stream) ||
+      !find(library, path, "cublasSetWorkspace_v2", &functions.set_workspace) ||
+      !find(library, path, "cublasSetMathMode", &functions.set_math_mode) ||
+      !find(library, path, "cublasGemmStridedBatchedEx", &functions.gemm_strided_batched) ||
+      !find(library, path, "cublasGetStatusString", &functions.get_status_string)) {
     return false;
   }
-  loaded = found;
+  loaded = functions;
   loaded_from = path;
   is_loaded = true;
   return true;
@@ -127,7 +127,7 @@ struct hidet_dist_cublas {
       }
     }
     if (!use_stream()) return;
-    // Row by row, c is what cuBLAS takes for its transpose, which is that of b times that of a.
+    // cuBLAS is column-major: it computes the transpose of c, which is the product of the transposes of b and a.
     const float one = 1.0f, zero = 0.0f;
     const int rows = static_cast<int>(m), columns = static_cast<int>(n), depth = static_cast<int>(k);
     const int compute = type == kFloat32 && as_tf32 ? kInFloat32FastTf32 : kInFloat32;
@@ -138,7 +138,7 @@ struct hidet_dist_cublas {
                                       type, columns, m * n, static_cast<int>(batch), compute, kDefaultAlgorithm));
   }
 
-  // What was there before stays allocated: graphs have its address.
+  // The earlier memory stays allocated, because graphs have its address.
   void *scratch(int64_t nbytes) {
     if (nbytes > scratch_bytes_) {
       const int64_t wanted = std::max(nbytes, 2 * scratch_bytes_);
@@ -151,7 +151,7 @@ struct hidet_dist_cublas {
   }
 
  private:
-  // Setting a handle's stream takes its workspace away.
+  // Setting a handle's stream resets its workspace.
   bool use_stream() {
     void *stream = stream_();
     if (has_stream_ && stream == last_stream_) return true;

@@ -19,7 +19,7 @@ void check_envelope(const hidet_dist_envelope &theirs, int64_t from) {
 void check_files() {
   const auto *communicator = current();
   if (communicator == nullptr) return;
-  if (std::string problem = communicator->spoiled(); !problem.empty()) throw OwnFailure{std::move(problem)};
+  if (std::string problem = communicator->spoiled(); !problem.empty()) throw LocalFailure{std::move(problem)};
 }
 
 }  // namespace hidet_dist

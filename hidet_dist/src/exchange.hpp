@@ -1,4 +1,4 @@
-// What is checked before ranks give data to one another, and how an exchange between them fails.
+// The checks before ranks exchange data, and the errors of an exchange.
 #pragma once
 
 #include <cstdint>
@@ -8,26 +8,26 @@
 
 namespace hidet_dist {
 
-// A failure that another rank caused, with what is to be said of it.
+// A failure that another rank caused.
 struct PeerFailure {
   std::string message;
 };
 
-// A failure that no other rank caused: data that must not be sent.
-struct OwnFailure {
+// A failure of this rank: its data must not be sent.
+struct LocalFailure {
   std::string message;
 };
 
-// Other ranks are in another collective; the communicator has been told.
+// Another rank is in a different collective; the communicator has recorded it.
 struct OutOfStep {};
 
-// What this rank says of its collective; nothing outside of one.
+// The envelope of this rank's current collective; zeros outside a collective.
 hidet_dist_envelope own_envelope();
 
-// Throws OutOfStep where rank `from` of the mesh is in another collective, before its data is taken.
+// Throws OutOfStep if rank `from` of the mesh is in a different collective. Must be called before its data is read.
 void check_envelope(const hidet_dist_envelope &theirs, int64_t from);
 
-// Throws OwnFailure where what this rank is about to let others read was made of a file that has been changed.
+// Throws LocalFailure where what this rank is about to let others read was made of a file that has been changed.
 void check_files();
 
 }  // namespace hidet_dist

@@ -23,7 +23,7 @@ size_t Inbox::header_bytes(int32_t ranks) {
   return whole_pages(kLine + sizeof(Owner) + static_cast<size_t>(ranks) * sizeof(Channel));
 }
 
-// Memory that nobody sends through is never touched, and so takes no room.
+// Channels that no rank sends through are never touched, so they take no memory.
 size_t Inbox::file_bytes(int32_t ranks) {
   return header_bytes(ranks) + static_cast<size_t>(ranks) * kPieces * static_cast<size_t>(kPieceBytes);
 }
@@ -58,17 +58,17 @@ std::unique_ptr<Mailbox> Mailbox::open(int32_t rank, int32_t ranks, std::chrono:
 
 Mailbox::Mailbox(int32_t descriptor, std::shared_ptr<Mapping> mapping, int32_t rank, int32_t ranks,
                  std::chrono::nanoseconds timeout)
-    : descriptor_(descriptor), rank_(rank), timeout_(timeout), patience_(ranks), own_(std::move(mapping), ranks) {
-  own_.owner().process.store(getpid(), std::memory_order_release);
+    : descriptor_(descriptor), rank_(rank), timeout_(timeout), patience_(ranks), inbox_(std::move(mapping), ranks) {
+  inbox_.owner().process.store(getpid(), std::memory_order_release);
 }
 
 Mailbox::~Mailbox() {
-  own_.owner().closed.store(1, std::memory_order_seq_cst);
+  inbox_.owner().closed.store(1, std::memory_order_seq_cst);
   ::close(descriptor_);
 }
 
 void Mailbox::close(const std::map<int32_t, std::unique_ptr<Peer>> &peers) {
-  own_.owner().closed.store(1, std::memory_order_seq_cst);
+  inbox_.owner().closed.store(1, std::memory_order_seq_cst);
   for (const auto &[rank, peer] : peers) {
     if (peer != nullptr) ring(&peer->inbox.owner().bell);
   }
@@ -77,7 +77,7 @@ void Mailbox::close(const std::map<int32_t, std::unique_ptr<Peer>> &peers) {
 void Mailbox::exchange(const void *send, Message out, void *recv, Message in) {
   auto start = Clock::now();
   while (!out.over() || !in.over()) {
-    const uint32_t heard = own_.owner().bell.value.load(std::memory_order_seq_cst);
+    const uint32_t heard = inbox_.owner().bell.value.load(std::memory_order_seq_cst);
     const bool sent = put(send, &out);
     const bool received = take(recv, &in);
     if (sent || received) {
@@ -107,12 +107,12 @@ bool Mailbox::put(const void *send, Message *message) {
 bool Mailbox::take(void *recv, Message *message) {
   if (message->over()) return false;
   const int32_t sender = message->peer->rank;
-  Inbox::Channel &channel = own_.channel(sender);
+  Inbox::Channel &channel = inbox_.channel(sender);
   const uint32_t number = channel.taken.load(std::memory_order_relaxed);
   if (channel.put.load(std::memory_order_acquire) == number) return false;
   check_envelope(channel.envelopes[number % Inbox::kPieces], sender);
   const int64_t size = std::min(Inbox::kPieceBytes, message->bytes - message->done);
-  std::memcpy(static_cast<char *>(recv) + message->done, own_.piece(sender, number), static_cast<size_t>(size));
+  std::memcpy(static_cast<char *>(recv) + message->done, inbox_.piece(sender, number), static_cast<size_t>(size));
   message->done += size;
   channel.taken.store(number + 1, std::memory_order_release);
   ring(&message->peer->inbox.owner().bell);
@@ -120,7 +120,7 @@ bool Mailbox::take(void *recv, Message *message) {
 }
 
 void Mailbox::listen(uint32_t heard, const Message &out, const Message &in, Clock::time_point start) {
-  Counter &bell = own_.owner().bell;
+  Counter &bell = inbox_.owner().bell;
   const auto rung = [&] { return bell.value.load(std::memory_order_seq_cst) != heard; };
   if (patience_.look(rung)) return;
   bell.sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -134,7 +134,7 @@ void Mailbox::listen(uint32_t heard, const Message &out, const Message &in, Cloc
     }
   }
   bell.sleepers.fetch_sub(1, std::memory_order_seq_cst);
-  // A rank may have done its part and ended since.
+  // A rank may have finished its part and ended since.
   if (!failure.empty() && !rung()) throw PeerFailure{failure};
 }
 

@@ -1,6 +1,6 @@
-// Messages between two ranks of one host, for which no other rank may be needed: each rank owns an inbox, with a channel
-// for each rank that sends to it. A rank that waits, to receive or for room in another's inbox, waits for its own bell,
-// which the others ring whenever they have put something into its inbox or taken something out of theirs.
+// Messages between two ranks of one host, without any other rank: each rank owns an inbox, with a channel for each rank
+// that sends to it. A rank that waits, for a message or for space in another's inbox, waits for its bell. The others
+// ring it whenever they have put a piece into the rank's inbox or taken one of its pieces from theirs.
 #pragma once
 
 #include <atomic>
@@ -16,13 +16,14 @@
 
 namespace hidet_dist {
 
-// A rank's inbox, as this process sees it: its own, or another's.
+// This process's view of an inbox: this rank's, or another's.
 class Inbox {
  public:
-  static constexpr int64_t kPieceBytes = 64 * 1024;  // of a message: two of them fit into a second-level cache, twice
+  static constexpr int64_t kPieceBytes =
+      64 * 1024;  // bytes of a piece of a message: four fit into a second-level cache
   static constexpr uint32_t kPieces = 2;  // in a channel at a time
 
-  // The owner of an inbox, as the others see it.
+  // The state of an inbox's owner that other ranks read.
   struct Owner {
     Counter bell;
     std::atomic<int32_t> process;
@@ -36,7 +37,7 @@ class Inbox {
     alignas(kLine) hidet_dist_envelope envelopes[kPieces];  // of the message that the piece belongs to
   };
 
-  // A descriptor of a new inbox in a mesh of so many ranks, or -1.
+  // Makes an inbox in a mesh of so many ranks, and returns its descriptor, or -1.
   static int make(int32_t ranks);
 
   // The memory of a descriptor, or null where it is not of such an inbox.
@@ -46,7 +47,7 @@ class Inbox {
 
   Owner &owner() { return *reinterpret_cast<Owner *>(memory_ + kLine); }
 
-  // What a rank has sent to the owner.
+  // The channel from a rank to the owner.
   Channel &channel(int32_t sender) { return reinterpret_cast<Channel *>(memory_ + kLine + sizeof(Owner))[sender]; }
 
   char *piece(int32_t sender, uint32_t number);
@@ -82,7 +83,7 @@ struct Message {
 // The messages between this rank and others.
 class Mailbox {
  public:
-  // With a new inbox of this rank; null where there can be none.
+  // Makes an inbox of this rank; null on failure.
   static std::unique_ptr<Mailbox> open(int32_t rank, int32_t ranks, std::chrono::nanoseconds timeout);
 
   Mailbox(int32_t descriptor, std::shared_ptr<Mapping> mapping, int32_t rank, int32_t ranks,
@@ -91,28 +92,28 @@ class Mailbox {
   Mailbox &operator=(const Mailbox &) = delete;
   ~Mailbox();
 
-  // Of the inbox.
+  // The descriptor of the inbox.
   int32_t descriptor() const { return descriptor_; }
 
-  // Fails the peers that wait for this rank, now and later.
+  // Makes peers fail that wait for this rank, now and later.
   void close(const std::map<int32_t, std::unique_ptr<Peer>> &peers);
 
-  // Sends and receives at once; returns when both are over. Throws what exchange.hpp has.
+  // Sends and receives at the same time; returns when both are done. Throws the errors of exchange.hpp.
   void exchange(const void *send, Message out, void *recv, Message in);
 
  private:
-  // Each puts, or takes, one piece of a message, if that can be done now.
+  // Put, or take, one piece of a message, if that is possible now.
   bool put(const void *send, Message *message);
   bool take(void *recv, Message *message);
 
-  // Returns once the bell was rung after `heard`.
+  // Waits until the bell is rung after `heard`.
   void listen(uint32_t heard, const Message &out, const Message &in, Clock::time_point start);
 
   const int32_t descriptor_;
   const int32_t rank_;
   const std::chrono::nanoseconds timeout_;
   Patience patience_;
-  Inbox own_;
+  Inbox inbox_;
 };
 
 }  // namespace hidet_dist

@@ -14,12 +14,12 @@
 
 namespace {
 
-std::mutex mutex;  // of all that follows, but that the handler reads
+std::mutex mutex;  // protects all of the following, except what the handler reads
 std::atomic<hidet_dist_mapped_file *> files{nullptr};
 struct sigaction earlier{};
 uintptr_t page_bytes = 4096;
 
-// Makes the page at an address, and those behind it, zeros. False where no watched file is mapped there.
+// Replaces the page at an address, and those behind it, by zeros. False if no watched file is mapped there.
 bool replace(uintptr_t address) {
   for (auto *file = files.load(std::memory_order_acquire); file != nullptr; file = file->next) {
     const uintptr_t end = file->end.load(std::memory_order_acquire);
@@ -42,7 +42,7 @@ void on_bus_error(int number, siginfo_t *info, void *context) {
     earlier.sa_sigaction(number, info, context);
   } else if (earlier.sa_handler == SIG_DFL || (earlier.sa_handler == SIG_IGN && !sent)) {
     signal(number, SIG_DFL);
-    raise(number);  // on return
+    raise(number);  // delivered on return from the handler
   } else if (earlier.sa_handler != SIG_IGN) {
     earlier.sa_handler(number);
   }
@@ -52,19 +52,19 @@ void handle_bus_errors() {
   static bool handled = false;
   if (handled) return;
   page_bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  sigaction(SIGBUS, nullptr, &earlier);  // known before the handler can run
-  struct sigaction own{};
-  own.sa_sigaction = on_bus_error;
-  own.sa_flags = SA_SIGINFO | SA_ONSTACK;
-  sigemptyset(&own.sa_mask);
-  sigaction(SIGBUS, &own, nullptr);
+  sigaction(SIGBUS, nullptr, &earlier);  // must be known before the handler can run
+  struct sigaction action{};
+  action.sa_sigaction = on_bus_error;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+  sigemptyset(&action.sa_mask);
+  sigaction(SIGBUS, &action, nullptr);
   // A child must not find the mutex locked by a thread that it does not have.
   const auto unlock = [] { mutex.unlock(); };
   pthread_atfork([] { mutex.lock(); }, unlock, unlock);
   handled = true;
 }
 
-// One that nobody uses.
+// An unused watch.
 hidet_dist_mapped_file *unused() {
   hidet_dist_mapped_file *first = files.load(std::memory_order_relaxed);
   for (auto *file = first; file != nullptr; file = file->next) {
@@ -130,7 +130,7 @@ void hidet_dist_mapped_file_renew(hidet_dist_mapped_file *file) {
   if (fstat(file->descriptor, &now) != 0) return;
   if (now.st_dev != file->before.st_dev || now.st_ino != file->before.st_ino || now.st_size != file->before.st_size ||
       !same(now.st_mtim, file->before.st_mtim)) {
-    return;  // a change for good
+    return;  // this change is permanent
   }
   file->before = now;
 }

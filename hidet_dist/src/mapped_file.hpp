@@ -14,10 +14,10 @@ struct hidet_dist_mapped_file {
   // As hidet_dist_mapped_file_change; `explained` says whether a change of status shows in more than its time.
   int32_t change(bool *explained = nullptr) const;
 
-  // Whether nothing may be sent that was made of it.
+  // Whether data that depends on the file must not be sent.
   bool changed() const;
 
-  // Read by the signal handler, so that these are atomic and this object is never freed, but used again.
+  // Read by the signal handler: these are atomic, and this object is never freed, only reused.
   std::atomic<uintptr_t> begin{0};
   std::atomic<uintptr_t> end{0};  // 0 where nothing is watched
   std::atomic<bool> lost{false};  // a page could not be read

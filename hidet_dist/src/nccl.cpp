@@ -1,4 +1,4 @@
-// The transport between ranks with a CUDA device each. See nccl.h; what NCCL calls a communicator is a Comm here.
+// The transport between ranks with a CUDA device each. See nccl.h. NCCL's communicators are called Comm here.
 #include "hidet_dist/nccl.h"
 
 #include <chrono>
@@ -30,9 +30,9 @@ using nccl::Stream;
 
 static_assert(sizeof(nccl::UniqueId) == HIDET_DIST_NCCL_ID_BYTES, "an id of NCCL's");
 
-constexpr auto kSpin = std::chrono::microseconds(100);   // so long, a thread that waits only lets others run
-constexpr auto kPause = std::chrono::microseconds(20);  // then it sleeps so long at a time: little against a collective
-constexpr auto kClosing = std::chrono::seconds(5);  // for communicators to be freed or aborted
+constexpr auto kSpin = std::chrono::microseconds(100);   // how long a waiting thread only yields
+constexpr auto kPause = std::chrono::microseconds(20);  // how long it then sleeps at a time: short against a collective
+constexpr auto kClosing = std::chrono::seconds(5);  // the time for communicators to be freed or aborted
 constexpr int kWarmUpBytesARank = 8;
 
 struct DataType {
@@ -84,7 +84,7 @@ nccl::RedOp reduce_op_of(int32_t reduce_op, int32_t dtype) {
 const char *at(const void *buffer, size_t offset) { return static_cast<const char *>(buffer) + offset; }
 char *at(void *buffer, size_t offset) { return static_cast<char *>(buffer) + offset; }
 
-// Waits a little, longer the longer it has been waiting.
+// Yields or sleeps briefly, depending on how long the wait has lasted.
 void pause(Clock::time_point start) {
   if (Clock::now() - start < kSpin) {
     std::this_thread::yield();
@@ -121,8 +121,8 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
   }
 
   bool has(int32_t group) const {
-    const auto found = comms_.find(key(group));
-    return found != comms_.end() && found->second->ready;
+    const auto entry = comms_.find(key(group));
+    return entry != comms_.end() && entry->second->ready;
   }
 
   void await() const {
@@ -156,7 +156,7 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
 
   int32_t progress() {
     if (pending_ == nullptr) return fail("no communicator of NCCL's is being made", false);
-    // Until the one that is split is through, NCCL does not tell the other.
+    // NCCL does not return the new communicator before the split of the old one is complete.
     for (Comm *comm : {&pending_parent_, &pending_->comm}) {
       if (*comm == nullptr) continue;
       Result state = nccl::kSuccess;
@@ -198,13 +198,13 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
   }
 
   int32_t wait(Stream stream, std::chrono::nanoseconds seconds) {
-    // Whom the failure was with is to stay.
+    // The peers of the failed collective are kept.
     if (failed_meanwhile()) return fail("the communicator failed meanwhile", false);
     const auto start = Clock::now();
     if (!waits_) wait_start_ = start;
     waits_ = true;
     auto *communicator = hidet_dist::current();
-    // A graph that is launched again uses groups without saying so.
+    // A graph that is launched again uses groups without calling the transport.
     if (communicator != nullptr && used_ != 0) communicator->await(recent_ != 0 ? recent_ : used_);
     library_.cu_ctx_set_current(context_);
     while (true) {
@@ -247,7 +247,7 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
   }
 
   int32_t broadcast(const void *send, void *recv, int64_t count, int32_t dtype, int32_t root, int32_t group) override {
-    // Only the root's is read, but NCCL wants an address from all.
+    // Only the root's buffer is read, but NCCL requires an address from all ranks.
     const void *source = send == nullptr ? recv : send;
     return enqueue(group, "ncclBroadcast", [&](Comm comm, Stream stream) {
       return library_.broadcast(source, recv, static_cast<size_t>(count), data_type(dtype).type, root, comm, stream);
@@ -293,8 +293,8 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
 
   Stream internal_stream() const { return internal_stream_; }
 
-  // Collectives go to a stream of their own, which first waits for the current one. An event that is waited for may be
-  // recorded anew at once: the stream waits for what it stood for when it was told to.
+  // Collectives run on a separate stream, which first waits for the current one. The event may be recorded again at
+  // once: the wait refers to its record at the time of the call.
   int32_t fork() {
     library_.cu_ctx_set_current(context_);
     if (side_stream_ == nullptr) {
@@ -320,9 +320,9 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
 
   int32_t wait_for(int64_t ticket) {
     const auto end = events_.upper_bound(ticket);
-    const auto found = events_.find(ticket);
-    if (found == events_.end()) return fail("there is no ticket " + std::to_string(ticket), false);
-    const int error = library_.cu_stream_wait_event(current_stream_(), found->second, 0);
+    const auto entry = events_.find(ticket);
+    if (entry == events_.end()) return fail("there is no ticket " + std::to_string(ticket), false);
+    const int error = library_.cu_stream_wait_event(current_stream_(), entry->second, 0);
     for (auto each = events_.begin(); each != end; ++each) idle_events_.push_back(each->second);
     events_.erase(events_.begin(), end);
     return error == 0 ? HIDET_DIST_OK : fail_with_cuda(error, "cuStreamWaitEvent");
@@ -332,7 +332,7 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     if (closed_) return;
     closed_ = true;
     library_.cu_ctx_set_current(context_);
-    // What is still being made cannot be freed otherwise.
+    // A communicator in the making can only be aborted.
     if (pending_ != nullptr || failed_meanwhile()) return abort();
     std::vector<Comm> comms = take_comms();
     std::vector<Comm> left;
@@ -369,10 +369,10 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     return slot.get();
   }
 
-  // The stream that a collective is put on.
+  // The stream on which a collective is enqueued.
   Stream here() const { return forked_ ? side_stream_ : current_stream_(); }
 
-  // An event that stands for what is on a stream now, or null after a failure.
+  // Records an event behind the present work of a stream; null after a failure.
   Event recorded(Stream stream) {
     Event event = nullptr;
     if (!idle_events_.empty()) {
@@ -422,7 +422,7 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     return comm == nullptr ? HIDET_DIST_FAILED : settle(comm, call(comm, here()), what);
   }
 
-  // Sends and receives that are one operation to NCCL.
+  // Runs sends and receives as one operation of NCCL.
   template <typename Calls>
   int32_t exchange(Comm comm, Calls calls) {
     Result first = library_.group_start();
@@ -433,7 +433,7 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     return settle(comm, first == nccl::kSuccess ? end : first, "ncclSend and ncclRecv");
   }
 
-  // Returns once NCCL has put an operation on its stream, which later work on the stream must not overtake.
+  // Waits until NCCL has enqueued an operation on its stream, so that later work cannot overtake it.
   int32_t settle(Comm comm, Result result, const char *what) {
     const auto start = Clock::now();
     while (result == nccl::kInProgress) {
@@ -450,7 +450,7 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     return result == nccl::kSuccess ? HIDET_DIST_OK : fail_with(result, what, comm);
   }
 
-  // Whether all is well, as far as is known now.
+  // Whether no failure is known.
   int32_t check() {
     if (failed_meanwhile()) return fail("the communicator failed meanwhile", false);
     for (auto &[group, slot] : comms_) {
@@ -475,10 +475,10 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     std::string message = std::string(what) + " failed: " + library_.get_error_string(result);
     const char *detail = comm == nullptr ? nullptr : library_.get_last_error(comm);
     if (detail != nullptr && *detail != '\0') message += std::string(" (") + detail + ")";
-    // Wrong arguments and CUDA's errors are this rank's own. A connection that breaks is a system error to NCCL.
-    const bool own =
+    // Wrong arguments and CUDA errors are caused by this rank. NCCL reports a broken connection as a system error.
+    const bool is_local =
         result == nccl::kInvalidArgument || result == nccl::kInvalidUsage || result == nccl::kUnhandledCudaError;
-    return fail(message, !own);
+    return fail(message, !is_local);
   }
 
   int32_t fail_with_cuda(int error, const char *what) {
@@ -492,7 +492,7 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     std::vector<Comm> comms;
     for (auto &[group, slot] : comms_) {
       if (slot->comm != nullptr) comms.push_back(slot->comm);
-      // NCCL may write to it yet, at a time that it does not tell.
+      // NCCL may still write to it, at an unknown time.
       if (slot.get() == pending_) static_cast<void>(slot.release());
     }
     comms_.clear();
@@ -503,8 +503,8 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
 
   void abort() { abort(take_comms()); }
 
-  // Each in a thread of its own: to free one, NCCL waits for the device, on which the kernels of another one may hang
-  // until that one is aborted too. A thread that takes too long is left behind.
+  // Each in a separate thread: to free one, NCCL waits for the device, on which the kernels of another one may hang
+  // until that one is aborted too. A thread that takes too long is abandoned.
   void abort(const std::vector<Comm> &comms) {
     closed_ = true;
     if (comms.empty()) return;
@@ -528,7 +528,7 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
     left->changed.wait_for(lock, kClosing, [&] { return left->count == 0; });
   }
 
-  const Library &library_;  // stays for as long as the process
+  const Library &library_;  // never unloaded
   const hidet_dist::Mesh mesh_;
   void *const context_;
   const int device_;
@@ -539,14 +539,14 @@ struct hidet_dist_nccl final : hidet_dist::DeviceTransport {
   Slot *pending_ = nullptr;
   Comm pending_parent_ = nullptr;
   int32_t used_ = 0;  // the mesh axes of all groups used so far
-  int32_t recent_ = 0;  // of those used since a wait was over
+  int32_t recent_ = 0;  // the mesh axes of the groups used since the last wait
   bool waits_ = false;
   Clock::time_point wait_start_{};
   bool closed_ = false;
   Stream internal_stream_ = nullptr;
   Stream side_stream_ = nullptr;  // of collectives beside computation
   bool forked_ = false;
-  std::map<int64_t, Event> events_;  // by ticket: the end of what was started and not waited for
+  std::map<int64_t, Event> events_;  // by ticket: the end of collectives that were not waited for yet
   std::vector<Event> idle_events_;
   nccl::DevicePointer scratch_ = 0;
 };
@@ -561,14 +561,14 @@ int32_t overlap_wait(void *context, int64_t ticket) {
   return static_cast<hidet_dist_nccl *>(context)->wait_for(ticket);
 }
 
-// What was loaded, or null with an error.
+// The loaded libraries, or null after setting an error.
 const Library *loaded_library() {
   const Library *library = nccl::library();
   if (library == nullptr) hidet_dist::set_last_error("NCCL is not loaded");
   return library;
 }
 
-// Whether a call of the driver went well.
+// Whether a call of the driver succeeded.
 bool succeeded(const Library &library, int error, const char *what) {
   if (error == 0) return true;
   const char *text = nullptr;

@@ -12,7 +12,7 @@ namespace {
 
 std::mutex mutex;
 Library loaded{};
-int loaded_version = 0;  // 0 until all is there
+int loaded_version = 0;  // 0 until everything is loaded
 std::string loaded_from;
 
 class Loader {

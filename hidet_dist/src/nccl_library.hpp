@@ -1,4 +1,4 @@
-// NCCL and the CUDA driver, loaded at run time. What is declared here is their documented interface, as far as it is used:
+// NCCL and the CUDA driver, loaded at run time. The declarations here are the used part of their documented interfaces:
 // NCCL 2.18's user guide, and the CUDA driver API reference.
 #pragma once
 
@@ -45,7 +45,7 @@ struct UniqueId {
   char internal[128];
 };
 
-// As of 2.18. Later versions append to it, and take what is missing as not set.
+// As of 2.18. Later versions append fields, and treat missing ones as not set.
 struct Config {
   size_t size = sizeof(Config);
   unsigned int magic = 0xcafebeef;
@@ -107,7 +107,7 @@ constexpr unsigned int kNoTiming = 2;
 // Loads them, unless they are loaded. Returns NCCL's version, or 0, then `problem` is set.
 int load(const std::string &nccl_path, const std::string &driver_path, std::string *problem);
 
-// What was loaded, or null.
+// The loaded libraries, or null.
 const Library *library();
 
 }  // namespace hidet_dist::nccl

@@ -13,7 +13,7 @@ int32_t fail(hidet_dist_communicator &communicator, const std::string &message, 
   return status;
 }
 
-// The current communicator, or null, then `status` says why.
+// The current communicator, or null after setting `status`.
 hidet_dist_communicator *ready(const char *what, int32_t *status) {
   hidet_dist_communicator *communicator = hidet_dist::current();
   if (communicator == nullptr) {
@@ -62,12 +62,12 @@ int32_t hidet_dist_wait(const void *recv) {
   hidet_dist_communicator *communicator = ready("wait", &status);
   if (communicator == nullptr) return status;
   hidet_dist::Overlap &overlap = communicator->overlap;
-  const auto found = overlap.tickets.find(recv);
-  if (found == overlap.tickets.end()) {
+  const auto entry = overlap.tickets.find(recv);
+  if (entry == overlap.tickets.end()) {
     return fail(*communicator, "wait: no collective was started that receives there", HIDET_DIST_INVALID_ARGUMENT);
   }
-  const int64_t ticket = found->second;
-  overlap.tickets.erase(found);
+  const int64_t ticket = entry->second;
+  overlap.tickets.erase(entry);
   ++overlap.waited;
   if (ticket <= overlap.passed) return HIDET_DIST_OK;
   overlap.passed = ticket;

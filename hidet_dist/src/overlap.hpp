@@ -1,4 +1,4 @@
-// What a communicator knows of the collectives that were started and not yet waited for.
+// A communicator's record of the collectives that were started and not yet waited for.
 #pragma once
 
 #include <cstdint>

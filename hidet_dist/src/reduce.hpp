@@ -1,4 +1,4 @@
-// Reducing equally long runs of elements, one a rank, into one run.
+// Reduction of equally long runs of elements, one per rank, to one run.
 #pragma once
 
 #include <cstdint>

@@ -45,9 +45,9 @@ Segment::Segment(std::shared_ptr<Mapping> mapping, int32_t group_rank, int32_t r
 }
 
 void Segment::close() {
-  Member &own = member(group_rank_);
-  own.closed.store(1, std::memory_order_seq_cst);
-  wake_all(&own.written);
+  Member &self = member(group_rank_);
+  self.closed.store(1, std::memory_order_seq_cst);
+  wake_all(&self.written);
 }
 
 char *Segment::begin_turn() {
@@ -64,10 +64,10 @@ void Segment::exchange() {
   for (int32_t rank = 0; rank < ranks_; ++rank) {
     if (rank != group_rank_) wait(rank, pieces_);
   }
-  const hidet_dist_envelope &own = member(group_rank_).envelopes[turn_ % kSlots];
+  const hidet_dist_envelope &ours = member(group_rank_).envelopes[turn_ % kSlots];
   for (int32_t rank = 0; rank < ranks_; ++rank) {
     const hidet_dist_envelope &theirs = member(rank).envelopes[turn_ % kSlots];
-    if (!equal(own, theirs)) check_envelope(theirs, current()->mesh_rank(rank));
+    if (!equal(ours, theirs)) check_envelope(theirs, current()->mesh_rank(rank));
   }
 }
 
@@ -96,7 +96,7 @@ void Segment::wait(int32_t rank, uint32_t value) {
     failure = why_not(who, member(rank).closed, processes_[static_cast<size_t>(rank)], start, timeout_);
   }
   counter.sleepers.fetch_sub(1, std::memory_order_seq_cst);
-  // A rank may have done its part and ended since.
+  // A rank may have finished its part and ended since.
   if (!failure.empty() && !reached(counter, value)) throw PeerFailure{failure};
 }
 

@@ -1,7 +1,7 @@
-// The memory that the ranks of a group share. Each rank owns two slots of the group's segment and fills them in turns: it
-// writes a piece of its data into one, says so, waits until the others have written theirs, and reads what it needs. When
-// all have written in a turn, all are through with what they read in the turn before, so that its slots can be written
-// again in the next turn.
+// The memory that the ranks of a group share. Each rank owns two slots of the group's segment, which it fills in turns:
+// it writes a piece of its data into one, announces it, waits until the others have written theirs, and reads what it
+// needs. When all have written in a turn, all have finished reading the slots of the turn before, which can therefore
+// be written again in the next turn.
 #pragma once
 
 #include <atomic>
@@ -17,15 +17,15 @@
 
 namespace hidet_dist {
 
-// One rank's end of the segment of a group.
+// One rank's view of a group's segment.
 class Segment {
  public:
   static constexpr int64_t kSlotBytes = 256 * 1024;  // large against the cost of a hand-over, small against caches
 
-  // A descriptor of a new segment for a group of so many ranks, or -1.
+  // Makes a segment for a group of so many ranks, and returns its descriptor, or -1.
   static int make(int32_t ranks);
 
-  // The segment of a descriptor, of which this rank has the rank `group_rank` in the group; or null, for anything else.
+  // Opens the segment of a descriptor, in which this rank is `group_rank`; null if it is not such a segment.
   static std::unique_ptr<Segment> attach(int descriptor, int32_t group_rank, int32_t ranks,
                                          std::chrono::nanoseconds timeout);
 
@@ -37,27 +37,27 @@ class Segment {
   int32_t ranks() const { return ranks_; }
   int32_t group_rank() const { return group_rank_; }
 
-  // Fails the ranks that wait for this one, now and later.
+  // Makes ranks fail that wait for this one, now and later.
   void close();
 
   // This rank's slot for the next turn.
   char *begin_turn();
 
-  // Says that this rank has written its slot, waits for all others, and throws where one is in another collective: then
-  // all of them see that. May be called several times a turn. Throws what exchange.hpp has.
+  // Announces that this rank has written its slot, and waits for all others. Throws the errors of exchange.hpp; if a
+  // rank is in a different collective, all of them detect it. May be called several times a turn.
   void exchange();
 
-  // What a rank has written this turn.
+  // The slot of a rank in this turn.
   char *slot(int32_t rank);
 
  private:
   static constexpr int kSlots = 2;
 
   struct Member {
-    Counter written;  // how often this rank has said so
+    Counter written;  // how often this rank has announced a slot
     std::atomic<int32_t> process;
     std::atomic<uint32_t> closed;
-    hidet_dist_envelope envelopes[kSlots];  // of what is in each slot
+    hidet_dist_envelope envelopes[kSlots];  // of the data in each slot
   };
   static_assert(sizeof(Member) == 2 * kLine, "the envelopes are to be in one line");
 

@@ -11,7 +11,7 @@ namespace {
 using hidet_dist::Blocks;
 using hidet_dist::Segment;
 
-constexpr int64_t kShareBytes = 4 * 1024;  // adding up less than this takes no longer than a hand-over
+constexpr int64_t kShareBytes = 4 * 1024;  // reducing less than this takes no longer than an exchange of turns
 
 void copy(void *target, const void *source, int64_t bytes) { std::memcpy(target, source, static_cast<size_t>(bytes)); }
 
@@ -25,12 +25,12 @@ void reduce_slots(Segment &segment, int64_t begin_bytes, void *result, int64_t c
   hidet_dist::reduce(sources.data(), segment.ranks(), result, count, dtype, op);
 }
 
-// A slot holds the same stretch of what each rank is to get.
+// A slot holds the same range of the data for each rank.
 int64_t stretch(const Segment &segment, int64_t element) { return Segment::kSlotBytes / element / segment.ranks(); }
 
 void write_stretches(Segment &segment, const void *send, const Blocks &sent, int64_t done, int64_t size) {
-  char *own = segment.begin_turn();
-  for (int32_t rank = 0; rank < segment.ranks(); ++rank) sent.take(send, rank, done, size, own + rank * size);
+  char *slot = segment.begin_turn();
+  for (int32_t rank = 0; rank < segment.ranks(); ++rank) sent.take(send, rank, done, size, slot + rank * size);
   segment.exchange();
 }
 
@@ -44,17 +44,18 @@ void all_reduce(Segment &segment, const void *send, void *recv, int64_t count, i
   const int32_t ranks = segment.ranks();
   for (int64_t done = 0; done < count;) {
     const int64_t size = std::min(most, count - done);
-    char *own = segment.begin_turn();
-    copy(own, at(send, done * element), size * element);
+    char *slot = segment.begin_turn();
+    copy(slot, at(send, done * element), size * element);
     segment.exchange();
-    // Every rank reduces all of it, or each its share, which the others read then: one more hand-over, but a share of
-    // the additions. With two ranks, the sharing would move as many bytes.
+    // Either every rank reduces all of the data, or each reduces a share, which the others then read: one more
+    // exchange, but only a share of the additions. With two ranks, sharing would move as many bytes.
     if (ranks == 2 || size * element < ranks * kShareBytes) {
       reduce_slots(segment, 0, at(recv, done * element), size, dtype, op);
     } else {
       const auto first = [&](int64_t rank) { return size * rank / ranks; };
       const int64_t begin = first(segment.group_rank());
-      reduce_slots(segment, begin * element, own + begin * element, first(segment.group_rank() + 1) - begin, dtype, op);
+      reduce_slots(segment, begin * element, slot + begin * element, first(segment.group_rank() + 1) - begin, dtype,
+                   op);
       segment.exchange();
       for (int32_t rank = 0; rank < ranks; ++rank) {
         copy(at(recv, (done + first(rank)) * element), segment.slot(rank) + first(rank) * element,
@@ -82,8 +83,8 @@ void all_gather(Segment &segment, const void *send, void *recv, const Blocks &re
 void broadcast(Segment &segment, const void *send, void *recv, int64_t bytes, int32_t root) {
   for (int64_t done = 0; done < bytes;) {
     const int64_t size = std::min(Segment::kSlotBytes, bytes - done);
-    char *own = segment.begin_turn();
-    if (segment.group_rank() == root) copy(own, at(send, done), size);
+    char *slot = segment.begin_turn();
+    if (segment.group_rank() == root) copy(slot, at(send, done), size);
     segment.exchange();
     if (segment.group_rank() != root) copy(at(recv, done), segment.slot(root), size);
     done += size;

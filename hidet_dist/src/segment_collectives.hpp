@@ -1,4 +1,4 @@
-// The collectives of a group whose ranks share a segment. All throw what exchange.hpp has.
+// The collectives of a group whose ranks share a segment. All throw the errors of exchange.hpp.
 #pragma once
 
 #include <cstdint>

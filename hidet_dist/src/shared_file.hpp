@@ -1,4 +1,4 @@
-// Files without a name that ranks of one host map to share memory.
+// Unnamed files that ranks of one host map to share memory.
 #pragma once
 
 #include <sys/types.h>
@@ -10,7 +10,7 @@
 
 namespace hidet_dist {
 
-// What such a file begins with; the rest is the business of its kind.
+// The header of such a file; the rest depends on its kind.
 struct FileHeader {
   uint64_t magic;  // of the kind
   int64_t slot_bytes;
@@ -22,7 +22,7 @@ constexpr size_t whole_pages(size_t bytes) {
   return (bytes + page - 1) / page * page;
 }
 
-// A new file that begins with this header, or -1.
+// Makes a file that begins with this header, and returns its descriptor, or -1.
 int new_file(const FileHeader &header, size_t bytes);
 
 // A mapped file. Ranks that are threads of one process share the mapping too, so that tools see them share memory.

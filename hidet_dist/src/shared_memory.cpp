@@ -1,5 +1,5 @@
-// The transport between ranks of one host: it routes each group through a segment or to another transport, and messages
-// with each other rank through inboxes or to that transport.
+// The transport between ranks of one host: it routes each group through a segment or to a fallback transport, and
+// messages with each other rank through inboxes or to the fallback.
 #include "hidet_dist/shared_memory.h"
 
 #include <algorithm>
@@ -23,17 +23,17 @@ namespace {
 
 using hidet_dist::Blocks;
 using hidet_dist::check_files;
+using hidet_dist::LocalFailure;
 using hidet_dist::Mailbox;
 using hidet_dist::Message;
 using hidet_dist::OutOfStep;
-using hidet_dist::OwnFailure;
 using hidet_dist::Peer;
 using hidet_dist::PeerFailure;
 using hidet_dist::Segment;
 
 int64_t size_of(int32_t group) { return hidet_dist::current()->mesh().group_size(group); }
 
-// Blocks of so many elements that lie one behind the other, for the ranks of a group.
+// Contiguous blocks of so many elements, for the ranks of a group.
 Blocks behind(const Segment &segment, int64_t count, int32_t dtype) {
   return Blocks::behind(count, dtype, segment.ranks());
 }
@@ -126,7 +126,7 @@ struct hidet_dist_shm final : hidet_dist::HostTransport {
 
   int32_t send_recv(const void *send, int64_t send_count, int32_t to, void *recv, int64_t recv_count, int32_t from,
                     int32_t dtype) override {
-    // Pairs meet in the same order on all ranks, so that those of a ring do not wait for one another.
+    // Pairs meet in the same order on all ranks, so that those of a ring do not deadlock.
     int32_t first = to;
     int32_t second = from;
     if (pair_with(second) < pair_with(first)) std::swap(first, second);
@@ -159,7 +159,7 @@ struct hidet_dist_shm final : hidet_dist::HostTransport {
     };
     if (!sends_there && !receives_there) return here();
     if (!sends_here && !receives_here) return there();
-    // One direction each: neither may wait for the other.
+    // Each direction has a thread, because neither may wait for the other.
     int32_t status = HIDET_DIST_FAILED;
     std::thread other([&, communicator = hidet_dist::current()] {
       hidet_dist_bind(communicator);
@@ -170,7 +170,7 @@ struct hidet_dist_shm final : hidet_dist::HostTransport {
     return own_status != HIDET_DIST_OK ? own_status : status;
   }
 
-  // This rank's inbox, made now or before.
+  // This rank's inbox, which is made on first use.
   int32_t inbox() {
     if (mailbox_ == nullptr) mailbox_ = Mailbox::open(rank_, ranks_, timeout_);
     return mailbox_ == nullptr ? -1 : mailbox_->descriptor();
@@ -203,19 +203,19 @@ struct hidet_dist_shm final : hidet_dist::HostTransport {
   }
 
  private:
-  // Carries a collective out where the group's way is known, or found out now.
+  // Runs a collective by the group's route, which is decided on first use.
   template <typename Shared, typename Other>
   int32_t run(int32_t group, Shared shared, Other other) {
     if (groups_.find(group) == groups_.end()) {
       const int32_t status = connect_(group);
       if (status != HIDET_DIST_OK) return status;
     }
-    const auto found = groups_.find(group);
-    if (found == groups_.end()) {
+    const auto entry = groups_.find(group);
+    if (entry == groups_.end()) {
       fail("the process did not decide how group " + std::to_string(group) + " communicates");
       return HIDET_DIST_FAILED;
     }
-    if (found->second != nullptr) return guard([&] { shared(*found->second); });
+    if (entry->second != nullptr) return guard([&] { shared(*entry->second); });
     const int32_t status = guard(check_files);
     return status == HIDET_DIST_OK ? other() : status;
   }
@@ -228,7 +228,7 @@ struct hidet_dist_shm final : hidet_dist::HostTransport {
     } catch (const PeerFailure &failure) {
       blame_peer();
       fail(failure.message);
-    } catch (const OwnFailure &failure) {
+    } catch (const LocalFailure &failure) {
       fail(failure.message);
     } catch (const OutOfStep &) {
     }
@@ -246,9 +246,9 @@ struct hidet_dist_shm final : hidet_dist::HostTransport {
   const hidet_dist_shm_connect connect_peer_;
   const int32_t rank_;
   const int32_t ranks_;
-  std::map<int32_t, std::unique_ptr<Segment>> groups_;  // by mask; null for those that the other transport has
+  std::map<int32_t, std::unique_ptr<Segment>> groups_;  // by mask; null for groups of the fallback
   std::unique_ptr<Mailbox> mailbox_;
-  std::map<int32_t, std::unique_ptr<Peer>> peers_;  // by rank; null for those that the other transport has
+  std::map<int32_t, std::unique_ptr<Peer>> peers_;  // by rank; null for peers of the fallback
 };
 
 extern "C" {

@@ -10,7 +10,7 @@ using hidet_dist::DeviceTransport;
 using hidet_dist::HostTransport;
 using hidet_dist::Transport;
 
-// A member function as a C function whose context is the transport.
+// Wraps a member function as a C function whose context is the transport.
 template <auto Method, class Type = decltype(Method)>
 struct Entry;
 

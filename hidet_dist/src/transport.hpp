@@ -1,4 +1,4 @@
-// The base of the native transports: C functions over virtual ones, and what all of them do alike.
+// The base classes of native transports: C functions that call virtual ones, and common helpers.
 #pragma once
 
 #include <atomic>
@@ -12,18 +12,19 @@ namespace hidet_dist {
 
 using Clock = std::chrono::steady_clock;
 
-// A time in seconds as the C interface gives it: at least 0, and so short that adding it to the clock does not overflow.
+// Converts seconds of the C interface to a duration of at least 0, short enough that adding it to the clock cannot
+// overflow.
 std::chrono::nanoseconds from_seconds(double seconds);
 
-// A time in words.
+// A duration as text, for errors.
 std::string in_seconds(std::chrono::nanoseconds time);
 
 // Whether the calling thread's communicator has failed.
 bool failed_meanwhile();
 
-// Carries the collectives of one rank. Each function gets checked arguments and returns a hidet_dist_status; see
-// hidet_dist_transport, whose functions they are. A new kind of collective is a pure virtual function here, a line in
-// transport.cpp, and a function in each class below.
+// The implementation of collectives for one rank. Each function gets checked arguments and returns a hidet_dist_status;
+// see hidet_dist_transport, whose functions they are. A new kind of collective is a pure virtual function here, a line
+// in transport.cpp, and a function in each class below.
 class Transport {
  public:
   explicit Transport(std::chrono::nanoseconds timeout) : timeout_(timeout) {}
@@ -45,7 +46,7 @@ class Transport {
   // The table to make a communicator with, whose context is this object.
   virtual hidet_dist_transport table();
 
-  // Whether something failed because of another rank. From any thread.
+  // Whether a collective failed because of another rank. From any thread.
   bool failed_by_peer() const { return failed_by_peer_.load(); }
 
  protected:
@@ -58,7 +59,7 @@ class Transport {
   std::atomic<bool> failed_by_peer_{false};
 };
 
-// One for buffers in host memory, which takes blocks that lie side by side as they are.
+// A transport for buffers in host memory, which accesses blocks that lie side by side in place.
 class HostTransport : public Transport {
  public:
   using Transport::Transport;
@@ -73,7 +74,7 @@ class HostTransport : public Transport {
   hidet_dist_transport table() override;
 };
 
-// One for buffers on a device, which copies within the rank as well.
+// A transport for buffers on a device, which also implements copies within the rank.
 class DeviceTransport : public Transport {
  public:
   using Transport::Transport;

@@ -17,7 +17,7 @@ namespace {
 using hidet_dist::Clock;
 using hidet_dist::Counter;
 
-constexpr auto kLookAround = std::chrono::milliseconds(20);  // how often a sleeper looks for ended processes
+constexpr auto kLookAround = std::chrono::milliseconds(20);  // how often sleepers check for ended processes
 
 long futex(std::atomic<uint32_t> *word, int operation, uint32_t value, const timespec *timeout) {
   return syscall(SYS_futex, reinterpret_cast<uint32_t *>(word), operation, value, timeout, nullptr, 0);

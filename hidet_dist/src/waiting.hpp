@@ -1,4 +1,4 @@
-// How a thread waits for counts that other processes put up in memory that they share.
+// Waiting for counters that other processes increase in shared memory.
 #pragma once
 
 #include <atomic>
@@ -15,25 +15,25 @@ constexpr size_t kLine = 64;  // bytes of a cache line
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "a futex is a plain 32-bit word");
 
-// A count that goes up, and that others wait for. Counts wrap around: only differences matter.
+// A counter that other processes wait for. It wraps around: only differences matter.
 struct alignas(kLine) Counter {
   std::atomic<uint32_t> value;
   std::atomic<uint32_t> sleepers;
-  std::atomic<int64_t> called;  // when sleepers were woken last, in the clock's ticks
+  std::atomic<int64_t> called;  // the last time when sleepers were woken, in the clock's ticks
 };
 
-// Sets the count, and wakes whoever waits for it.
+// Sets the counter, and wakes all that wait for it.
 void advance(Counter *counter, uint32_t value);
 
-// Adds one, and wakes whoever waits.
+// Increments the counter, and wakes all that wait for it.
 void ring(Counter *bell);
 
-// Wakes whoever waits, so that it looks around, without a new count.
+// Wakes all that wait without changing the counter, so that they check for failures.
 void wake_all(Counter *counter);
 
 bool reached(const Counter &counter, uint32_t value);
 
-// Tells when a process ends; its number alone may be given to another one.
+// Detects the end of a process, whose number the system may reuse.
 class Process {
  public:
   explicit Process(int32_t number);
@@ -49,20 +49,20 @@ class Process {
   bool gone_ = false;
 };
 
-// Why there is no use in waiting for a rank any longer, or an empty string.
+// The reason why waiting for a rank is useless, or an empty string.
 std::string why_not(const std::string &who, const std::atomic<uint32_t> &closed, const Process &process,
                     Clock::time_point start, std::chrono::nanoseconds timeout);
 
-// How one thread waits for counts. It looks for as long as being woken takes before it falls asleep, so that a wait
-// takes at most twice the time that it would if its length were known (A. Karlin et al., "Empirical studies of
-// competitive spinning for a shared-memory multiprocessor", SOSP 1991). What being woken takes depends on the host,
-// between some microseconds and tens of them, and is measured each time.
+// The waiting strategy of one thread. It spins for as long as being woken takes before it sleeps, so that a wait costs
+// at most twice its cost if its length were known (A. Karlin et al., "Empirical studies of competitive spinning for a
+// shared-memory multiprocessor", SOSP 1991). The time of being woken depends on the host, from some microseconds to
+// tens of them, and is measured at each wake.
 class Patience {
  public:
-  // Where the ranks share cores, whoever waits lets go of its core at once.
+  // If ranks share cores, a waiting thread releases its core at once.
   explicit Patience(int32_t ranks);
 
-  // Whether it happens soon.
+  // Spins; returns whether the condition becomes true meanwhile.
   template <class Happened>
   bool look(Happened happened) const {
     if (happened()) return true;
@@ -75,11 +75,11 @@ class Patience {
     return false;
   }
 
-  // Sleeps while the count is this one, for a while.
+  // Sleeps for a while, or until the counter differs from this value.
   void sleep(Counter *counter, uint32_t value);
 
  private:
-  // As long as it took to be woken before, within these bounds.
+  // The time of spinning: as long as being woken took before, within these bounds.
   static constexpr auto kLeastSpin = std::chrono::microseconds(5);
   static constexpr auto kMostSpin = std::chrono::microseconds(40);
 

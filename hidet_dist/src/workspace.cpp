@@ -1,4 +1,4 @@
-// Memory for what a kernel on the CPU keeps between its loops. See workspace.h.
+// Memory for intermediate values of CPU kernels. See workspace.h.
 #include "hidet_dist/workspace.h"
 
 #include <cstdlib>

@@ -1,6 +1,6 @@
-"""The calls that take the user's graph, and make plans, programs and artifacts from it.
+"""The calls that make plans, programs and artifacts from the user's graph.
 
-Each call normalizes the graph once (:mod:`hidet_dist.normalize`). The packages below only take normal graphs.
+Each call normalizes the graph once (:mod:`hidet_dist.normalize`). The packages below take only normal graphs.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def auto_parallel(
         begin = time.perf_counter()
         plan = build.plan(progress) if plan is None else build.given_plan(plan)
         planned = time.perf_counter()
-        # The whole model's; it says nothing of stages that are served each by itself.
+        # The interface is the whole model's; stages that are served each by itself have none.
         interface = build.interface if len(plan.stages) == 1 or plan.pipeline is not None else None
         built = [build.build_stage(stage, graph, files, interface, progress) for stage, graph in build.stages(plan)]
         with progress.task("Writing"), replacing(destination) as folder:
@@ -161,7 +161,7 @@ def make_plan(
     InfeasibleError
         When no plan fits the memory budget; it states the least sufficient budget.
     SolverError
-        When the solver fails or finds nothing in time.
+        When the solver fails, or has no plan within the time limit.
     """
     build = _Request.of("make_plan", graph, distributed_config, optimization_config).prepared()
     files = build.weight_files()
@@ -232,7 +232,7 @@ def describe(
 class Replanner:
     """A graph that is prepared once, and planned again for every choice of pins.
 
-    It takes what :func:`make_plan` takes, and ``title``, which its reports are called.
+    The parameters are those of :func:`make_plan`, and the ``title`` of its reports.
 
     Raises
     ------
@@ -256,11 +256,11 @@ class Replanner:
 
     @property
     def fingerprint(self) -> str:
-        """The name of the graph's structure, as plans and reports of one stage have it."""
+        """The fingerprint of the graph, as in plans and reports of one stage."""
         return self._prepared.view().fingerprint()
 
     def report(self, pins: Mapping[str, str]) -> Report:
-        """The report on the plan with these pins, beside those of the configuration.
+        """Search the plan with these pins and those of the configuration; return its report.
 
         Raises
         ------
@@ -383,8 +383,8 @@ class _Build:
                 )
             pipeline = self.optimization.pipeline_options()
             if pipeline is not None:
-                found = search_pipeline(self.graph, self.cluster, options, pipeline, names=self.names)
-                return found.plan(self.cluster, pipeline.outputs)
+                result = search_pipeline(self.graph, self.cluster, options, pipeline, names=self.names)
+                return result.plan(self.cluster, pipeline.outputs)
             return search(self.graph, self.cluster, options, rules=self.rules, names=self.names, on_incumbent=show)
 
     def problem(self) -> Problem:
@@ -422,7 +422,7 @@ class _Build:
         return Plan(tuple(stages), pipeline)
 
     def cluster_of(self, stage: StagePlan, graph: NormalGraph, plan: Plan) -> Cluster:
-        """The machine, or the part of it, that a stage of a plan is for."""
+        """Return the machine, or the part of it, that a stage of a plan is for."""
         if plan.pipeline is not None:
             ranks = plan.pipeline.stages[plan.stages.index(stage)].ranks
             return stage_cluster(self.cluster, stage.mesh, ranks)
@@ -461,7 +461,7 @@ def partition(
     """Turn a graph into the SPMD program that one stage of a plan describes, without compiling it.
 
     ``weights`` are the safetensors files, the index or the folder with the graph's weights by name; without them the
-    program is made, but has no data. ``stage`` is the number of the stage.
+    program has no data. ``stage`` is the number of the stage.
 
     Raises
     ------
@@ -495,10 +495,14 @@ def validate_plan(plan: Plan, graph: FlowGraph) -> None:
 def recost(
     plan: Plan, graph: FlowGraph, cluster: Cluster | Sequence[Cluster], cost_model: CostModel | None = None
 ) -> Plan:
-    """Derive the conversions that a plan's present specs need, and predict all costs anew.
+    """Derive the conversions that a plan's specs need, and predict all costs again.
 
-    ``cluster`` is the machine, with the mesh of every stage, or a list with the machine of each stage. ``cost_model``
-    is the cost of the parts of a plan; predicted for the machine when not given.
+    Parameters
+    ----------
+    cluster: Cluster or sequence of Cluster
+        The machine, with the mesh of every stage, or the machine of each stage.
+    cost_model: CostModel, optional
+        The costs of the parts of a plan; by default predicted for the machine.
 
     Raises
     ------
@@ -562,7 +566,7 @@ def search_family(
     InfeasibleError
         When no plans fit the budget.
     SolverError
-        When no plans were found in time.
+        When the solver fails, or has no plans within the time limit.
 
     Warns
     -----

@@ -95,7 +95,7 @@ class DistributedConfig:
         if not isinstance(machine, Cluster):
             raise ConfigError(f"distributed_config['machine'] must be a name or a Cluster; got {shown(machine)}.")
         if names is None and machine.mesh.shape == mesh.shape:
-            mesh = machine.mesh  # its axes have the names that the machine gives them
+            mesh = machine.mesh  # with the machine's names of the axes
         if machine.mesh != mesh:
             raise ConfigError(f"The machine has the mesh {machine.mesh} but distributed_config asks for {mesh}.")
         return cls(mesh, machine)
@@ -131,8 +131,8 @@ class OptimizationConfig:
         Whether serving processes run the program as a CUDA graph: captured at the second run with the same sizes of
         symbolic dims, and replayed from then on. Inputs and outputs are then copied, on the device.
     mem_budget: int, optional
-        Bytes that each device may hold at any time, by the plan: weights, graph inputs and outputs, and live
-        activations; the device's memory by default.
+        The memory budget of a device in bytes: weights, graph inputs and outputs, and live activations; by default the
+        device's memory.
     input_specs, output_specs: tuple of TensorShardSpec or None, optional
         The specs in which graph inputs arrive and outputs are delivered, or their text; replicated by default.
     pins: dict of text, optional
@@ -146,39 +146,39 @@ class OptimizationConfig:
     solver: str
         ``highs`` or ``cbc``.
     solver_time_limit_seconds: float, optional
-        Seconds after which planning as a whole ends with the best plan so far, a warning, and its gap in the report; 60
-        by default, None for no limit.
+        The time limit of planning as a whole in seconds. When it is reached, planning ends with the best plan so far
+        and a warning; the report has the plan's gap. 60 by default; None for no limit.
     solver_memory_limit_bytes: int
-        Bytes that planning may take for its tables and integer programs; 4 GiB by default. A graph that needs more is
-        planned by coarser means, or refused.
+        The memory limit of planning's tables and integer programs in bytes; 4 GiB by default. A graph that needs more
+        is planned by coarser methods, or refused.
     solver_gap: float
         The relative gap to the optimum at which the solver may stop.
     solver_threads: int
         Threads of the solver; with one, the default, the same graph gets the same plan.
     symbols: mapping of str to SymbolSize
-        The declaration of each symbolic dim: the size for which costs are predicted, and a divisor of all sizes.
-        Written ``{"batch": {"expected": 16, "multiple_of": 8}, "seq": 128}``.
+        The declaration of each symbolic dim: the size for which costs are predicted, and a divisor of all sizes, such
+        as ``{"batch": {"expected": 16, "multiple_of": 8}, "seq": 128}``.
     refine_mesh: bool
         Whether to plan for a finer mesh, too, if the graph has fewer heads than a mesh axis has devices (two heads of
         keys and values on four devices), and take the better plan. See :mod:`hidet_dist.search.refine`.
     weights: path or sequence of paths, optional
-        The data of the graph's weights by name: safetensors files, an index of them, or a folder.
+        The files with the data of the graph's weights, by name: safetensors files, an index of them, or a folder.
     objective: str, optional
         ``latency``, ``throughput`` or ``batch`` to search for a pipeline: stages, the devices and the sharding of each,
         and micro-batches, together; one stage is among the candidates. By default there is one stage. See
         :class:`hidet_dist.pipeline.PipelineOptions`.
     stages: int or sequence of dict, optional
-        The stages of a pipeline, each on devices of its own, in their order. Given whole, such as
+        The stages of a pipeline, in order, on disjoint devices. Given whole, such as
         ``[{"operators": [0, 12], "mesh_shape": [2]}, {"operators": [12, 30], "mesh_shape": [2], "pins": {...}}]``,
         where one stage has operators 0 to 11, each is searched, with its pins: see
         :class:`hidet_dist.pipeline.GivenStage`. Given in part, the rest is searched by the ``objective`` (``latency``
         if none is named): their number, or for each any of ``ranks`` (``[0, 4]`` for ranks 0 to 3), ``operators`` and
         ``weights`` (names, with ``*``): see :class:`hidet_dist.pipeline.StageConstraint`.
     micro_batches: int, optional
-        How many equal parts the batch of a call is cut into, on which the stages of a pipeline work at once. Searched
-        for the objectives ``throughput`` and ``batch``, else 1, if not given.
+        The number of equal parts of a call's batch, on which the stages of a pipeline work at the same time. By default
+        it is searched for the objectives ``throughput`` and ``batch``, and 1 otherwise.
     outputs: str
-        The ranks that a call of a pipeline gives outputs on: ``all``, or ``last`` for those of the last stage.
+        The ranks on which a call of a pipeline returns outputs: ``all``, or ``last`` for those of the last stage.
     recompile: bool
         Whether to replace an out_dir that is not empty and does not hold artifacts.
     """
@@ -239,22 +239,22 @@ class OptimizationConfig:
                     f"optimization_config[{key!r}] must be True or False; got {shown(getattr(config, key))}."
                 )
         config._check_pipeline()
-        config._check_target()  # which compares values with their defaults, so that they must be of their types
+        config._check_target()  # last, since it compares values with defaults of the same type
         return config
 
     def search_options(self) -> SearchOptions:
-        """The options of the search."""
+        """Return the options of the search."""
         return SearchOptions(**{name: getattr(self, key) for name, key in _SEARCH_KEYS.items()})
 
     @property
     def given_stages(self) -> tuple[GivenStage, ...] | None:
-        """The stages that are given whole; None where they are not."""
+        """The stages, if they are given whole; else None."""
         if not isinstance(self.stages, tuple):
             return None
         return tuple(one for one in self.stages if isinstance(one, GivenStage)) or None
 
     def pipeline_options(self) -> PipelineOptions | None:
-        """The options of a search for a pipeline; None where none is to be searched."""
+        """Return the options of the search for a pipeline; None if no pipeline is to be searched."""
         if self.given_stages is not None or (self.objective is None and self.stages is None):
             return None
         constraints: int | tuple[StageConstraint, ...] | None = None
@@ -283,8 +283,8 @@ class OptimizationConfig:
         if self.given_stages is not None:
             if self.objective is not None:
                 raise ConfigError(
-                    "optimization_config['objective'] is for stages that are searched; these are given whole. Leave it "
-                    "out, or give the stages in part."
+                    "optimization_config['objective'] is for a search of stages, but the stages are given whole. Leave "
+                    "it out, or give the stages in part."
                 )
             for key in ("pins", "input_specs", "output_specs", "symbols"):
                 if getattr(self, key):
@@ -299,7 +299,7 @@ class OptimizationConfig:
 
     def _check_target(self) -> None:
         _choice("target", self.target, tuple(TARGETS))
-        own = TARGETS[self.target]
+        chosen = TARGETS[self.target]
         for key, choices in (
             ("space", (0, 1, 2)),
             ("mma", MMA),
@@ -309,23 +309,23 @@ class OptimizationConfig:
             if value is not None or key == "space":
                 _choice(key, value, choices)
         for name, target in TARGETS.items():
-            if isinstance(self.arch, str) and self.arch in target.archs and self.arch not in own.archs:
+            if isinstance(self.arch, str) and self.arch in target.archs and self.arch not in chosen.archs:
                 raise ConfigError(
                     f"optimization_config['arch'] = {self.arch!r} is for the target {name!r}; the target is "
                     f"{self.target!r}."
                 )
             for key in target.keys:
-                if key not in own.keys and getattr(self, key) != _DEFAULTS[key]:
+                if key not in chosen.keys and getattr(self, key) != _DEFAULTS[key]:
                     raise ConfigError(
                         f"optimization_config[{key!r}] = {shown(getattr(self, key))} is for the target {name!r}; the "
                         f"target is {self.target!r}."
                     )
         if self.arch is not None:
-            _choice("arch", self.arch, own.archs)
+            _choice("arch", self.arch, chosen.archs)
 
     @property
     def default_machine(self) -> str:
-        """The machine that costs are predicted for where none is named."""
+        """The machine for which costs are predicted if none is named."""
         return MACHINE_OF_ARCH.get(self.arch or "auto", "cpu")
 
     def target_on(self, device: Device) -> Backend:

@@ -149,7 +149,7 @@ def test_arguments_that_make_no_sense_are_refused(
     with pytest.raises(ConfigError, match=says):
         calibrate([2], tmp_path / "host.json", **arguments)
     monkeypatch.setenv("HIDET_DIST_SECRET", "0123456789abcdef")
-    with pytest.raises(ConfigError, match="3 devices cannot have as many on each of 2 hosts"):
+    with pytest.raises(ConfigError, match="3 devices cannot be divided equally among 2 hosts"):
         calibrate([3], tmp_path / "host.json", nnodes=2, node_rank=0, rdzv="10.0.0.1:29500")
     with pytest.raises(SpecError, match="got 0"):
         calibrate([0], tmp_path / "host.json")

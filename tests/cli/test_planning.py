@@ -157,7 +157,7 @@ def test_an_exported_problem_has_the_plans_optimum(tmp_path):
         (("plan", "small", "--mesh", "2", "--html", "none/out.html"), "its folder is missing"),
         (("plan", "small", "--mesh", "2", "--out", "empty"), "it is a folder"),
         (("plan", "small", "--mesh", "2", "--export", "none/problem.json"), "its folder is missing"),
-        (("build", "small", "--mesh", "2", "--out", "artifacts"), "--random-weights makes weights up"),
+        (("build", "small", "--mesh", "2", "--out", "artifacts"), "--random-weights builds with random weights"),
         (("build", "model.onnx", "--mesh", "2", "--out", "artifacts", "--random-weights"), "model.onnx has weights"),
         (("run", "nothing", "--input", "x.npz"), "nothing"),
         (("report", "nothing"), "There is no report of nothing"),
@@ -218,3 +218,26 @@ def test_a_model_is_built_and_run(model, tmp_path):
     bad = run("run", str(out), "--input", str(tmp_path / "bad.npz"))
     assert bad.returncode == 1
     assert "has no array 'input_ids'" in bad.stderr
+
+
+@pytest.mark.slow
+def test_a_pipeline_is_run(tmp_path):
+    rng = np.random.default_rng(0)
+    x, w1, w2 = (rng.standard_normal(shape).astype(np.float32) for shape in ((4, 8), (8, 16), (16, 8)))
+    symbol = hidet.symbol([4, 8], "float32", "cpu")
+    graph = hidet.trace_from(hidet.ops.matmul(hidet.ops.relu(symbol @ hidet.asarray(w1)), hidet.asarray(w2)), [symbol])
+    stages = [{"operators": [0, 2], "mesh_shape": [2]}, {"operators": [2, 3], "mesh_shape": [1]}]
+    for outputs in ("all", "last"):
+        out = tmp_path / outputs
+        hidet_dist.auto_parallel(graph, {"mesh_shape": [3]}, {"stages": stages, "outputs": outputs}, out)
+        np.savez(tmp_path / "x.npz", x0=x)
+        files = ("--input", str(tmp_path / "x.npz"), "--output", str(tmp_path / "y.npz"))
+        trace = ("--profile", str(tmp_path / "trace.json"))
+        done = run("run", str(out), "-n", "3", *files, *(trace if outputs == "last" else ()))
+        assert done.returncode == 0, done.stderr
+        with np.load(tmp_path / "y.npz") as arrays:
+            (y,) = (arrays[name] for name in arrays.files)
+        np.testing.assert_allclose(y, np.maximum(x @ w1, 0) @ w2, rtol=1e-4, atol=1e-4)
+    assert {trace.rank for trace in read_traces([tmp_path / "trace.json"])} == {0, 1, 2}
+    wrong = run("run", str(out), "-n", "2", *files)
+    assert "run it with -n 3" in wrong.stderr

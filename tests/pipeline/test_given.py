@@ -112,7 +112,7 @@ def test_another_cut_of_the_graph_is_refused(plan: Plan, graph: hidet.FlowGraph)
         ({"stages": [STAGES[1], STAGES[0], STAGES[2]]}, "Stage 0 reads t2.0, which stage 1 computes"),
         ({"stages": [*STAGES[:2], {"operators": [5, 8]}]}, "give all stages whole"),
         ({"stages": [{"mesh_shape": [6]}]}, "lacks 'operators'"),
-        ({"stages": STAGES, "objective": "latency"}, "these are given whole"),
+        ({"stages": STAGES, "objective": "latency"}, "the stages are given whole"),
         ({"stages": [{"operators": [8, 0], "mesh_shape": [6]}]}, "must be a range such as"),
         ({"stages": []}, "a list with a dict for each stage"),
         ({"stages": STAGES, "pins": {"w0": "(R, R)"}}, "is not for a graph that is cut into stages"),

@@ -81,7 +81,7 @@ def test_the_five_questions_are_answered(page, report):
         "select.dispatchEvent(new Event('change'))",
         re.sub(r"\.\d+\.", ".*.", weight.label),
     )
-    assert f"{(weight.nbytes - weight.shard_nbytes) / 1024:.2f} KiB more a device" in page.text("#answers")
+    assert f"{(weight.nbytes - weight.shard_nbytes) / 1024:.2f} KiB more per device" in page.text("#answers")
     assert "At most" in answers or "optimal" in answers
     assert "layers.1: up is (R, R), not (R, S0)" in answers
 

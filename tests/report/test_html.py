@@ -91,7 +91,7 @@ def test_measured_times_are_on_the_page(report, tmp_path):
     both = read_traces([tmp_path / "both.json"])
     assert [trace.rank for trace in both] == [0, 1]
     assert len(data_of(render(report, both))["traces"]) == 2
-    with pytest.raises(PlanError, match="another trace of rank 1"):
+    with pytest.raises(PlanError, match="a second trace of rank 1"):
         read_traces([tmp_path / "one.json", tmp_path / "both.json"])
     (tmp_path / "bad.json").write_text('{"traceEvents": [1]}')
     with pytest.raises(PlanError, match=r"bad\.json is not a trace"):

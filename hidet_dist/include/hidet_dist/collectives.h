@@ -7,17 +7,17 @@
  * is up to the communicator's transport, a table of functions: this library does not depend on any communication
  * library.
  *
- * The ranks of a job form a mesh, and a rank is the row-major index of its coordinate in it. A collective names its
- * group by a bit mask of mesh axes, bit i for axis i: the group of a rank is all the ranks whose coordinates differ
- * from its own in these axes only, ordered row-major. Mask 0 is the group of the rank alone. A rank of the group is
- * named by its group rank, its number in this order, from 0: in the group of all axes, that is its rank in the mesh.
+ * The ranks of a job form a mesh, and a rank is the row-major index of its coordinate in it. A collective identifies
+ * its group by a bit mask of mesh axes, bit i for axis i: the group of a rank is all ranks whose coordinates differ
+ * from the rank's in these axes only, ordered row-major. Mask 0 is the group of the rank alone. A group rank is a
+ * rank's number in this order, from 0; in the group of all axes, it equals the rank in the mesh.
  *
- * All ranks of a group take part in each of its collectives, in the same order. In a send or receive only two ranks do:
- * messages from one rank to another arrive in the order of sending, whatever the groups were that they were sent in.
+ * All ranks of a group take part in each of its collectives, in the same order. In a send or receive only two ranks do.
+ * Messages from one rank to another arrive in the order of sending, even if they were sent in different groups.
  *
- * Errors. A collective that fails returns a code other than HIDET_DIST_OK and leaves its message on the communicator,
- * which has failed from then on: each later collective returns HIDET_DIST_FAILED at once and does not reach the
- * transport, so that a whole graph launched natively runs to its end instead of hanging. The first message stays.
+ * Errors. A collective that fails returns a code other than HIDET_DIST_OK and records its message on the communicator,
+ * which has failed from then on: each later collective returns HIDET_DIST_FAILED at once without calling the transport,
+ * so that a whole graph launched natively runs to its end instead of hanging. The first message is kept.
  */
 #ifndef HIDET_DIST_COLLECTIVES_H
 #define HIDET_DIST_COLLECTIVES_H
@@ -36,7 +36,7 @@
 /* The most axes that a mesh may have. */
 #define HIDET_DIST_MAX_MESH_AXES 16
 
-/* Stands for no rank. */
+/* The code for no rank. */
 #define HIDET_DIST_NOBODY (-1)
 
 #ifdef __cplusplus
@@ -66,9 +66,9 @@ enum hidet_dist_dtype {
 /*
  * Sums and products of integers wrap around. On bools, sum and max are "or", and min and product are "and".
  *
- * A mean is the sum divided by the number of ranks. That of integers is the sum that an all-reduce gives, wrapped around
- * if need be, divided and rounded towards zero, on every transport; that of floating-point numbers may differ between
- * transports in the last bits, as sums do. Bools have no mean.
+ * A mean is the sum divided by the number of ranks. That of integers is the sum that an all-reduce gives, wrapped
+ * around if need be, divided and rounded towards zero, on every transport; that of floating-point numbers may differ
+ * between transports in the last bits, as sums do. Bools have no mean.
  */
 enum hidet_dist_reduce_op {
   HIDET_DIST_SUM = 0,
@@ -90,14 +90,14 @@ enum hidet_dist_collective {
 };
 
 /*
- * What a rank says of its collective to the others, which take its data only where theirs is the same. Ranks that are
- * out of step, or were built from different programs, so find out before any of them reads what was meant for another
- * collective. Plain bytes without padding, so that it can be sent and compared as they are.
+ * A rank's description of its collective. The other ranks accept its data only if their description is the same. So
+ * ranks that are out of step, or were built from different programs, are detected before any of them reads data of a
+ * different collective. It has no padding, so that its bytes can be sent and compared.
  */
 typedef struct hidet_dist_envelope {
   int64_t call;       /* of the program; see hidet_dist_communicator_begin_call */
   int64_t count;      /* elements: those given to the collective, or of a message */
-  int32_t root;       /* of a broadcast, else 0 */
+  int32_t root;       /* group rank of a broadcast's root, else 0 */
   uint8_t kind;       /* hidet_dist_collective */
   uint8_t dtype;      /* hidet_dist_dtype */
   uint8_t reduce_op;  /* hidet_dist_reduce_op, HIDET_DIST_SUM where nothing is reduced */
@@ -105,24 +105,25 @@ typedef struct hidet_dist_envelope {
 } hidet_dist_envelope;
 
 /*
- * How the blocks of a group's ranks lie in a tensor side by side: it has `rows` rows of `whole` elements, and the block
- * of group rank p has `row` of each, from p * row on. So lie the shards of a tensor that is split along a dim: its
- * rows are the dims before that one. Blocks that are received may go beyond the end of the rows, which is left out then;
- * those that are sent may not.
+ * The blocks of a group's ranks, side by side in a tensor: it has `rows` rows of `whole` elements, and the block of
+ * group rank p has `row` elements of each row, from p * row on. The shards of a tensor that is split along a dim have
+ * this form, with the dims before that one as rows. Received blocks may extend beyond the end of the rows; the excess
+ * is dropped. Sent blocks must not.
  */
 typedef struct hidet_dist_blocks {
   int64_t rows, row, whole;
 } hidet_dist_blocks;
 
 /*
- * What moves the data. Each function gets checked arguments, a group of two ranks or more and a positive count, and
- * returns 0, or another number after it has said why with hidet_dist_fail. The context is passed on as it is.
+ * The implementation of collectives and messages. Each function gets checked arguments, with a group of two ranks or
+ * more and a positive count. It returns 0, or another number after it has recorded the reason by hidet_dist_fail. The
+ * context is passed on unchanged.
  *
- * Where it costs little, a transport sends each rank's envelope along and has hidet_dist_check_envelope look at what
- * arrives before it gives any data out.
+ * Where this costs little, a transport also sends each rank's envelope, and calls hidet_dist_check_envelope on received
+ * ones before it delivers any data.
  *
- * send_recv gets ranks of the mesh, neither of them the own one. A direction that nothing travels in has the rank
- * HIDET_DIST_NOBODY and the count 0; at least one has another. Neither direction may wait for the other.
+ * send_recv gets ranks of the mesh other than the calling rank. An unused direction has the rank HIDET_DIST_NOBODY and
+ * the count 0; at least one direction is used. Neither direction may wait for the other.
  */
 typedef struct hidet_dist_transport {
   void *context;
@@ -138,8 +139,8 @@ typedef struct hidet_dist_transport {
                        int64_t recv_count, int32_t from_rank, int32_t dtype);
   /* Copies within the rank, for groups of one rank. May be null where the buffers are in host memory. */
   int32_t (*copy)(void *context, const void *send, void *recv, int64_t bytes);
-  /* Collectives on blocks that lie side by side, in host memory. May be null: the blocks are copied then, to lie one
-   * behind the other, and back. */
+  /* Collectives on blocks that lie side by side, in host memory. May be null: the blocks are then copied to contiguous
+   * memory and back. */
   int32_t (*all_gather_blocks)(void *context, const void *send, void *recv, const hidet_dist_blocks *received,
                                int32_t dtype, int32_t group);
   int32_t (*reduce_scatter_blocks)(void *context, const void *send, void *recv, const hidet_dist_blocks *sent,
@@ -164,12 +165,12 @@ HIDET_DIST_API int32_t hidet_dist_all_gather(const void *send, void *recv, int64
 HIDET_DIST_API int32_t hidet_dist_reduce_scatter(const void *send, void *recv, int64_t recv_count, int32_t dtype,
                                                  int32_t reduce_op, int32_t group);
 
-/* Sends the i-th run of `count` elements to the i-th rank of the group, and gets as many from it as the i-th run of
- * `recv`. Both buffers hold group size * count elements and do not overlap. */
+/* Sends the i-th run of `count` elements to the i-th rank of the group, and receives the i-th run of `recv` from it.
+ * Both buffers hold group size * count elements and do not overlap. */
 HIDET_DIST_API int32_t hidet_dist_all_to_all(const void *send, void *recv, int64_t count, int32_t dtype, int32_t group);
 
-/* The same where the blocks lie side by side in the tensor that a rank puts together, or takes apart. In host memory
- * only. In an all-to-all, one of `sent` and `received` may be null, for blocks one behind the other. */
+/* The same for blocks that lie side by side in the sent or received tensor. In host memory only. In an all-to-all, one
+ * of `sent` and `received` may be null, for contiguous blocks one after the other. */
 HIDET_DIST_API int32_t hidet_dist_all_gather_blocks(const void *send, void *recv, const hidet_dist_blocks *received,
                                                     int32_t dtype, int32_t group);
 HIDET_DIST_API int32_t hidet_dist_reduce_scatter_blocks(const void *send, void *recv, const hidet_dist_blocks *sent,
@@ -177,26 +178,26 @@ HIDET_DIST_API int32_t hidet_dist_reduce_scatter_blocks(const void *send, void *
 HIDET_DIST_API int32_t hidet_dist_all_to_all_blocks(const void *send, const hidet_dist_blocks *sent, void *recv,
                                                     const hidet_dist_blocks *received, int32_t dtype, int32_t group);
 
-/* Every rank gets the `count` elements at `send` of group rank `root`; the others' `send` is not read and may be
- * null. `send` and `recv` may be the same buffer. */
+/* Sends the `count` elements at `send` of group rank `root` to every rank of the group; the others' `send` is not read
+ * and may be null. `send` and `recv` may be the same buffer. */
 HIDET_DIST_API int32_t hidet_dist_broadcast(const void *send, void *recv, int64_t count, int32_t dtype, int32_t root,
                                             int32_t group);
 
-/* Sends `count` elements to group rank `to`, which must receive as many. Whether it waits until they
- * are received is up to the transport: two ranks that both send to each other first may wait for ever. */
+/* Sends `count` elements to group rank `to`, which must receive as many. It depends on the transport whether this waits
+ * until they are received: two ranks that both send to each other first may deadlock. */
 HIDET_DIST_API int32_t hidet_dist_send(const void *send, int64_t count, int32_t dtype, int32_t to, int32_t group);
 
 /* Receives `count` elements from group rank `from`. */
 HIDET_DIST_API int32_t hidet_dist_recv(void *recv, int64_t count, int32_t dtype, int32_t from, int32_t group);
 
-/* Sends and receives at once, so that ranks that do so in a ring do not wait for ever. The other ends may be plain sends
- * and receives. `to` or `from` may be HIDET_DIST_NOBODY, at the ends of a chain; a rank sends to itself only where it
+/* Sends and receives at the same time, so that ranks of a ring do not deadlock. The other ends may be plain sends and
+ * receives. `to` or `from` may be HIDET_DIST_NOBODY, at the ends of a chain. A rank may send to itself only if it
  * receives as much from itself. The buffers do not overlap. */
 HIDET_DIST_API int32_t hidet_dist_send_recv(const void *send, int64_t send_count, int32_t to, void *recv,
                                             int64_t recv_count, int32_t from, int32_t dtype, int32_t group);
 
-/* The group rank of the calling thread's rank, and the number of ranks in its group; -1 without a current communicator, or
- * where the mask names an axis that is not there. */
+/* The group rank of the calling thread's rank, and the number of ranks in its group; -1 without a current communicator,
+ * or for a mask with an axis that the mesh does not have. */
 HIDET_DIST_API int32_t hidet_dist_group_rank(int32_t group);
 HIDET_DIST_API int32_t hidet_dist_group_size(int32_t group);
 
@@ -216,50 +217,51 @@ HIDET_DIST_API hidet_dist_communicator *hidet_dist_communicator_create(const hid
                                                                        const int64_t *mesh_shape, int32_t mesh_axes,
                                                                        int64_t rank);
 
-/* Frees it. No thread may be inside one of its collectives; a thread that is bound to it must be bound anew. */
+/* Frees a communicator. No thread may be in one of its collectives; a thread bound to it must be bound to another. */
 HIDET_DIST_API void hidet_dist_communicator_destroy(hidet_dist_communicator *communicator);
 
-/* Makes it the calling thread's current communicator; null leaves the thread without one. */
+/* Makes a communicator the calling thread's current one; null leaves the thread without one. */
 HIDET_DIST_API void hidet_dist_bind(hidet_dist_communicator *communicator);
 
-/* The message of its first failure, valid for as long as the communicator is, or null. */
+/* The message of a communicator's first failure, valid as long as the communicator, or null. */
 HIDET_DIST_API const char *hidet_dist_communicator_error(const hidet_dist_communicator *communicator);
 
-/* Makes it fail with this message, unless it failed before. From any thread. */
+/* Makes a communicator fail with this message, unless it has failed before. From any thread. */
 HIDET_DIST_API void hidet_dist_fail(hidet_dist_communicator *communicator, const char *message);
 
 /*
- * A call of the program begins, whose number all ranks must give alike; the collectives that follow belong to it. Those
- * before the first belong to call 0. Not while a collective is under way.
+ * Begins a call of the program. The number must be the same on all ranks. Further collectives belong to the call; those
+ * before the first call belong to call 0. Must not be called during a collective.
  */
 HIDET_DIST_API void hidet_dist_communicator_begin_call(hidet_dist_communicator *communicator, int64_t call);
 
-/* The envelope of the calling thread's collective under way, for a message the one of what it sends. 0 on success. */
+/* Writes the envelope of the calling thread's current collective; of a message, that of the sent data. 0 on success. */
 HIDET_DIST_API int32_t hidet_dist_current_envelope(hidet_dist_envelope *envelope);
 
 /*
- * Compares what rank `from` of the mesh says of its collective with that of the calling thread's; in a message, with that
- * of what it receives. Returns 0 where they are the same; else the communicator fails, for that both are out of step.
+ * Compares the envelope of rank `from` of the mesh with that of the calling thread's collective; for a message, with
+ * that of the received data. Returns 0 if they are equal; otherwise the communicator fails, because the two are out of
+ * step.
  */
 HIDET_DIST_API int32_t hidet_dist_check_envelope(const hidet_dist_envelope *theirs, int64_t from);
 
-/* The rank that was in another collective than this one, where it failed for that; else HIDET_DIST_NOBODY. From any thread. */
+/* The rank whose different collective made the communicator fail, or HIDET_DIST_NOBODY. From any thread. */
 HIDET_DIST_API int64_t hidet_dist_communicator_out_of_step(const hidet_dist_communicator *communicator);
 
-/* How many collectives, sends and receives were started on it. From any thread. */
+/* The number of collectives, sends and receives started on the communicator. From any thread. */
 HIDET_DIST_API int64_t hidet_dist_communicator_sequence(const hidet_dist_communicator *communicator);
 
 /*
- * The other ranks of the mesh that take part in the collective that is under way on it, or that failed: how many, and up
- * to `capacity` of them in `ranks`. 0 where none is under way. From any thread.
+ * The other ranks of the mesh in the communicator's current or failed collective: returns their number, and writes up
+ * to `capacity` of them to `ranks`. 0 without such a collective. From any thread.
  */
 HIDET_DIST_API int64_t hidet_dist_communicator_peers(const hidet_dist_communicator *communicator, int64_t *ranks,
                                                      int64_t capacity);
 
-/* How many ranks the rank's group along these mesh axes has, or -1 where the mask names an axis that is not there. */
+/* The number of ranks in the group along these mesh axes, or -1 for a mask with an axis that the mesh does not have. */
 HIDET_DIST_API int64_t hidet_dist_communicator_group_size(const hidet_dist_communicator *communicator, int32_t group);
 
-/* The message of the calling thread's last call here that failed, or an empty string. */
+/* The message of the calling thread's last failed call of this library, or an empty string. */
 HIDET_DIST_API const char *hidet_dist_last_error(void);
 
 #ifdef __cplusplus

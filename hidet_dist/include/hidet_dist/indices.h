@@ -1,5 +1,5 @@
 /*
- * Indices in a call's inputs, checked before a program looks them up.
+ * Checks of indices in a call's inputs, before a program uses them.
  */
 #ifndef HIDET_DIST_INDICES_H
 #define HIDET_DIST_INDICES_H
@@ -13,13 +13,13 @@ extern "C" {
 /*
  * Finds the first integer that is less than `least` or greater than `greatest`.
  *
- * The integers are of `bytes` bytes each (1, 2, 4 or 8), a strided view of `dims` dims from `data` on, whose strides are
- * in elements. Returns 1 where there is one: found[0] is its place in elements from `data` on, found[1] its value, modulo
- * 2^64. Returns 0 where there is none, -1 for integers of other sizes.
+ * The integers have `bytes` bytes each (1, 2, 4 or 8). They are a strided view of `dims` dims from `data` on, with
+ * strides in elements. Returns 1 if there is such an integer: outside[0] is its offset in elements from `data`,
+ * outside[1] its value modulo 2^64. Returns 0 if there is none, -1 for integers of other sizes.
  */
 HIDET_DIST_API int32_t hidet_dist_find_outside(const void *data, int32_t bytes, int32_t is_signed, int32_t dims,
                                                const int64_t *shape, const int64_t *strides, int64_t least,
-                                               int64_t greatest, int64_t *found);
+                                               int64_t greatest, int64_t *outside);
 
 #ifdef __cplusplus
 }

@@ -1,9 +1,9 @@
 /*
- * Included by the library that launches a whole graph: when each of its kernels began and ended, if asked for, by the
- * host's clock or by events of a CUDA stream.
+ * Optional records of the begin and end of each kernel, by the host's clock or by events of a CUDA stream, for the
+ * library that launches a whole graph.
  *
- * The launch function calls hidet_dist_mark before and after the kernel of each node. While nobody records, that is a
- * load and a branch; the times themselves come from the clock that Python's time.perf_counter_ns reads on Linux.
+ * The launch function calls hidet_dist_mark before and after the kernel of each node. Without a recording, that is a
+ * load and a branch. The host's clock is the one that Python's time.perf_counter_ns reads on Linux.
  */
 #ifndef HIDET_DIST_LAUNCH_H
 #define HIDET_DIST_LAUNCH_H
@@ -11,18 +11,18 @@
 #include <stdint.h>
 #include <time.h>
 
-/* Where the times go, in nanoseconds of CLOCK_MONOTONIC: two for each node, in execution order; or null. */
+/* The recorded times, in nanoseconds of CLOCK_MONOTONIC: two for each node, in execution order; or null. */
 static int64_t *hidet_dist_times;
 
-/* Records into `times` from the next launch on; null ends that. Not while the graph runs. */
+/* Records into `times` from the next launch on; null ends the recording. Must not be called while the graph runs. */
 extern "C" __attribute__((visibility("default"))) void hidet_dist_record(int64_t *times) { hidet_dist_times = times; }
 
-/* cuEventRecord, two events for each node in execution order, and the stream they are recorded on; or null. */
+/* The function cuEventRecord, two events for each node in execution order, and the stream of the records; or null. */
 static int (*hidet_dist_record_event)(void *event, void *stream);
 static void **hidet_dist_events;
 static void *hidet_dist_stream;
 
-/* Records events from the next launch on; null ends that. Not while the graph runs. */
+/* Records events from the next launch on; null ends the recording. Must not be called while the graph runs. */
 extern "C" __attribute__((visibility("default"))) void hidet_dist_record_events(int (*record)(void *event,
                                                                                               void *stream),
                                                                                 void **events, void *stream) {

@@ -1,12 +1,12 @@
 /*
- * Pairwise problems with a memory limit: each node takes one of its strategies, at a cost and a number of bytes that it
- * holds during an interval of program points; each edge has a matrix of costs of its two nodes' strategies. The sum of
- * all costs is to be least, with at most `byte_limit` bytes held at every program point. This is the problem of the
- * ASPLOS/EuroSys 2025 contest on intra-operator parallelism, and the search's own once tensors with several readers have
- * nodes of their own.
+ * Pairwise problems with a memory limit. Each node takes one of its strategies, which has a cost and a number of bytes
+ * that it holds during an interval of program points. Each edge has a matrix of costs, by the strategies of its two
+ * nodes. The sum of all costs is minimized, with at most `byte_limit` bytes held at every program point. This is the
+ * problem of the ASPLOS/EuroSys 2025 contest on intra-operator parallelism. The search for plans has the same form, if
+ * tensors with several readers get additional nodes.
  *
- * The solver is exact in what it says: a cost is that of the strategies returned, which fit the limit, and no assignment
- * that fits costs less than the bound. Between the two it is a heuristic.
+ * Results are exact: the cost is that of the returned strategies, which fit the limit, and no assignment that fits
+ * costs less than the bound. The gap between the two depends on heuristics.
  */
 #ifndef HIDET_DIST_PAIRWISE_H
 #define HIDET_DIST_PAIRWISE_H
@@ -17,10 +17,10 @@
 extern "C" {
 #endif
 
-/* A problem as flat arrays. Costs and bytes are not negative. Strategy s of node v is the entry strategy_begin[v] + s of
- * `cost` and `bytes`. Edge e joins the nodes edge_nodes[2 e] and edge_nodes[2 e + 1], say u and v; strategies i of u and j
- * of v cost entries[matrix_begin[edge_matrix[e]] + i * |v| + j]. Costs of `forbidden` or more rule a strategy, or a pair of
- * them, out; the sum of all others must be below it. */
+/* A problem as flat arrays. Costs and bytes are not negative. Strategy s of node v is the entry strategy_begin[v] + s
+ * of `cost` and `bytes`. Edge e joins the nodes edge_nodes[2 e] and edge_nodes[2 e + 1], say u and v; strategies i of u
+ * and j of v cost entries[matrix_begin[edge_matrix[e]] + i * |v| + j]. Costs of `forbidden` or more forbid a strategy,
+ * or a pair of them; the sum of all other costs must be below it. */
 typedef struct hidet_dist_pairwise_problem {
   int64_t nodes;
   int64_t edges;
@@ -37,7 +37,7 @@ typedef struct hidet_dist_pairwise_problem {
   double forbidden;
 } hidet_dist_pairwise_problem;
 
-/* When to stop: after `seconds`, after `rounds` rounds (each alternates bounding and searching; 0 for any number), or when
+/* The stopping criteria: `seconds`, `rounds` (each alternates bounding and searching; 0 for any number), or
  * cost - bound <= gap * cost. With rounds and no limit of seconds, the result depends on the arguments only. */
 typedef struct hidet_dist_pairwise_options {
   double seconds;
@@ -47,18 +47,18 @@ typedef struct hidet_dist_pairwise_options {
 } hidet_dist_pairwise_options;
 
 typedef struct hidet_dist_pairwise_result {
-  double cost;  /* of the strategies returned; not less than `forbidden` where none were found */
+  double cost;  /* of the returned strategies; `forbidden` or more without an assignment */
   double bound; /* no assignment costs less */
   double seconds;
   int64_t rounds;
 } hidet_dist_pairwise_result;
 
-/* Called with the seconds so far at each better assignment or bound, and at least once a round; anything but 0 ends the
- * search. `cost` is `forbidden` as long as no assignment is known. */
+/* Called with the elapsed seconds at each better assignment or bound, and at least once per round; a result other than
+ * 0 ends the search. `cost` is `forbidden` as long as no assignment is known. */
 typedef int32_t (*hidet_dist_pairwise_progress)(void *context, double seconds, double cost, double bound);
 
-/* Solves a problem. Returns 0 with an assignment, a strategy for each node; 1 where none was found in time; 2 where there
- * is none; -1 where the arguments are no problem (see hidet_dist_last_error). From any thread. */
+/* Solves a problem. Returns 0 with an assignment, a strategy for each node; 1 if none is known when the time is over; 2
+ * if none exists; -1 if the arguments are invalid (see hidet_dist_last_error). From any thread. */
 HIDET_DIST_API int32_t hidet_dist_pairwise_solve(const hidet_dist_pairwise_problem *problem,
                                                  const hidet_dist_pairwise_options *options,
                                                  hidet_dist_pairwise_progress progress, void *context,

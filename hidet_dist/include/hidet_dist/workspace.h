@@ -1,5 +1,5 @@
 /*
- * Memory for what a kernel on the CPU keeps between its loops.
+ * Memory for intermediate values of CPU kernels.
  */
 #ifndef HIDET_DIST_WORKSPACE_H
 #define HIDET_DIST_WORKSPACE_H
@@ -11,8 +11,8 @@ extern "C" {
 #endif
 
 /*
- * Gives `nbytes` of memory, aligned to 64 bytes, to the calling thread until it asks again or ends; null where there is
- * none. Each thread has memory of its own: partitions may be called from several at once.
+ * Returns `nbytes` of memory, aligned to 64 bytes, which the calling thread may use until its next call or its end;
+ * null on failure. Each thread has separate memory, so that partitions may be called from several threads at once.
  */
 HIDET_DIST_API void *hidet_dist_workspace(int64_t nbytes);
 

@@ -77,7 +77,7 @@ double Bounds::pass(bool forward) {
     double *cost = &node_[problem_.strategy_begin[v]];
     if (forward) std::copy(cost, cost + size, conditioned_.begin());
     int later_edges = 0, earlier_edges = 0;
-    // Take out of each edge what it costs each strategy at least.
+    // Move the least cost of each edge for each strategy from the edge to the node.
     for (int a = problem_.incident_begin[v]; a < problem_.incident_begin[v + 1]; ++a) {
       const int e = problem_.incident[a], other = problem_.other(e, v);
       const bool is_first = problem_.first[e] == v, later = forward == (other > v);
@@ -102,7 +102,7 @@ double Bounds::pass(bool forward) {
     if (forward)
       rounded_[v] =
           static_cast<int>(std::min_element(conditioned_.begin(), conditioned_.begin() + size) - conditioned_.begin());
-    // Move equal parts of it into the edges to the nodes that follow; the least of what stays is bound for good.
+    // Move equal parts of it into the edges to later nodes; the least remainder is added to the bound.
     const double part = 1.0 / std::max(1, std::max(later_edges, earlier_edges));
     const double stays = 1.0 - part * later_edges;
     bound += stays * *std::min_element(cost, cost + size);

@@ -1,4 +1,4 @@
-// Lower bounds: memory is priced at every program point, and what is left, a problem without a limit, is bounded by
+// Lower bounds: memory is priced at every program point, and the remaining problem, without a limit, is bounded by
 // sequential message passing between nodes and edges (TRW-S; V. Kolmogorov, "Convergent tree-reweighted message passing
 // for energy minimization", PAMI 28(10), 2006, in the form of his SRMP, PAMI 37(5), 2015). A pass takes time linear in
 // the entries of all matrices, and the bound never falls as long as the prices stay.
@@ -14,8 +14,8 @@ class Bounds {
  public:
   explicit Bounds(const Problem &problem);
 
-  // One pass over the nodes, forwards or backwards. Returns a lower bound of all assignments that fit the limit. A
-  // forward pass also rounds: it gives each node in turn the strategy that is best with those before it.
+  // Makes one pass over the nodes, forwards or backwards. Returns a lower bound on all assignments that fit the limit.
+  // A forward pass also rounds: it gives each node in turn the strategy that is best with those before it.
   double pass(bool forward);
 
   // Prices of a byte at each program point, 0 or more.
@@ -28,9 +28,9 @@ class Bounds {
   void least_of_edge(int edge, bool to_first, double *least) const;
 
   const Problem &problem_;
-  std::vector<double> node_;  // what is left of each strategy's cost, with its priced bytes
-  std::vector<int> to_first_, to_second_;  // of each edge, where its messages begin
-  std::vector<double> first_, second_;  // what was moved into an edge from the strategies of its nodes
+  std::vector<double> node_;  // the remaining cost of each strategy, with its priced bytes
+  std::vector<int> to_first_, to_second_;  // the begin of each edge's messages
+  std::vector<double> first_, second_;  // the costs moved into each edge from the strategies of its nodes
   std::vector<double> prices_;
   double priced_limit_ = 0;  // the limit's bytes at all prices
   std::vector<int> rounded_;

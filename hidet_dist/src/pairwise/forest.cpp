@@ -7,8 +7,8 @@ namespace hidet_dist::pairwise {
 
 namespace {
 
-constexpr int kMostHeads = 200;  // random nodes that come first in a forest over all, likelier the more edges they have
-constexpr int kManyEdges = 200;  // the search around a node does not go on through a node of more
+constexpr int kMostHeads = 200;  // random first nodes of a forest over all nodes, drawn by their numbers of edges
+constexpr int kManyEdges = 200;  // the search around a node does not continue through nodes with more edges
 constexpr int kNoParent = -1, kUnvisited = -2;
 
 }  // namespace
@@ -114,7 +114,7 @@ void Forest::set_order() {
   }
   values_.resize(values);
   choices_.resize(choices);
-  found_.resize(order_.size());
+  best_.resize(order_.size());
 }
 
 bool Forest::solve(const std::vector<int> &assignment, const std::vector<double> &price_sums) {
@@ -161,11 +161,11 @@ bool Forest::solve(const std::vector<int> &assignment, const std::vector<double>
       int best = assignment[node];
       for (int s = 0; s < problem_.size(node); ++s)
         if (value[s] < value[best]) best = s;
-      found_[k] = best;
+      best_[k] = best;
     } else {
-      found_[k] = choices_[choice_begin_[k] + static_cast<std::size_t>(found_[place_[parent_[node]]])];
+      best_[k] = choices_[choice_begin_[k] + static_cast<std::size_t>(best_[place_[parent_[node]]])];
     }
-    differs = differs || found_[k] != assignment[node];
+    differs = differs || best_[k] != assignment[node];
   }
   return differs;
 }
@@ -174,13 +174,13 @@ double Forest::change(const std::vector<int> &assignment) const {
   double sum = 0;
   for (std::size_t k = 0; k < order_.size(); ++k) {
     const int node = order_[k], begin = problem_.strategy_begin[node];
-    if (found_[k] == assignment[node]) continue;
-    sum += problem_.cost[begin + found_[k]] - problem_.cost[begin + assignment[node]];
+    if (best_[k] == assignment[node]) continue;
+    sum += problem_.cost[begin + best_[k]] - problem_.cost[begin + assignment[node]];
     for (int a = problem_.incident_begin[node]; a < problem_.incident_begin[node + 1]; ++a) {
       const int e = problem_.incident[a], other = problem_.other(e, node);
-      const int others = member_[other] == stamp_ ? found_[place_[other]] : assignment[other];
+      const int others = member_[other] == stamp_ ? best_[place_[other]] : assignment[other];
       if (others != assignment[other] && other < node) continue;  // an edge whose ends both change counts once
-      sum += problem_.entry(e, node, found_[k], others) - problem_.entry(e, node, assignment[node], assignment[other]);
+      sum += problem_.entry(e, node, best_[k], others) - problem_.entry(e, node, assignment[node], assignment[other]);
     }
   }
   return sum;

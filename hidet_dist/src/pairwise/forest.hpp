@@ -13,20 +13,20 @@ class Forest {
  public:
   explicit Forest(const Problem &problem);
 
-  // Chooses the nodes: about all that fit into a forest, in random order (nodes of many edges come first now and then).
+  // Chooses nearly all nodes that fit into a forest, in random order (sometimes nodes of many edges first).
   void grow_all(std::mt19937_64 &random);
-  // Or up to `most` nodes around one, breadth first or at random.
+  // Chooses up to `most` nodes around one, breadth first or at random.
   void grow_around(int seed, int most, bool at_random, std::mt19937_64 &random);
 
   // Finds the best strategies of the nodes for costs with priced bytes. `price_sums[t]` is the sum of the prices of the
-  // program points before t. False where they are what the assignment has.
+  // program points before t. False if they equal those of the assignment.
   bool solve(const std::vector<int> &assignment, const std::vector<double> &price_sums);
 
-  // By how much the cost of the assignment, without prices, changes with the strategies found.
+  // The change of the assignment's cost, without prices, with the best strategies.
   double change(const std::vector<int> &assignment) const;
 
   const std::vector<int> &nodes() const { return order_; }
-  int strategy(int k) const { return found_[k]; }  // of nodes()[k]
+  int strategy(int k) const { return best_[k]; }  // of nodes()[k]
 
  private:
   bool join(int node);
@@ -43,7 +43,7 @@ class Forest {
   std::vector<int> parent_, parent_edge_, place_;
   std::vector<std::size_t> value_begin_, choice_begin_;
   std::vector<double> values_;
-  std::vector<int> choices_, found_;
+  std::vector<int> choices_, best_;
 };
 
 }  // namespace hidet_dist::pairwise

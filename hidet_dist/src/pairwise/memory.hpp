@@ -1,4 +1,4 @@
-// The bytes held at every program point, with their peak at hand: a segment tree of additions to ranges.
+// The bytes held at every program point, and their peak: a segment tree of additions to ranges.
 #pragma once
 
 #include <algorithm>

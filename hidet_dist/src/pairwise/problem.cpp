@@ -18,7 +18,7 @@ void check(bool holds, const std::string &what) {
   if (!holds) throw std::invalid_argument("not a pairwise problem: " + what);
 }
 
-// The problem as given, with which of its strategies are left.
+// The given problem, and which of its strategies remain.
 struct Given {
   const hidet_dist_pairwise_problem &p;
   std::vector<std::vector<std::int64_t>> incident;
@@ -53,7 +53,7 @@ struct Given {
     return p.entries[p.matrix_begin[p.edge_matrix[edge]] + i * size(p.edge_nodes[2 * edge + 1]) + j];
   }
 
-  // Arc consistency: takes out strategies that no strategy of some neighbour goes with (AC-3, Mackworth 1977).
+  // Arc consistency: removes strategies that no strategy of some neighbour is compatible with (AC-3, Mackworth 1977).
   void propagate() {
     std::vector<char> queued(static_cast<std::size_t>(p.nodes), 1);
     std::vector<std::int64_t> queue(static_cast<std::size_t>(p.nodes));
@@ -84,7 +84,7 @@ struct Given {
   }
 };
 
-// Memory peaks only where some node begins and, before any other does, one ends.
+// Memory can peak only at a point where a node begins and after which a node ends before another begins.
 void set_points(const hidet_dist_pairwise_problem &given, Problem &problem) {
   std::vector<std::pair<std::int64_t, int>> events;
   for (int v = 0; v < problem.nodes; ++v) {
@@ -145,7 +145,7 @@ bool reduce(const hidet_dist_pairwise_problem &p, Problem &problem) {
     problem.strategy_begin.push_back(static_cast<int>(problem.cost.size()));
     kept_set[v] = kept_sets.emplace(kept[v], static_cast<int>(kept_sets.size())).first->second;
   }
-  // Parallel edges add up. Edges of equal matrices and equal strategies left share one matrix.
+  // Parallel edges are added. Edges of equal matrices and equal remaining strategies share one matrix.
   std::map<std::pair<int, int>, std::vector<std::pair<std::int64_t, bool>>> parallel;  // edge, and whether it is turned
   for (std::int64_t e = 0; e < p.edges; ++e) {
     const int u = static_cast<int>(p.edge_nodes[2 * e]), v = static_cast<int>(p.edge_nodes[2 * e + 1]);
@@ -157,8 +157,8 @@ bool reduce(const hidet_dist_pairwise_problem &p, Problem &problem) {
     const auto [u, v] = ends;
     std::vector<std::int64_t> key{kept_set[u], kept_set[v]};
     for (const auto &[e, turned] : edges) key.push_back(2 * p.edge_matrix[e] + (turned ? 1 : 0));
-    auto found = matrices.find(key);
-    if (found == matrices.end()) {
+    auto known = matrices.find(key);
+    if (known == matrices.end()) {
       const auto place = static_cast<std::int64_t>(problem.entries.size());
       double most = 0;
       for (const int i : kept[u])
@@ -175,12 +175,12 @@ bool reduce(const hidet_dist_pairwise_problem &p, Problem &problem) {
           most = std::max(most, sum);
           problem.entries.push_back(sum);
         }
-      found = matrices.emplace(std::move(key), std::make_pair(place, most)).first;
+      known = matrices.emplace(std::move(key), std::make_pair(place, most)).first;
     }
     problem.first.push_back(u);
     problem.second.push_back(v);
-    problem.matrix.push_back(found->second.first);
-    total += found->second.second;
+    problem.matrix.push_back(known->second.first);
+    total += known->second.second;
   }
   problem.edges = static_cast<int>(problem.first.size());
   problem.big = 4 * total;

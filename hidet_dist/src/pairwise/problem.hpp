@@ -1,5 +1,5 @@
-// A pairwise problem as the solver works on it: forbidden strategies are gone, parallel edges are one, and only those
-// program points are left at which memory can peak.
+// The reduced form of a pairwise problem: without forbidden strategies and parallel edges, and with only those program
+// points at which memory can peak.
 #pragma once
 
 #include <cstdint>
@@ -30,16 +30,17 @@ struct Problem {
   int other(int edge, int node) const { return first[edge] == node ? second[edge] : first[edge]; }
 
   // Entry of an edge for the strategies of `node` and of its other end.
-  double entry(int edge, int node, int own, int others) const {
+  double entry(int edge, int node, int of_node, int of_other) const {
     const std::int64_t columns = size(second[edge]);
-    return entries[first[edge] == node ? matrix[edge] + own * columns + others : matrix[edge] + others * columns + own];
+    return entries[first[edge] == node ? matrix[edge] + of_node * columns + of_other
+                                       : matrix[edge] + of_other * columns + of_node];
   }
 
   double cost_of(const std::vector<int> &assignment) const;
 };
 
-// Checks the arguments, which throws std::invalid_argument, and reduces the problem. False where a node has no strategy
-// left: then no assignment is allowed.
+// Checks the arguments, with std::invalid_argument for wrong ones, and reduces the problem. False if a node has no
+// strategy left, so that no assignment is allowed.
 bool reduce(const hidet_dist_pairwise_problem &given, Problem &problem);
 
 }  // namespace hidet_dist::pairwise

@@ -1,6 +1,6 @@
-// The search for an assignment, beside the search for a bound. Each round
+// The search for an assignment, alternating with the search for a bound. Each round
 //   1. improves the bound, by passes of messages and steps of the prices along the excess of memory (a subgradient),
-//   2. takes the assignment that the last pass rounded to, and descends: random induced forests over nearly all nodes are
+// 2. takes the assignment that the last pass rounded to, and descends: random induced forests over nearly all nodes are
 //      solved exactly for costs with priced memory; where memory does not fit, its prices rise until it does,
 //   3. polishes the best assignment known, by forests of few nodes that keep within the limit.
 #include <algorithm>
@@ -23,15 +23,15 @@ namespace hidet_dist::pairwise {
 
 namespace {
 
-// All of these are counts and ratios of the search, found by trial on the contest's instances; no cost depends on them.
+// All of these are counts and ratios of the search, tuned on the contest's instances; no cost depends on them.
 constexpr int kPassesPerRound = 25;  // forwards and backwards
-constexpr int kPassesBeforePrices = 10;  // until messages say something of memory
+constexpr int kPassesBeforePrices = 10;  // passes until messages are meaningful for memory
 constexpr double kFirstStep = 0.1, kMostStep = 0.5, kLeastStep = 1e-6;  // of the prices, as parts of Polyak's step
 constexpr double kStepGrowth = 1.05, kStepCut = 0.5;
 constexpr int kPatience = 20;  // passes without a better bound until the step is cut
 constexpr double kAveraging = 0.3;  // weight of the last pass in the direction of the prices
-constexpr double kAssumedGap = 0.1;  // to the cost of an assignment, as long as none is known
-constexpr double kLeastGap = 1e-3;  // the prices move as if there were no less to gain
+constexpr double kAssumedGap = 0.1;  // the gap to the cost of an assignment, as long as none is known
+constexpr double kLeastGap = 1e-3;  // the least gap that steps of the prices assume
 constexpr int kStaleForests = 10;  // without an improvement until a descent ends, or raises prices
 constexpr int kStaleAfterRise = 3;  // forests tried after each rise
 constexpr int kMostRises = 200;
@@ -158,7 +158,7 @@ class Solver {
       price_sums_[t + 1] = price_sums_[t] + scale * best_prices_[t] + (more.empty() ? 0.0 : more[t]);
   }
 
-  // By how much the forest's strategies change the cost with priced bytes.
+  // The change of the cost with priced bytes by the forest's strategies.
   double priced(double change, const std::vector<int> &assignment) const {
     for (std::size_t k = 0; k < forest_.nodes().size(); ++k) {
       const int v = forest_.nodes()[k], begin = problem_.strategy_begin[v], s = forest_.strategy(static_cast<int>(k));
@@ -177,7 +177,7 @@ class Solver {
   void descend(std::vector<int> assignment) {
     std::vector<double> more(problem_.points, 0.0);
     sum_prices(1.0, more);
-    // A price of a byte where none is known: what the whole bound pays for the memory at all points.
+    // The price of a byte where none is known: the bound, divided by the memory at all points.
     double usual = scale() / (problem_.byte_limit * std::max(1, problem_.points) + 1.0);
     const auto priced_points = std::count_if(best_prices_.begin(), best_prices_.end(), [](double x) { return x > 0; });
     if (priced_points > 0)
@@ -218,7 +218,7 @@ class Solver {
     return problem_.entry(edge, u, assignment[u], assignment[problem_.second[edge]]) >= problem_.big;
   }
 
-  // Moves around pairs that are forbidden, until there are none; false where some are left.
+  // Makes moves around forbidden pairs until there are none; false if some remain.
   bool repair(std::vector<int> &assignment) {
     std::vector<int> wrong;
     for (int e = 0; e < problem_.edges; ++e)
@@ -270,7 +270,7 @@ class Solver {
       take(assignment);
       cost += change;
     }
-    offer(assignment);  // with its cost and its memory from scratch
+    offer(assignment);  // computes its cost and memory from scratch
   }
 
   void add_bytes(Memory &memory, const std::vector<int> &assignment, double sign) const {
@@ -318,7 +318,7 @@ extern "C" int32_t hidet_dist_pairwise_solve(const hidet_dist_pairwise_problem *
     *result = {given->forbidden, 0.0, 0.0, 0};
     if (!reduce(*given, problem)) return 2;
     hidet_dist_pairwise_options rest = *options;
-    if (rest.seconds > 0) {  // less what reducing took
+    if (rest.seconds > 0) {  // subtract the time of the reduction
       rest.seconds -= std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       rest.seconds = std::max(rest.seconds, 1e-3);
     }

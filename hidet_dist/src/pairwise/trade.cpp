@@ -54,18 +54,18 @@ void Trade::choose(std::mt19937_64 &random) {
 // The cost of each combination beside the assignment's. Its number has the strategy of the last node as its last digit.
 void Trade::compare(const std::vector<int> &assignment) {
   sums_.assign(1, 0.0);
-  std::int64_t own = 0;
+  std::int64_t current = 0;
   for (std::size_t k = 0; k < chosen_.size(); ++k) {
     const int node = chosen_[k], size = problem_.size(node), begin = problem_.strategy_begin[node];
     std::vector<double> alone(problem_.cost.begin() + begin, problem_.cost.begin() + begin + size);
     std::vector<std::pair<std::size_t, int>> inner;  // the chosen node before, and the edge to it
     for (int a = problem_.incident_begin[node]; a < problem_.incident_begin[node + 1]; ++a) {
       const int e = problem_.incident[a], other = problem_.other(e, node);
-      const auto found = std::find(chosen_.begin(), chosen_.end(), other);
-      if (found == chosen_.end()) {
+      const auto place = std::find(chosen_.begin(), chosen_.end(), other);
+      if (place == chosen_.end()) {
         for (int s = 0; s < size; ++s) alone[s] += problem_.entry(e, node, s, assignment[other]);
-      } else if (found < chosen_.begin() + static_cast<std::ptrdiff_t>(k)) {
-        inner.emplace_back(static_cast<std::size_t>(found - chosen_.begin()), e);
+      } else if (place < chosen_.begin() + static_cast<std::ptrdiff_t>(k)) {
+        inner.emplace_back(static_cast<std::size_t>(place - chosen_.begin()), e);
       }
     }
     next_.resize(sums_.size() * static_cast<std::size_t>(size));
@@ -82,10 +82,10 @@ void Trade::compare(const std::vector<int> &assignment) {
       }
     }
     std::swap(sums_, next_);
-    own = own * size + assignment[node];
+    current = current * size + assignment[node];
   }
   better_.clear();
-  const double now = sums_[own];
+  const double now = sums_[current];
   for (std::size_t c = 0; c < sums_.size(); ++c)
     if (sums_[c] < now - kNothing * now) better_.emplace_back(sums_[c] - now, static_cast<std::int64_t>(c));
 }

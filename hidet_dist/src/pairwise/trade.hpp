@@ -1,5 +1,5 @@
-// Moves of a few nodes that share memory or an edge: all combinations of their strategies are compared, so that one node
-// can take the bytes that others give up.
+// Moves of a few nodes that share memory or an edge: all combinations of their strategies are compared, so that one
+// node can take the bytes that others give up.
 #pragma once
 
 #include <random>

@@ -1,4 +1,4 @@
-"""Calibration: measure the running machine with the processes, transports and kernels of serving."""
+"""Calibration: measurement of the running machine with the processes, transports and kernels of serving."""
 
 from hidet_dist.calibration.measuring import Calibration, calibrate
 

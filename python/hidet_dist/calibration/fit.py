@@ -1,4 +1,4 @@
-"""Fitting a machine's figures to measurements, by least squares of the cost model's relative errors."""
+"""Fitting of a machine's figures to measurements, by least squares of the cost model's relative errors."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ _ANY = Device("any", {"default": 1.0}, 1.0, 1, 0.0)
 
 
 def predicted_seconds(cluster: Cluster, sample: CollectiveSample) -> float:
-    """The cost model's seconds for a measured collective."""
+    """Predict the seconds of a measured collective with the cost model."""
     return cluster.collective_seconds(COLLECTIVES[sample.kind], sample.nbytes, sample.axes)
 
 
 def fit_link(mesh: DeviceMesh, samples: Sequence[CollectiveSample]) -> Link:
     """Fit a link to samples, by least squares of the relative errors.
 
-    A collective's predicted time is ``A a + B / w``, with A and B from the closed forms of :class:`Cluster`, a latency
-    a of 0 or more seconds and a bandwidth w above 0 bytes/s. Errors are relative since sizes span decades.
+    The predicted time of a collective is ``A a + B / w`` seconds, with A and B from the closed forms of
+    :class:`Cluster`, a latency ``a`` of 0 or more seconds and a bandwidth ``w`` above 0 bytes/s. Errors are relative
+    because sizes span decades.
 
     Raises
     ------
@@ -67,9 +68,18 @@ def fit_kernel(
 ) -> KernelCost:
     """Fit the costs of a class of kernels to samples, by least squares of the relative errors; no cost is below 0.
 
-    A sample is the work of kernels and their seconds without launches. ``unknown`` are the fields of
-    :class:`KernelCost` that may differ from 0. A byte from memory takes the time that the device's bandwidth gives, or
-    the time of a byte from a cache if that is longer.
+    A byte from memory takes the time that the device's bandwidth gives, or that of a byte from a cache if it is longer.
+
+    Parameters
+    ----------
+    device: Device
+        The device, with its memory bandwidth in bytes/s and its cache in bytes.
+    kernel: str
+        The class of kernels.
+    unknown: sequence of str
+        The fields of :class:`KernelCost` that may differ from 0.
+    samples: sequence of pairs
+        The work of kernels, and their seconds without launches.
 
     Raises
     ------
@@ -100,7 +110,8 @@ def _solved(
 ) -> tuple[float, KernelCost] | None:
     """Fit costs of which only ``fields`` differ from 0; return the sum of squared relative errors, and the costs.
 
-    ``slow_memory``: bytes from memory take the time that its bandwidth gives; else all bytes take the same time.
+    With ``slow_memory`` bytes from memory take the time that its bandwidth gives; without it all bytes take the same
+    time. Returns None if no such costs fit.
     """
     memory = 1 / device.memory_bandwidth_bytes_per_second
     rows, rest = [], []
@@ -113,7 +124,7 @@ def _solved(
         }
         rows.append([counts[name] / seconds for name in fields])
         rest.append(1 - beyond * memory / seconds)
-    # Scale the columns, which differ by many orders of magnitude.
+    # The columns are scaled, as they differ by many orders of magnitude.
     matrix = np.array(rows)
     scale = np.linalg.norm(matrix, axis=0)
     if not scale.all():

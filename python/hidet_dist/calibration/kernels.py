@@ -1,4 +1,4 @@
-"""Probes of kernels: single kernels, built as for serving, from whose times the costs of classes are fitted."""
+"""Probes of single kernels, built as for serving; the costs of kernel classes are fitted to their times."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hidet_dist.weights import weight
 
 @dataclass(frozen=True)
 class KernelProbe:
-    """Operators of one class: ``call`` on inputs of ``shapes`` (float32, or the given ``dtype``) and ``weights``."""
+    """Operators of one kernel class: ``call`` on inputs of ``shapes`` and ``dtype``, and on float32 ``weights``."""
 
     kernel: str
     name: str
@@ -39,7 +39,7 @@ class KernelProbe:
 
     @property
     def title(self) -> str:
-        """The name of its sample."""
+        """The name of the probe's sample."""
         return f"{self.kernel} {self.name}"
 
     def trace(self) -> tuple[Tensor, list[Tensor]]:
@@ -68,7 +68,7 @@ def _heads(x: Tensor) -> Tensor:
     return ops.transpose(x, [0, 2, 1, 3])
 
 
-# Sizes are those of layers of transformers and convolutional networks; the weights exceed any cache.
+# Sizes are those of layers of transformers and convolutional networks. Probes of weights exceed any cache.
 KERNEL_PROBES = (
     KernelProbe("matmul", "square", [[1024, 1024]] * 2, ops.matmul),
     KernelProbe("matmul", "tall", [[1024, 384], [384, 1536]], ops.matmul),
@@ -97,7 +97,7 @@ KERNEL_PROBES = (
 
 
 def build_kernels(mesh: DeviceMesh, file: Path) -> None:
-    """Compile all probes as one program, replicated on every rank of the mesh, and save the list of its kernels."""
+    """Compile all probes as one program that every rank of the mesh runs whole, and save the list of its kernels."""
     traced = [probe.trace() for probe in KERNEL_PROBES]
     graph = normalize(hidet.trace_from([y for y, _ in traced], [x for _, inputs in traced for x in inputs]))
     plan = find_plan(
@@ -115,29 +115,30 @@ def _calls(title: str, output: Tensor, compiled: CompiledProgram) -> KernelCalls
         if str(node.task) not in kernel:
             kernel[str(node.task)] = compiled.kernels[len(kernel)]
     needed: set[Operator] = set()
-    waiting = [output]
-    while waiting:
-        op = waiting.pop().op
+    pending = [output]
+    while pending:
+        op = pending.pop().op
         if op is not None and op not in needed:
             needed.add(op)
-            waiting += op.inputs
+            pending += op.inputs
     buffers: list[tuple[int, str]] = []
-    place: dict[Tensor, int] = {}
+    buffer_of: dict[Tensor, int] = {}
 
     def buffer(x: Tensor) -> int:
-        if x not in place:
-            place[x] = len(buffers)
+        """Return the number of a tensor's buffer, which is added at the first call."""
+        if x not in buffer_of:
+            buffer_of[x] = len(buffers)
             count = 1
             for extent in x.shape:
                 count *= int(extent)
             buffers.append((count * int(x.dtype.nbytes), x.dtype.name))
-        return place[x]
+        return buffer_of[x]
 
     calls = []
     for node in compiled.graph.nodes:
         if node in needed:
             for y, x in node.share_map.items():
-                place[node.outputs[y]] = buffer(node.inputs[x])
+                buffer_of[node.outputs[y]] = buffer(node.inputs[x])
             calls.append((str(kernel[str(node.task)]), [buffer(x) for x in (*node.inputs, *node.outputs)]))
     return KernelCalls(title, buffers, calls)
 
@@ -150,7 +151,7 @@ class _Counting(PredictedCost):
         self.work: list[Work] = []
 
     def operator(self, op: Operator, choice: Choice) -> float:
-        """Record an operator with a kernel of its own."""
+        """Record an operator that has a kernel to itself."""
         return self._note(op, choice, None)
 
     def absorbed(self, op: Operator, choice: Choice, nbytes: int) -> float:

@@ -1,4 +1,4 @@
-"""Calibration: measure the running machine, and write a machine file."""
+"""``calibrate``: measurement of the running machine, and writing of a machine file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _UNKNOWN = {
     "function": ("seconds_per_operation",),
 }
 _BYTES_AND_CALLS = ("seconds_per_byte", "seconds_per_call")
-_STOP_SECONDS = 30.0  # time for the launcher to end ranks after the time limit
+_STOP_SECONDS = 30.0  # the time that the launcher has to end the ranks after the time limit
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Calibration:
     Attributes
     ----------
     cluster: the fitted machine, as written to the file.
-    collectives: each measured collective, with the slowest rank's time.
-    probes: each probe program, with the slowest rank's time.
+    collectives: the time of each measured collective, on the slowest rank.
+    probes: the time of each probe, on the slowest rank.
     """
 
     cluster: Cluster
@@ -62,11 +62,11 @@ class Calibration:
     probes: tuple[ProbeSample, ...]
 
     def relative_errors(self) -> list[float]:
-        """The relative error of the cost model for each collective: fitted over measured seconds, less 1."""
+        """Compute the relative error of the cost model for each collective: fitted over measured seconds, less 1."""
         return [predicted_seconds(self.cluster, sample) / sample.seconds - 1 for sample in self.collectives]
 
     def kernel_errors(self) -> dict[str, float]:
-        """The relative error of the cost model for each probe of kernels: fitted over measured seconds, less 1."""
+        """Compute the relative error of the cost model for each probe of kernels, by the probe's title."""
         from hidet_dist.calibration.kernels import KERNEL_PROBES, work_in
 
         seconds, device = {sample.name: sample.seconds for sample in self.probes}, self.cluster.device
@@ -78,7 +78,7 @@ class Calibration:
         }
 
     def tables(self) -> list[Table]:
-        """Tables of the device, the links, and the measured and fitted time of each kernel and collective."""
+        """Make tables of the device, the links, and the measured and fitted time of each kernel and collective."""
         from rich.table import Table
 
         device, mesh = self.cluster.device, self.cluster.mesh
@@ -129,11 +129,11 @@ def calibrate(
 ) -> Calibration:
     """Measure this machine as a mesh of processes, and write a machine file for ``distributed_config['machine']``.
 
-    Each rank is a process of the launcher and communicates as serving processes do. Collectives over each mesh axis,
-    and over all of them together, are measured by size; the latency and bandwidth of each axis are fitted to the times.
-    All ranks run small compiled programs at once: matrix products by dtype, an element-wise operator on more data than
-    a cache holds, a chain of tiny kernels, and float32 kernels of each class at sizes of real models. Nothing else
-    should run meanwhile.
+    Each rank is a process of the launcher that communicates as serving processes do. Collectives are measured by size,
+    over each mesh axis and over all axes together, and each axis's latency and bandwidth are fitted to the times. All
+    ranks also run small compiled programs at the same time: matrix products by dtype, an element-wise operator on more
+    data than a cache holds, a chain of tiny kernels, and float32 kernels of each class at sizes of real models. Nothing
+    else should run on the machine.
 
     Parameters
     ----------
@@ -142,21 +142,26 @@ def calibrate(
     out: path
         The machine file, written atomically.
     dtypes: sequence of str
-        The dtypes whose products are measured. Others get the rate of float64 if that is measured, else the slowest
-        rate.
+        The dtypes whose matrix products are measured. Other dtypes get the rate of float64 if it is measured, else the
+        lowest rate.
     sizes: sequence of int
-        Bytes of the collectives' whole tensors; at least two.
+        The sizes of collectives, in bytes of the tensor that a group holds together; at least two.
     repeats: int
-        The number of measurements of each figure; the median counts.
+        The number of measurements of each figure, of which the median is taken.
     timeout_seconds: float
-        The time limit of the ranks.
+        The time limit of the ranks in seconds.
     nnodes: int
-        The number of hosts, which have consecutive ranks. Each host makes this call with the same arguments, and writes
-        the same figures; ``Device.memory_bytes``, ``cache_bytes`` and ``name`` are those of the host itself.
+        The number of hosts, each with consecutive ranks. Each host makes this call with the same arguments and writes
+        the same figures, except that ``Device.memory_bytes``, ``cache_bytes`` and ``name`` are the host's.
     node_rank: int, optional
-        The number of this host, if there are several.
+        The number of this host, from 0; for several hosts.
     rdzv: str, optional
-        An address and port of host 0, such as ``10.0.0.1:29500``, if there are several.
+        An address and port of host 0, such as ``10.0.0.1:29500``; for several hosts.
+
+    Returns
+    -------
+    Calibration
+        The fitted machine and the measured times.
 
     Raises
     ------
@@ -172,7 +177,7 @@ def calibrate(
     if problem:
         raise ConfigError(problem)
     if mesh.size % nnodes:
-        raise ConfigError(f"A mesh of {mesh.size} devices cannot have as many on each of {nnodes} hosts.")
+        raise ConfigError(f"A mesh of {mesh.size} devices cannot be divided equally among {nnodes} hosts.")
     ranks = mesh.size // nnodes
     from hidet_dist.calibration.kernels import build_kernels
     from hidet_dist.calibration.probes import build_probe, probes
@@ -199,8 +204,8 @@ def calibrate(
                 "timeout_seconds": timeout_seconds,
             }
             (folder / "settings.json").write_text(json.dumps(settings), encoding="utf-8")
-            where = [] if rdzv is None else [f"--nnodes={nnodes}", f"--node-rank={node_rank}", f"--rdzv={rdzv}"]
-            _launch(ranks, where, folder / "settings.json", timeout_seconds)
+            hosts = [] if rdzv is None else [f"--nnodes={nnodes}", f"--node-rank={node_rank}", f"--rdzv={rdzv}"]
+            _launch(ranks, hosts, folder / "settings.json", timeout_seconds)
             collectives, times = load_slowest([folder / f"rank{rank}.json" for rank in range(mesh.size)])
     device = _device(ranks, programs, times)
     links = tuple(_link(mesh, axis, collectives, device) for axis in range(mesh.ndim))
@@ -223,14 +228,14 @@ def _check(out: Path, dtypes: Sequence[str], sizes: Sequence[int], repeats: int,
 
 
 def _groups(mesh: DeviceMesh) -> list[list[int]]:
-    """The groups to measure: each axis with several devices, and all such axes together."""
+    """List the groups of mesh axes to measure: each axis with several devices, and all such axes together."""
     axes = [axis for axis, size in enumerate(mesh.shape) if size > 1]
     return [[axis] for axis in axes] + ([axes] if len(axes) > 1 else [])
 
 
-def _launch(ranks: int, where: Sequence[str], settings: Path, timeout_seconds: float) -> None:
-    """Run the ranks of this host and wait for them; ``where`` has the launcher's options for several hosts."""
-    command = [sys.executable, "-m", "hidet_dist.launch", "-n", str(ranks), "--timeout", str(timeout_seconds), *where]
+def _launch(ranks: int, hosts: Sequence[str], settings: Path, timeout_seconds: float) -> None:
+    """Run the ranks of this host to their end; ``hosts`` are the launcher's options for several hosts."""
+    command = [sys.executable, "-m", "hidet_dist.launch", "-n", str(ranks), "--timeout", str(timeout_seconds), *hosts]
     command += ["-m", "hidet_dist.calibration.ranks", str(settings)]
     try:
         done = subprocess.run(
@@ -239,10 +244,11 @@ def _launch(ranks: int, where: Sequence[str], settings: Path, timeout_seconds: f
     except subprocess.TimeoutExpired as error:
         raise CalibrationError(f"The ranks did not end within {timeout_seconds:g} s.") from error
     if done.returncode:
-        raise CalibrationError(f"The ranks could not measure (status {done.returncode}):\n{done.stderr.strip()}")
+        raise CalibrationError(f"A rank failed (exit status {done.returncode}):\n{done.stderr.strip()}")
 
 
 def _device(ranks: int, programs: Sequence[Probe], times: Sequence[ProbeSample]) -> Device:
+    """Compute the figures of a device, which is an equal share of this host, from the times of probes."""
     seconds = {sample.name: sample.seconds for sample in times}
     rates, launch, bandwidth = {}, 0.0, 0.0
     for probe in programs:
@@ -282,21 +288,23 @@ def _kernels(device: Device, seconds: Mapping[str, float]) -> dict[str, KernelCo
     device = replace(device, kernels=kernels)
     calls = []
     for work, total in functions:
-        around = sum(device.kernel_seconds(one) or 0.0 for one in work)
-        count = sum(one.functions for one in work)
-        # For very short times the rest is noise; it must stay above 0.
-        calls.append(([Work("function", count, 0, calls=0)], max(total - around, device.launch_seconds)))
+        elementwise = sum(device.kernel_seconds(kernel) or 0.0 for kernel in work)
+        count = sum(kernel.functions for kernel in work)
+        # The difference of very short times is noise; it must be above 0.
+        calls.append(([Work("function", count, 0, calls=0)], max(total - elementwise, device.launch_seconds)))
     kernels["function"] = fit_kernel(device, "function", _UNKNOWN["function"], calls)
     return kernels
 
 
 def _link(mesh: DeviceMesh, axis: int, collectives: Sequence[CollectiveSample], device: Device) -> Link:
+    """Fit the link of a mesh axis."""
     samples = [sample for sample in collectives if sample.axes == (axis,)]
     # An axis of one device has no collectives, and no cost depends on its link.
     return fit_link(mesh, samples) if samples else Link(0.0, device.memory_bandwidth_bytes_per_second)
 
 
 def _processor() -> str:
+    """Return the name of this host's processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -305,7 +313,7 @@ def _processor() -> str:
 
 
 def _cache_bytes() -> int:
-    """Bytes of the largest cache of the first core, taken to be shared by all cores; 0 if unknown."""
+    """Return the bytes of the first core's largest cache, which is assumed to be shared by all cores; 0 if unknown."""
     sizes = [0]
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         digits = file.read_text(encoding="utf-8").strip().removesuffix("K")
@@ -314,10 +322,10 @@ def _cache_bytes() -> int:
 
 
 def _memory_bytes() -> int:
-    """Bytes of the machine's memory, or of the control group's limit if that is lower."""
+    """Return the bytes of the host's memory, or the limit of the control group if it is lower."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         limit = int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # none, or "max"
+    except (OSError, ValueError):  # no control group, or "max" for no limit
         return physical
     return min(physical, limit)

@@ -1,4 +1,4 @@
-"""Probe programs, built as for serving, from whose times a device's rates are computed."""
+"""Probe programs, built as for serving; a device's rates are computed from their times."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHAIN = 128  # kernels in a chain, for the time between two of them
 
 @dataclass(frozen=True)
 class Probe:
-    """A program and the work of one run: scalar operations, bytes read and written, kernels launched."""
+    """A program, and the work of one run: scalar operations, bytes read and written, kernels launched."""
 
     name: str
     build: Callable[[], FlowGraph]
@@ -34,7 +34,7 @@ class Probe:
 
 
 def matmul(dtype: str) -> Probe:
-    """A product of square matrices of ``dtype``, whose operations are multiplications and additions."""
+    """Make the probe of arithmetic in a dtype: a product of square matrices."""
     side = _FAST_SIDE if dtype == "float32" else _SLOW_SIDE
 
     def build() -> FlowGraph:
@@ -48,7 +48,7 @@ def matmul(dtype: str) -> Probe:
 
 
 def stream() -> Probe:
-    """An element-wise operator on a tensor larger than any cache."""
+    """Make the probe of memory bandwidth: an element-wise operator on a tensor larger than any cache."""
 
     def build() -> FlowGraph:
         x = hidet.symbol([_STREAM_ELEMENTS], "float32", "cpu")
@@ -58,7 +58,7 @@ def stream() -> Probe:
 
 
 def chain() -> Probe:
-    """A chain of tiny kernels that do not fuse: cumulative sums of two rows."""
+    """Make the probe of launches: a chain of tiny kernels that do not fuse, cumulative sums of two rows."""
 
     def build() -> FlowGraph:
         x = y = hidet.symbol([2, 16], "float32", "cpu")
@@ -70,12 +70,12 @@ def chain() -> Probe:
 
 
 def probes(dtypes: Sequence[str]) -> list[Probe]:
-    """All probes, with matrix products of ``dtypes``."""
+    """List all probes, with matrix products of ``dtypes``."""
     return [*(matmul(dtype) for dtype in dtypes), stream(), chain()]
 
 
 def build_probe(probe: Probe, mesh: DeviceMesh, folder: Path) -> None:
-    """Build artifacts of a probe, replicated on every rank of the mesh."""
+    """Build artifacts of a probe that every rank of the mesh runs whole."""
     graph = normalize(probe.build())
     plan = find_plan(
         graph, builtin("cpu", mesh), allow=lambda _, spec: all(s.is_replicated for s in spec.in_specs)

@@ -1,7 +1,7 @@
 """One rank of a calibration: ``python -m hidet_dist.calibration.ranks settings.json``, under the launcher.
 
-``settings.json`` has the mesh, the measurements and their repeats, and the folder of the probes, in which each rank
-writes ``rank<r>.json``.
+``settings.json`` has the mesh, the measurements and their repeats, and the folder of the probes. The samples of each
+rank are written to ``rank<r>.json`` in that folder, on every host.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _M_MMAP_MAX, _M_TRIM_THRESHOLD = -4, -1
 
 
 def main(settings_file: str) -> None:
-    """Measure, and save the samples."""
+    """Measure this rank, and save the samples of all ranks."""
     settings = json.loads(Path(settings_file).read_text(encoding="utf-8"))
     folder = Path(settings["folder"])
     keep_memory()
-    session.init(timeout_seconds=settings["timeout_seconds"])  # hosts may take unlike times to compile the probes
+    session.init(timeout_seconds=settings["timeout_seconds"])  # hosts may need different times to compile the probes
     communicator = session.communicator_for(tuple(settings["mesh_shape"]))
     collectives = [
         CollectiveSample(kind, tuple(axes), nbytes, seconds)
@@ -66,32 +66,32 @@ def main(settings_file: str) -> None:
         ProbeSample(probe.title, _kernels(communicator, probe, settings["repeats"]))
         for probe in load_kernels(folder / "kernels.json")
     ]
-    everyones = _gather(communicator, dump_samples(collectives, probes).encode())
+    samples = _gather(communicator, dump_samples(collectives, probes).encode())
     if os.environ.get("LOCAL_RANK", "0") == "0":  # the first rank of each host
-        for rank, text in enumerate(everyones):
+        for rank, text in enumerate(samples):
             write_text(folder / f"rank{rank}.json", text.decode())
 
 
-def _gather(communicator: Communicator, own: bytes) -> list[bytes]:
-    """The bytes that each rank gives."""
+def _gather(communicator: Communicator, data: bytes) -> list[bytes]:
+    """Gather the bytes of all ranks, in order of the ranks."""
     whole_mesh = (1 << len(communicator.mesh_shape)) - 1
     communicator.bind()
 
-    def gather(data: np.ndarray) -> np.ndarray:
-        rows = np.empty((communicator.world_size, data.size), data.dtype)
-        code = native.dtype_code(data.dtype.name)
-        native.all_gather(data.ctypes.data, rows.ctypes.data, data.size, code, whole_mesh)
+    def gather(values: np.ndarray) -> np.ndarray:
+        rows = np.empty((communicator.world_size, values.size), values.dtype)
+        code = native.dtype_code(values.dtype.name)
+        native.all_gather(values.ctypes.data, rows.ctypes.data, values.size, code, whole_mesh)
         communicator.check()
         return rows
 
-    lengths = gather(np.array([len(own)], np.int64))[:, 0]
+    lengths = gather(np.array([len(data)], np.int64))[:, 0]
     padded = np.zeros(lengths.max(), np.uint8)
-    padded[: len(own)] = np.frombuffer(own, np.uint8)
+    padded[: len(data)] = np.frombuffer(data, np.uint8)
     return [bytes(row[:length]) for row, length in zip(gather(padded), lengths, strict=True)]
 
 
 def keep_memory() -> None:
-    """Keep freed memory in the heap, as a program does: fresh pages would cost as much as the work."""
+    """Keep freed memory in the heap, as programs do, since new pages would cost as much as the work."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_MMAP_MAX, 0)
@@ -121,7 +121,7 @@ def _collective(
 
 
 def _call(kind: str, count: int, ranks: int, group: int) -> Callable[[], int]:
-    """A collective over ``ranks`` ranks on a float32 tensor that has ``count`` elements when it is whole."""
+    """Make a call of a collective over ``ranks`` ranks on a float32 tensor of ``count`` elements per group."""
     collective = COLLECTIVES[kind]
     send = np.ones(collective.sent(count, ranks), np.float32)
     receive = np.ones(collective.received(count, ranks), np.float32)
@@ -134,6 +134,7 @@ def _call(kind: str, count: int, ranks: int, group: int) -> Callable[[], int]:
 
 
 def _probe(communicator: Communicator, model: LoadedPartition, repeats: int) -> float:
+    """Measure the seconds of one run of a probe program."""
     inputs = [np.ones([int(extent) for extent in x.shape], x.dtype) for x in model.stage.inputs]
     return _median(communicator, lambda: model.run(inputs), repeats)
 
@@ -142,9 +143,9 @@ def _kernels(communicator: Communicator, probe: KernelCalls, repeats: int) -> fl
     """Measure the seconds of a probe's kernels, in batches if they are short."""
     buffers = [_filled(nbytes, dtype) for nbytes, dtype in probe.buffers]
     calls = []
-    for file, places in probe.calls:
+    for file, numbers in probe.calls:
         kernel = getattr(ctypes.CDLL(file), _KERNEL)
-        calls.append((kernel, [ctypes.c_void_p(buffers[place].ctypes.data) for place in places]))
+        calls.append((kernel, [ctypes.c_void_p(buffers[number].ctypes.data) for number in numbers]))
 
     def run() -> None:
         for kernel, pointers in calls:
@@ -161,7 +162,7 @@ def _kernels(communicator: Communicator, probe: KernelCalls, repeats: int) -> fl
 
 
 def _filled(nbytes: int, dtype: str) -> np.ndarray:
-    """A buffer of ones; for integers, of indices spread over the table of the lookup."""
+    """Make a buffer of ones, or of indices spread over the table of the lookup probe if it has integers."""
     if dtype.startswith("int"):
         count = nbytes // np.dtype(dtype).itemsize
         return (np.arange(count) * _PRIME % ROWS).astype(dtype)
@@ -172,7 +173,7 @@ def _median(communicator: Communicator, run: Callable[[], Any], repeats: int) ->
     """Measure the median seconds of ``run``, which all ranks start together, after one warm-up."""
     times = []
     for _ in range(repeats + 1):
-        _meet(communicator)
+        _barrier(communicator)
         begin = time.perf_counter()
         run()
         times.append(time.perf_counter() - begin)
@@ -180,7 +181,7 @@ def _median(communicator: Communicator, run: Callable[[], Any], repeats: int) ->
     return statistics.median(times[1:])
 
 
-def _meet(communicator: Communicator) -> None:
+def _barrier(communicator: Communicator) -> None:
     """Wait for all ranks."""
     communicator.bind()
     everyone = (1 << len(communicator.mesh_shape)) - 1

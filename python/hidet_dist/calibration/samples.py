@@ -1,4 +1,4 @@
-"""Samples: the measured times, and the JSON files in which ranks exchange them."""
+"""Samples (measured times), and the JSON files in which ranks exchange them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from hidet_dist.files import write_text
 
 ROWS = 30000
-"""Rows of the table of the lookup probe; its indices are below this number."""
+"""The rows of the table of the lookup probe."""
 
 
 @dataclass(frozen=True)
 class KernelCalls:
     """A sequence of kernel calls to time: the bytes and dtype of each buffer, and the buffers of each call.
 
-    A kernel is named by the file of its library.
+    A kernel is identified by the file of its library.
     """
 
     title: str
@@ -27,7 +27,7 @@ class KernelCalls:
 
 @dataclass(frozen=True)
 class CollectiveSample:
-    """The time of one collective over the group of ``axes``, which together holds ``nbytes`` of the tensor."""
+    """The time of one collective over the mesh axes ``axes`` on a tensor of ``nbytes`` bytes per group."""
 
     kind: str
     axes: tuple[int, ...]
@@ -44,7 +44,7 @@ class ProbeSample:
 
 
 def save_kernels(path: Path, kernels: Sequence[KernelCalls]) -> None:
-    """Write kernels to be timed, atomically."""
+    """Write kernels to be timed to a file, atomically."""
     write_text(path, json.dumps([asdict(probe) for probe in kernels]))
 
 
@@ -54,14 +54,14 @@ def load_kernels(path: Path) -> list[KernelCalls]:
 
 
 def dump_samples(collectives: Sequence[CollectiveSample], probes: Sequence[ProbeSample]) -> str:
-    """One rank's samples as JSON."""
+    """Convert one rank's samples to JSON."""
     return json.dumps(
         {"collectives": [asdict(sample) for sample in collectives], "probes": [asdict(sample) for sample in probes]}
     )
 
 
 def load_slowest(paths: Sequence[Path]) -> tuple[list[CollectiveSample], list[ProbeSample]]:
-    """Merge the samples of all ranks, each with the slowest rank's time: a program waits for all ranks."""
+    """Merge the samples of all ranks; each has the slowest rank's time, since a program waits for all ranks."""
     bodies = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     collectives = [
         CollectiveSample(same[0]["kind"], tuple(same[0]["axes"]), same[0]["nbytes"], max(s["seconds"] for s in same))

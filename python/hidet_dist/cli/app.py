@@ -17,11 +17,11 @@ app = typer.Typer(
     name="hidet-dist",
     no_args_is_help=True,
     help="Automatic parallelization for the hidet tensor compiler.",
-    epilog="Exit status: 0 when done; 1 when a command failed, with one line that says why; 2 for a wrong command "
-    "line; of `run` and `launch` that of the rank that failed first, and 124 after a time limit.",
+    epilog="Exit status: 0 for success; 1 for a failure, with one line that says why; 2 for a wrong command line. "
+    "`run` and `launch` exit with the status of the rank that failed first, and with 124 after a time limit.",
 )
 
-# `launch` passes what follows the program on to it, --help included.
+# `launch` passes the arguments after the program on to it, --help included.
 _PASS_ON: dict[str, Any] = {
     "add_help_option": False,
     "context_settings": {
@@ -44,7 +44,7 @@ def _print_version(wanted: bool) -> None:
 def options(
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True)] = False,
 ) -> None:
-    """Handle the options that stand before a command."""
+    """Handle the options before a command."""
 
 
 def _machine_names(incomplete: str) -> list[str]:
@@ -73,7 +73,7 @@ Dims = Annotated[
     list[str] | None,
     typer.Option("--dim", help="The size of a named dim of a .onnx file, such as batch=8; repeatable.", metavar="D=N"),
 ]
-Seconds = Annotated[float | None, typer.Option(help="Seconds that the search may take; 60 by default.")]
+Seconds = Annotated[float | None, typer.Option(help="The time limit of the search in seconds; 60 by default.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
@@ -89,14 +89,14 @@ def plan(
     dim: Dims = None,
     time_limit: Seconds = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the plan, with its report beside it.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Where to write the report's page.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Where to write the report as an HTML page.")] = None,
     export: Annotated[
         Path | None,
         typer.Option(help="Where to write the problem in the format of google/iopddl, for other solvers."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Plan a model for a machine that need not be there, without its weights, and print a summary."""
+    """Plan a model for a described machine, without its weights, and print a summary."""
     with errors():
         from hidet_dist.cli.planning import plan as command
         from hidet_dist.cli.request import PlanRequest
@@ -117,7 +117,7 @@ def build(
     seq: Seq = None,
     dim: Dims = None,
     time_limit: Seconds = None,
-    random_weights: Annotated[bool, typer.Option("--random-weights", help="Make weights up.")] = False,
+    random_weights: Annotated[bool, typer.Option("--random-weights", help="Build with random weights.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Plan a model, compile it for CPUs, and write artifacts that ranks load."""
@@ -133,7 +133,7 @@ def build(
 def run(
     folder: Annotated[Path, typer.Argument(help="An artifact folder.", metavar="DIR")],
     given: Annotated[Path, typer.Option("--input", help="A .npz file with an array for each input, by name.")],
-    ranks: Annotated[int | None, typer.Option("-n", help="Ranks to start; as many as the artifacts are for.")] = None,
+    ranks: Annotated[int | None, typer.Option("-n", help="Ranks to start; by default those of the artifacts.")] = None,
     output: Annotated[Path | None, typer.Option(help="The .npz file for the outputs.")] = None,
     profile: Annotated[
         Path | None, typer.Option(help="Where to write a trace of one more call, for `report --profile`.")
@@ -154,13 +154,13 @@ def report(
     profile: Annotated[
         list[Path] | None, typer.Option(help="A trace of a measured run, shown beside the prediction; repeatable.")
     ] = None,
-    stage: Annotated[int, typer.Option(help="The stage, of artifacts that have several.")] = 0,
+    stage: Annotated[int, typer.Option(help="The number of the stage, if the artifacts have several.")] = 0,
     live: Annotated[
         bool, typer.Option("--live", help="Serve the page on this machine, to pin weights and search again.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Draw a plan as one HTML page, serve it, or print a summary (with --json all of its data)."""
+    """Draw a plan as one HTML page, serve the page, or print a summary (with --json all data)."""
     with errors():
         from hidet_dist.cli.report import draw
 
@@ -171,7 +171,7 @@ def report(
 def explain(
     path: Annotated[Path, typer.Argument(help="An artifact folder, or a plan file.", metavar="DIR|PLAN")],
     schedule: Annotated[
-        bool, typer.Option("--schedule", help="Print only the lines that shard the model by hand.")
+        bool, typer.Option("--schedule", help="Print only the calls that shard the model by hand.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -194,9 +194,11 @@ def machines(as_json: AsJson = False) -> None:
 def calibrate(
     mesh: Annotated[str, typer.Option(help="Devices along each mesh axis, such as 2 or 2x2.")],
     out: Annotated[Path, typer.Option(help="The machine file to write.")],
-    repeats: Annotated[int | None, typer.Option(help="How often each is measured; 20 by default.")] = None,
-    timeout: Annotated[float | None, typer.Option(help="Seconds that the ranks may take; 600 by default.")] = None,
-    nnodes: Annotated[int, typer.Option(help="Hosts; start this on each of them.")] = 1,
+    repeats: Annotated[int | None, typer.Option(help="Measurements of each figure; 20 by default.")] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="The time limit of the ranks in seconds; 600 by default.")
+    ] = None,
+    nnodes: Annotated[int, typer.Option(help="The number of hosts; start the command on each of them.")] = 1,
     node_rank: Annotated[int | None, typer.Option(help="The number of this host, from 0.")] = None,
     rdzv: Annotated[str | None, typer.Option(help="An address and port of host 0, such as 10.0.0.1:29500.")] = None,
     as_json: AsJson = False,
@@ -205,8 +207,8 @@ def calibrate(
     with errors():
         from hidet_dist.cli.calibrating import measure
 
-        several = {"nnodes": nnodes, "node_rank": node_rank, "rdzv": rdzv}
-        measure(mesh, out, as_json, repeats=repeats, timeout_seconds=timeout, **several)
+        hosts = {"nnodes": nnodes, "node_rank": node_rank, "rdzv": rdzv}
+        measure(mesh, out, as_json, repeats=repeats, timeout_seconds=timeout, **hosts)
 
 
 @app.command(**_PASS_ON)

@@ -1,4 +1,4 @@
-"""``hidet-dist explain``: why a plan is what it is, as text or JSON."""
+"""``hidet-dist explain``: the explanation of a plan, as text or JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hidet_dist.files import parse_json, read_text
 from hidet_dist.limits import MOST_PLAN_BYTES
 from hidet_dist.spec import Plan
 
-_LOG_WIDTH = 160  # columns of a pipe, which has none of its own
+_LOG_COLUMNS = 160  # the width of output that is not a terminal
 
 
 def explain(path: Path, schedule: bool, as_json: bool) -> None:
@@ -25,7 +25,7 @@ def explain(path: Path, schedule: bool, as_json: bool) -> None:
     elif schedule:
         print("\n".join(explanation.schedule))
     else:
-        Console(width=None if sys.stdout.isatty() else _LOG_WIDTH).print(explanation)
+        Console(width=None if sys.stdout.isatty() else _LOG_COLUMNS).print(explanation)
 
 
 def load(path: Path) -> Explanation:

@@ -1,4 +1,4 @@
-"""Errors of commands: one line on stderr, and an exit status."""
+"""Reports of errors by commands: one line on stderr, and an exit status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import typer
 
 FAILED = 1
-"""The exit status of a command that could not do what it was asked to."""
+"""The exit status of a command that failed."""
 
 
 @contextmanager

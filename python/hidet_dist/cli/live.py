@@ -1,4 +1,4 @@
-"""``hidet-dist report --live``: the page of a plan, served on this machine, with a search for every pin."""
+"""``hidet-dist report --live``: a plan's page, served on this machine, that searches again with pins."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hidet_dist.report import Report
 
 
 def serve(report: Report) -> None:
-    """Serve a report until the user ends it; the model is traced again, to search plans with other pins.
+    """Serve a report until the user interrupts it. The model is traced again, to search plans with other pins.
 
     Raises
     ------
     ConfigError, PlanError
-        When the report does not say which model it is of, or that has changed since.
+        When the report does not name its model, or the model has changed since.
     """
     request = PlanRequest.of_origin(report.origin)
     request.check()
@@ -29,7 +29,7 @@ def serve(report: Report) -> None:
 
     planner = Replanner(trace(request, None), *request.configurations(), request.title)
     if planner.fingerprint != report.fingerprint:
-        raise PlanError(f"{request.model} is another model than the plan was made for; plan it anew.")
+        raise PlanError(f"{request.model} has changed since the plan was made; plan it again.")
 
     def search(pins: Mapping[str, str]) -> Report:
         return replace(planner.report(pins), origin=report.origin)

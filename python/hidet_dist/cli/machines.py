@@ -1,4 +1,4 @@
-"""``hidet-dist machines``: the built-in machines, with their rates."""
+"""``hidet-dist machines``: a list of the built-in machines, with their rates."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def show(as_json: bool) -> None:
 
 def _table() -> Table:
     table = Table(title="Built-in machines", title_justify="left")
-    for what in ("machine", "device"):
-        table.add_column(what, no_wrap=True)
+    for column in ("machine", "device"):
+        table.add_column(column, no_wrap=True)
     for figure in ("node", "f32 TFLOP/s", "bf16 TFLOP/s", "memory GB/s", "memory GB", "link GB/s", "network GB/s"):
         table.add_column(figure, justify="right")
     for name, machine in MACHINES.items():

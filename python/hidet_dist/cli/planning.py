@@ -1,4 +1,4 @@
-"""``hidet-dist plan`` and ``hidet-dist build``: a model planned, or built, for a described machine."""
+"""``hidet-dist plan`` and ``hidet-dist build``: plan or build a model for a described machine."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hidet_dist.report.data import SUFFIX, Report
 
 
 def quiet() -> None:
-    """Leave warnings of libraries out of the output, and what the summary says of the search's limits."""
+    """Hide warnings of libraries, and the warning of the search's time limit, which the summary repeats."""
     warnings.simplefilter("ignore", SearchLimitWarning)
     warnings.filterwarnings("ignore", module=r"(torch|transformers)\b.*")
     logging.getLogger("transformers").setLevel(logging.ERROR)
 
 
 def trace(request: PlanRequest, weights: str | None) -> Any:
-    """The model as a graph; ``weights`` as :func:`hidet_dist.frontends.load.load_model` takes it."""
+    """Convert the model to a graph; ``weights`` as for :func:`hidet_dist.frontends.load.load_model`."""
     from hidet_dist.frontends.load import load_model
 
     quiet()
@@ -40,7 +40,10 @@ def trace(request: PlanRequest, weights: str | None) -> Any:
 
 
 def plan(request: PlanRequest, out: Path | None, html: Path | None, export: Path | None, as_json: bool) -> None:
-    """Plan a model, print the summary, and write the plan with its report, the page, or the problem where asked for."""
+    """Plan a model and print the summary.
+
+    Write the plan with its report to ``out``, the page to ``html`` and the problem that is solved to ``export``.
+    """
     request.check()
     for path in (out, html, export):
         check_destination(path)
@@ -51,7 +54,7 @@ def plan(request: PlanRequest, out: Path | None, html: Path | None, export: Path
     distributed, optimization = request.configurations()
     graph = trace(request, None)
     if export is not None:
-        # First: the problem of a budget that nothing fits, or that takes too long, is one to export as well.
+        # Before planning, so that a problem without a solution, or a slow one, can be exported.
         unit = export_problem(graph, distributed, optimization, export)
         if not as_json:
             report_console().print(f"Exported to {export}, with costs in units of {unit:.0e} s.")
@@ -66,7 +69,7 @@ def plan(request: PlanRequest, out: Path | None, html: Path | None, export: Path
 
 
 def build(request: PlanRequest, out: Path, random_weights: bool, as_json: bool) -> None:
-    """Plan and compile a model for this machine's processors, and write artifacts."""
+    """Plan and compile a model for this machine's processors, and write artifacts to the folder ``out``."""
     request.check()
     request.check_weights(random_weights)
 

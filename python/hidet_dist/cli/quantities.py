@@ -1,4 +1,4 @@
-"""Sizes, times and meshes as people write and read them."""
+"""Sizes, times and meshes as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ _MESH = re.compile(r"^\d{1,9}(?:[x,]\d{1,9})*$")
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from text such as ``60GiB`` (2**30 bytes each), ``60GB`` (10**9) or ``1048576``. Raises ConfigError."""
+    """Parse an amount of memory, such as ``60GiB`` (2**30 bytes each), ``60GB`` (10**9) or ``1048576``.
+
+    Raises
+    ------
+    ConfigError
+        For other text, and for less than a byte.
+    """
     match = _SIZE.match(text)
     if match is None:
         raise ConfigError(f"{text!r} is not a size in bytes; write it as 60GiB, 60GB or 1048576.")
@@ -27,27 +33,27 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_mesh(text: str) -> list[int]:
-    """Devices along each mesh axis from text such as ``8`` or ``2x8``. Raises ConfigError."""
+    """Parse the devices along each mesh axis, such as ``8`` or ``2x8``. Raises ConfigError."""
     if not _MESH.match(text):
         raise ConfigError(f"{text!r} is not a mesh; write the devices along each axis, as 8 or 2x8.")
     return [int(size) for size in re.split("[x,]", text)]
 
 
 def parse_dims(texts: Iterable[str]) -> dict[str, int]:
-    """Sizes of dims by name from texts such as ``batch=8``. Raises ConfigError."""
+    """Parse the sizes of dims, such as ``batch=8``, to a dict by name. Raises ConfigError."""
     dims: dict[str, int] = {}
     for text in texts:
         match = _DIM.match(text)
         if match is None or int(match[2]) < 1:
             raise ConfigError(f"{text!r} is not the size of a dim; write it as batch=8.")
         if match[1] in dims:
-            raise ConfigError(f"The dim {match[1]} has two sizes, {dims[match[1]]} and {match[2]}; give one.")
+            raise ConfigError(f"The dim {match[1]} has two sizes, {dims[match[1]]} and {match[2]}; give one of them.")
         dims[match[1]] = int(match[2])
     return dims
 
 
 def bytes_text(count: float) -> str:
-    """Bytes with three digits, such as ``3.20 GiB``."""
+    """Write an amount of memory in bytes with three digits, such as ``3.20 GiB``."""
     sign, value = ("-" if count < 0 else ""), abs(count)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if value < 999.5 or unit == "TiB":
@@ -57,7 +63,7 @@ def bytes_text(count: float) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Seconds with three digits, such as ``41.3 ms``."""
+    """Write a time in seconds with three digits, such as ``41.3 ms``."""
     sign, value = ("-" if seconds < 0 else ""), abs(seconds)
     for factor, unit in _TIME_UNITS:
         if value >= 0.9995 * factor:

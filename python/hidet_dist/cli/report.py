@@ -13,7 +13,15 @@ from hidet_dist.report.measured import read_traces
 
 
 def draw(path: Path, stage: int, html: Path | None, traces: Sequence[Path], live: bool, as_json: bool) -> None:
-    """Write the page of a plan, serve it, or print a summary or all data of its report. Raises PlanError, OSError."""
+    """Write the page of a plan, serve it, or print a summary or all data of its report.
+
+    Raises
+    ------
+    ConfigError
+        When ``html`` cannot be written.
+    PlanError
+        When there is no report of the plan, or it or a trace is malformed.
+    """
     check_destination(html)
     report, measured = Report.load(path, stage), read_traces(traces)
     if live:

@@ -1,4 +1,4 @@
-"""Requests of ``hidet-dist plan`` and ``build``, checked before anything heavy is imported."""
+"""Requests of ``hidet-dist plan`` and ``build``, which are checked before any large package is imported."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hidet_dist.spec import DeviceMesh
 
 DTYPES = ("float32", "float16", "bfloat16")
 BATCH, SEQ = 1, 128
-_FORMS = "name a folder of transformers, its config.json, or a .onnx file"
+_FORMS = "name a transformers folder, its config.json, or a .onnx file"
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """The options that ``plan`` and ``build`` share, as the user wrote them: the model, the mesh and the machine."""
+    """The options that ``plan`` and ``build`` share, as the user wrote them."""
 
     model: Path
     mesh: str
@@ -34,7 +34,7 @@ class PlanRequest:
     time_limit: float | None = None
 
     def check(self) -> None:
-        """Refuse invalid options, and models that cannot be read. Takes milliseconds. Raises ConfigError."""
+        """Refuse invalid options and models that cannot be read, within milliseconds. Raises ConfigError."""
         self._check_machine()
         if self.budget is not None:
             parse_bytes(self.budget)
@@ -57,27 +57,27 @@ class PlanRequest:
             load_machine(self.machine, mesh) if self.machine.endswith(".json") else builtin(self.machine, mesh)
 
     def _check_model(self, dims: Mapping[str, int]) -> None:
-        place, suffix = self.model, self.model.suffix
-        if not place.exists():
-            raise ConfigError(f"There is no model at {place}: {_FORMS}.")
+        model, suffix = self.model, self.model.suffix
+        if not model.exists():
+            raise ConfigError(f"There is no model at {model}: {_FORMS}.")
         if suffix == ".pt2":
             raise ConfigError(
-                f"{place} is not read: torch.export.load runs code that such a file holds. If you trust it, load it in "
-                "a program of your own, and give what it returns to hidet_dist.from_torch."
+                f"{model} is not read, since torch.export.load runs code from such a file. If you trust it, load it in "
+                "a Python program, and give the result to hidet_dist.from_torch."
             )
         if suffix == ".onnx":
             for name in ("batch", "seq", "dtype"):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"--{name} is for models of transformers; a .onnx file takes --dim name=size.")
-            _require("onnx", "onnx", place)
-        elif place.is_dir() or suffix == ".json":
+            _require("onnx", "onnx", model)
+        elif model.is_dir() or suffix == ".json":
             if dims:
                 raise ConfigError("--dim is for .onnx files; a model of transformers takes --batch and --seq.")
-            if place.is_dir() and not (place / "config.json").is_file():
-                raise ConfigError(f"{place} has no config.json: {_FORMS}.")
-            _require("transformers", "demo", place)
+            if model.is_dir() and not (model / "config.json").is_file():
+                raise ConfigError(f"{model} has no config.json: {_FORMS}.")
+            _require("transformers", "demo", model)
         else:
-            raise ConfigError(f"{place} is of no known form: {_FORMS}.")
+            raise ConfigError(f"{model} is of no known form: {_FORMS}.")
 
     def check_weights(self, random: bool) -> None:
         """Refuse a folder without weights, and random weights for a model that has weights. Raises ConfigError."""
@@ -87,10 +87,10 @@ class PlanRequest:
             return
         folder = self.model if self.model.is_dir() else self.model.parent
         if not random and not any(folder.glob("*.safetensors")):
-            raise ConfigError(f"{folder} has no safetensors files; --random-weights makes weights up.")
+            raise ConfigError(f"{folder} has no safetensors files; --random-weights builds with random weights.")
 
     def configurations(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The distributed and the optimization configuration."""
+        """Return the distributed and the optimization configuration."""
         distributed: dict[str, Any] = {"mesh_shape": parse_mesh(self.mesh)}
         if self.machine is not None:
             distributed["machine"] = self.machine
@@ -102,14 +102,14 @@ class PlanRequest:
         return distributed, optimization
 
     def origin(self) -> dict[str, str]:
-        """The options as text, for a report to hold."""
+        """Return the options as text, by name, to be saved in a report."""
         values = {**asdict(self), "dims": ",".join(self.dims) or None}
         return {name: str(value) for name, value in values.items() if value is not None}
 
     @classmethod
     def of_origin(cls, origin: Mapping[str, str]) -> PlanRequest:
-        """The inverse of :meth:`origin`. Raises ConfigError for anything else."""
-        kinds: dict[str, Any] = {
+        """Make the request from the result of :meth:`origin`. Raises ConfigError for anything else."""
+        parsers: dict[str, Any] = {
             "model": Path,
             "batch": int,
             "seq": int,
@@ -117,26 +117,26 @@ class PlanRequest:
             "dims": lambda text: tuple(text.split(",")),
         }
         try:
-            return cls(**{name: kinds.get(name, str)(value) for name, value in origin.items()})
+            return cls(**{name: parsers.get(name, str)(value) for name, value in origin.items()})
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                "The report does not say how its plan was made; --live takes plans of `hidet-dist plan --out`."
+                "The report lacks the options of its plan; --live takes plans of `hidet-dist plan --out`."
             ) from error
 
     @property
     def title(self) -> str:
-        """The name of the model: that of its folder or file."""
+        """The name of the model's folder or file."""
         path = self.model.parent if self.model.name == "config.json" else self.model
         return path.resolve().name
 
 
 def check_destination(path: Path | None) -> None:
-    """Refuse a file that cannot be written, before work starts. Raises ConfigError."""
+    """Refuse the path of a file that cannot be written, before work starts. Raises ConfigError."""
     if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
         reason = "it is a folder" if path.is_dir() else "its folder is missing"
-        raise ConfigError(f"{path} cannot be written: {reason}.")
+        raise ConfigError(f"{path} cannot be written: {reason}. Name a file in an existing folder.")
 
 
 def _require(package: str, extra: str, model: Path) -> None:
     if find_spec(package) is None:
-        raise ConfigError(f"To read {model} takes the package {package}: pip install 'hidet_dist[{extra}]'.")
+        raise ConfigError(f"{model} cannot be read without the package {package}: pip install 'hidet_dist[{extra}]'.")

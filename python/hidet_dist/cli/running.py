@@ -1,21 +1,23 @@
-"""``hidet-dist run``: artifacts run once by ranks on this machine, with inputs and outputs in .npz files.
+"""``hidet-dist run``: one run of artifacts by ranks on this machine, with inputs and outputs in .npz files.
 
-Each rank is this module as a program: ``python -m hidet_dist.cli.running DIR INPUT OUTPUT [TRACES]``.
+Each rank runs this module as a program: ``python -m hidet_dist.cli.running DIR INPUT OUTPUT [TRACES]``.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hidet_dist import launch
-from hidet_dist.artifacts.manifest import Manifest, StageManifest
+from hidet_dist.artifacts.manifest import Manifest
 from hidet_dist.checks import shown
 from hidet_dist.cli.request import check_destination
 from hidet_dist.errors import ArtifactError, ConfigError, HidetDistError, InputError
@@ -26,31 +28,66 @@ from hidet_dist.spec import Plan
 _Arrays = Mapping[str, np.ndarray]
 
 
-def run(folder: Path, ranks: int | None, given: Path, output: Path | None, profile: Path | None, as_json: bool) -> int:
-    """Run artifacts on this machine, and print what came out.
+@dataclass(frozen=True)
+class _Call:
+    """A call of artifacts: the names of inputs and outputs, and the ranks.
 
-    Arrays of ``given`` are named as the model's inputs, or as the plan's (``x0`` and so on). The outputs are saved to
-    ``output``, and the trace of one more call on all ranks to ``profile``, where these are given. Returns the exit
-    status of the ranks.
+    Attributes
+    ----------
+    input_names: the names that each input may have: the model's, if any, and the plan's.
+    output_names: the name of each output.
+    ranks: the number of ranks.
+    result_rank: the lowest rank that returns the outputs.
+    """
+
+    input_names: Sequence[Sequence[str]]
+    output_names: Sequence[str]
+    ranks: int
+    result_rank: int
+
+
+def run(folder: Path, ranks: int | None, given: Path, output: Path | None, profile: Path | None, as_json: bool) -> int:
+    """Run artifacts on this machine, and print a summary of the outputs.
+
+    Parameters
+    ----------
+    folder: Path
+        The artifact folder: of one stage, or of a pipeline.
+    ranks: int, optional
+        The number of ranks, which must be that of the artifacts.
+    given: Path
+        The .npz file of the inputs. Its arrays have the names of the model's inputs, or those of the plan (``x0`` and
+        so on).
+    output: Path, optional
+        The .npz file to write the outputs to.
+    profile: Path, optional
+        The file to write the trace of one more call to.
+    as_json: bool
+        Whether to print JSON.
+
+    Returns
+    -------
+    int
+        The exit status of the ranks.
 
     Raises
     ------
     ArtifactError
-        When the folder holds no artifacts, or artifacts of several stages or of sharded inputs or outputs.
+        When the folder has no artifacts, or has stages that are no pipeline, or sharded inputs or outputs.
     ConfigError
         When the artifacts are for another number of ranks, or ``given`` cannot be read.
     InputError
         When ``given`` lacks an input, or has another array.
     """
-    stage, names = _interface(folder)
-    if ranks is not None and ranks != stage.size:
-        raise ConfigError(f"{folder} is for {stage.size} ranks; run it with -n {stage.size}, or without -n.")
+    call = _call(folder)
+    if ranks is not None and ranks != call.ranks:
+        raise ConfigError(f"{folder} is for {call.ranks} ranks; run it with -n {call.ranks}, or without -n.")
     for path in (output, profile):
         check_destination(path)
-    _ordered(read_arrays(given), names[0], given)
-    with tempfile.TemporaryDirectory(prefix="hidet-dist-run-") as place:
-        result, traces = Path(place) / "outputs.npz", Path(place) / "traces"
-        arguments = ["-n", str(stage.size), "-m", "hidet_dist.cli.running", str(folder), str(given), str(result)]
+    _ordered(read_arrays(given), call.input_names, given)
+    with tempfile.TemporaryDirectory(prefix="hidet-dist-run-") as scratch:
+        result, traces = Path(scratch) / "outputs.npz", Path(scratch) / "traces"
+        arguments = ["-n", str(call.ranks), "-m", "hidet_dist.cli.running", str(folder), str(given), str(result)]
         if profile is not None:
             traces.mkdir()
             arguments.append(str(traces))
@@ -67,20 +104,21 @@ def run(folder: Path, ranks: int | None, given: Path, output: Path | None, profi
         print(json.dumps({"outputs": {name: _summary(array) for name, array in arrays.items()}, **written}, indent=1))
         return 0
     for name, array in arrays.items():
-        print(f"{name}: {array.dtype}[{', '.join(map(str, array.shape))}], from {array.min():g} to {array.max():g}")
+        shape, least, most = ", ".join(map(str, array.shape)), float(array.min()), float(array.max())
+        print(f"{name}: {array.dtype}[{shape}], from {least:g} to {most:g}")
     for path in filter(None, (output, profile)):
         print(f"Written to {path}.")
     return 0
 
 
 def _summary(array: np.ndarray) -> dict[str, Any]:
-    """Dtype, shape and range of an array. A bound that is not finite is None, as JSON has no such number."""
+    """Return the dtype, shape and range of an array. A bound that is not finite is None, as JSON has no such number."""
     least, most = (float(value) if np.isfinite(value) else None for value in (array.min(), array.max()))
     return {"dtype": str(array.dtype), "shape": list(array.shape), "least": least, "most": most}
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a .npz file; nothing in it is unpickled. Raises ConfigError."""
+    """Read the arrays of a .npz file; nothing in it is unpickled. Raises ConfigError."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}
@@ -89,6 +127,7 @@ def read_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _save(path: Path, arrays: _Arrays) -> None:
+    """Write arrays to a .npz file, atomically."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:
             np.savez(file, allow_pickle=False, **arrays)
@@ -100,49 +139,65 @@ def _save(path: Path, arrays: _Arrays) -> None:
             raise
 
 
-def _interface(folder: Path) -> tuple[StageManifest, tuple[list[list[str]], list[str]]]:
-    """Load the only stage of artifacts, the names that each input may have, and the name of each output."""
-    stages = Manifest.load(folder).stages
-    plan = Plan.load(folder / "plan.json")
-    if len(stages) != 1 or len(plan.stages) != 1:
-        raise ArtifactError(f"{folder} has {len(stages)} stages; `run` takes artifacts of one.")
-    stage_plan = plan.stages[0]
-    if not all(tensor.spec.is_replicated for tensor in (*stage_plan.inputs, *stage_plan.outputs)):
-        raise ArtifactError(f"{folder} takes or gives shards; load it in a program of ranks instead.")
-    interface = stages[0].interface
-    given = [tensor.label for tensor in stage_plan.inputs] if interface is None else interface.input_names
-    made = [tensor.label for tensor in stage_plan.outputs] if interface is None else interface.output_names
-    inputs = [[name for name in (label, x.name) if name] for label, x in zip(given, stage_plan.inputs, strict=True)]
-    return stages[0], (inputs, [name or f"y{number}" for number, name in enumerate(made)])
+def _call(folder: Path) -> _Call:
+    """Describe a call of artifacts. Raises ArtifactError for artifacts that :func:`run` does not support."""
+    manifest, plan = Manifest.load(folder), Plan.load(folder / "plan.json")
+    pipeline = manifest.pipeline
+    if pipeline is None and len(manifest.stages) != 1:
+        raise ArtifactError(
+            f"{folder} has {len(manifest.stages)} stages, each served by itself; `run` takes artifacts of one stage or "
+            "of a pipeline."
+        )
+    if len(plan.stages) != len(manifest.stages):
+        raise ArtifactError(f"{folder} has a plan of {len(plan.stages)} stages, not of {len(manifest.stages)}.")
+    if pipeline is None:
+        inputs = [[x] for x in plan.stages[0].inputs]
+        outputs, result_rank = list(plan.stages[0].outputs), 0
+    else:
+        inputs = [[plan.stages[port.stage].inputs[port.number] for port in x.readers] for x in pipeline.inputs]
+        outputs = [plan.stages[y.source.stage].outputs[y.source.number] for y in pipeline.outputs]
+        stages = range(len(manifest.stages))
+        result_rank = next(manifest.ranks_of(stage).start for stage in stages if pipeline.gives_results(stage))
+    if not all(x.spec.is_replicated for x in (*itertools.chain.from_iterable(inputs), *outputs)):
+        raise ArtifactError(f"{folder} has sharded inputs or outputs; load it in a program of ranks instead.")
+    interface = manifest.stages[0].interface
+    input_names = [next((x.label for x in shards if x.label), "") for shards in inputs]
+    output_names = [y.label for y in outputs]
+    if interface is not None:
+        input_names, output_names = list(interface.input_names), list(interface.output_names)
+    return _Call(
+        [[name for name in (label, f"x{number}") if name] for number, label in enumerate(input_names)],
+        [name or f"y{number}" for number, name in enumerate(output_names)],
+        manifest.world_size,
+        result_rank,
+    )
 
 
-def _ordered(arrays: _Arrays, names: list[list[str]], path: Path) -> list[np.ndarray]:
-    """The arrays in the order of the inputs. Raises InputError."""
+def _ordered(arrays: _Arrays, names: Sequence[Sequence[str]], path: Path) -> list[np.ndarray]:
+    """Put arrays in the order of the inputs. Raises InputError for missing and for other arrays."""
+    expected = ", ".join(allowed[0] for allowed in names)
     ordered = []
     for allowed in names:
         name = next((name for name in allowed if name in arrays), None)
         if name is None:
-            raise InputError(
-                f"{path} has no array {allowed[0]!r}; the inputs are {', '.join(one[0] for one in names)}."
-            )
+            raise InputError(f"{path} has no array {allowed[0]!r}; the inputs are {expected}.")
         ordered.append(arrays[name])
     known = {name for allowed in names for name in allowed}
     for name in arrays:
         if name not in known:
-            inputs = ", ".join(allowed[0] for allowed in names)
-            raise InputError(f"{path} has the array {shown(name)}; the inputs are {inputs}.")
+            raise InputError(f"{path} has the array {shown(name)}; the inputs are {expected}.")
     return ordered
 
 
 def main(folder: str, given: str, output: str, traces: str | None = None) -> int:
-    """Run one rank; the first one writes the outputs, and each a trace of one more call where a folder is given."""
+    """Run one rank: write the outputs if it is the result rank, and a trace of one more call if ``traces`` is given."""
     try:
-        _, (inputs, outputs) = _interface(Path(folder))
+        call = _call(Path(folder))
         with load_partition(folder) as model:
-            arrays = _ordered(read_arrays(Path(given)), inputs, Path(given))
+            arrays = _ordered(read_arrays(Path(given)), call.input_names, Path(given))
             results = model.run(arrays)
-            if model.rank == 0:
-                _save(Path(output), dict(zip(outputs, map(np.asarray, results), strict=True)))
+            if model.rank == call.result_rank:
+                _save(Path(output), dict(zip(call.output_names, map(np.asarray, results), strict=True)))
             if traces is not None:
                 model.profile(*arrays).save(Path(traces) / f"{model.rank}.json")
     except HidetDistError as error:

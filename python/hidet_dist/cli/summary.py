@@ -1,4 +1,4 @@
-"""The summary of a plan: what ``hidet-dist plan`` prints, for people and for programs."""
+"""The summary of a plan that ``hidet-dist plan`` prints, as text or JSON."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ from rich.text import Text
 from hidet_dist.cli.quantities import bytes_text, seconds_text
 from hidet_dist.progress import report_console
 from hidet_dist.report.data import Report
+from hidet_dist.report.reasons import operator_name
+
+_EXACT_GAP = 1e-12  # a relative gap that is rounding
+_EQUAL_SHARE = 1e-6  # times that differ by less than this share are equal
 
 
 def summarize(report: Report) -> dict[str, Any]:
-    """The summary of a report as plain JSON values: seconds, bytes, and shares of 1."""
-    sent = sum(one.seconds for one in report.communications)
-    memory = report.memory
-    point = memory.peak
-    at = point // memory.points_per_operator
-    search = report.search
+    """Summarize a report as plain JSON values: times in seconds, memory in bytes, the gap as a share of 1."""
+    memory, search = report.memory, report.search
+    peak = memory.peak
+    searched = search is not None and search.mode == "search"
     return {
         "title": report.title,
         "mesh": dict(zip(report.mesh_axes, report.mesh_shape, strict=True)),
         "device": report.machine.device,
         "seconds": report.makespan_seconds,
         "seconds_without_overlap": report.seconds,
-        "communication_seconds": sent,
-        "hidden_seconds": sum(one.hidden_seconds for one in report.communications),
-        "bound_seconds": None if search is None or search.mode != "search" else search.bound_seconds,
-        "gap": None if search is None or search.mode != "search" else search.gap,
+        "communication_seconds": sum(collective.seconds for collective in report.communications),
+        "hidden_seconds": sum(collective.hidden_seconds for collective in report.communications),
+        "bound_seconds": search.bound_seconds if search is not None and searched else None,
+        "gap": search.gap if search is not None and searched else None,
         "time_limit_reached": search is not None and search.time_limit_reached,
         "memory": {
-            "peak_bytes": memory.held_bytes[point],
+            "peak_bytes": memory.held_bytes[peak],
             "budget_bytes": memory.budget_bytes,
-            "peak_at": _operator_text(report, at),
-            **_held(report, point),
+            "peak_at": _operator_text(report, peak // memory.points_per_operator),
+            **_bytes_by_kind(report, peak),
         },
         "collectives": _collectives(report),
         "runner_up": _runner_up(report),
@@ -44,23 +46,22 @@ def summarize(report: Report) -> dict[str, Any]:
 
 
 def _operator_text(report: Report, number: int) -> str:
-    if number >= len(report.operators):
-        return "graph outputs"
-    operator = report.operators[number]
-    return f"{operator.kind} {number}" + (f" ({operator.label or operator.module})" if operator.module else "")
+    """Name an operator by its number; the number after the last one stands for the graph outputs."""
+    return operator_name(report.operators[number]) if number < len(report.operators) else "graph outputs"
 
 
-def _held(report: Report, point: int) -> dict[str, int]:
-    """Bytes held at a program point, by kind."""
-    held = {"weights_bytes": 0, "inputs_and_outputs_bytes": 0, "activations_bytes": 0}
+def _bytes_by_kind(report: Report, point: int) -> dict[str, int]:
+    """Sum the bytes that a device holds at a program point, by kind of tensor."""
+    totals = {"weights_bytes": 0, "inputs_and_outputs_bytes": 0, "activations_bytes": 0}
     kinds = {"weight": "weights_bytes", "input": "inputs_and_outputs_bytes", "output": "inputs_and_outputs_bytes"}
     for holding in report.memory.holdings:
         if holding.begin <= point <= holding.end:
-            held[kinds.get(holding.what, "activations_bytes")] += holding.nbytes
-    return held
+            totals[kinds.get(holding.what, "activations_bytes")] += holding.nbytes
+    return totals
 
 
 def _collectives(report: Report) -> dict[str, dict[str, float]]:
+    """Count the collectives of each kind, and sum their bytes and seconds."""
     totals: dict[str, dict[str, float]] = {}
     for communication in report.communications:
         total = totals.setdefault(communication.kind, {"count": 0, "bytes": 0, "seconds": 0.0})
@@ -71,11 +72,11 @@ def _collectives(report: Report) -> dict[str, dict[str, float]]:
 
 
 def _runner_up(report: Report) -> dict[str, Any] | None:
-    """The best choice that differs from the plan's: of the least bound, then the least seconds of its operator."""
+    """Return the best choice that differs from the plan's: that of the lowest bound, then of the least time."""
     others = [(operator, operator.runner_up) for operator in report.operators if operator.runner_up is not None]
     if not others:
         return None
-    operator, choice = min(others, key=lambda one: (one[1].at_least_seconds or 0.0, one[1].alone_seconds))
+    operator, choice = min(others, key=lambda other: (other[1].at_least_seconds or 0.0, other[1].alone_seconds))
     return {
         "operator": _operator_text(report, operator.index),
         "spec": choice.spec,
@@ -85,7 +86,7 @@ def _runner_up(report: Report) -> dict[str, Any] | None:
 
 
 def print_summary(report: Report, as_json: bool) -> None:
-    """Print the summary of a report, for people or for programs."""
+    """Print the summary of a report, as JSON or as text."""
     if as_json:
         print(json.dumps(summarize(report), indent=1))
     else:
@@ -93,10 +94,10 @@ def print_summary(report: Report, as_json: bool) -> None:
 
 
 def show(report: Report, console: Console) -> None:
-    """Print the summary of a report."""
-    own = summarize(report)
-    memory = own["memory"]
-    console.print(Text(f"{report.title or 'Plan'} on {_mesh_text(own)}", style="bold"))
+    """Print the summary of a report as text."""
+    summary = summarize(report)
+    memory = summary["memory"]
+    console.print(Text(f"{report.title or 'Plan'} on {_mesh_text(summary)}", style="bold"))
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -105,44 +106,57 @@ def show(report: Report, console: Console) -> None:
         table.add_row(Text(name), Text(text))
 
     overlap = ""
-    if (alone := seconds_text(own["seconds_without_overlap"])) != seconds_text(own["seconds"]):
-        overlap = f" ({alone} without overlap)"
-    line("predicted time", f"{seconds_text(own['seconds'])} a run{overlap}")
-    if own["bound_seconds"] is not None:
-        distance = f"at most {own['gap']:.2%}" if own["gap"] > 1e-12 else "none: the plan is optimal"
-        line("distance from the bound", f"{distance}; no plan takes less than {seconds_text(own['bound_seconds'])}")
-    if own["time_limit_reached"]:
+    if (sequential := seconds_text(summary["seconds_without_overlap"])) != seconds_text(summary["seconds"]):
+        overlap = f" ({sequential} without overlap)"
+    line("predicted time", f"{seconds_text(summary['seconds'])} per run{overlap}")
+    if summary["bound_seconds"] is not None:
+        distance = f"at most {summary['gap']:.2%}" if summary["gap"] > _EXACT_GAP else "none: the plan is optimal"
+        line("distance from the bound", f"{distance}; no plan takes less than {seconds_text(summary['bound_seconds'])}")
+    if summary["time_limit_reached"]:
         line("", "the search was cut short by its time limit")
-    line("communication", _communication_text(own))
-    line(
-        "memory of a device",
-        f"{bytes_text(memory['peak_bytes'])} of {bytes_text(memory['budget_bytes'])} at {memory['peak_at']}: weights "
-        f"{bytes_text(memory['weights_bytes'])}, inputs and outputs {bytes_text(memory['inputs_and_outputs_bytes'])}, "
-        f"activations {bytes_text(memory['activations_bytes'])}",
-    )
-    line("runner-up", _runner_up_text(own, report.seconds))
+    line("communication", _communication_text(summary))
+    line("memory of a device", _memory_text(memory))
+    line("runner-up", _runner_up_text(summary["runner_up"], report.seconds))
     console.print(table)
 
 
-def _mesh_text(own: dict[str, Any]) -> str:
-    sizes = " x ".join(f"{size} {name}" if len(own["mesh"]) > 1 else str(size) for name, size in own["mesh"].items())
-    return f"{sizes} {own['device']}"
+def _mesh_text(summary: dict[str, Any]) -> str:
+    """Write the mesh and the device, such as ``2 node x 8 gpu H100``."""
+    mesh = summary["mesh"]
+    sizes = " x ".join(f"{size} {name}" if len(mesh) > 1 else str(size) for name, size in mesh.items())
+    return f"{sizes} {summary['device']}"
 
 
-def _communication_text(own: dict[str, Any]) -> str:
-    if not own["collectives"]:
+def _memory_text(memory: dict[str, Any]) -> str:
+    """Write the peak of a device's memory, where it is, and its parts."""
+    parts = {
+        "weights": "weights_bytes",
+        "inputs and outputs": "inputs_and_outputs_bytes",
+        "activations": "activations_bytes",
+    }
+    held = ", ".join(f"{name} {bytes_text(memory[key])}" for name, key in parts.items())
+    peak, budget = bytes_text(memory["peak_bytes"]), bytes_text(memory["budget_bytes"])
+    return f"peak {peak} of {budget} at {memory['peak_at']}: {held}"
+
+
+def _communication_text(summary: dict[str, Any]) -> str:
+    """Write the time of communication, and the collectives by kind."""
+    if not summary["collectives"]:
         return "none"
-    kinds = ", ".join(f"{one['count']} {kind} ({bytes_text(one['bytes'])})" for kind, one in own["collectives"].items())
-    hidden = f", {seconds_text(own['hidden_seconds'])} of it beside computation" if own["hidden_seconds"] else ""
-    return f"{seconds_text(own['communication_seconds'])}{hidden}: {kinds}"
+    kinds = ", ".join(
+        f"{total['count']} {kind} ({bytes_text(total['bytes'])})" for kind, total in summary["collectives"].items()
+    )
+    hidden = summary["hidden_seconds"]
+    overlap = f", {seconds_text(hidden)} of it beside computation" if hidden else ""
+    return f"{seconds_text(summary['communication_seconds'])}{overlap}: {kinds}"
 
 
-def _runner_up_text(own: dict[str, Any], seconds: float) -> str:
-    other = own["runner_up"]
-    if other is None:
+def _runner_up_text(runner_up: dict[str, Any] | None, seconds: float) -> str:
+    """Write a runner-up, and what it adds to the ``seconds`` of the plan."""
+    if runner_up is None:
         return "there is no other choice"
-    least = other["at_least_seconds"]
-    more = max(0.0, other["alone_seconds" if least is None else "at_least_seconds"] - seconds)
-    how = "up to" if least is None else "at least"
-    cost = f"{how} {seconds_text(more)} more" if more > 1e-6 * seconds else "no longer"
-    return f"{other['operator']} as {other['spec']}: {cost}"
+    bound = runner_up["at_least_seconds"]
+    added = max(0.0, (runner_up["alone_seconds"] if bound is None else bound) - seconds)
+    relation = "up to" if bound is None else "at least"
+    cost = f"{relation} {seconds_text(added)} more" if added > _EQUAL_SHARE * seconds else "no longer"
+    return f"{runner_up['operator']} as {runner_up['spec']}: {cost}"

@@ -1,1 +1,1 @@
-"""Writing artifacts: plan, kernels and weight shards, in the format that ``hidet_dist.artifacts`` describes."""
+"""Writing of artifacts (plans, kernels and weight shards) in the format that ``hidet_dist.artifacts`` describes."""

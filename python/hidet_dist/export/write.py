@@ -1,4 +1,4 @@
-"""Writing an artifact folder atomically: a staging folder is renamed, so that an interrupted build leaves nothing."""
+"""Atomic writing of an artifact folder: a staging folder is renamed, so that an interrupted build leaves nothing."""
 
 from __future__ import annotations
 
@@ -31,56 +31,56 @@ from hidet_dist.weights import Layout, shard_blocks, write_safetensors
 
 
 def check_destination(out_dir: str | Path, recompile: bool) -> Path:
-    """Refuse a destination to which artifacts must not or cannot be written, before work starts; return its real path.
+    """Refuse a folder to which artifacts must not or cannot be written, before work starts; return its real path.
 
-    The real path is without links, so that a link to a folder remains when the folder is replaced.
+    The real path has no links, so that a link to a folder remains when the folder is replaced.
 
     Raises
     ------
     ConfigError
         When ``out_dir`` is not a path.
     ArtifactError
-        When ``out_dir`` is a file, or a folder with other content, unless ``recompile``; when its name is empty or too
-        long, or no folder can be made beside it.
+        When ``out_dir`` is a file, or, without ``recompile``, a folder with other content; when its name is empty or
+        too long; when no folder can be made beside it.
     """
     if not isinstance(out_dir, str | Path):
         raise ConfigError(f"out_dir must be the path of a folder; got {shown(out_dir)}.")
     try:
         name_bytes = len(os.fsencode(os.path.basename(out_dir)))
-        place = Path(os.path.realpath(out_dir))
+        path = Path(os.path.realpath(out_dir))
     except (OSError, ValueError) as error:  # such as a null byte
         raise ArtifactError(f"out_dir {shown(str(out_dir))} is not a path: {error}.") from error
     if os.path.basename(str(out_dir).rstrip("/")) in ("", ".", ".."):
         raise ArtifactError(f"out_dir must end in the name of a folder to make or replace; got {shown(str(out_dir))}.")
-    if max(name_bytes, len(os.fsencode(place.name))) > MOST_NAME_BYTES:
+    if max(name_bytes, len(os.fsencode(path.name))) > MOST_NAME_BYTES:
         raise ArtifactError(
-            f"The name of out_dir has more than {MOST_NAME_BYTES} bytes: {shown(place.name)}. Choose a shorter one."
+            f"The name of out_dir has more than {MOST_NAME_BYTES} bytes: {shown(path.name)}. Choose a shorter one."
         )
     try:
-        if os.path.lexists(place) and not place.is_dir():
+        if os.path.lexists(path) and not path.is_dir():
             raise ArtifactError(f"{out_dir} is not a folder; name another out_dir.")
-        if not recompile and place.is_dir() and any(place.iterdir()) and not holds_artifacts(place):
+        if not recompile and path.is_dir() and any(path.iterdir()) and not holds_artifacts(path):
             raise ArtifactError(
                 f"{out_dir} is not empty and holds no artifacts of hidet_dist; name another out_dir, or set "
                 "optimization_config['recompile'] to move its content aside."
             )
-        there = place.parent
-        while not there.exists() and there != there.parent:
-            there = there.parent
-        os.rmdir(tempfile.mkdtemp(dir=there, prefix=f".{place.name}.partial-"))
+        ancestor = path.parent
+        while not ancestor.exists() and ancestor != ancestor.parent:
+            ancestor = ancestor.parent
+        os.rmdir(tempfile.mkdtemp(dir=ancestor, prefix=f".{path.name}.partial-"))
     except OSError as error:
         raise ArtifactError(
             f"No artifacts can be written to {shown(str(out_dir))}: {error.strerror}. Name another out_dir."
         ) from error
-    return place
+    return path
 
 
 @contextmanager
 def replacing(out_dir: Path) -> Iterator[Path]:
     """Make a staging folder beside ``out_dir`` that replaces it when the block succeeds, and is removed when it fails.
 
-    Old artifacts are removed; any other content is kept, as ``<out_dir>.before-<n>``. If the file system can exchange
-    folders, there are artifacts at ``out_dir`` at all times, the old ones or the new ones.
+    Old artifacts are removed; any other content is kept as ``<out_dir>.before-<n>``. If the file system can exchange
+    folders, ``out_dir`` has artifacts at all times: the old ones or the new ones.
 
     Raises
     ------
@@ -138,17 +138,32 @@ def write_artifacts(
 ) -> Manifest:
     """Write a plan with the programs of its stages into an empty folder, the manifest last.
 
-    Ranks are numbered stage by stage. ``reports`` are the data of ``hidet-dist report``, one per stage.
+    Parameters
+    ----------
+    folder: Path
+        The empty folder.
+    plan: Plan
+        The plan.
+    stages: sequence of pairs of Program and CompiledProgram
+        The program of each stage. Ranks are numbered stage by stage.
+    target: Backend
+        The target that the programs are compiled for.
+    reports: sequence of Report, optional
+        The data of ``hidet-dist report``, one per stage.
 
     Raises
     ------
     ArtifactError
-        When there is no space for the weights.
+        When the disk lacks space for the weights.
     PlanError
-        When there is not one program for each of the plan's stages.
+        When the programs do not match the plan's stages in number or mesh.
     """
-    if [program.mesh for program, _ in stages] != [stage.mesh for stage in plan.stages]:
-        raise PlanError(f"The plan has {len(plan.stages)} stages, and there are {len(stages)} programs on such meshes.")
+    program_meshes, stage_meshes = [program.mesh for program, _ in stages], [stage.mesh for stage in plan.stages]
+    if program_meshes != stage_meshes:
+        raise PlanError(
+            f"The programs are on the meshes {', '.join(map(str, program_meshes))}; the plan's stages are on "
+            f"{', '.join(map(str, stage_meshes))}. Give the program of each stage."
+        )
     _check_room(folder, [program for program, _ in stages])
     plan.save(folder / "plan.json")
     _write_explanations(folder, plan)
@@ -178,9 +193,9 @@ def write_artifacts(
 
 
 def _write_explanations(folder: Path, plan: Plan) -> None:
-    """Write the explanation of each stage."""
+    """Write the explanation of each stage's plan."""
     for number, stage in enumerate(plan.stages):
-        # Without measured times, so that the same input gives the same bytes.
+        # Times of the search are left out, so that the same input gives the same bytes.
         report = None if stage.report is None else stage.report.without_times()
         path = folder / explanation_file(number, len(plan.stages))
         path.parent.mkdir(exist_ok=True)
@@ -199,11 +214,11 @@ def _write_stage(folder: Path, name: str, program: Program, compiled: CompiledPr
         layouts = {name: compiled.layouts[name] for name in constants}
         write_safetensors(folder / stage.constants_file, layouts, lambda name: [constants[name]], ALIGNMENT)
     for rank in range(program.mesh.size):
-        _write_rank(folder / stage.weights_file(rank), program, rank, _own(compiled))
+        _write_rank(folder / stage.weights_file(rank), program, rank, _layouts_by_rank(compiled))
     return stage
 
 
-def _own(compiled: CompiledProgram) -> dict[str, Layout]:
+def _layouts_by_rank(compiled: CompiledProgram) -> dict[str, Layout]:
     """Return the layouts of the data that differs between ranks."""
     return {name: layout for name, layout in compiled.layouts.items() if name not in compiled.constants}
 

@@ -1,7 +1,7 @@
-"""Reports on plans: the data, and one HTML page that needs no network.
+"""Reports on plans: their data, and one HTML page that needs no network.
 
 :func:`hidet_dist.report.collect.collect` collects the data from a plan, its graph and its machine. The other modules
-only need the data, so a report is drawn without the model, and without hidet.
+need only the data, so that a report is drawn without the model and without hidet.
 """
 
 from hidet_dist.report.data import Report

@@ -1,4 +1,4 @@
-"""The collection of a report's data from a plan, its graph and the machine that it is planned for."""
+"""Collection of a report's data from a plan, its graph and its machine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ from hidet_dist.spec.symbols import SymbolSize
 from hidet_dist.symbolic.planning import planning_view
 from hidet_dist.view import GraphView
 
-_NAMED_AFTER = ("matmul", "convolution", "lookup")  # classes of kernels that each read a weight matrix
+# Classes of kernels that are in the module of their weight even if several operators read it.
+_NAMED_AFTER = ("matmul", "convolution", "lookup")
 
 
 def collect(
@@ -66,24 +67,24 @@ def collect(
     title: str
         The title of the page.
     mem_budget: int, optional
-        Bytes that a device may hold, if the plan has no report; the device's memory by default.
+        The memory budget of a device in bytes, for a plan without a report; by default the device's memory.
 
     Raises
     ------
     PlanError
-        When the plan is of another graph or mesh.
+        When the plan is for another graph or mesh.
     """
     if stage.mesh != cluster.mesh:
-        raise PlanError(f"The plan is for the mesh {stage.mesh}; the machine has {cluster.mesh}.")
+        raise PlanError(f"The plan is for the mesh {stage.mesh}; the machine has the mesh {cluster.mesh}.")
     declared = {symbol.name: SymbolSize(symbol.size, symbol.multiple_of) for symbol in stage.symbols}
     view = planning_view(graph, declared, stage.mesh)
     if view.fingerprint() != stage.fingerprint:
-        raise PlanError("The plan was made for another graph; plan this one anew.")
+        raise PlanError("The plan was made for another graph; plan this one again.")
     return _Collector(stage, view, cluster, mem_budget).report(title)
 
 
 class _Collector:
-    """The parts of a report on one stage."""
+    """The collection of the parts of a report on one stage."""
 
     def __init__(self, stage: StagePlan, view: GraphView, cluster: Cluster, mem_budget: int | None):
         self.stage, self.view, self.cluster = stage, view, cluster
@@ -93,10 +94,11 @@ class _Collector:
         self.operators = self._operators()
         self.tensors = self._tensors()
         self.tensor = {tensor.name: tensor for tensor in self.tensors}
-        self.readers: dict[tuple[str, TensorShardSpec], list[int]] = defaultdict(list)
+        # The operators that read a tensor in a spec.
+        self.consumers: dict[tuple[str, TensorShardSpec], list[int]] = defaultdict(list)
         for op, plan in zip(view.operators, self.stage.operators, strict=True):
             for x, spec in zip(op.inputs, plan.spec.in_specs, strict=True):
-                self.readers[view.names[x], spec].append(plan.index)
+                self.consumers[view.names[x], spec].append(plan.index)
 
     def report(self, title: str) -> Report:
         stage, device = self.stage, self.cluster.device
@@ -132,13 +134,13 @@ class _Collector:
         view, stage = self.view, self.stage
         names = [([view.names[x] for x in op.inputs], [view.names[y] for y in op.outputs]) for op in view.operators]
         labels = {weight.name: weight.label for weight in stage.weights if weight.label}
-        readers = Counter(name for ins, _ in names for name in dict.fromkeys(ins) if name in labels)
+        consumers = Counter(name for ins, _ in names for name in dict.fromkeys(ins) if name in labels)
         named_after: list[str | None] = []
         for op, (ins, _) in zip(view.operators, names, strict=True):
-            plan = [name for name in ins if name in labels]
-            largest = max(plan, key=lambda name: len(view.shape(name)), default=None)
-            shared = largest is not None and readers[largest] > 1 and kernel_class(op) not in _NAMED_AFTER
-            named_after.append(None if shared else largest)
+            weights = [name for name in ins if name in labels]
+            main = max(weights, key=lambda name: len(view.shape(name)), default=None)
+            is_shared = main is not None and consumers[main] > 1 and kernel_class(op) not in _NAMED_AFTER
+            named_after.append(None if is_shared else main)
         modules = operator_modules(
             [ins for ins, _ in names],
             [outs for _, outs in names],
@@ -212,7 +214,7 @@ class _Collector:
         if self.stage.overlap is not None:
             for entry in self.stage.overlap.communications:
                 hidden[entry.operator, entry.tensor, entry.step].append(entry.hidden_seconds)
-        maker = {name: operator for operator in self.operators for name in operator.outputs}
+        producers = {name: operator for operator in self.operators for name in operator.outputs}
         savings: Mapping[object, Saving] = {}
         if self.searched is not None:
             savings = {
@@ -226,26 +228,26 @@ class _Collector:
             if not sent.step.collective.communicates:
                 continue
             tensor = self.tensor[sent.tensor]
-            readers = [self.operators[n] for n in self.readers[sent.tensor, sent.target]]
+            consumers = [self.operators[n] for n in self.consumers[sent.tensor, sent.target]]
             purpose = REDUCE if sent.reduces else DELIVER if sent.operator is None else CONVERT
             why = reasons.reason(
                 purpose,
                 tensor,
-                maker.get(sent.tensor),
-                readers,
+                producers.get(sent.tensor),
+                consumers,
                 sent.source,
                 sent.target,
                 sent.step.mesh_axes,
                 sent.step.op,
                 self.mesh,
             )
-            plan = maker.get(sent.tensor) if sent.operator is None else self.operators[sent.operator]
+            operator = producers.get(sent.tensor) if sent.operator is None else self.operators[sent.operator]
             key = sent.operator, sent.tensor, str(sent.step)
             result.append(
                 Communication(
                     sent.operator,
                     sent.tensor,
-                    "" if plan is None else plan.module,
+                    "" if operator is None else operator.module,
                     purpose,
                     sent.step.kind,
                     str(sent.step),
@@ -262,7 +264,8 @@ class _Collector:
         return tuple(result)
 
     def _seconds(self, sent: SentStep) -> float:
-        """Predict the seconds of a step as the plan does: a reduction by its shape, a conversion by its pieces."""
+        """Predict the seconds of a step as the plan does: a reduction from the tensor's shape, a conversion from its
+        pieces."""
         shape, element = self.view.pieces(sent.tensor)
         if sent.reduces:
             shape, element = self.view.shape(sent.tensor), self.view.itemsize(sent.tensor)

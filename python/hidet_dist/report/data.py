@@ -35,14 +35,15 @@ class Tensor:
 
     Attributes
     ----------
-    name: its name in the plan, such as ``w0``, ``x0`` or ``t5.0``.
-    label: the user's name of it, empty if there is none.
+    name: the name in the plan, such as ``w0``, ``x0`` or ``t5.0``.
+    label: the user's name; empty if there is none.
     kind: ``weight``, ``input`` or ``activation``.
-    shape, dtype, nbytes: those of the whole tensor; ``written`` is the shape with the names of symbolic dims.
-    spec: the spec in which it is stored or computed.
-    shard_shape, shard_nbytes: those of a shard, padding included.
-    module: the path of the module that it belongs to.
-    alternatives: the other specs of a weight, with the costs of plans that have them.
+    shape, dtype, nbytes: the shape, dtype and bytes of the whole tensor.
+    written: the shape with the names of symbolic dims.
+    spec: the spec in which the tensor is stored or computed.
+    shard_shape, shard_nbytes: the shape and bytes of a shard, padding included.
+    module: the path of the module that the tensor belongs to.
+    alternatives: the other specs of a weight, with the costs of plans that use them.
     """
 
     name: str
@@ -61,9 +62,9 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator of the graph; ``inputs`` and ``outputs`` are names of tensors, times are seconds.
+    """An operator of the graph; ``inputs`` and ``outputs`` are names of tensors.
 
-    ``conversion_seconds`` are those of the conversions that this operator is the first to need.
+    ``conversion_seconds`` is the time of the conversions of which this operator is the first consumer.
     """
 
     index: int
@@ -84,8 +85,8 @@ class Operator:
 class Saving:
     """The cheapest known spec of an operator or a tensor that avoids a collective.
 
-    ``at_least_seconds`` is a lower bound of all plans with it, None if unknown; ``alone_seconds`` is the time of the
-    plan with only this change.
+    ``changed`` names the operator or the tensor. ``at_least_seconds`` is a lower bound of the time of all plans with
+    the spec; None if unknown. ``alone_seconds`` is the time of the plan with only this change.
     """
 
     changed: str
@@ -100,18 +101,19 @@ class Communication:
 
     Attributes
     ----------
-    operator: the number of its operator; None for a graph output.
+    operator: the number of the operator that needs it; None for a graph output.
     tensor: the communicated tensor.
-    module: the path of the module that it belongs to.
+    module: the path of the module that the operator belongs to.
     purpose: ``reduce`` for an operator's partial result, ``convert`` for an operator's input, ``deliver`` for a
         graph output.
     kind, step: the kind of collective, and the whole step as text.
     source, target: the specs before and after the step.
     devices: the number of devices in each group.
-    nbytes: the bytes of the tensor, as its group together holds it.
-    seconds: the predicted time, with packing and unpacking; ``hidden_seconds`` of it run beside computation.
-    why: the reason for it, in sentences.
-    without: the cheapest known plan without it; None if there is none, or nothing is known.
+    nbytes: the bytes of the tensor that a group holds together.
+    seconds: the predicted time, including packing and unpacking.
+    hidden_seconds: the part of the time that overlaps with computation.
+    why: the reason for the collective, in sentences.
+    without: the cheapest known change that avoids the collective; None if there is none, or none is known.
     """
 
     operator: int | None
@@ -148,8 +150,8 @@ class Holding:
 class Memory:
     """The memory of a device: its budget, the bytes at each program point, and the tensors that it holds.
 
-    Operator i has ``points_per_operator`` points from ``i * points_per_operator``: its inputs are converted, it runs,
-    its partial results are reduced. The last point is for the graph outputs.
+    Operator i has ``points_per_operator`` program points, the first one at ``i * points_per_operator``: the conversion
+    of its inputs, its run, and the reduction of its partial results. At the last point graph outputs are delivered.
     """
 
     budget_bytes: int
@@ -159,7 +161,7 @@ class Memory:
 
     @property
     def peak(self) -> int:
-        """The first point at which the memory peaks."""
+        """The first program point at which the memory peaks."""
         return self.held_bytes.index(max(self.held_bytes))
 
 
@@ -167,7 +169,7 @@ class Memory:
 class Span:
     """A kernel, copy or collective on the predicted timeline: its operator (None for graph outputs) and times.
 
-    ``stream`` is ``compute`` or ``communication``; ``what`` names a collective's or a copy's tensor, else is empty.
+    ``stream`` is ``compute`` or ``communication``; ``what`` describes a collective or a copy, and is empty for kernels.
     """
 
     stream: str
@@ -179,7 +181,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Incumbent:
-    """The best plan at some time of the search, and the lower bound then; elapsed seconds if they are known."""
+    """The time of the best plan at some point of the search, and the lower bound then; elapsed seconds if known."""
 
     seconds: float
     bound_seconds: float
@@ -199,7 +201,7 @@ class Search:
 
 @dataclass(frozen=True)
 class Variant:
-    """Layers with equal plans that differ from most of their family, and the differences."""
+    """Layers with equal plans that differ from those of most layers of their family, and the differences."""
 
     members: tuple[int, ...]
     differences: tuple[str, ...]
@@ -212,9 +214,9 @@ class Family:
     Attributes
     ----------
     prefix: the path before the number, such as ``layers``.
-    members: the numbers.
-    usual: the largest group of members with equal plans.
-    variants: the other members.
+    members: the numbers of all layers.
+    usual: the largest group of layers with equal plans.
+    variants: the other layers.
     """
 
     prefix: str
@@ -225,7 +227,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Machine:
-    """The machine for which costs are predicted; a link for each mesh axis."""
+    """The machine for which costs are predicted; links are listed by mesh axis."""
 
     device: str
     memory_bytes: int
@@ -241,14 +243,15 @@ class Report:
     Attributes
     ----------
     title: the name of the model.
-    mesh_shape, mesh_axes: devices along each mesh axis, and its name.
+    mesh_shape, mesh_axes: the size and the name of each mesh axis.
     fingerprint: the fingerprint of the graph.
-    seconds: the predicted time of one run, one operator or collective after the other; ``makespan_seconds`` with
-        overlap.
-    overlapped_bytes: the peak memory of a device with overlap; None without.
+    seconds: the predicted time of a run without overlap.
+    makespan_seconds: the predicted time of a run with overlap.
+    overlapped_bytes: the peak memory of a device with overlap; None without overlap.
+    outputs: the names of the graph outputs.
     collectives: the number of collectives of each kind.
     search: the course of the search; None if the plan was not searched.
-    origin: the options of ``hidet-dist plan``, by name; empty for plans made otherwise.
+    origin: the options of ``hidet-dist plan``, by name; empty for plans made in another way.
     """
 
     title: str
@@ -284,10 +287,10 @@ class Report:
         try:
             data = parse_json(text)
             if not isinstance(data, dict) or data.get("format") != FORMAT:
-                raise SpecError(f"it is not of format {FORMAT}; make it again with this version of hidet_dist")
+                raise SpecError(f"the format is not {FORMAT}; write the report again with this version of hidet_dist")
             report = decode(cls, data, "the report")
         except (SpecError, ValueError) as error:
-            raise PlanError(f"Not the data of a report: {error}") from error
+            raise PlanError(f"The data of the report is malformed: {error}") from error
         report.check()
         return report
 
@@ -309,7 +312,7 @@ class Report:
             or not all(place is None or 0 <= place < len(numbers) for place in places)
             or not tensors.issuperset((*named, *self.outputs))
         ):
-            raise PlanError("The data of the report contradicts itself; make it again from the plan and its model.")
+            raise PlanError("The data of the report contradicts itself; write it again from the plan and its model.")
 
     def save(self, path: str | Path) -> None:
         """Write the report to a JSON file, atomically."""
@@ -324,24 +327,23 @@ class Report:
         Raises
         ------
         PlanError
-            When there is none, or it is malformed.
+            When there is no report of that stage, or it is malformed.
         """
         requested = Path(path)
-        place = requested
+        file = requested
         if requested.is_dir():
-            place = next(
-                (file for file in (requested / report_file(stage, 2), requested / FILE) if file.is_file()),
-                requested / FILE,
-            )
-        if place.name != FILE and not place.name.endswith(SUFFIX):
-            place = place.with_name(place.name.removesuffix(".json") + SUFFIX)
+            file = requested / report_file(stage, 2)
+            if stage == 0 and not file.is_file():
+                file = requested / FILE
+        if file.name != FILE and not file.name.endswith(SUFFIX):
+            file = file.with_name(file.name.removesuffix(".json") + SUFFIX)
         try:
-            text = read_text(place, MOST_PLAN_BYTES)
+            text = read_text(file, MOST_PLAN_BYTES)
         except FileNotFoundError as error:
             raise PlanError(
-                f"There is no report of {requested}: {place} is missing. `hidet-dist plan --out` writes a plan with "
-                "it, `hidet-dist build` artifacts."
+                f"There is no report of {requested}: {file} is missing. `hidet-dist plan --out` writes a plan with its "
+                "report, `hidet-dist build` artifacts with theirs."
             ) from error
         except (OSError, ValueError) as error:
-            raise PlanError(f"Cannot read the report {place}: {error}") from error
+            raise PlanError(f"Cannot read the report {file}: {error}") from error
         return cls.from_json(text)

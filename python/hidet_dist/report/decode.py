@@ -1,4 +1,4 @@
-"""Dataclasses read from plain JSON values, checked against their type annotations."""
+"""Decoding of dataclasses from plain JSON values, which are checked against the type annotations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def decode(kind: type[_T], value: Any, where: str = "the data") -> _T:
     Raises
     ------
     SpecError
-        When a value does not fit; the message names its place.
+        When a value does not fit its type; the message has its path, which begins with ``where``.
     """
     result: _T = _decode(kind, value, where)
     return result

@@ -1,4 +1,4 @@
-"""A report as one HTML page that contains its data, style and script, and needs no network."""
+"""Rendering of a report as one HTML page that contains its data, style and script, and needs no network."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hidet_dist.report.data import Report
 from hidet_dist.report.measured import Trace
 from hidet_dist.report.pack import pack
 
-# In the order in which they are joined to one script.
+# Later scripts use definitions of earlier ones.
 _SCRIPTS = (
     "base.js", "shards.js", "tables.js", "model.js", "collectives.js", "memory.js", "timeline.js", "start.js",
 )  # fmt: skip
@@ -21,16 +21,16 @@ _UNSAFE = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
 
 def render(report: Report, traces: Sequence[Trace] = (), live: bool = False) -> str:
-    """Draw a report.
+    """Render a report as an HTML page.
 
     Parameters
     ----------
     report: Report
-        Its data.
+        The data of the report.
     traces: sequence of Trace
-        Measured runs of the plan, shown beside the prediction.
+        Measured runs of the plan, to be shown beside the prediction.
     live: bool
-        Whether the page is served by :mod:`hidet_dist.report.live`, so that weights can be pinned on it.
+        Whether the page is served by :mod:`hidet_dist.report.live`, so that users can pin weights.
     """
     style, script = _read("style.css"), _script()
     data = {"report": pack(report), "traces": [pack(trace) for trace in traces], "live": live}
@@ -51,13 +51,13 @@ def render(report: Report, traces: Sequence[Trace] = (), live: bool = False) -> 
         "DATA": as_script_data(data),
         "SCRIPT": script,
     }
-    # Inserted text is not searched for further marks.
+    # The template is split once, so that marks in inserted text have no effect.
     pieces = _read("page.html").split("%%")
     return "".join(parts[piece] if n % 2 else piece for n, piece in enumerate(pieces))
 
 
 def as_script_data(value: object) -> str:
-    """Write JSON that is safe in a script element: ``</script>`` in texts is escaped."""
+    """Convert a value to JSON that is safe in a script element: ``</script>`` within texts is escaped."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).translate(_UNSAFE)
 
 
@@ -70,5 +70,5 @@ def _script() -> str:
 
 
 def _hash(text: str) -> str:
-    """The source expression of an inline style or script (Content Security Policy Level 3, section 2.3.1)."""
+    """Return the source expression of an inline style or script (Content Security Policy Level 3, section 2.3.1)."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode("utf-8")).digest()).decode("ascii")

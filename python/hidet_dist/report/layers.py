@@ -1,4 +1,4 @@
-"""Families of layers, and those of their members whose plans differ from most."""
+"""Families of layers, and the layers whose plans differ from most of their family."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from hidet_dist.report.data import ACTIVATION, Communication, Family, Operator, Tensor, Variant
 from hidet_dist.report.modules import SEPARATOR
 
-_MOST_OPERATORS = 3  # operators that are listed with their specs
+_MOST_OPERATORS = 3  # differences of operators that are listed one by one
 
 
 @dataclass
 class _Member:
-    """The plan of one layer, with names relative to it."""
+    """The plan of one layer, with names relative to the layer."""
 
     weights: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     operators: list[tuple[str, str]] = field(default_factory=list)
@@ -23,6 +23,7 @@ class _Member:
 
     @property
     def key(self) -> tuple[object, ...]:
+        """A key that is equal for layers with equal plans."""
         return (
             tuple(sorted(self.weights.items())),
             tuple(self.operators),
@@ -33,7 +34,7 @@ class _Member:
 def families(
     tensors: Sequence[Tensor], operators: Sequence[Operator], communications: Sequence[Communication]
 ) -> tuple[Family, ...]:
-    """Find modules whose paths differ only in a number, and those among them whose plans differ from most."""
+    """Group modules whose paths differ only in a number, and find those whose plans differ from most."""
     members: dict[str, dict[int, _Member]] = defaultdict(lambda: defaultdict(_Member))
     for tensor in tensors:
         if tensor.kind != ACTIVATION and tensor.label:
@@ -60,15 +61,16 @@ def _splits(path: str) -> Iterator[tuple[str, int, str]]:
 
 
 def _family(prefix: str, members: dict[int, _Member]) -> Family:
+    """Group the layers of a family by their plans; of groups of equal size, the usual one has the middle layer."""
     numbers = sorted(members)
     middle = numbers[len(numbers) // 2]
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for number in numbers:
         alike[members[number].key].append(number)
     usual = max(alike.values(), key=lambda group: (len(group), middle in group))
-    model = members[usual[len(usual) // 2]]
+    representative = members[usual[len(usual) // 2]]
     variants = tuple(
-        Variant(tuple(group), tuple(_differences(members[group[0]], model)))
+        Variant(tuple(group), tuple(_differences(members[group[0]], representative)))
         for group in alike.values()
         if group is not usual
     )
@@ -76,6 +78,7 @@ def _family(prefix: str, members: dict[int, _Member]) -> Family:
 
 
 def _differences(layer: _Member, usual: _Member) -> Iterator[str]:
+    """Describe the differences of a layer's plan from the usual one."""
     for name in [*usual.weights, *(name for name in layer.weights if name not in usual.weights)]:
         if name not in layer.weights:
             yield f"has no {name}"
@@ -88,9 +91,9 @@ def _differences(layer: _Member, usual: _Member) -> Iterator[str]:
             if spec != usual_spec:
                 yield f"{name} is {spec}, not {usual_spec}"
     for step in sorted({*layer.collectives, *usual.collectives}):
-        more = layer.collectives[step] - usual.collectives[step]
-        if more:
-            yield f"{abs(more)} {step} {'more' if more > 0 else 'less'}"
+        excess = layer.collectives[step] - usual.collectives[step]
+        if excess:
+            yield f"{abs(excess)} {step} {'more' if excess > 0 else 'fewer'}"
     if [kind for kind, _ in layer.operators] == [kind for kind, _ in usual.operators]:
         others = [
             f"{kind} {number} is {spec}, not {usual_spec}"

@@ -1,8 +1,10 @@
-"""A report served on loopback: its page pins weights and searches the plan anew.
+"""A server of a report on loopback, whose page pins weights and searches the plan again.
 
-Only the user's browser has access: the server binds to 127.0.0.1, the address contains a random token, requests with
-any other host name (DNS rebinding) or from another page (the Origin header) are refused, and the page may not connect
-elsewhere (its Content Security Policy).
+Only the user's browser has access:
+
+* The server binds to 127.0.0.1, and its address contains a random token.
+* It refuses requests with another host name (DNS rebinding) or from another page (the Origin header).
+* The page cannot connect elsewhere (its Content Security Policy).
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ from hidet_dist.report.pack import pack
 HOST = "127.0.0.1"
 _MOST_BODY_BYTES = 2**20
 _TOKEN_BYTES = 16
-_SECONDS_TO_SEND = 30  # the time limit of a request's arrival
+_REQUEST_SECONDS = 30  # the time limit for receiving a request
 
 Search = Callable[[Mapping[str, str]], Report]
-"""A function that searches a plan with pins of weights (specs by name), and reports on it."""
+"""A function that searches a plan with pins of weights (specs by name) and returns its report."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -44,22 +46,22 @@ class _Server(ThreadingHTTPServer):
 
     @property
     def names(self) -> tuple[str, str]:
-        """The Host headers of requests that are meant for this server."""
+        """The Host headers of requests for this server."""
         return f"{HOST}:{self.server_port}", f"localhost:{self.server_port}"
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    timeout = _SECONDS_TO_SEND
+    timeout = _REQUEST_SECONDS
 
     def do_GET(self) -> None:
         """Send the page."""
-        if self._is_meant("/"):
+        if self._is_allowed("/"):
             self._send(HTTPStatus.OK, "text/html; charset=utf-8", self.server.page)
 
     def do_POST(self) -> None:
         """Search a plan with the pins in the body."""
-        if not self._is_meant("/plan"):
+        if not self._is_allowed("/plan"):
             return
         try:
             length = int(self.headers.get("Content-Length", ""))
@@ -79,13 +81,13 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._send_json(HTTPStatus.OK, {"report": pack(report)})
 
-    def _is_meant(self, place: str) -> bool:
-        """Whether the request is for this server and has the token; otherwise refuse it."""
+    def _is_allowed(self, path: str) -> bool:
+        """Whether the request is for this server, from its page, and has the token; otherwise refuse it."""
         origin = self.headers.get("Origin")
-        mine = self.headers.get("Host") in self.server.names
-        same_origin = origin is None or origin in [f"http://{name}" for name in self.server.names]
-        known = hmac.compare_digest(self.path.encode(), f"/{self.server.token}{place}".encode())
-        if not (mine and same_origin and known):
+        has_host = self.headers.get("Host") in self.server.names
+        has_origin = origin is None or origin in [f"http://{name}" for name in self.server.names]
+        has_token = hmac.compare_digest(self.path.encode(), f"/{self.server.token}{path}".encode())
+        if not (has_host and has_origin and has_token):
             self._send(HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8", b"There is nothing here.\n")
             return False
         return True
@@ -112,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(report: Report, search: Search) -> Iterator[str]:
-    """Serve a report until the block ends; yields its address."""
+    """Serve a report until the block ends; yield its address."""
     server = _Server(report, search)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()

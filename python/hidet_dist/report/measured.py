@@ -1,4 +1,4 @@
-"""Measured runs of a plan, read from the Chrome traces of saved profiles."""
+"""Measured runs of a plan, read from Chrome traces of profiles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_NAME = 200
 
 @dataclass(frozen=True)
 class MeasuredSpan:
-    """A measured kernel or collective: its name, its communication if any, and its times."""
+    """A measured kernel or collective: its stream and name, its communication (empty if there is none), its times."""
 
     stream: str
     name: str
@@ -38,12 +38,12 @@ class Trace:
 
 
 def read_traces(paths: Sequence[str | Path]) -> list[Trace]:
-    """Read files that ``Profile.save`` or ``merge_traces`` wrote: one trace per rank, by rank.
+    """Read files that ``Profile.save`` or ``merge_traces`` wrote; return one trace per rank, in order of the ranks.
 
     Raises
     ------
     PlanError
-        When a file is not such a trace, or two are of one rank.
+        When a file is not such a trace, or two traces are of the same rank.
     """
     by_rank: dict[int, Trace] = {}
     for path in paths:
@@ -54,7 +54,7 @@ def read_traces(paths: Sequence[str | Path]) -> list[Trace]:
             raise PlanError(f"{path} is not a trace of a profile: {type(error).__name__}: {error}.") from error
         for trace in traces:
             if trace.rank in by_rank:
-                raise PlanError(f"{path}: there is another trace of rank {trace.rank}; give one of each rank.")
+                raise PlanError(f"{path} has a second trace of rank {trace.rank}; give one of each rank.")
             by_rank[trace.rank] = trace
     return [by_rank[rank] for rank in sorted(by_rank)]
 

@@ -1,4 +1,4 @@
-"""The module of each operator, derived from the names of the weights that it or its neighbours read."""
+"""Assignment of operators to modules, by the names of the weights that they or their neighbours read."""
 
 from __future__ import annotations
 
@@ -36,42 +36,45 @@ def operator_modules(
 ) -> list[str]:
     """Find the module path of each operator.
 
-    An operator named after a weight is in that weight's module. Any other is between two such operators: the last one
-    that it depends on and the first one that depends on it. It is in the deepest module that contains both, if they are
-    in the same layer; else in the module of the one that it reads directly, or else of the one that depends on it.
+    An operator named after a weight is in that weight's module. Any other operator lies between two such operators:
+    the last one that it depends on, and the first one that depends on it. If both are in the same layer, the operator
+    is in the deepest module that contains both. Otherwise it is in the layer of the first one if it reads that one's
+    output directly, else in the module of the second one.
 
     Parameters
     ----------
     inputs, outputs: sequences of names
-        The tensors that each operator reads and makes, in execution order.
+        The tensors that each operator reads and computes, in execution order.
     weights: mapping
-        The module paths of weights, as far as they have one.
+        The module path of each weight that has one, by name.
     named_after: sequence
         The weight that each operator is named after; None for no weight.
     """
     count = len(inputs)
     module_of = [weights.get(name) if name is not None else None for name in named_after]
-    maker = {name: number for number, names in enumerate(outputs) for name in names}
-    before: list[int | None] = [None] * count  # the last operator with a module of its own that leads here
+    producer_of = {name: number for number, names in enumerate(outputs) for name in names}
+    # Of each operator: the nearest operators named after a weight, on which it depends and that depend on it, and the
+    # last one of the former whose output it reads.
+    before: list[int | None] = [None] * count
     after: list[int | None] = [None] * count
     direct: list[int | None] = [None] * count
     for number in range(count):
-        makers = [maker[name] for name in inputs[number] if name in maker]
-        direct[number] = max((m for m in makers if module_of[m] is not None), default=None)
-        known = [m if module_of[m] is not None else before[m] for m in makers]
-        before[number] = max((m for m in known if m is not None), default=None)
+        producers = [producer_of[name] for name in inputs[number] if name in producer_of]
+        direct[number] = max((n for n in producers if module_of[n] is not None), default=None)
+        nearest = [n if module_of[n] is not None else before[n] for n in producers]
+        before[number] = max((n for n in nearest if n is not None), default=None)
     for number in reversed(range(count)):
         first = number if module_of[number] is not None else after[number]
         for name in inputs[number]:
-            producer = maker.get(name)
-            known_after = None if producer is None else after[producer]
-            if producer is not None and first is not None and (known_after is None or first < known_after):
+            producer = producer_of.get(name)
+            known = None if producer is None else after[producer]
+            if producer is not None and first is not None and (known is None or first < known):
                 after[producer] = first
     result = []
     for number in range(count):
         module = module_of[number]
         if module is None:
-            left, right = (None if at is None else module_of[at] for at in (before[number], after[number]))
+            left, right = (None if n is None else module_of[n] for n in (before[number], after[number]))
             if left is not None and right is not None and block(left) == block(right):
                 module = common(left, right)
             elif direct[number] is not None and left is not None:

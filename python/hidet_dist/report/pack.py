@@ -1,4 +1,4 @@
-"""Dataclasses as compact JSON: fields by position, texts by number, and a schema with which the page reads them."""
+"""Packing of dataclasses as compact JSON: fields by position, texts by number, and a schema to unpack them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import types
 import typing
 from typing import Any
 
-_DIGITS = 7  # digits of a number that is not whole: seconds are shown with fewer
+_DIGITS = 7  # significant digits of a float; the page shows fewer
 
 
 def pack(value: Any) -> dict[str, Any]:
     """Pack a dataclass into ``{"schema", "texts", "value"}``.
 
-    ``schema`` maps the name of each dataclass to the names and types of its fields. A type is ``text`` (its place in
+    ``schema`` maps the name of each dataclass to the names and types of its fields. A type is ``text`` (an index of
     ``texts``), ``raw`` (the value itself), ``["list", type]``, or the name of a dataclass (its fields in a list, or
     None).
     """
@@ -24,7 +24,7 @@ def pack(value: Any) -> dict[str, Any]:
 
 
 def _type(kind: Any, schema: dict[str, list[tuple[str, Any]]]) -> Any:
-    """Convert the type of a field for the schema, and add the dataclasses that it needs to the schema."""
+    """Convert the type of a field for the schema; add the dataclasses that it refers to to the schema."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         others = [option for option in typing.get_args(kind) if option is not type(None)]
         return _type(others[0], schema) if len(others) == 1 and dataclasses.is_dataclass(others[0]) else "raw"

@@ -1,4 +1,4 @@
-"""The reasons for collectives, in sentences."""
+"""Reasons for collectives, in sentences."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from hidet_dist.report.data import CONVERT, DELIVER, REDUCE, Operator, Tensor
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 
 _OPERATIONS = {"sum": "adds", "max": "takes the maximum of", "min": "takes the minimum of", "product": "multiplies"}
-_MOST_READERS = 3
+_MOST_CONSUMERS = 3  # that a sentence names
 
 
 def operator_name(operator: Operator) -> str:
-    """Name an operator for readers: its kind and number, and its weight or module."""
+    """Name an operator by its kind and number, and by its weight or module."""
     where = operator.label or operator.module
     return f"{operator.kind} {operator.index}" + (f" ({where})" if where else "")
 
 
 def tensor_name(tensor: Tensor) -> str:
-    """Name a tensor for readers: by the user's name, if there is one."""
+    """Return the user's name of a tensor, or its name in the plan if there is none."""
     return tensor.label or tensor.name
 
 
@@ -36,8 +36,8 @@ def spec_text(spec: TensorShardSpec, mesh: DeviceMesh) -> str:
 def reason(
     purpose: str,
     tensor: Tensor,
-    maker: Operator | None,
-    readers: Sequence[Operator],
+    producer: Operator | None,
+    consumers: Sequence[Operator],
     source: TensorShardSpec,
     target: TensorShardSpec,
     axes: Sequence[int],
@@ -50,35 +50,42 @@ def reason(
     ----------
     purpose: str
         ``reduce``, ``convert`` or ``deliver``.
-    maker: Operator, optional
-        The operator that makes the tensor; None for weights and inputs.
-    readers: sequence of Operator
+    tensor: Tensor
+        The communicated tensor.
+    producer: Operator, optional
+        The operator that computes the tensor; None for weights and inputs.
+    consumers: sequence of Operator
         The operators that need the result.
     source, target: TensorShardSpec
         The specs before all steps, and after them.
     axes: sequence of int
         The mesh axes of a reduction.
+    reduce_op: str
+        The operation of a reduction, such as ``sum``.
+    mesh: DeviceMesh
+        The mesh, for the names of its axes.
     """
     name, over = tensor_name(tensor), axes_text(axes, mesh)
     if purpose == REDUCE:
-        assert maker is not None
-        does = _OPERATIONS.get(reduce_op, "averages")
+        assert producer is not None
+        combines = _OPERATIONS.get(reduce_op, "averages")
         return (
-            f"{operator_name(maker)} reduces over a dim that {over} splits, so each device has a partial result of "
-            f"{name}. This {does} the {mesh.group_size(axes)} partial results and leaves the tensor "
-            f"{spec_text(target, mesh)}."
+            f"{operator_name(producer)} reduces over a dim that is split over {over}, so each device has a partial "
+            f"result of {name}. The collective {combines} the {mesh.group_size(axes)} partial results; the tensor is "
+            f"then {_state(target, mesh)}."
         )
-    made = f"is made by {operator_name(maker)} with" if maker is not None else "is stored with"
-    made = f"{name} {made} {spec_text(source, mesh)}".replace("with whole", "whole")
+    origin = "stored" if producer is None else f"computed by {operator_name(producer)}"
+    begin = f"{name} is {origin} {_state(source, mesh)}"
     if purpose == DELIVER:
-        return f"{made}; as a graph output it is wanted {spec_text(target, mesh)}."
+        return f"{begin}; as a graph output it must be {_state(target, mesh)}."
     assert purpose == CONVERT
-    shown = ", ".join(map(operator_name, readers[:_MOST_READERS]))
-    more = f" and {len(readers) - _MOST_READERS} more" if len(readers) > _MOST_READERS else ""
-    need = "needs" if len(readers) == 1 else "need"
-    return f"{made}; {shown}{more} {need} it {_wanted(target, mesh)}."
+    names = ", ".join(map(operator_name, consumers[:_MOST_CONSUMERS]))
+    others = f" and {len(consumers) - _MOST_CONSUMERS} more" if len(consumers) > _MOST_CONSUMERS else ""
+    need = "needs" if len(consumers) == 1 else "need"
+    return f"{begin}; {names}{others} {need} it {_state(target, mesh)}."
 
 
-def _wanted(target: TensorShardSpec, mesh: DeviceMesh) -> str:
-    text = spec_text(target, mesh)
+def _state(spec: TensorShardSpec, mesh: DeviceMesh) -> str:
+    """Write a spec so that it goes on a sentence about a tensor."""
+    text = spec_text(spec, mesh)
     return text if text.startswith("whole") else f"with {text}"

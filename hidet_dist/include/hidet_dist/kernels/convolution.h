@@ -1,8 +1,8 @@
 /*
  * Convolutions of one to three spatial dims as products with a BLAS: the columns of a tile of outputs are gathered
  * (im2col) a few channels at a time into scratch memory that stays in the cache, with zeros for padding, and multiplied
- * by the filters. A convolution with a kernel of one is multiplied where it lies. One of a few channels a group
- * (depthwise) is summed up directly.
+ * by the filters. A convolution with a kernel of one is multiplied in place. One with few channels per group
+ * (depthwise) is computed directly.
  */
 #ifndef HIDET_DIST_KERNELS_CONVOLUTION_H
 #define HIDET_DIST_KERNELS_CONVOLUTION_H
@@ -16,7 +16,7 @@ namespace hidet_dist {
 namespace kernels {
 
 /* Sizes of x[images, channels, ...in], w[out_channels, channels / groups, ...kernel] and y[images, out_channels,
- * ...out]; the last dim of each is the one that lies packed. `pad` is what comes before the first element. */
+ * ...out], all row-major. `pad` is the padding before the first element. */
 struct Convolution {
   int64_t images, channels, out_channels, groups;
   int64_t in[3], out[3], kernel[3], stride[3], dilation[3], pad[3];
@@ -34,7 +34,7 @@ struct Convolution {
     return true;
   }
 
-  /* The outputs along the last dim that tap `at` of it reads from within the input. */
+  /* The range of outputs along the last dim for which its tap `at` reads within the input. */
   void inside(int64_t at, int64_t *begin, int64_t *end) const {
     const int64_t offset = at * dilation[2] - pad[2];
     const int64_t first = offset < 0 ? divide_up(-offset, stride[2]) : 0;
@@ -44,7 +44,7 @@ struct Convolution {
   }
 };
 
-/* A run of outputs along the last dim: those of one image that differ in nothing else. */
+/* A run of outputs of one image along the last dim. */
 struct Line {
   int64_t image, depth, height, begin, end;
 };
@@ -109,7 +109,7 @@ inline void gather_columns(const Convolution &v, const T *x, int64_t channel, in
   }
 }
 
-/* Runs are copied a whole vector at a time: up to so many floats more are read and written than there are. */
+/* Runs are copied a whole vector at a time: up to this many floats beyond their end are read and written. */
 const int64_t kSpill = 16;
 
 template <int64_t stride>
@@ -121,11 +121,11 @@ inline void copy_spilling(const float *source, int64_t count, float *target) {
   }
 }
 
-/* What the columns of a tile read of one channel, in rows that have their padding with them: a tap of all columns is
- * then runs of it, and nothing needs to be looked at for each. Of convolutions of two dims or one. */
+/* The part of one channel that the columns of a tile read, in rows with their padding: each tap of all columns is then
+ * a set of runs, without checks for each element. For convolutions of one or two dims. */
 class Rows {
  public:
-  /* A kernel of one reads each input once: no use in copying it before. */
+  /* Not for a kernel of one, which reads each input once: copying would not pay. */
   static bool serve(const Convolution &v) {
     return v.in[0] == 1 && v.kernel[0] == 1 && v.pad[0] == 0 && v.kernel[1] * v.kernel[2] > 1;
   }
@@ -198,7 +198,7 @@ class Rows {
   std::vector<float> memory_;
 };
 
-/* Gives the part of a tile that belongs to each image to `store`. */
+/* Passes the part of a tile that belongs to each image to `store`. */
 template <class Store>
 inline void store_images(const Convolution &v, float *tile, int64_t ld, int64_t channel, int64_t rows, int64_t first,
                          int64_t last, const Store &store) {
@@ -221,18 +221,18 @@ inline const float *filters(const T *w, int64_t rows, int64_t depth, int64_t lea
   return scratch;
 }
 
-/* Whether inputs of this type are multiplied where they lie. */
+/* The data if inputs of this type are multiplied in place, or null. */
 inline const float *in_place(const float *x) { return x; }
 template <class T>
 inline const float *in_place(const T *) {
   return nullptr;
 }
 
-/* Groups of fewer output channels are summed up directly: BLAS is made for more. */
+/* Groups of fewer output channels are computed directly, because BLAS is inefficient for them. */
 const int64_t kFewChannels = 8;
 const int64_t kConvolutionRows = 512;
 const int64_t kConvolutionColumns = 384;
-/* Columns of one image that are worth a product of their own; below, those of several images are gathered. */
+/* The least columns of one image for a separate product; below, columns of several images are gathered. */
 const int64_t kImageColumns = 128;
 
 template <class T, class Store>
@@ -285,7 +285,7 @@ void multiply_columns(const Convolution &v, const T *x, const T *w, const Store 
   }
 }
 
-/* The outputs that are summed up at once: they stay in the first level cache. */
+/* The number of outputs that are computed at once: they stay in the first-level cache. */
 const int64_t kRun = 2048;
 const int64_t kMostTaps = 32; /* along the last dim, of a kernel whose taps' ranges are looked up */
 
@@ -362,7 +362,7 @@ void sum_directly(const Convolution &v, const T *x, const T *w, const Store &sto
   }
 }
 
-/* The result goes to a `store`, as one matrix of images * out_channels rows. */
+/* Passes the result to a `store`, as one matrix of images * out_channels rows. */
 template <class T, class Store>
 void convolve(const Convolution &v, const T *x, const T *w, const Store &store) {
   if (v.groups > 1 && v.group_out_channels() < kFewChannels && v.kernel[2] <= kMostTaps) {

@@ -161,7 +161,7 @@ HD_INLINE float log(float x) {
   value = m + value + n * 0.693359375f;
   value = x == 0.0f ? -INFINITY : value;
   value = x < 0.0f ? NAN : value;
-  return x < INFINITY ? value : x;  // infinity and NaN are their own
+  return x < INFINITY ? value : x;  // infinity and NaN map to themselves
 }
 
 HD_INLINE float tanh(float x) {

@@ -1,6 +1,6 @@
 /*
  * Products of stacks of matrices by a single-threaded BLAS, in parallel over the stack and over tiles of its products.
- * Half precision is read as binary32 a panel at a time, and summed up in binary32.
+ * Half-precision operands are converted to binary32 a panel at a time, and accumulated in binary32.
  */
 #ifndef HIDET_DIST_KERNELS_MATMUL_H
 #define HIDET_DIST_KERNELS_MATMUL_H
@@ -14,7 +14,7 @@ extern "C" void scipy_cblas_sgemm(int order, int transpose_a, int transpose_b, i
 namespace hidet_dist {
 namespace kernels {
 
-/* A stack of matrices as they lie in memory: row-major or transposed. */
+/* A stack of matrices in memory, row-major or transposed. */
 template <class T>
 struct Matrices {
   const T *data;
@@ -57,17 +57,17 @@ inline void sgemm(bool a_transposed, bool b_transposed, int64_t m, int64_t n, in
                     static_cast<int>(ldb), add ? 1.0f : 0.0f, c, static_cast<int>(ldc));
 }
 
-/* Tiles of this size lie in a second level cache, and are worth the copies of the operands that BLAS makes for each. */
+/* Tiles of this size fit into a second-level cache, and are large enough that BLAS's copies of operands pay. */
 const int64_t kTileRows = 256;
 const int64_t kTileColumns = 512;
 const int64_t kPanelDepth = 512;
 
-/* How a product is cut: tiles of `rows` x `columns`, in `parts` or more where its sides are long enough. */
+/* The tiling of a product: tiles of `rows` x `columns`, at least `parts` of them if its sides are long enough. */
 struct Cut {
   int64_t rows, columns;
 
   Cut(int64_t m, int64_t n, int64_t most_rows, int64_t most_columns, int64_t parts) {
-    /* What is read for a part is its two sides. */
+    /* The data read for a part is proportional to its two sides. */
     int64_t best = 1, across = 1;
     double least = static_cast<double>(m) + static_cast<double>(n);
     for (int64_t down = 1; down <= parts; ++down) {
@@ -85,12 +85,12 @@ struct Cut {
   }
 };
 
-/* The parts that one product is cut into, so that all threads have the same to do. */
+/* The number of parts of one product, so that all threads have equal work. */
 inline int64_t parts_of_each(int64_t products, int64_t threads) {
   return products % threads == 0 || products >= 8 * threads ? 1 : threads;
 }
 
-/* One tile: the operands read where they lie. */
+/* One tile, with operands read in place. */
 template <class T>
 struct TileProduct;
 
@@ -106,12 +106,12 @@ struct TileProduct<float> {
   }
 };
 
-/* One tile of a half type: panels of the operands are written out as binary32 first, transposed where they are. */
+/* One tile of a half-precision type: panels of the operands are first converted to binary32, in their layout. */
 template <class T>
 struct TileProduct {
   static int64_t scratch(int64_t rows, int64_t columns) { return panel(rows) + panel(columns); }
 
-  /* Whichever way it lies. */
+  /* The size for either layout. */
   static int64_t panel(int64_t side) {
     return std::max(side * leading_dimension(kPanelDepth), kPanelDepth * leading_dimension(side));
   }
@@ -135,7 +135,7 @@ struct TileProduct {
   }
 };
 
-/* The result is written as it is, row-major, one matrix after the other. */
+/* Writes the result row-major, one matrix after the other. */
 inline void matmul(const Matrices<float> &a, const Matrices<float> &b, const Product &product, float *c) {
   const int64_t stack = product.stack();
   const double work = static_cast<double>(product.m) * product.n * product.k * stack;
@@ -152,7 +152,7 @@ inline void matmul(const Matrices<float> &a, const Matrices<float> &b, const Pro
   }
 }
 
-/* The result goes to a `store`, as one matrix of stack * m rows. */
+/* Passes the result to a `store`, as one matrix of stack * m rows. */
 template <class T, class Store>
 void matmul(const Matrices<T> &a, const Matrices<T> &b, const Product &product, const Store &store) {
   const int64_t stack = product.stack();

@@ -1,4 +1,4 @@
-// Scratch memory for kernels of hidet's: see cublas.h. In a header of its own, for hidet's exceptions.
+// Scratch memory for hidet's kernels: see cublas.h. A separate header, because it uses hidet's exceptions.
 #ifndef HIDET_DIST_KERNELS_SCRATCH_H
 #define HIDET_DIST_KERNELS_SCRATCH_H
 
@@ -6,7 +6,7 @@
 
 #include "hidet_dist/cublas.h"
 
-// Where there is none, nothing of the launch may run.
+// Without memory, no kernel of the launch may run.
 inline void *hidet_dist_scratch(int64_t nbytes) {
   void *memory = hidet_dist_cublas_scratch(nbytes);
   if (memory == nullptr && nbytes > 0) throw HidetException("there is no device memory for a product's result");

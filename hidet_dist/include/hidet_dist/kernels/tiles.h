@@ -1,9 +1,9 @@
 /*
- * What the matrix product and the convolution share: work cut into tiles that stay in a core's cache, scratch memory,
- * and half precision read as binary32. Compiled into generated kernels, as C++11 with OpenMP.
+ * Common parts of the matrix product and the convolution: tiling for a core's cache, scratch memory, and conversion of
+ * half precision to binary32. Compiled into generated kernels, as C++11 with OpenMP.
  *
- * A kernel computes a tile of its result in scratch memory and gives it to a `store`, which writes it out while it is
- * in the cache, with whatever is to be done to each element on the way:
+ * A kernel computes a tile of its result in scratch memory and passes it to a `store`, which writes it to the result
+ * while it is in the cache, and applies the fused element-wise operators:
  *
  *     store(tile, ld, row, rows, column, columns)
  *
@@ -28,7 +28,7 @@
 namespace hidet_dist {
 namespace kernels {
 
-/* Bits of a half type, which hidet's own types have too. */
+/* The bits of a half-precision type, with the layout of hidet's types. */
 struct Float16 {
   uint16_t bits;
 };
@@ -132,7 +132,7 @@ inline int64_t threads_for(double products) {
   return static_cast<int64_t>(std::max(1.0, std::min(most, products / worth_a_thread)));
 }
 
-/* `total` in equal blocks of at most `most`, each a multiple of `unit`; or in at least `parts` where that is possible. */
+/* `total` in equal blocks of at most `most`, each a multiple of `unit`; in at least `parts` blocks if possible. */
 inline int64_t block_size(int64_t total, int64_t most, int64_t parts, int64_t unit) {
   const int64_t count = std::max(divide_up(total, most), parts);
   return std::max<int64_t>(1, std::min(total, divide_up(divide_up(total, count), unit) * unit));

@@ -1,5 +1,5 @@
-// Memory between the loops of hidet's own kernels. hidet's runtime takes it from functions that are registered when
-// hidet is imported, which serving processes do not do, and gives the same memory to all threads.
+// Memory between the loops of hidet's kernels, in place of that of hidet's runtime. The runtime takes it from functions
+// that importing hidet registers, but serving processes do not import hidet; and it gives all threads the same memory.
 #ifndef HIDET_DIST_KERNELS_WORKSPACE_H
 #define HIDET_DIST_KERNELS_WORKSPACE_H
 

@@ -1,4 +1,4 @@
-// Data, elements and figures. Texts reach the page as text nodes and attributes only, never as markup.
+// Data, elements and figures. Texts enter the page as text nodes and attributes only, never as markup.
 
 function unpack(packed) {
   const {schema, texts} = packed;
@@ -13,12 +13,12 @@ function unpack(packed) {
     return value => value === null ? null : readers[type](value);
   }
   for (const [name, fields] of Object.entries(schema)) {
-    let own = null;  // made when first used: dataclasses may name each other
+    let fieldReaders = null;  // made at first use, since dataclasses may refer to each other
     readers[name] = values => {
-      own = own || fields.map(([field, type]) => [field, reader(type)]);
-      const made = {};
-      own.forEach(([field, read], n) => { made[field] = read(values[n]); });
-      return made;
+      fieldReaders = fieldReaders || fields.map(([field, type]) => [field, reader(type)]);
+      const object = {};
+      fieldReaders.forEach(([field, read], n) => { object[field] = read(values[n]); });
+      return object;
     };
   }
   return readers[packed.type](packed.value);
@@ -52,7 +52,7 @@ function say(text) {
   document.getElementById('status').textContent = text;
 }
 
-// A table that is wider than the page scrolls by itself, by keyboard too.
+// A table that scrolls, by mouse or keyboard, if it is wider than the page.
 function scrolling(label, ...rows) {
   const table = el('table', {}, el('caption', {}, label), rows);
   return el('div', {class: 'scroll', tabindex: '0', role: 'region', 'aria-label': label}, table);
@@ -93,7 +93,7 @@ function percent(value) {
 const count = (number, what) => `${number} ${what}${number === 1 ? '' : what.endsWith('s') ? 'es' : 's'}`;
 const sum = (values, of = value => value) => values.reduce((total, value) => total + of(value), 0);
 
-// A difference from the plan that is within the rounding of its figures is none.
+// Whether a difference from the plan is within the rounding of its figures.
 const isSame = (difference, whole) => Math.abs(difference) <= 1e-6 * Math.abs(whole);
 
 // ---- Names
@@ -103,7 +103,7 @@ const byName = new Intl.Collator('en', {numeric: true}).compare;
 
 const shapeText = tensor => `[${(tensor.written.length ? tensor.written : tensor.shape).join(', ')}]`;
 const nameOf = tensor => tensor.label || tensor.name;
-// Equal names but for the numbers in them: layers.3.up is layers.*.up.
+// A path with its numbers replaced: layers.*.up for layers.3.up.
 const patternOf = path => path.replace(/\.\d+(?=\.|$)/g, '.*');
 
 function operatorName(operator) {

@@ -1,4 +1,4 @@
-// Collectives: those that are alike but for the number of their layer are one row.
+// Collectives and weights. Those that differ only in the number of their layer are one row.
 
 function collectiveGroups() {
   const groups = new Map();
@@ -27,7 +27,7 @@ function groupName(group) {
 
 function savingText(one) {
   const saving = one.without;
-  if (!saving) return report.search ? 'Nothing else is possible here.' : 'Unknown: the plan was not searched.';
+  if (!saving) return report.search ? 'No change avoids it.' : 'Unknown: the plan was not searched.';
   const seconds = added(saving);
   const whose = changedName(saving.changed);
   const costs = isSame(seconds, report.seconds) ? 'takes no longer in the cost model'
@@ -44,7 +44,7 @@ function changedName(name) {
 function communicationDetails(one) {
   return el('div', {class: 'communication'},
     el('p', {}, el('code', {}, one.step), ` of ${nameOf(tensors.get(one.tensor))}: ${bytes(one.nbytes)} in groups of ${one.devices}, ${time(one.seconds)}`,
-      one.hidden_seconds ? `, ${time(one.hidden_seconds)} of it beside computation` : ''),
+      one.hidden_seconds ? `, ${time(one.hidden_seconds)} of it overlaps with computation` : ''),
     facts([
       ['Why', one.why],
       ['Before', el('code', {}, one.source)],
@@ -76,7 +76,7 @@ function drawCollectives() {
       group.members.length > 1 ? el('p', {class: 'quiet'}, `Also at ${listed(group.members.slice(1).map(placeOf))}.`) : null),
   });
   replaceBody('collectives', el('p', {class: 'lead'}, `${kinds}: ${time(total)} in all, ${percent(total / report.seconds)} of the time without overlap. `,
-    'Bytes are those of the tensor that is whole within a group. Open a row for the reason and the next best.'), table);
+    'Bytes are those of the tensor that a group holds together. Open a row for the reason and the next best plan.'), table);
 }
 
 const placeOf = one => (one.operator === null ? 'an output' : operatorName(report.operators[one.operator]));
@@ -106,8 +106,8 @@ function drawWeights() {
     {title: 'count', number: true, sort: row => row.members.length, cell: row => String(row.members.length)},
     {title: 'shape', sort: row => row.weight.nbytes, cell: row => shapeText(row.weight)},
     {title: 'stored as', sort: row => row.weight.spec, cell: row => specChip(row.weight)},
-    {title: 'a device, each', number: true, sort: row => row.weight.shard_nbytes, cell: row => bytes(row.weight.shard_nbytes)},
-    {title: 'a device, all', number: true, sort: row => row.weight.shard_nbytes * row.members.length, cell: row => bytes(row.weight.shard_nbytes * row.members.length)},
+    {title: 'per device, each', number: true, sort: row => row.weight.shard_nbytes, cell: row => bytes(row.weight.shard_nbytes)},
+    {title: 'per device, all', number: true, sort: row => row.weight.shard_nbytes * row.members.length, cell: row => bytes(row.weight.shard_nbytes * row.members.length)},
     {title: 'one replicated: time', number: true, sort: row => (row.other ? added(row.other) : -1), cell: row => replicationText(row.weight, row.other)},
     {title: 'memory', number: true, sort: extra, cell: row => (row.other ? [more(extra(row), bytes), ' ', el('span', {class: 'quiet'}, peakWith(extra(row)) > report.memory.budget_bytes ? 'over' : 'fits')] : '–')},
   ], {
@@ -115,7 +115,7 @@ function drawWeights() {
     filter: row => `${row.members.map(nameOf).join(' ')} ${row.weight.spec}`,
   });
   replaceBody('weights', el('p', {class: 'lead'}, `${count(weights.length, 'weight')}, ${bytes(sum(weights, one => one.shard_nbytes))} a device of ${bytes(sum(weights, one => one.nbytes))}. `,
-    'The time is what the best plan with that weight replicated takes more, whatever memory it needs; the memory is what one more copy adds to a device.'), table);
+    'The time is what replicating that weight adds to the best plan, whatever memory it needs; the memory is what the copy adds to a device.'), table);
 }
 
 const isReplicated = spec => parseSpec(spec).every(axes => !axes.length);
@@ -123,5 +123,5 @@ const replicatedOf = weight => weight.alternatives.find(choice => isReplicated(c
 
 function replicationText(weight, other) {
   if (other) return addedText(other);
-  return isReplicated(weight.spec) ? 'it is' : '–';
+  return isReplicated(weight.spec) ? 'replicated' : '–';
 }

@@ -1,4 +1,4 @@
-// Memory of a device over the run: what is held throughout, what lives for a while, and the budget.
+// Memory of a device over the run: tensors that are held throughout, temporary tensors, and the budget.
 
 const CHART = {width: 1000, height: 260, left: 62, top: 14, bottom: 26};
 
@@ -35,7 +35,7 @@ function peakPoint() {
   return report.memory.held_bytes.indexOf(peakBytes());
 }
 
-// What is held at the peak for a while only, the largest first: it makes this point the peak.
+// Temporary tensors at the peak, the largest first.
 const peakCauses = () => heldAt(peakPoint()).filter(group => !isResident(group));
 
 function niceStep(most, ticks) {
@@ -43,7 +43,7 @@ function niceStep(most, ticks) {
   return [1, 2, 4].map(factor => factor * unit).find(step => most / step <= ticks) || 8 * unit;
 }
 
-// With ``detail`` the chart begins at what is held throughout, so that what lives for a while is seen.
+// With ``detail`` the chart begins at the bytes that are held throughout, so that temporary tensors are visible.
 function drawMemory(detail = false) {
   const {held_bytes: held, budget_bytes: budget} = report.memory;
   const peak = peakBytes(), at = peakPoint();
@@ -53,7 +53,7 @@ function drawMemory(detail = false) {
   const top = floor + Math.max(budget <= floor + 1.6 * room ? 1.06 * (budget - floor) : 0, 1.1 * room, 1);
   const x = point => CHART.left + ((CHART.width - CHART.left - 8) * point) / Math.max(1, held.length - 1);
   const y = count => CHART.top + (CHART.height - CHART.top - CHART.bottom) * (1 - Math.max(0, count - floor) / (top - floor));
-  // One column a pixel, each with the most that is held within it.
+  // One column per pixel, each with the peak of its program points.
   const columns = Math.min(held.length, CHART.width - CHART.left);
   const outline = [];
   for (let n = 0; n < columns; n += 1) {
@@ -99,7 +99,7 @@ function drawMemory(detail = false) {
       el('thead', {}, el('tr', {}, ['tensor', 'what', 'bytes', 'from', 'to'].map((text, n) => el('th', {scope: 'col', class: n === 2 ? 'number' : null}, text)))),
       el('tbody', {}, shown.map(group => el('tr', {},
         el('th', {scope: 'row'}, group.name, group.count > 1 ? el('span', {class: 'quiet'}, ` × ${group.count}`) : '',
-          group.what !== 'weight' && !group.tensor.label ? el('span', {class: 'quiet'}, ` ${makers.has(group.tensor.name) ? operatorName(makers.get(group.tensor.name)) : ''}`) : ''),
+          group.what !== 'weight' && !group.tensor.label ? el('span', {class: 'quiet'}, ` ${producers.has(group.tensor.name) ? operatorName(producers.get(group.tensor.name)) : ''}`) : ''),
         el('td', {}, group.what), el('td', {class: 'number'}, bar(group.nbytes / groups[0].nbytes, bytes(group.nbytes))),
         el('td', {}, isResident(group) ? 'the start' : placeText(group.begin)),
         el('td', {}, isResident(group) ? 'the end' : placeText(group.end))))),
@@ -118,10 +118,10 @@ function drawMemory(detail = false) {
       overlapped && bytes(overlapped) !== bytes(peak) ? `With communication beside computation a device holds ${bytes(overlapped)} at most. ` : '',
       el('button', {type: 'button', class: 'link', onclick: () => move(at)}, 'Go to the peak')),
     el('ul', {class: 'legend'}, el('li', {}, el('span', {class: 'swatch resident'}), 'held throughout: weights, inputs, outputs'),
-      el('li', {}, el('span', {class: 'swatch live'}), 'held for a while: activations, conversions')),
+      el('li', {}, el('span', {class: 'swatch live'}), 'temporary: activations, conversions')),
     el('label', {class: 'choice'}, el('input', {type: 'checkbox', checked: detail, onchange: event => {
       drawMemory(event.target.checked);
       document.querySelector('#memory input[type=checkbox]').focus();
-    }}), ' Only what is held for a while'),
+    }}), ' Only temporary tensors'),
     chart, slider, readout, list);
 }

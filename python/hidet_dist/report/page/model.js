@@ -22,34 +22,35 @@ function moduleTree() {
   return root;
 }
 
+// Sums the bytes and times of a module and the modules in it, and finds its first operator.
 function measure(node) {
-  const own = {bytes: 0, compute: 0, resharding: 0, first: Infinity};
+  const total = {bytes: 0, compute: 0, resharding: 0, first: Infinity};
   for (const child of node.modules.values()) {
     const inner = measure(child);
-    own.bytes += inner.bytes; own.compute += inner.compute; own.resharding += inner.resharding;
-    own.first = Math.min(own.first, inner.first);
+    total.bytes += inner.bytes; total.compute += inner.compute; total.resharding += inner.resharding;
+    total.first = Math.min(total.first, inner.first);
   }
-  own.bytes += sum(node.weights, weight => weight.shard_nbytes);
+  total.bytes += sum(node.weights, weight => weight.shard_nbytes);
   for (const operator of node.operators) {
-    own.compute += operator.compute_seconds;
-    own.resharding += operator.reduce_seconds + operator.conversion_seconds;
-    own.first = Math.min(own.first, operator.index);
+    total.compute += operator.compute_seconds;
+    total.resharding += operator.reduce_seconds + operator.conversion_seconds;
+    total.first = Math.min(total.first, operator.index);
   }
-  node.total = own;
-  return own;
+  node.total = total;
+  return total;
 }
 
-// Children of a module: weights, then modules in the order in which they run, equal layers as one, then operators.
+// The children of a row: a module's weights, then its modules in execution order, equal layers as one, then operators.
 function childrenOf(node) {
   if (node.kind === 'group') return childrenOf(node.members[0]);
   if (node.kind === 'operators') return node.operators.map(operator => ({kind: 'operator', operator}));
   if (node.kind === 'inputs') return node.tensors.map(tensor => ({kind: 'tensor', tensor}));
   if (node.kind !== 'module') return [];
   const family = families.get(node.path);
-  // Which members of the family are planned alike: the usual ones are group 0.
-  const alike = new Map();
+  // The set of layers with equal plans that each layer is in; the usual set has no differences.
+  const setOfLayer = new Map();
   const sets = family ? [{members: family.usual, differences: null}, ...family.variants] : [];
-  for (const set of sets) for (const member of set.members) alike.set(member, set);
+  for (const set of sets) for (const member of set.members) setOfLayer.set(member, set);
   const modules = [...node.modules.values()].sort((a, b) => a.total.first - b.total.first);
   const children = node.weights.map(tensor => ({kind: 'tensor', tensor, short: true}));
   if (!node.path) {
@@ -58,7 +59,7 @@ function childrenOf(node) {
   }
   for (let n = 0; n < modules.length;) {
     let end = n + 1;
-    const setOf = module => alike.get(Number(module.name));
+    const setOf = module => setOfLayer.get(Number(module.name));
     const set = setOf(modules[n]);
     if (set) while (end < modules.length && setOf(modules[end]) === set) end += 1;
     const variant = set && set.differences ? set : null;
@@ -124,7 +125,7 @@ function rowText(node) {
   };
 }
 
-// A tree as the ARIA practices have it: one row is in the tab order, arrow keys move, open and close.
+// A tree view by the ARIA Authoring Practices: one row is in the tab order; arrow keys move, open and close.
 function drawModel() {
   const root = moduleTree();
   const tree = el('div', {role: 'tree', 'aria-label': 'Modules', class: 'tree', onkeydown: onKey, onclick: onClick});
@@ -214,15 +215,15 @@ function drawModel() {
   tree.append(top.element);
   open(top);
   select(top, false);
-  // Layers are what most readers look for: the modules on the way to them are opened as well.
+  // The modules that contain layers are open at first, since most users look for layers.
   const isAbove = path => [...families.keys()].some(prefix => prefix === path || prefix.startsWith(`${path}.`));
   for (let n = 1; n < rows.length; n += 1) {
     const {node} = rows[n];
     if (node.kind === 'module' && isAbove(node.path) && !/\.\d+(\.|$)/.test(node.path)) open(rows[n]);
   }
-  const head = el('div', {class: 'row head', 'aria-hidden': 'true'}, ['module, weight or operator', '', 'sharding', 'a device', 'predicted']
+  const head = el('div', {class: 'row head', 'aria-hidden': 'true'}, ['module, weight or operator', '', 'sharding', 'per device', 'predicted']
     .map(text => el('span', {}, text)));
-  // Opens the way to a tensor and selects it.
+  // Opens the modules that contain a tensor, and selects its row.
   showTensor = tensor => {
     const path = tensor.module ? tensor.module.split('.') : [];
     let row = top;
@@ -235,10 +236,10 @@ function drawModel() {
       if (!next) break;
       row = next;
     }
-    const own = rows.slice(rows.indexOf(row) + 1)
+    const tensorRow = rows.slice(rows.indexOf(row) + 1)
       .find(one => one.node.kind === 'tensor' && patternOf(nameOf(one.node.tensor)) === patternOf(nameOf(tensor)));
-    select(own || row, true);
-    if (own && own.node.tensor !== tensor) panel.replaceChildren(...tensorDetails(tensor));
+    select(tensorRow || row, true);
+    if (tensorRow && tensorRow.node.tensor !== tensor) panel.replaceChildren(...tensorDetails(tensor));
     document.getElementById('model').scrollIntoView();
   };
   replaceBody('model',
@@ -253,7 +254,7 @@ function details(node) {
   if (node.kind === 'tensor') return tensorDetails(node.tensor);
   if (node.kind === 'operator') return operatorDetails(node.operator);
   const members = node.kind === 'group' ? node.members : [node];
-  if (node.kind === 'inputs') return [el('h3', {}, 'Inputs'), el('p', {}, 'Graph inputs, as they arrive.')];
+  if (node.kind === 'inputs') return [el('h3', {}, 'Inputs'), el('p', {}, 'The inputs of the graph.')];
   if (node.kind === 'operators') return [el('h3', {}, 'Operators'), el('p', {}, 'Operators of this module that belong to none of its submodules.')];
   const seconds = sum(members, one => one.total.compute + one.total.resharding);
   const sent = sum(members, one => one.total.resharding);
@@ -263,7 +264,7 @@ function details(node) {
     node.variant ? el('div', {}, el('p', {}, 'Differs from most layers of its kind:'),
       el('ul', {}, node.variant.differences.map(text => el('li', {}, text)))) : null,
     facts([
-      ['Weights a device', bytes(sum(members, one => one.total.bytes))],
+      ['Weights per device', bytes(sum(members, one => one.total.bytes))],
       ['Predicted', time(seconds)],
       ['of that, resharding', seconds ? `${time(sent)} (${percent(sent / seconds)})` : '0 s'],
     ]),
@@ -283,8 +284,8 @@ function legend() {
 }
 
 function tensorDetails(tensor) {
-  const maker = makers.get(tensor.name);
-  const read = (readers.get(tensor.name) || []);
+  const producer = producers.get(tensor.name);
+  const read = (consumers.get(tensor.name) || []);
   const pattern = patternOf(nameOf(tensor));
   const alike = tensor.kind === 'weight' && tensor.label ? report.tensors.filter(one => one.kind === 'weight' && patternOf(nameOf(one)) === pattern) : [];
   return [
@@ -294,7 +295,7 @@ function tensorDetails(tensor) {
     facts([
       ['Whole', bytes(tensor.nbytes)],
       ['A device holds', `${bytes(tensor.shard_nbytes)}, [${tensor.shard_shape.join(', ')}]`],
-      maker ? ['Made by', operatorName(maker)] : null,
+      producer ? ['Computed by', operatorName(producer)] : null,
       read.length ? ['Read by', read.slice(0, 4).map(operatorName).join(', ') + (read.length > 4 ? ` and ${read.length - 4} more` : '')] : null,
       alike.length > 1 ? ['Layers', `one of ${alike.length} named ${pattern}`] : null,
     ]),
@@ -307,14 +308,14 @@ function peakWith(extra) {
   return peakBytes() + extra;
 }
 
-const peakBytes = () => report.memory.held_bytes.reduce((most, own) => Math.max(most, own), 0);
+const peakBytes = () => report.memory.held_bytes.reduce((peak, held) => Math.max(peak, held), 0);
 
 function shardBytes(tensor, specText) {
   const itemsize = tensor.nbytes / tensor.shape.reduce((a, b) => a * b, 1);
   return parseSpec(specText).reduce((size, axes, dim) => size * Math.ceil(tensor.shape[dim] / groupSize(axes)), itemsize);
 }
 
-// Seconds that a change adds to the plan; a bound of other plans may be below it within the gap of the search.
+// Seconds that a change adds to the plan; 0 if its lower bound is below the plan's time, as the search's gap permits.
 function added(choice) {
   const least = choice.at_least_seconds;
   return least === null ? choice.alone_seconds - report.seconds : Math.max(0, least - report.seconds);
@@ -337,8 +338,8 @@ function alternativesOf(weight) {
   }
   const choices = [...weight.alternatives].sort((a, b) => added(a) - added(b));
   return el('div', {class: 'alternatives'}, el('h4', {}, 'What another sharding would cost'),
-    scrolling('The best plans with this weight stored otherwise, whatever memory they need',
-      el('thead', {}, el('tr', {}, ['stored as', 'a run takes', 'a device holds', ''].map(text => el('th', {scope: 'col'}, text)))),
+    scrolling('The best plans with another sharding of this weight, whatever memory they need',
+      el('thead', {}, el('tr', {}, ['stored as', 'time per run', 'memory per device', ''].map(text => el('th', {scope: 'col'}, text)))),
       el('tbody', {}, choices.map(choice => {
         const extra = shardBytes(weight, choice.spec) - weight.shard_nbytes;
         return el('tr', {}, el('th', {scope: 'row'}, specChip(weight, choice.spec)), el('td', {}, addedText(choice)),
@@ -347,7 +348,7 @@ function alternativesOf(weight) {
 }
 
 function operatorDetails(operator) {
-  const own = communicationsAt.get(operator.index) || [];
+  const communications = communicationsAt.get(operator.index) || [];
   const seconds = operator.compute_seconds + operator.reduce_seconds + operator.conversion_seconds;
   const second = operator.runner_up;
   const [before] = operator.spec.split('|');
@@ -365,9 +366,9 @@ function operatorDetails(operator) {
     ]),
     el('h4', {}, 'Reads'),
     ...operator.inputs.map((name, n) => meshRow(tensors.get(name), specs[n] || tensors.get(name).spec)),
-    el('h4', {}, 'Makes'),
+    el('h4', {}, 'Computes'),
     ...operator.outputs.map(name => meshDrawing(tensors.get(name), tensors.get(name).spec)),
-    own.length ? el('div', {}, el('h4', {}, 'Communication'), own.map(communicationDetails)) : null,
+    communications.length ? el('div', {}, el('h4', {}, 'Communication'), communications.map(communicationDetails)) : null,
   ];
 }
 
@@ -375,7 +376,7 @@ const meshRow = (tensor, spec) => el('p', {class: 'read'}, specChip(tensor, spec
   el('span', {class: 'quiet'}, shapeText(tensor)));
 
 function pinForm(weight) {
-  // A weight that is pinned has no alternatives in the plan that was searched with the pin.
+  // The report on a plan with a pinned weight has no alternatives of that weight.
   const base = first.tensors.find(one => one.name === weight.name) || weight;
   const options = [base.spec, ...base.alternatives.map(choice => choice.spec)];
   const pinned = pins.get(nameOf(weight));

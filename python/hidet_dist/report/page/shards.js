@@ -31,10 +31,10 @@ function coordinateOf(rank) {
   return coordinate;
 }
 
-// Which part of a dim a device has: the axes that split it are major to minor.
+// The number of the part of a dim that a device holds; axes are major to minor.
 const partOf = (axes, coordinate) => axes.reduce((part, axis) => part * report.mesh_shape[axis] + coordinate[axis], 0);
 
-// The two dims that a drawing shows as rows and columns: those that are split, as far as there are two.
+// The two dims that a drawing shows as rows and columns: the first and the last one that are split, if there are two.
 function drawnDims(spec, ndim) {
   const split = [];
   spec.forEach((axes, dim) => { if (axes.length) split.push(dim); });
@@ -45,14 +45,14 @@ function drawnDims(spec, ndim) {
 
 const axisColor = axes => axes.length ? `var(--axis${axes[0] % 4})` : 'var(--whole)';
 
-// A tensor as a rectangle cut into its shards, that of one device filled.
+// A tensor as a rectangle that is cut into its shards; the shard of one device is filled.
 function shardDrawing(specText, ndim, rank, width, height) {
   const spec = parseSpec(specText);
   const coordinate = coordinateOf(rank);
   const [rowDim, columnDim] = drawnDims(spec, ndim);
   const dims = [rowDim, columnDim].map(dim => {
     const axes = dim >= 0 && dim < spec.length ? spec[dim] : [];
-    return {axes, parts: groupSize(axes), own: partOf(axes, coordinate)};
+    return {axes, parts: groupSize(axes), part: partOf(axes, coordinate)};
   });
   const [rows, columns] = dims;
   const w = width - 1, h = height - 1;
@@ -60,7 +60,7 @@ function shardDrawing(specText, ndim, rank, width, height) {
   const isSplit = rows.parts > 1 || columns.parts > 1;
   drawing.append(svg('rect', {x: 0.5, y: 0.5, width: w, height: h, class: 'tensor'}));
   drawing.append(svg('rect', {
-    x: 0.5 + (w * columns.own) / columns.parts, y: 0.5 + (h * rows.own) / rows.parts,
+    x: 0.5 + (w * columns.part) / columns.parts, y: 0.5 + (h * rows.part) / rows.parts,
     width: w / columns.parts, height: h / rows.parts,
     fill: isSplit ? axisColor(rows.axes.length ? rows.axes : columns.axes) : 'var(--whole)',
   }));
@@ -87,7 +87,7 @@ function sliceText(tensor, specText, rank) {
 
 const MOST_DRAWN = 64;
 
-// A tensor on each device of the mesh: rows and columns of devices are the mesh's axes.
+// A tensor's shard on each device of the mesh; devices of the last mesh axis are in a row.
 function meshDrawing(tensor, specText) {
   const devices = deviceCount();
   const shown = Math.min(devices, MOST_DRAWN);
@@ -105,7 +105,7 @@ function meshDrawing(tensor, specText) {
     el('ol', {class: 'devices', style: {'--columns': String(columns)}}, cells));
 }
 
-// The chip that stands for a spec in tables.
+// A small drawing of a spec, with its text, for tables.
 function specChip(tensor, specText = tensor.spec) {
   return el('span', {class: 'spec', title: specWords(specText)},
     shardDrawing(specText, tensor.shape.length, 0, 30, 20), el('code', {}, specText));

@@ -1,24 +1,24 @@
-// The page: its state, the answers at its top, and the drawing of all sections.
+// The state of the page, its header and answers, the search and operator sections, and pins.
 
 const given = JSON.parse(document.getElementById('data').textContent);
 const {live} = given;
-let report, tensors, makers, readers, communicationsAt, families;
+let report, tensors, producers, consumers, communicationsAt, families;
 let traces = given.traces.map(unpack);
 let pins = new Map();
-let first = null;  // the report that the page came with
+let first = null;  // the report without pins from this page
 
 function take(packed) {
   report = unpack(packed);
   first = first || report;
   tensors = new Map(report.tensors.map(tensor => [tensor.name, tensor]));
-  makers = new Map();
-  readers = new Map();
+  producers = new Map();
+  consumers = new Map();
   communicationsAt = new Map();
   families = new Map(report.families.map(family => [family.prefix, family]));
   const add = (map, key, value) => { if (map.has(key)) map.get(key).push(value); else map.set(key, [value]); };
   for (const operator of report.operators) {
-    for (const name of operator.outputs) makers.set(name, operator);
-    for (const name of new Set(operator.inputs)) add(readers, name, operator);
+    for (const name of operator.outputs) producers.set(name, operator);
+    for (const name of new Set(operator.inputs)) add(consumers, name, operator);
   }
   for (const one of report.communications) if (one.operator !== null) add(communicationsAt, one.operator, one);
 }
@@ -39,10 +39,10 @@ function drawTop() {
     el('h1', {}, report.title || 'Plan'),
     el('p', {class: 'quiet'}, `on ${meshText()} of ${report.machine.device}; graph ${report.fingerprint}`),
     el('dl', {class: 'figures'},
-      figure('Predicted time of a run', time(report.makespan_seconds), time(report.makespan_seconds) !== time(report.seconds) ? `${time(report.seconds)} without overlap` : ''),
+      figure('Predicted time per run', time(report.makespan_seconds), time(report.makespan_seconds) !== time(report.seconds) ? `${time(report.seconds)} without overlap` : ''),
       figure('Communication', percent(sent / report.seconds), Object.entries(report.collectives).map(([kind, number]) => `${number} ${kind}`).join(', ') || 'none'),
-      figure('Memory of a device', bytes(peak), `${percent(peak / report.memory.budget_bytes)} of ${bytes(report.memory.budget_bytes)}`),
-      figure('Weights of a device', bytes(weights), ''),
+      figure('Memory per device', bytes(peak), `${percent(peak / report.memory.budget_bytes)} of ${bytes(report.memory.budget_bytes)}`),
+      figure('Weights per device', bytes(weights), ''),
       figure('Distance from the bound', boundText(), report.search && report.search.mode === 'search' ? `no plan takes less than ${time(report.search.bound_seconds)}` : '')),
     live ? pinList() : '');
 }
@@ -70,10 +70,10 @@ function peakAnswer() {
   const [cause] = causes, [largest] = resident;
   const name = group => (group.count > 1 ? `the ${group.count} weights ${group.name}` : group.name);
   return answer('Which tensor sets the memory peak?', 'memory',
-    cause ? el('p', {}, {converted: 'A converted copy of ', buffer: 'A buffer for converting '}[cause.what] || '', el('strong', {}, cause.name), !cause.tensor.label && makers.has(cause.tensor.name) ? `, made by ${operatorName(makers.get(cause.tensor.name))}` : '',
-      `, with ${bytes(cause.nbytes)}, is the largest tensor that makes it the peak: ${bytes(report.memory.held_bytes[point])} a device while ${pointText(point)}.`)
-      : el('p', {}, `Nothing but what is held throughout: ${bytes(peakBytes())} a device.`),
-    largest ? `${bytes(size)} are held throughout, most of it by ${name(largest)}: ${bytes(largest.nbytes)}.` : null);
+    cause ? el('p', {}, {converted: 'A converted copy of ', buffer: 'A buffer for converting '}[cause.what] || '', el('strong', {}, cause.name), !cause.tensor.label && producers.has(cause.tensor.name) ? `, computed by ${operatorName(producers.get(cause.tensor.name))}` : '',
+      `, with ${bytes(cause.nbytes)}, is the largest temporary tensor at the peak: a device holds ${bytes(report.memory.held_bytes[point])} while ${pointText(point)}.`)
+      : el('p', {}, `None: a device holds ${bytes(peakBytes())} throughout the run, and nothing else.`),
+    largest ? `${bytes(size)} are held throughout the run, most of it by ${name(largest)}: ${bytes(largest.nbytes)}.` : null);
 }
 
 function collectiveAnswer() {
@@ -101,11 +101,11 @@ function replicationAnswer() {
     named.get(name).push(weight);
   }
   const show = name => {
-    const own = named.get(name);
-    const [weight] = own;
+    const alike = named.get(name);
+    const [weight] = alike;
     const extra = weight.nbytes - weight.shard_nbytes;
-    const each = own.length > 1 ? ` (each of ${own.length}; shown: ${nameOf(weight)})` : '';
-    output.replaceChildren(el('strong', {}, addedText(replicatedOf(weight))), ` more a run and `, el('strong', {}, bytes(extra)), ` more a device, which ${fitText(extra)}${each}.`);
+    const each = alike.length > 1 ? ` (each of ${alike.length}; shown: ${nameOf(weight)})` : '';
+    output.replaceChildren(el('strong', {}, addedText(replicatedOf(weight))), ` more per run and `, el('strong', {}, bytes(extra)), ` more per device, which ${fitText(extra)}${each}.`);
   };
   const select = el('select', {'aria-label': 'Weight', onchange: event => show(event.target.value)},
     [...named.keys()].sort(byName).map(name => el('option', {value: name}, name)));
@@ -119,7 +119,7 @@ function boundAnswer() {
   const {search} = report;
   const question = 'How far is the plan from the bound?';
   if (!search) return answer(question, 'search', 'Unknown: the plan was not searched.');
-  if (search.mode !== 'search') return answer(question, 'search', 'The plan was derived from pins; nothing is proven of it.');
+  if (search.mode !== 'search') return answer(question, 'search', 'Unknown: the plan was derived from pins, without a search.');
   return answer(question, 'search',
     el('p', {}, el('strong', {}, search.gap <= 1e-12 ? 'It is optimal.' : `At most ${percent(search.gap)}.`),
       ` The plan takes ${time(report.seconds)}; no plan within the budget takes less than ${time(search.bound_seconds)}`,
@@ -129,7 +129,7 @@ function boundAnswer() {
 
 function layersAnswer() {
   const question = 'Which layer differs from its neighbours?';
-  if (!report.families.length) return answer(question, 'model', 'No names of weights tell layers apart.');
+  if (!report.families.length) return answer(question, 'model', 'Unknown: no weights have names with numbers of layers.');
   const odd = report.families.flatMap(family => family.variants.map(variant => ({family, variant})));
   const names = ({family, variant}) => {
     const [first, ...rest] = variant.members;
@@ -155,9 +155,9 @@ function drawSearch() {
   const slowest = Math.max(...search.incumbents.map(one => one.seconds));
   replaceBody('search',
     el('p', {class: 'lead'}, search.mode === 'search' ? `The search ended with ${time(report.seconds)}; it proved that no plan takes less than ${time(search.bound_seconds)} (gap ${percent(search.gap)}).`
-      : 'The plan follows from pins, without a search.', search.time_limit_reached ? ' Its time limit was reached: the plan depends on the machine that searched.' : ''),
-    scrolling('The best plans known in turn; their times are without overlap',
-      el('thead', {}, el('tr', {}, ['plan', 'predicted', 'bound then', 'gap', 'after'].map((text, n) => el('th', {scope: 'col', class: n ? 'number' : null}, text)))),
+      : 'The plan follows from pins, without a search.', search.time_limit_reached ? ' The time limit was reached, so the plan depends on the speed of the machine.' : ''),
+    scrolling('The best plans during the search; times are without overlap',
+      el('thead', {}, el('tr', {}, ['plan', 'predicted', 'lower bound', 'gap', 'after'].map((text, n) => el('th', {scope: 'col', class: n ? 'number' : null}, text)))),
       el('tbody', {}, search.incumbents.map((one, n) => el('tr', {}, el('th', {scope: 'row'}, `${n + 1}`), el('td', {class: 'number'}, bar(one.seconds / slowest, time(one.seconds))),
         el('td', {class: 'number'}, one.bound_seconds > 0 ? time(one.bound_seconds) : '–'), el('td', {class: 'number'}, percent(Math.max(0, 1 - one.bound_seconds / one.seconds))),
         el('td', {class: 'number'}, one.elapsed_seconds === null ? '–' : time(one.elapsed_seconds)))))));
@@ -171,8 +171,8 @@ function drawOperators() {
     {title: 'spec', cell: operator => el('code', {}, operator.spec)},
     {title: 'kernel', number: true, sort: operator => operator.compute_seconds, cell: operator => time(operator.compute_seconds)},
     {title: 'resharding', number: true, sort: operator => seconds(operator) - operator.compute_seconds, cell: operator => {
-      const own = seconds(operator) - operator.compute_seconds;
-      return own ? time(own) : '–';
+      const communication = seconds(operator) - operator.compute_seconds;
+      return communication ? time(communication) : '–';
     }},
     {title: 'next best', number: true, sort: operator => (operator.runner_up ? added(operator.runner_up) : Infinity), cell: operator => (operator.runner_up ? addedText(operator.runner_up) : '–')},
   ], {caption: 'Operators in execution order', filter: operator => `${operatorName(operator)} ${operator.module} ${operator.spec}`,
@@ -184,23 +184,23 @@ function drawOperators() {
 function pinList() {
   const before = first === report ? null : `${time(first.makespan_seconds)} without these pins`;
   return el('div', {class: 'pins'}, el('h2', {}, 'Pins'), pins.size ? el('ul', {}, [...pins].map(([name, spec]) => el('li', {}, el('code', {}, `${name} = ${spec}`), ' ',
-    el('button', {type: 'button', onclick: () => { const rest = new Map(pins); rest.delete(name); searchAgain(rest); }}, `Unpin ${name}`))))
+    el('button', {type: 'button', onclick: () => { const others = new Map(pins); others.delete(name); searchAgain(others); }}, `Unpin ${name}`))))
     : el('p', {class: 'quiet'}, 'None. Select a weight of the model to pin it and search again.'), before ? el('p', {}, before) : null);
 }
 
-async function searchAgain(wanted) {
+async function searchAgain(requested) {
   say('Searching …');
   document.body.setAttribute('aria-busy', 'true');
   try {
-    const answered = await fetch('plan', {
-      method: 'POST', headers: {'Content-Type': 'application/json'}, body: JSON.stringify(Object.fromEntries(wanted)),
+    const response = await fetch('plan', {
+      method: 'POST', headers: {'Content-Type': 'application/json'}, body: JSON.stringify(Object.fromEntries(requested)),
     });
-    const data = await answered.json();
-    if (!answered.ok) throw new Error(data.error);
-    pins = wanted;
+    const data = await response.json();
+    if (!response.ok) throw new Error(data.error);
+    pins = requested;
     take(data.report);
     drawAll();
-    say(`${time(report.makespan_seconds)}, ${more(report.makespan_seconds - first.makespan_seconds, time)} beside the plan without pins`);
+    say(`${time(report.makespan_seconds)}, ${more(report.makespan_seconds - first.makespan_seconds, time)} compared with the plan without pins`);
   } catch (error) {
     say(`No plan: ${error.message}`);
   } finally {

@@ -1,4 +1,4 @@
-// Tables that are sorted by their headings, filtered by text, and drawn as far as they are shown.
+// Tables that are sorted by their headings and filtered by text. Rows are drawn in portions.
 
 const ROWS_AT_ONCE = 60;
 
@@ -7,14 +7,14 @@ const ROWS_AT_ONCE = 60;
 function dataTable(rows, columns, options) {
   let order = options.sorted === undefined ? null : {column: options.sorted, descending: true};
   let shown = ROWS_AT_ONCE;
-  let wanted = '';
+  let filter = '';
   const tbody = el('tbody');
   const heads = columns.map((column, n) => {
     const label = column.sort ? el('button', {type: 'button', onclick: () => sortBy(n)}, column.title) : column.title;
     return el('th', {scope: 'col', class: column.number ? 'number' : null}, label);
   });
   const rest = el('button', {type: 'button', class: 'more', onclick: () => { shown += 10 * ROWS_AT_ONCE; draw(); }});
-  const found = el('span', {class: 'found'});
+  const matches = el('span', {class: 'matches'});
 
   function sortBy(n) {
     const first = columns[n].number ? true : false;
@@ -24,11 +24,11 @@ function dataTable(rows, columns, options) {
   }
 
   function draw() {
-    let own = wanted ? rows.filter(row => options.filter(row).toLowerCase().includes(wanted)) : rows;
+    let listed = filter ? rows.filter(row => options.filter(row).toLowerCase().includes(filter)) : rows;
     if (order) {
       const key = columns[order.column].sort;
       const sign = order.descending ? -1 : 1;
-      own = [...own].sort((a, b) => {
+      listed = [...listed].sort((a, b) => {
         const [x, y] = [key(a), key(b)];
         return sign * (typeof x === 'string' ? byName(x, y) : x - y);
       });
@@ -37,10 +37,10 @@ function dataTable(rows, columns, options) {
       if (order && order.column === n) head.setAttribute('aria-sort', order.descending ? 'descending' : 'ascending');
       else head.removeAttribute('aria-sort');
     });
-    tbody.replaceChildren(...own.slice(0, shown).flatMap(row => tableRow(row, columns, options)));
-    rest.hidden = own.length <= shown;
-    rest.textContent = `Show more: ${own.length - shown} of ${own.length} rows are not shown`;
-    found.textContent = wanted ? `${own.length} of ${rows.length}` : '';
+    tbody.replaceChildren(...listed.slice(0, shown).flatMap(row => tableRow(row, columns, options)));
+    rest.hidden = listed.length <= shown;
+    rest.textContent = `Show more: ${listed.length - shown} of ${listed.length} rows are not shown`;
+    matches.textContent = filter ? `${listed.length} of ${rows.length}` : '';
   }
 
   const table = el('table', {}, el('caption', {}, options.caption), el('thead', {}, el('tr', {}, heads)), tbody);
@@ -48,9 +48,9 @@ function dataTable(rows, columns, options) {
   if (options.filter && rows.length > 8) {
     const input = el('input', {
       type: 'search', placeholder: options.hint || 'Filter', 'aria-label': `Filter: ${options.caption}`,
-      oninput: event => { wanted = event.target.value.trim().toLowerCase(); shown = ROWS_AT_ONCE; draw(); },
+      oninput: event => { filter = event.target.value.trim().toLowerCase(); shown = ROWS_AT_ONCE; draw(); },
     });
-    parts.unshift(el('div', {class: 'filter'}, input, found));
+    parts.unshift(el('div', {class: 'filter'}, input, matches));
   }
   draw();
   return el('div', {class: 'data-table'}, parts);

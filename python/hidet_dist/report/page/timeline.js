@@ -1,4 +1,5 @@
-// The predicted timeline, and measured ones below it, on one scale; drawn on a canvas, read out span by span.
+// The predicted timeline, with measured ones below it on the same scale. Spans are drawn on a canvas and read out one
+// by one.
 
 const LANE = 30, GAP = 6, LABEL = 118;
 
@@ -63,7 +64,7 @@ function drawTimeline() {
       context.rect(LABEL, y, width - LABEL, LANE);
       context.clip();
       const fill = color(lane.stream === 'compute' ? '--compute' : '--communication');
-      let drawn = -1;  // nothing is drawn where a span would be under one that is there
+      let drawn = -1;  // the end of the last span that is drawn; a later one that ends before it would be invisible
       for (const span of lane.spans) {
         const x = place(span.begin_seconds, width), end = place(span.begin_seconds + span.seconds, width);
         if (end < LABEL || x > width || end < drawn + 0.5) continue;
@@ -116,13 +117,13 @@ function drawTimeline() {
   }
 
   function choose(lane, span) {
-    const own = lanes[lane].spans[span];
-    if (!own) return;
+    const {begin_seconds: begin, seconds, text} = lanes[lane].spans[span] || {};
+    if (text === undefined) return;
     chosen = {lane, span};
-    if (own.begin_seconds < view.begin || own.begin_seconds + own.seconds > view.begin + view.seconds) {
-      scroll(own.begin_seconds + own.seconds / 2 - view.seconds / 2);
+    if (begin < view.begin || begin + seconds > view.begin + view.seconds) {
+      scroll(begin + seconds / 2 - view.seconds / 2);
     } else draw();
-    readout.textContent = `${own.text}: ${time(own.seconds)}, from ${time(own.begin_seconds)} (${lanes[lane].title})`;
+    readout.textContent = `${text}: ${time(seconds)}, from ${time(begin)} (${lanes[lane].title})`;
   }
 
   function spanAt(event) {
@@ -132,7 +133,7 @@ function drawTimeline() {
     if (!lanes[lane] || event.clientX - box.left < LABEL) return null;
     const slack = (view.seconds / box.width) * 2;
     const {spans} = lanes[lane];
-    let low = 0, high = spans.length;  // the first span that begins behind
+    let low = 0, high = spans.length;  // binary search of the first span that begins after the pointer
     while (low < high) {
       const middle = (low + high) >> 1;
       if (spans[middle].begin_seconds <= at + slack) low = middle + 1; else high = middle;
@@ -180,9 +181,9 @@ function drawTimeline() {
   const sent = sum(report.timeline.filter(span => span.stream === 'communication'), span => span.seconds);
   replaceBody('timeline',
     el('p', {class: 'lead'}, `Predicted: ${time(report.makespan_seconds)}. Kernels and copies take ${time(computed)}, collectives ${time(sent)}`,
-      report.machine.overlaps_communication ? `, of which ${time(Math.max(0, computed + sent - report.makespan_seconds))} run beside kernels. ` : '. ',
-      traces.length ? traces.map(trace => `Measured on rank ${trace.rank}: ${time(trace.seconds)} (${(trace.seconds / report.makespan_seconds).toFixed(2)} of the prediction). `)
-        : 'Nothing was measured: --profile takes traces of runs.'),
+      report.machine.overlaps_communication ? `, of which ${time(Math.max(0, computed + sent - report.makespan_seconds))} overlap with kernels. ` : '. ',
+      traces.length ? traces.map(trace => `Measured on rank ${trace.rank}: ${time(trace.seconds)} (${(trace.seconds / report.makespan_seconds).toFixed(2)} times the prediction). `)
+        : 'No run was measured: --profile takes traces of runs.'),
     traces.length ? comparison() : null,
     buttons, canvas, readout);
   redrawTimeline = draw;

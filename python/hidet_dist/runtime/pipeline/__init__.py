@@ -1,1 +1,1 @@
-"""Pipelines in serving processes: a rank's stage, the messages between stages, and the delivery of results to ranks."""
+"""Pipelines in serving processes: a rank's stage, messages between stages, and the delivery of results to ranks."""

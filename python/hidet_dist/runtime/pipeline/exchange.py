@@ -1,8 +1,8 @@
-"""The way of results to the ranks that give them: a thread beside the one that computes.
+"""The delivery of results to the ranks that return them, in a thread beside the one that computes.
 
-Stages send forward while they compute, and results mostly go back. In one thread the two could wait for each other, so
-results have a thread and a communicator of their own on each rank. Its messages are in an order that all ranks share,
-by micro-batch, output, and stage that receives; and what is computed does not wait for them.
+Messages between stages go forward, and results mostly go back. In one thread, ranks could wait for each other in a
+circle. So each rank has a separate thread and communicator for results, and computing does not wait for them. All ranks
+share the order of these messages: by micro-batch, output, and receiving stage.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Computed = Mapping[int, np.ndarray]
 
 @dataclass(frozen=True)
 class Route:
-    """This rank's end of the way of one output to one stage: one of the two, or neither where it has no part in it."""
+    """This rank's end of the delivery of one output to one stage: one of the two, or neither if it takes no part."""
 
     output: int
     outlet: Outlet | None
@@ -38,9 +38,9 @@ class Exchange:
     Parameters
     ----------
     communicator: Communicator
-        Of all ranks, used for nothing else meanwhile.
+        The communicator of all ranks for results; it has no other use during the exchange.
     routes: sequence of Route
-        Of one micro-batch, in the order that all ranks share.
+        The routes of one micro-batch, in the order that all ranks share.
     call: int
         The number of the call.
     """
@@ -56,7 +56,7 @@ class Exchange:
         atexit.register(self._abort)  # before communicators are closed, which were registered earlier
 
     def add(self, computed: Computed) -> None:
-        """Exchange the results of the next micro-batch, which this rank has computed its part of."""
+        """Queue this rank's results of the next micro-batch for the exchange."""
         self._todo.put(computed)
 
     def take(self) -> dict[int, np.ndarray]:
@@ -70,7 +70,7 @@ class Exchange:
         return done
 
     def end(self) -> None:
-        """Return when the thread has ended: after what was added, or once the communicator has failed."""
+        """Wait for the end of the thread: after all queued results, or when the communicator has failed."""
         self._todo.put(None)
         self._thread.join()
         atexit.unregister(self._abort)

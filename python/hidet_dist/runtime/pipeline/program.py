@@ -1,13 +1,13 @@
-"""One rank's part of a pipeline: its stage's program run on each micro-batch, between receiving and sending.
+"""One rank's part of a pipeline: for each micro-batch, it receives, runs its stage's program, and sends.
 
-A rank receives what its stage reads of earlier ones, runs the stage's program, and sends what later stages read. While
-it works on one micro-batch, the stage before works on the next: a message is on its way, or in the receiver's memory,
-until the receiver comes to it. Messages are in an order that all ranks share (by micro-batch, boundary, and stage that
-reads), so that no ranks wait for one another.
+A rank receives the tensors that its stage reads of earlier stages, runs the stage's program, and sends the tensors that
+later stages read. Meanwhile, the stage before works on the next micro-batch. A message of more than the transport's
+buffer occupies its sender until the receiver takes it. All ranks share the order of messages (by micro-batch, boundary,
+and reading stage), so that ranks never wait for each other in a circle.
 
-Two communicators are of all ranks: one for messages forward, which the calling thread uses, and one for results
-(:mod:`hidet_dist.runtime.pipeline.exchange`). A failure on any of a rank's communicators ends all of them, and all
-ranks hear of it through that of all ranks, which names the ranks to blame.
+Two communicators have all ranks: one for messages forward, which the calling thread uses, and one for results
+(:mod:`hidet_dist.runtime.pipeline.exchange`). A failure of any of a rank's communicators ends all of them. The one of
+all ranks tells the other ranks which ranks are to blame.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from hidet_dist.transfer import MeshLayout, Transfer, plan_transfer
 
 @dataclass(frozen=True)
 class PreparedCall:
-    """A call for which everything is in place.
+    """A call whose inputs and outputs are checked and in memory.
 
     Attributes
     ----------
     inputs: for each micro-batch, the stage's inputs that are inputs of the graph, by their numbers in the stage.
-    results: the outputs as they are returned; empty on ranks that give none.
-    outputs: where they lie, by the numbers of the graph's outputs.
+    results: the outputs as they are returned; empty on ranks that return none.
+    outputs: the memory of the outputs, by the numbers of the graph's outputs.
     """
 
     inputs: Sequence[Mapping[int, Buffer]]
@@ -78,19 +78,19 @@ class PipelinedProgram:
     Parameters
     ----------
     manifest: Manifest
-        Of the artifacts, with a pipeline.
+        The manifest of the artifacts, with a pipeline.
     rank: int
-        This rank, of all.
+        This rank, among those of all stages.
     program: Program
-        The stage's.
+        The stage's program.
     memory: Memory
-        The host's memory, in which its tensors lie.
+        The memory of the program's tensors, which is the host's.
     world: Communicator
-        Of all ranks, for messages forward.
+        The communicator of all ranks, for messages forward.
     own: Communicator
-        Of the ranks of the stage.
+        The communicator of the stage's ranks.
     backward: Communicator or None
-        Of all ranks, for results; None where no results travel (:meth:`exchanges_results`).
+        The communicator of all ranks for results; None if no results are sent (:meth:`exchanges_results`).
     """
 
     def __init__(
@@ -155,9 +155,9 @@ class PipelinedProgram:
 
     @property
     def lag(self) -> int:
-        """The number of batches of a stream that a rank of this stage takes before it returns the results of the first.
+        """The number of batches of a stream that a rank of this stage takes before it returns the first results.
 
-        So many that those have come when it asks for them, where the pipeline is full.
+        In a full pipeline, these results have then arrived.
         """
         return 0 if self._backward is None else len(self._pipeline.stages) - self._number
 
@@ -168,7 +168,7 @@ class PipelinedProgram:
 
         Returns
         -------
-        The call, and the sizes of symbolic dims, of which there are none.
+        The call, and the sizes of symbolic dims: none, as pipelines have no symbolic dims.
 
         Raises
         ------
@@ -189,14 +189,14 @@ class PipelinedProgram:
         return self._prepared(buffers, results, places), {}
 
     def prepare_zeros(self, sizes: Mapping[str, int]) -> tuple[PreparedCall, Mapping[str, int]]:
-        """Prepare a call on zeros whose outputs are thrown away; there are no symbolic dims to have ``sizes``."""
+        """Prepare a call on zeros whose outputs are thrown away; ``sizes`` of symbolic dims must be empty."""
         if sizes:
             raise InputError(f"The program has no symbolic dim {', '.join(sorted(sizes))}; it has none.")
         places = self._signature.scratch(self._output_shapes)
         return self._prepared(self._signature.zeros({}), [], places), {}
 
     def run(self, prepared: PreparedCall, number: int, record: bool = False) -> tuple[list[Any], list[Interval]]:
-        """Make call ``number``: the outputs, and where ``record``, what this rank did when.
+        """Make call ``number``; return the outputs and, with ``record``, this rank's steps.
 
         Raises
         ------
@@ -226,13 +226,13 @@ class PipelinedProgram:
             self._exchange = Exchange(self._backward, self._routes, number)
 
     def end(self) -> None:
-        """End a call, or stream, whose results were all collected."""
+        """End a call, or stream, whose results have all been collected."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.end()
 
     def close(self) -> None:
-        """End what a stream has begun and not ended, so that communicators can be closed."""
+        """End an unfinished stream, so that communicators can be closed."""
         if self._exchange is not None:
             self.fail(RuntimeError("the partition was closed within a stream"))
 
@@ -244,7 +244,7 @@ class PipelinedProgram:
         CommunicationError
             When a message or a collective failed.
         InputError
-            When what an earlier stage computed holds an index that a table of this one has not.
+            When an earlier stage computed an index outside of a table of this stage.
         """
         for micro_batch, given in enumerate(prepared.inputs):
             times = [time.perf_counter_ns()]
@@ -270,7 +270,7 @@ class PipelinedProgram:
                 ]
 
     def collect(self, prepared: PreparedCall) -> list[Any]:
-        """Return the outputs of a call that was processed, once they have come from other stages.
+        """Return the outputs of a processed call, once they have arrived from other stages.
 
         Raises CommunicationError.
         """
@@ -289,12 +289,12 @@ class PipelinedProgram:
         return prepared.results
 
     def fail(self, error: BaseException) -> None:
-        """End all communicators of this rank for an error, the others told who is to blame.
+        """End all communicators of this rank for an error, and tell the other ranks which ranks are to blame.
 
         Raises
         ------
         CommunicationError
-            In place of such an error: with the ranks to blame, of all.
+            In place of a CommunicationError, with the ranks to blame among those of all stages.
         """
         reason, ranks = describe(error), blamed(error, self._rank)
         self._world.give_up(reason, ranks)
@@ -359,13 +359,13 @@ class PipelinedProgram:
         )
 
     def _slice(self, prepared: PreparedCall, place: int, micro_batch: int) -> np.ndarray:
-        """The place of a micro-batch in an output of the graph."""
+        """View the part of an output of the graph that a micro-batch has."""
         return _cut(
             prepared.outputs[place], self._pipeline.outputs[place].batch_dim, micro_batch, self._pipeline.micro_batches
         )
 
     def _shards(self, prepared: PreparedCall, micro_batch: int) -> list[np.ndarray]:
-        """The memory for the stage's outputs: in the graph's where that is possible."""
+        """Find memory for the stage's outputs, within the graph's outputs if possible."""
         travelling = {self._pipeline.outputs[route.output].source.number for route in self._routes if route.outlet}
         shards = []
         for number, signature in enumerate(self._stage.outputs):
@@ -391,7 +391,7 @@ class PipelinedProgram:
         return Buffer(shard.ctypes.data, shard.shape, dtype, shard.nbytes, True, (dlpack.CPU, 0), False, shard)
 
     def _deliver(self, prepared: PreparedCall, micro_batch: int, shards: Sequence[np.ndarray]) -> None:
-        """Put the outputs of the graph that this rank computed into their places, and on their way to other ranks."""
+        """Copy this rank's outputs of the graph to the call's outputs, and queue them for other ranks."""
         computed = {}
         for place, y in enumerate(self._pipeline.outputs):
             if y.source.stage != self._number:
@@ -408,7 +408,7 @@ class PipelinedProgram:
     # Messages.
 
     def _receive(self) -> dict[int, Buffer]:
-        """The stage's inputs that earlier stages computed, by their numbers in the stage."""
+        """Receive the stage's inputs that earlier stages computed, by their numbers in the stage."""
         self._world.bind()
         parts = [(number, inlet, inlet.receive(self._world)) for number, inlet in self._receives]
         self._own.bind()
@@ -427,7 +427,7 @@ class PipelinedProgram:
             outlet.send(self._world, shards[number])
 
     def _transfer(self, source: int, output: int, target: int, number: int | None) -> tuple[Transfer, str]:
-        """The transfer of an output of one stage to another: to its input ``number``, or replicated; and the dtype."""
+        """Plan the transfer of an output to another stage's input ``number``, or replicated; also return its dtype."""
         stages = self._manifest.stages
         y = stages[source].outputs[output]
         shape = tuple(int(n) for n in y.whole_shape)
@@ -444,7 +444,7 @@ class PipelinedProgram:
         return Outlet(Crossing(transfer, self._ranks.index(self._rank), self._manifest.ranks_of(target), dtype))
 
     def _result_routes(self) -> list[Route]:
-        """The ways of results that this rank has a part in, in the order that all ranks share."""
+        """List the routes of results that this rank takes part in, in the order that all ranks share."""
         routes = []
         for place, y in enumerate(self._pipeline.outputs):
             for target in range(len(self._pipeline.stages)):
@@ -461,7 +461,7 @@ class PipelinedProgram:
 
 
 class _Kept(dict[int, np.ndarray]):
-    """Views, by number, with what keeps their memory."""
+    """Views, by number, with the owners of their memory."""
 
     def __init__(self, views: Mapping[int, np.ndarray], owners: Sequence[Any]):
         super().__init__(views)
@@ -478,7 +478,7 @@ def _summed(ends: Sequence[Inlet | Outlet], times: int = 1) -> dict[int, int]:
 
 
 def _times(signature: TensorSignature, dim: int | None, count: int) -> TensorSignature:
-    """The signature of a tensor of ``count`` micro-batches, from that of one."""
+    """Make the signature of a tensor of ``count`` micro-batches from that of one."""
     if dim is None:
         return signature
     shape, whole = list(signature.shape), list(signature.whole_shape)
@@ -487,7 +487,7 @@ def _times(signature: TensorSignature, dim: int | None, count: int) -> TensorSig
 
 
 def _cut(whole: np.ndarray, dim: int | None, number: int, count: int) -> np.ndarray:
-    """Part ``number`` of ``count`` along a dim; all of it where there is no dim."""
+    """Return part ``number`` of ``count`` along a dim, or the whole tensor without a dim."""
     if dim is None or count == 1:
         return whole
     extent = whole.shape[dim] // count
@@ -495,5 +495,5 @@ def _cut(whole: np.ndarray, dim: int | None, number: int, count: int) -> np.ndar
 
 
 def _name(signature: TensorSignature) -> str:
-    """A dtype by the name that NumPy has for it too."""
+    """Return the name of a tensor's dtype in NumPy."""
     return "bool" if signature.dtype == "boolean" else signature.dtype

@@ -14,19 +14,19 @@ from hidet_dist.runtime.pipeline.program import PipelinedProgram, PreparedCall
 class Stream(Iterator[Any]):
     """The results of batches, in order.
 
-    All ranks iterate over it, over as many batches each, and to the end. A batch that a rank refuses ends the stream,
-    and the partition, on all ranks: others may have sent what they computed of later batches.
+    All ranks iterate over it to the end, with equally many batches. A batch that a rank refuses ends the stream and the
+    partition on all ranks, because other ranks may have sent results of later batches.
 
     Parameters
     ----------
     program: PipelinedProgram
-        This rank's.
+        This rank's program.
     calls: Calls
-        The partition's, of which a stream is begun.
+        The calls of the partition, which has begun a stream.
     batches: iterable
-        Of each batch the inputs: a sequence of them, or the only one.
+        The inputs of each batch: a sequence of them, or the only one.
     finish: function
-        Agrees with the other ranks that the stream has ended.
+        Agrees with the other ranks on the end of the stream.
     """
 
     def __init__(self, program: PipelinedProgram, calls: Calls, batches: Iterable[Any], finish: Callable[[], None]):
@@ -38,7 +38,7 @@ class Stream(Iterator[Any]):
         calls.streaming = True
 
     def __next__(self) -> Any:
-        """The results of the next batch, as a call gives them.
+        """Return the results of the next batch, as a call returns them.
 
         Raises
         ------
@@ -70,7 +70,7 @@ class Stream(Iterator[Any]):
         raise StopIteration
 
     def close(self) -> None:
-        """End the stream before its end, and with it the partition, as other ranks may be within it."""
+        """End the stream early, and with it the partition, because other ranks may be within the stream."""
         if self._open:
             self._end_by(RuntimeError("its stream was closed before the end"))
 
