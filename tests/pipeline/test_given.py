@@ -56,6 +56,17 @@ def test_stages_compute_the_graph(plan: Plan, graph: hidet.FlowGraph) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+def test_all_but_the_stages_and_their_pins_is_propagated(graph: hidet.FlowGraph) -> None:
+    """The first stage's pin splits all that depends on its weight; stages without pins are replicated."""
+    plan = hidet_dist.make_plan(graph, {"mesh_shape": [6]}, {**CONFIG, "mode": "propagate"})
+    assert plan.pipeline is not None and [stage.ranks for stage in plan.pipeline.stages] == [(0, 1), (2,), (3, 4, 5)]
+    first, *others = plan.stages
+    assert [str(op.spec.out_specs[0]) for op in first.operators] == ["(R, R, S0)"] * 3
+    specs = [spec for stage in others for op in stage.operators for spec in (*op.spec.in_specs, *op.spec.out_specs)]
+    assert specs and all(spec.is_replicated for spec in specs)
+    assert not any(stage.collectives() for stage in others)
+
+
 def _edited(plan: Plan, change: Any) -> str:
     data = json.loads(plan.to_json())
     change(data["pipeline"])

@@ -39,7 +39,8 @@ from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.transfer import MeshLayout, plan_transfer
 from hidet_dist.view import GraphView
 
-LEAST_SHARE = 0.1  # of the graph's predicted seconds: smaller parts are no branches of their own
+LEAST_SHARE = 0.1
+"""The least share of the graph's predicted time for a part to be a branch."""
 MOST_BRANCHES = 4  # every order of the branches is tried
 
 

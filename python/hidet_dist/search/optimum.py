@@ -173,7 +173,7 @@ def _optimize(problem: Problem, options: SolveOptions, like: Solution | None) ->
             if state.open_choices() > tuning.FEW_CHOICES:
                 _search_wide(state)
         del tables
-        if not state.done() and (options.prove or not state.best or state.open_choices() <= tuning.VERY_FEW_CHOICES):
+        if not state.done() and _is_worth_a_program(state):
             _integer_program(state)
     except OutOfTimeError:
         if not state.best:
@@ -186,6 +186,16 @@ def _optimize(problem: Problem, options: SolveOptions, like: Solution | None) ->
     return Solution(
         state.best, state.seconds, gap, state.second_per_byte, tuple(state.peaks), tuple(dict.fromkeys(known))
     )
+
+
+def _is_worth_a_program(state: _State) -> bool:
+    """Tell whether the integer program is likely to find a better plan, or a proof."""
+    choices = state.open_choices()
+    if not state.best or choices <= tuning.VERY_FEW_CHOICES:
+        return True
+    # Among many choices it takes longer to be presolved than all before took, and a gap this small seldom closes.
+    near = state.seconds - state.bound <= tuning.ROUGH_GAP * state.seconds
+    return state.options.prove and not (near and choices > tuning.FEW_CHOICES)
 
 
 def _search_wide(state: _State) -> None:
@@ -340,10 +350,12 @@ def _improve(state: _State, tables: Tables, plans: Sequence[_Probe], mixture: _M
     if state.open_choices() > tuning.FEW_CHOICES:
         gap = 0.0
         _polish(state, tables, prices)
+        _narrow(state, tables, prices)
         for factor in tuning.PRICE_FACTORS:
             if state.done():
                 return
-            more.append(state.probe(tables, Prices([price * factor for price in mixture.prices])))
+            factored = Prices([price * factor for price in mixture.prices])
+            more.append(state.probe(tables, factored, coarse=True))
     if not state.done():
         _recombine(state, [*plans, *more], max(gap, state.options.gap))
         _narrow(state, tables, prices)
@@ -426,7 +438,7 @@ def _replan(
         choices if abs(entity_position - at) <= tuning.WINDOW else [k]
         for choices, entity_position, k in zip(state.kept, position, fixed, strict=True)
     ]
-    return state.record(eliminate(state.problem, kept, tables, prices, state.options.gap / 4).choices)
+    return state.record(eliminate(state.problem, kept, tables, prices, state.options.gap / 4, True).choices)
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,14 @@ def test_what_readers_share_is_paid_and_held_once(budget: int, picks: tuple[int,
     assert 0 <= found.gap < 1
 
 
+def test_buffers_of_a_conversion_are_held_when_its_first_reader_runs() -> None:
+    """At point 5 they do not fit beside another 4 bytes. At point 1 they would, but that reader takes spec 0."""
+    busy = Activations(8, (LiveInterval(2, 5, 5, (4, 4)),), {0: ConvertedTensor((0, 1), (0, 0), lambda s, d: 8)})
+    problem = replace(SHARED, cost=[[0.0], [0.0, 99.0], [9.0, 0.0]], activations=busy, budget=12)
+    assert wide.solve(problem).choices == (0, 0, 0)
+    assert wide.solve(replace(problem, budget=13)).choices == (0, 0, 1)
+
+
 def test_a_problem_outlives_its_file(tmp_path) -> None:
     """Costs become integers, of a unit that the caller learns."""
     encoded = encode(SHARED)

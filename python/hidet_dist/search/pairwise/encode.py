@@ -11,7 +11,7 @@ become nodes and edges:
 * For a tensor with several readers there is a node for each spec: whether it is required, and at what cost. Its memory
   is a chain of nodes, one for each segment between the program points at which a reader's interval begins or ends. The
   states of a segment are "same layout", "before", "begins", "held" and "after". A reader that requires the spec
-  excludes "before" and "after" in the first and the last segment of its interval.
+  excludes "before" and "after" in the first and the last segment of its interval; one that does not excludes "begins".
 
 Tied strategies have edges of 0 and :data:`FORBIDDEN`. An assignment may pay more and hold more than the choices of its
 entities need, never less, so the least cost within a limit is the same.
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -37,6 +36,7 @@ _SAME, _BEFORE, _HELD, _AFTER, _BEGINS = range(5)  # states of a segment; from _
 _LARGEST = 2.0**53  # integers up to here are exact in double precision
 _Matrix = npt.NDArray[np.float64]
 _Derived = Callable[[Sequence[int]], int]
+_Segment = tuple[int, int, Edge | None]  # its first point, that of the next one, and the reader that begins with it
 
 
 @dataclass(frozen=True)
@@ -238,63 +238,77 @@ class _Encoder:
         distinct = sorted({n for n, unchanged in zip(working, same, strict=True) if not unchanged})
         if same.all() or not (memory.nbytes[spec] or any(distinct)):
             return
-        points = sorted({point for edge in requiring for point in (edge.begin, edge.end + 1)})
-        begins = {edge.begin for edge in requiring}
+        chain = _chain(requiring)
         count = _BEGINS + len(distinct)
         states = np.arange(count)
         holds = (states == _HELD) | (states >= _BEGINS)
+        present = holds | (states == _SAME)
         # What may follow a state: nothing is held before "begins", "held" follows it, and "after" is for good.
         follows = np.zeros((count, count), dtype=bool)
         follows[_SAME, _SAME] = follows[_AFTER, _AFTER] = True
         follows[_BEFORE, _BEFORE] = follows[_BEFORE, _BEGINS:] = True
         follows[np.ix_(holds, (states == _HELD) | (states == _AFTER))] = True
+        fits = np.ones((len(produced), count), dtype=bool)
+        fits[:, _SAME] = same
+        fits[:, _BEGINS:] = (np.array(working)[:, None] == np.array(distinct)[None, :]) & ~same[:, None]
         nodes: list[int] = []
-        for segment, (begin, end) in enumerate(itertools.pairwise(points)):
-            starts = (states >= _BEGINS) if begin in begins else np.zeros(count, dtype=bool)
-            # A segment whose "begins" or, the first one, whose "held" and "after" are impossible forbids them by cost.
-            possible = (states <= _BEFORE) | starts | (((states == _HELD) | (states == _AFTER)) & (segment > 0))
-            strategy = self._segment_state(group, spec, memory, distinct, points, segment)
+        for number, (begin, end, reader) in enumerate(chain):
+            possible = states <= _BEFORE
+            if number:
+                possible |= (states == _HELD) | (states == _AFTER)
+            if reader is not None:
+                possible |= states >= _BEGINS
             costs = np.where(possible, 0.0, FORBIDDEN * 10)
+            strategy = self._state(requiring, spec, memory, distinct, chain, number)
             nodes.append(self._more(strategy, costs, np.where(holds, memory.nbytes[spec], 0), begin, end))
-            if begin in begins and any(distinct):
-                bytes_working = [*[0] * _BEGINS, *distinct]
-                self._tied(nodes[-1], bytes_working, begin, begin + 1, strategy)
-            if segment:
+            if number:
                 self._allow(nodes[-2], nodes[-1], follows)
-            if begin in begins or not segment:
-                fits = np.ones((len(produced), count), dtype=bool)
-                fits[:, _SAME] = same
-                fits[:, _BEGINS:] = np.array(working)[:, None] == np.array(distinct)[None, :]
-                fits[np.ix_(same, states >= _BEGINS)] = False
+            if reader is not None:
+                if any(distinct):
+                    self._tied(nodes[-1], [*[0] * _BEGINS, *distinct], begin, begin + 1, strategy)
                 self._allow(producer, nodes[-1], fits)
-        present = holds | (states == _SAME)
+                self._require(reader, spec, nodes[-1], present)
+                # It begins with a reader that requires it: not before, where its buffers may fit better.
+                consumer, consumed = self._spec(reader.consumer, reader.consumed)
+                self._allow(consumer, nodes[-1], (np.array(consumed) == spec)[:, None] | (states < _BEGINS)[None, :])
         for edge in requiring:
-            for segment in {bisect_left(points, edge.begin), bisect_left(points, edge.end + 1) - 1}:
-                self._require(edge, spec, nodes[segment], present)
+            last = max(number for number, (begin, _, _) in enumerate(chain) if begin <= edge.end)
+            if chain[last][2] is not edge:
+                self._require(edge, spec, nodes[last], present)
 
-    def _segment_state(
+    def _state(
         self,
-        group: Sequence[Edge],
+        requiring: Sequence[Edge],
         spec: int,
         memory: ConvertedTensor,
         distinct: Sequence[int],
-        points: Sequence[int],
-        segment: int,
+        chain: Sequence[_Segment],
+        number: int,
     ) -> _Derived:
         """Return the function from choices to the state of one segment."""
 
         def strategy(choices: Sequence[int]) -> int:
-            source = group[0].produced[choices[group[0].producer]]
+            source = requiring[0].produced[choices[requiring[0].producer]]
             if memory.layout[source] == memory.layout[spec]:
                 return _SAME
-            spans = [(edge.begin, edge.end) for edge in group if edge.consumed[choices[edge.consumer]] == spec]
-            if not spans or points[segment] < min(begin for begin, _ in spans):
+            own = [edge for edge in requiring if edge.consumed[choices[edge.consumer]] == spec]
+            if not own:
                 return _BEFORE
-            if points[segment] == min(begin for begin, _ in spans):
-                return _BEGINS + distinct.index(_working(memory, source, spec))
-            return _HELD if points[segment] <= max(end for _, end in spans) else _AFTER
+            first = min(i for i, (_, _, reader) in enumerate(chain) if any(reader is edge for edge in own))
+            if number <= first:
+                return _BEFORE if number < first else _BEGINS + distinct.index(_working(memory, source, spec))
+            return _HELD if chain[number][0] <= max(edge.end for edge in own) else _AFTER
 
         return strategy
+
+
+def _chain(requiring: Sequence[Edge]) -> list[_Segment]:
+    """Cut time where the interval of a reader begins or ends; of readers that begin together, each has a segment."""
+    begins = sorted(requiring, key=lambda edge: edge.begin)
+    ends = {edge.end + 1 for edge in requiring} - {edge.begin for edge in requiring}
+    events: list[tuple[int, Edge | None]] = [*((edge.begin, edge) for edge in begins), *((end, None) for end in ends)]
+    events.sort(key=lambda event: event[0])
+    return [(begin, end, reader) for (begin, reader), (end, _) in itertools.pairwise(events)]
 
 
 def _converted(memory: ConvertedTensor, s: int, d: int) -> int:
