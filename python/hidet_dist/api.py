@@ -31,6 +31,7 @@ from hidet_dist.pipeline.given import with_seconds
 from hidet_dist.progress import Progress
 from hidet_dist.report.collect import collect
 from hidet_dist.report.data import Report
+from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import SearchOptions, search
 from hidet_dist.search.family import Family, FamilyMember, Specs
 from hidet_dist.search.family import search_family as search_normal_family
@@ -247,7 +248,10 @@ class Replanner:
         title: str = "",
     ):
         self._given = dict(optimization_config or {})
-        self._prepared = _Request.of("Replanner", graph, distributed_config, self._given).prepared()
+        prepared = _Request.of("Replanner", graph, distributed_config, self._given).prepared()
+        # The rules do not depend on pins. They are derived for the first plan.
+        rules = None if prepared.symbols else RuleTable(prepared.cluster.mesh)
+        self._prepared = replace(prepared, rules=rules)
         self._title = title
 
     @property
@@ -343,6 +347,7 @@ class _Build:
     target: Backend
     symbols: tuple[SymbolPlan, ...]
     interface: Interface | None
+    rules: RuleTable | None = None  # shared by the searches of a graph without symbolic dims
 
     @property
     def cluster(self) -> Cluster:
@@ -380,7 +385,7 @@ class _Build:
             if pipeline is not None:
                 result = search_pipeline(self.graph, self.cluster, options, pipeline, names=self.names)
                 return result.plan(self.cluster, pipeline.outputs)
-            return search(self.graph, self.cluster, options, names=self.names, on_incumbent=show)
+            return search(self.graph, self.cluster, options, rules=self.rules, names=self.names, on_incumbent=show)
 
     def problem(self) -> Problem:
         """Formulate the problem that the search solves. Raises ConfigError for a pipeline."""

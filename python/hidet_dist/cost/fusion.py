@@ -12,6 +12,7 @@ renamings of their operands and through the padding before a convolution, and wr
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from hidet.graph.ops.conv1d.conv1d import Conv1dOp
@@ -26,6 +27,7 @@ from hidet.graph.transforms.fuse_operator import NOT_FUSIBLE
 
 from hidet_dist.elementwise import ELEMENTWISE
 from hidet_dist.renaming import RENAMINGS
+from hidet_dist.rules.rule import signature_of
 from hidet_dist.view import GraphView
 
 _CONVOLUTIONS = (Conv1dOp, Conv2dOp, Conv3dOp)
@@ -67,7 +69,14 @@ class _Fusion:
 
     def run(self) -> dict[int, Fused]:
         operators = self.view.operators
-        anchors = [i for i, op in enumerate(operators) if not op.task.is_injective()]
+        injective: dict[Hashable, bool] = {}  # hidet walks the whole definition: once for equal operators
+        anchors = []
+        for i, op in enumerate(operators):
+            key = signature_of(op)
+            if key not in injective:
+                injective[key] = op.task.is_injective()
+            if not injective[key]:
+                anchors.append(i)
         for i in anchors:
             self._join(i, i)
         for anchor in anchors:

@@ -38,7 +38,14 @@ from hidet_dist.view import GraphView
 from hidet_dist.weights import names_of
 
 
-def search(graph: NormalGraph, cluster: Cluster, options: SearchOptions | None = None, **changes: Any) -> Plan:
+def search(
+    graph: NormalGraph,
+    cluster: Cluster,
+    options: SearchOptions | None = None,
+    *,
+    rules: RuleTable | None = None,
+    **changes: Any,
+) -> Plan:
     """Find the plan of least predicted time.
 
     Parameters
@@ -49,6 +56,8 @@ def search(graph: NormalGraph, cluster: Cluster, options: SearchOptions | None =
         The machine, with the mesh to plan for.
     options: SearchOptions, optional
         The memory budget, given specs and pins, and limits.
+    rules: RuleTable, optional
+        The rules for the mesh, where they are shared with other searches of graphs without symbolic dims.
     changes:
         Fields of the options, by name, that differ from ``options``: ``search(graph, cluster, mem_budget=10**9)``.
 
@@ -68,7 +77,7 @@ def search(graph: NormalGraph, cluster: Cluster, options: SearchOptions | None =
     """
     options = SearchOptions.of(options, changes)
     limits = options.limits()
-    result = search_result(graph, cluster, options, limits)
+    result = search_result(graph, cluster, options, limits, rules)
     warn_of_limit(limits, result.gap)
     return result.plan
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from hidet_dist.reshard import Step, walk
 from hidet_dist.search.eliminate import Tables, marginals
 from hidet_dist.search.formulation import Formulation
@@ -87,12 +89,13 @@ class Alternatives:
             self.least = marginals(problem, [list(range(len(costs))) for costs in problem.cost], Tables(limits), free)
         except OutOfTimeError:
             self.least = None
+        self.bounds = None if self.least is None else [np.maximum(line, bound_seconds).tolist() for line in self.least]
         self.alone = _alone(problem, picks)
         stored = (*formulation.weight_specs, *formulation.inputs, *formulation.outputs)
         self.specs = [[choice.spec for choice in choices] for choices in formulation.choices] + list(stored)
 
     def _choice(self, entity: int, k: int) -> RunnerUp:
-        bound = None if self.least is None else max(float(self.least[entity][k]), self.bound_seconds)
+        bound = None if self.bounds is None else self.bounds[entity][k]
         return RunnerUp(str(self.specs[entity][k]), bound, self.alone[entity][k])
 
     def _best(self, entity: int, avoided: Sequence[object] | None = None) -> RunnerUp | None:
@@ -101,7 +104,11 @@ class Alternatives:
         others = [k for k in range(len(self.specs[entity])) if k != pick]
         if avoided is not None:
             others = [k for k in others if avoided[k] != avoided[pick]]
-        return min((self._choice(entity, k) for k in others), key=_order, default=None)
+        if not others:
+            return None
+        alone = self.alone[entity]
+        bounds = alone if self.bounds is None else self.bounds[entity]
+        return self._choice(entity, min(others, key=lambda k: (bounds[k], alone[k])))
 
     def runner_ups(self) -> tuple[RunnerUp | None, ...]:
         """Select the next best choice of each operator."""
