@@ -55,7 +55,7 @@ class Branches:
 def find_branches(view: GraphView, cluster: Cluster) -> Branches | None:
     """Find the independent branches of a graph; None if there are fewer than two, or nothing joins them.
 
-    Parts with little work (:data:`LEAST_SHARE`) belong to the branch that reads them.
+    Parts with less than ``LEAST_SHARE`` of the time belong to the branch that reads them.
     """
     maker = {y: number for number, op in enumerate(view.operators) for y in op.outputs}
     read = [{maker[x] for x in op.inputs if x in maker} for op in view.operators]
