@@ -16,7 +16,7 @@ from hidet_dist.search import search
 from hidet_dist.search.memory import live_bytes
 from hidet_dist.simulate import simulate
 from hidet_dist.spec import DeviceMesh, Plan
-from hidet_dist.testing.models import encoder_block
+from hidet_dist.testing.models import encoder_block, encoder_inputs, run_whole
 from hidet_dist.view import GraphView
 
 from .conftest import budget, on_models, serve, weight_bytes
@@ -75,15 +75,23 @@ def test_the_simulator_answers_as_one_rank_would(model, ranks):
     close(simulate(program, inputs, optimize_program(program)), expected)
 
 
-@on_models("gpt2")
-def test_one_rank_needs_no_communication(model, tmp_path):
-    _, graph, inputs, expected = model
-    out = tmp_path / "artifacts"
+def one_rank_answers(graph, inputs, expected, out):
     result = hidet.distributed.auto_parallel(graph, {"mesh_shape": [1]}, {}, out)
     assert result.communications == []
     assert result.weight_bytes_per_rank == [weight_bytes(graph)]
     with hidet.distributed.load_partition(out, 0) as loaded:
         close(loaded.run(inputs), expected)
+
+
+def test_one_rank_needs_no_communication(tmp_path):
+    graph, inputs = encoder_block(2, 8), encoder_inputs(2, 8)
+    one_rank_answers(graph, inputs, run_whole(graph, inputs), tmp_path / "artifacts")
+
+
+@on_models()
+def test_one_rank_needs_no_communication_for_whole_models(model, tmp_path):
+    _, graph, inputs, expected = model
+    one_rank_answers(graph, inputs, expected, tmp_path / "artifacts")
 
 
 def test_the_same_input_gives_the_same_plan_and_data(tmp_path):
