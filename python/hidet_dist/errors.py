@@ -51,11 +51,11 @@ class UnsupportedModelError(TraceError):
         for call in missing:
             calls.setdefault((call.operator, call.reason), []).append(call)
         lines = []
-        for (operator, reason), own in calls.items():
-            places = list(dict.fromkeys(" ".join(filter(None, (x.module, x.line and f"({x.line})"))) for x in own))
+        for (operator, reason), made in calls.items():
+            places = list(dict.fromkeys(" ".join(filter(None, (x.module, x.line and f"({x.line})"))) for x in made))
             shown = ", ".join(place or "the model itself" for place in places[:_PLACES])
             more = f" and {len(places) - _PLACES} other places" if len(places) > _PLACES else ""
-            lines.append(f"  {operator}, called {len(own)} times, in {shown}{more}: {reason}")
+            lines.append(f"  {operator}, called {len(made)} times, in {shown}{more}: {reason}")
         super().__init__(
             f"{model} uses {len({call.operator for call in missing})} operators in ways that are not supported:\n"
             + "\n".join(lines)

@@ -165,7 +165,7 @@ def grouped_matmul(x: Tensor, weight: Tensor, offs: Tensor) -> Tensor:
     ends = ops.reshape(to_dtype(offs, "int64"), [1, experts])
     starts = ops.pad(ops.strided_slice(ends, [0], [experts - 1], [1]), [0, 1, 0, 0], value=0)
     row = constant(np.arange(int(rows)).reshape(-1, 1), "int64", x)
-    own = elementwise.logical_and(elementwise.ge(row, starts), elementwise.lt(row, ends))
+    in_group = elementwise.logical_and(elementwise.ge(row, starts), elementwise.lt(row, ends))
     # Zeros by choice and not by multiplication: what is not a finite number must not reach the others.
-    masked = elementwise.where(ops.unsqueeze(own, 2), ops.unsqueeze(x, 1), 0)
+    masked = elementwise.where(ops.unsqueeze(in_group, 2), ops.unsqueeze(x, 1), 0)
     return ops.matmul(ops.reshape(masked, [rows, experts * inner]), ops.reshape(weight, [experts * inner, columns]))

@@ -83,8 +83,8 @@ def lstm(
     inputs = linear(x, weight, None if biases is None else elementwise.add(*biases))
     outputs: dict[int, Tensor] = {}
     for step in _steps(x, reverse):
-        own = shaping.select(inputs, 0, step)
-        gates = _gates(elementwise.add(own, linear(h, recurrence)), size, order)
+        step_inputs = shaping.select(inputs, 0, step)
+        gates = _gates(elementwise.add(step_inputs, linear(h, recurrence)), size, order)
         kept = elementwise.mul(elementwise.sigmoid(gates["f"]), c)
         c = elementwise.add(kept, elementwise.mul(elementwise.sigmoid(gates["i"]), elementwise.tanh(gates["g"])))
         h = elementwise.mul(elementwise.sigmoid(gates["o"]), elementwise.tanh(c))
@@ -140,16 +140,16 @@ def gru(
     inputs = linear(x, weight, own_bias)
     outputs: dict[int, Tensor] = {}
     for step in _steps(x, reverse):
-        own = _gates(shaping.select(inputs, 0, step), size, order)
+        gates = _gates(shaping.select(inputs, 0, step), size, order)
         back = _gates(linear(h, recurrence, back_bias), size, order)
-        update = elementwise.sigmoid(elementwise.add(own["z"], back["z"]))
-        reset = elementwise.sigmoid(elementwise.add(own["r"], back["r"]))
+        update = elementwise.sigmoid(elementwise.add(gates["z"], back["z"]))
+        reset = elementwise.sigmoid(elementwise.add(gates["r"], back["r"]))
         if linear_before_reset:
             remembered = elementwise.mul(reset, back["n"])
         else:
             bias = None if back_bias is None else _rows(back_bias, 2 * size, 3 * size)
             remembered = linear(elementwise.mul(reset, h), _rows(recurrence, 2 * size, 3 * size), bias)
-        new = elementwise.tanh(elementwise.add(own["n"], remembered))
+        new = elementwise.tanh(elementwise.add(gates["n"], remembered))
         h = elementwise.add(new, elementwise.mul(update, elementwise.sub(h, new)))
         outputs[step] = h
     return _in_order(outputs), h

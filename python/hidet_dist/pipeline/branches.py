@@ -171,14 +171,14 @@ class BranchSearch:
 
     def search(self, best_value: float) -> PipelineResult | None:
         """Find the best pipeline; None if none is better than ``best_value`` by more than the gap."""
-        found = find_branches(self.view, self.cluster)
-        if found is None or self.cluster.mesh.size <= len(found.branches):
+        branching = find_branches(self.view, self.cluster)
+        if branching is None or self.cluster.mesh.size <= len(branching.branches):
             return None
         best: PipelineResult | None = None
         try:
-            for parts in tilings(self.cluster, len(found.branches) + 1):
-                for order in itertools.permutations(found.branches):
-                    operators = (*order, found.join)
+            for parts in tilings(self.cluster, len(branching.branches) + 1):
+                for order in itertools.permutations(branching.branches):
+                    operators = (*order, branching.join)
                     floor = self._value(self._least_messages(operators, parts), [0.0] * len(parts), parts)
                     least = min(best_value, math.inf if best is None else best.value)
                     if floor >= least * (1 - self.options.gap):

@@ -114,7 +114,7 @@ class _Descent:
             group = self.groups[tensor]
             line = group[0].convert[group[0].produced[choices[group[0].producer]]]
             others = {edge.consumed[choices[edge.consumer]] for edge in group if edge.consumer != entity}
-            own = [edge.consumed for edge in group if edge.consumer == entity]
+            specs = [edge.consumed for edge in group if edge.consumer == entity]
             for k in range(len(seconds)):
-                seconds[k] += sum(line[d] for d in {consumed[k] for consumed in own} - others)
+                seconds[k] += sum(line[d] for d in {consumed[k] for consumed in specs} - others)
         return seconds

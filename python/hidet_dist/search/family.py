@@ -209,8 +209,8 @@ class _Joint:
                 producer, consumer = self.entities[g][edge.producer], self.entities[g][edge.consumer]
                 convert = weighted[id(edge.convert)]
                 span = edge.begin + start[g], edge.end + start[g]
-                own = tensors + edge.tensor, producer, consumer, produced, edge.consumed, convert
-                edges.append(Edge(*own, *span, edge.collectives))
+                ends = tensors + edge.tensor, producer, consumer, produced, edge.consumed, convert
+                edges.append(Edge(*ends, *span, edge.collectives))
             activations = formulation.problem.activations
             for interval in activations.intervals:
                 entity = self.entities[g][interval.entity]

@@ -171,10 +171,10 @@ def _operator_costs(
 def _collectives(choices: Sequence[tuple[Choice, ...]], cost: Sequence[Sequence[float]]) -> list[list[int]]:
     """Count the collectives of each entity's choices: those that reduce the outputs of operators."""
     known: dict[int, list[int]] = {}
-    for own in choices:
-        if id(own) not in known:
-            known[id(own)] = [sum(map(len, choice.spec.reduce_fns)) for choice in own]
-    return [known[id(own)] for own in choices] + [[0] * len(costs) for costs in cost[len(choices) :]]
+    for offered in choices:
+        if id(offered) not in known:
+            known[id(offered)] = [sum(map(len, choice.spec.reduce_fns)) for choice in offered]
+    return [known[id(offered)] for offered in choices] + [[0] * len(costs) for costs in cost[len(choices) :]]
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ class Frontier:
                 labels, variable = self._labels[bucket], self._network.buckets[bucket].variable
                 choices[variable] = int(labels.entry[label]) % self._network.sizes[variable]
                 waiting += [(n, int(of[label])) for n, of in zip(self._behind[bucket], labels.behind, strict=True)]
-            yield tuple(own[k] for own, k in zip(self._kept, choices, strict=False))
+            yield tuple(kept[k] for kept, k in zip(self._kept, choices, strict=False))
 
     def _bounded(self, problem: Problem, prices: Prices) -> Network:
         """Eliminate all variables for the least priced costs, inside and outside each bucket."""
@@ -151,11 +151,11 @@ class Frontier:
         inside = np.broadcast_to(sum_of(network.parts(bucket.factors, scope)), shape)
         above, offset = network.outside[bucket.variable]
         least = (inside + tables.tables[above][..., None] + offset).ravel()
-        own = list(bucket.factors)
+        factors = list(bucket.factors)
         for n in behind:
-            own.remove((network.buckets[n].message, network.buckets[n].neighbours))
+            factors.remove((network.buckets[n].message, network.buckets[n].neighbours))
         entry = np.flatnonzero(least < self._limit)
-        labels_paid = np.broadcast_to(sum_of(self._in_scope(own, scope, paid)), shape).ravel()[entry]
+        labels_paid = np.broadcast_to(sum_of(self._in_scope(factors, scope, paid)), shape).ravel()[entry]
         excess = np.zeros(len(entry))
         extended: list[_Numbers] = []
         for n in behind:

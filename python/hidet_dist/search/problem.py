@@ -200,7 +200,7 @@ def restricted(problem: Problem, kept: Sequence[Sequence[int]]) -> Problem:
         memory=[[nbytes[k] for k in choices] for nbytes, choices in zip(problem.memory, kept, strict=True)],
         edges=edges,
         activations=replace(problem.activations, intervals=intervals),
-        collectives=[[own[k] for k in choices] for own, choices in zip(problem.collectives, kept, strict=True)]
+        collectives=[[counts[k] for k in choices] for counts, choices in zip(problem.collectives, kept, strict=True)]
         if problem.collectives
         else (),
     )

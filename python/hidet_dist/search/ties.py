@@ -39,19 +39,19 @@ class Charged:
 
         def on_incumbent(choices: Sequence[int], seconds: float, bound: float, elapsed: float) -> None:
             assert report is not None
-            own = evaluate(self.original, choices)
-            report(choices, own, min(own, max(0.0, bound - self.most_seconds)), elapsed)
+            seconds = evaluate(self.original, choices)
+            report(choices, seconds, min(seconds, max(0.0, bound - self.most_seconds)), elapsed)
 
         gap = given.gap * (1 - 2 * tuning.TIE_SHARE)
         return replace(given, gap=gap, on_incumbent=None if report is None else on_incumbent)
 
-    def solution(self, found: Solution) -> Solution:
+    def solution(self, solution: Solution) -> Solution:
         """A solution of the problem as one of the original."""
         if self.problem is self.original:
-            return found
-        seconds = evaluate(self.original, found.choices)
-        bound = max(0.0, found.seconds * (1 - found.gap) - self.most_seconds)
-        return replace(found, seconds=seconds, gap=max(0.0, 1 - bound / seconds) if seconds else 0.0)
+            return solution
+        seconds = evaluate(self.original, solution.choices)
+        bound = max(0.0, solution.seconds * (1 - solution.gap) - self.most_seconds)
+        return replace(solution, seconds=seconds, gap=max(0.0, 1 - bound / seconds) if seconds else 0.0)
 
 
 def charge_collectives(problem: Problem, gap: float) -> Charged:
@@ -70,7 +70,7 @@ def charge_collectives(problem: Problem, gap: float) -> Charged:
         key = id(edge.convert), id(edge.collectives)
         if key not in tables:
             tables[key] = tuple(
-                tuple(seconds + trifle * own for seconds, own in zip(line, counts, strict=True))
+                tuple(seconds + trifle * number for seconds, number in zip(line, counts, strict=True))
                 for line, counts in zip(edge.convert, edge.collectives, strict=True)
             )
         return replace(edge, convert=tables[key], collectives=())
@@ -80,10 +80,10 @@ def charge_collectives(problem: Problem, gap: float) -> Charged:
         # Equal entities share their list of costs, and go on sharing it.
         lists: dict[tuple[int, int], list[float]] = {}
         cost = []
-        for costs, own in zip(problem.cost, problem.collectives, strict=True):
-            key = id(costs), id(own)
+        for costs, counts in zip(problem.cost, problem.collectives, strict=True):
+            key = id(costs), id(counts)
             if key not in lists:
-                lists[key] = [seconds + trifle * n for seconds, n in zip(costs, own, strict=True)]
+                lists[key] = [seconds + trifle * n for seconds, n in zip(costs, counts, strict=True)]
             cost.append(lists[key])
     edges = [charged(edge) if edge.collectives else edge for edge in problem.edges]
     return Charged(problem, replace(problem, cost=cost, edges=edges, collectives=()), most)

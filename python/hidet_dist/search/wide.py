@@ -41,13 +41,13 @@ def solve(problem: Problem, options: SolveOptions | None = None, rounds: int = t
         return limits.expired()
 
     try:
-        found = solve_pairwise(
+        solution = solve_pairwise(
             encoded.problem, limits.seconds_left() or None, rounds=rounds, gap=options.gap, on_incumbent=show
         )
     except SolverError as error:
         limits.expired()  # sets time_reached, if that is the reason
         raise StoppedError(str(error), bound) from error
-    choices = encoded.choices(found.assignment)
+    choices = encoded.choices(solution.assignment)
     seconds = evaluate(problem, choices)
-    least = min(found.bound * encoded.unit_seconds, seconds)
+    least = min(solution.bound * encoded.unit_seconds, seconds)
     return Solution(choices, seconds, 1 - least / seconds if seconds else 0.0)

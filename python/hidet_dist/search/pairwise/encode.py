@@ -138,9 +138,9 @@ class _Encoder:
         for interval in problem.activations.intervals:
             intervals[interval.entity].append(interval)
         spans: list[dict[tuple[int, int], tuple[int, ...]]] = []
-        for costs, whole, own in zip(problem.cost, problem.memory, intervals, strict=True):
+        for costs, whole, held_during in zip(problem.cost, problem.memory, intervals, strict=True):
             held = {(0, problem.activations.points): tuple(whole)}
-            for interval in own:
+            for interval in held_during:
                 key = interval.begin, interval.end + 1
                 before = held.get(key, (0,) * len(interval.nbytes))
                 held[key] = tuple(a + b for a, b in zip(before, interval.nbytes, strict=True))
@@ -196,8 +196,8 @@ class _Encoder:
             held, working = [a + b for a, b in zip(held, working, strict=True)], []
         costs = [edge.convert[s][d] / self.unit for s, d in pairs]
         node = self._more(strategy, costs, held, edge.begin, edge.end + 1)
-        self._allow(producer, node, np.array([[s == own for s, _ in pairs] for own in produced]))
-        self._allow(consumer, node, np.array([[d == own for _, d in pairs] for own in consumed]))
+        self._allow(producer, node, np.array([[s == spec for s, _ in pairs] for spec in produced]))
+        self._allow(consumer, node, np.array([[d == spec for _, d in pairs] for spec in consumed]))
         if any(working):
             self._tied(node, working, edge.begin, edge.begin + 1, strategy)
 
@@ -291,13 +291,13 @@ class _Encoder:
             source = requiring[0].produced[choices[requiring[0].producer]]
             if memory.layout[source] == memory.layout[spec]:
                 return _SAME
-            own = [edge for edge in requiring if edge.consumed[choices[edge.consumer]] == spec]
-            if not own:
+            active = [edge for edge in requiring if edge.consumed[choices[edge.consumer]] == spec]
+            if not active:
                 return _BEFORE
-            first = min(i for i, (_, _, reader) in enumerate(chain) if any(reader is edge for edge in own))
+            first = min(i for i, (_, _, reader) in enumerate(chain) if any(reader is edge for edge in active))
             if number <= first:
                 return _BEFORE if number < first else _BEGINS + distinct.index(_working(memory, source, spec))
-            return _HELD if chain[number][0] <= max(edge.end for edge in own) else _AFTER
+            return _HELD if chain[number][0] <= max(edge.end for edge in active) else _AFTER
 
         return strategy
 
