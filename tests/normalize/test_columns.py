@@ -111,7 +111,8 @@ def test_a_weight_in_a_file_is_read_as_far_as_it_goes(tmp_path):
         source_of(padded, SafetensorsFiles.open(tmp_path / "other.safetensors"))
 
 
-@pytest.mark.parametrize(("devices", "pins"), [pytest.param(1, {}, marks=pytest.mark.slow), (2, {"head": "(R, S0)"})])
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "pins"), [(1, {}), (2, {"head": "(R, S0)"})])
 def test_a_language_model_answers_the_same(devices, pins, tmp_path):
     config = shapes.GPTConfig(1, 32, 4, VOCABULARY, 1, 8, "float32")
     graph = shapes.gpt(config)
