@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ import numpy.typing as npt
 from hidet_dist.search import tuning
 from hidet_dist.search.eliminate import Bucket, Factor, Network, Table, Tables, TooWide, network_of, sum_of
 from hidet_dist.search.prices import Prices
-from hidet_dist.search.problem import Problem
+from hidet_dist.search.problem import Problem, without_costs
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -127,16 +127,9 @@ class Frontier:
 
     def _paid(self, problem: Problem, prices: Prices) -> dict[Factor, Table]:
         """Map each table of the network to that of its priced bytes alone, in seconds."""
-        free: dict[tuple[int, int], tuple[tuple[float, ...], ...]] = {}
-        edges = []
-        for edge in problem.edges:
-            size = len(edge.convert), len(edge.convert[0])
-            nothing = free.setdefault(size, ((0.0,) * size[1],) * size[0])
-            edges.append(replace(edge, convert=nothing))
-        gratis = replace(problem, cost=[[0.0] * len(costs) for costs in problem.cost], edges=edges)
         tables = Tables(self._tables.limits)
         tables.quantum = self._tables.quantum
-        network, _ = network_of(gratis, self._kept, tables, prices, self._exact, self._readers_limit)
+        network, _ = network_of(without_costs(problem), self._kept, tables, prices, self._exact, self._readers_limit)
         pairs = zip(self._network.given, network.given, strict=True)
         return {factor: tables.tables[number] for factor, (number, _) in pairs}
 

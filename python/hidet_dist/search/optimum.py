@@ -25,7 +25,7 @@ from hidet_dist.search.master import solve_master
 from hidet_dist.search.options import SolveOptions
 from hidet_dist.search.presolve import Presolve, Reduction
 from hidet_dist.search.prices import Prices
-from hidet_dist.search.problem import Problem, Solution, evaluate, held_bytes, peaks, readers, restricted
+from hidet_dist.search.problem import Problem, Solution, evaluate, held_bytes, peaks, readers, restricted, without_costs
 from hidet_dist.search.ties import charge_collectives
 
 
@@ -456,13 +456,7 @@ def least_memory(problem: Problem, options: SolveOptions, enough: int = 0) -> Le
     The search ends with the first plan that holds at most ``enough`` bytes. The bound of a large graph may lie below
     the least peak.
     """
-    free: dict[tuple[int, int], tuple[tuple[float, ...], ...]] = {}
-    edges = []
-    for edge in problem.edges:
-        size = len(edge.convert), len(edge.convert[0])
-        nothing = free.setdefault(size, ((0.0,) * size[1],) * size[0])
-        edges.append(replace(edge, convert=nothing))
-    gratis = replace(problem, cost=[[0.0] * len(costs) for costs in problem.cost], edges=edges, budget=0)
+    gratis = replace(without_costs(problem), budget=0)
     every = [list(range(len(costs))) for costs in problem.cost]
     state = _State(gratis, replace(options, on_incumbent=None), every)
     best = state.record(tuple(m.index(min(m)) for m in problem.memory))
