@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -173,13 +174,30 @@ def periods(seconds: Sequence[float], messages: Sequence[Message], delivery: flo
     return result
 
 
-def objective_seconds(objective: str, micro_batches: int, total: float, slowest: float) -> float:
-    """Compute an objective's value from the seconds of one micro-batch and the period of the slowest stage."""
-    if objective == "latency":
-        return total
+def objective_seconds(
+    objective: str, micro_batches: int, seconds: Sequence[float], messages: Sequence[Message], delivery: float
+) -> float:
+    """Compute an objective's value.
+
+    A micro-batch takes the longest way through the stages. A stage sends its messages one after the other, and a stage
+    that receives one starts when the sender has sent all of its messages.
+
+    Parameters
+    ----------
+    objective: one of :data:`hidet_dist.pipeline.options.OBJECTIVES`.
+    seconds: of each stage, in one micro-batch.
+    messages: the tensors that are sent between stages, in one micro-batch; from earlier stages to later ones.
+    delivery: seconds to send the outputs from the last stage to the ranks of all others.
+    """
+    slowest = max(periods(seconds, messages, delivery))
     if objective == "throughput":
         return micro_batches * slowest
-    return total + (micro_batches - 1) * slowest
+    sent: list[float] = []  # when each stage has sent its messages
+    for number, own in enumerate(seconds):
+        ready = max((sent[message.source] for message in messages if message.target == number), default=0.0)
+        sent.append(math.fsum([ready, own, *(message.seconds for message in messages if message.source == number)]))
+    latency = sent[-1] + delivery
+    return latency if objective == "latency" else latency + (micro_batches - 1) * slowest
 
 
 def messages_between(view: GraphView, cluster: Cluster, stages: Sequence[PlannedStage]) -> Iterator[Message]:
