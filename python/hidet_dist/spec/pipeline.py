@@ -22,10 +22,10 @@ from hidet_dist.spec.reading import read_field, read_list, read_number, read_obj
 
 ALL, LAST = "all", "last"
 RESULTS = (ALL, LAST)
+"""The ranks on which a call returns the graph's outputs: all of them, or those of the last stage."""
 
 OBJECTIVES = ("latency", "throughput", "batch")
 """The objectives of a search for a pipeline; see :class:`hidet_dist.pipeline.PipelineOptions`."""
-"""The ranks on which a call returns the graph's outputs: all of them, or those of the last stage."""
 
 
 @dataclass(frozen=True)
