@@ -14,12 +14,14 @@ from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning.micro_batches import MicroBatch
 from hidet_dist.partitioning.stages import cut_graph
 from hidet_dist.pipeline.given import with_seconds
+from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.tables import part_names
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import SearchOptions, find_plan
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.planner import SearchResult, memory_budget
 from hidet_dist.spec import Plan, StagePlan, TensorShardSpec
+from hidet_dist.spec.pipeline import PipelineSearch
 from hidet_dist.transfer import MeshLayout, plan_transfer
 from hidet_dist.view import GraphView
 
@@ -149,14 +151,17 @@ class PipelineResult:
         """The relative distance between the value and the bound."""
         return max(0.0, 1 - self.bound_seconds / self.value) if self.value else 0.0
 
-    def plan(self, cluster: Cluster, outputs: str) -> Plan:
-        """Make the plan, with ``outputs`` on ``all`` ranks or those of the ``last`` stage."""
+    def plan(self, cluster: Cluster, options: PipelineOptions) -> Plan:
+        """Make the plan; ``options`` are those of the search."""
         plans = [stage.plan for stage in self.stages]
         if len(plans) == 1 and self.micro.count == 1:
             return Plan((plans[0],))
         operators = [stage.operators for stage in self.stages]
-        pipeline = cut_graph(self.micro, operators).pipeline(operators, [s.part.ranks for s in self.stages], outputs)
-        return Plan(tuple(plans), with_seconds(pipeline, plans, cluster))
+        pipeline = cut_graph(self.micro, operators).pipeline(
+            operators, [s.part.ranks for s in self.stages], options.outputs
+        )
+        search = PipelineSearch(options.objective, self.value, self.bound_seconds)
+        return Plan(tuple(plans), replace(with_seconds(pipeline, plans, cluster), search=search))
 
     @property
     def periods(self) -> list[float]:
