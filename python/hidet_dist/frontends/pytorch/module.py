@@ -229,7 +229,8 @@ def structure_of(value: Any, numbers: Iterator[int]) -> Structure:
 def _names_of_fields(value: tuple[Any, ...]) -> Sequence[str]:
     """The names of the parts of a named tuple, or of a structure sequence such as the result of ``torch.max(x, 0)``."""
     if hasattr(value, "n_sequence_fields"):
-        return tuple(type(value).__match_args__)
+        names: tuple[str, ...] = getattr(type(value), "__match_args__")  # noqa: B009  mypy does not know it
+        return names
     return tuple(getattr(value, "_fields", ()))
 
 
