@@ -186,14 +186,16 @@ def check_step(step: Step, layout: Layout, result: Layout, shape: Sequence[int],
     """Raise SpecError unless the step can take a tensor of ``shape`` from ``layout`` to ``result``.
 
     Slicing a whole dim that does not divide pads it. Gathering all of a dim cuts its padding off. No other step may
-    change the padding.
+    change the padding. Uneven axes do not move from one dim to another.
     """
     result.validate(shape, mesh, padded=True)
+    if step.collective.moves and mesh.is_uneven(step.mesh_axes):
+        raise SpecError(f"The step {step} would move an uneven axis of the mesh {mesh} from one dim to another.")
     for dim in (step.dim, step.to_dim):
         if dim is None:
             continue
         before, after = (split_of(lies).mesh_axes_per_dim[dim] for lies in (layout, result))
-        if shape[dim] % mesh.group_size(before) == shape[dim] % mesh.group_size(after) == 0:
+        if shape[dim] % mesh.parts(before) == shape[dim] % mesh.parts(after) == 0:
             continue
         kind = step.collective
         if (not kind.communicates and not before) or (kind.joins and not kind.splits and not after):

@@ -37,9 +37,8 @@ def local_shape(
     multiples = {symbol.name: symbol.multiple_of for symbol in symbols}
     shape: list[Extent] = []
     for extent, axes in zip(extents, spec.mesh_axes_per_dim, strict=True):
-        shards = mesh.group_size(axes)
         fixed = isinstance(extent, int)
-        local = padded_shard(extent, shards, mesh) if fixed else local_extent(extent, shards, multiples)
+        local = padded_shard(extent, axes, mesh) if fixed else local_extent(extent, mesh.group_size(axes), multiples)
         if local is None:
             return None
         shape.append(local)
