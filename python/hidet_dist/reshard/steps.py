@@ -123,6 +123,18 @@ class Step:
         kind = self.collective
         return kind.whole(sent, mesh.group_size(self.mesh_axes)) if kind.joins and not kind.splits else result
 
+    def is_uneven(self, mesh: DeviceMesh) -> bool:
+        """Tell whether it sends or receives parts of unequal size, padded to blocks of the largest part."""
+        return self.collective.communicates and self.dim is not None and mesh.is_uneven(self.mesh_axes)
+
+    def whole_nbytes(self, sent: int, received: int, mesh: DeviceMesh) -> int:
+        """Return the bytes of the tensor within a group, given those of a rank's tensor before and after the step.
+
+        Blocks of unequal parts count with their padding.
+        """
+        kind, ranks = self.collective, mesh.group_size(self.mesh_axes)
+        return received * ranks if kind.splits and self.is_uneven(mesh) else kind.whole(sent, ranks)
+
     def packs(self, local_shape: Sequence[int]) -> bool:
         """Tell whether a tensor of ``local_shape`` must be copied into the order of group ranks before it is sent."""
         if not self.collective.sends_blocks:

@@ -577,6 +577,22 @@ class RuleTable:
         """Return the rule of an operator, or of an equal one."""
         return self._rule(op)[1]
 
+    def note(self, op: Operator) -> str:
+        """Give the reason why an operator is only replicated, or not split by an uneven axis; empty if there is none."""
+        rule = self.rule(op)
+        if rule.definition is None:
+            return f"replicated: {rule.note}"
+        reasons = []
+        for axis in range(self.mesh.ndim if self.mesh.is_uneven() else 0):
+            specs = (spec for choice in self(op)[1] for spec in (*choice.spec.in_specs, *choice.spec.out_specs))
+            if not self.mesh.is_uneven((axis,)) or any(axis in spec.mesh_axes for spec in specs):
+                continue
+            parts = self.mesh.parts((axis,))
+            fitting = any(factor.extent % parts == 0 for factor in rule.factors)
+            why = "one program does not serve all its shares" if fitting else f"no factor of it has {parts} equal parts"
+            reasons.append(f"not split by {self.mesh.axis_names[axis]}: {why}")
+        return "; ".join(reasons)
+
     def choice(self, op: Operator, spec: OpShardSpec) -> Choice | None:
         """Return the choice of an operator with this spec, without deriving all choices; None if there is none."""
         key, rule = self._rule(op)

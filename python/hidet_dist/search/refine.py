@@ -62,6 +62,8 @@ def refine(graph: NormalGraph, cluster: Cluster) -> Refinement | None:
     links = []
     axes: list[tuple[int, ...]] = []
     mesh = cluster.mesh
+    if mesh.is_uneven():
+        return None
     for n, name, link in zip(mesh.shape, mesh.axis_names, cluster.links, strict=True):
         g = max((math.gcd(extent, n) for extent in extents if extent % n), default=1)
         parts = (g, n // g) if g > 1 else (n,)
