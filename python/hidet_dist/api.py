@@ -40,7 +40,7 @@ from hidet_dist.search.planner import formulate_problem
 from hidet_dist.search.problem import Problem
 from hidet_dist.search.recost import check_budget, recost_stage
 from hidet_dist.search.refine import cluster_of
-from hidet_dist.spec import Plan, StagePlan
+from hidet_dist.spec import DeviceMesh, Plan, StagePlan
 from hidet_dist.spec.interface import Interface, interface_of, names_of_io
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.view import GraphView
@@ -294,6 +294,8 @@ class _Request:
         optimization = OptimizationConfig.parse({} if optimization_config is None else optimization_config)
         distributed = DistributedConfig.parse(distributed_config, optimization.default_machine)
         target = optimization.target_on(distributed.cluster.device)
+        if distributed.mesh.is_uneven():
+            _check_shares(distributed.mesh, target, optimization)
         if not isinstance(graph, FlowGraph):
             raise ConfigError(f"{call} takes a hidet FlowGraph; got a {type(graph).__name__}.")
         return cls(graph, distributed, optimization, target)
@@ -316,6 +318,9 @@ class _Request:
                 )
         if plan.pipeline is not None and self.target.name != "cpu":
             raise ConfigError(f"Pipelines run on CPUs so far, not on the target {self.target.name!r}.")
+        for stage in plan.stages:
+            if stage.mesh.is_uneven():
+                _check_shares(stage.mesh, self.target, self.optimization)
         declared = {symbol.name: symbol for symbol in self.symbols}
         for symbol in (symbol for stage in plan.stages for symbol in stage.symbols):
             if declared.setdefault(symbol.name, symbol) != symbol:
@@ -334,6 +339,20 @@ class _Request:
         names = {name: replaced.get(x, x) for name, x in names.items()}
         interface = interface_of(self.graph)
         return _Build(graph, names, self.distributed, self.optimization, self.target, self.symbols, interface)
+
+
+def _check_shares(mesh: DeviceMesh, target: Backend, optimization: OptimizationConfig) -> None:
+    """Refuse a mesh with shares where they are not offered. Raises ConfigError."""
+    if target.name != "cpu":
+        raise ConfigError(
+            f"The mesh {mesh} has shares, which the target {target.name!r} does not support: leave "
+            "distributed_config['shares'] out."
+        )
+    if optimization.stages is not None or optimization.objective is not None:
+        raise ConfigError(
+            f"The mesh {mesh} has shares, which pipelines do not support: leave out distributed_config['shares'], or "
+            "'stages' and 'objective'."
+        )
 
 
 @dataclass(frozen=True)

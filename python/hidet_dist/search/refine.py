@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hidet.graph.ops.transform import ReshapeOp
 
@@ -41,7 +41,9 @@ class Refinement:
 
 
 def cluster_of(stage: StagePlan, graph: NormalGraph, cluster: Cluster) -> Cluster:
-    """Select the cluster that a stage is planned for: the given one, or that with the finer mesh."""
+    """Select the cluster that a stage is planned for: the given one, or that with the finer mesh or with shares."""
+    if stage.mesh.is_uneven() and stage.mesh.without_shares() == cluster.mesh:
+        return replace(cluster, mesh=stage.mesh)
     finer = None if stage.mesh == cluster.mesh else refine(graph, cluster)
     return cluster if finer is None else finer.cluster
 

@@ -99,6 +99,10 @@ class DeviceMesh:
             return False
         return any(self.shares[axis] for axis in (range(self.ndim) if axes is None else axes))
 
+    def without_shares(self) -> DeviceMesh:
+        """Return the mesh with even axes only."""
+        return DeviceMesh(self.shape, self.axis_names) if self.shares else self
+
     def shares_of(self, axis: int) -> tuple[int, ...]:
         """Return the share of each coordinate along an axis; 1 for each along an even axis."""
         return (self.shares[axis] if self.shares else ()) or (1,) * self.shape[axis]

@@ -108,7 +108,14 @@ def planning_view(graph: NormalGraph, declared: Mapping[str, SymbolSize], mesh: 
     ConfigError
         When the declared symbolic dims are not those of the graph, or the graph admits only particular sizes.
     """
-    return TwinView(graph, declared, mesh) if declared or graph_symbols(graph) else GraphView(graph)
+    if not declared and not graph_symbols(graph):
+        return GraphView(graph)
+    if mesh.is_uneven():
+        raise ConfigError(
+            f"The mesh {mesh} has shares, which are for graphs of fixed sizes, and the graph has symbolic dims "
+            f"({', '.join(graph_symbols(graph) or declared)}). Trace the graph for one size, or leave the shares out."
+        )
+    return TwinView(graph, declared, mesh)
 
 
 def rule_table(view: GraphView, mesh: DeviceMesh) -> RuleTable:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hidet_dist.weights.header import Layout
+from hidet_dist.weights.header import Layout, UnevenLayout
 
 if TYPE_CHECKING:
     from hidet_dist.weights.named import (
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Layout",
+    "UnevenLayout",
     "SafetensorsFiles",
     "Source",
     "as_weight",
