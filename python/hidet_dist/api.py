@@ -134,7 +134,7 @@ def auto_parallel(
         plan,
         Path(out_dir),
         [line for program, _ in built for line in program.communications()],
-        [stage.weight_bytes_per_device for stage in plan.stages for _ in range(stage.mesh.size)],
+        [stage.weight_bytes_of(rank) for stage in plan.stages for rank in range(stage.mesh.size)],
         sum(weight.nbytes for stage in plan.stages for weight in stage.weights),
         plan.makespan_seconds,
         planned - begin,

@@ -61,8 +61,8 @@ class DistributedConfig:
         "mesh_axis_names": "A name for each mesh axis, such as ``['node', 'gpu']``; by default ``axis0`` and so on.",
         "shares": (
             "The parts of a split dim that each device along an axis gets, by the name of the axis, such as "
-            "``{'gpu': [11, 5]}`` for a device that is about twice as fast as the other; every other axis splits evenly. "
-            "For the target ``cpu``, graphs of fixed sizes and plans without pipelines."
+            "``{'gpu': [11, 5]}`` for a device that is about twice as fast as the other. Other axes split evenly. For "
+            "the target ``cpu``, graphs of fixed sizes, and plans without pipelines."
         ),
         "machine": (
             "The machine for which costs are predicted: the name of a built-in one (``hidet-dist machines``), the "

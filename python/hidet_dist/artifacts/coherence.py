@@ -277,7 +277,12 @@ def _check_data(what: str, stage: StageManifest) -> None:
     _require(stage.weight_bytes >= 0, f"{what}.weight_bytes", stage.weight_bytes, "0 or more")
     known = stage.workspace_bytes is not None
     sized = "present without symbols and shares only"
-    _require(known != (bool(stage.symbols) or bool(stage.mesh_shares)), f"{what}.workspace_bytes", stage.workspace_bytes, sized)
+    _require(
+        known != (bool(stage.symbols) or bool(stage.mesh_shares)),
+        f"{what}.workspace_bytes",
+        stage.workspace_bytes,
+        sized,
+    )
     for kind, nbytes in (stage.workspace_bytes or {}).items():
         fits = kind in KINDS_OF_MEMORY and nbytes > 0
         _require(fits, f"{what}.workspace_bytes[{kind!r}]", nbytes, f"above 0, of {', '.join(KINDS_OF_MEMORY)}")

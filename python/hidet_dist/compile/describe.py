@@ -111,7 +111,7 @@ def _product(extent: Extent) -> int | tuple[int | str, ...]:
     """Convert the extent of an uneven part, a product of a number and of shares."""
     if isinstance(extent, int):
         return extent
-    return tuple(factor if isinstance(factor, int) else factor.name for factor in factors_of(extent))  # type: ignore[union-attr]
+    return tuple(factor if isinstance(factor, int) else factor.name for factor in factors_of(extent))
 
 
 def _nbytes(tensor: Tensor, sizes: Mapping[str, int]) -> int:

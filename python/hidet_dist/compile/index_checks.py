@@ -25,8 +25,8 @@ from hidet.ir.expr import Constant, SymbolVar
 from hidet_dist.artifacts.manifest import IndexCheck, Product
 from hidet_dist.compile.cpu.views import View, view_of
 from hidet_dist.partitioning.operators import CommunicationOp, CopyOp, JoinShardsOp, ShardSliceOp, StackShardsOp
-from hidet_dist.partitioning.uneven import CutPartOp, JoinPartsOp, ResizeOp, StackPartsOp
 from hidet_dist.partitioning.program import Program
+from hidet_dist.partitioning.uneven import CutPartOp, JoinPartsOp, ResizeOp, StackPartsOp
 from hidet_dist.renaming import RENAMINGS
 from hidet_dist.rules.lookup import ShardedLookupOp, row_dim
 from hidet_dist.spec.extents import Extent, extents_of, factors_of, same_extent, same_shape

@@ -214,7 +214,9 @@ def _write_stage(folder: Path, name: str, program: Program, compiled: CompiledPr
         shutil.copyfile(kernel, folder / stage.kernel_file(number))
     if compiled.constants:
         constants = {name: c.torch().contiguous() for name, c in compiled.constants.items()}
-        layouts = {name: Layout(c.dtype, c.shape) for name in constants if isinstance(c := compiled.layouts[name], Layout)}
+        layouts = {
+            name: Layout(c.dtype, c.shape) for name in constants if isinstance(c := compiled.layouts[name], Layout)
+        }
         write_safetensors(folder / stage.constants_file, layouts, lambda name: [constants[name]], ALIGNMENT)
     for rank in range(program.mesh.size):
         _write_rank(folder / stage.weights_file(rank), program, rank, _layouts_of_rank(program, compiled, rank))

@@ -146,8 +146,8 @@ class Cluster:
     """A device mesh, the link of each of its axes, and the device at each coordinate.
 
     If devices differ, ``groups`` lists them in the order of the first mesh axis, and ``device`` is a device as good as
-    each of them when all do equal parts of the work (:func:`hidet_dist.machine.groups.unequal_cluster`). Along an uneven
-    axis of the mesh, each device does the part of the work that is its share.
+    each of them when all do equal parts of the work (:func:`hidet_dist.machine.groups.unequal_cluster`). Along an
+    uneven axis of the mesh, each device does the part of the work that is its share.
 
     Costs of collectives are those of ring algorithms (Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005). For n
     devices that together hold b bytes, latency a and bandwidth w, all-gather and reduce-scatter take

@@ -120,7 +120,9 @@ class StackPartsOp(Operator):
     """Stack the parts of ``x`` along ``dim`` in a new first dim, as a reduce-scatter sends them."""
 
     def __init__(self, x: Tensor, dim: int, split: UnevenSplit):
-        super().__init__([x], attributes={"dim": dim, "split": split}, task=StackPartsTask(input_like(x, "x"), dim, split))
+        super().__init__(
+            [x], attributes={"dim": dim, "split": split}, task=StackPartsTask(input_like(x, "x"), dim, split)
+        )
 
 
 class ResizeTask(Task, metaclass=MadeOnce):

@@ -100,7 +100,7 @@ class Rule:
     def choices(self, mesh: DeviceMesh) -> tuple[Choice, ...]:
         """List all choices on a mesh, the replicated one first; each is proven to compute the same on shards."""
         by_spec: dict[OpShardSpec, Choice] = {}
-        proofs: dict[frozenset[tuple[Digit, int]], bool] = {}  # a proof depends on numbers of shards, not on axes
+        proofs: dict[frozenset[Any], bool] = {}  # a proof depends on numbers of shards, not on axes
         # Mesh axes of one device are not assigned.
         options = [(None, *self.factors) if size > 1 else (None,) for size in mesh.shape]
         for assignment in itertools.product(*options):
@@ -145,7 +145,7 @@ class Rule:
             for digit in self.factors
         }
         candidates = [[digit for digit in self.factors if indexed[digit] == where] for where in splits.values()]
-        proofs: dict[frozenset[tuple[Digit, int]], bool] = {}
+        proofs: dict[frozenset[Any], bool] = {}
         for assignment in itertools.product(*candidates):
             shards: dict[Digit, tuple[int, ...]] = {}
             for axis, digit in zip(splits, assignment, strict=True):  # axes in the order of the first dim they split
@@ -159,7 +159,7 @@ class Rule:
         self,
         mesh: DeviceMesh,
         axes: Mapping[Digit, tuple[int, ...]],
-        proofs: dict[frozenset[tuple[Digit, int]], bool],
+        proofs: dict[frozenset[Any], bool],
         reduce_fns: Sequence[tuple[ReduceFn, ...]] | None = None,
     ) -> Iterator[Choice]:
         """Yield the choices of an assignment of mesh axes to factors, one for each way to reduce partial outputs.
@@ -184,10 +184,12 @@ class Rule:
         partial = tuple(spec for spec in outs if spec is not None)
         if extents:
             uneven = mesh.is_uneven(axis for digit_axes in axes.values() for axis in digit_axes)
-            key = frozenset(axes.items() if uneven else extents.items())
+            key: frozenset[Any] = frozenset(axes.items() if uneven else extents.items())
             if key not in proofs:
-                prove = self._proven_unevenly if uneven else self._proven
-                proofs[key] = prove(mesh, in_specs, partial, axes if uneven else extents)
+                if uneven:
+                    proofs[key] = self._proven_unevenly(mesh, in_specs, partial, axes)
+                else:
+                    proofs[key] = self._proven(mesh, in_specs, partial, extents)
             if not proofs[key]:
                 return
         reductions = [
@@ -234,7 +236,9 @@ class Rule:
             extents = {digit: extent for digit, extent in extents.items() if digit != rows}
         try:
             in_shapes, out_shapes = (
-                tuple(spec.local_shape(self._shape(x), mesh, coordinate) for x, spec in zip(tensors, specs, strict=True))
+                tuple(
+                    spec.local_shape(self._shape(x), mesh, coordinate) for x, spec in zip(tensors, specs, strict=True)
+                )
                 for tensors, specs in ((self.op.inputs, in_specs), (self.op.outputs, partial))
             )
         except SpecError:
@@ -299,9 +303,7 @@ class Rule:
         ]
         shapes = [shape(y, spec) for y, spec in zip(self.op.outputs, partial, strict=True)]
         device = self.op.outputs[0].device
-        outputs = localize(
-            self.op, shards, in_specs, shapes, mesh, lambda: hidet.symbol([mesh.ndim], "int32", device)
-        )
+        outputs = localize(self.op, shards, in_specs, shapes, mesh, lambda: hidet.symbol([mesh.ndim], "int32", device))
         return outputs[0].op
 
     def _rebuilds(
@@ -525,9 +527,7 @@ def _scatters_exactly(
     return all(shape[dim] % mesh.parts(reduced.mesh_axes_per_dim[dim]) == 0 for dim in scattered)
 
 
-def _extents_at(
-    mesh: DeviceMesh, axes: Mapping[Digit, tuple[int, ...]], coordinate: Sequence[int]
-) -> dict[Digit, int]:
+def _extents_at(mesh: DeviceMesh, axes: Mapping[Digit, tuple[int, ...]], coordinate: Sequence[int]) -> dict[Digit, int]:
     """Return the extent of each sharded digit on the device at ``coordinate``, with padding on even axes."""
     return {
         digit: mesh.interval(digit.extent, digit_axes, coordinate)[1]
@@ -578,7 +578,7 @@ class RuleTable:
         return self._rule(op)[1]
 
     def note(self, op: Operator) -> str:
-        """Give the reason why an operator is only replicated, or not split by an uneven axis; empty if there is none."""
+        """Return the reason why an operator is only replicated, or not split by an uneven axis; else an empty text."""
         rule = self.rule(op)
         if rule.definition is None:
             return f"replicated: {rule.note}"

@@ -63,7 +63,7 @@ def reduction_nbytes(
         if fn.dim is not None:
             spec = spec.with_dim(fn.dim, (*spec.mesh_axes_per_dim[fn.dim], *fn.mesh_axes))
         after = spec.local_nbytes(shape, itemsize, mesh)
-        copies = (2 * before if fn.dim else 0, 2 * after if fn.op == "average" else 0)
+        copies: tuple[int, ...] = (2 * before if fn.dim else 0, 2 * after if fn.op == "average" else 0)
         if Step.of(fn).is_uneven(mesh):
             copies = (*copies, uneven_nbytes(Step.of(fn), before, after, mesh))
         most = max(most, before + after, *copies)

@@ -158,7 +158,9 @@ class _Program:
 
 def _local_program(rule: Rule, mesh: DeviceMesh, spec: OpShardSpec) -> _Program:
     op = rule.op
-    shards = [part_shape(shape_of(x), tensor_spec, mesh) for x, tensor_spec in zip(op.inputs, spec.in_specs, strict=True)]
+    shards = [
+        part_shape(shape_of(x), tensor_spec, mesh) for x, tensor_spec in zip(op.inputs, spec.in_specs, strict=True)
+    ]
     out_shapes = [part_shape(shape_of(y), spec.partial_spec(o), mesh) for o, y in enumerate(op.outputs)]
     symbols = [hidet.symbol(list(shape), x.dtype, x.device) for x, shape in zip(op.inputs, shards, strict=True)]
     coordinate = hidet.symbol([mesh.ndim], "int32", "cpu")
@@ -204,11 +206,12 @@ def _run_ranks(
     results = []
     for rank in range(mesh.size):
         coordinate = mesh.coordinate(rank)
-        key = tuple(
+        offsets = (
             tensor_spec.shard_offset(x.shape, mesh, coordinate)
             for x, tensor_spec in zip(inputs, spec.in_specs, strict=True)
         )
-        if key not in done:  # ranks with the same shards compute the same
+        key = (*mesh.share_sizes(coordinate).values(), *offsets)
+        if key not in done:  # ranks with the same shares and shards compute the same
             shards = [
                 _shard(x, tensor_spec, mesh, coordinate) for x, tensor_spec in zip(inputs, spec.in_specs, strict=True)
             ]

@@ -134,7 +134,7 @@ class DeviceMesh:
         return extent
 
     def share_names(self) -> dict[str, int]:
-        """Map the names of the symbols of shares to their axes: ``share_of_gpu`` is a device's share of the axis gpu."""
+        """Map the names of the symbols of shares to their axes: ``share_of_gpu`` is for the axis gpu."""
         return {f"share_of_{name}": axis for axis, name in enumerate(self.axis_names) if self.is_uneven((axis,))}
 
     def share_sizes(self, coordinate: Sequence[int]) -> dict[str, int]:

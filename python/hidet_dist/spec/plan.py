@@ -266,6 +266,11 @@ class StagePlan:
         """Bytes of weights that each device holds, at most."""
         return sum(weight.local_nbytes(self.mesh) for weight in self.weights)
 
+    def weight_bytes_of(self, rank: int) -> int:
+        """Return the bytes of weights that a rank of the stage holds."""
+        coordinate = self.mesh.coordinate(rank)
+        return sum(weight.local_nbytes(self.mesh, coordinate) for weight in self.weights)
+
     def communications(self) -> tuple[str, ...]:
         """All conversion steps and reduce functions of the stage, in execution order, as text."""
         steps = [text for operator in self.operators for text in operator.communication]
@@ -480,7 +485,9 @@ class Plan:
             return
         for number, stage in enumerate(self.stages):
             if stage.mesh.is_uneven():
-                raise PlanError(f"Stage {number} of the plan's pipeline is on {stage.mesh}; its mesh must have no shares.")
+                raise PlanError(
+                    f"Stage {number} of the plan's pipeline is on {stage.mesh}; its mesh must have no shares."
+                )
         try:
             self.pipeline.check([stage.tensors() for stage in self.stages])
         except SpecError as error:

@@ -168,7 +168,7 @@ class TensorShardSpec:
     def local_nbytes(
         self, shape: Sequence[int], itemsize: int, mesh: DeviceMesh, coordinate: Sequence[int] | None = None
     ) -> int:
-        """Return the bytes of the shard of :meth:`local_shape`; ``itemsize`` are an element's bytes. Raises SpecError."""
+        """Return the bytes of the shard of :meth:`local_shape`; ``itemsize`` is for one element. Raises SpecError."""
         return math.prod(self.local_shape(shape, mesh, coordinate)) * itemsize
 
     def shard_offset(self, shape: Sequence[int], mesh: DeviceMesh, coordinate: Sequence[int]) -> tuple[int, ...]:

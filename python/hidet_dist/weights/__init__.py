@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Layout",
-    "UnevenLayout",
     "SafetensorsFiles",
     "Source",
+    "UnevenLayout",
     "as_weight",
     "as_weights",
     "check_weights",
