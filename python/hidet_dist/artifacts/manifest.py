@@ -84,7 +84,7 @@ class StageManifest:
 
     ``launches`` are the launches of kernels, in execution order. ``libraries`` are those that kernels need besides the
     runtimes of hidet and hidet_dist. ``symbols`` are the symbolic dims, ``local_symbols`` those of the local program.
-    ``mesh_shares`` are the shares of uneven mesh axes (:class:`hidet_dist.spec.DeviceMesh`). Extents that depend on them
+    ``mesh_shares`` are the shares of uneven mesh axes (:class:`hidet_dist.spec.DeviceMesh`). Extents depending on them
     are expressions of ``share_of_`` and the axis's name; :meth:`at` resolves them for a rank.
     ``candidates`` is the number of candidates in each kernel's library (``hidet_launch_0`` and so on), and ``cublas``
     whether the last of them calls cuBLAS.
