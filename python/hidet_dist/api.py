@@ -225,8 +225,19 @@ def describe(
         raise PlanError(
             f"describe takes a Plan and the number of one of its stages; got {type(plan).__name__}, {stage}."
         )
+    return describe_stages(plan, graph, distributed_config, optimization_config, title)[stage]
+
+
+def describe_stages(
+    plan: Plan,
+    graph: FlowGraph,
+    distributed_config: Mapping[str, Any],
+    optimization_config: Mapping[str, Any] | None = None,
+    title: str = "",
+) -> list[Report]:
+    """Collect the data of the reports on all stages of a plan; parameters and errors are those of :func:`describe`."""
     build = _Request.of("describe", graph, distributed_config, optimization_config).prepared()
-    return build.reports(plan, title)[stage]
+    return build.reports(plan, title)
 
 
 class Replanner:
@@ -403,7 +414,7 @@ class _Build:
             pipeline = self.optimization.pipeline_options()
             if pipeline is not None:
                 result = search_pipeline(self.graph, self.cluster, options, pipeline, names=self.names)
-                return result.plan(self.cluster, pipeline.outputs)
+                return result.plan(self.cluster, pipeline)
             return search(self.graph, self.cluster, options, rules=self.rules, names=self.names, on_incumbent=show)
 
     def problem(self) -> Problem:
@@ -437,8 +448,8 @@ class _Build:
             cluster = self.cluster_of(stage, graph, plan)
             stages.append(recost_stage(stage, graph, cluster))
             check_budget(stages[-1], graph, cluster, self.optimization.mem_budget)
-        pipeline = None if plan.pipeline is None else with_seconds(plan.pipeline, stages, self.cluster)
-        return Plan(tuple(stages), pipeline)
+        given = None if plan.pipeline is None else replace(plan.pipeline, search=None)
+        return Plan(tuple(stages), None if given is None else with_seconds(given, stages, self.cluster))
 
     def cluster_of(self, stage: StagePlan, graph: NormalGraph, plan: Plan) -> Cluster:
         """Return the machine, or the part of it, that a stage of a plan is for."""

@@ -11,7 +11,7 @@ from hidet.graph.ops.fusion.fused_operator import FusedTask
 from hidet.graph.ops.normalize.norm import NormalizeTask
 from hidet.graph.ops.opaque import OpaqueOperator
 from hidet.graph.ops.softmax import SoftmaxTask
-from hidet.ir.compute import GridCompute, TensorInput, TensorNode
+from hidet.ir.compute import GridCompute, TensorInput, TensorNode, tensor_input
 from hidet.ir.expr import Constant
 from hidet.ir.functors import IRRewriter
 from hidet.ir.task import Task
@@ -51,7 +51,12 @@ class _Group:
         computed = task.outputs[0]
         replaced = {parameter: computed for tensor, parameter in self.inputs if tensor is result}
         kept = [(tensor, parameter) for tensor, parameter in self.inputs if tensor is not result]
-        own_inputs = list(zip(producer.inputs, task.inputs, strict=True))
+        # Operators may share a task, and so its parameters, for different tensors.
+        taken = {parameter for _, parameter in kept}
+        renamed = {x: tensor_input(x.name, x.type.dtype, x.shape, x.type.layout) for x in task.inputs if x in taken}
+        if renamed:
+            replaced = dict.fromkeys(replaced, _replaced(computed, renamed))
+        own_inputs = [(x, renamed.get(own, own)) for x, own in zip(producer.inputs, task.inputs, strict=True)]
         output = _replaced(self.output, replaced)
         inputs, output = _distinct([*kept, *own_inputs], output)
         try:
