@@ -32,7 +32,7 @@ from hidet_dist.progress import Progress
 from hidet_dist.report.collect import collect
 from hidet_dist.report.data import Report
 from hidet_dist.rules.rule import RuleTable
-from hidet_dist.search import SearchOptions, search
+from hidet_dist.search import SearchOptions, search, search_shares
 from hidet_dist.search.family import Family, FamilyMember, Specs
 from hidet_dist.search.family import search_family as search_normal_family
 from hidet_dist.search.pairwise import encode, save_problem
@@ -40,7 +40,7 @@ from hidet_dist.search.planner import formulate_problem
 from hidet_dist.search.problem import Problem
 from hidet_dist.search.recost import check_budget, recost_stage
 from hidet_dist.search.refine import cluster_of
-from hidet_dist.spec import DeviceMesh, Plan, StagePlan
+from hidet_dist.spec import Plan, StagePlan
 from hidet_dist.spec.interface import Interface, interface_of, names_of_io
 from hidet_dist.spec.symbols import SymbolPlan
 from hidet_dist.view import GraphView
@@ -305,8 +305,8 @@ class _Request:
         optimization = OptimizationConfig.parse({} if optimization_config is None else optimization_config)
         distributed = DistributedConfig.parse(distributed_config, optimization.default_machine)
         target = optimization.target_on(distributed.cluster.device)
-        if distributed.mesh.is_uneven():
-            _check_shares(distributed.mesh, target, optimization)
+        if distributed.mesh.is_uneven() or distributed.searches_shares:
+            _check_shares(target, optimization)
         if not isinstance(graph, FlowGraph):
             raise ConfigError(f"{call} takes a hidet FlowGraph; got a {type(graph).__name__}.")
         return cls(graph, distributed, optimization, target)
@@ -331,7 +331,7 @@ class _Request:
             raise ConfigError(f"Pipelines run on CPUs so far, not on the target {self.target.name!r}.")
         for stage in plan.stages:
             if stage.mesh.is_uneven():
-                _check_shares(stage.mesh, self.target, self.optimization)
+                _check_shares(self.target, self.optimization)
         declared = {symbol.name: symbol for symbol in self.symbols}
         for symbol in (symbol for stage in plan.stages for symbol in stage.symbols):
             if declared.setdefault(symbol.name, symbol) != symbol:
@@ -352,17 +352,22 @@ class _Request:
         return _Build(graph, names, self.distributed, self.optimization, self.target, self.symbols, interface)
 
 
-def _check_shares(mesh: DeviceMesh, target: Backend, optimization: OptimizationConfig) -> None:
-    """Refuse a mesh with shares where they are not offered. Raises ConfigError."""
+def _check_shares(target: Backend, optimization: OptimizationConfig) -> None:
+    """Refuse shares of mesh axes where they are not offered. Raises ConfigError."""
     if target.name != "cpu":
         raise ConfigError(
-            f"The mesh {mesh} has shares, which the target {target.name!r} does not support: leave "
-            "distributed_config['shares'] out."
+            f"Shares of mesh axes are not supported on the target {target.name!r}: leave distributed_config['shares'] "
+            "out."
         )
     if optimization.stages is not None or optimization.objective is not None:
         raise ConfigError(
-            f"The mesh {mesh} has shares, which pipelines do not support: leave out distributed_config['shares'], or "
-            "'stages' and 'objective'."
+            "Pipelines do not support shares of mesh axes: leave out distributed_config['shares'], or 'stages' and "
+            "'objective'."
+        )
+    if optimization.symbols:
+        raise ConfigError(
+            "Shares of mesh axes are for graphs of fixed sizes: leave out distributed_config['shares'], or trace the "
+            f"graph for one size instead of the symbolic dims {', '.join(optimization.symbols)}."
         )
 
 
@@ -415,6 +420,9 @@ class _Build:
             if pipeline is not None:
                 result = search_pipeline(self.graph, self.cluster, options, pipeline, names=self.names)
                 return result.plan(self.cluster, pipeline)
+            if self.distributed.searches_shares:
+                shared = replace(options, names=self.names, on_incumbent=show)
+                return search_shares(self.graph, self.cluster, shared)
             return search(self.graph, self.cluster, options, rules=self.rules, names=self.names, on_incumbent=show)
 
     def problem(self) -> Problem:

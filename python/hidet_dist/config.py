@@ -24,6 +24,9 @@ from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.spec.pipeline import ALL, OBJECTIVES, RESULTS
 from hidet_dist.spec.symbols import SymbolSize
 
+AUTO = "auto"
+"""The value of ``distributed_config["shares"]`` for which shares are searched."""
+
 _INT32_MAX = 2**31 - 1  # hidet's runtime holds the sizes of symbolic dims as int32
 
 # The keys of the configuration that are options of the search, by the options' names.
@@ -61,7 +64,8 @@ class DistributedConfig:
         "shares": (
             "The parts of a split dim that each device along an axis gets, by the name of the axis, such as "
             "``{'gpu': [11, 5]}`` for a device that is about twice as fast as the other. Other axes split evenly. For "
-            "the target ``cpu``, graphs of fixed sizes, and plans without pipelines."
+            "the target ``cpu``, graphs of fixed sizes, and plans without pipelines. ``'auto'`` searches shares of the "
+            "first axis that suit the rates of the machine's ``groups`` of devices, and the even split."
         ),
         "machine": (
             "The machine for which costs are predicted: the name of a built-in one (``hidet-dist machines``), the "
@@ -73,6 +77,7 @@ class DistributedConfig:
 
     mesh: DeviceMesh
     cluster: Cluster
+    searches_shares: bool = False
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], default_machine: str = "cpu") -> DistributedConfig:
@@ -89,15 +94,16 @@ class DistributedConfig:
             )
         try:
             mesh = DeviceMesh(tuple(shape), tuple(names or ()))
-            shares = _shares(given.get("shares"), mesh)
+            searches = given.get("shares") == AUTO
+            shares = () if searches else _shares(given.get("shares"), mesh)
             mesh = DeviceMesh(mesh.shape, mesh.axis_names, shares)
         except SpecError as error:
             raise ConfigError(f"distributed_config does not describe a mesh: {error}") from error
         machine = given.get("machine", default_machine)
         if isinstance(machine, Path) or (isinstance(machine, str) and machine.endswith(".json")):
-            return cls(mesh, load_machine(machine, mesh))
+            return cls(mesh, load_machine(machine, mesh), searches)
         if isinstance(machine, str):
-            return cls(mesh, builtin(machine, mesh))
+            return cls(mesh, builtin(machine, mesh), searches)
         if not isinstance(machine, Cluster):
             raise ConfigError(f"distributed_config['machine'] must be a name or a Cluster; got {shown(machine)}.")
         if "shares" in given and machine.mesh == machine.mesh.without_shares():
@@ -106,7 +112,7 @@ class DistributedConfig:
             mesh = machine.mesh  # with the machine's names of the axes
         if machine.mesh != mesh:
             raise ConfigError(f"The machine has the mesh {machine.mesh} but distributed_config asks for {mesh}.")
-        return cls(mesh, machine)
+        return cls(mesh, machine, searches)
 
 
 def _shares(given: Any, mesh: DeviceMesh) -> tuple[tuple[int, ...], ...]:
@@ -116,7 +122,7 @@ def _shares(given: Any, mesh: DeviceMesh) -> tuple[tuple[int, ...], ...]:
     if not isinstance(given, Mapping) or not all(is_list(of_axis) for of_axis in given.values()):
         raise ConfigError(
             "distributed_config['shares'] must map names of mesh axes to lists of whole numbers, such as "
-            f"{{'gpu': [11, 5]}}; got {shown(given)}."
+            f"{{'gpu': [11, 5]}}, or be {AUTO!r}; got {shown(given)}."
         )
     for name in given:
         if name not in mesh.axis_names:
