@@ -168,9 +168,10 @@ def _check_stage(what: str, folder: str, stage: StageManifest, target: str) -> N
     try:
         mesh = stage.mesh
     except SpecError as error:
-        raise ValueError(
-            f"{what}.mesh_shape, mesh_axis_names and mesh_shares do not describe a mesh: {error}"
-        ) from error
+        fields = (
+            "mesh_shape and mesh_axis_names" if not stage.mesh_shares else "mesh_shape, mesh_axis_names and mesh_shares"
+        )
+        raise ValueError(f"{what}.{fields} do not describe a mesh: {error}") from error
     _require(mesh.shares == stage.mesh_shares, f"{what}.mesh_shares", stage.mesh_shares, "in lowest terms, and unequal")
     if mesh.is_uneven():
         _require(not stage.symbols, f"{what}.symbols", stage.symbols, "empty on a mesh with shares")
