@@ -26,7 +26,13 @@ from hidet_dist.normalize.precision import in_precision
 from hidet_dist.overlap.planned import resident_bytes
 from hidet_dist.partitioning import Program, partition_graph, stage_graphs
 from hidet_dist.partitioning.proof import prove
-from hidet_dist.pipeline import plan_given, search_pipeline, stage_cluster
+from hidet_dist.pipeline import (
+    PipelineOptions,
+    plan_given,
+    search_pipeline,
+    search_pipeline_family,
+    stage_cluster,
+)
 from hidet_dist.pipeline.given import with_seconds
 from hidet_dist.progress import Progress
 from hidet_dist.report.collect import collect
@@ -571,6 +577,7 @@ def search_family(
     input_specs: Sequence[Specs] | None = None,
     output_specs: Sequence[Specs] | None = None,
     cost_model: CostModel | None = None,
+    pipeline: PipelineOptions | None = None,
     **changes: Any,
 ) -> Family:
     """Find the layout of shared weights, and a plan for each graph, of least weighted sum of predicted times.
@@ -594,6 +601,9 @@ def search_family(
         As for :func:`hidet_dist.search.search`, one per graph. A pin of a shared weight holds for all graphs.
     cost_model: CostModel, optional
         The cost of the parts of a plan; predicted for the cluster when not given.
+    pipeline: PipelineOptions, optional
+        The options of a search for pipelines. The pipelines have one cut: the operators that read a shared weight are
+        in the same stage of each, on the same ranks. The objective's values are summed. Costs are the predicted ones.
     changes:
         Fields of the options, by name, that differ from ``options``.
 
@@ -632,7 +642,11 @@ def search_family(
             strict=True,
         )
     ]
-    return search_normal_family(members, cluster, options, cost_model)
+    if pipeline is None:
+        return search_normal_family(members, cluster, options, cost_model)
+    if cost_model is not None:
+        raise ConfigError("A search for pipelines has the predicted costs: leave out cost_model, or pipeline.")
+    return search_pipeline_family(members, cluster, options, pipeline)
 
 
 def _one_per_graph(what: str, values: Any, count: int) -> list[Any]:
