@@ -228,10 +228,10 @@ class LoadedPartition:
     def __call__(self, number: int, /, *args: Any, **kwargs: Any) -> Any:
         """Run once, with the model's arguments by position or by keyword, nested as the model takes them.
 
-        The result is nested as the model's; data classes and named tuples are returned as
-        :class:`hidet_dist.spec.interface.Record`. Without an :attr:`interface`, inputs are positional, a single output
-        is returned bare, and several outputs as a list. Tensors are the rank's shards; :meth:`run` documents their
-        types and the errors raised.
+        The result is nested as the model's; a data class is returned as :class:`hidet_dist.spec.interface.Record`, a
+        named tuple as :class:`hidet_dist.spec.interface.NamedParts`. Without an :attr:`interface`, inputs are
+        positional, a single output is returned bare, and several outputs as a list. Tensors are the rank's shards;
+        :meth:`run` documents their types and the errors raised.
         """
         outputs = self._execute(number, lambda: self._prepare(self._inputs_of(args, kwargs), None), Purpose.RUN)[0]
         if self._pipelined is not None and not self._pipelined.gives_results:
