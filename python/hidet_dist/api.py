@@ -26,13 +26,19 @@ from hidet_dist.normalize.precision import in_precision
 from hidet_dist.overlap.planned import resident_bytes
 from hidet_dist.partitioning import Program, partition_graph, stage_graphs
 from hidet_dist.partitioning.proof import prove
-from hidet_dist.pipeline import plan_given, search_pipeline, stage_cluster
+from hidet_dist.pipeline import (
+    PipelineOptions,
+    plan_given,
+    search_pipeline,
+    search_pipeline_family,
+    stage_cluster,
+)
 from hidet_dist.pipeline.given import with_seconds
 from hidet_dist.progress import Progress
 from hidet_dist.report.collect import collect
 from hidet_dist.report.data import Report
 from hidet_dist.rules.rule import RuleTable
-from hidet_dist.search import SearchOptions, search
+from hidet_dist.search import SearchOptions, search, search_shares
 from hidet_dist.search.family import Family, FamilyMember, Specs
 from hidet_dist.search.family import search_family as search_normal_family
 from hidet_dist.search.pairwise import encode, save_problem
@@ -134,7 +140,7 @@ def auto_parallel(
         plan,
         Path(out_dir),
         [line for program, _ in built for line in program.communications()],
-        [stage.weight_bytes_per_device for stage in plan.stages for _ in range(stage.mesh.size)],
+        [stage.weight_bytes_of(rank) for stage in plan.stages for rank in range(stage.mesh.size)],
         sum(weight.nbytes for stage in plan.stages for weight in stage.weights),
         plan.makespan_seconds,
         planned - begin,
@@ -305,6 +311,8 @@ class _Request:
         optimization = OptimizationConfig.parse({} if optimization_config is None else optimization_config)
         distributed = DistributedConfig.parse(distributed_config, optimization.default_machine)
         target = optimization.target_on(distributed.cluster.device)
+        if distributed.mesh.is_uneven() or distributed.searches_shares:
+            _check_shares(target, optimization)
         if not isinstance(graph, FlowGraph):
             raise ConfigError(f"{call} takes a hidet FlowGraph; got a {type(graph).__name__}.")
         return cls(graph, distributed, optimization, target)
@@ -327,6 +335,9 @@ class _Request:
                 )
         if plan.pipeline is not None and self.target.name != "cpu":
             raise ConfigError(f"Pipelines run on CPUs so far, not on the target {self.target.name!r}.")
+        for stage in plan.stages:
+            if stage.mesh.is_uneven():
+                _check_shares(self.target, self.optimization)
         declared = {symbol.name: symbol for symbol in self.symbols}
         for symbol in (symbol for stage in plan.stages for symbol in stage.symbols):
             if declared.setdefault(symbol.name, symbol) != symbol:
@@ -345,6 +356,25 @@ class _Request:
         names = {name: replaced.get(x, x) for name, x in names.items()}
         interface = interface_of(self.graph)
         return _Build(graph, names, self.distributed, self.optimization, self.target, self.symbols, interface)
+
+
+def _check_shares(target: Backend, optimization: OptimizationConfig) -> None:
+    """Refuse shares of mesh axes where they are not offered. Raises ConfigError."""
+    if target.name != "cpu":
+        raise ConfigError(
+            f"Shares of mesh axes are not supported on the target {target.name!r}: leave distributed_config['shares'] "
+            "out."
+        )
+    if optimization.stages is not None or optimization.objective is not None:
+        raise ConfigError(
+            "Pipelines do not support shares of mesh axes: leave out distributed_config['shares'], or 'stages' and "
+            "'objective'."
+        )
+    if optimization.symbols:
+        raise ConfigError(
+            "Shares of mesh axes are for graphs of fixed sizes: leave out distributed_config['shares'], or trace the "
+            f"graph for one size instead of the symbolic dims {', '.join(optimization.symbols)}."
+        )
 
 
 @dataclass(frozen=True)
@@ -396,6 +426,9 @@ class _Build:
             if pipeline is not None:
                 result = search_pipeline(self.graph, self.cluster, options, pipeline, names=self.names)
                 return result.plan(self.cluster, pipeline)
+            if self.distributed.searches_shares:
+                shared = replace(options, names=self.names, on_incumbent=show)
+                return search_shares(self.graph, self.cluster, shared)
             return search(self.graph, self.cluster, options, rules=self.rules, names=self.names, on_incumbent=show)
 
     def problem(self) -> Problem:
@@ -544,6 +577,7 @@ def search_family(
     input_specs: Sequence[Specs] | None = None,
     output_specs: Sequence[Specs] | None = None,
     cost_model: CostModel | None = None,
+    pipeline: PipelineOptions | None = None,
     **changes: Any,
 ) -> Family:
     """Find the layout of shared weights, and a plan for each graph, of least weighted sum of predicted times.
@@ -567,6 +601,9 @@ def search_family(
         As for :func:`hidet_dist.search.search`, one per graph. A pin of a shared weight holds for all graphs.
     cost_model: CostModel, optional
         The cost of the parts of a plan; predicted for the cluster when not given.
+    pipeline: PipelineOptions, optional
+        The options of a search for pipelines. The pipelines have one cut: the operators that read a shared weight are
+        in the same stage of each, on the same ranks. The objective's values are summed. Costs are the predicted ones.
     changes:
         Fields of the options, by name, that differ from ``options``.
 
@@ -605,7 +642,11 @@ def search_family(
             strict=True,
         )
     ]
-    return search_normal_family(members, cluster, options, cost_model)
+    if pipeline is None:
+        return search_normal_family(members, cluster, options, cost_model)
+    if cost_model is not None:
+        raise ConfigError("A search for pipelines has the predicted costs: leave out cost_model, or pipeline.")
+    return search_pipeline_family(members, cluster, options, pipeline)
 
 
 def _one_per_graph(what: str, values: Any, count: int) -> list[Any]:

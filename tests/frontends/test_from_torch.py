@@ -118,6 +118,24 @@ def test_equal_calls_of_other_operands_are_told_apart():
     expect(Grams(), (torch.randn(4, 4), torch.randn(4, 4)))
 
 
+class Largest(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return torch.max(x, 1), torch.Size([2])
+
+
+def test_results_of_torch_with_named_parts_keep_them():
+    x = torch.tensor([[1.0, 3.0, 2.0], [5.0, 4.0, 0.0]])
+    own = interface(hidet_dist.from_torch(Largest().eval(), x))
+    assert own.output_names == ("output.0.values", "output.0.indices")
+    largest, size = own.nest([np.array([3.0, 5.0]), np.array([1, 0])])
+    np.testing.assert_array_equal(largest.values, [3.0, 5.0])
+    _, indices = largest
+    assert indices is largest.indices
+    np.testing.assert_array_equal(indices, [1, 0])
+    assert Interface.from_json(own.to_json()) == own
+    assert tuple(size) == (2,)
+
+
 def test_arguments_and_results_keep_names_and_nesting():
     a, b, scale = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 3.0]), torch.tensor([2.0, 4.0])
     inputs = ((a, b), {"scale": scale}, True)
@@ -130,7 +148,7 @@ def test_arguments_and_results_keep_names_and_nesting():
     np.testing.assert_array_equal(first.total, (b + a * scale).numpy())
     np.testing.assert_array_equal(first["parts"][0], (b - a).numpy())
     assert first.loss is None
-    assert len(first) == 2
+    assert len(first) == 3
     np.testing.assert_array_equal(second["mask"], (b > a).numpy())
     flat = own.flatten(options={"scale": scale}, pair=(a, b))
     assert [x is y for x, y in zip(flat, (a, b, scale), strict=True)] == [True] * 3

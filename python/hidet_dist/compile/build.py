@@ -33,7 +33,7 @@ from hidet_dist.errors import CompileError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.emit import overlap_graph
 from hidet_dist.partitioning import Program
-from hidet_dist.weights import Layout
+from hidet_dist.weights import Layout, UnevenLayout
 
 # Not by attribute: hidet.drivers re-exports a function of the same name.
 _build_task: Any = importlib.import_module("hidet.drivers.build_task")
@@ -71,7 +71,7 @@ class CompiledProgram:
     libraries: tuple[str, ...]
     workspace_bytes: dict[str, int] | None
     stage: StageManifest
-    layouts: dict[str, Layout]
+    layouts: dict[str, Layout | UnevenLayout]
 
 
 @contextmanager
@@ -188,7 +188,7 @@ def compile_program(
             launcher = build_launcher(graph, inputs, values, kernel_of_node, description)
         except (RuntimeError, ValueError, OSError) as error:
             raise CompileError(f"The launch function does not compile: {error}") from error
-    workspace = None if program.symbols else _workspace_bytes(launcher)
+    workspace = None if program.symbols or program.mesh.shares else _workspace_bytes(launcher)
     return CompiledProgram(
         graph,
         launcher,

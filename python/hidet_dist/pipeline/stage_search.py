@@ -10,15 +10,16 @@ from hidet_dist.errors import InfeasibleError, SolverError
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.slices import MeshSlice
 from hidet_dist.partitioning.micro_batches import MicroBatch
-from hidet_dist.pipeline.messages import delivery_seconds
 from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.stages import (
     Message,
     PipelineResult,
     PlannedStage,
     StagePart,
-    messages_between,
+    delivered_seconds,
+    is_buffered,
     objective_seconds,
+    pipeline_of,
 )
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import SearchOptions
@@ -53,7 +54,6 @@ class StageSearch(ABC):
         self.bound = 0.0
         self.errors: list[InfeasibleError | SolverError] = []
         self._planned: dict[Hashable, SearchResult | InfeasibleError] = {}
-        self._results_nbytes = sum(map(self.view.nbytes, dict.fromkeys(self.view.outputs)))
 
     def search(self, best_value: float) -> PipelineResult | None:
         """Find the best pipeline; None if none is better than ``best_value`` by more than the gap.
@@ -93,7 +93,7 @@ class StageSearch(ABC):
             When the time limit was reached before there was a plan.
         """
         if key not in self._planned:
-            buffered = self.pipeline.objective != "latency" or self.micro.count > 1
+            buffered = is_buffered(self.pipeline, self.micro)
             try:
                 self._planned[key] = part.plan(cluster, options, self.limits, rules, buffered)
             except InfeasibleError as error:
@@ -103,7 +103,7 @@ class StageSearch(ABC):
 
     def _delivered(self, last: MeshSlice) -> float:
         """Predict the seconds to send the outputs from the last stage to the ranks of the others."""
-        return delivery_seconds(self.cluster, last, self._results_nbytes) if self.pipeline.outputs == "all" else 0.0
+        return delivered_seconds(self.view, self.cluster, self.pipeline, last)
 
     def _value(self, seconds: Sequence[float], messages: Sequence[Message], last: MeshSlice) -> float:
         """Compute the objective's value of stages of such seconds, the last of which is on the slice ``last``."""
@@ -111,7 +111,4 @@ class StageSearch(ABC):
 
     def _result(self, stages: Sequence[PlannedStage], bound: float) -> PipelineResult:
         """Make the pipeline of planned stages; ``bound`` is a lower bound of its value with any plans of its stages."""
-        messages = tuple(messages_between(self.view, self.cluster, stages))
-        last = stages[-1].part
-        value = self._value([stage.plan.seconds for stage in stages], messages, last)
-        return PipelineResult(self.micro, tuple(stages), messages, self._delivered(last), value, min(bound, value))
+        return pipeline_of(self.micro, self.cluster, self.pipeline, stages, bound)

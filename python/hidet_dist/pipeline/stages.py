@@ -14,6 +14,7 @@ from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning.micro_batches import MicroBatch
 from hidet_dist.partitioning.stages import cut_graph
 from hidet_dist.pipeline.given import with_seconds
+from hidet_dist.pipeline.messages import delivery_seconds
 from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.tables import part_names
 from hidet_dist.rules.rule import RuleTable
@@ -68,6 +69,15 @@ class StagePart:
         InfeasibleError
             When nothing fits the memory budget.
         """
+        graph = NormalGraph.of(self.view.graph)
+        changed = self.options(cluster, options, limits, buffered)
+        return find_plan(graph, cluster, changed, report=False, overlap=False, rules=rules)
+
+    def options(self, cluster: Cluster, options: SearchOptions, limits: Limits, buffered: bool) -> SearchOptions:
+        """Make the options of the stage's search: without the buffers' bytes, and with any specs of what it sends.
+
+        The parameters and errors are those of :meth:`plan`.
+        """
         pins = dict(options.pins or {})
         for number, name in enumerate(self.view.outputs):
             if name not in self.delivered:
@@ -82,7 +92,7 @@ class StagePart:
             raise InfeasibleError(
                 f"The buffers of a stage's micro-batches take {buffers} bytes, and mem_budget is {budget}.", 2 * buffers
             )
-        options = replace(
+        return replace(
             options,
             mem_budget=budget - buffers,
             pins=pins,
@@ -90,8 +100,6 @@ class StagePart:
             time_limit_seconds=limits.seconds_left(),
             on_incumbent=None,
         )
-        graph = NormalGraph.of(self.view.graph)
-        return find_plan(graph, cluster, options, report=False, overlap=False, rules=rules)
 
 
 @dataclass(frozen=True)
@@ -203,6 +211,30 @@ def objective_seconds(
         sent.append(math.fsum([ready, own, *(message.seconds for message in messages if message.source == number)]))
     latency = sent[-1] + delivery
     return latency if objective == "latency" else latency + (micro_batches - 1) * slowest
+
+
+def is_buffered(options: PipelineOptions, micro: MicroBatch) -> bool:
+    """Whether a device holds the inputs of the next micro-batch beside those of the present one."""
+    return options.objective != "latency" or micro.count > 1
+
+
+def delivered_seconds(view: GraphView, cluster: Cluster, options: PipelineOptions, last: MeshSlice) -> float:
+    """Predict the seconds to send the outputs from the last stage's slice, ``last``, to the ranks of the others."""
+    if options.outputs != "all":
+        return 0.0
+    return delivery_seconds(cluster, last, sum(map(view.nbytes, dict.fromkeys(view.outputs))))
+
+
+def pipeline_of(
+    micro: MicroBatch, cluster: Cluster, options: PipelineOptions, stages: Sequence[PlannedStage], bound: float = 0.0
+) -> PipelineResult:
+    """Make the pipeline of planned stages; ``bound`` is a lower bound of its value with any plans of its stages."""
+    view = GraphView(micro.graph)
+    messages = tuple(messages_between(view, cluster, stages))
+    delivery = delivered_seconds(view, cluster, options, stages[-1].part)
+    seconds = [stage.plan.seconds for stage in stages]
+    value = objective_seconds(options.objective, micro.count, seconds, messages, delivery)
+    return PipelineResult(micro, tuple(stages), messages, delivery, value, min(bound, value))
 
 
 def messages_between(view: GraphView, cluster: Cluster, stages: Sequence[PlannedStage]) -> Iterator[Message]:

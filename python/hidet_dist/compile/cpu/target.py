@@ -14,6 +14,7 @@ from hidet.graph import FlowGraph, Operator, Tensor
 from hidet_dist.compat.cpu_build import precompile_headers
 from hidet_dist.compile.cpu.active import cpu_kernels
 from hidet_dist.compile.cpu.arch import ARCHS, BASELINE, NATIVE, arch_of, runs_here
+from hidet_dist.compile.cpu.attention import define_attention
 from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.compile.cpu.collectives import place_shards
 from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
@@ -88,8 +89,8 @@ class CpuTarget:
         return _in_force(self.level if runs_here(self.level) else BASELINE)
 
     def before_fusion(self, program: Program) -> FlowGraph:
-        """Guard lookups that are not checked before the program runs, and fuse collectives with packing."""
-        return place_shards(guard_graph(program, index_checks(program)[1]))
+        """Define attention, guard lookups that are not checked before the run, and fuse collectives with packing."""
+        return define_attention(place_shards(guard_graph(program, index_checks(program)[1])))
 
     def after_fusion(self, graph: FlowGraph) -> FlowGraph:
         """Give operators the kernels of this target."""
