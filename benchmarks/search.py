@@ -114,6 +114,10 @@ CASES: dict[str, Case] = {
     "resnet50_8": Case(resnet50, (8,), "dgx-a100"),
     "llama3_8b_8": Case(lambda: shapes.llama(shapes.LLAMA3_8B), (8,), "dgx-a100", LLAMA_LAYER),
     "llama3_8b_2x4": Case(lambda: shapes.llama(shapes.LLAMA3_8B), (2, 4), "dgx-a100", LLAMA_LAYER),
+    "llama3_8b_8_tight": Case(lambda: shapes.llama(shapes.LLAMA3_8B), (8,), "dgx-a100", LLAMA_LAYER, budget_share=0.4),
+    "llama3_8b_2x4_tight": Case(
+        lambda: shapes.llama(shapes.LLAMA3_8B), (2, 4), "dgx-a100", LLAMA_LAYER, budget_share=0.4
+    ),
     "llama3_70b_2x8": Case(lambda: shapes.llama(shapes.LLAMA3_70B), (2, 8), "dgx-a100-pod", LLAMA_LAYER),
     "gpt3_175b_8x8": Case(lambda: shapes.gpt(shapes.GPT3_175B), (8, 8), "dgx-a100-pod", GPT_LAYER),
     "gpt_mlp_2": Case(gpt_mlp, (2,), "dgx-a100", exhaustive=True),
