@@ -85,9 +85,6 @@ class Backend(Protocol):
     def building(self) -> AbstractContextManager[None]:
         """Make the context in which kernels are built."""
 
-    def building_launcher(self) -> AbstractContextManager[None]:
-        """Make the context in which the launch function is built, and called for the memory that it needs."""
-
     def before_fusion(self, program: Program) -> FlowGraph:
         """The program's graph, rewritten before hidet fuses its operators."""
 

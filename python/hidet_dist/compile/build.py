@@ -20,15 +20,16 @@ from hidet_dist.artifacts import StageManifest
 from hidet_dist.artifacts.coherence import KINDS_OF_MEMORY
 from hidet_dist.artifacts.manifest import COORDINATE
 from hidet_dist.compat.build_locks import locked_builds
-from hidet_dist.compat.graph_module import build_launcher
 from hidet_dist.compat.passes import bounded_fusion
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
+from hidet_dist.compat.shared_tasks import shared_tasks
 from hidet_dist.compile.backend import Backend
 from hidet_dist.compile.communication import check_communication
 from hidet_dist.compile.cpu.target import CPU
 from hidet_dist.compile.describe import description_of, layouts_of, stage_of
 from hidet_dist.compile.index_checks import index_checks
+from hidet_dist.compile.launcher import build_launcher
 from hidet_dist.errors import CompileError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.emit import overlap_graph
@@ -77,7 +78,7 @@ class CompiledProgram:
 @contextmanager
 def _hidet_options(target: AbstractContextManager[None]) -> Iterator[None]:
     """Set hidet's options, and the target's, while a program is optimized and built."""
-    with quiet_builds(), sound_rewrites(), bounded_fusion(), target:
+    with quiet_builds(), sound_rewrites(), bounded_fusion(), shared_tasks(), target:
         yield
 
 
@@ -92,7 +93,8 @@ def optimize_program(program: Program, target: Backend = CPU) -> FlowGraph:
     with _hidet_options(target.optimizing()):
         rewritten = target.before_fusion(program)
         graph = hidet.graph.optimize(rewritten)
-    graph = target.after_fusion(graph)
+    with shared_tasks():
+        graph = target.after_fusion(graph)
     graph.update_nodes()
     check_communication(rewritten, graph)
     return graph
@@ -149,42 +151,37 @@ def compile_program(
         except (RuntimeError, ValueError, OSError) as error:
             raise CompileError(f"A kernel does not compile: {error}") from error
 
-    # The launch function is called here, too, to compute the memory that it needs.
-    with _hidet_options(target.building_launcher()):
-        inputs = graph.inputs[: len(program.inputs)]
-        named = dict(program.weight_placeholders)
-        if program.coordinate is not None:
-            named[COORDINATE] = program.coordinate
-        used = {x for node in graph.nodes for x in node.inputs}
-        data = {name: tensor for name, tensor in named.items() if tensor in used}
-        # In the order of their first use, so that the same program has the same names.
-        computed = dict.fromkeys(x for node in graph.nodes for x in node.inputs if x.storage is not None)
-        constants = {f"c{number}": x for number, x in enumerate(computed)}
-        kernel_names = [node.name for node in nodes]
-        candidates = [int(json.loads((folder / "meta.json").read_text())["num_candidates"]) for folder in folders]
-        cublas = [target.calls_cublas(node) for node in nodes]
-        names = [*data, *constants]
-        libraries = target.libraries(graph)
-        stage = stage_of(
-            program,
-            graph,
-            target,
-            kernel_names,
-            kernel_of_node,
-            candidates,
-            cublas,
-            names,
-            list(constants),
-            libraries,
-            index_checks(program)[0],
-        )
-        layouts = layouts_of(program, names, constants)
-        description = description_of(stage, layouts, target)
-        try:
-            values = [*data.values(), *constants.values()]
-            launcher = build_launcher(graph, inputs, values, kernel_of_node, description)
-        except (RuntimeError, ValueError, OSError) as error:
-            raise CompileError(f"The launch function does not compile: {error}") from error
+    inputs = graph.inputs[: len(program.inputs)]
+    named = dict(program.weight_placeholders)
+    if program.coordinate is not None:
+        named[COORDINATE] = program.coordinate
+    used = {x for node in graph.nodes for x in node.inputs}
+    data = {name: tensor for name, tensor in named.items() if tensor in used}
+    # In the order of their first use, so that the same program has the same names.
+    computed = dict.fromkeys(x for node in graph.nodes for x in node.inputs if x.storage is not None)
+    constants = {f"c{number}": x for number, x in enumerate(computed)}
+    kernel_names = [node.name for node in nodes]
+    candidates = [int(json.loads((folder / "meta.json").read_text())["num_candidates"]) for folder in folders]
+    cublas = [target.calls_cublas(node) for node in nodes]
+    names = [*data, *constants]
+    libraries = target.libraries(graph)
+    stage = stage_of(
+        program,
+        graph,
+        target,
+        kernel_names,
+        kernel_of_node,
+        candidates,
+        cublas,
+        names,
+        list(constants),
+        libraries,
+        index_checks(program)[0],
+    )
+    layouts = layouts_of(program, names, constants)
+    description = description_of(stage, layouts, target)
+    launcher = build_launcher(graph, inputs, [*data.values(), *constants.values()], kernel_of_node, description)
+    # Loaded here, to compute the memory that it needs.
     workspace = None if program.symbols else _workspace_bytes(launcher)
     return CompiledProgram(
         graph,

@@ -13,7 +13,7 @@ from hidet.graph import FlowGraph, Operator, Tensor
 
 from hidet_dist.compat.cpu_build import precompile_headers
 from hidet_dist.compile.cpu.active import cpu_kernels
-from hidet_dist.compile.cpu.arch import ARCHS, BASELINE, NATIVE, arch_of, runs_here
+from hidet_dist.compile.cpu.arch import ARCHS, NATIVE, arch_of
 from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.compile.cpu.collectives import place_shards
 from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
@@ -82,10 +82,6 @@ class CpuTarget:
     def building(self) -> AbstractContextManager[None]:
         """Compile for the level."""
         return _in_force(self.level)
-
-    def building_launcher(self) -> AbstractContextManager[None]:
-        """Compile for the level, or for any processor where the running one lacks its features."""
-        return _in_force(self.level if runs_here(self.level) else BASELINE)
 
     def before_fusion(self, program: Program) -> FlowGraph:
         """Guard lookups that are not checked before the program runs, and fuse collectives with packing."""

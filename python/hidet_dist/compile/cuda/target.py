@@ -104,10 +104,6 @@ class CudaTarget:
 
         return building_for(self.gpu, self.space, self.mma, self.cublas)
 
-    def building_launcher(self) -> AbstractContextManager[None]:
-        """Compile for the GPU."""
-        return self.building()
-
     def before_fusion(self, program: Program) -> FlowGraph:
         """Guard all lookups, as inputs on a GPU are not checked, and fuse operators to have fewer kernels."""
         from hidet_dist.compile.cuda.launches import fewer_launches
