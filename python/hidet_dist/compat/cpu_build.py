@@ -110,8 +110,8 @@ def precompile_headers() -> None:
     _compiler.GCC().precompile()
 
 
-# The beginning of every source that hidet generates, except what its launchers of graphs need: reading that, compiled or
-# not, takes longer than reading all of the others.
+# The beginning of every source that hidet generates, except what only its launchers of graphs need: reading that,
+# compiled or not, takes longer than reading all of the others.
 _PLANNER = "#include <hidet/runtime/memory_planner.h>"
 _ALWAYS = (
     "stdint.h",

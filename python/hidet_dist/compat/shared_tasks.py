@@ -8,7 +8,6 @@ is active, an operator that gets inputs of the same types is copied, with its ta
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,25 +16,10 @@ import hidet
 from hidet.graph import Operator, Tensor
 
 from hidet_dist.compat.replacing import replaced
+from hidet_dist.rewriting import copy_operator
 from hidet_dist.spec.extents import extents_of, same_extent
 
 _reforward = Operator.reforward
-
-
-def copied(op: Operator, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Copy an operator with its task, for inputs of the same types; return the copy's outputs."""
-    clone = copy.copy(op)
-    clone.inputs = list(inputs)
-    clone.attrs = dict(op.attrs)
-    clone.outputs = [_like(y, clone, number) for number, y in enumerate(op.outputs)]
-    return list(clone.outputs)
-
-
-def _like(y: Tensor, op: Operator, number: int) -> Tensor:
-    """Make output ``number`` of ``op`` like another tensor, whose shape is not simplified again."""
-    made = Tensor(shape=[], dtype=y.dtype, device=y.device, storage=None, trace=(op, number))
-    made._shape = y._shape
-    return made
 
 
 def _same_type(x: Tensor, y: Tensor) -> bool:
@@ -61,7 +45,7 @@ def reforward(op: Operator, inputs: list[Tensor], update_attributes: Mapping[str
     if update_attributes or _runs(inputs) or not all(map(_same_type, inputs, op.inputs)):
         outputs: list[Tensor] = _reforward(op, inputs, update_attributes)
         return outputs
-    return copied(op, inputs)
+    return copy_operator(op, inputs)
 
 
 @contextmanager

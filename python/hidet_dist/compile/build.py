@@ -15,12 +15,13 @@ from typing import Any
 import hidet
 from hidet.drivers import build_task_batch
 from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.ir.task import Task
 
 from hidet_dist.artifacts import StageManifest
 from hidet_dist.artifacts.coherence import KINDS_OF_MEMORY
 from hidet_dist.artifacts.manifest import COORDINATE
 from hidet_dist.compat.build_locks import locked_builds
-from hidet_dist.compat.passes import bounded_fusion
+from hidet_dist.compat.passes import layered_passes
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
 from hidet_dist.compat.shared_tasks import shared_tasks
@@ -78,7 +79,7 @@ class CompiledProgram:
 @contextmanager
 def _hidet_options(target: AbstractContextManager[None]) -> Iterator[None]:
     """Set hidet's options, and the target's, while a program is optimized and built."""
-    with quiet_builds(), sound_rewrites(), bounded_fusion(), shared_tasks(), target:
+    with quiet_builds(), sound_rewrites(), layered_passes(), shared_tasks(), target:
         yield
 
 
@@ -136,10 +137,12 @@ def compile_program(
         overlap_graph(graph, overlap, {**sizes, **local}, room)
     tasks: dict[str, tuple[int, Operator]] = {}
     kernel_of_node = []
+    texts: dict[Task, str] = {}
     for node in graph.nodes:
         if node.build_target != target.name:
             raise CompileError(f"The operator {node.name} is for {node.build_target}, not for {target.name}.")
-        kernel_of_node.append(tasks.setdefault(str(node.task), (len(tasks), node))[0])
+        text = texts.get(node.task) or texts.setdefault(node.task, str(node.task))
+        kernel_of_node.append(tasks.setdefault(text, (len(tasks), node))[0])
     total(len(tasks))
     nodes = [node for _, node in tasks.values()]
     with _hidet_options(target.building()):

@@ -66,9 +66,7 @@ class _Buffers:
         return number >= self.first_local
 
     def _share(self, nodes: Sequence[Operator]) -> None:
-        shared = [
-            (node.inputs[i], node.outputs[o]) for node in nodes if node.task.share_map for i, o in _shares(node)
-        ]
+        shared = [(node.inputs[i], node.outputs[o]) for node in nodes if node.task.share_map for i, o in _shares(node)]
         changed = True
         while changed:
             changed = False
@@ -125,15 +123,17 @@ def launcher_source(
                 freed.append(renumbered[number])
         code += [kernel, len(arguments), *arguments, len(allocated), *allocated, len(freed), *freed]
     symbols = symbols_in([extent for y in (*buffers.locals, *graph.outputs) for extent in extents_of(y)])
-    parameters = [*(f"void *input{i}" for i in range(len(inputs))), *(f"void *output{i}" for i in range(_count(graph)))]
+    parameters = [
+        *(f"void *input{i}" for i in range(len(inputs))),
+        *(f"void *output{i}" for i in range(len(graph.outputs))),
+    ]
     addresses = [parameter.removeprefix("void *") for parameter in parameters]
     lines = [
         "#include <stdint.h>",
         "#include <hidet/runtime/symbols.h>",
         "",
-        "static const int kInputs = {}, kOutputs = {}, kWeights = {}, kLocals = {}, kSizes = {};".format(
-            len(inputs), _count(graph), len(weights), len(renumbered), len(byte_counts)
-        ),
+        f"static const int kInputs = {len(inputs)}, kOutputs = {len(graph.outputs)}, kWeights = {len(weights)};",
+        f"static const int kLocals = {len(renumbered)}, kSizes = {len(byte_counts)};",
         f"static const int kMostArguments = {max(counts, default=0)};",
         *_table("size_of_local", size_of_local),
         *_table("memory_of_local", memory_of_local),
@@ -164,10 +164,6 @@ def launcher_source(
         "}",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _count(graph: FlowGraph) -> int:
-    return len(graph.outputs)
 
 
 def _table(name: str, numbers: Sequence[int]) -> list[str]:
