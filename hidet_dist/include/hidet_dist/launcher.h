@@ -6,25 +6,25 @@
  * kInputs, kOutputs, kWeights, kLocals   counts of tensors; locals are buffers in the workspace
  * kSizes                                 count of distinct sizes of locals
  * size_of_local, memory_of_local         for each local the number of its size, and of the kind of memory it lies in
+ * whole_of_part, start_of_part           for each part of a tensor the tensor, and the bytes of it before the part
  * code                                   for each node in execution order: its kernel; the count of arguments, and the
  *                                        tensors that they are; the count of locals to allocate before it, and these;
  *                                        the count of locals to free after it, and these. Ends with -1.
  * void sizes(int64_t *bytes)             writes the distinct sizes, at the present values of symbolic dims
  * void call(kernel, arguments, count)    calls a kernel with `count` arguments
  *
- * Tensors are numbered: inputs, outputs, weights, locals. Locals lie in the workspace where hidet's planner puts them.
+ * Tensors are numbered: inputs, outputs, weights, locals; -1 - n is part n. Locals lie in the workspace, where hidet's
+ * planner puts them.
  * Their places are computed again only after a symbolic dim has changed.
  */
 #ifndef HIDET_DIST_LAUNCHER_H
 #define HIDET_DIST_LAUNCHER_H
 
 #include <assert.h>
+#include <hidet/runtime/memory_planner.h>
+#include <hidet_dist/launch.h>
 #include <stdint.h>
 #include <string.h>
-
-#include <hidet/runtime/memory_planner.h>
-
-#include <hidet_dist/launch.h>
 
 namespace {
 
@@ -78,7 +78,11 @@ void run(void **kernels) {
   int64_t mark = 0;
   for (const int32_t *at = code; *at >= 0;) {
     const int32_t *tensors = at + 1;
-    for (int i = 0; i < *tensors; ++i) arguments[i] = addresses[tensors[i + 1]];
+    for (int i = 0; i < *tensors; ++i) {
+      const int tensor = tensors[i + 1], part = -1 - tensor;
+      arguments[i] = tensor >= 0 ? addresses[tensor]
+                                 : static_cast<uint8_t *>(addresses[whole_of_part[part]]) + start_of_part[part];
+    }
     hidet_dist_mark(mark++);
     call(kernels[*at], arguments, *tensors);
     hidet_dist_mark(mark++);

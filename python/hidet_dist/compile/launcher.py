@@ -22,6 +22,7 @@ from hidet.ir.expr import Constant, Expr, SymbolVar
 
 from hidet_dist.artifacts.coherence import KINDS_OF_MEMORY
 from hidet_dist.compat.cpu_build import compiler_version, content_of, gcc
+from hidet_dist.compile.blocks import BlockOp
 from hidet_dist.errors import CompileError
 from hidet_dist.runtime import native
 from hidet_dist.spec.extents import Extent, extents_of, factors_of, symbols_in
@@ -46,7 +47,8 @@ class _Buffers:
     """The numbers of a graph's tensors; tensors that share memory have the same.
 
     An operator that only renames its input's memory, such as a reshape, has one tensor more than it has buffers. If one
-    of the two is an input, output or weight of the graph, both are.
+    of the two is an input, output or weight of the graph, both are. ``start_bytes`` are those before a tensor in its
+    buffer, for blocks of other tensors.
     """
 
     def __init__(self, graph: FlowGraph, inputs: Sequence[Tensor], weights: Sequence[Tensor]):
@@ -61,12 +63,19 @@ class _Buffers:
                     self.number[y] = self.first_local + len(self.locals)
                     self.locals.append(y)
         self._share(graph.nodes)
+        self.start_bytes: dict[Tensor, int] = {}
+        for node in graph.nodes:
+            for i, o in _shares(node):
+                x, y = node.inputs[i], node.outputs[o]
+                if self.number[x] == self.number[y]:
+                    start = self.start_bytes.get(x, 0) + (node.start_bytes if isinstance(node, BlockOp) else 0)
+                    self.start_bytes[y] = start
 
     def is_local(self, number: int) -> bool:
         return number >= self.first_local
 
     def _share(self, nodes: Sequence[Operator]) -> None:
-        shared = [(node.inputs[i], node.outputs[o]) for node in nodes if node.task.share_map for i, o in _shares(node)]
+        shared = [(node.inputs[i], node.outputs[o]) for node in nodes for i, o in _shares(node)]
         changed = True
         while changed:
             changed = False
@@ -102,8 +111,12 @@ def launcher_source(
     size_of_local, memory_of_local, code = [], [], []
     counts: set[int] = set()
 
-    def slot(number: int) -> int:
-        return buffers.first_local + renumbered[number] if buffers.is_local(number) else number
+    parts: dict[tuple[int, int], int] = {}
+
+    def slot(x: Tensor) -> int:
+        number, start = buffers.number[x], buffers.start_bytes.get(x, 0)
+        whole = buffers.first_local + renumbered[number] if buffers.is_local(number) else number
+        return -1 - parts.setdefault((whole, start), len(parts)) if start else whole
 
     for node, kernel in zip(graph.nodes, kernel_of_node, strict=True):
         allocated = []
@@ -113,7 +126,7 @@ def launcher_source(
                 allocated.append(renumbered.setdefault(number, len(renumbered)))
                 size_of_local.append(byte_counts.setdefault(_bytes_of(y), len(byte_counts)))
                 memory_of_local.append(KINDS_OF_MEMORY.index(y.device.kind))
-        arguments = [slot(buffers.number[x]) for x in (*node.inputs, *node.outputs)]
+        arguments = [slot(x) for x in (*node.inputs, *node.outputs)]
         counts.add(len(arguments))
         freed = []
         for x in node.inputs:
@@ -137,6 +150,8 @@ def launcher_source(
         f"static const int kMostArguments = {max(counts, default=0)};",
         *_table("size_of_local", size_of_local),
         *_table("memory_of_local", memory_of_local),
+        *_table("whole_of_part", [whole for whole, _ in parts]),
+        *_table("start_of_part", [start for _, start in parts], "int64_t"),
         *_table("code", [*code, -1]),
         *_symbols(symbols),
         "static void sizes(int64_t *bytes) {",
@@ -166,15 +181,15 @@ def launcher_source(
     return "\n".join(lines) + "\n"
 
 
-def _table(name: str, numbers: Sequence[int]) -> list[str]:
+def _table(name: str, numbers: Sequence[int], kind: str = "int32_t") -> list[str]:
     """Write an array of numbers; an empty one has an entry that is never read."""
     lines, line = [], ""
     for number in numbers or [0]:
-        if len(line) + 12 > _LINE_LENGTH:
+        if len(line) + 32 > _LINE_LENGTH:
             lines.append(line)
             line = ""
-        line += f"{number},"
-    return [f"static const int32_t {name}[] = {{", *lines, line, "};"]
+        line += f"{number}," if kind == "int32_t" else f"INT64_C({number}),"
+    return [f"static const {kind} {name}[] = {{", *lines, line, "};"]
 
 
 def _symbols(names: Sequence[str]) -> list[str]:

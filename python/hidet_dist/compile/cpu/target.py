@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from hidet.graph import FlowGraph, Operator, Tensor
 
 from hidet_dist.compat.cpu_build import precompile_headers
+from hidet_dist.compile.blocks import blocks_in_place
 from hidet_dist.compile.cpu.active import cpu_kernels
 from hidet_dist.compile.cpu.arch import ARCHS, NATIVE, arch_of
 from hidet_dist.compile.cpu.build import cpu_target
@@ -84,8 +85,8 @@ class CpuTarget:
         return _in_force(self.level)
 
     def before_fusion(self, program: Program) -> FlowGraph:
-        """Guard lookups that are not checked before the program runs, and fuse collectives with packing."""
-        return place_shards(guard_graph(program, index_checks(program)[1]))
+        """Guard lookups that are not checked before the program runs, fuse collectives with packing, find blocks."""
+        return blocks_in_place(place_shards(guard_graph(program, index_checks(program)[1])))
 
     def after_fusion(self, graph: FlowGraph) -> FlowGraph:
         """Give operators the kernels of this target."""
