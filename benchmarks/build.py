@@ -7,11 +7,10 @@ on two GPUs of a DGX H100. It is built in a process of its own with an empty cac
 another process with the cache that the first has left. Cases of the target cuda are left out where there is no nvcc.
 Time is CPU time, so that other work on the machine does not matter. Of each:
 
-seconds                CPU seconds of the first build, of its process and all compilers; of ``parts``, those of the process
-                       are in ``plan``, ``partition``, ``passes``, ``compile`` and ``write``, and ``compilers`` are those
-                       of all other processes.
+seconds                CPU seconds of the first build, of its process and all compilers. ``parts`` of the process are
+                       ``plan``, ``partition``, ``passes``, ``compile`` and ``write``; ``compilers`` are all others.
 second_build_seconds   the same of the second build, and ``second_parts``.
-kernels, compiled      kernels of the artifacts, and how many of them were compiled in the first build and in the second.
+kernels, compiled      kernels of the artifacts, and how many of them the first and the second build compiled.
 peak_rss_bytes         of the first build's process.
 goals                  what ``seconds`` and ``second_build_seconds`` should be at most, and the most times ``seconds``
                        should be of those with 2 layers.

@@ -155,6 +155,7 @@ def content_of(directory: str) -> str:
 def _precompile(compiler: Sequence[str], include_dirs: Sequence[str], headers: Sequence[str]) -> None:
     header = _prelude(include_dirs, headers)
     if _compiled(header).exists():
+        os.utime(_compiled(header))  # the time of its last use
         return
     with tempfile.TemporaryDirectory(dir=header.parent) as scratch:
         result = Path(scratch) / "compiled"

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import importlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import hidet
 from hidet.drivers import build_task_batch
@@ -20,12 +17,13 @@ from hidet.ir.task import Task
 from hidet_dist.artifacts import StageManifest
 from hidet_dist.artifacts.coherence import KINDS_OF_MEMORY
 from hidet_dist.artifacts.manifest import COORDINATE
-from hidet_dist.compat.build_locks import locked_builds
+from hidet_dist.compat.build_locks import is_built, locked_builds, task_folder
 from hidet_dist.compat.passes import layered_passes
 from hidet_dist.compat.quiet import quiet_builds
 from hidet_dist.compat.rewrites import sound_rewrites
 from hidet_dist.compat.shared_tasks import shared_tasks
 from hidet_dist.compile.backend import Backend
+from hidet_dist.compile.cache import mark_used, prune
 from hidet_dist.compile.communication import check_communication
 from hidet_dist.compile.cpu.target import CPU
 from hidet_dist.compile.describe import description_of, layouts_of, stage_of
@@ -36,9 +34,6 @@ from hidet_dist.machine import Cluster
 from hidet_dist.overlap.emit import overlap_graph
 from hidet_dist.partitioning import Program
 from hidet_dist.weights import Layout
-
-# Not by attribute: hidet.drivers re-exports a function of the same name.
-_build_task: Any = importlib.import_module("hidet.drivers.build_task")
 
 
 @dataclass
@@ -146,11 +141,15 @@ def compile_program(
     total(len(tasks))
     nodes = [node for _, node in tasks.values()]
     with _hidet_options(target.building()):
-        folders = [_task_folder(node, target) for node in nodes]
-        target.before_build(folders)
+        folders = [task_folder(node.task, target.name) for node in nodes]
+        missing = [node for node, folder in zip(nodes, folders, strict=True) if not is_built(folder)]
+        for _ in range(len(nodes) - len(missing)):
+            advance()
         try:
-            with quiet_builds(advance), locked_builds():
-                build_task_batch([(node.task, target.name) for node in nodes])
+            if missing:
+                target.before_build()
+                with quiet_builds(advance), locked_builds():
+                    build_task_batch([(node.task, target.name) for node in missing])
         except (RuntimeError, ValueError, OSError) as error:
             raise CompileError(f"A kernel does not compile: {error}") from error
 
@@ -184,6 +183,9 @@ def compile_program(
     layouts = layouts_of(program, names, constants)
     description = description_of(stage, layouts, target)
     launcher = build_launcher(graph, inputs, [*data.values(), *constants.values()], kernel_of_node, description)
+    mark_used([launcher, *(folder / "lib.so" for folder in folders)])
+    if missing:
+        prune(Path(hidet.option.get_cache_dir()))
     # Loaded here, to compute the memory that it needs.
     workspace = None if program.symbols else _workspace_bytes(launcher)
     return CompiledProgram(
@@ -201,13 +203,6 @@ def compile_program(
         replace(stage, workspace_bytes=workspace),
         layouts,
     )
-
-
-def _task_folder(node: Operator, target: Backend) -> Path:
-    """Return the folder in which hidet has built an operator's kernel."""
-    cache = os.path.join(hidet.option.get_cache_dir(), "ops")
-    folder, _ = _build_task.prepare_cache_paths(cache, f"{target.name}_space_{target.space}", node.task)
-    return Path(folder)
 
 
 def _workspace_bytes(launcher: Path) -> dict[str, int]:

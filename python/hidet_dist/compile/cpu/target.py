@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from hidet.graph import FlowGraph, Operator, Tensor
@@ -96,10 +95,9 @@ class CpuTarget:
             openblas.load_openblas()  # the kernels need it when they are loaded
         return graph
 
-    def before_build(self, folders: Sequence[Path]) -> None:
-        """Precompile headers, if some kernel is not built yet."""
-        if not all((folder / "lib.so").exists() for folder in folders):
-            precompile_headers()
+    def before_build(self) -> None:
+        """Precompile headers."""
+        precompile_headers()
 
     def libraries(self, graph: FlowGraph) -> tuple[str, ...]:
         """OpenBLAS for matrix products and convolutions."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from hidet.graph import FlowGraph, Operator, Tensor
@@ -116,7 +115,7 @@ class CudaTarget:
         """Return the graph unchanged."""
         return graph
 
-    def before_build(self, folders: Sequence[Path]) -> None:
+    def before_build(self) -> None:
         """Do nothing."""
 
     def libraries(self, graph: FlowGraph) -> tuple[str, ...]:
