@@ -50,7 +50,7 @@ models: setup $(STAMPS)/models
 # hidet's own tests through auto_parallel on two ranks; FOLDER is a clone of hidet at v0.6.1. ARGS="frontends -k gpt2"
 # takes some, and leaves the published table as it is. The last line is JSON.
 models-hidet: setup $(STAMPS)/models
-	$(BIN)/python benchmarks/hidet_suite $(FOLDER) $(if $(ARGS),$(ARGS),--cases 2 --out benchmarks/results/models-hidet.json)
+	$(BIN)/python benchmarks/hidet_suite $(FOLDER) --libraries $(VENV)/torchvision $(if $(ARGS),$(ARGS),--cases 2 --out benchmarks/results/models-hidet.json)
 
 # torchvision lies apart: transformers would import it, which fails where it is for another build of PyTorch.
 $(STAMPS)/models: $(STAMPS)/installed

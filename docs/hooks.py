@@ -121,14 +121,15 @@ read by `from_onnx`. This is what it found: {right} of {all} are right.
 """
 
 _TESTS_OF_HIDET = """
-## hidet's own tests
+## hidet's own tests and examples
 
 `make models-hidet` runs tests of operators, graphs, models and front ends of hidet 0.6.1 with `auto_parallel` in
 hidet's place: what they compute is planned on two devices with too little memory for all weights on each, built, and
-computed by two processes from artifacts. The tests compare with what they always compare with. Of a test with many
+computed by two processes from artifacts. The tests compare with what they always compare with, and the results of
+hidet's examples are compared with hidet's own. Models that would be downloaded have random weights. Of a test with many
 cases a few are taken. A case is *outside* if it computes nothing, needs a GPU, a download or a package that is missing,
-or if hidet alone fails as well. {tests} tests were run: {right} cases are right, {refused} refused, {wrong} wrong, and
-{outside} outside.
+or if hidet alone fails as well. {tests} tests and examples were run: {right} cases are right, {refused} refused,
+{wrong} wrong, and {outside} outside.
 
 """
 

@@ -1,8 +1,9 @@
-"""hidet's own tests through ``auto_parallel`` on two ranks: a table, and as last line JSON.
+"""hidet's own tests and examples through ``auto_parallel`` on two ranks: a table, and as last line JSON.
 
 The folder is a clone of hidet at 0.6.1. Each of its tests of operators, graphs, models and front ends runs as it is,
 and compares with what it compares with; but what it has hidet compute is planned for two ranks under a tight memory
-budget, built, and computed by two processes from the artifacts; with ``--no-processes`` in the simulator. A case is
+budget, built, and computed by two processes from the artifacts; with ``--no-processes`` in the simulator. The results
+of examples are compared with hidet's own. A case is
 ``right``, ``refused`` (with the reason) or ``wrong``; or ``outside``: it never gets as far (it needs a GPU's operators,
 a download or a package that is not installed), or hidet alone fails as well. The exit status is 1 if any is wrong.
 """
@@ -21,16 +22,21 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import examples
 import hidet
 import pytest
+import torch
 from ranks import Ranks
 from rich.console import Console
 from rich.table import Table
 from verdicts import OUTSIDE, REFUSED, RIGHT, WRONG, Suite, Verdict
 
+from hidet_dist.testing.model_zoo import torchvision_models
+
 VERSION = "0.6.1"
 FOLDERS = ("operators_core", "operators_vision", "flowgraph", "models", "frontends", "minimal", "unit_tests")
 """The folders of hidet's tests that compute graphs; the others are of its IR, its CUDA kernels and its runtime."""
+EXAMPLES = "examples"
 SECONDS = 1800  # that one case may take; on a busy machine the slowest take long
 
 
@@ -38,13 +44,15 @@ def main() -> int:
     """Read the arguments; returns the exit status."""
     parser = argparse.ArgumentParser(prog="hidet_suite", description=__doc__)
     parser.add_argument("folder", type=Path, help=f"a clone of hidet at {VERSION}")
-    parser.add_argument("tests", nargs="*", help="files or folders below tests/; all by default")
+    parser.add_argument("tests", nargs="*", help="files or folders below tests/, or examples; all by default")
     parser.add_argument("-k", help="an expression that chooses tests by name, as pytest has it", default="")
     parser.add_argument("--cases", type=int, help="the most cases of a test, spread over all of them; all by default")
     parser.add_argument("--no-processes", action="store_true", help="compute in the simulator, without processes")
+    parser.add_argument("--libraries", type=Path, help="a folder with torchvision, where that is not installed")
     parser.add_argument("--out", type=Path, help="a file for the verdicts of each test, as JSON; other tests' stay")
     arguments = parser.parse_intermixed_args()
     tests = (arguments.folder / "tests").resolve()
+    names = arguments.tests or (*FOLDERS, EXAMPLES)
     if not (tests / "operators_core").is_dir():
         parser.error(f"{arguments.folder} is no clone of hidet: it has no tests/operators_core")
     if hidet.__version__ != VERSION:
@@ -55,13 +63,21 @@ def main() -> int:
 
     def report(own: Verdict) -> None:
         console.print(f"{own.test}{own.case}: {own.verdict}, {own.reason}", markup=False, highlight=False)
+        console.print(own.traceback, markup=False, highlight=False, end="")
         if out is not None:
             write(suite.verdicts, out)
 
-    chosen = [str(tests / name) for name in arguments.tests or FOLDERS]
-    options = ["-p", "no:cacheprovider", "-p", "no:terminal", "-c", os.devnull, "--rootdir", str(tests)]
+    if arguments.libraries is not None:
+        sys.path.append(str(arguments.libraries.resolve()))
+        torchvision_models()  # so that tests import it even if it was built for another PyTorch
+    if not hasattr(torch._C, "_nccl_all_reduce"):
+        torch._C._nccl_all_reduce = None  # type: ignore[attr-defined]  # hidet's front end names it on import
+    chosen = [str((tests.parent if name.startswith(EXAMPLES) else tests) / name) for name in names]
+    options = ["-p", "no:cacheprovider", "-p", "no:terminal", "-c", os.devnull, "--rootdir", str(tests.parent)]
     options += [
         "--continue-on-collection-errors",
+        "--confcutdir",
+        str(tests),
         f"--timeout={SECONDS}",
         *(["-k", arguments.k] if arguments.k else []),
     ]
@@ -73,7 +89,7 @@ def main() -> int:
         Ranks(SECONDS, simulated=arguments.no_processes) as ranks,
     ):
         suite = Suite(ranks.computed, report, arguments.cases)
-        status = pytest.main([*options, *chosen], plugins=[suite])
+        status = pytest.main([*options, *chosen], plugins=[suite, examples])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
         parser.error(f"pytest ended with {status!r}")
     show(suite.verdicts, console)

@@ -8,7 +8,7 @@ hidet computes in four ways, each of which is replaced while a test runs:
 * ONNX files, through ``hidet.graph.frontend.from_onnx``: they are read by this project's ``from_onnx``.
 
 The device ``cuda`` is the CPU. ``hidet.graph.optimize`` gives the graph as it is, for ``auto_parallel`` takes graphs as
-they are traced.
+they are traced; only the weights are quantized where a test asks for that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from unittest import mock
 
 import hidet
 import torch
-from hidet.graph import FlowGraph, Operator, Tensor
+from hidet.graph import FlowGraph, Operator, PassContext, Tensor
+from hidet.graph.transforms.selective_quantize import selective_quantize_pass
 from hidet.ir.expr import SymbolVar
 from hidet.ir.tools import collect
 from hidet.runtime.device import Device, instantiate_device
@@ -34,6 +35,7 @@ from torch.overrides import TorchFunctionMode, _len_torch_function_stack, _pop_m
 from torch.utils import _pytree as pytree
 
 import hidet_dist
+from hidet_dist.errors import TraceError
 from hidet_dist.frontends.onnx.model import from_onnx
 from hidet_dist.spec.interface import interface_of
 
@@ -43,6 +45,7 @@ _forward = FlowGraph.forward
 _run = Operator.run
 _optimize, _from_onnx = hidet.graph.optimize, hidet.graph.frontend.from_onnx
 _DEFERRED = "_deferred"
+_ARCHITECTURE = (8, 0)  # of the GPU that there seems to be: major and minor compute capability
 
 
 @dataclass
@@ -83,7 +86,7 @@ class Session:
             self.inside = False
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """A graph that the ranks computed, or failed to. ``is_hidets``: whether hidet made it, and not a front end."""
 
@@ -110,7 +113,9 @@ def hooked(session: Session) -> Iterator[None]:
         mock.patch.object(FlowGraph, "forward", _forwarding(session)),
         mock.patch.object(FlowGraph, "build", lambda graph, **_: Built(session, graph)),
         mock.patch.object(torch, "compile", _compiling(session)),
-        *_everywhere(_optimize, lambda graph: graph),
+        mock.patch.object(hidet.drivers, "build_task", hidet.drivers.build_task),  # tests that fail leave it replaced
+        mock.patch.object(hidet.option.cuda, "get_arch_pair", lambda: _ARCHITECTURE),
+        *_everywhere(_optimize, _quantizing(session)),
         *_everywhere(_from_onnx, lambda path: OnnxModel(session, path)),
         *_everywhere(instantiate_device, _cpu_for_cuda(session)),
         mock.patch.object(Tensor, "cuda", lambda x, *_: x),
@@ -121,6 +126,7 @@ def hooked(session: Session) -> Iterator[None]:
         for patch in patches:
             stack.enter_context(patch)
         stack.enter_context(CudaIsCpu())
+        stack.enter_context(hidet.option.context())  # what a test sets holds for that test
         yield
 
 
@@ -192,6 +198,9 @@ def _force(session: Session, y: Tensor) -> None:
                 visit(own)
             operators[id(op)] = op
 
+    if 0 in y.shape:
+        y._storage, y._trace = Storage.new("cpu", 0), None
+        return
     visit(y)
     made: dict[int, Tensor] = {}
     given = next((x for x in leaves.values() if x.dtype.is_float()), next(iter(leaves.values()), None))
@@ -252,6 +261,19 @@ class Built:
         """There is none."""
 
 
+def _quantizing(session: Session) -> Callable[[FlowGraph], FlowGraph]:
+    """What takes the place of hidet's optimization: of its passes, the one that changes what is computed."""
+
+    def optimize(graph: FlowGraph) -> FlowGraph:
+        if not PassContext.current().configs["quantize_patterns"]:
+            return graph
+        with session.own_work(), hidet.option.context():
+            hidet.option.execution_mode("interpreter")
+            return selective_quantize_pass()(graph).update_nodes()
+
+    return optimize
+
+
 # Modules of PyTorch
 
 
@@ -276,26 +298,74 @@ class Called(torch.nn.Module):
         return self.function(*args, **kwargs)
 
 
+class Compiled:
+    """A function of PyTorch that is traced by ``from_torch`` at its first call.
+
+    A dim that the caller marked as dynamic is symbolic, and so is one whose size changes between calls, as far as the
+    function can be traced so. It is traced again for anything else that changes.
+    """
+
+    def __init__(self, session: Session, function: Callable[..., Any]):
+        self.session, self.function = session, function
+        self.marked: dict[tuple[int, int], None] = {}  # inputs and their dims that are symbolic
+        self.traced: list[tuple[Any, list[torch.Size], FlowGraph]] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        others = {n: x for n, x in enumerate(leaves) if not isinstance(x, torch.Tensor)}
+        key = (str(spec), str(others), [(x.dtype, x.dim()) for x in tensors])
+        with self.session.own_work():
+            graph = self._known(key, tensors)
+            if graph is None:
+                graph = self._trace(Called(self.function, spec, others), key, tensors)
+                self.traced.append((key, [x.shape for x in tensors], graph))
+            found = self.session.run(graph, tensors, is_hidets=False)
+            interface = interface_of(graph)
+            assert interface is not None
+            return interface.nest(found)
+
+    def _known(self, key: Any, tensors: Sequence[torch.Tensor]) -> FlowGraph | None:
+        """The graph that was traced for such inputs."""
+        sizes = [size for x in tensors for size in x.shape]
+        for graph in (graph for known, _, graph in self.traced if known == key):
+            traced = [size for x in graph.inputs for size in x.shape]
+            if all(isinstance(x, SymbolVar) or int(x) == y for x, y in zip(traced, sizes, strict=True)):
+                return graph
+        return None
+
+    def _trace(self, module: Called, key: Any, tensors: Sequence[torch.Tensor]) -> FlowGraph:
+        marked = [(n, dim) for n, x in enumerate(tensors) for dim in getattr(x, "_dynamo_dynamic_indices", ())]
+        self.marked |= dict.fromkeys(marked)
+        changed = {
+            (n, dim): None
+            for known, shapes, _ in self.traced
+            if known == key
+            for n, (x, shape) in enumerate(zip(tensors, shapes, strict=True))
+            for dim in range(x.dim())
+            if x.shape[dim] != shape[dim] and 1 not in (x.shape[dim], shape[dim])
+        }
+        if changed:
+            with contextlib.suppress(TraceError):
+                return self._with_symbols(module, tensors, {**self.marked, **changed})
+        return self._with_symbols(module, tensors, self.marked)
+
+    def _with_symbols(
+        self, module: Called, tensors: Sequence[torch.Tensor], symbols: Mapping[tuple[int, int], None]
+    ) -> FlowGraph:
+        if not symbols:
+            return hidet_dist.from_torch(module, tuple(tensors))
+        dims = [
+            {dim: torch.export.Dim(f"size{n}_{dim}") for n, dim in symbols if n == own} for own in range(len(tensors))
+        ]
+        return hidet_dist.from_torch(module, tuple(tensors), {"tensors": tuple(dims)})
+
+
 def _compiling(session: Session) -> Callable[..., Any]:
     original = torch.compile
 
     def compile_(model: Any = None, *, backend: Any = "inductor", **options: Any) -> Any:
-        if backend != "hidet":
-            return original(model, backend=backend, **options)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            leaves, spec = pytree.tree_flatten((args, kwargs))
-            tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-            others = {n: x for n, x in enumerate(leaves) if not isinstance(x, torch.Tensor)}
-            module = Called(model, spec, others)
-            with session.own_work():
-                graph = hidet_dist.from_torch(module, tuple(tensors))
-                found = session.run(graph, tensors, is_hidets=False)
-                interface = interface_of(graph)
-                assert interface is not None
-                return interface.nest(found)
-
-        return call
+        return Compiled(session, model) if backend == "hidet" else original(model, backend=backend, **options)
 
     return compile_
 

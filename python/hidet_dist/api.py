@@ -26,7 +26,13 @@ from hidet_dist.normalize.precision import in_precision
 from hidet_dist.overlap.planned import resident_bytes
 from hidet_dist.partitioning import Program, partition_graph, stage_graphs
 from hidet_dist.partitioning.proof import prove
-from hidet_dist.pipeline import plan_given, search_pipeline, stage_cluster
+from hidet_dist.pipeline import (
+    PipelineOptions,
+    plan_given,
+    search_pipeline,
+    search_pipeline_family,
+    stage_cluster,
+)
 from hidet_dist.pipeline.given import with_seconds
 from hidet_dist.progress import Progress
 from hidet_dist.report.collect import collect
@@ -225,8 +231,19 @@ def describe(
         raise PlanError(
             f"describe takes a Plan and the number of one of its stages; got {type(plan).__name__}, {stage}."
         )
+    return describe_stages(plan, graph, distributed_config, optimization_config, title)[stage]
+
+
+def describe_stages(
+    plan: Plan,
+    graph: FlowGraph,
+    distributed_config: Mapping[str, Any],
+    optimization_config: Mapping[str, Any] | None = None,
+    title: str = "",
+) -> list[Report]:
+    """Collect the data of the reports on all stages of a plan; parameters and errors are those of :func:`describe`."""
     build = _Request.of("describe", graph, distributed_config, optimization_config).prepared()
-    return build.reports(plan, title)[stage]
+    return build.reports(plan, title)
 
 
 class Replanner:
@@ -384,7 +401,7 @@ class _Build:
             pipeline = self.optimization.pipeline_options()
             if pipeline is not None:
                 result = search_pipeline(self.graph, self.cluster, options, pipeline, names=self.names)
-                return result.plan(self.cluster, pipeline.outputs)
+                return result.plan(self.cluster, pipeline)
             return search(self.graph, self.cluster, options, rules=self.rules, names=self.names, on_incumbent=show)
 
     def problem(self) -> Problem:
@@ -418,8 +435,8 @@ class _Build:
             cluster = self.cluster_of(stage, graph, plan)
             stages.append(recost_stage(stage, graph, cluster))
             check_budget(stages[-1], graph, cluster, self.optimization.mem_budget)
-        pipeline = None if plan.pipeline is None else with_seconds(plan.pipeline, stages, self.cluster)
-        return Plan(tuple(stages), pipeline)
+        given = None if plan.pipeline is None else replace(plan.pipeline, search=None)
+        return Plan(tuple(stages), None if given is None else with_seconds(given, stages, self.cluster))
 
     def cluster_of(self, stage: StagePlan, graph: NormalGraph, plan: Plan) -> Cluster:
         """Return the machine, or the part of it, that a stage of a plan is for."""
@@ -533,6 +550,7 @@ def search_family(
     input_specs: Sequence[Specs] | None = None,
     output_specs: Sequence[Specs] | None = None,
     cost_model: CostModel | None = None,
+    pipeline: PipelineOptions | None = None,
     **changes: Any,
 ) -> Family:
     """Find the layout of shared weights, and a plan for each graph, of least weighted sum of predicted times.
@@ -556,6 +574,9 @@ def search_family(
         As for :func:`hidet_dist.search.search`, one per graph. A pin of a shared weight holds for all graphs.
     cost_model: CostModel, optional
         The cost of the parts of a plan; predicted for the cluster when not given.
+    pipeline: PipelineOptions, optional
+        The options of a search for pipelines. The pipelines have one cut: the operators that read a shared weight are
+        in the same stage of each, on the same ranks. The objective's values are summed. Costs are the predicted ones.
     changes:
         Fields of the options, by name, that differ from ``options``.
 
@@ -594,7 +615,11 @@ def search_family(
             strict=True,
         )
     ]
-    return search_normal_family(members, cluster, options, cost_model)
+    if pipeline is None:
+        return search_normal_family(members, cluster, options, cost_model)
+    if cost_model is not None:
+        raise ConfigError("A search for pipelines has the predicted costs: leave out cost_model, or pipeline.")
+    return search_pipeline_family(members, cluster, options, pipeline)
 
 
 def _one_per_graph(what: str, values: Any, count: int) -> list[Any]:

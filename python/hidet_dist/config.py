@@ -16,13 +16,12 @@ from hidet_dist.machine import Cluster, Device, builtin, load_machine
 from hidet_dist.machine.gpu import MACHINE_OF_ARCH
 from hidet_dist.normalize.precision import PRECISIONS
 from hidet_dist.pipeline import GivenStage, PipelineOptions, StageConstraint, parse_stages
-from hidet_dist.pipeline.options import OBJECTIVES
 from hidet_dist.search.labels import parse_names
 from hidet_dist.search.limits import MEMORY_LIMIT_BYTES, TIME_LIMIT_SECONDS
 from hidet_dist.search.options import REQUIREMENTS, SearchOptions, check_option
 from hidet_dist.search.pins import parse_pins
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
-from hidet_dist.spec.pipeline import ALL, RESULTS
+from hidet_dist.spec.pipeline import ALL, OBJECTIVES, RESULTS
 from hidet_dist.spec.symbols import SymbolSize
 
 _INT32_MAX = 2**31 - 1  # hidet's runtime holds the sizes of symbolic dims as int32

@@ -18,6 +18,7 @@ from hidet_dist.rewriting import Subgraph, subgraph
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.extents import Extent, divisor_of, evaluate, extents_of, symbols_in
 from hidet_dist.spec.symbols import SymbolPlan
+from hidet_dist.weights.header import ITEMSIZE
 from hidet_dist.weights.named import is_weight
 
 
@@ -48,7 +49,7 @@ class GraphView:
     ------
     ConfigError
         When the graph is not in normal form, the size of a symbolic dim is not given or cannot be known from the shapes
-        of the inputs, or a dim has the size 0.
+        of the inputs, a dim has the size 0, or a tensor has a dtype that artifacts cannot hold, such as a complex one.
     """
 
     def __init__(self, graph: NormalGraph, symbols: Sequence[SymbolPlan] = (), mesh: DeviceMesh | None = None):
@@ -79,6 +80,12 @@ class GraphView:
         self.mesh = mesh
         sizes = {symbol.name: symbol.size for symbol in symbols}
         check_symbols(graph, list(sizes))
+        for name, tensor in self.tensors.items():
+            if tensor.dtype.name not in ITEMSIZE:
+                raise ConfigError(
+                    f"The tensor {name} of the graph has the dtype {tensor.dtype.name}, which artifacts and messages "
+                    f"between ranks cannot hold: use one of {', '.join(ITEMSIZE)}."
+                )
         self._shapes = {name: self._shape(name, sizes) for name in self.tensors}
         for name, shape in self._shapes.items():
             if 0 in shape:

@@ -23,6 +23,7 @@ from hidet_dist.cli.summary import summarize
 from hidet_dist.report import Report
 from hidet_dist.report.measured import read_traces
 from hidet_dist.search.pairwise import load_problem, solve
+from hidet_dist.spec import Plan
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -124,6 +125,51 @@ def test_an_onnx_file_is_planned_at_the_sizes_that_are_given(tmp_path):
     assert summary["memory"]["weights_bytes"] in (64 * 256 * 4, 64 * 256 * 2)
 
 
+def layers_model(path: Path, layers: int) -> Path:
+    """Products with matrices of 64 x 64, each with the result of the one before."""
+    weights = [numpy_helper.from_array(np.eye(64, dtype=np.float32), f"weight{n}") for n in range(layers)]
+    nodes = [helper.make_node("MatMul", [f"x{n}", f"weight{n}"], [f"x{n + 1}"]) for n in range(layers)]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [8, 64]) for name in ("x0", f"x{layers}")]
+    graph = helper.make_graph(nodes, "layers", ends[:1], ends[1:], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
+    return path
+
+
+def test_a_pipeline_is_planned_by_its_objective(tmp_path):
+    model, out = str(layers_model(tmp_path / "layers.onnx", 4)), tmp_path / "plan.json"
+    stale = tmp_path / "plan.report.json"
+    stale.write_text("the report on another plan")
+    arguments = ("plan", model, "--mesh", "2", "--objective", "throughput", "--stages", "2", "--micro-batches", "2")
+    done = invoke(*arguments, "--out", str(out), "--html", str(tmp_path / "out.html"), "--json")
+    assert done.exit_code == 0, done.output
+    summary, plan = json.loads(done.stdout), Plan.load(out)
+    assert plan.pipeline is not None
+    assert plan.pipeline.search is not None
+    assert [stage["ranks"] for stage in summary["stages"]] == [list(stage.ranks) for stage in plan.pipeline.stages]
+    assert [stage["ranks"] for stage in summary["stages"]] == [[0], [1]]
+    assert summary["micro_batches"] == 2
+    assert summary["seconds"] == plan.makespan_seconds
+    # The search counts the delivery of the outputs to all ranks as well.
+    assert summary["interval_seconds"] <= plan.pipeline.search.seconds <= 1.1 * summary["interval_seconds"]
+    assert summary["search"]["objective"] == "throughput"
+    assert 0 <= summary["search"]["gap"] <= 0.01
+    assert [message["bytes"] for message in summary["messages"]] == [4 * 64 * 4]
+    assert not stale.exists()
+    for stage in range(2):
+        report = Report.from_json(invoke("report", str(out), "--stage", str(stage), "--json").stdout)
+        assert len(report.operators) == len(plan.stages[stage].operators)
+        assert (tmp_path / f"out.stage{stage}.html").is_file()
+    assert "lower bound of any pipeline" in invoke("explain", str(out)).stdout
+    refused = invoke("report", str(out), "--live")
+    assert "--live takes plans of `hidet-dist plan --out` without an --objective" in refused.stderr
+    text = invoke(*arguments, "--out", str(out)).stdout
+    assert "layers.onnx in 2 stages" in text
+    assert "by throughput" in text
+    # A plan of one stage takes the place of the reports on stages.
+    assert invoke("plan", model, "--mesh", "2", "--out", str(out)).exit_code == 0
+    assert [file.name for file in sorted(tmp_path.glob("*.report.json"))] == ["plan.report.json"]
+
+
 def test_an_exported_problem_has_the_plans_optimum(tmp_path):
     model, exported = str(onnx_model(tmp_path / "product.onnx", 8)), tmp_path / "problem.json.gz"
     done = invoke("plan", model, "--mesh", "2", "--budget", "60000", "--export", str(exported), "--json")
@@ -146,6 +192,12 @@ def test_an_exported_problem_has_the_plans_optimum(tmp_path):
         (("plan", "nothing", "--mesh", "99", "--machine", "dgx-h100"), "has 8 devices"),
         (("plan", "nothing", "--mesh", "2", "--dtype", "int8"), "--dtype must be one of"),
         (("plan", "nothing", "--mesh", "2", "--batch", "0"), "--batch must be 1 or more; got 0"),
+        (("plan", "nothing", "--mesh", "2", "--objective", "speed"), "--objective must be one of latency, throughput"),
+        (("plan", "nothing", "--mesh", "2", "--stages", "2"), "--stages is for pipelines: give an --objective"),
+        (
+            ("plan", "nothing", "--mesh", "2", "--objective", "batch", "--micro-batches", "0"),
+            "--micro-batches must be 1",
+        ),
         (("plan", "nothing", "--mesh", "2", "--time-limit", "-1"), "--time-limit must be seconds above 0"),
         (("plan", "nothing", "--mesh", "2", "--dim", "batch"), "'batch' is not the size of a dim"),
         (("plan", "nothing", "--mesh", "2", "--dim", "n=1", "--dim", "n=2"), "n has two sizes, 1 and 2"),

@@ -358,3 +358,37 @@ def test_infinite_constants_are_written_as_cpp_has_them(dtype):
         written = str(CPUCodegen().scalar_literal(value, kind))
         assert written.endswith(text)
         assert "." not in written
+
+
+def test_hidet_still_builds_its_simplification_rules_anew(monkeypatch):
+    from hidet.ir.expr import var
+    from hidet.transforms.rule_based_simplifier import RuleBasedSimplifier
+
+    from hidet_dist.compat import simplifier_rules
+
+    i, j = var("i"), var("j")
+
+    def simplified():
+        expressions = [(i + 1) + j, (i * 8 + j % 8) // 8, (i * 8) // 8, (i % 8) % 8, i + 3 < 7, (i + j) // 4]
+        return [str(RuleBasedSimplifier()(expression)) for expression in expressions]
+
+    assert RuleBasedSimplifier().patterns is RuleBasedSimplifier().patterns
+    ours, names = simplified(), vars(RuleBasedSimplifier()).keys()
+    assert ours == simplified(), "an instance changed the rules"
+    monkeypatch.setattr(RuleBasedSimplifier, "__init__", simplifier_rules.hidet_init)
+    assert ours == simplified()
+    one, other = RuleBasedSimplifier(), RuleBasedSimplifier()
+    assert vars(one).keys() == names
+    assert one.patterns is not other.patterns, "hidet shares its rules now: drop simplifier_rules.py"
+
+
+def test_hidet_still_keeps_dims_that_are_squeezed_from_the_end(monkeypatch):
+    from hidet.graph.ops.transform import SqueezeOp
+
+    from hidet_dist.compat import squeezed_dims
+
+    x = hidet.symbol([4, 8, 1], "float32", "cpu")
+    assert [int(n) for n in ops.squeeze(x, [-1]).shape] == [4, 8]
+    assert [int(n) for n in ops.squeeze(hidet.symbol([1, 4, 1], "float32", "cpu"), [-1, 0]).shape] == [4]
+    monkeypatch.setattr(SqueezeOp, "__init__", squeezed_dims.hidet_init)
+    assert len(ops.squeeze(x, [-1]).shape) == 3, "hidet counts from the end now: drop squeezed_dims.py"

@@ -1,5 +1,7 @@
 """Kernels of the CPU target against PyTorch: every way in which loops are arranged, sizes odd, one and symbolic."""
 
+import copy
+
 import hidet
 import numpy as np
 import pytest
@@ -9,8 +11,10 @@ from hidet.ir.tools.type_infer import TypeInfer
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from hidet_dist.compile import optimize_program
+from hidet_dist.compile import compile_program, optimize_program
+from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.compile.cpu.kernels.index import Axis, Index, Size, SplitNeeded
+from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
 from hidet_dist.machine import builtin
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph
@@ -18,6 +22,7 @@ from hidet_dist.search import search
 from hidet_dist.simulate import simulate
 from hidet_dist.spec import DeviceMesh
 from hidet_dist.spec.symbols import SymbolSize
+from hidet_dist.testing import models
 
 functional = torch.nn.functional
 RNG = np.random.default_rng(0)
@@ -242,6 +247,32 @@ def test_sizes_that_are_not_known():
         (total, own.sum(1)),
     ]:
         np.testing.assert_allclose(result, expected.numpy(), rtol=2e-5, atol=2e-5)
+
+
+def test_operators_that_share_a_task_keep_their_own_inputs():
+    data = [numbers(2, 32), numbers(2, 32)]
+    a, b = (symbol(2, 32) for _ in data)
+    first = ops.reshape(a, [64])
+    second = copy.copy(first.op)  # as programs have it: equal reshapes are made once
+    second.inputs = [b]
+    second.outputs = second.symbolic_run()
+    graph = lower_to_kernels(hidet.trace_from(ops.exp(first) - second.outputs[0] * 3.0, [a, b]))
+    (node,) = graph.nodes
+    assert set(node.inputs) == {a, b}
+    with cpu_target():
+        (result,) = models.run_whole(graph, data)
+    np.testing.assert_allclose(result, np.exp(data[0].ravel()) - data[1].ravel() * 3, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.slow
+def test_options_of_the_user_do_not_change_kernels(tmp_path):
+    x = symbol(4, 6)
+    graph = normalize(hidet.trace_from(ops.exp(x) + 1.0, [x]))
+    program = partition_graph(graph, search(graph, builtin("cpu", DeviceMesh((1,)))).stages[0])
+    with hidet.option.context():
+        hidet.option.cache_dir(str(tmp_path))  # which has no such kernel yet
+        hidet.option.search_space(2)
+        assert compile_program(program).candidates == [1]
 
 
 def test_the_same_graph_gives_the_same_kernels():

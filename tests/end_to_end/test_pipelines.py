@@ -13,9 +13,10 @@ import pytest
 import hidet_dist
 from hidet_dist.artifacts import Manifest
 from hidet_dist.machine import Cluster, Device, Link
+from hidet_dist.pipeline import PipelineOptions
 from hidet_dist.spec import DeviceMesh, Plan
 
-from .conftest import budget, made, serve
+from .conftest import budget, launch, made, serve
 
 # Messages take so long that one between stages is better than several collectives within each layer.
 CLUSTER = Cluster(DeviceMesh((2,)), (Link(2e-5, 1e8),), Device("slow", {"default": 1e9}, 1e9, 2**30, 1e-9))
@@ -83,3 +84,38 @@ def test_a_searched_pipeline_is_built_and_served(name: str, tmp_path: Path) -> N
         assert len(outputs) == len(expected)
         for got, want in zip(outputs, expected, strict=True):
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_prefill_and_decode_are_served_with_one_cut(tmp_path: Path) -> None:
+    """Both pipelines are loaded by the same processes; each weight is on one rank, in one layout."""
+    rng = np.random.default_rng(0)
+    layers = [rng.uniform(-1, 1, (64, 64)).astype(np.float32) / 8 for _ in range(2)]
+    weights = {f"layers.{number}": hidet.asarray(layer) for number, layer in enumerate(layers)}
+
+    def graph(rows: int) -> hidet.FlowGraph:
+        x = y = hidet.symbol([rows, 64], "float32", "cpu")
+        for layer in weights.values():
+            y = hidet.ops.matmul(y, layer)
+            y = hidet.ops.tanh(y) if rows == 1 else hidet.ops.relu(y)
+        return hidet.trace_from(y, [x])
+
+    graphs = {"prefill": graph(8), "decode": graph(1)}
+    options = PipelineOptions("throughput", 1, stages=2)
+    family = hidet_dist.search_family(
+        list(graphs.values()), CLUSTER, [1, 8], names=weights, mem_budget=64 * 64 * 4 + 10_000, pipeline=options
+    )
+    for (name, traced), plan in zip(graphs.items(), family.plans, strict=True):
+        assert [[weight.label for weight in stage.weights] for stage in plan.stages] == [["layers.0"], ["layers.1"]]
+        config = {"mesh_shape": [2], "machine": CLUSTER}
+        hidet_dist.auto_parallel(traced, config, {"names": weights}, tmp_path / name, plan=plan)
+        np.savez(tmp_path / f"{name}.inputs.npz", rng.uniform(-1, 1, (8 if name == "prefill" else 1, 64)).astype("f4"))
+    done = launch(2, Path(__file__).with_name("serve_many.py"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name, activation in (("prefill", lambda y: np.maximum(y, 0)), ("decode", np.tanh)):
+        with np.load(tmp_path / f"{name}.inputs.npz") as data:
+            want = data["arr_0"]
+        for layer in layers:
+            want = activation(want @ layer)
+        for rank in range(2):
+            with np.load(tmp_path / f"{name}.rank{rank}.npz") as results:
+                np.testing.assert_allclose(results["arr_0"], want, rtol=1e-5, atol=1e-6)

@@ -118,6 +118,21 @@ def test_equal_calls_of_other_operands_are_told_apart():
     expect(Grams(), (torch.randn(4, 4), torch.randn(4, 4)))
 
 
+class Largest(nn.Module):
+    def forward(self, x: torch.Tensor) -> Any:
+        return torch.max(x, 1), torch.Size([2])
+
+
+def test_results_of_torch_with_named_parts_keep_them():
+    x = torch.tensor([[1.0, 3.0, 2.0], [5.0, 4.0, 0.0]])
+    own = interface(hidet_dist.from_torch(Largest().eval(), x))
+    assert own.output_names == ("output.0.values", "output.0.indices")
+    largest, size = own.nest([np.array([3.0, 5.0]), np.array([1, 0])])
+    np.testing.assert_array_equal(largest.values, [3.0, 5.0])
+    np.testing.assert_array_equal(largest.indices, [1, 0])
+    assert tuple(size) == (2,)
+
+
 def test_arguments_and_results_keep_names_and_nesting():
     a, b, scale = torch.tensor([1.0, -2.0]), torch.tensor([0.5, 3.0]), torch.tensor([2.0, 4.0])
     inputs = ((a, b), {"scale": scale}, True)

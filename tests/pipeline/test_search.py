@@ -11,11 +11,11 @@ import pytest
 from hidet import ops
 
 import hidet_dist
-from hidet_dist.errors import ConfigError, InfeasibleError
+from hidet_dist.errors import ConfigError, InfeasibleError, SolverError
 from hidet_dist.machine import Cluster, Device, Link
 from hidet_dist.normalize import normalize
 from hidet_dist.partitioning import partition_graph, stage_graphs
-from hidet_dist.pipeline import PipelineOptions, planner, search_pipeline
+from hidet_dist.pipeline import PipelineOptions, chain_search, search_pipeline, stages
 from hidet_dist.simulate import simulate_pipeline
 from hidet_dist.spec import DeviceMesh
 
@@ -189,7 +189,25 @@ def test_messages_that_take_longer_than_one_stage_decide_at_once(
 ) -> None:
     """No sub-mesh is looked at, and the result is proven all the same."""
     cluster = replace(CLUSTER, links=(Link(1.0, 1e8),))
-    monkeypatch.setattr(planner, "StageBounds", None)  # which a search of sub-meshes calls
+    monkeypatch.setattr(chain_search, "StageBounds", None)  # which a search of sub-meshes calls
     for objective in ("latency", "throughput", "batch"):
         found = search_pipeline(normalize(graph), cluster, pipeline=PipelineOptions(objective))
         assert len(found.stages) == 1 and found.gap < 1e-3
+
+
+@pytest.mark.parametrize("objective", ["latency", "throughput", "batch"])
+def test_a_stage_that_cannot_be_planned_in_time_leaves_the_best_plan(
+    graph: hidet.FlowGraph, monkeypatch: pytest.MonkeyPatch, objective: str
+) -> None:
+    normal, options = normalize(graph), PipelineOptions(objective, outputs="last")
+    best = search_pipeline(normal, CLUSTER, pipeline=options)
+
+    def out_of_time(*_: Any, **__: Any) -> None:
+        raise SolverError("The time limit was reached before there was a plan.")
+
+    monkeypatch.setattr(stages, "find_plan", out_of_time)
+    found = search_pipeline(normal, CLUSTER, pipeline=options)
+    assert len(found.stages) == 1
+    assert found.bound_seconds <= best.value
+    with pytest.raises(SolverError, match="time limit"):
+        search_pipeline(normal, CLUSTER, pipeline=replace(options, stages=2))

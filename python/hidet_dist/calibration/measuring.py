@@ -280,20 +280,29 @@ def _kernels(device: Device, seconds: Mapping[str, float]) -> dict[str, KernelCo
     samples: dict[str, list[tuple[list[Work], float]]] = {}
     for probe in KERNEL_PROBES:
         samples.setdefault(probe.kernel, []).append((work_in(probe), seconds[probe.title]))
-    functions = samples.pop("function", [])
-    kernels = {
-        kernel: fit_kernel(device, kernel, _UNKNOWN.get(kernel, _BYTES_AND_CALLS), of_class)
-        for kernel, of_class in samples.items()
-    }
-    device = replace(device, kernels=kernels)
-    calls = []
-    for work, total in functions:
-        elementwise = sum(device.kernel_seconds(kernel) or 0.0 for kernel in work)
-        count = sum(kernel.functions for kernel in work)
-        # The difference of very short times is noise; it must be above 0.
-        calls.append(([Work("function", count, 0, calls=0)], max(total - elementwise, device.launch_seconds)))
-    kernels["function"] = fit_kernel(device, "function", _UNKNOWN["function"], calls)
-    return kernels
+    device = replace(device, kernels={})
+    # Elementwise operators and functions first: kernels of the other classes absorb them.
+    for kernel in ("elementwise", "function", *(name for name in samples if name not in ("elementwise", "function"))):
+        unknown = _UNKNOWN.get(kernel, _BYTES_AND_CALLS)
+        cost = fit_kernel(device, kernel, unknown, [_remaining(device, kernel, *sample) for sample in samples[kernel]])
+        device = replace(device, kernels={**device.kernels, kernel: cost})
+    return {kernel: device.kernels[kernel] for kernel in samples}
+
+
+def _remaining(device: Device, kernel: str, work: Sequence[Work], seconds: float) -> tuple[list[Work], float]:
+    """Determine the work of a class of kernels within a probe, and its share of the probe's seconds.
+
+    The seconds of the other classes, whose costs are known, are subtracted. The difference of very short times is
+    noise; it must be above 0.
+    """
+    if kernel == "function":
+        own = [Work("function", sum(part.functions for part in work), 0, calls=0)]
+        others = list(work)
+    else:
+        own = [part for part in work if part.kernel == kernel]
+        others = [part for part in work if part.kernel != kernel]
+    known = sum(device.kernel_seconds(part) or 0.0 for part in others)
+    return own, max(seconds - known, device.launch_seconds)
 
 
 def _link(mesh: DeviceMesh, axis: int, collectives: Sequence[CollectiveSample], device: Device) -> Link:

@@ -53,6 +53,12 @@ def _machine_names(incomplete: str) -> list[str]:
     return [name for name in MACHINES if name.startswith(incomplete)]
 
 
+def _objectives(incomplete: str) -> list[str]:
+    from hidet_dist.spec.pipeline import OBJECTIVES
+
+    return [name for name in OBJECTIVES if name.startswith(incomplete)]
+
+
 Model = Annotated[
     Path, typer.Argument(help="A transformers folder, its config.json, or a .onnx file.", metavar="MODEL")
 ]
@@ -73,6 +79,19 @@ Dims = Annotated[
     list[str] | None,
     typer.Option("--dim", help="The size of a named dim of a .onnx file, such as batch=8; repeatable.", metavar="D=N"),
 ]
+Objective = Annotated[
+    str | None,
+    typer.Option(
+        help="Search for a pipeline of stages by latency, throughput or batch (a call of micro-batches).",
+        autocompletion=_objectives,
+    ),
+]
+Stages = Annotated[
+    int | None, typer.Option(help="The number of stages of the pipeline; searched by default.", show_default=False)
+]
+MicroBatches = Annotated[
+    int | None, typer.Option(help="The number of micro-batches of a call; searched by default.", show_default=False)
+]
 Seconds = Annotated[float | None, typer.Option(help="The time limit of the search in seconds; 60 by default.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
@@ -87,6 +106,9 @@ def plan(
     batch: Batch = None,
     seq: Seq = None,
     dim: Dims = None,
+    objective: Objective = None,
+    stages: Stages = None,
+    micro_batches: MicroBatches = None,
     time_limit: Seconds = None,
     out: Annotated[Path | None, typer.Option(help="Where to write the plan, with its report beside it.")] = None,
     html: Annotated[Path | None, typer.Option(help="Where to write the report as an HTML page.")] = None,
@@ -101,7 +123,20 @@ def plan(
         from hidet_dist.cli.planning import plan as command
         from hidet_dist.cli.request import PlanRequest
 
-        request = PlanRequest(model, mesh, machine, dtype, budget, batch, seq, tuple(dim or ()), time_limit)
+        request = PlanRequest(
+            model,
+            mesh,
+            machine=machine,
+            dtype=dtype,
+            budget=budget,
+            batch=batch,
+            seq=seq,
+            dims=tuple(dim or ()),
+            objective=objective,
+            stages=stages,
+            micro_batches=micro_batches,
+            time_limit=time_limit,
+        )
         command(request, out, html, export, as_json)
 
 
@@ -116,6 +151,9 @@ def build(
     batch: Batch = None,
     seq: Seq = None,
     dim: Dims = None,
+    objective: Objective = None,
+    stages: Stages = None,
+    micro_batches: MicroBatches = None,
     time_limit: Seconds = None,
     random_weights: Annotated[bool, typer.Option("--random-weights", help="Build with random weights.")] = False,
     as_json: AsJson = False,
@@ -125,7 +163,20 @@ def build(
         from hidet_dist.cli.planning import build as command
         from hidet_dist.cli.request import PlanRequest
 
-        request = PlanRequest(model, mesh, machine, dtype, budget, batch, seq, tuple(dim or ()), time_limit)
+        request = PlanRequest(
+            model,
+            mesh,
+            machine=machine,
+            dtype=dtype,
+            budget=budget,
+            batch=batch,
+            seq=seq,
+            dims=tuple(dim or ()),
+            objective=objective,
+            stages=stages,
+            micro_batches=micro_batches,
+            time_limit=time_limit,
+        )
         command(request, out, random_weights, as_json)
 
 
@@ -154,7 +205,7 @@ def report(
     profile: Annotated[
         list[Path] | None, typer.Option(help="A trace of a measured run, shown beside the prediction; repeatable.")
     ] = None,
-    stage: Annotated[int, typer.Option(help="The number of the stage, if the artifacts have several.")] = 0,
+    stage: Annotated[int, typer.Option(help="The number of the stage, if the plan has several.")] = 0,
     live: Annotated[
         bool, typer.Option("--live", help="Serve the page on this machine, to pin weights and search again.")
     ] = False,

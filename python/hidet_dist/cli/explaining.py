@@ -38,7 +38,7 @@ def load(path: Path) -> Explanation:
         replace(stage, report=_report(path / explanation_file(number, count)))
         for number, stage in enumerate(plan.stages)
     )
-    return Explanation(Plan(tuple(stages)))
+    return Explanation(replace(plan, stages=tuple(stages)))
 
 
 def _report(file: Path) -> SearchReport | None:

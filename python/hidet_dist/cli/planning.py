@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hidet_dist.cli.quantities import parse_dims
 from hidet_dist.cli.request import BATCH, SEQ, PlanRequest, check_destination
-from hidet_dist.cli.summary import print_summary
-from hidet_dist.errors import SearchLimitWarning
+from hidet_dist.cli.stages import print_plan
+from hidet_dist.errors import ConfigError, SearchLimitWarning
 from hidet_dist.files import write_text
 from hidet_dist.progress import report_console
-from hidet_dist.report.data import SUFFIX, Report
+from hidet_dist.report.data import Report, report_beside
+from hidet_dist.spec import Plan
 
 
 def quiet() -> None:
@@ -45,11 +47,12 @@ def plan(request: PlanRequest, out: Path | None, html: Path | None, export: Path
     Write the plan with its report to ``out``, the page to ``html`` and the problem that is solved to ``export``.
     """
     request.check()
+    if export is not None and request.objective is not None:
+        raise ConfigError("--export is for plans without stages; a pipeline is planned as many problems.")
     for path in (out, html, export):
         check_destination(path)
 
-    from hidet_dist.api import describe, export_problem, make_plan
-    from hidet_dist.report import render
+    from hidet_dist.api import describe_stages, export_problem, make_plan
 
     distributed, optimization = request.configurations()
     graph = trace(request, None)
@@ -59,13 +62,37 @@ def plan(request: PlanRequest, out: Path | None, html: Path | None, export: Path
         if not as_json:
             report_console().print(f"Exported to {export}, with costs in units of {unit:.0e} s.")
     planned = make_plan(graph, distributed, optimization)
-    report = replace(describe(planned, graph, distributed, optimization, request.title), origin=request.origin())
+    reports = describe_stages(planned, graph, distributed, optimization, request.title)
+    if request.objective is None:
+        reports = [replace(report, origin=request.origin()) for report in reports]
     if out is not None:
-        report.save(out.with_name(out.name.removesuffix(".json") + SUFFIX))
-        planned.save(out)
-    if html is not None:
-        write_text(html, render(report))
-    print_summary(report, as_json)
+        _save(planned, reports, out)
+    pages = [] if html is None else _draw(reports, html)
+    print_plan(planned, reports, as_json)
+    if len(pages) > 1 and not as_json:
+        print(f"Written to {', '.join(map(str, pages))}.")
+
+
+def _save(plan: Plan, reports: Sequence[Report], out: Path) -> None:
+    """Write a plan, and the report on each stage beside it; remove reports on other plans that the file held."""
+    files = [report_beside(out, stage, len(reports)) for stage in range(len(reports))]
+    for stale in (report_beside(out, 0, 1), *out.parent.glob(report_beside(out, 0, 2).name.replace("0", "*"))):
+        if stale not in files:
+            stale.unlink(missing_ok=True)
+    for report, file in zip(reports, files, strict=True):
+        report.save(file)
+    plan.save(out)
+
+
+def _draw(reports: Sequence[Report], html: Path) -> list[Path]:
+    """Write the page of each stage; with several stages, its number is in the name of the file."""
+    from hidet_dist.report import render
+
+    several = len(reports) > 1
+    pages = [html.with_stem(f"{html.stem}.stage{stage}") if several else html for stage in range(len(reports))]
+    for report, page in zip(reports, pages, strict=True):
+        write_text(page, render(report))
+    return pages
 
 
 def build(request: PlanRequest, out: Path, random_weights: bool, as_json: bool) -> None:
@@ -77,6 +104,7 @@ def build(request: PlanRequest, out: Path, random_weights: bool, as_json: bool) 
 
     distributed, optimization = request.configurations()
     auto_parallel(trace(request, "random" if random_weights else "files"), distributed, optimization, out)
-    print_summary(Report.load(out), as_json)
+    planned = Plan.load(out / "plan.json")
+    print_plan(planned, [Report.load(out, stage) for stage in range(len(planned.stages))], as_json)
     if not as_json:
         print(f"Written to {out}: `hidet-dist run {out}` runs it.")

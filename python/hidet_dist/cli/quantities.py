@@ -73,3 +73,8 @@ def seconds_text(seconds: float) -> str:
 
 def _three_digits(value: float) -> str:
     return f"{value:.{0 if value >= 99.95 else 1 if value >= 9.995 else 2}f}"
+
+
+def count_text(count: int, noun: str) -> str:
+    """Write a count, such as ``2 stages``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -13,6 +13,7 @@ from hidet_dist.cli.quantities import parse_bytes, parse_dims, parse_mesh
 from hidet_dist.errors import ConfigError, SpecError
 from hidet_dist.machine import builtin, load_machine
 from hidet_dist.spec import DeviceMesh
+from hidet_dist.spec.pipeline import OBJECTIVES
 
 DTYPES = ("float32", "float16", "bfloat16")
 BATCH, SEQ = 1, 128
@@ -31,6 +32,9 @@ class PlanRequest:
     batch: int | None = None
     seq: int | None = None
     dims: tuple[str, ...] = ()
+    objective: str | None = None
+    stages: int | None = None
+    micro_batches: int | None = None
     time_limit: float | None = None
 
     def check(self) -> None:
@@ -38,9 +42,11 @@ class PlanRequest:
         self._check_machine()
         if self.budget is not None:
             parse_bytes(self.budget)
-        for name, value in (("--batch", self.batch), ("--seq", self.seq)):
+        counts = ("batch", "seq", "stages", "micro_batches")
+        for option, value in ((f"--{name.replace('_', '-')}", getattr(self, name)) for name in counts):
             if value is not None and value < 1:
-                raise ConfigError(f"{name} must be 1 or more; got {value}.")
+                raise ConfigError(f"{option} must be 1 or more; got {value}.")
+        self._check_pipeline()
         if self.dtype is not None and self.dtype not in DTYPES:
             raise ConfigError(f"--dtype must be one of {', '.join(DTYPES)}; got {self.dtype!r}.")
         if self.time_limit is not None and not (0 < self.time_limit < math.inf):
@@ -55,6 +61,14 @@ class PlanRequest:
             raise ConfigError(f"--mesh {self.mesh} describes no mesh: {error}") from error
         if self.machine is not None:
             load_machine(self.machine, mesh) if self.machine.endswith(".json") else builtin(self.machine, mesh)
+
+    def _check_pipeline(self) -> None:
+        if self.objective is None:
+            for name in ("stages", "micro_batches"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"--{name.replace('_', '-')} is for pipelines: give an --objective as well.")
+        elif self.objective not in OBJECTIVES:
+            raise ConfigError(f"--objective must be one of {', '.join(OBJECTIVES)}; got {self.objective!r}.")
 
     def _check_model(self, dims: Mapping[str, int]) -> None:
         model, suffix = self.model, self.model.suffix
@@ -97,6 +111,9 @@ class PlanRequest:
         optimization: dict[str, Any] = {}
         if self.budget is not None:
             optimization["mem_budget"] = parse_bytes(self.budget)
+        for name in ("objective", "stages", "micro_batches"):
+            if getattr(self, name) is not None:
+                optimization[name] = getattr(self, name)
         if self.time_limit is not None:
             optimization["solver_time_limit_seconds"] = self.time_limit
         return distributed, optimization
@@ -113,6 +130,8 @@ class PlanRequest:
             "model": Path,
             "batch": int,
             "seq": int,
+            "stages": int,
+            "micro_batches": int,
             "time_limit": float,
             "dims": lambda text: tuple(text.split(",")),
         }
@@ -120,7 +139,8 @@ class PlanRequest:
             return cls(**{name: parsers.get(name, str)(value) for name, value in origin.items()})
         except (TypeError, ValueError) as error:
             raise ConfigError(
-                "The report lacks the options of its plan; --live takes plans of `hidet-dist plan --out`."
+                "The report lacks the options of its plan; --live takes plans of `hidet-dist plan --out` without an "
+                "--objective."
             ) from error
 
     @property

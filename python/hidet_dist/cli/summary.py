@@ -97,7 +97,7 @@ def show(report: Report, console: Console) -> None:
     """Print the summary of a report as text."""
     summary = summarize(report)
     memory = summary["memory"]
-    console.print(Text(f"{report.title or 'Plan'} on {_mesh_text(summary)}", style="bold"))
+    console.print(Text(f"{report.title or 'Plan'} on {mesh_text(summary)}", style="bold"))
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -114,13 +114,13 @@ def show(report: Report, console: Console) -> None:
         line("distance from the bound", f"{distance}; no plan takes less than {seconds_text(summary['bound_seconds'])}")
     if summary["time_limit_reached"]:
         line("", "the search was cut short by its time limit")
-    line("communication", _communication_text(summary))
+    line("communication", communication_text(summary))
     line("memory of a device", _memory_text(memory))
     line("runner-up", _runner_up_text(summary["runner_up"], report.seconds))
     console.print(table)
 
 
-def _mesh_text(summary: dict[str, Any]) -> str:
+def mesh_text(summary: dict[str, Any]) -> str:
     """Write the mesh and the device, such as ``2 node x 8 gpu H100``."""
     mesh = summary["mesh"]
     sizes = " x ".join(f"{size} {name}" if len(mesh) > 1 else str(size) for name, size in mesh.items())
@@ -139,7 +139,7 @@ def _memory_text(memory: dict[str, Any]) -> str:
     return f"peak {peak} of {budget} at {memory['peak_at']}: {held}"
 
 
-def _communication_text(summary: dict[str, Any]) -> str:
+def communication_text(summary: dict[str, Any]) -> str:
     """Write the time of communication, and the collectives by kind."""
     if not summary["collectives"]:
         return "none"

@@ -73,9 +73,12 @@ class CompiledProgram:
 
 @contextmanager
 def _hidet_options(target: AbstractContextManager[None]) -> Iterator[None]:
-    """Set hidet's options, and the target's, while a program is optimized and built."""
-    with quiet_builds(), sound_rewrites(), layered_passes(), shared_tasks(), target:
-        yield
+    """Set hidet's options, and the target's, while a program is optimized and built, whatever the user has set."""
+    with hidet.option.context(), quiet_builds(), sound_rewrites(), layered_passes(), shared_tasks():
+        hidet.option.save_lower_ir(False)
+        hidet.option.debug_cache_tuning(False)
+        with target:
+            yield
 
 
 def optimize_program(program: Program, target: Backend = CPU) -> FlowGraph:

@@ -92,6 +92,7 @@ class Explanation(_Printed):
                 for stage, own, period in zip(pipeline.stages, seconds, pipeline.period_seconds(seconds), strict=True)
             ],
             "boundaries": [boundary.to_json() for boundary in pipeline.boundaries],
+            "search": None if pipeline.search is None else {**pipeline.search.to_json(), "gap": pipeline.search.gap},
         }
 
     def to_json(self) -> str:
@@ -112,6 +113,11 @@ class Explanation(_Printed):
             f"Pipeline of {len(data['stages'])} stages and {data['micro_batches']} micro-batches: "
             f"{_time(self.plan.makespan_seconds)} a call, {_time(data['interval_seconds'])} between micro-batches"
         )
+        if (search := data["search"]) is not None:
+            yield Text(
+                f"Searched by {search['objective']}: {_time(search['seconds'])}; lower bound of any pipeline: "
+                f"{_time(search['bound_seconds'])} (gap {search['gap']:.2%})"
+            )
         stages = Table(title=Text("Stages [µs]"))
         for column in ("stage", "operators", "ranks", "computes", "with messages", "idle"):
             stages.add_column(column, justify="right")

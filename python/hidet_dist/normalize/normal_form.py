@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from hidet.graph import FlowGraph
 
+from hidet_dist.normalize.empties import drop_empty_parts
 from hidet_dist.normalize.projections import split_projections
 from hidet_dist.normalize.squares import square_powers
+from hidet_dist.normalize.views import define_views
 
 
 class NormalGraph(FlowGraph):
@@ -29,4 +31,4 @@ def normalize(graph: FlowGraph) -> NormalGraph:
     """
     if isinstance(graph, NormalGraph):
         return graph
-    return NormalGraph.of(split_projections(square_powers(graph)))
+    return NormalGraph.of(split_projections(square_powers(define_views(drop_empty_parts(graph)))))

@@ -10,30 +10,23 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hidet_dist.cost.model import PredictedCost
 from hidet_dist.cost.transfer import transfer_seconds
-from hidet_dist.errors import InfeasibleError, SolverError
+from hidet_dist.errors import InfeasibleError
 from hidet_dist.machine import Cluster
 from hidet_dist.machine.slices import MeshSlice, link_between, slices_at, sub_cluster
 from hidet_dist.partitioning.micro_batches import MicroBatch
-from hidet_dist.pipeline.messages import delivery_seconds, message_seconds
+from hidet_dist.pipeline.messages import message_seconds
 from hidet_dist.pipeline.options import PipelineOptions
-from hidet_dist.pipeline.stages import (
-    Message,
-    PipelineResult,
-    PlannedStage,
-    StagePart,
-    messages_between,
-    objective_seconds,
-    periods,
-)
+from hidet_dist.pipeline.stage_search import StageSearch
+from hidet_dist.pipeline.stages import Message, PipelineResult, PlannedStage, StagePart
 from hidet_dist.rules.rule import RuleTable, signature_of
 from hidet_dist.search import SearchOptions
-from hidet_dist.search.limits import Limits, OutOfTimeError
+from hidet_dist.search.limits import Limits
 from hidet_dist.search.planner import SearchResult
 from hidet_dist.spec import DeviceMesh, TensorShardSpec
 from hidet_dist.transfer import MeshLayout, plan_transfer
@@ -142,14 +135,8 @@ def _layouts(shape: Sequence[int], mesh: DeviceMesh) -> list[TensorShardSpec]:
     return specs
 
 
-class BranchSearch:
-    """The search for stages side by side, for one number of micro-batches.
-
-    Attributes
-    ----------
-    bound: a lower bound of the value of all such pipelines; infinite if there are none.
-    errors: the errors of stages that cannot be planned.
-    """
+class BranchSearch(StageSearch):
+    """The search for stages side by side."""
 
     def __init__(
         self,
@@ -160,38 +147,28 @@ class BranchSearch:
         limits: Limits,
         rules: RuleTable,
     ):
-        self.micro, self.cluster, self.options, self.pipeline, self.limits = micro, cluster, options, pipeline, limits
-        self.view = GraphView(micro.graph)
-        self.rules = rules
-        self.bound = math.inf
-        self.errors: list[InfeasibleError] = []
+        super().__init__(micro, cluster, options, pipeline, limits, rules)
         self._tables: dict[Cluster, RuleTable] = {}
         self._parts: dict[tuple[int, ...], StagePart] = {}
-        self._planned: dict[Hashable, SearchResult | InfeasibleError] = {}
 
-    def search(self, best_value: float) -> PipelineResult | None:
-        """Find the best pipeline; None if none is better than ``best_value`` by more than the gap."""
+    def _search(self, best_value: float) -> None:
         branching = find_branches(self.view, self.cluster)
         if branching is None or self.cluster.mesh.size <= len(branching.branches):
-            return None
-        best: PipelineResult | None = None
-        try:
-            for parts in tilings(self.cluster, len(branching.branches) + 1):
-                for order in itertools.permutations(branching.branches):
-                    operators = (*order, branching.join)
-                    floor = self._value(self._least_messages(operators, parts), [0.0] * len(parts), parts)
-                    least = min(best_value, math.inf if best is None else best.value)
-                    if floor >= least * (1 - self.options.gap):
-                        self.bound = min(self.bound, floor)
-                        continue
-                    pipeline = self._pipeline(operators, parts)
-                    if pipeline is not None:
-                        self.bound = min(self.bound, pipeline.bound_seconds)
-                        if best is None or pipeline.value < best.value:
-                            best = pipeline
-        except (OutOfTimeError, SolverError):
-            self.bound = 0.0  # the time limit left candidates out
-        return best
+            self.bound = math.inf
+            return
+        bound = math.inf
+        for parts in tilings(self.cluster, len(branching.branches) + 1):
+            for order in itertools.permutations(branching.branches):
+                operators = (*order, branching.join)
+                floor = self._value([0.0] * len(parts), self._least_messages(operators, parts), parts[-1])
+                if floor >= self._least(best_value):
+                    bound = min(bound, floor)
+                    continue
+                pipeline = self._pipeline(operators, parts)
+                if pipeline is not None:
+                    bound = min(bound, pipeline.bound_seconds)
+                    self._keep(pipeline)
+        self.bound = bound  # until all candidates were tried there is none
 
     def _pipeline(self, operators: Sequence[tuple[int, ...]], parts: Sequence[MeshSlice]) -> PipelineResult | None:
         """Plan the stages with these operators on these slices; None if one of them cannot be planned."""
@@ -206,11 +183,7 @@ class BranchSearch:
             result, bound = best
             stages.append(PlannedStage(numbers, part, sub_cluster(self.cluster, part), result.plan.stages[0]))
             bounds.append(bound - math.fsum(message.seconds for message in sent))
-        messages = tuple(messages_between(self.view, self.cluster, stages))
-        value = self._value(messages, [stage.plan.seconds for stage in stages], parts)
-        bound = self._value(least, bounds, parts)
-        delivery = self._delivered(parts[-1])
-        return PipelineResult(self.micro, tuple(stages), messages, delivery, value, min(bound, value))
+        return self._result(stages, self._value(bounds, least, parts[-1]))
 
     def _branch(
         self, operators: tuple[int, ...], part: MeshSlice, last: MeshSlice, sent: Sequence[Message]
@@ -252,21 +225,12 @@ class BranchSearch:
         self, operators: tuple[int, ...], part: MeshSlice, specs: tuple[tuple[str, TensorShardSpec], ...]
     ) -> SearchResult | InfeasibleError:
         """Plan a stage with the given specs of its outputs, or return the plan of the same stage on an equal slice."""
+        self.limits.check()
         cluster = sub_cluster(self.cluster, part)
-        key = operators, cluster, specs
-        if key not in self._planned:
-            self.limits.check()
-            rules = self._tables.setdefault(cluster, RuleTable(cluster.mesh, self.rules))
-            buffered = self.pipeline.objective != "latency" or self.micro.count > 1
-            stage = self._part(operators)
-            pins = {f"y{stage.view.outputs.index(stage.names[name])}": str(spec) for name, spec in specs}
-            try:
-                options = replace(self.options, pins=pins)
-                self._planned[key] = stage.plan(cluster, options, self.limits, rules, buffered)
-            except InfeasibleError as error:
-                self._planned[key] = error
-                self.errors.append(error)
-        return self._planned[key]
+        rules = self._tables.setdefault(cluster, RuleTable(cluster.mesh, self.rules))
+        stage = self._part(operators)
+        pins = {f"y{stage.view.outputs.index(stage.names[name])}": str(spec) for name, spec in specs}
+        return self._plan_once((operators, cluster, specs), stage, cluster, replace(self.options, pins=pins), rules)
 
     def _part(self, operators: tuple[int, ...]) -> StagePart:
         if operators not in self._parts:
@@ -298,17 +262,3 @@ class BranchSearch:
             seconds = message_seconds(view, name, parts[source].size, target, spec, link)
             result.append(Message(name, source, last, spec, spec, view.nbytes(name), seconds))
         return tuple(result)
-
-    def _delivered(self, last: MeshSlice) -> float:
-        if self.pipeline.outputs != "all":
-            return 0.0
-        return delivery_seconds(self.cluster, last, sum(map(self.view.nbytes, dict.fromkeys(self.view.outputs))))
-
-    def _value(self, messages: Sequence[Message], seconds: Sequence[float], parts: Sequence[MeshSlice]) -> float:
-        """Compute the objective's value: the join waits for the last message of any branch."""
-        delivery, last = self._delivered(parts[-1]), len(parts) - 1
-        sent = [math.fsum(one.seconds for one in messages if one.source == k) for k in range(last)]
-        arrival = max(seconds[k] + sent[k] for k in range(last))
-        slowest = max(periods(seconds, messages, delivery))
-        total = arrival + seconds[last] + delivery
-        return objective_seconds(self.pipeline.objective, self.micro.count, total, slowest)

@@ -37,11 +37,13 @@ class StageConstraint:
     ranks: the first rank of its slice of the mesh, and the one behind the last.
     operators: the first of its operators, by number in the plan's table, and the one behind the last.
     weights: names of weights that it has, with ``*`` and ``?`` as in file names.
+    including: numbers of operators that it has, among others.
     """
 
     ranks: tuple[int, int] | None = None
     operators: tuple[int, int] | None = None
     weights: tuple[str, ...] = ()
+    including: tuple[int, ...] = ()
 
 
 StageConstraints = int | tuple[StageConstraint, ...] | None
@@ -148,7 +150,7 @@ def operators_of_weights(
     result: list[dict[int, str]] = []
     taken: dict[int, tuple[int, str]] = {}
     for number, stage in enumerate(stages):
-        required: dict[int, str] = {}
+        required: dict[int, str] = dict.fromkeys(stage.including, "")
         for pattern in stage.weights:
             matching = [
                 name
@@ -198,7 +200,7 @@ class GraphOptions:
         view: GraphView,
         part_tensors: Mapping[str, str],
         part_view: GraphView,
-        operators: range,
+        operators: Sequence[int],
         mesh: DeviceMesh,
     ) -> PartOptions:
         """Translate to a part of the graph; ``part_tensors`` maps names of tensors to those in the part."""
@@ -231,13 +233,13 @@ class GraphOptions:
         view: GraphView,
         labels: Mapping[str, str],
         part_tensors: Mapping[str, str],
-        operators: range,
+        operators: Sequence[int],
         part_view: GraphView,
     ) -> str | None:
         """Return the name in the part of what a pin of the graph names; None if that is not in the part."""
         if name.startswith(OPERATOR):
             number = Pins(view, DeviceMesh((1,)), ()).operator_number(name)
-            return f"{OPERATOR}{number - operators.start}" if number in operators else None
+            return f"{OPERATOR}{operators.index(number)}" if number in operators else None
         result = _RESULT.match(name)
         if result is not None and name not in labels:
             output = part_tensors.get(view.outputs[int(result.group(1))])
@@ -248,5 +250,5 @@ class GraphOptions:
         activation = _ACTIVATION.match(tensor)
         if activation is not None:
             number = int(activation.group(1))
-            return f"t{number - operators.start}.{activation.group(2)}" if number in operators else None
+            return f"t{operators.index(number)}.{activation.group(2)}" if number in operators else None
         return part_tensors.get(tensor)

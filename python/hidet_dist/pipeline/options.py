@@ -9,9 +9,7 @@ from hidet_dist.checks import is_whole, shown
 from hidet_dist.errors import ConfigError
 from hidet_dist.limits import MOST_MICRO_BATCHES
 from hidet_dist.pipeline.constraints import StageConstraints
-from hidet_dist.spec.pipeline import RESULTS
-
-OBJECTIVES = ("latency", "throughput", "batch")
+from hidet_dist.spec.pipeline import OBJECTIVES, RESULTS
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,12 +14,15 @@ from hidet_dist.normalize import NormalGraph
 from hidet_dist.partitioning.micro_batches import MicroBatch
 from hidet_dist.partitioning.stages import cut_graph
 from hidet_dist.pipeline.given import with_seconds
+from hidet_dist.pipeline.messages import delivery_seconds
+from hidet_dist.pipeline.options import PipelineOptions
 from hidet_dist.pipeline.tables import part_names
 from hidet_dist.rules.rule import RuleTable
 from hidet_dist.search import SearchOptions, find_plan
 from hidet_dist.search.limits import Limits
 from hidet_dist.search.planner import SearchResult, memory_budget
 from hidet_dist.spec import Plan, StagePlan, TensorShardSpec
+from hidet_dist.spec.pipeline import PipelineSearch
 from hidet_dist.transfer import MeshLayout, plan_transfer
 from hidet_dist.view import GraphView
 
@@ -65,6 +69,15 @@ class StagePart:
         InfeasibleError
             When nothing fits the memory budget.
         """
+        graph = NormalGraph.of(self.view.graph)
+        changed = self.options(cluster, options, limits, buffered)
+        return find_plan(graph, cluster, changed, report=False, overlap=False, rules=rules)
+
+    def options(self, cluster: Cluster, options: SearchOptions, limits: Limits, buffered: bool) -> SearchOptions:
+        """Make the options of the stage's search: without the buffers' bytes, and with any specs of what it sends.
+
+        The parameters and errors are those of :meth:`plan`.
+        """
         pins = dict(options.pins or {})
         for number, name in enumerate(self.view.outputs):
             if name not in self.delivered:
@@ -79,7 +92,7 @@ class StagePart:
             raise InfeasibleError(
                 f"The buffers of a stage's micro-batches take {buffers} bytes, and mem_budget is {budget}.", 2 * buffers
             )
-        options = replace(
+        return replace(
             options,
             mem_budget=budget - buffers,
             pins=pins,
@@ -87,8 +100,6 @@ class StagePart:
             time_limit_seconds=limits.seconds_left(),
             on_incumbent=None,
         )
-        graph = NormalGraph.of(self.view.graph)
-        return find_plan(graph, cluster, options, report=False, overlap=False, rules=rules)
 
 
 @dataclass(frozen=True)
@@ -148,14 +159,17 @@ class PipelineResult:
         """The relative distance between the value and the bound."""
         return max(0.0, 1 - self.bound_seconds / self.value) if self.value else 0.0
 
-    def plan(self, cluster: Cluster, outputs: str) -> Plan:
-        """Make the plan, with ``outputs`` on ``all`` ranks or those of the ``last`` stage."""
+    def plan(self, cluster: Cluster, options: PipelineOptions) -> Plan:
+        """Make the plan; ``options`` are those of the search."""
         plans = [stage.plan for stage in self.stages]
         if len(plans) == 1 and self.micro.count == 1:
             return Plan((plans[0],))
         operators = [stage.operators for stage in self.stages]
-        pipeline = cut_graph(self.micro, operators).pipeline(operators, [s.part.ranks for s in self.stages], outputs)
-        return Plan(tuple(plans), with_seconds(pipeline, plans, cluster))
+        pipeline = cut_graph(self.micro, operators).pipeline(
+            operators, [s.part.ranks for s in self.stages], options.outputs
+        )
+        search = PipelineSearch(options.objective, self.value, self.bound_seconds)
+        return Plan(tuple(plans), replace(with_seconds(pipeline, plans, cluster), search=search))
 
     @property
     def periods(self) -> list[float]:
@@ -173,13 +187,54 @@ def periods(seconds: Sequence[float], messages: Sequence[Message], delivery: flo
     return result
 
 
-def objective_seconds(objective: str, micro_batches: int, total: float, slowest: float) -> float:
-    """Compute an objective's value from the seconds of one micro-batch and the period of the slowest stage."""
-    if objective == "latency":
-        return total
+def objective_seconds(
+    objective: str, micro_batches: int, seconds: Sequence[float], messages: Sequence[Message], delivery: float
+) -> float:
+    """Compute an objective's value.
+
+    A micro-batch takes the longest way through the stages. A stage sends its messages one after the other, and a stage
+    that receives one starts when the sender has sent all of its messages.
+
+    Parameters
+    ----------
+    objective: one of :data:`hidet_dist.pipeline.options.OBJECTIVES`.
+    seconds: of each stage, in one micro-batch.
+    messages: the tensors that are sent between stages, in one micro-batch; from earlier stages to later ones.
+    delivery: seconds to send the outputs from the last stage to the ranks of all others.
+    """
+    slowest = max(periods(seconds, messages, delivery))
     if objective == "throughput":
         return micro_batches * slowest
-    return total + (micro_batches - 1) * slowest
+    sent: list[float] = []  # when each stage has sent its messages
+    for number, own in enumerate(seconds):
+        ready = max((sent[message.source] for message in messages if message.target == number), default=0.0)
+        sent.append(math.fsum([ready, own, *(message.seconds for message in messages if message.source == number)]))
+    latency = sent[-1] + delivery
+    return latency if objective == "latency" else latency + (micro_batches - 1) * slowest
+
+
+def is_buffered(options: PipelineOptions, micro: MicroBatch) -> bool:
+    """Whether a device holds the inputs of the next micro-batch beside those of the present one."""
+    return options.objective != "latency" or micro.count > 1
+
+
+def delivered_seconds(view: GraphView, cluster: Cluster, options: PipelineOptions, last: MeshSlice) -> float:
+    """Predict the seconds to send the outputs from the last stage's slice, ``last``, to the ranks of the others."""
+    if options.outputs != "all":
+        return 0.0
+    return delivery_seconds(cluster, last, sum(map(view.nbytes, dict.fromkeys(view.outputs))))
+
+
+def pipeline_of(
+    micro: MicroBatch, cluster: Cluster, options: PipelineOptions, stages: Sequence[PlannedStage], bound: float = 0.0
+) -> PipelineResult:
+    """Make the pipeline of planned stages; ``bound`` is a lower bound of its value with any plans of its stages."""
+    view = GraphView(micro.graph)
+    messages = tuple(messages_between(view, cluster, stages))
+    delivery = delivered_seconds(view, cluster, options, stages[-1].part)
+    seconds = [stage.plan.seconds for stage in stages]
+    value = objective_seconds(options.objective, micro.count, seconds, messages, delivery)
+    return PipelineResult(micro, tuple(stages), messages, delivery, value, min(bound, value))
 
 
 def messages_between(view: GraphView, cluster: Cluster, stages: Sequence[PlannedStage]) -> Iterator[Message]:

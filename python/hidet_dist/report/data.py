@@ -24,6 +24,12 @@ COMPUTE, COMMUNICATION = "compute", "communication"
 CONVERT, REDUCE, DELIVER = "convert", "reduce", "deliver"
 
 
+def report_beside(plan: Path, stage: int, stages: int) -> Path:
+    """Return the path of the report on a stage beside a plan file; with several stages its number is in the name."""
+    number = "" if stages == 1 else f".stage{stage}"
+    return plan.with_name(plan.name.removesuffix(".json") + number + SUFFIX)
+
+
 def report_file(stage: int, stages: int) -> str:
     """Return the path in an artifact folder of the report on a stage."""
     return FILE if stages == 1 else f"stage{stage}/{FILE}"
@@ -322,7 +328,7 @@ class Report:
     def load(cls, path: str | Path, stage: int = 0) -> Report:
         """Read the report of an artifact folder, of a plan file with a report beside it, or of a report file.
 
-        ``stage`` is the number of the stage, if an artifact folder has several.
+        ``stage`` is the number of the stage, if the artifacts or the plan have several.
 
         Raises
         ------
@@ -336,7 +342,9 @@ class Report:
             if stage == 0 and not file.is_file():
                 file = requested / FILE
         if file.name != FILE and not file.name.endswith(SUFFIX):
-            file = file.with_name(file.name.removesuffix(".json") + SUFFIX)
+            file = report_beside(requested, stage, 2)
+            if stage == 0 and not file.is_file():
+                file = report_beside(requested, stage, 1)
         try:
             text = read_text(file, MOST_PLAN_BYTES)
         except FileNotFoundError as error:

@@ -15,6 +15,7 @@ elimination, with the required specs of these readers fixed, gives a plan. Both 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import heapq
 import math
@@ -65,6 +66,7 @@ class Tables:
         self.tables: list[Table] = []
         self.quantum = 0.0
         self.left: dict[Hashable, tuple[int, float]] = {}  # of each elimination: the resulting table, and its offset
+        self.last: _Solved | None = None  # the last network that was eliminated without tensors treated exactly
         self._numbers: dict[Hashable, int] = {}
 
     def rounded(self, table: Table) -> Table:
@@ -77,6 +79,7 @@ class Tables:
             self.nbytes = 0
             self.tables.clear()
             self.left.clear()
+            self.last = None
             self._numbers.clear()
 
     def reserve(self, entries: int) -> None:
@@ -149,6 +152,17 @@ class Network:
         self.given.append((table, variables))
         self._add(table, variables)
 
+    def give_at(self, given: _Given, ends: Sequence[int]) -> None:
+        """Add a table over the choices or the specs of the entities ``ends``."""
+        variables = []
+        for end, size, tie in given.dims:
+            variable = ends[end]
+            if tie is not None:
+                variable = self.variable(size)
+                self.give(tie, (ends[end], variable))
+            variables.append(variable)
+        self.give(given.table, tuple(variables))
+
     def _add(self, table: int, variables: tuple[int, ...]) -> None:
         if not variables:
             self.constant += float(self.tables.tables[table])
@@ -158,7 +172,9 @@ class Network:
 
     def minimum(self) -> tuple[float, list[int]]:
         """Find the least sum, and values of all variables with that sum. Raises TooWide."""
-        for v in self._order():
+        for n, v in enumerate(self._order()):
+            if not n % tuning.CHECK_STEPS:
+                self.tables.limits.check()
             self.buckets.append(self._remove(v))
         values = [0] * len(self.sizes)
         for bucket in reversed(self.buckets):
@@ -171,7 +187,9 @@ class Network:
 
     def least_over(self, kept: Sequence[int]) -> Table:
         """Tabulate the least sum for all values of the variables ``kept``, in their order. Raises TooWide."""
-        for v in self._order(frozenset(kept)):
+        for n, v in enumerate(self._order(frozenset(kept))):
+            if not n % tuning.CHECK_STEPS:
+                self.tables.limits.check()
             self._remove(v)
         left: list[Factor] = []
         for n, v in enumerate(kept):
@@ -182,7 +200,6 @@ class Network:
 
     def _remove(self, v: int) -> Bucket:
         """Replace a variable's factors by one of its neighbours, its least sums. Raises TooWide."""
-        self.tables.limits.check()
         factors = self.factors[v]
         neighbours = tuple(dict.fromkeys(u for _, variables in factors for u in variables if u != v))
         for u in neighbours:
@@ -197,9 +214,10 @@ class Network:
         position = {bucket.variable: i for i, bucket in enumerate(self.buckets)}
         outside = self.outside
         result: list[Table] = [np.zeros(0)] * len(self.sizes)
-        for bucket in reversed(self.buckets):
+        for n, bucket in enumerate(reversed(self.buckets)):
             scope = (*bucket.neighbours, bucket.variable)
-            self.tables.limits.check()
+            if not n % tuning.CHECK_STEPS:
+                self.tables.limits.check()
             if math.prod(self.sizes[u] for u in scope) > tuning.MARGINAL_LIMIT:
                 return None
             if bucket.neighbours:
@@ -232,11 +250,10 @@ class Network:
         key = ("outside", factors_in_scope, outside, shape, kept)
         known = self.tables.left.get(key)
         if known is None:
+            self.tables.limits.check()
             self.tables.reserve(math.prod(shape))
             parts = [*self.parts(factors, scope), self.tables.tables[outside][..., None]]
-            total = np.broadcast_to(sum_of(parts), shape)
-            drop = tuple(i for i in range(len(scope)) if i not in kept)
-            least = (total.min(axis=drop) if drop else total).transpose([sorted(kept).index(i) for i in kept])
+            least = _least(parts, shape, kept, self.tables.limits).transpose([sorted(kept).index(i) for i in kept])
             offset = float(least.min())
             known = self.tables.left[key] = self.tables.add_content(least - offset), offset
         return known
@@ -259,17 +276,20 @@ class Network:
         One candidate eliminates the variable of least work next. Where that leads to a wide step, another candidate
         eliminates the variable that leaves the smallest table. The candidate of less total work is chosen.
         """
-        order, total, most = self._greedy_order(False, kept)
-        if most > tuning.WIDE_WORK:
+        order, work, most = self._greedy_order(False, kept)
+        if most > tuning.WIDE_WORK and work > tuning.ORDER_WORK * len(self.sizes):
             other = self._greedy_order(True, kept)
-            if other[1] < total:
-                order, total, most = other
+            if other[1] < work:
+                order, work, most = other
         if most > tuning.WORK_LIMIT:
             raise TooWide
         return order
 
     def _greedy_order(self, by_table: bool, kept: frozenset[int]) -> tuple[list[int], float, float]:
-        """Eliminate symbolically: return the order, its total additions, and those of its largest step."""
+        """Eliminate symbolically: return the order, its additions, and those of its largest step.
+
+        Steps of equally many additions count once: they are mostly those of equal layers, which are looked up.
+        """
         sizes = self.sizes
         adjacent: list[set[int]] = [set() for _ in sizes]
         for v, factors in enumerate(self.factors):
@@ -291,16 +311,17 @@ class Network:
         heapq.heapify(heap)
         alive = [v not in kept for v in range(len(self.sizes))]
         order: list[int] = []
-        total = most = 0.0
+        works: set[float] = set()
         while heap:
             priority, v = heapq.heappop(heap)
             if not alive[v] or priority != keys[v]:
                 continue
             work = priority[by_table]
-            total, most = total + work, max(most, work)
-            if most > tuning.WORK_LIMIT:
+            works.add(work)
+            if work > tuning.WORK_LIMIT:
                 return order, math.inf, math.inf
-            self.tables.limits.check()
+            if not len(order) % tuning.CHECK_STEPS:
+                self.tables.limits.check()
             alive[v] = False
             order.append(v)
             around = adjacent[v]
@@ -310,7 +331,7 @@ class Network:
             for u in around:
                 keys[u] = key(u)
                 heapq.heappush(heap, (keys[u], u))
-        return order, total, most
+        return order, math.fsum(works), max(works, default=0.0)
 
     def _eliminate(self, v: int, factors: list[Factor], neighbours: tuple[int, ...]) -> tuple[int, float]:
         position = {u: i for i, u in enumerate((*neighbours, v))}
@@ -322,9 +343,11 @@ class Network:
         known = self.tables.left.get(key)
         if known is not None:
             return known
-        shape = [self.sizes[u] for u in position]
+        self.tables.limits.check()
+        shape = tuple(self.sizes[u] for u in position)
         self.tables.reserve(math.prod(shape[:-1]))
-        least = _least(self.parts(factors, (*neighbours, v)), shape, self.tables.limits)
+        kept = tuple(range(len(neighbours)))
+        least = _least(self.parts(factors, (*neighbours, v)), shape, kept, self.tables.limits)
         offset = float(least.min())
         self.tables.left[key] = self.tables.add_content(least - offset), offset
         return self.tables.left[key]
@@ -335,18 +358,44 @@ def sum_of(parts: Sequence[Table]) -> Table:
     return reduce(np.add, sorted(parts, key=lambda part: part.size), np.zeros(()))
 
 
-def _least(parts: list[Table], shape: list[int], limits: Limits) -> Table:
-    """Minimise the sum of ``parts``, which broadcast to ``shape``, over the last dim; one chunk at a time."""
+def _least(parts: Sequence[Table], shape: tuple[int, ...], kept: Sequence[int], limits: Limits) -> Table:
+    """Minimise the sum of ``parts``, which broadcast to ``shape``, over all dims but ``kept``, in ascending order.
+
+    Chunks that fit the processor's cache are summed one at a time. The other dims come first, so that the minimum is
+    one of long lines, entry by entry.
+    """
+    left = sorted(kept)
+    dropped = [dim for dim in range(len(shape)) if dim not in left]
+    order = (*dropped, *left)
+    turned = tuple(shape[dim] for dim in order)
+    if dropped and dropped[-1] >= len(dropped):
+        parts = [np.ascontiguousarray(part.transpose(order)) for part in parts]
+    return _least_chunk(parts, turned, len(dropped), limits)
+
+
+def _least_chunk(parts: Sequence[Table], shape: tuple[int, ...], dropped: int, limits: Limits) -> Table:
+    """Minimise a sum over its first ``dropped`` dims, in chunks: first of the other dims, then of these."""
+    if math.prod(shape) <= tuning.CHUNK_ENTRIES:
+        total = np.broadcast_to(sum_of(parts), shape)
+        return total.min(axis=tuple(range(dropped))) if dropped else total
     limits.check()
-    if math.prod(shape) <= tuning.CHUNK_ENTRIES or len(shape) == 1:
-        least: Table = np.broadcast_to(sum_of(parts), shape).min(axis=-1)
-        return least
-    dim = max(range(len(shape) - 1), key=shape.__getitem__)
-    result = np.empty(shape[:-1])
-    rest = [size if d != dim else 1 for d, size in enumerate(shape)]
-    for i in range(shape[dim]):
-        at = (slice(None),) * dim + (slice(i, i + 1),)
-        result[at] = _least([part[at] if part.shape[dim] > 1 else part for part in parts], rest, limits)
+    long = [dim for dim in range(dropped, len(shape)) if shape[dim] > 1]
+    if math.prod(shape[dropped:]) <= tuning.LINE_ENTRIES or not long:
+        long = [dim for dim in range(dropped) if shape[dim] > 1]
+    dim = long[0]
+    step = max(1, tuning.CHUNK_ENTRIES * shape[dim] // math.prod(shape))
+    result: Table = np.empty(shape[dropped:])
+    for i in range(0, shape[dim], step):
+        at = (slice(None),) * dim + (slice(i, i + step),)
+        size = min(step, shape[dim] - i)
+        rest = (*shape[:dim], size, *shape[dim + 1 :])
+        chunk = _least_chunk([p[at] if p.shape[dim] > 1 else p for p in parts], rest, dropped, limits)
+        if dim >= dropped:
+            result[at[dropped:]] = chunk
+        elif i:
+            np.minimum(result, chunk, out=result)
+        else:
+            result = np.array(chunk)
     return result
 
 
@@ -411,11 +460,8 @@ def marginals(problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, p
     None when the graph is too densely connected.
     """
     for limit in tuning.READERS_LIMITS:
-        tables.make_room()
         try:
-            network, _ = network_of(problem, kept, tables, prices, (), limit)
-            network.minimum()
-            result = network.marginals()
+            result = minimized(problem, kept, tables, prices, (), limit).network.marginals()
         except TooWide:
             continue
         if result is not None:
@@ -465,10 +511,37 @@ def _solve(
     problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Sequence[int], limit: int
 ) -> tuple[float, list[int], list[int]]:
     """Solve once: return the bound, the choices, and the relaxed tensors (those in ``exact`` never are)."""
+    solved = minimized(problem, kept, tables, prices, exact, limit)
+    return solved.bound, [choices[solved.values[entity]] for entity, choices in enumerate(kept)], solved.relaxed
+
+
+@dataclass(frozen=True)
+class _Solved:
+    """A network after its elimination, with the least sum and the values for it; and the relaxed tensors."""
+
+    problem: Problem
+    key: Hashable
+    network: Network
+    relaxed: list[int]
+    bound: float
+    values: list[int]
+
+
+def minimized(
+    problem: Problem, kept: Sequence[Sequence[int]], tables: Tables, prices: Prices, exact: Sequence[int], limit: int
+) -> _Solved:
+    """Eliminate a network of :func:`network_of`. The last one without exact tensors is looked up. Raises TooWide."""
+    key = prices.at, tuple(map(tuple, kept)), limit
+    last = tables.last
+    if last is not None and not exact and last.problem is problem and last.key == key:
+        return last
     tables.make_room()
     network, relaxed = network_of(problem, kept, tables, prices, exact, limit)
     bound, values = network.minimum()
-    return bound, [choices[values[entity]] for entity, choices in enumerate(kept)], relaxed
+    solved = _Solved(problem, key, network, relaxed, bound, values)
+    if not exact:
+        tables.last = solved
+    return solved
 
 
 def network_of(
@@ -512,55 +585,132 @@ def network_of(
             known[same] = number
         network.give(number, (entity,))
     relaxed = []
-    for tensor, group in readers(problem).items():
-        tables.limits.check()
-        producer = group[0].producer
-        produced = tuple(map(group[0].produced.__getitem__, kept[producer]))
-        consumed = [tuple(map(edge.consumed.__getitem__, kept[edge.consumer])) for edge in group]
-        convert = group[0].convert
+    # Tensors whose producers and readers have equal choices left, as in equal layers, get the same tables.
+    lefts: dict[tuple[int, ...], int] = {}
+    left = [lefts.setdefault(tuple(choices), len(lefts)) for choices in kept]
+    recipes: dict[Hashable, tuple[_Given, ...] | None] = {}
+    for count, (tensor, group) in enumerate(readers(problem).items()):
+        if not count % tuning.CHECK_STEPS:
+            tables.limits.check()
+        first = group[0]
         memory_ = problem.activations.tensors.get(tensor) if prices.total else None
         if memory_ is not None and not prices.span(min(e.begin for e in group), max(e.end for e in group)):
             memory_ = None
-        if len(group) == 1:
-            priced = None if memory_ is None else _Priced(memory_, prices, group)
-            _pair(network, convert, producer, produced, group[0].consumer, consumed[0], priced)
-            continue
-        sources = tuple(dict.fromkeys(produced))
-        required = [tuple(dict.fromkeys(specs)) for specs in consumed]
-        size = len(sources) * math.prod(map(len, required))
-        if tensor not in exact and (len(group) > limit or size > tuning.TENSOR_ENTRIES):
+        spans = None if memory_ is None else _Spans(prices, group)
+        consumers = [edge.consumer for edge in group]
+        recipe_key = (
+            *(id(first.convert), id(first.produced), left[first.producer], tensor in exact),
+            tuple((id(edge.consumed), left[edge.consumer], consumers.index(edge.consumer)) for edge in group),
+            spans and (id(memory_), spans.key),
+        )
+        if recipe_key not in recipes:
+            priced = None if memory_ is None or spans is None else _Priced(memory_, spans)
+            recipes[recipe_key] = _recipe(tables, kept, group, priced, math.inf if tensor in exact else limit)
+        recipe = recipes[recipe_key]
+        if recipe is None:
             relaxed.append(tensor)
-            least = np.array(convert)[list(sources)].min(axis=0) / len(group)
-            for edge, specs in zip(group, consumed, strict=True):
-                key = ("share", id(convert), sources, len(group), specs)
-                number = tables.find(key)
-                if number is None:
-                    number = tables.add(key, tables.rounded(least[list(specs)]))
-                network.give(number, (edge.consumer,))
-            continue
-        # A consumer that can only require one spec needs no dim, but extends the live interval of that spec.
-        fixed = [i for i, specs in enumerate(required) if len(specs) == 1]
-        open_ = [i for i, specs in enumerate(required) if len(specs) > 1]
-        priced = None if memory_ is None else _Priced(memory_, prices, [group[i] for i in (*fixed, *open_)])
-        consumers = [group[i].consumer for i in open_]
-        certain = tuple(required[i][0] for i in fixed)
-        if priced is None:
-            certain = tuple(sorted(set(certain)))
-        _tensor(network, convert, producer, produced, certain, consumers, [consumed[i] for i in open_], priced)
+            recipe = _shares(tables, kept, group)
+        ends = (first.producer, *consumers)
+        for given in recipe:
+            network.give_at(given, ends)
     return network, relaxed
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A table for a network, wherever its tensor is: the number of the table, and its dims.
+
+    A dim has the number of the entity among the tensor's producer and readers. If the dim is not over that entity's
+    choices but over its specs, it also has the number of specs, and of the table that ties them to the choices.
+    """
+
+    table: int
+    dims: tuple[tuple[int, int, int | None], ...]
+
+
+def _recipe(
+    tables: Tables, kept: Sequence[Sequence[int]], group: Sequence[Edge], priced: _Priced | None, limit: float
+) -> tuple[_Given, ...] | None:
+    """Make the table of a tensor; None if it is to be relaxed: it has more readers than ``limit``, or a large table."""
+    first = group[0]
+    produced = tuple(map(first.produced.__getitem__, kept[first.producer]))
+    consumed = [tuple(map(edge.consumed.__getitem__, kept[edge.consumer])) for edge in group]
+    if len(group) == 1:
+        return (_pair(tables, first.convert, produced, consumed[0], priced),)
+    required = [tuple(dict.fromkeys(specs)) for specs in consumed]
+    size = len(dict.fromkeys(produced)) * math.prod(map(len, required))
+    if limit < math.inf and (len(group) > limit or size > tuning.TENSOR_ENTRIES):
+        return None
+    # A consumer that can only require one spec needs no dim, but extends the live interval of that spec.
+    fixed = [i for i, specs in enumerate(required) if len(specs) == 1]
+    open_ = [i for i, specs in enumerate(required) if len(specs) > 1]
+    certain = tuple(required[i][0] for i in fixed)
+    if priced is None:
+        certain = tuple(sorted(set(certain)))
+    else:
+        priced = priced.reordered((*fixed, *open_))
+    consumers = [(i, group[i].consumer) for i in open_]
+    return (_tensor(tables, group, produced, certain, consumers, [consumed[i] for i in open_], priced),)
+
+
+def _shares(tables: Tables, kept: Sequence[Sequence[int]], group: Sequence[Edge]) -> tuple[_Given, ...]:
+    """Relax a tensor: each reader pays its share of the least that the conversion can cost."""
+    convert, producer = group[0].convert, group[0].producer
+    sources = tuple(dict.fromkeys(map(group[0].produced.__getitem__, kept[producer])))
+    least = np.array(convert)[list(sources)].min(axis=0) / len(group)
+    result = []
+    for end, edge in enumerate(group, 1):
+        specs = tuple(map(edge.consumed.__getitem__, kept[edge.consumer]))
+        key = ("share", id(convert), sources, len(group), specs)
+        number = tables.find(key)
+        if number is None:
+            number = tables.add(key, tables.rounded(least[list(specs)]))
+        result.append(_Given(number, ((end, len(specs), None),)))
+    return tuple(result)
+
+
+class _Spans:
+    """The prices of the time that a tensor's conversions are held for its readers, in seconds per byte, by reader.
+
+    Attributes
+    ----------
+    before: from the first reader's begin to the reader's own.
+    after: from the reader's begin to its end.
+    making: at the reader's begin.
+    order: the readers in the order of their begin.
+    key: equal for equal spans.
+    """
+
+    def __init__(self, prices: Prices, group: Sequence[Edge]):
+        until, start = prices.until, min(edge.begin for edge in group)
+        self.before = tuple(until[edge.begin] - until[start] for edge in group)
+        self.after = tuple(until[edge.end + 1] - until[edge.begin] for edge in group)
+        self.making = tuple(prices.at[edge.begin] for edge in group)
+        self.order = tuple(sorted(range(len(group)), key=lambda i: group[i].begin))
+        self.key = self.before, self.after, self.making, self.order
+
+    def reordered(self, order: Sequence[int]) -> _Spans:
+        """The same, with the readers in another order."""
+        result = copy.copy(self)
+        result.before, result.after, result.making = (
+            tuple(values[i] for i in order) for values in (self.before, self.after, self.making)
+        )
+        place = {reader: n for n, reader in enumerate(order)}
+        result.order = tuple(place[reader] for reader in self.order)
+        result.key = result.before, result.after, result.making, result.order
+        return result
 
 
 class _Priced:
     """The cost, at given prices, of the memory of a tensor's conversions."""
 
-    def __init__(self, memory: ConvertedTensor, prices: Prices, group: Sequence[Edge]):
-        self.memory = memory
-        # By reader, seconds per byte: from the first reader's begin to its own, from there to its end, at its begin.
-        self.before = tuple(prices.until[edge.begin] - prices.until[min(e.begin for e in group)] for edge in group)
-        self.after = tuple(prices.until[edge.end + 1] - prices.until[edge.begin] for edge in group)
-        self.making = tuple(prices.at[edge.begin] for edge in group)
-        self.order = sorted(range(len(group)), key=lambda i: group[i].begin)
-        self.key = (id(memory), self.before, self.after, self.making)
+    def __init__(self, memory: ConvertedTensor, spans: _Spans):
+        self.memory, self.spans = memory, spans
+        self.key = (id(memory), spans.key)
+
+    def reordered(self, order: Sequence[int]) -> _Priced:
+        """The same, with the readers in another order."""
+        return _Priced(self.memory, self.spans.reordered(order))
 
     def seconds(self, sources: Sequence[int], spec: int, requires: Sequence[npt.NDArray[np.bool_]]) -> Table:
         """Cost the tensor's bytes in ``spec``, in seconds, by source (first dim) and the readers' required specs."""
@@ -568,10 +718,11 @@ class _Priced:
         first = np.full(shape, np.inf)
         last = np.full(shape, -np.inf)
         making = np.zeros(shape)
-        for i in reversed(self.order):
-            first = np.where(requires[i], np.minimum(first, self.before[i]), first)
-            last = np.where(requires[i], np.maximum(last, self.before[i] + self.after[i]), last)
-            making = np.where(requires[i], self.making[i], making)
+        spans = self.spans
+        for i in reversed(spans.order):
+            first = np.where(requires[i], np.minimum(first, spans.before[i]), first)
+            last = np.where(requires[i], np.maximum(last, spans.before[i] + spans.after[i]), last)
+            making = np.where(requires[i], spans.making[i], making)
         span = np.where(last >= first, last - first, 0.0) if shape else np.zeros(())
         layout = self.memory.layout
         column = [len(sources)] + [1] * (len(shape) - 1)
@@ -584,49 +735,47 @@ class _Priced:
 
 
 def _pair(
-    network: Network,
+    tables: Tables,
     convert: tuple[tuple[float, ...], ...],
-    producer: int,
     produced: tuple[int, ...],
-    consumer: int,
     consumed: tuple[int, ...],
     priced: _Priced | None,
-) -> None:
-    """Add the table of a tensor with one consumer, over specs on a side where choices share them, else over choices."""
-    ends: list[int] = []
+) -> _Given:
+    """Make the table of a tensor with one reader, over specs on a side where choices share them, else over choices."""
+    dims: list[tuple[int, int, int | None]] = []
     sides = []
-    for entity, specs in ((producer, produced), (consumer, consumed)):
+    for end, specs in enumerate((produced, consumed)):
         distinct = tuple(dict.fromkeys(specs))
         shared = len(distinct) * tuning.SHARED_SPECS < len(specs)
-        ends.append(_spec(network, entity, specs, ends) if shared else entity)
+        dims.append(_dim(tables, end, specs, True) if shared else (end, len(specs), None))
         sides.append(distinct if shared else specs)
     key: Hashable = ("pair", id(convert), *sides, priced and priced.key)
-    number = network.tables.find(key)
+    number = tables.find(key)
     if number is None:
         table = np.array(convert)[np.ix_(*sides)]
         if priced is not None:
             always = [np.ones((1,), dtype=bool)]
             columns = {spec: priced.seconds(sides[0], spec, always) for spec in dict.fromkeys(sides[1])}
             table = table + np.stack([columns[spec] for spec in sides[1]], axis=1)
-        number = network.tables.add(key, network.tables.rounded(table))
-    network.give(number, tuple(ends))
+        number = tables.add(key, tables.rounded(table))
+    return _Given(number, tuple(dims))
 
 
 def _tensor(
-    network: Network,
-    convert: tuple[tuple[float, ...], ...],
-    producer: int,
+    tables: Tables,
+    group: Sequence[Edge],
     produced: tuple[int, ...],
     certain: tuple[int, ...],
-    consumers: list[int],
-    consumed: list[tuple[int, ...]],
+    consumers: Sequence[tuple[int, int]],
+    consumed: Sequence[tuple[int, ...]],
     priced: _Priced | None,
-) -> None:
-    """Add the table of a tensor with several consumers: each distinct required spec is paid once.
+) -> _Given:
+    """Make the table of a tensor with several readers: each distinct required spec is paid once.
 
-    ``certain`` are the specs of consumers that can only require one; ``consumers`` are the others.
+    ``certain`` are the specs of readers that can only require one; ``consumers`` are the others, each with its number
+    among the readers.
     """
-    tables = network.tables
+    convert = group[0].convert
     sources = tuple(dict.fromkeys(produced))
     required = [tuple(dict.fromkeys(specs_required)) for specs_required in consumed]
     key: Hashable = ("tensor", id(convert), sources, certain, tuple(required), priced and priced.key)
@@ -653,23 +802,22 @@ def _tensor(
             if priced is not None:
                 table += tables.rounded(priced.seconds(sources, spec, requires))
         number = tables.add(key, table)
-    variables: list[int] = []
-    for entity, specs in ((producer, produced), *zip(consumers, consumed, strict=True)):
-        variables.append(_spec(network, entity, specs, variables))
-    network.give(number, tuple(variables))
+    dims = [_dim(tables, 0, produced, False)]
+    taken = {group[0].producer} if dims[0][2] is None else set()
+    for (place, entity), specs in zip(consumers, consumed, strict=True):
+        dims.append(_dim(tables, 1 + place, specs, entity in taken))
+        if dims[-1][2] is None:
+            taken.add(entity)
+    return _Given(number, tuple(dims))
 
 
-def _spec(network: Network, entity: int, specs: tuple[int, ...], taken: Sequence[int]) -> int:
-    """Return the variable for the spec of an entity's choice: the entity's variable if each choice has another spec."""
+def _dim(tables: Tables, end: int, specs: tuple[int, ...], tied: bool) -> tuple[int, int, int | None]:
+    """Make a dim over the specs of an entity's choices: over the choices, if each has another spec, unless ``tied``."""
     distinct = tuple(dict.fromkeys(specs))
-    if len(distinct) == len(specs) and entity not in taken:
-        return entity
-    spec = network.variable(len(distinct))
+    if len(distinct) == len(specs) and not tied:
+        return end, len(specs), None
     key: Hashable = ("spec", specs)
-    number = network.tables.find(key)
+    number = tables.find(key)
     if number is None:
-        number = network.tables.add(
-            key, np.where(np.array(specs)[:, None] == np.array(distinct)[None, :], 0.0, math.inf)
-        )
-    network.give(number, (entity, spec))
-    return spec
+        number = tables.add(key, np.where(np.array(specs)[:, None] == np.array(distinct)[None, :], 0.0, math.inf))
+    return end, len(distinct), number

@@ -165,7 +165,7 @@ class _Joint:
         start = [0, *accumulate(formulation.problem.activations.points for formulation in formulations)]
         intervals: list[LiveInterval] = []
         converted: dict[int, ConvertedTensor] = {}
-        groups = _groups(views, named)
+        groups = shared_weights(views, named)
         common = {group: self._common_specs(group) for group in dict.fromkeys(groups.values())}
         first: dict[tuple[tuple[int, int], ...], int] = {}
         for g, formulation in enumerate(formulations):
@@ -274,7 +274,7 @@ def narrowed(problem: Problem, fixed: Mapping[int, int]) -> Problem:
     return restricted(problem, every)
 
 
-def _groups(
+def shared_weights(
     views: Sequence[GraphView], named: Sequence[Mapping[str, hidet.Tensor]]
 ) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
     """Map each weight (graph and number) to its group: the weights that are the same tensor or have the same name."""

@@ -109,7 +109,8 @@ def formulate(
     fused = model.fused(view)
 
     cost = _operator_costs(view, model, mesh, choices, fused, limits)
-    memory = [[0] * len(costs) for costs in cost]
+    nothing: dict[int, list[int]] = {}  # equal operators share their list, which lets the search recognise them
+    memory = [nothing.setdefault(len(costs), [0] * len(costs)) for costs in cost]
     numbers = range(len(cost), len(cost) + len(weights))
     names = (*view.weights, *view.inputs, *view.outputs)
     for name, specs in zip(names, (*weights, *inputs, *outputs), strict=True):
@@ -209,17 +210,21 @@ class _Tensors:
         outputs: Sequence[Specs],
     ):
         between = {one.tensor for one in fused.values()}
+        known: dict[Hashable, list[_Layout]] = {}  # equal operators share their lists of layouts
         self.producers: dict[str, tuple[int, list[_Layout]]] = {}
         for number, op in enumerate(view.operators):
+            offered = choices[number]
             for o, y in enumerate(op.outputs):
                 name = view.names[y]
-                layouts = [
-                    (c.spec.out_specs[o], name in between and bool(c.spec.reduce_fns[o])) for c in choices[number]
-                ]
-                self.producers[name] = number, layouts
+                key: Hashable = ("produced", id(offered), o, name in between)
+                if key not in known:
+                    known[key] = [
+                        (c.spec.out_specs[o], name in between and bool(c.spec.reduce_fns[o])) for c in offered
+                    ]
+                self.producers[name] = number, known[key]
         entity = len(view.operators)
         for name, specs in zip((*view.weights, *view.inputs), stored, strict=True):
-            self.producers[name] = entity, [(spec, False) for spec in specs]
+            self.producers[name] = entity, known.setdefault(tuple(specs), [(spec, False) for spec in specs])
             entity += 1
         self.lifetimes = Lifetimes(view)
         self.uses: list[_Use] = []
@@ -229,36 +234,56 @@ class _Tensors:
                 span = self.lifetimes.required(name, None, False)
                 self.uses.append(_Use(name, entity + use.position, [(spec, False) for spec in specs], *span))
             else:
-                specs = [choice.spec.in_specs[use.position] for choice in choices[use.operator]]
+                offered = choices[use.operator]
+                key = "required", id(offered), use.position
+                if key not in known:
+                    known[key] = [(choice.spec.in_specs[use.position], False) for choice in offered]
                 shares = use.position in view.operators[use.operator].task.share_map.values()
                 span = self.lifetimes.required(name, use.operator, shares)
-                self.uses.append(_Use(name, use.operator, [(spec, False) for spec in specs], *span))
-        self.numbers: dict[str, dict[_Layout, int]] = {}
-        for name, (_, layouts) in self.producers.items():
-            self.numbers[name] = {layout: n for n, layout in enumerate(dict.fromkeys(layouts))}
-        for entity_use in self.uses:
-            numbers = self.numbers[entity_use.tensor]
-            for layout in entity_use.layouts:
-                numbers.setdefault(layout, len(numbers))
+                self.uses.append(_Use(name, use.operator, known[key], *span))
+        self.numbers = self._numbered()
+
+    def _numbered(self) -> dict[str, dict[_Layout, int]]:
+        """Number the layouts of each tensor; tensors with the same layouts at both ends share the numbers."""
+        lists = {name: [layouts] for name, (_, layouts) in self.producers.items()}
+        for use in self.uses:
+            lists[use.tensor].append(use.layouts)
+        known: dict[tuple[int, ...], dict[_Layout, int]] = {}
+        numbers = {}
+        for name, of_tensor in lists.items():
+            key = tuple(map(id, of_tensor))
+            if key not in known:
+                every = dict.fromkeys(layout for layouts in of_tensor for layout in layouts)
+                known[key] = {layout: n for n, layout in enumerate(every)}
+            numbers[name] = known[key]
+        return numbers
 
     def edges(self, conversions: _Conversions) -> list[Edge]:
         """Make an edge for each use of a tensor."""
         number = {name: n for n, name in enumerate(self.numbers)}
+        known: dict[tuple[int, int], tuple[int, ...]] = {}
+
+        def numbered(layouts: list[_Layout], numbers: dict[_Layout, int]) -> tuple[int, ...]:
+            key = id(layouts), id(numbers)
+            if key not in known:
+                known[key] = tuple(map(numbers.__getitem__, layouts))
+            return known[key]
+
         edges = []
         for use in self.uses:
             producer, produced = self.producers[use.tensor]
-            layouts = self.numbers[use.tensor]
+            numbers = self.numbers[use.tensor]
             edges.append(
                 Edge(
                     number[use.tensor],
                     producer,
                     use.entity,
-                    tuple(layouts[layout] for layout in produced),
-                    tuple(layouts[layout] for layout in use.layouts),
-                    conversions.seconds(use.tensor, tuple(layouts)),
+                    numbered(produced, numbers),
+                    numbered(use.layouts, numbers),
+                    conversions.seconds(use.tensor, numbers),
                     use.begin,
                     use.end,
-                    conversions.collectives(use.tensor, tuple(layouts)),
+                    conversions.collectives(use.tensor, numbers),
                 )
             )
         return edges
@@ -273,11 +298,17 @@ class _Conversions:
         self.tables: dict[Hashable, _Table] = {}
         self.counts: dict[Hashable, tuple[tuple[int, ...], ...]] = {}
 
-    def seconds(self, name: str, layouts: tuple[_Layout, ...]) -> _Table:
+    def seconds(self, name: str, numbers: dict[_Layout, int]) -> _Table:
         """Predict the time from each layout to each other, including that of splitting a fused kernel."""
         view = self.view
         (shape, dtype), fused = view.pieces(name), self.split.get(name)
-        key = shape, dtype, layouts, fused is None or fused.prologue, fused is None
+        kernel = fused is None or fused.prologue, fused is None
+        # Equal tensors mostly share their numbers of layouts: their identity saves comparing layouts.
+        same = shape, dtype, id(numbers), kernel
+        if same in self.tables:
+            return self.tables[same]
+        layouts = tuple(numbers)
+        key = shape, dtype, layouts, kernel
         if key not in self.tables:
             self.limits.check()
             seconds = self.model.conversions(shape, dtype, [spec for spec, _ in layouts])
@@ -291,16 +322,21 @@ class _Conversions:
                     for line, source in zip(seconds, layouts, strict=True)
                 )
             self.tables[key] = seconds
+        self.tables[same] = self.tables[key]
         return self.tables[key]
 
-    def collectives(self, name: str, layouts: tuple[_Layout, ...]) -> tuple[tuple[int, ...], ...]:
+    def collectives(self, name: str, numbers: dict[_Layout, int]) -> tuple[tuple[int, ...], ...]:
         """Count the collectives of the conversion from each layout to each other."""
         shape, dtype = self.view.pieces(name)
-        specs = tuple(spec for spec, _ in layouts)
+        same = shape, dtype, id(numbers)
+        if same in self.counts:
+            return self.counts[same]
+        specs = tuple(spec for spec, _ in numbers)
         key = shape, itemsize(dtype), specs
         if key not in self.counts:
             self.limits.check()
             self.counts[key] = conversion_collectives(shape, dtype, specs, specs, self.cluster)
+        self.counts[same] = self.counts[key]
         return self.counts[key]
 
 
@@ -344,10 +380,14 @@ def _activations(
     known: dict[Hashable, ConvertedTensor] = {}  # equal tensors share their entry
     converted = {}
     for number, (name, layouts) in enumerate(tensors.numbers.items()):
-        key = view.shape(name), view.itemsize(name), tuple(layouts), name if name in sizes.outputs else ""
-        if key not in known:
-            known[key] = _converted(sizes, model, name, [spec for spec, _ in layouts])
-        converted[number] = known[key]
+        own = name if name in sizes.outputs else ""
+        same: Hashable = view.shape(name), view.itemsize(name), id(layouts), own
+        if same not in known:
+            key: Hashable = view.shape(name), view.itemsize(name), tuple(layouts), own
+            if key not in known:
+                known[key] = _converted(sizes, model, name, [spec for spec, _ in layouts])
+            known[same] = known[key]
+        converted[number] = known[same]
     return Activations(tensors.lifetimes.count, tuple(intervals), converted)
 
 

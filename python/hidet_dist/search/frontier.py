@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hidet_dist.search import tuning
-from hidet_dist.search.eliminate import Bucket, Factor, Network, Table, Tables, TooWide, network_of, sum_of
+from hidet_dist.search.eliminate import Bucket, Factor, Network, Table, Tables, TooWide, minimized, network_of, sum_of
 from hidet_dist.search.prices import Prices
 from hidet_dist.search.problem import Problem, without_costs
 
@@ -113,14 +113,10 @@ class Frontier:
         """Eliminate all variables for the least priced costs, inside and outside each bucket."""
         for readers_limit in tuning.READERS_LIMITS:
             try:
-                self._tables.make_room()
-                network, self.relaxed = network_of(
-                    problem, self._kept, self._tables, prices, self._exact, readers_limit
-                )
-                network.minimum()
-                if network.marginals() is not None:
-                    self._readers_limit = readers_limit
-                    return network
+                solved = minimized(problem, self._kept, self._tables, prices, self._exact, readers_limit)
+                if solved.network.marginals() is not None:
+                    self._readers_limit, self.relaxed = readers_limit, solved.relaxed
+                    return solved.network
             except TooWide:
                 continue
         raise TooWide

@@ -24,6 +24,9 @@ ALL, LAST = "all", "last"
 RESULTS = (ALL, LAST)
 """The ranks on which a call returns the graph's outputs: all of them, or those of the last stage."""
 
+OBJECTIVES = ("latency", "throughput", "batch")
+"""The objectives of a search for a pipeline; see :class:`hidet_dist.pipeline.PipelineOptions`."""
+
 
 @dataclass(frozen=True)
 class Port:
@@ -167,6 +170,34 @@ class StageTensors:
 
 
 @dataclass(frozen=True)
+class PipelineSearch:
+    """The result of the search that chose a pipeline: the objective's predicted seconds, and a lower bound of them.
+
+    The bound is 0 if the time limit left pipelines out.
+    """
+
+    objective: str
+    seconds: float
+    bound_seconds: float
+
+    @property
+    def gap(self) -> float:
+        """(seconds - bound) / seconds, the most that a better pipeline could save."""
+        return max(0.0, 1 - self.bound_seconds / self.seconds) if self.seconds else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Convert to plain JSON values."""
+        return {"objective": self.objective, "seconds": self.seconds, "bound_seconds": self.bound_seconds}
+
+    @classmethod
+    def from_json(cls, data: Any) -> PipelineSearch:
+        """Read the JSON values that :meth:`to_json` makes. Raises SpecError for others."""
+        data = read_object(data, "a pipeline's search")
+        seconds, bound = read_number(data, "seconds"), read_number(data, "bound_seconds")
+        return cls(read_text(data, "objective"), seconds, bound)
+
+
+@dataclass(frozen=True)
 class Pipeline:
     """The stages of a plan as one graph.
 
@@ -179,6 +210,7 @@ class Pipeline:
     inputs, outputs: those of the whole graph.
     micro_batches: the number of micro-batches of a call.
     results: ``all`` or ``last``, of :data:`RESULTS`.
+    search: the result of the search that chose it; None for a given or edited pipeline.
     """
 
     stages: tuple[PipelineStage, ...]
@@ -187,6 +219,7 @@ class Pipeline:
     outputs: tuple[PipelineOutput, ...]
     micro_batches: int = 1
     results: str = ALL
+    search: PipelineSearch | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Convert to plain JSON values."""
@@ -197,6 +230,7 @@ class Pipeline:
             "outputs": [y.to_json() for y in self.outputs],
             "micro_batches": self.micro_batches,
             "results": self.results,
+            **({} if self.search is None else {"search": self.search.to_json()}),
         }
 
     @classmethod
@@ -210,6 +244,7 @@ class Pipeline:
             tuple(map(PipelineOutput.from_json, read_list(data, "outputs"))),
             read_whole(data, "micro_batches", 1),
             read_text(data, "results"),
+            PipelineSearch.from_json(data["search"]) if "search" in data else None,
         )
 
     def gives_results(self, stage: int) -> bool:

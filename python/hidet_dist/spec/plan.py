@@ -472,7 +472,8 @@ class Plan:
             s.edit(stage_changes) if stage_changes else s
             for s, stage_changes in zip(self.stages, changes_of, strict=True)
         )
-        return replace(self, stages=changed)
+        pipeline = None if self.pipeline is None else replace(self.pipeline, search=None)
+        return replace(self, stages=changed, pipeline=pipeline)
 
     def check_pipeline(self) -> None:
         """Check the pipeline. Raises PlanError if it is inconsistent in itself or with the stages."""

@@ -151,13 +151,13 @@ _WHISPER: dict[str, Any] = {
 
 
 def _resnet() -> tuple[torch.nn.Module, Mapping[str, Any]]:
-    module = _models_of_torchvision().resnet18(weights=None, num_classes=10)
+    module = torchvision_models().resnet18(weights=None, num_classes=10)
     return module, {"x": torch.randn(_BATCH, 3, _IMAGE, _IMAGE)}
 
 
 def _mobilenet() -> tuple[torch.nn.Module, Mapping[str, Any]]:
     """MobileNetV3 with a block of each kind: with and without squeeze and excitation, ReLU and hard swish."""
-    library = _models_of_torchvision().mobilenetv3
+    library = torchvision_models().mobilenetv3
     blocks = [
         library.InvertedResidualConfig(16, 3, 16, 16, True, "RE", 2, 1, 1.0),
         library.InvertedResidualConfig(16, 3, 32, 24, False, "RE", 2, 1, 1.0),
@@ -167,7 +167,7 @@ def _mobilenet() -> tuple[torch.nn.Module, Mapping[str, Any]]:
     return module, {"x": torch.randn(_BATCH, 3, _IMAGE, _IMAGE)}
 
 
-def _models_of_torchvision() -> Any:
+def torchvision_models() -> Any:
     """Import torchvision's models, even if its operators were built for a different PyTorch.
 
     The operators then cannot be loaded, and registering derivatives and shapes for them fails. No model here calls

@@ -132,9 +132,10 @@ inline int64_t threads_for(double products) {
   return static_cast<int64_t>(std::max(1.0, std::min(most, products / worth_a_thread)));
 }
 
-/* `total` in equal blocks of at most `most`, each a multiple of `unit`; in at least `parts` blocks if possible. */
+/* `total` in equal blocks of at most `most`, each a multiple of `unit`; their number is a multiple of `parts` if that
+ * is possible. */
 inline int64_t block_size(int64_t total, int64_t most, int64_t parts, int64_t unit) {
-  const int64_t count = std::max(divide_up(total, most), parts);
+  const int64_t count = divide_up(divide_up(total, most), parts) * parts;
   return std::max<int64_t>(1, std::min(total, divide_up(divide_up(total, count), unit) * unit));
 }
 

@@ -14,6 +14,7 @@ from hidet_dist.compat.cpu_build import precompile_headers
 from hidet_dist.compile.blocks import blocks_in_place
 from hidet_dist.compile.cpu.active import cpu_kernels
 from hidet_dist.compile.cpu.arch import ARCHS, NATIVE, arch_of
+from hidet_dist.compile.cpu.attention import define_attention
 from hidet_dist.compile.cpu.build import cpu_target
 from hidet_dist.compile.cpu.collectives import place_shards
 from hidet_dist.compile.cpu.kernels.lower import lower_to_kernels
@@ -84,8 +85,9 @@ class CpuTarget:
         return _in_force(self.level)
 
     def before_fusion(self, program: Program) -> FlowGraph:
-        """Guard lookups that are not checked before the program runs, fuse collectives with packing, find blocks."""
-        return blocks_in_place(place_shards(guard_graph(program, index_checks(program)[1])))
+        """Define attention, guard lookups that are not checked before the run, fuse collectives, and find blocks."""
+        guarded = guard_graph(program, index_checks(program)[1])
+        return define_attention(blocks_in_place(place_shards(guarded)))
 
     def after_fusion(self, graph: FlowGraph) -> FlowGraph:
         """Give operators the kernels of this target."""

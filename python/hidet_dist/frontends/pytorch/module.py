@@ -214,16 +214,24 @@ def structure_of(value: Any, numbers: Iterator[int]) -> Structure:
         fields = _named(value.items(), numbers)
         plain = type(value) is dict or type(value).__name__ == "OrderedDict"
         return {"dict": fields} if plain else {"record": type(value).__name__, "fields": fields}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {"record": type(value).__name__, "fields": _named(zip(value._fields, value, strict=True), numbers)}
+    if isinstance(value, tuple) and (names := _names_of_fields(value)):
+        return {"record": type(value).__name__, "fields": _named(zip(names, value, strict=True), numbers)}
     if isinstance(value, tuple | list):
-        return {type(value).__name__: [structure_of(part, numbers) for part in value]}
+        return {"tuple" if isinstance(value, tuple) else "list": [structure_of(part, numbers) for part in value]}
     if dataclasses.is_dataclass(value):
         pairs = ((field.name, getattr(value, field.name)) for field in dataclasses.fields(value))
         return {"record": type(value).__name__, "fields": _named(pairs, numbers)}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
     raise TraceError(f"A {type(value).__name__} among the arguments or results of a module is not supported.")
+
+
+def _names_of_fields(value: tuple[Any, ...]) -> Sequence[str]:
+    """The names of the parts of a named tuple, or of a structure sequence such as the result of ``torch.max(x, 0)``."""
+    if hasattr(value, "n_sequence_fields"):
+        names: tuple[str, ...] = getattr(type(value), "__match_args__")  # noqa: B009  mypy does not know it
+        return names
+    return tuple(getattr(value, "_fields", ()))
 
 
 def _named(parts: Iterable[tuple[Any, Any]], numbers: Iterator[int]) -> list[list[Any]]:

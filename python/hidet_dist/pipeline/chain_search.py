@@ -1,0 +1,297 @@
+"""The search for stages one after the other: cuts, slices of the mesh and specs together.
+
+The bounds of all stages (:mod:`hidet_dist.pipeline.tables`) and a dynamic program over them
+(:mod:`hidet_dist.pipeline.chain`) give a pipeline and a lower bound of all pipelines. Its stages are then planned, each
+as a separate graph under its memory budget (:func:`hidet_dist.search.find_plan`), and the bounds of all equal stages
+are raised to the proven bounds of these plans. This is repeated until the best planned pipeline is within the gap of
+the bound.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from hidet_dist.errors import ConfigError, InfeasibleError
+from hidet_dist.machine import Cluster
+from hidet_dist.machine.slices import MeshSlice, link_between, slices_at, sub_cluster
+from hidet_dist.partitioning.micro_batches import MicroBatch
+from hidet_dist.pipeline.chain import (
+    Allowed,
+    Array,
+    Chain,
+    ChainProblem,
+    ChainStage,
+    least_batch,
+    least_slowest,
+    least_sum,
+)
+from hidet_dist.pipeline.constraints import GraphOptions, check_parts, operators_of_weights
+from hidet_dist.pipeline.messages import least_seconds, message_seconds
+from hidet_dist.pipeline.options import PipelineOptions
+from hidet_dist.pipeline.stage_search import StageSearch
+from hidet_dist.pipeline.stages import PipelineResult, PlannedStage, StagePart
+from hidet_dist.pipeline.tables import StageBounds
+from hidet_dist.pipeline.units import Crossings, find_units
+from hidet_dist.rules.rule import RuleTable
+from hidet_dist.search import SearchOptions
+from hidet_dist.search.labels import parse_names
+from hidet_dist.search.limits import Limits
+from hidet_dist.search.pins import parse_pins
+from hidet_dist.search.planner import SearchResult
+
+
+class ChainSearch(StageSearch):
+    """The search for stages one after the other."""
+
+    def __init__(
+        self,
+        micro: MicroBatch,
+        cluster: Cluster,
+        options: SearchOptions,
+        pipeline: PipelineOptions,
+        limits: Limits,
+        rules: RuleTable,
+    ):
+        super().__init__(micro, cluster, options, pipeline, limits, rules)
+        self.units = find_units(self.view)
+        self.given = GraphOptions(
+            parse_pins(options.pins), parse_names(options.names), options.input_specs, options.output_specs
+        )
+        mesh = cluster.mesh
+        self.starts = {rank: slices_at(mesh, rank) for rank in range(mesh.size)}
+        self.allowed = self._allowed()
+        used = [part for rank in range(mesh.size) for part in self.starts[rank] if self._usable(part)]
+        self.starts = {rank: [part for part in used if part.start == rank] for rank in range(mesh.size)}
+        self.clusters = {part: sub_cluster(cluster, part) for part in used}
+        crossings = Crossings.of(self.view)
+        begins = [unit.operators.start for unit in self.units[1:]]
+        self.crossing = {name for begin in begins for name in crossings.at(begin)}
+        self._send: dict[Hashable, Array] = {}
+
+    def _usable(self, part: MeshSlice) -> bool:
+        if self.allowed is None:
+            return part.size < self.cluster.mesh.size
+        return any(one.parts is None or part in one.parts for one in self.allowed)
+
+    def _allowed(self) -> list[Allowed] | None:
+        """Translate the user's constraints on stages to units and slices. Raises ConfigError if they cannot be met."""
+        given = self.pipeline.stages
+        if given is None:
+            return None
+        if isinstance(given, int):
+            return [Allowed(None, None)] * given
+        parts = check_parts(given, self.cluster.mesh)
+        operators = operators_of_weights(given, self.view, self.given.names or {})
+        count = len(self.units)
+        unit_of = [n for n, unit in enumerate(self.units) for _ in unit.operators]
+        start_of = {unit.operators.start: n for n, unit in enumerate(self.units)} | {len(unit_of): count}
+        allowed = []
+        for number, (stage, part) in enumerate(zip(given, parts, strict=True)):
+            runs = np.triu(np.ones((count, count + 1), dtype=bool), 1)
+            if stage.operators is not None:
+                for place in stage.operators:
+                    if place not in start_of:
+                        known = ", ".join(map(str, list(start_of)[:12]))
+                        raise ConfigError(
+                            f"stages[{number}]['operators'] = {list(stage.operators)}: the graph cannot be cut before "
+                            f"operator {place}; it can be before the operators {known}, ..., where one tensor crosses."
+                        )
+                begin, end = (start_of[place] for place in stage.operators)
+                only = np.zeros_like(runs)
+                only[begin, end] = True
+                runs &= only
+            for other, needed in enumerate(operators):
+                for operator in needed:
+                    inside = np.zeros_like(runs)
+                    unit = unit_of[operator]
+                    inside[: unit + 1, unit + 1 :] = True
+                    if other == number:
+                        runs &= inside
+                    elif other < number:
+                        runs[: unit + 1] = False
+                    else:
+                        runs[:, unit + 1 :] = False
+            if not runs.any():
+                what = f"stages[{number}]['operators'] = {stage.operators}" if stage.operators else ""
+                names = f"stages[{number}]['weights'] = {list(stage.weights)}" if stage.weights else ""
+                raise ConfigError(
+                    f"{' and '.join(filter(None, (what, names))) or f'stages[{number}]'} contradict what is given of "
+                    "the other stages: no run of operators is left that has these weights and none of theirs. Stages "
+                    "are in the order of execution."
+                )
+            allowed.append(Allowed(None if part is None else frozenset([part]), runs))
+        return allowed
+
+    def _search(self, best_value: float) -> None:
+        if len(self.units) < 2:
+            self.bound = math.inf
+            return
+        floor = self._floor()
+        if floor >= self._least(best_value):
+            self.bound = floor
+            return
+        bounds = self._bounds()
+        while True:
+            solved = self._solve(self._problem(bounds))
+            if solved is None:
+                if self.best is None:
+                    self.bound = math.inf
+                return
+            chain, value = solved
+            self.bound = max(self.bound, value)
+            if self.bound >= self._least(best_value):
+                return
+            pipeline, raised = self._plan_chain(chain, bounds)
+            if pipeline is not None:
+                self._keep(pipeline)
+            if not raised or self.limits.expired():
+                return
+
+    def _floor(self) -> float:
+        """Bound the value of pipelines of several stages by the least that is sent; 0 where one stage may be given."""
+        given = self.pipeline.stages
+        if given is not None and (given if isinstance(given, int) else len(given)) < 2:
+            return 0.0
+        pairs = [(part, other) for part in self.clusters for other in self.clusters if other.start == part.stop]
+        nbytes = min(self.view.nbytes(unit.entering) for unit in self.units[1:])
+        links = (link_between(self.cluster, part, other) for part, other in pairs)
+        sent = min(
+            (least_seconds(nbytes, a.size, b.size, link) for (a, b), link in zip(pairs, links, strict=True)),
+            default=0.0,
+        )
+        lasts = [part for part in self.clusters if part.start and part.stop == self.cluster.mesh.size]
+        # The last stage receives a message and delivers the outputs in each micro-batch.
+        period = sent + min(map(self._delivered, lasts), default=0.0)
+        return period if self.pipeline.objective == "latency" else self.micro.count * period
+
+    def _bounds(self) -> dict[Cluster, StageBounds]:
+        """Bound the stages on each kind of sub-mesh."""
+        return {
+            cluster: StageBounds(
+                self.view,
+                self.units,
+                frozenset(self.crossing),
+                cluster,
+                self.given,
+                self._budget(cluster),
+                self.limits,
+                self.rules,
+            )
+            for cluster in dict.fromkeys(self.clusters.values())
+        }
+
+    def _budget(self, cluster: Cluster) -> int:
+        return cluster.device.memory_bytes if self.options.mem_budget is None else self.options.mem_budget
+
+    def _problem(self, bounds: Mapping[Cluster, StageBounds]) -> ChainProblem:
+        return ChainProblem(
+            self.cluster.mesh.size,
+            self.starts,
+            {part: bounds[cluster].seconds for part, cluster in self.clusters.items()},
+            lambda part, other: self._sent(bounds, part, other),
+            lambda part, streams: self._received(bounds, part, streams),
+            self._delivered,
+            self.allowed,
+        )
+
+    def _received(self, bounds: Mapping[Cluster, StageBounds], part: MeshSlice, streams: int) -> Array:
+        """Bound the seconds to receive the tensor that enters each unit, in a number of streams, by arriving spec."""
+        before = [
+            other for other in self.clusters if other.stop == part.start and min(other.size, part.size) == streams
+        ]
+        if not before:
+            return np.zeros((len(self.units), bounds[self.clusters[part]].seconds.shape[2]))
+        return self._sent(bounds, before[0], part)
+
+    def _sent(self, bounds: Mapping[Cluster, StageBounds], part: MeshSlice, other: MeshSlice) -> Array:
+        """Bound the seconds to send the tensor that enters each unit to another slice, by arriving spec."""
+        target, link = self.clusters[other], link_between(self.cluster, part, other)
+        key = part.size, target, link
+        if key not in self._send:
+            arrivals = bounds[target].arrivals
+            # Infinite for the first unit, which no tensor enters, and for specs that a unit does not have.
+            send = np.full((len(self.units), bounds[target].seconds.shape[2]), np.inf)
+            known: dict[Hashable, float] = {}
+            for n, unit in enumerate(self.units):
+                shape = self.view.shape(unit.entering) if unit.entering else ()
+                for s, spec in enumerate(arrivals[n]):
+                    if not spec.fits(shape, target.mesh):  # padding is not sent
+                        continue
+                    sent = shape, self.view.itemsize(unit.entering), spec
+                    if sent not in known:
+                        known[sent] = message_seconds(self.view, unit.entering, part.size, target, spec, link)
+                    send[n, s] = known[sent]
+            self._send[key] = send
+        return self._send[key]
+
+    def _solve(self, problem: ChainProblem) -> tuple[Chain, float] | None:
+        """Find the best chain by the bounds, and a lower bound of the value of all chains."""
+        if self.pipeline.objective == "batch":
+            batched = least_batch(problem, self.micro.count, self.options.gap / 2)
+            return None if batched is None else (batched.chain, batched.bound)
+        if self.pipeline.objective == "throughput":
+            chain = least_slowest(problem)
+            return None if chain is None else (chain, self.micro.count * chain.slowest)
+        chain = least_sum(problem)
+        return None if chain is None else (chain, chain.total)
+
+    def _plan_chain(self, chain: Chain, bounds: Mapping[Cluster, StageBounds]) -> tuple[PipelineResult | None, bool]:
+        """Plan the stages of a chain. Returns the pipeline, if all can be planned, and whether any bound was raised."""
+        raised = False
+        stages: list[PlannedStage] = []
+        for stage in chain.stages:
+            cluster = self.clusters[stage.part]
+            stage_bounds = bounds[cluster]
+            key = self._key(stage, cluster, stage_bounds)
+            known = key in self._planned
+            result = self._plan(key, stage, cluster, stage_bounds)
+            if not known:
+                raised = True
+                proven = math.inf if isinstance(result, InfeasibleError) else result.bound_seconds
+                stage_bounds.raise_to(list(self._equal_runs(stage)), stage.arrival, proven)
+                if isinstance(result, SearchResult) and result.second_per_byte:
+                    stage_bounds.price(result.second_per_byte)
+            if isinstance(result, SearchResult):
+                stages.append(PlannedStage(self._operators(stage), stage.part, cluster, result.plan.stages[0]))
+        return (self._result(stages, 0.0) if len(stages) == len(chain.stages) else None), raised
+
+    def _key(self, stage: ChainStage, cluster: Cluster, bounds: StageBounds) -> Hashable:
+        """Make a key that is equal for stages with equal plans."""
+        run = tuple(unit.key for unit in self.units[stage.begin : stage.end])
+        arrival = bounds.arrivals[stage.begin][stage.arrival] if bounds.arrivals[stage.begin] else None
+        return run, stage.begin == 0, cluster, arrival
+
+    def _equal_runs(self, stage: ChainStage) -> Iterator[tuple[int, int]]:
+        """Find the runs of units that are equal to a stage's."""
+        keys = [unit.key for unit in self.units]
+        length = stage.end - stage.begin
+        run = keys[stage.begin : stage.end]
+        for i in range(len(keys) - length + 1):
+            if (i == 0) == (stage.begin == 0) and keys[i : i + length] == run:
+                yield i, i + length
+
+    def _plan(
+        self, key: Hashable, stage: ChainStage, cluster: Cluster, bounds: StageBounds
+    ) -> SearchResult | InfeasibleError:
+        """Plan a stage as a separate graph; return the error if nothing fits its memory budget."""
+        part = StagePart.of(self.view, self._operators(stage))
+        given = self.given.of_part(self.view, part.names, part.view, self._operators(stage), cluster.mesh)
+        entering = part.names.get(self.units[stage.begin].entering)
+        specs = list(given.input_specs or [None] * len(part.view.inputs))
+        for n, name in enumerate(part.view.inputs):
+            if name == entering:
+                specs[n] = bounds.arrivals[stage.begin][stage.arrival]
+        options = replace(
+            self.options,
+            pins={pin.name: pin.pattern for pin in given.parsed},
+            input_specs=specs,
+            output_specs=given.output_specs,
+        )
+        return self._plan_once(key, part, cluster, options, bounds.rules)
+
+    def _operators(self, stage: ChainStage) -> range:
+        return range(self.units[stage.begin].operators.start, self.units[stage.end - 1].operators.stop)

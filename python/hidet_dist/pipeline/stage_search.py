@@ -1,0 +1,114 @@
+"""The base of searches for several stages, which keeps the best pipeline and a lower bound of all others."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+
+from hidet_dist.errors import InfeasibleError, SolverError
+from hidet_dist.machine import Cluster
+from hidet_dist.machine.slices import MeshSlice
+from hidet_dist.partitioning.micro_batches import MicroBatch
+from hidet_dist.pipeline.options import PipelineOptions
+from hidet_dist.pipeline.stages import (
+    Message,
+    PipelineResult,
+    PlannedStage,
+    StagePart,
+    delivered_seconds,
+    is_buffered,
+    objective_seconds,
+    pipeline_of,
+)
+from hidet_dist.rules.rule import RuleTable
+from hidet_dist.search import SearchOptions
+from hidet_dist.search.limits import Limits, OutOfTimeError
+from hidet_dist.search.planner import SearchResult
+from hidet_dist.view import GraphView
+
+
+class StageSearch(ABC):
+    """A search for several stages, for one number of micro-batches.
+
+    Attributes
+    ----------
+    best: the best pipeline so far; None before there is one.
+    bound: a lower bound of the value of all pipelines of the search; infinite if there are none.
+    errors: the errors of stages that cannot be planned.
+    """
+
+    def __init__(
+        self,
+        micro: MicroBatch,
+        cluster: Cluster,
+        options: SearchOptions,
+        pipeline: PipelineOptions,
+        limits: Limits,
+        rules: RuleTable,
+    ):
+        self.micro, self.cluster, self.options, self.pipeline, self.limits = micro, cluster, options, pipeline, limits
+        self.rules = rules
+        self.view = GraphView(micro.graph)
+        self.best: PipelineResult | None = None
+        self.bound = 0.0
+        self.errors: list[InfeasibleError | SolverError] = []
+        self._planned: dict[Hashable, SearchResult | InfeasibleError] = {}
+
+    def search(self, best_value: float) -> PipelineResult | None:
+        """Find the best pipeline; None if none is better than ``best_value`` by more than the gap.
+
+        If the time limit is reached, or a stage's solver fails, this is the best pipeline so far.
+        """
+        try:
+            self._search(best_value)
+        except OutOfTimeError:
+            pass
+        except SolverError as error:
+            self.errors.append(error)
+        return self.best
+
+    @abstractmethod
+    def _search(self, best_value: float) -> None:
+        """Find the best pipeline. ``best`` and ``bound`` are valid whenever an error is raised."""
+
+    def _least(self, best_value: float) -> float:
+        """Return the value that a pipeline must be better than: less than the best one's by the gap."""
+        best = math.inf if self.best is None else self.best.value
+        return min(best_value, best) * (1 - self.options.gap)
+
+    def _keep(self, pipeline: PipelineResult) -> None:
+        """Keep a pipeline if it is the best one."""
+        if self.best is None or pipeline.value < self.best.value:
+            self.best = pipeline
+
+    def _plan_once(
+        self, key: Hashable, part: StagePart, cluster: Cluster, options: SearchOptions, rules: RuleTable
+    ) -> SearchResult | InfeasibleError:
+        """Plan a stage, or return the plan of the stage of the same key; return the error if nothing fits.
+
+        Raises
+        ------
+        SolverError
+            When the time limit was reached before there was a plan.
+        """
+        if key not in self._planned:
+            buffered = is_buffered(self.pipeline, self.micro)
+            try:
+                self._planned[key] = part.plan(cluster, options, self.limits, rules, buffered)
+            except InfeasibleError as error:
+                self._planned[key] = error
+                self.errors.append(error)
+        return self._planned[key]
+
+    def _delivered(self, last: MeshSlice) -> float:
+        """Predict the seconds to send the outputs from the last stage to the ranks of the others."""
+        return delivered_seconds(self.view, self.cluster, self.pipeline, last)
+
+    def _value(self, seconds: Sequence[float], messages: Sequence[Message], last: MeshSlice) -> float:
+        """Compute the objective's value of stages of such seconds, the last of which is on the slice ``last``."""
+        return objective_seconds(self.pipeline.objective, self.micro.count, seconds, messages, self._delivered(last))
+
+    def _result(self, stages: Sequence[PlannedStage], bound: float) -> PipelineResult:
+        """Make the pipeline of planned stages; ``bound`` is a lower bound of its value with any plans of its stages."""
+        return pipeline_of(self.micro, self.cluster, self.pipeline, stages, bound)
