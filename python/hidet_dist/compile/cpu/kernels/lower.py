@@ -12,7 +12,7 @@ from hidet.graph.ops.fusion.fused_operator import FusedTask
 from hidet.graph.ops.normalize.norm import NormalizeTask
 from hidet.graph.ops.opaque import OpaqueOperator
 from hidet.graph.ops.softmax import SoftmaxTask
-from hidet.ir.compute import GridCompute, TensorInput, TensorNode, tensor_input
+from hidet.ir.compute import GridCompute, TensorInput, TensorNode
 from hidet.ir.expr import Constant
 from hidet.ir.functors import IRRewriter
 from hidet.ir.task import Task
