@@ -88,12 +88,19 @@ class Session:
 
 @dataclass(eq=False)
 class Run:
-    """A graph that the ranks computed, or failed to. ``is_hidets``: whether hidet made it, and not a front end."""
+    """A graph that the ranks computed, or failed to.
+
+    Attributes
+    ----------
+    is_hidets: whether hidet made it, and not a front end.
+    function: the function of PyTorch that was traced, if it has no parameters: of tensors, to one tensor.
+    """
 
     graph: FlowGraph
     inputs: list[torch.Tensor]
     is_hidets: bool
     outputs: list[torch.Tensor] | None = None
+    function: Callable[..., Any] | None = None
 
     def whole(self) -> list[torch.Tensor]:
         """The outputs as hidet itself computes them, operator by operator on the CPU."""
@@ -107,6 +114,8 @@ def _dtype(x: Tensor) -> torch.dtype:
 @contextlib.contextmanager
 def hooked(session: Session) -> Iterator[None]:
     """Let the ranks compute while the block runs."""
+    from hidet.graph.frontend.torch import dynamo_backends  # can be imported once PyTorch seems to have NCCL
+
     patches = [
         mock.patch.object(Operator, "run", _deferring(session)),
         mock.patch.object(Tensor, "storage", property(_storage(session))),
@@ -121,6 +130,8 @@ def hooked(session: Session) -> Iterator[None]:
         mock.patch.object(Tensor, "cuda", lambda x, *_: x),
         mock.patch.object(Storage, "copy", _copied),  # which hidet has for GPUs alone
         mock.patch.object(hidet, "load_compiled_graph", Built.load),
+        mock.patch.object(dynamo_backends, "flow_graph_cache_load", lambda *_: (None, None)),
+        mock.patch.object(dynamo_backends, "flow_graph_cache_save", lambda *_: None),
     ]
     with contextlib.ExitStack() as stack:
         for patch in patches:
@@ -246,7 +257,11 @@ class Built:
         outputs = self.graph.forward(list(inputs))
         return outputs[0] if len(outputs) == 1 else outputs
 
-    run_async = __call__
+    def run_async(self, inputs: Sequence[Any] = (), output_to_torch_tensor: bool = False) -> list[Any]:
+        """The outputs of hidet's or PyTorch's tensors."""
+        given = [hidet.from_torch(x) if isinstance(x, torch.Tensor) else x for x in inputs]
+        outputs = self.graph.forward(given)
+        return [y.torch() for y in outputs] if output_to_torch_tensor else outputs
 
     def save(self, path: str, **_: Any) -> None:
         """Note the graph under the path."""
@@ -315,12 +330,15 @@ class Compiled:
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
         others = {n: x for n, x in enumerate(leaves) if not isinstance(x, torch.Tensor)}
         key = (str(spec), str(others), [(x.dtype, x.dim()) for x in tensors])
+        called = Called(self.function, spec, others)
         with self.session.own_work():
             graph = self._known(key, tensors)
             if graph is None:
-                graph = self._trace(Called(self.function, spec, others), key, tensors)
+                graph = self._trace(called, key, tensors)
                 self.traced.append((key, [x.shape for x in tensors], graph))
             found = self.session.run(graph, tensors, is_hidets=False)
+            if not list(called.parameters()):
+                self.session.runs[-1].function = called
             interface = interface_of(graph)
             assert interface is not None
             return interface.nest(found)

@@ -121,9 +121,9 @@ def tight_plan(graph: FlowGraph, options: dict[str, Any]) -> hidet_dist.Plan:
 
 
 def sizes_of(graph: FlowGraph, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
-    """The size of each symbolic dim in a call."""
+    """The size of each symbolic dim in a call, to plan for: at least 1."""
     return {
-        dim.name: int(size)
+        dim.name: max(1, int(size))
         for own, given in zip(graph.inputs or (), inputs, strict=True)
         for dim, size in zip(own.shape, given.shape, strict=True)
         if isinstance(dim, SymbolVar)

@@ -13,8 +13,9 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
-import hidet
+import hidet.utils.benchmark
 import torch
+from hidet.testing.models import gpt2
 from huggingface_hub import constants
 
 from hidet_dist.testing.model_zoo import torchvision_models
@@ -66,7 +67,7 @@ def small_data() -> Iterator[None]:
     datasets.load_dataset = lambda *_, **__: {"test": _Texts()}  # type: ignore[attr-defined]
     with (
         mock.patch.dict(sys.modules, {"datasets": datasets}),
-        mock.patch.object(hidet.testing.models.gpt2, "tokenizer", lambda *_: None),
+        mock.patch.object(gpt2, "tokenizer", lambda *_: None),
         mock.patch.object(hidet.utils.benchmark, "benchmark_func", _run_once),
     ):
         yield

@@ -14,7 +14,7 @@ from torch import nn
 import hidet_dist
 from hidet_dist.artifacts import Manifest
 from hidet_dist.errors import InputError, SpecError
-from hidet_dist.spec.interface import Interface, Record
+from hidet_dist.spec.interface import Interface, NamedParts, Record
 
 A, B = np.array([1.0, -2.0], np.float32), np.array([0.5, 3.0], np.float32)
 
@@ -58,16 +58,28 @@ def test_a_partition_is_called_as_the_model_is(artifacts: Path) -> None:
             model((A, B), flip=True, number={"scale": B}),
         ):
             parts, others = result
-            assert isinstance(parts, Record)
+            assert isinstance(parts, NamedParts)
             np.testing.assert_array_equal(parts.total, B + B)
             np.testing.assert_array_equal(parts.values[0], B - A)
             np.testing.assert_array_equal(parts["values"][1], B * 2)
             assert parts.loss is None
-            assert list(parts) == ["total", "values"]
+            total, values, loss = parts
+            assert total is parts.total
+            assert values is parts.values
+            assert loss is None
             assert parts[0] is parts.total
             np.testing.assert_array_equal(others["mask"], B > A)
         flat = model.run(model.interface.flatten((A, B), {"scale": B}))
         assert [len(model.interface.input_names), len(flat)] == [3, 4]
+
+
+def test_records_skip_fields_that_are_none():
+    fields = [["total", {"tensor": 0}], ["loss", {"value": None}], ["rest", {"tensor": 1}]]
+    own = Interface((), (), ("total", "rest"), {"record": "Output", "fields": fields}).nest([A, B])
+    assert isinstance(own, Record)
+    assert list(own) == ["total", "rest"]
+    assert own.loss is None
+    assert own[1] is own["rest"] is own.rest is B
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,10 @@ def test_results_of_torch_with_named_parts_keep_them():
     assert own.output_names == ("output.0.values", "output.0.indices")
     largest, size = own.nest([np.array([3.0, 5.0]), np.array([1, 0])])
     np.testing.assert_array_equal(largest.values, [3.0, 5.0])
-    np.testing.assert_array_equal(largest.indices, [1, 0])
+    _, indices = largest
+    assert indices is largest.indices
+    np.testing.assert_array_equal(indices, [1, 0])
+    assert Interface.from_json(own.to_json()) == own
     assert tuple(size) == (2,)
 
 
@@ -145,7 +148,7 @@ def test_arguments_and_results_keep_names_and_nesting():
     np.testing.assert_array_equal(first.total, (b + a * scale).numpy())
     np.testing.assert_array_equal(first["parts"][0], (b - a).numpy())
     assert first.loss is None
-    assert len(first) == 2
+    assert len(first) == 3
     np.testing.assert_array_equal(second["mask"], (b > a).numpy())
     flat = own.flatten(options={"scale": scale}, pair=(a, b))
     assert [x is y for x, y in zip(flat, (a, b, scale), strict=True)] == [True] * 3

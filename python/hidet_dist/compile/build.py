@@ -33,7 +33,7 @@ from hidet_dist.errors import CompileError
 from hidet_dist.machine import Cluster
 from hidet_dist.overlap.emit import overlap_graph
 from hidet_dist.partitioning import Program
-from hidet_dist.weights import Layout
+from hidet_dist.weights import Layout, UnevenLayout
 
 
 @dataclass
@@ -68,7 +68,7 @@ class CompiledProgram:
     libraries: tuple[str, ...]
     workspace_bytes: dict[str, int] | None
     stage: StageManifest
-    layouts: dict[str, Layout]
+    layouts: dict[str, Layout | UnevenLayout]
 
 
 @contextmanager
@@ -190,7 +190,7 @@ def compile_program(
     if missing:
         prune(Path(hidet.option.get_cache_dir()))
     # Loaded here, to compute the memory that it needs.
-    workspace = None if program.symbols else _workspace_bytes(launcher)
+    workspace = None if program.symbols or program.mesh.shares else _workspace_bytes(launcher)
     return CompiledProgram(
         graph,
         launcher,

@@ -251,8 +251,10 @@ def sent_steps(view: GraphView, stage: StagePlan) -> Iterator[SentStep]:
             return 0
         # A group of the collective holds the tensor once, in pieces or whole, either before or after it.
         shape, itemsize = view.shape(name), view.itemsize(name)
-        sizes = (split_of(layout).local_nbytes(shape, itemsize, mesh) for layout in (before, after))
-        return max(sizes) * (mesh.group_size(step.mesh_axes) if step.collective.moves else 1)
+        sent, received = (split_of(layout).local_nbytes(shape, itemsize, mesh) for layout in (before, after))
+        if step.is_uneven(mesh):
+            return step.whole_nbytes(sent, received, mesh)
+        return max(sent, received) * (mesh.group_size(step.mesh_axes) if step.collective.moves else 1)
 
     for number, (op, plan) in enumerate(zip(view.operators, stage.operators, strict=True)):
         for conversion in plan.conversions:

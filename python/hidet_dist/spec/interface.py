@@ -6,8 +6,9 @@ tuples, dicts and data classes. The structure of both is kept as plain JSON valu
 * ``{"tensor": 3}``: the tensor of that number.
 * ``{"value": null}``: a value that is the same in every call (null, a truth value, a number or a text).
 * ``{"list": [...]}``, ``{"tuple": [...]}``, ``{"dict": [["key", ...], ...]}``: a list, a tuple, a dict.
-* ``{"record": "BaseModelOutput", "fields": [["last_hidden_state", ...], ...]}``: a data class or a named tuple. It is
-  returned as a :class:`Record`: no class is imported because a file names it.
+* ``{"record": "BaseModelOutput", "fields": [["last_hidden_state", ...], ...]}``: a data class. It is returned as a
+  :class:`Record`: no class is imported because a file names it.
+* ``{"named_tuple": "max", "fields": [["values", ...], ...]}``: a named tuple, returned as a :class:`NamedParts`.
 
 Named parts are pairs in a list, because their order matters, and JSON objects are unordered.
 """
@@ -52,6 +53,25 @@ class Record(Mapping[str, Any]):
 
     def __present(self) -> dict[str, Any]:
         return {name: value for name, value in self.__fields.items() if value is not None}
+
+
+class NamedParts(tuple[Any, ...]):
+    """The parts of a named tuple: by position (``values, indices = y``), as attributes (``y.values``) or by key."""
+
+    def __new__(cls, name: str, fields: Mapping[str, Any]) -> NamedParts:
+        """Make a tuple of the values of ``fields``."""
+        return super().__new__(cls, fields.values())
+
+    def __init__(self, name: str, fields: Mapping[str, Any]):
+        self.__dict__.update({key: value for key, value in fields.items() if not key.startswith("_")})
+        self.__name, self.__fields = name, tuple(fields)
+
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(self.__fields.index(key) if isinstance(key, str) else key)
+
+    def __repr__(self) -> str:
+        parts = (f"{name}={value!r}" for name, value in zip(self.__fields, self, strict=True))
+        return f"{self.__name}({', '.join(parts)})"
 
 
 @dataclass(frozen=True)
@@ -172,7 +192,8 @@ def nested(structure: Structure, tensors: Sequence[Any]) -> Any:
         return items if kind == "list" else tuple(items)
     if kind == "dict":
         return {key: nested(item, tensors) for key, item in value}
-    return Record(value, {key: nested(item, tensors) for key, item in structure["fields"]})
+    kinds = {"record": Record, "named_tuple": NamedParts}
+    return kinds[kind](value, {key: nested(item, tensors) for key, item in structure["fields"]})
 
 
 def _children(structure: Any) -> list[tuple[str, Any]]:
@@ -187,9 +208,12 @@ def _children(structure: Any) -> list[tuple[str, Any]]:
             return [(str(number), item) for number, item in enumerate(structure[kind])]
     if keys == {"dict"} and _are_named(structure["dict"]):
         return [(key, item) for key, item in structure["dict"]]
-    if keys == {"record", "fields"} and isinstance(structure["record"], str) and _are_named(structure["fields"]):
-        return [(key, item) for key, item in structure["fields"]]
-    raise SpecError(f"{shown(structure)} is not a tensor, value, list, tuple, dict or record with fields.")
+    for kind in ("record", "named_tuple"):
+        if keys == {kind, "fields"} and isinstance(structure[kind], str) and _are_named(structure["fields"]):
+            return [(key, item) for key, item in structure["fields"]]
+    raise SpecError(
+        f"{shown(structure)} is not a tensor, value, list, tuple, dict, or a record or named tuple with fields."
+    )
 
 
 def _are_named(parts: Any) -> bool:

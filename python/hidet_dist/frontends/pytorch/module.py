@@ -215,7 +215,7 @@ def structure_of(value: Any, numbers: Iterator[int]) -> Structure:
         plain = type(value) is dict or type(value).__name__ == "OrderedDict"
         return {"dict": fields} if plain else {"record": type(value).__name__, "fields": fields}
     if isinstance(value, tuple) and (names := _names_of_fields(value)):
-        return {"record": type(value).__name__, "fields": _named(zip(names, value, strict=True), numbers)}
+        return {"named_tuple": type(value).__name__, "fields": _named(zip(names, value, strict=True), numbers)}
     if isinstance(value, tuple | list):
         return {"tuple" if isinstance(value, tuple) else "list": [structure_of(part, numbers) for part in value]}
     if dataclasses.is_dataclass(value):
